@@ -258,7 +258,7 @@ class Projection:
             return erase_tensor(self._factors, X, out=out, mask=mask, progress=progress)
         if hasattr(X, "map_blocks") and mask is None and out is None:
             return erase_rows.erase_lazily(self, X, self.n_features)
-        rows = erase_rows.as_stack(X, self.n_features)
+        rows = erase_rows.as_stack(X, len(self._mean))
         dtype = erase_rows.result_dtype(rows.dtype)
         chosen = erase_rows.as_mask(mask, rows.shape[:-1])
         fresh = out is None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from splince_fast._kernels import row_kernels
 from splince_fast._runtime import threads
-from splince_fast._runtime.arrays import as_rows, is_sparse, working_dtype
+from splince_fast._runtime.arrays import as_rows, check_columns, is_sparse, working_dtype
 from splince_fast._runtime.progress import Progress
 from splince_fast.exceptions import InputError
 
@@ -58,6 +59,9 @@ class Factors:
 
 def as_stack(X: Any, width: int) -> NDArray[Any]:
     """Convert X to a numeric array of shape (..., d); errors as for :func:`as_rows`."""
+    numeric = type(X) in (np.ndarray, np.memmap) and X.dtype.kind in "fiub"
+    if numeric and X.ndim > 1 and X.shape[-1] == width:
+        return X  # type: ignore[no-any-return]
     if not isinstance(X, np.ndarray) and is_sparse(X):
         raise InputError(
             "X is a sparse matrix, and erased rows are dense. Before a linear layer use "
@@ -66,10 +70,9 @@ def as_stack(X: Any, width: int) -> NDArray[Any]:
         )
     if not isinstance(X, np.ndarray) or X.ndim < 3:
         return as_rows(X, width=width)
-    numeric = X.dtype.kind in "fiub" and type(X) in (np.ndarray, np.memmap)
-    flat = np.empty((0, X.shape[-1]), X.dtype) if numeric else X.reshape(-1, X.shape[-1])
-    rows = as_rows(flat, width=width)  # of a numeric array only the width is checked
-    return X if numeric else rows.reshape(X.shape)
+    if numeric:
+        check_columns(X.shape[-2:], width, "X")  # raises
+    return as_rows(X.reshape(-1, X.shape[-1]), width=width).reshape(X.shape)
 
 
 def result_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -164,25 +167,21 @@ def erase(
     streamed = out.nbytes >= _STREAMED_BYTES and not fresh
     streamed = streamed and out.shape[-1] * out.itemsize >= _STREAMED_ROW
     hidden = progress is False or (progress is None and X.nbytes < _LONG_BYTES)
+    shown = nullcontext() if hidden else Progress(X.size // X.shape[-1], show=progress)
     matrices = ((X, out, mask, 0),) if X.ndim == 2 else _matrices(X, out, mask, 0)
-    if hidden:
-        _erase_matrices(factors, streamed, matrices, None)
-        return
-    with Progress(X.size // X.shape[-1], show=progress) as bar:
-        _erase_matrices(factors, streamed, matrices, bar)
-
-
-def _erase_matrices(
-    factors: Factors, streamed: bool, matrices: Iterable[_Matrices], bar: Progress | None
-) -> None:
-    for rows, out, mask, first in matrices:
-        step = max(1, _CHUNK_BYTES // (rows.shape[1] * working_dtype(rows.dtype).itemsize))
-        for start in range(0, len(rows), step):
-            chunk = slice(start, start + step)
-            selected = None if mask is None else mask[chunk]
-            _erase_chunk(factors, streamed, rows[chunk], out[chunk], selected, first + start)
-            if bar is not None:
-                bar.advance(len(rows[chunk]), rows[chunk].nbytes)
+    halves = X.dtype.kind == "f" and X.dtype.itemsize == 2
+    work = np.dtype(np.float16) if halves else working_dtype(X.dtype)
+    step = max(1, _CHUNK_BYTES // (X.shape[-1] * work.itemsize))
+    with shown as bar:
+        for rows, target, selected, first in matrices:
+            for start in range(0, len(rows), step):
+                chunk = slice(start, start + step)
+                part = None if selected is None else selected[chunk]
+                _erase_chunk(
+                    factors, streamed, work, rows[chunk], target[chunk], part, first + start
+                )
+                if bar is not None:
+                    bar.advance(len(rows[chunk]), rows[chunk].nbytes)
 
 
 def _matrices(
@@ -209,15 +208,17 @@ def _matrices(
 def _erase_chunk(
     factors: Factors,
     streamed: bool,
+    work: np.dtype[Any],
     rows: NDArray[Any],
     out: NDArray[Any],
     mask: NDArray[np.bool_] | None,
     first_row: int,
 ) -> None:
-    """Erase one chunk on several threads; `first_row` is its position, for the error message."""
+    """Erase one chunk on several threads, as rows of dtype `work`.
+
+    `first_row` is its position, for the error message.
+    """
     n, d = rows.shape
-    halves = rows.dtype.kind == "f" and rows.dtype.itemsize == 2
-    work = np.dtype(np.float16) if halves else working_dtype(rows.dtype)
     packed = factors.packed
     step = max(1, _PIECE_BYTES // (d * work.itemsize))
     readable, written = (

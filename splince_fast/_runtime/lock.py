@@ -1,19 +1,62 @@
-"""A readers-writer lock that raises instead of waiting and remains usable after a fork."""
+"""A readers-writer lock that raises instead of waiting, and deferral of KeyboardInterrupt.
+
+Both remain usable after a fork.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar
 
-from splince_fast._runtime.interrupts import Deferred
 from splince_fast.exceptions import SplinceError
 
 T = TypeVar("T")
+
+_set: Callable[[int, Any], Any] = signal.signal
+_get: Callable[[int], Any] = signal.getsignal
+with contextlib.suppress(ImportError, AttributeError):
+    # The C functions create no enumeration members. This is measurable in updates of single rows.
+    _raw: Any = importlib.import_module("_signal")
+    _set, _get = _raw.signal, _raw.getsignal
+_SIGINT = int(signal.SIGINT)
+_main = threading.main_thread().ident
+
+
+class Deferred:
+    """Defer KeyboardInterrupt inside a ``with`` block and raise it when the block ends.
+
+    Python raises it in the main thread only. In other threads, and where the host program handles
+    SIGINT outside Python, the block runs unchanged. A lock that is acquired and released inside
+    the block is never left locked.
+    """
+
+    __slots__ = ("_caught", "_handler")
+
+    def __enter__(self) -> None:
+        self._caught: tuple[int, FrameType | None] | None = None
+        self._handler: Callable[..., Any] | None = None
+        if threading.get_ident() == _main:
+            handler = _get(_SIGINT)
+            if callable(handler):
+                # Stored before the replacement, because an interrupt may come between the two.
+                self._handler = handler
+                _set(_SIGINT, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._caught = number, frame
+
+    def __exit__(self, *exception: object) -> None:
+        if self._handler is not None:
+            _set(_SIGINT, self._handler)
+            if self._caught is not None:
+                self._handler(*self._caught)
 
 
 class PendingRows(Protocol):
@@ -176,7 +219,8 @@ def _after_fork() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _process
+    global _main, _process
+    _main = threading.get_ident()  # the thread that forked
     _process = object()
     _after_fork()
 

@@ -125,14 +125,15 @@ def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> S
             0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, noise, *facts, None, factor.left_out, False,
             None,
         )  # fmt: skip
+    largest = options.max_amplification
     found = kernels.oblique(
         factor,
         span_z,
         span_y,
         noise=noise,
         relative=tolerances.relative(d, options.rank_tol),
-        drop_below=options.drop_below,
-        may_drop=options.may_drop,
+        drop_below=1.0 / largest if largest else 0.0,  # sine of the angle
+        may_drop=options.on_infeasible == "drop" or largest is not None,
     )
     null = None
     if whitened and options.null_space == "drop":

@@ -210,7 +210,8 @@ def check_reading(
 ) -> None:  # fmt: skip
     """Raise InputError for options of reading that are out of range or contradict each other."""
     for option, value in zip(READING.values(), (subsample, sketch_size, passes), strict=True):
-        option.check(value)
+        if value is not option.default:
+            option.check(value)
     whole = f"needs the whole covariance, and sketch_size={sketch_size} keeps none; "
     if sketch_size is None:
         if passes:
@@ -267,13 +268,3 @@ class Options:
             for value, option in zip(values, _DECLARED, strict=True):
                 if value is not option.default:
                     option.check(value)
-
-    @property
-    def drop_below(self) -> float:
-        """Sine of the angle below which kept directions are given up."""
-        return 1.0 / self.max_amplification if self.max_amplification else 0.0
-
-    @property
-    def may_drop(self) -> bool:
-        """Whether kept directions at the rounding level may be given up."""
-        return self.on_infeasible == "drop" or self.max_amplification is not None

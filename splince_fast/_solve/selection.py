@@ -54,30 +54,22 @@ def names_of(selection: object, role: str) -> list[VariableName]:
     """One variable or a list of them, as a list."""
     if isinstance(selection, (str, tuple)):
         return [selection]
-    if isinstance(selection, list) and selection and all(map(_is_name, selection)):
-        return selection
+    items = selection if isinstance(selection, list) else []
+    if items and all(isinstance(item, (str, tuple)) for item in items):
+        return items
     raise InputError(
         f"{role} is {selection!r}; it must be the name of a variable, a tuple of names for joint "
         "cells, or a non-empty list of these"
     )
 
 
-def _is_name(item: object) -> bool:
-    return isinstance(item, (str, tuple))
-
-
-def _is_names(selection: object) -> bool:
-    """Whether a list holds names, or nothing; other lists hold the numbers of directions."""
-    if not isinstance(selection, list):
-        return False
-    return not selection or any(map(_is_name, selection))
-
-
 def span_of(statistics: Statistics, selection: object, role: str, whitened: bool) -> Span:
     """The cross-covariances that `selection` names, or the directions that it holds."""
     if selection is None and role == "keep":
         return Span([], np.empty((0, len(statistics.mean))), [], [])
-    if role == "keep" and not isinstance(selection, (str, tuple)) and not _is_names(selection):
+    # A list without a name holds the numbers of directions.
+    items = selection if isinstance(selection, list) else [selection]
+    if role == "keep" and items and not any(isinstance(item, (str, tuple)) for item in items):
         return _directions(statistics.variances, selection, whitened)
     names, blocks, counts = names_of(selection, role), [], []
     readings: list[Callable[[], tuple[str, Float, float | None]]] = []

@@ -129,7 +129,7 @@ def run(args: argparse.Namespace) -> None:
     plain = reading.get("subsample", 1) == 1 and "sketch_size" not in reading
     if args.shrinkage == "cv" or (plain and _use_folds(args, source.n_rows, source.n_features)):
         folds = Moments.from_blocks(source, folds=2, groups=args.groups, **stream, **parameters)
-        moments = folds.total
+        moments = folds._total()
     else:
         moments = Moments.from_blocks(source, **stream, **parameters)
     if args.save_moments is not None:

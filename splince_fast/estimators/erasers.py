@@ -157,7 +157,7 @@ class _Eraser(ErasingTransformer):
                 refine = {"refine": source, "passes": self.passes}
             self._projection = self._project(moments, self.erased_, self.kept_, **refine)
             if isinstance(moments, Folds):
-                moments = moments.total
+                moments = moments._total()
             elif self._held_out and exact and n >= LEAST_ROWS:
                 self._projection = few_rows(self._projection)
             self.moments_ = moments

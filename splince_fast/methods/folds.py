@@ -151,9 +151,9 @@ def eraser_of(moments: Moments | Factored | Folds, call: MethodCall) -> Projecti
             error.add_note("while shrinkage='cv' was chosen on the folds")
             raise
     if evaluation is None:
-        return call.fit(moments.total)
+        return call.fit(moments._total())
     warn(evaluation.warnings, 3)
-    return evaluation.added_to(call.with_shrinkage(evaluation.shrinkage).fit(moments.total))
+    return evaluation.added_to(call.with_shrinkage(evaluation.shrinkage).fit(moments._total()))
 
 
 def evaluate_folds(call: MethodCall, folds: Sequence[Moments]) -> FoldEvaluation:
@@ -173,16 +173,17 @@ def evaluate_folds(call: MethodCall, folds: Sequence[Moments]) -> FoldEvaluation
         )
     parts, options, whitened = list(folds), call.options, call.whitened
     factored: Sequence[Source]
+    varying: Sequence[Source]
     if len(parts) == 2:
         # The fold that one eraser is fitted to is the one that the other is evaluated on.
         training = [parts[1], parts[0]]
         both = [p.factored(solver=options.solver, min_scale=options.min_scale) for p in parts]
-        factored, tests = [both[1], both[0]], iter(both)
+        factored, varying, tests = [both[1], both[0]], both, iter(both)
     else:
         # Sums of the others, not total - part: nothing cancels.
         training = [merged(parts[:i] + parts[i + 1 :]) for i in range(len(parts))]
         # The held-out folds are factored one at a time: each factor is a d x d matrix.
-        factored, tests = training, (part.factored() for part in parts)
+        factored, varying, tests = training, parts, (part.factored() for part in parts)
 
     def erasers(call: MethodCall, shrinkage: Shrinkage) -> tuple[Projection, ...]:
         call = call.with_shrinkage(shrinkage)
@@ -202,8 +203,14 @@ def evaluate_folds(call: MethodCall, folds: Sequence[Moments]) -> FoldEvaluation
         _evaluate(eraser, source, part, call)
         for eraser, source, part in zip(fitted, factored, tests, strict=True)
     )
-    n_fitted = tuple(source.n_rows for source in training)
-    degenerate = _degenerate_features(training, parts)
+    n_fitted = tuple(source.n_rows for source in factored)
+    held_out_deviations = np.sqrt([_variances(source) for source in varying])
+    if len(parts) == 2:
+        fitted_deviations = held_out_deviations[::-1]
+    else:
+        fitted_deviations = np.sqrt([_variances(source) for source in training])
+    hardly = (fitted_deviations < _DEGENERATE * held_out_deviations).any(axis=0)
+    degenerate = tuple(np.flatnonzero(hardly).tolist())
     held_out = float(np.mean([fold.distortion for fold in figures]))
     in_sample = float(np.mean([fold.distortion_fitted for fold in figures]))
     few = whitened and not shrinkage and min(n_fitted) < _FEW_ROWS * fitted[0].n_features
@@ -341,16 +348,6 @@ def _pillai(white: Float, span: Span, basis: Float) -> tuple[float, int]:
         rank += min(matrix.shape)
         start += count
     return total, max(1, rank)
-
-
-def _degenerate_features(training: Sequence[Moments], parts: Sequence[Moments]) -> tuple[int, ...]:
-    """Features that hardly vary in the rows of a fit but do in the fold left out."""
-    held_out = np.sqrt([_variances(part) for part in parts])
-    if len(parts) == 2:
-        fitted = held_out[::-1]
-    else:
-        fitted = np.sqrt([_variances(source) for source in training])
-    return tuple(np.flatnonzero((fitted < _DEGENERATE * held_out).any(axis=0)).tolist())
 
 
 def _variances(source: Source) -> Float:

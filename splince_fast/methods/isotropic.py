@@ -168,7 +168,7 @@ def isotropic(
     notes = _few_rows(name, classes, first, second, support.rank)
     for note in notes:
         warnings.warn(note, UnseenRowsWarning, stacklevel=2)
-    with statistics(moments.total if isinstance(moments, Folds) else moments) as stats:
+    with statistics(moments._total() if isinstance(moments, Folds) else moments) as stats:
         noise = stats.class_noise([name], None).get(name)
     # |L^+ (m_1 - m_0)|^2; no bound where the means differ off the range of S_w.
     spread = float(np.sum((whitener.T @ inside) ** 2))

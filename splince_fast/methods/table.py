@@ -72,7 +72,7 @@ class Method:
 
 def none(moments: Moments | Factored | Folds, *, erase: Selection) -> Projection:
     """The identity map, which erases nothing: the reference of comparisons."""
-    with statistics(moments.total if isinstance(moments, Folds) else moments) as stats:
+    with statistics(moments._total() if isinstance(moments, Folds) else moments) as stats:
         empty = np.zeros((len(stats.mean), 0))
         return Projection(empty, empty, stats.mean, method="none")
 

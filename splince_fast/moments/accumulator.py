@@ -23,8 +23,9 @@ from splince_fast.exceptions import (
 )
 from splince_fast.labels import ClassName, Encoded, VariableName
 from splince_fast.moments.block import MATRIX_PRODUCT_FROM, reduce_block, sample_block
-from splince_fast.moments.buffer import Buffer, LabelledRows, Workspace
+from splince_fast.moments.buffer import Buffer, LabelledRows
 from splince_fast.moments.class_sums import ClassSums
+from splince_fast.moments.gram import Workspace
 from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.state import State
@@ -84,13 +85,8 @@ class Accumulator:
         return merged + (0 if self.buffer is None else self.buffer.filled)
 
     @property
-    def waiting(self) -> bool:
-        """Whether rows wait to be merged."""
-        return self.buffer is not None and self.buffer.filled > 0
-
-    @property
     def has_pending(self) -> bool:
-        """Whether reading would first merge rows."""
+        """Whether rows wait in the buffer: reading merges them first."""
         return self.buffer is not None and self.buffer.filled > 0
 
     def merge_pending(self) -> None:
@@ -171,20 +167,21 @@ class Accumulator:
         n, width = rows.array.shape
         if index is not None:
             n = len(index)
-        capacity = self._reserve(width, rows.dtype)
+        capacity = self._work.capacities.get((width, rows.dtype))
+        capacity = capacity or self._reserve(width, rows.dtype)
         # The reduction of a single whole block checks its values.
-        if not (checked or (rows.direct and n == capacity and not (in_order and self.waiting))):
+        if not (checked or (rows.direct and n == capacity and not (in_order and self.has_pending))):
             rows.check()
         batch = self._prepare(LabelledRows(rows.array, weight, {}, index), encoded)
         start = 0
         while start < n:
-            if rows.direct and n - start >= capacity and not (in_order and self.waiting):
+            if rows.direct and n - start >= capacity and not (in_order and self.has_pending):
                 whole = n == capacity
                 block = batch.block if whole else batch.block.slice(start, start + capacity)
                 self._merge(batch, block)
                 start += capacity
                 continue
-            buffer = self._buffer_for(width, rows.dtype)
+            buffer = self._buffer_for(capacity, width, rows.dtype)
             stop = min(n, start + buffer.room)
             self._wait(batch, batch.block.slice(start, stop), buffer)
             if not buffer.room:
@@ -233,17 +230,13 @@ class Accumulator:
             state = self._empty_state(width)
         batch = Batch(block, {}, {}, state, learned=state is self.state)
         for name, column in encoded.items():
-            kind = KIND_OF_COLUMN[type(column)]
-            variable = self.variables.get(name)
-            if type(variable) is not kind:
-                if kind.is_blank(column):
-                    continue
-                if variable is not None:
-                    raise contradiction(name, variable.kind, kind.kind)
-                variable = kind.new(width, column)
+            kind, known = KIND_OF_COLUMN[type(column)], self.variables.get(name)
+            variable = known if type(known) is kind else kind.new(width, column)
             labels, fresh = variable.begin(column, name)
             if labels is None:
                 continue
+            if known is not None and known is not variable:
+                raise contradiction(name, known.kind, kind.kind)
             batch.block.labels[name] = labels
             batch.variables[name] = variable
             if fresh is not None or name not in self.variables:
@@ -257,23 +250,19 @@ class Accumulator:
 
     def _reserve(self, width: int, dtype: np.dtype[Any]) -> int:
         """Work memory for blocks of this width and dtype; returns the rows of a block."""
-        capacity = self._work.capacities.get((width, dtype))
-        if capacity is None:
-            capacity = self.parameters.capacity(width, dtype.itemsize)
-            threads.thread_count()  # raises for an invalid setting
-            self._work.reserve(capacity, width, dtype)
+        capacity = self.parameters.capacity(width, dtype.itemsize)
+        threads.thread_count()  # raises for an invalid setting
+        self._work.reserve(capacity, width, dtype)
         return capacity
 
-    def _buffer_for(self, width: int, dtype: np.dtype[Any]) -> Buffer:
+    def _buffer_for(self, capacity: int, width: int, dtype: np.dtype[Any]) -> Buffer:
         """A buffer with room for a row of this dtype; waiting rows are widened or merged."""
         buffer = self.buffer
         if buffer is None:
-            capacity = self.parameters.capacity(width, dtype.itemsize)
             return Buffer(capacity, width, dtype)
         current = buffer.rows.dtype
         if current == dtype or (current.itemsize > dtype.itemsize and buffer.filled):
             return buffer
-        capacity = self.parameters.capacity(width, dtype.itemsize)
         if buffer.filled >= capacity:
             self.flush()
         if buffer.offers(capacity, dtype):
@@ -311,8 +300,9 @@ class Accumulator:
         """Merge the rows that wait."""
         buffer = self.buffer
         if buffer is not None and buffer.filled and self.state is not None:
-            block = buffer.contents()
-            self._reserve(self.state.width, buffer.rows.dtype)
+            block, dtype = buffer.contents(), buffer.rows.dtype
+            if (self.state.width, dtype) not in self._work.capacities:
+                self._reserve(self.state.width, dtype)
             variables = {name: self.variables[name] for name in block.labels}
             self._merge(Batch(block, variables, {}, self.state, learned=True), block)
             buffer.clear()

@@ -1,10 +1,8 @@
-"""The buffer of rows until a block is full, and the work memory of blocks."""
+"""The buffer of rows until a block is full."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast.labels import VariableName
-from splince_fast.moments.gram import Centred, Gram, buffer_rows
 from splince_fast.moments.variable import Labels
 
 Float = NDArray[np.float64]
@@ -118,7 +115,7 @@ class Buffer:
             wide.append(contents, {name: _blank(v) for name, v in contents.labels.items()})
         return wide
 
-    def append(self, block: LabelledRows, blanks: dict[VariableName, Any]) -> None:
+    def append(self, block: LabelledRows, blanks: Mapping[VariableName, float]) -> None:
         """Copy at most `room` rows in; `filled` changes last.
 
         Parameters
@@ -188,7 +185,7 @@ class Buffer:
         self._weight = None
         self._labels.clear()
 
-    def forget(self, registered: Any) -> None:
+    def forget(self, registered: Container[VariableName]) -> None:
         """Drop the labels of variables that are not registered, after a failed append."""
         self._labels = {name: v for name, v in self._labels.items() if name in registered}
 
@@ -196,66 +193,3 @@ class Buffer:
 def _blank(labels: Labels) -> float:
     """A missing label, in an array of labels."""
     return np.nan if labels.dtype.kind == "f" else -1
-
-
-class Workspace:
-    """Memory in which blocks are reduced; solves borrow it in between.
-
-    Attributes
-    ----------
-    capacities : dict
-        Rows of a block, by width and dtype, for which there is room.
-    product : ndarray of float32, shape (d, d), or None
-        Takes the product of a block of float32 rows with itself, unless a :class:`Gram` does.
-    """
-
-    def __init__(self) -> None:
-        self._memory: NDArray[np.float64] = np.empty(0)
-        self._grams: dict[tuple[int, np.dtype[Any]], Gram] = {}
-        self.product: NDArray[np.float32] | None = None
-        self.capacities: dict[tuple[int, np.dtype[Any]], int] = {}
-        self._borrowed = threading.Lock()
-
-    @property
-    def nbytes(self) -> int:
-        return self._memory.nbytes + (0 if self.product is None else self.product.nbytes)
-
-    def reserve(self, block_rows: int, width: int, dtype: np.dtype[Any]) -> None:
-        """Allocate memory for blocks of this shape and dtype."""
-        size = -(-buffer_rows(block_rows) * width * dtype.itemsize // 8)
-        served = Gram.serves(block_rows, width, dtype)
-        if served:
-            size = max(size, Gram.size(block_rows, width, dtype))
-        if self._memory.size < size:
-            self._memory = np.empty(size)
-            self._grams.clear()
-            self.capacities.clear()
-        if served:
-            self._grams[width, dtype] = Gram(block_rows, width, dtype, self._memory)
-        elif dtype == np.float32 and (self.product is None or len(self.product) != width):
-            self.capacities.clear()
-            self.product = np.empty((width, width), np.float32, order="F")
-        self.capacities[width, dtype] = block_rows
-
-    def for_block(self, n: int, width: int, dtype: np.dtype[Any]) -> Centred | Gram:
-        """The memory as `reduce_block` takes it for n rows."""
-        gram = self._grams.get((width, dtype))
-        if gram is not None:
-            return gram
-        rows = buffer_rows(n)
-        flat: NDArray[Any] = self._memory.view(dtype)
-        return Centred(flat[: rows * width].reshape(rows, width))
-
-    @contextmanager
-    def borrowed(self, size: int) -> Iterator[Float]:
-        """Memory for `size` float64 numbers: this one if it is large enough and free, else new.
-
-        Fresh memory for a large factorisation costs page faults, and the job its peak.
-        """
-        if self._memory.size < size or not self._borrowed.acquire(blocking=False):
-            yield np.empty(size)
-            return
-        try:
-            yield self._memory[:size]
-        finally:
-            self._borrowed.release()

@@ -67,14 +67,9 @@ class ClassAccumulator(Accumulator):
         return sum(part.n_rows for part in self.parts.values())
 
     @property
-    def waiting(self) -> bool:
-        """Whether rows wait to be merged."""
-        return any(part.waiting for part in self.parts.values())
-
-    @property
     def has_pending(self) -> bool:
         """Whether rows wait, or the total lacks rows of the parts."""
-        return not self._merged or self.waiting
+        return not self._merged or any(part.has_pending for part in self.parts.values())
 
     @property
     def nbytes(self) -> int:

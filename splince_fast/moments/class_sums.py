@@ -48,7 +48,7 @@ class ClassSums(Variable):
         k = len(names)
         self.width = width
         self._names = list(names)
-        self._positions: dict[Any, int] = {}
+        self._positions: dict[Hashable, int] = {}
         self.rows = np.zeros(k, np.int64) if rows is None else rows
         self.weights = np.zeros(k) if weights is None else weights
         self.sums = np.zeros((k, width)) if sums is None else sums
@@ -63,7 +63,7 @@ class ClassSums(Variable):
         return self._names.copy()
 
     @property
-    def position_by_key(self) -> dict[Any, int]:
+    def position_by_key(self) -> dict[Hashable, int]:
         """Position of each class in the sums, by class key.
 
         Made on the first look-up: a column may declare many classes that never occur.
@@ -80,10 +80,6 @@ class ClassSums(Variable):
     @classmethod
     def new(cls, width: int, column: ClassCodes) -> ClassSums:
         return cls(width)
-
-    @staticmethod
-    def is_blank(column: ClassCodes) -> bool:
-        return not column.classes
 
     def begin(
         self, column: ClassCodes, name: object
@@ -188,8 +184,11 @@ class ClassSums(Variable):
                 f"the classes of {name!r} are of type {type(ours[0]).__name__} on one side and "
                 f"{type(theirs[0]).__name__} on the other; use one type throughout"
             )
-        known = self.position_by_key
-        new_names = [c for c, key in zip(theirs, _keys(theirs), strict=True) if key not in known]
+        same = ours == theirs and not (ours and type(ours[0]) is tuple)  # tuples: True equals 1
+        new_names: list[ClassName] = []
+        if not same:
+            known = self.position_by_key
+            new_names = [c for c, k in zip(theirs, _keys(theirs), strict=True) if k not in known]
         if sign < 0 and new_names:
             raise IncompatibleMomentsError(
                 f"cannot remove a part whose variable {name!r} has the class {new_names[0]!r}, "
@@ -198,7 +197,7 @@ class ClassSums(Variable):
         result = self.copy()
         result.learn(new_names)
         result.rows, result.weights, result.sums = result._padded()
-        where = result.positions(theirs)
+        where: Any = slice(None) if same else result.positions(theirs)
         rows, weights, sums = other._padded()
         result.rows[where] += sign * rows
         result.weights[where] += sign * weights

@@ -73,12 +73,8 @@ class ColumnSums(Variable):
     def new(cls, width: int, column: Columns) -> ColumnSums:
         return cls._empty(width, list(column.columns))
 
-    @staticmethod
-    def is_blank(column: Columns) -> bool:
-        return column.present is not None and not column.present.any()
-
     def begin(self, column: Columns, name: object) -> tuple[Float | None, list[str] | None]:
-        if self.is_blank(column):
+        if column.present is not None and not column.present.any():
             return None, None
         names, values = list(column.columns), column.values
         unnamed = self.unnamed

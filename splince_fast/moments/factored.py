@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,10 +35,6 @@ class Factored:
         The statistics that are copied.
     options : Options
         Shrinkage, solver and least deviation.
-    parameters : mapping
-        `kinds` and `joint` of the moments, which say how labels are read.
-    variables : mapping of VariableName to variable
-        Copied.
 
     Attributes
     ----------
@@ -74,8 +70,7 @@ class Factored:
     2
     """
 
-    def __init__(self, snapshot: Snapshot, options: Options, parameters: Mapping[str, Any],
-                 variables: Mapping[VariableName, Variable]) -> None:  # fmt: skip
+    def __init__(self, snapshot: Snapshot, options: Options) -> None:
         self.n_rows, self.weight, self.mean = snapshot.n_rows, snapshot.weight, snapshot.mean
         self.variances = snapshot.variances
         self.n_features = len(self.mean)
@@ -86,8 +81,8 @@ class Factored:
         snapshot.remember(self.factor)
         self.sample, self.metric = snapshot.sample, snapshot.metric
         self._identity = snapshot.identity()
-        self.reading = parameters["kinds"], parameters["joint"]
-        self._variables = {name: variable.copy() for name, variable in variables.items()}
+        self.reading = snapshot.reading
+        self._variables = {name: v.copy() for name, v in snapshot.variables.items()}
         self.pairs = snapshot.pairs.copy()
         self._class_noise = snapshot.class_noise(
             list(self._variables), None if self.shrinkage else self.factor

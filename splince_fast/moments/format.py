@@ -145,7 +145,7 @@ def to_tensors(accumulator: Accumulator, *, packed: bool = False) -> tuple[Tenso
         pairs = accumulator.pairs.tensors(order)
         metadata["pairs"] = sorted(pairs)
         tensors |= {f"pairs.{key}": tensor for key, tensor in pairs.items()}
-    if accumulator.buffer is not None and accumulator.waiting:
+    if accumulator.buffer is not None and accumulator.buffer.filled:
         tensors |= _waiting_to_tensors(accumulator, accumulator.buffer.contents())
     return tensors, metadata
 

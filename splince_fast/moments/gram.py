@@ -1,7 +1,10 @@
-"""The pass of a block through memory and threads: centred for BLAS, or centred and multiplied."""
+"""Work memory of blocks, and the pass of a block through it: centred, or centred and multiplied."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -72,35 +75,33 @@ class Gram:
         Rows and features d of most blocks.
     dtype : dtype
         float32 or float64, that of the rows.
-    memory : ndarray of float64, of `size`
-        It may be overwritten between two blocks.
+
+    Attributes
+    ----------
+    size : int
+        Size of the memory that `place` needs, in float64 numbers.
     """
 
     shifted = None
 
-    def __init__(self, block_rows: int, width: int, dtype: np.dtype[Any], memory: Float) -> None:
-        self._width, self._itemsize = width, dtype.itemsize
-        self._chunk, whole, self._lanes = self._shape(block_rows, width, dtype)
-        padded = whole * self._lanes
+    def __init__(self, block_rows: int, width: int, dtype: np.dtype[Any]) -> None:
+        self._width, self._dtype = width, dtype
+        self._lanes = lanes = row_kernels.register_width(dtype.itemsize)
+        self._chunk = min(_CHUNK_ROWS, buffer_rows(block_rows))
+        self._padded = padded = -(-width // lanes) * lanes
+        numbers = (2 * (self._chunk + _GAP_ROWS) + padded) * padded
+        self.size = -(-numbers * dtype.itemsize // 8) + _LINE // 8
+
+    def place(self, memory: Float) -> Gram:
+        """Use this memory, of float64, which may be overwritten between two blocks."""
+        padded, n_panels = self._padded, 2 * self._padded // self._lanes
         start = -memory.ctypes.data % _LINE // 8
-        flat: NDArray[Any] = memory[start:].view(dtype)
-        n_panels = 2 * (self._chunk + _GAP_ROWS) * padded
-        self._panels = flat[:n_panels].reshape(2 * whole, -1)
-        self._product = flat[n_panels : n_panels + padded**2].reshape(padded, padded)
+        flat: NDArray[Any] = memory[start:].view(self._dtype)
+        end = 2 * (self._chunk + _GAP_ROWS) * padded
+        self._panels = flat[:end].reshape(n_panels, -1)
+        self._product = flat[end : end + padded**2].reshape(padded, padded)
         self.product = self._product.T
-
-    @staticmethod
-    def _shape(block_rows: int, width: int, dtype: np.dtype[Any]) -> tuple[int, int, int]:
-        """Rows per chunk, number of panels, and lanes of a register."""
-        lanes = row_kernels.register_width(dtype.itemsize)
-        return min(_CHUNK_ROWS, buffer_rows(block_rows)), -(-width // lanes), lanes
-
-    @classmethod
-    def size(cls, block_rows: int, width: int, dtype: np.dtype[Any]) -> int:
-        """Size of the memory, in float64 numbers."""
-        chunk, whole, lanes = cls._shape(block_rows, width, dtype)
-        padded = whole * lanes
-        return -(-(2 * (chunk + _GAP_ROWS) + padded) * padded * dtype.itemsize // 8) + _LINE // 8
+        return self
 
     @staticmethod
     def serves(block_rows: int, width: int, dtype: np.dtype[Any]) -> bool:
@@ -115,7 +116,7 @@ class Gram:
         """Call `reduce_chunks` in every thread."""
         n, d = block.n, self._width
         count = threads.thread_count() if n * d * d >= _GRAIN_PRODUCTS else 1
-        stripe = max(_PAGE // self._itemsize, -(-d // max(1, count // _THREADS_PER_STRIPE)))
+        stripe = max(_PAGE // self._dtype.itemsize, -(-d // max(1, count // _THREADS_PER_STRIPE)))
         stripe = -(-stripe // self._lanes) * self._lanes
         counters = np.zeros((-(-n // self._chunk) + 1, 16), np.int64)
 
@@ -125,6 +126,69 @@ class Gram:
             )
 
         threads.split(work, count, grain=1)
+
+
+class Workspace:
+    """Memory in which blocks are reduced; solves borrow it in between.
+
+    Attributes
+    ----------
+    capacities : dict
+        Rows of a block, by width and dtype, for which there is room.
+    product : ndarray of float32, shape (d, d), or None
+        Takes the product of a block of float32 rows with itself, unless a :class:`Gram` does.
+    """
+
+    def __init__(self) -> None:
+        self._memory: NDArray[np.float64] = np.empty(0)
+        self._grams: dict[tuple[int, np.dtype[Any]], Gram] = {}
+        self.product: NDArray[np.float32] | None = None
+        self.capacities: dict[tuple[int, np.dtype[Any]], int] = {}
+        self._borrowed = threading.Lock()
+
+    @property
+    def nbytes(self) -> int:
+        return self._memory.nbytes + (0 if self.product is None else self.product.nbytes)
+
+    def reserve(self, block_rows: int, width: int, dtype: np.dtype[Any]) -> None:
+        """Allocate memory for blocks of this shape and dtype."""
+        size = -(-buffer_rows(block_rows) * width * dtype.itemsize // 8)
+        gram = Gram(block_rows, width, dtype) if Gram.serves(block_rows, width, dtype) else None
+        if gram is not None:
+            size = max(size, gram.size)
+        if self._memory.size < size:
+            self._memory = np.empty(size)
+            self._grams.clear()
+            self.capacities.clear()
+        if gram is not None:
+            self._grams[width, dtype] = gram.place(self._memory)
+        elif dtype == np.float32 and (self.product is None or len(self.product) != width):
+            self.capacities.clear()
+            self.product = np.empty((width, width), np.float32, order="F")
+        self.capacities[width, dtype] = block_rows
+
+    def for_block(self, n: int, width: int, dtype: np.dtype[Any]) -> Centred | Gram:
+        """The memory as `reduce_block` takes it for n rows."""
+        gram = self._grams.get((width, dtype))
+        if gram is not None:
+            return gram
+        rows = buffer_rows(n)
+        flat: NDArray[Any] = self._memory.view(dtype)
+        return Centred(flat[: rows * width].reshape(rows, width))
+
+    @contextmanager
+    def borrowed(self, size: int) -> Iterator[Float]:
+        """Memory for `size` float64 numbers: this one if it is large enough and free, else new.
+
+        Fresh memory for a large factorisation costs page faults, and the job its peak.
+        """
+        if self._memory.size < size or not self._borrowed.acquire(blocking=False):
+            yield np.empty(size)
+            return
+        try:
+            yield self._memory[:size]
+        finally:
+            self._borrowed.release()
 
 
 @lru_cache(maxsize=64)

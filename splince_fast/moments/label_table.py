@@ -24,6 +24,9 @@ from splince_fast.moments.variable import Labels, Variable
 Float = NDArray[np.float64]
 Index = NDArray[np.intp]
 
+# Of one variable: rows of the table, codes of classes, or None and the values of columns.
+_Features = tuple[Index, Index | None, Float]
+
 _NONE, _NO_INDEX = np.zeros((0, 0)), np.zeros(0, np.intp)
 # Variables of more features are left out: the table grows with their square.
 _MOST = 256
@@ -96,11 +99,13 @@ class LabelTable:
 
         Without `within` only products of two variables are added.
         """
-        features: list[tuple[Index, NDArray[np.intp] | None, Float]] = []
+        features: list[_Features] = []
         for name, column in labels.items():
             variable = variables[name]
             if isinstance(variable, ClassSums):
-                index = self._make_room(name, variable.n_columns)
+                index = self._index.get(name, _NO_INDEX)
+                if len(index) != variable.n_columns:
+                    index = self._make_room(name, variable.n_columns)
                 if len(index):
                     # Cell 0 counts missing labels, code -1.
                     features.append((index, column + 1, _NONE))
@@ -275,7 +280,7 @@ class LabelTable:
         return table
 
 
-def _products(first: Any, second: Any, weight: Float | None) -> Float:
+def _products(first: _Features, second: _Features, weight: Float | None) -> Float:
     """sum w f g^T of the features of two variables, by counts of cells or by matrix products."""
     (p, codes, values), (q, others, columns) = first, second
     if codes is not None and others is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, TypeVar, overload
 
@@ -17,9 +17,8 @@ from splince_fast._kernels import blas
 from splince_fast._runtime import files
 from splince_fast._runtime.arrays import column_names, name_columns
 from splince_fast._runtime.hashing import splitmix64
-from splince_fast._runtime.interrupts import Deferred
 from splince_fast._runtime.keywords import check_keywords
-from splince_fast._runtime.lock import ReadersWriterLock
+from splince_fast._runtime.lock import Deferred, ReadersWriterLock
 from splince_fast._solve.options import Options, is_integer
 from splince_fast.exceptions import (
     FileFormatError,
@@ -368,7 +367,11 @@ class Moments:
         if not isinstance(other, Moments):
             raise _no_moments(other)
         self.parameters.refuse_unlike(other.parameters)
-        self._accumulator.check_like(other._accumulator)
+
+    @classmethod
+    def _empty(cls, parameters: Parameters) -> Moments:
+        """Moments without rows, of checked parameters."""
+        return cls._around(accumulator_of(parameters))
 
     @classmethod
     def _around(cls, accumulator: Accumulator) -> Moments:
@@ -615,10 +618,6 @@ class Moments:
         """
         return self._lock.reading(self._accumulator)
 
-    def _locked_view(self, view: Callable[[Any], T]) -> AbstractContextManager[T]:
-        """The value of `view(accumulator)`; the accumulator is locked as by :meth:`_locked`."""
-        return self._lock.reading(self._accumulator, view)
-
     def _state(self) -> State:
         """The state of x with every row merged."""
         with self._locked() as accumulator:
@@ -668,16 +667,12 @@ class Moments:
         [1, 1]
         """
         options = Options(shrinkage=shrinkage, solver=solver, min_scale=min_scale)
-        with self._locked() as accumulator:
-            for name in accumulator.variables:
-                accumulator.variable(name)  # allocates every declared class
-            names = ("kinds", "joint")
-            parameters = {name: getattr(self.parameters, name) for name in names}
-            return Factored(snapshot_of(accumulator), options, parameters, accumulator.variables)
+        with self._statistics() as snapshot:
+            return Factored(snapshot, options)
 
     def _statistics(self) -> AbstractContextManager[Snapshot]:
         """The statistics that a solve reads, locked against updates."""
-        return self._locked_view(snapshot_of)
+        return self._lock.reading(self._accumulator, snapshot_of)
 
     def __repr__(self) -> str:
         if self.n_features is None:
@@ -794,7 +789,8 @@ class Folds(Sequence[Moments]):
     -----
     Every method takes them in place of moments: the eraser is that of all rows, its report says
     what it does to held-out rows (:func:`splince_fast.cross_report`), and ``shrinkage="cv"`` can
-    be chosen.
+    be chosen. The first eraser merges the folds; their sum is kept for the next one, until rows
+    are added.
 
     Examples
     --------
@@ -814,7 +810,10 @@ class Folds(Sequence[Moments]):
         if groups is not None and not isinstance(groups, str):
             raise InputError(f"groups is {groups!r}; it must be the name of a variable")
         check_keywords(parameters, Moments, where="Moments")
-        self._folds = tuple(Moments(**parameters) for _ in range(int(n_folds)))
+        first = Moments(**parameters)
+        others = [Moments._empty(first.parameters) for _ in range(1, int(n_folds))]
+        self._folds = (first, *others)
+        self._merged: tuple[list[int], Moments] | None = None
         self._groups = groups
         self._position = 0
         self.feature_names: tuple[str, ...] | None = None
@@ -843,6 +842,13 @@ class Folds(Sequence[Moments]):
     def total(self) -> Moments:
         """(new) moments of all rows: the folds merged."""
         return merged(self._folds)
+
+    def _total(self) -> Moments:
+        """The same, made once and shared by all solves; not to be changed."""
+        n_rows = [fold.n_rows for fold in self._folds]
+        if self._merged is None or self._merged[0] != n_rows:
+            self._merged = n_rows, merged(self._folds)
+        return self._merged[1]
 
     @property
     def n_rows(self) -> int:
@@ -998,6 +1004,7 @@ class Folds(Sequence[Moments]):
         for fold in self._folds:
             with fold._locked():
                 pass  # merge waiting rows
+        self._merged = None
         for name, kind in self.variables.items():
             if kind != "classes":
                 continue

@@ -100,7 +100,7 @@ class SampledAccumulator(SweptAccumulator):
 
     @property
     def has_pending(self) -> bool:
-        return self.waiting or self.sample.rows.waiting
+        return super().has_pending or self.sample.rows.has_pending
 
     def merge_pending(self) -> None:
         self.flush()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
+from functools import cached_property
 from typing import cast
 
 import numpy as np
@@ -43,20 +44,28 @@ class Snapshot:
     ----------
     n_rows, weight, mean : int, float, (d,) float64
         Of x.
+    variables : dict of VariableName to Variable
     variable : callable
         The sums of one variable, by name.
     reading : tuple
         `kinds` and `joint` of the moments.
+    sample : Sampled or None
+        The sample that Cov(x) was estimated from; None for all rows.
+    metric : LowRank or None
+        Low-rank stand-in for Cov(x), where no d x d matrix is kept.
     """
+
+    sample: Sampled | None = None
+    metric: LowRank | None = None
 
     def __init__(self, accumulator: Accumulator) -> None:
         self._accumulator = accumulator
-        self.variable = accumulator.variable
+        self.variable, self.variables = accumulator.variable, accumulator.variables
         self.reading = accumulator.parameters.kinds, accumulator.parameters.joint
         self._state = state = accumulator.seen()
         self.n_rows, self.weight, self.mean = state.n_rows, state.weight, state.mean
 
-    @property
+    @cached_property
     def variances(self) -> Float:
         """(d,): of the features, ddof = 0."""
         return np.asarray(self._state.second.diagonal() / self.weight)
@@ -187,16 +196,6 @@ class Snapshot:
         product = scipy.linalg.blas.dsymm(1.0, self._state.scatter, rows.T, lower=1)
         return np.asarray(rows @ product / self.weight)
 
-    @property
-    def sample(self) -> Sampled | None:
-        """The sample that Cov(x) was estimated from; None for all rows."""
-        return None
-
-    @property
-    def metric(self) -> LowRank | None:
-        """Low-rank stand-in for Cov(x), where no d x d matrix is kept."""
-        return None
-
 
 class SketchSnapshot(Snapshot):
     """The statistics of moments that keep a sketch of the scatter."""
@@ -205,17 +204,12 @@ class SketchSnapshot(Snapshot):
         super().__init__(accumulator)
         self.accumulator = accumulator
         self.sketch = cast(Sketch, self._state.second)
-        self._metric: LowRank | None = None
 
-    @property
-    def metric(self) -> LowRank:
+    @cached_property
+    def metric(self) -> LowRank:  # type: ignore[override]
         """M, computed on first use."""
-        if self._metric is None:
-            sketch = self.sketch
-            self._metric = nystroem(
-                sketch.matrix, sketch.images, sketch.signs, self.weight, self.mean
-            )
-        return self._metric
+        sketch = self.sketch
+        return nystroem(sketch.matrix, sketch.images, sketch.signs, self.weight, self.mean)
 
     def memory(self, whitened: bool) -> AbstractContextManager[Float | None]:
         return nullcontext()
@@ -253,35 +247,33 @@ class SampleSnapshot(Snapshot):
     def __init__(self, accumulator: SampledAccumulator) -> None:
         super().__init__(accumulator)
         self._sampled = accumulator
-        self._estimate: tuple[Float, Sampled] | None = None
 
     @property
     def pairs(self) -> LabelTable:
         return self._sampled.sample.all_labels
 
-    def _estimated(self) -> tuple[Float, Sampled]:
+    @cached_property
+    def _estimate(self) -> tuple[Float, Sampled]:
         """The covariance, estimated on first use."""
-        if self._estimate is None:
-            self._estimate = sampled_covariance(self._sampled)
-        return self._estimate
+        return sampled_covariance(self._sampled)
 
-    @property
-    def sample(self) -> Sampled:
-        return self._estimated()[1]
+    @cached_property
+    def sample(self) -> Sampled:  # type: ignore[override]
+        return self._estimate[1]
 
     def _scatter(self, options: Options) -> tuple[Float, float, int, float]:
         if not options.shrinkage:
             refuse_few(self._sampled)
-        matrix, estimate = self._estimated()
+        matrix, estimate = self._estimate
         return matrix, 1.0, estimate.n_rows, estimate.unit_roundoff
 
     def remember(self, factor: Factor) -> None:
-        factor.remember(self._estimated()[0], 1.0)
+        factor.remember(self._estimate[0], 1.0)
 
     def share(self, options: Options) -> float:
         if options.shrinkage is None:
             return 0.0
-        matrix, estimate = self._estimated()
+        matrix, estimate = self._estimate
         # `share` normalises sums by the scatter: with a mean matrix, the mean quartic is divided by
         # n.
         quartic = None if estimate.quartic is None else estimate.quartic / estimate.effective
@@ -290,7 +282,7 @@ class SampleSnapshot(Snapshot):
     def gram(self, rows: Float) -> Float:
         import scipy.linalg.blas
 
-        matrix, estimate = self._estimated()
+        matrix, estimate = self._estimate
         product = scipy.linalg.blas.dsymm(1.0, matrix, rows.T, lower=1)
         return np.asarray(rows @ product - (rows * estimate.repaired) @ rows.T)
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, Protocol, TypeVar, cast
 
-from splince_fast._runtime.interrupts import Deferred
+from splince_fast._runtime.lock import Deferred
 from splince_fast._runtime.progress import Progress
 from splince_fast.exceptions import FileFormatError, InputError
-from splince_fast.labels import encode
+from splince_fast.labels import VariableName, encode
 from splince_fast.moments.digest import block_digest, file_stamps
 from splince_fast.moments.parameters import Parameters
 from splince_fast.sources._prefetch import prefetched
-from splince_fast.sources.base import StreamSource, as_source
+from splince_fast.sources.base import Block, Source, StreamSource, as_source
 
 Path = str | os.PathLike[str]
 
@@ -30,7 +30,7 @@ class Target(Protocol):
     def parameters(self) -> Parameters: ...
 
     @property
-    def variables(self) -> dict[Any, str]: ...
+    def variables(self) -> Mapping[VariableName, str]: ...
 
     def update(self, X: Any, labels: Any = None, *, sample_weight: Any = None) -> Any: ...
 
@@ -106,11 +106,11 @@ def accumulate(
     return cast(T, run.target)
 
 
-def _identity(source: Any) -> dict[str, Any]:
+def _identity(source: Source) -> dict[str, Any]:
     return {"name": source.name, "n_rows": source.n_rows, "n_features": source.n_features}
 
 
-def _resumed(source: Any, empty: T, checkpoint: Path) -> tuple[T, dict[str, Any] | None]:
+def _resumed(source: Source, empty: T, checkpoint: Path) -> tuple[T, dict[str, Any] | None]:
     """The target and the stream of a checkpoint that belongs to this source, or new ones."""
     path = os.fspath(checkpoint)
     if not os.path.exists(path):
@@ -164,7 +164,7 @@ class Run:
     """
 
     def __init__(
-        self, source: Any, target: Any, stream: dict[str, Any] | None, checkpoint: str | None
+        self, source: Source, target: Any, stream: dict[str, Any] | None, checkpoint: str | None
     ) -> None:
         self.target = target
         self._source = source
@@ -176,7 +176,7 @@ class Run:
         self._written = self.position if self.position else -1
         self._first: str = stream.get("first", "")
         self._last: str = stream.get("last", "")
-        self._last_block: Any = None
+        self._last_block: Block | None = None
         self._variables = set(target.variables)
         # labels that are read but not accumulated
         self._unread = {target._arguments().get("groups")}
@@ -190,7 +190,7 @@ class Run:
         """Whether blocks were added since the last checkpoint."""
         return self.position > max(0, self._written)
 
-    def unseen(self, reader: Iterator[Any]) -> Iterator[Any]:
+    def unseen(self, reader: Iterator[Block]) -> Iterator[Block]:
         """Yield the blocks after the checkpoint; compare the first and the last one before it."""
         number = self.first_block
         for block in reader:
@@ -210,7 +210,7 @@ class Run:
                 "the same ones, or delete the checkpoint"
             )
 
-    def add(self, block: Any) -> None:
+    def add(self, block: Block) -> None:
         """Add a block to the target and advance the position; Ctrl-C waits for both."""
         with Deferred():
             self.target.update(block.X, block.labels, sample_weight=block.sample_weight)
@@ -254,10 +254,10 @@ class Run:
             },
         )
 
-    def _digest(self, block: Any) -> str:
+    def _digest(self, block: Block) -> str:
         return block_digest(block.X, block.labels, block.sample_weight, self.target.parameters)
 
-    def _compare(self, block: Any, digest: str, number: int) -> None:
+    def _compare(self, block: Block | None, digest: str, number: int) -> None:
         """Raise FileFormatError unless the digest of a block is that in the checkpoint."""
         if block is not None and self._variables:
             self._check_variables(block)
@@ -266,7 +266,7 @@ class Run:
                 str(self._checkpoint), f"block {number} of the data is not the one that it has seen"
             )
 
-    def _check_variables(self, block: Any) -> None:
+    def _check_variables(self, block: Block) -> None:
         """Raise FileFormatError if the block after a checkpoint has other variables."""
         parameters = self.target.parameters
         fresh = encode(

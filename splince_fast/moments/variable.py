@@ -65,16 +65,11 @@ class Variable(ABC):
     def new(cls, width: int, column: Any) -> Self:
         """An empty variable for a column that was never seen."""
 
-    @staticmethod
-    @abstractmethod
-    def is_blank(column: Any) -> bool:
-        """Whether every label of an encoded column is missing."""
-
     @abstractmethod
     def begin(self, column: Any, name: object) -> tuple[Labels | None, Any]:
         """Labels in terms of the state, and the argument of `learn`; nothing changes.
 
-        Both are None for a column that `is_blank`; the latter where nothing is new.
+        Both are None for a column without labels; the latter where nothing is new.
 
         Raises
         ------

@@ -21,10 +21,10 @@ KINDS: dict[str, type[Variable]] = {kind.kind: kind for kind in KIND_OF_COLUMN.v
 def check_column(variable: Variable, column: Any, name: object) -> None:
     """Raise LabelError where an encoded column contradicts earlier blocks of a variable."""
     kind = KIND_OF_COLUMN[type(column)]
-    if type(variable) is not kind and not kind.is_blank(column):
-        raise contradiction(name, variable.kind, kind.kind)
     if type(variable) is kind:
         variable.begin(column, name)
+    elif kind.new(variable.width, column).begin(column, name)[0] is not None:
+        raise contradiction(name, variable.kind, kind.kind)
 
 
 def merged_variables(

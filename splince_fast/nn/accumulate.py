@@ -26,7 +26,8 @@ from splince_fast.labels import Encoded, VariableName
 from splince_fast.moments import Moments
 from splince_fast.moments.accumulator import Accumulator, Batch, sweep_of
 from splince_fast.moments.block import Reduced
-from splince_fast.moments.buffer import Buffer, LabelledRows, Workspace
+from splince_fast.moments.buffer import Buffer, LabelledRows
+from splince_fast.moments.gram import Workspace
 from splince_fast.moments.moments import from_accumulator
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.scatter import EPS32, EPS64, Scatter
@@ -203,12 +204,12 @@ class DeviceAccumulator(Accumulator):
     def _reserve(self, width: int, dtype: Any) -> int:
         return self.parameters.capacity(width, dtype.itemsize)
 
-    def _buffer_for(self, width: int, dtype: Any) -> Buffer:
+    def _buffer_for(self, capacity: int, width: int, dtype: Any) -> Buffer:
         buffer = self.buffer
         if buffer is None or buffer.rows.dtype != dtype:
             self.flush()
             empty = partial(torch.empty, dtype=torch.float64, device=self.device)
-            return Buffer(self._reserve(width, dtype), width, dtype, empty)
+            return Buffer(capacity, width, dtype, empty)
         return buffer
 
     def _merge(self, batch: Batch, block: LabelledRows) -> None:

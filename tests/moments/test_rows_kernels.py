@@ -430,10 +430,11 @@ def multiplied(block: Block, threads: int) -> reducing.Reduced:
     dtype = block.rows.dtype
     given = block.weight if block.weight.size else None
     with small_tasks(threads):
-        memory = np.full(gram.Gram.size(n, d, dtype), np.nan)
+        memory = gram.Gram(n, d, dtype)
+        memory.place(np.full(memory.size, np.nan))
         found = reducing.reduce_block(
             block.rows, given, reducing.sample_block(block.rows, given), block.reference,
-            block.codes, block.n_codes, block.values, gram.Gram(n, d, dtype, memory),
+            block.codes, block.n_codes, block.values, memory,
         )  # fmt: skip
     assert found.product is not None
     found.product = np.tril(found.product[:d, :d])
@@ -488,11 +489,12 @@ def test_a_product_of_several_blocks_of_panels(d: int, dtype: Any) -> None:
     """Rows of two chunks, and panels beyond those that a cache keeps at once, of any processor."""
     n = 300
     block = Block(n, d, dtype)
-    memory = np.full(gram.Gram.size(n, d, block.rows.dtype), np.nan)
+    memory = gram.Gram(n, d, block.rows.dtype)
+    memory.place(np.full(memory.size, np.nan))
     sample = reducing.sample_block(block.rows, None)
     found = reducing.reduce_block(
         block.rows, None, sample, block.reference, block.codes, 0, block.values,
-        gram.Gram(n, d, block.rows.dtype, memory),
+        memory,
     ).product  # fmt: skip
     assert found is not None
     shifted = reduce(block.rows, block.weight, block).shifted
@@ -524,8 +526,8 @@ def test_no_product_is_taken_before_every_stripe_is_centred(
 
     monkeypatch.setattr(row_kernels, "reduce_chunks", beside_another)
     n, d = 16, 9
-    memory = np.zeros(gram.Gram.size(n, d, np.dtype(np.float64)))
-    gram.Gram(n, d, np.dtype(np.float64), memory).reduce(Block(n, d).taken())
+    memory = gram.Gram(n, d, np.dtype(np.float64))
+    memory.place(np.zeros(memory.size)).reduce(Block(n, d).taken())
     assert seen == [(True, 0)]
 
 

@@ -19,7 +19,7 @@ from nn.conftest import projection  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
 from splince_fast.exceptions import NonFiniteError  # noqa: E402
 from splince_fast.labels import encode  # noqa: E402
-from splince_fast.moments.buffer import Workspace  # noqa: E402
+from splince_fast.moments.gram import Workspace  # noqa: E402
 from splince_fast.moments.parameters import Parameters  # noqa: E402
 from splince_fast.moments.scatter import Scatter  # noqa: E402
 from splince_fast.nn import accumulate, memory  # noqa: E402

@@ -15,7 +15,7 @@ import pytest
 import scipy.sparse
 
 from splince_fast._runtime.arrays import Rows
-from splince_fast._runtime.interrupts import Deferred
+from splince_fast._runtime.lock import Deferred
 from splince_fast._runtime.memory import aligned
 from splince_fast._runtime.sparse import SparseRows, subtracted
 from splince_fast.exceptions import InputError

@@ -141,7 +141,10 @@ def test_a_view_that_fails_keeps_no_lock() -> None:
     def fail(_: Any) -> None:
         raise RuntimeError("no view")
 
-    with pytest.raises(RuntimeError, match="no view"), whole._locked_view(fail):
+    with (
+        pytest.raises(RuntimeError, match="no view"),
+        whole._lock.reading(whole._accumulator, fail),
+    ):
         pass
     with ThreadPoolExecutor(1) as other:
         other.submit(whole.update, np.zeros((5, 12))).result(timeout=60)
