@@ -67,10 +67,11 @@ def span_of(statistics: Statistics, selection: object, role: str, whitened: bool
     """The cross-covariances that `selection` names, or the directions that it holds."""
     if selection is None and role == "keep":
         return Span([], np.empty((0, len(statistics.mean))), [], [])
-    # A list without a name holds the numbers of directions.
-    items = selection if isinstance(selection, list) else [selection]
-    if role == "keep" and items and not any(isinstance(item, (str, tuple)) for item in items):
-        return _directions(statistics.variances, selection, whitened)
+    if role == "keep" and not isinstance(selection, (str, tuple)):
+        # A list without a name holds the numbers of directions.
+        items = selection if isinstance(selection, list) else [selection]
+        if items and not any(isinstance(item, (str, tuple)) for item in items):
+            return _directions(statistics.variances, selection, whitened)
     names, blocks, counts = names_of(selection, role), [], []
     readings: list[Callable[[], tuple[str, Float, float | None]]] = []
     for name in names:

@@ -249,10 +249,11 @@ def _noises(
     noises = []
     for name in names:
         variable = stats.variable(name)
-        columns = variable.n_columns
         if isinstance(variable, ClassSums):
             columns = int(np.count_nonzero(variable.weights))
             columns = 1 if columns == 2 else columns
+        else:
+            columns = variable.n_columns
         noises.append(own.get(name) or equal_noise(variable.weight, columns, rank))
     return tuple(noises)
 

@@ -65,7 +65,7 @@ class Snapshot:
         self._state = state = accumulator.seen()
         self.n_rows, self.weight, self.mean = state.n_rows, state.weight, state.mean
 
-    @cached_property
+    @property
     def variances(self) -> Float:
         """(d,): of the features, ddof = 0."""
         return np.asarray(self._state.second.diagonal() / self.weight)
