@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from splince_fast import sources
 from splince_fast._runtime.extras import require
 from splince_fast.cli.label_files import parse_kinds, paths_of, read_labels
 from splince_fast.cli.paths import check_outputs
@@ -133,7 +132,9 @@ def _read(args: argparse.Namespace, names: list[str]) -> tuple[Any, dict[str, An
             raise InputError(
                 "--labels and --embedding exclude each other: labels are columns of the same file"
             )
-        source = sources.from_parquet(X, embedding=args.embedding, labels=names)
+        from splince_fast.sources import from_parquet
+
+        source = from_parquet(X, embedding=args.embedding, labels=names)
         blocks = [(np.array(block.X), block.labels) for block in source]
         columns = {
             name: [value for _, labels in blocks for value in _values(labels[name])]

@@ -6,15 +6,17 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast import sources
 from splince_fast._runtime.extras import require
 from splince_fast.cli.paths import partial_name
 from splince_fast.exceptions import InputError
+
+if TYPE_CHECKING:
+    from splince_fast.sources import Source
 
 ARRAYS = (".npy", ".npz", ".safetensors", ".pt", ".pth")
 TABLES = (".parquet",)
@@ -263,7 +265,7 @@ def source_of(
     embedding: str | None,
     variables: Sequence[str],
     labels: Callable[[], Any],
-) -> sources.Source:
+) -> Source:
     """Source of the rows of all files; `labels()` reads the labels of arrays.
 
     Raises
@@ -271,6 +273,8 @@ def source_of(
     InputError
         Files of several kinds, or options for another kind.
     """
+    from splince_fast import sources
+
     kinds = {kind_of(path) for path in paths}
     if len(kinds) > 1:
         raise InputError(
@@ -294,12 +298,13 @@ def source_of(
     return sources.from_dataset(data, embedding=embedding, labels=list(variables))
 
 
-def _array_source(paths: Sequence[str], key: str | None, labels: Any) -> sources.Source:
+def _array_source(paths: Sequence[str], key: str | None, labels: Any) -> Source:
     """Source of memory-mapped .npy files; other files are loaded one at a time."""
     from splince_fast.sources import _sharded as sharded
+    from splince_fast.sources import from_npy
 
     if all(path.endswith(".npy") for path in paths):
-        return sources.from_npy(list(paths), labels)
+        return from_npy(list(paths), labels)
 
     def shard(path: str) -> sharded.Shard:
         X = read_arrays(path, key).X
