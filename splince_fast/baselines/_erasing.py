@@ -15,7 +15,6 @@ from splince_fast.baselines._inputs import (
     Float,
     append_validation,
     check_validation_share,
-    class_codes,
     float_rows,
     generator,
     observed_classes,
@@ -205,13 +204,13 @@ class IterativeEraser(ErasingTransformer):
             validation, inputs, names, sample_weight
         )
         rows, values, *tasks = inputs
-        classes, codes = observed_classes(class_codes(values, len(rows), str(name)), "concept")
+        classes, codes = observed_classes(values, len(rows), str(name), "concept")
         weight = weights_of(sample_weight, len(rows))
         task = None
         if tasks:
             if tasks[0] is None:
                 self._refuse_missing_y("by_task draws one of its classes per round")
-            _, task = observed_classes(class_codes(tasks[0], len(rows), "task"), "task")
+            _, task = observed_classes(tasks[0], len(rows), "task", "task")
         usable = (codes >= 0) & (weight > 0)
         rng = generator(self.random_state)
         mask = validation_rows(validation, self.validation_share, codes, usable, rng)

@@ -13,7 +13,7 @@ from sklearn.utils import check_random_state
 from splince_fast._runtime.arrays import as_weights, check_values
 from splince_fast._solve.options import is_integer
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
-from splince_fast.labels import ClassCodes, encode_one
+from splince_fast.labels import encode_one
 from splince_fast.labels.names import ClassName
 
 Float = NDArray[np.float64]
@@ -22,8 +22,8 @@ Index = NDArray[np.intp]
 
 def check_number(value: Any, name: str, low: float, *, strict: bool = True) -> None:
     """Raise InputError unless `value` is a finite real number above (or at) `low`."""
-    good = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    if not good or not np.isfinite(value) or value < low or (strict and value == low):
+    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not is_number or not np.isfinite(value) or value < low or (strict and value == low):
         raise InputError(
             f"{name} is {value!r}; it must be a number {'above' if strict else 'of at least'} {low}"
         )
@@ -35,10 +35,10 @@ def check_count(value: Any, name: str) -> None:
         raise InputError(f"{name} is {value!r}; it must be a positive integer")
 
 
-def check_validation_share(share: Any) -> None:
+def check_validation_share(value: Any) -> None:
     """Raise InputError unless `share` is a number in [0, 1)."""
-    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
-        raise InputError(f"validation_share is {share!r}; it must be a number in [0, 1)")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise InputError(f"validation_share is {value!r}; it must be a number in [0, 1)")
 
 
 def candidates(parameter: Any, name: str) -> list[Any]:
@@ -90,29 +90,17 @@ class ClassRows:
         return float(np.bincount(self.codes, self.weight).max() / self.weight.sum())
 
 
-def class_codes(values: Any, n: int, name: str) -> ClassCodes:
-    """Read a column as classes, whole floats included.
+def observed_classes(
+    values: Any, n: int, name: str, role: str
+) -> tuple[tuple[ClassName, ...], Index]:
+    """Classes that occur in a column, and the codes of its rows among them; -1 without a label.
 
     Raises
     ------
     LabelError
-        The column holds no classes.
+        The column holds no classes, or fewer than two of them occur.
     """
-    encoded = encode_one(values, n, name=name)
-    if not isinstance(encoded, ClassCodes):
-        encoded = encode_one(values, n, name=name, kind="classes")
-    assert isinstance(encoded, ClassCodes)
-    return encoded
-
-
-def observed_classes(column: ClassCodes, role: str) -> tuple[tuple[ClassName, ...], Index]:
-    """Classes that occur in a column, and the codes of its rows among them.
-
-    Raises
-    ------
-    LabelError
-        Fewer than two classes occur.
-    """
+    column = encode_one(values, n, name=name, kind="classes")
     labelled = column.codes >= 0
     present = np.unique(column.codes[labelled])
     if len(present) == 0:

@@ -20,7 +20,6 @@ from splince_fast.baselines._inputs import (
     Index,
     append_validation,
     check_validation_share,
-    class_codes,
     float_rows,
     generator,
     observed_classes,
@@ -29,6 +28,7 @@ from splince_fast.baselines._inputs import (
 )
 from splince_fast.estimators.base import CheckedEstimator, variables_of
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
+from splince_fast.labels import encode_one
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
             if columns:
                 groups = tuple(columns[0].T) if columns[0].ndim == 2 else columns[0]
         n = len(rows)
-        classes, codes = observed_classes(class_codes(labels, n, "y"), "y")
+        classes, codes = observed_classes(labels, n, "y", "y")
         if (codes < 0).any():
             raise LabelError(f"y misses {(codes < 0).sum()} labels; leave those rows out")
         weight = weights_of(sample_weight, n)
@@ -239,7 +239,7 @@ def _cells(
     else:
         columns = {} if groups is None else variables_of(groups, "groups")
     for name, values in columns.items():
-        column = class_codes(values, n, name)
+        column = encode_one(values, n, name=name, kind="classes")
         if (column.codes < 0).any():
             missing = (column.codes < 0).sum()
             raise LabelError(

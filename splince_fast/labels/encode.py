@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +22,7 @@ from splince_fast.labels.containers import (
     whole_numbers,
 )
 from splince_fast.labels.encoded import ClassCodes, Columns, Encoded
-from splince_fast.labels.names import (
-    VariableName,
-    listed,
-)
+from splince_fast.labels.names import VariableName, listed
 
 KINDS = ("classes", "continuous")
 MANY_CLASSES = 1000
@@ -110,6 +107,10 @@ def encode(
     return encoded
 
 
+@overload
+def encode_one(values: Any, n_rows: int, *, name: str, kind: Literal["classes"]) -> ClassCodes: ...
+@overload
+def encode_one(values: Any, n_rows: int, *, name: str, kind: str | None = None) -> Encoded: ...
 def encode_one(values: Any, n_rows: int, *, name: str, kind: str | None = None) -> Encoded:
     """Read one variable of one block.
 
@@ -230,10 +231,10 @@ def _warn_of_whole_numbers(columns: Columns, name: str) -> None:
     distinct = np.unique(values)
     if not 3 <= len(distinct) <= min(FEW_VALUES, len(values) // 2):
         return
-    shown = ", ".join(f"{value:.0f}" for value in distinct[:4])
+    examples = ", ".join(f"{value:.0f}" for value in distinct[:4])
     warnings.warn(
         f"variable {name!r} holds floats, read as numbers, although they take only "
-        f"{len(distinct)} values, all whole ({shown}{', ...' if len(distinct) > 4 else ''}): "
+        f"{len(distinct)} values, all whole ({examples}{', ...' if len(distinct) > 4 else ''}): "
         f"classes become floats where a label is missing. Decide with kinds={{{name!r}: "
         f"'classes'}} or kinds={{{name!r}: 'continuous'}} (on the command line: --kind "
         f"{name}=classes or --kind {name}=continuous)",
@@ -291,12 +292,12 @@ def _distinct(values: NDArray[Any]) -> tuple[list[int], NDArray[np.intp]]:
         offsets = values.astype(np.intp)
         offsets -= low
     if high - low > 1:
-        seen = np.zeros(high - low + 1, dtype=np.bool_)
-        seen[offsets] = True
-    if high - low <= 1 or seen.all():
+        occurs = np.zeros(high - low + 1, dtype=np.bool_)
+        occurs[offsets] = True
+    if high - low <= 1 or occurs.all():
         return list(range(low, high + 1)), offsets
-    table = np.cumsum(seen, dtype=np.intp) - 1
-    return [low + offset for offset in np.flatnonzero(seen).tolist()], table[offsets]
+    table = np.cumsum(occurs, dtype=np.intp) - 1
+    return [low + offset for offset in np.flatnonzero(occurs).tolist()], table[offsets]
 
 
 def _columns(
