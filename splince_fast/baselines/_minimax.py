@@ -103,8 +103,10 @@ class Minimax:
         gradients = np.zeros((self.n_cells, packed.size))
         present = np.flatnonzero(counts)
         for cell in present:
-            own = cells == cell
-            gradients[cell] = self.gradient(log_proba[own], codes[own], rows[own], weight[own])
+            members = cells == cell
+            gradients[cell] = self.gradient(
+                log_proba[members], codes[members], rows[members], weight[members]
+            )
         return losses, gradients, present
 
     def certificate(

@@ -384,8 +384,8 @@ class _Eraser(ErasingTransformer):
         >>> sf.LEACE.from_moments(moments, erase=["a", "b"]).transform(X).shape
         (200, 5)
         """
-        own = _checked(moments).copy()
-        return cls._prepared(keep, params)._solved(own, own, erase, keep)
+        copy = _checked(moments).copy()
+        return cls._prepared(keep, params)._solved(copy, copy, erase, keep)
 
     @classmethod
     def search(
@@ -423,8 +423,8 @@ class _Eraser(ErasingTransformer):
         >>> X = rng.normal(size=(200, 5)) + np.outer(z, [1, 1, 0, 0, 0]) + np.outer(y, np.ones(5))
         >>> moments = sf.Moments().update(X, {"z": z, "y": y})
         >>> grid = {"erase": ["z"], "keep": ["y"], "shrinkage": [None, 0.1, "oas"]}
-        >>> found = sf.SPLINCE.search(moments, grid)
-        >>> min(found, key=lambda eraser: eraser.report_.distortion).shrinkage is None
+        >>> erasers = sf.SPLINCE.search(moments, grid)
+        >>> min(erasers, key=lambda eraser: eraser.report_.distortion).shrinkage is None
         True
         """
         try:
@@ -432,7 +432,7 @@ class _Eraser(ErasingTransformer):
         except (TypeError, ValueError) as error:
             raise InputError(f"the grid cannot be read: {error}") from error
         shared = _checked(moments).copy()
-        found = []
+        estimators = []
         factored: dict[tuple[Any, ...], Factored] = {}
         for point in points:
             params = dict(point)
@@ -441,12 +441,12 @@ class _Eraser(ErasingTransformer):
             try:
                 erase, keep = params.pop("erase"), params.pop("keep", None)
                 estimator = cls._prepared(keep, params)
-                found.append(estimator._solved(shared, estimator._source(shared, factored), erase,
-                                               keep))  # fmt: skip
+                source = estimator._source(shared, factored)
+                estimators.append(estimator._solved(shared, source, erase, keep))
             except SplinceError as error:
                 error.add_note(f"at the grid point {point}")
                 raise
-        return found
+        return estimators
 
     @classmethod
     def from_folds(

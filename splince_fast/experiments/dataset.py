@@ -15,7 +15,7 @@ VARIABLE = "SPLINCE_FAST_DATA"
 
 
 class MissingDataError(SplinceError, FileNotFoundError):
-    """A data set is neither installed nor available; the text says what to do."""
+    """A data set is not available; the text names the remedy."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,10 +25,10 @@ class Dataset:
     Attributes
     ----------
     name : str
-        Of the set that was read.
+        Name of the data set.
     X : ndarray of shape (n, d)
     labels : dict of str to ndarray of shape (n,)
-        "task", "concept" and whatever else a row is known by.
+        "task", "concept" and other labels of the experiment.
     groups : ndarray of shape (n,) or None
         Rows that belong together (a person, a noun).
     provenance, licence : str
@@ -37,9 +37,9 @@ class Dataset:
     sizes : tuple of three int or None
         Rows for training, validation and test of the association protocol.
     arrays : dict of str to ndarray
-        Arrays of no row, such as those of a language-model head.
+        Arrays that have no entry per row, such as those of a language-model head.
     words : dict of str to pair of str
-        What 0 and 1 of the task and the concept mean.
+        Names of the classes 0 and 1 of the task and of the concept.
 
     Examples
     --------

@@ -208,10 +208,10 @@ def draw_images(
     columns = ["original", *erased, *(f"{name} - original" for name in erased)]
     figure, axes, colours = _grid(len(images), len(columns), limit, names, columns)
     for i in range(len(images)):
-        shown = [images[i], *(rows[i] for rows in erased.values())]
-        for ax, row in zip(axes[i], shown, strict=False):
+        row_images = [images[i], *(rows[i] for rows in erased.values())]
+        for ax, row in zip(axes[i], row_images, strict=False):
             ax.imshow(np.clip(row, 0, 1).reshape(shape), cmap="gray", vmin=0, vmax=1)
-        for ax, rows in zip(axes[i, len(shown) :], changes.values(), strict=True):
+        for ax, rows in zip(axes[i, len(row_images) :], changes.values(), strict=True):
             ax.imshow(rows[i].reshape(shape), **colours)
     fraction = max(clipped_fraction(rows) for rows in erased.values())
     _finish(figure, axes, colours, f"grey: clipped to [0, 1] for display, at most {fraction:.1%}")

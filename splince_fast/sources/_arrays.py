@@ -59,7 +59,7 @@ def from_arrays(
         raise InputError(f"X {state}; pass an array of shape (n, d), one row per sample")
     n = count_rows(X, "X")
     d = int(X.shape[1])
-    map_labels(labels, lambda column, what: check_column(column, n, what, "X"))
+    map_labels(labels, lambda column, name: check_column(column, n, name, "X"))
     if sample_weight is not None:
         check_column(sample_weight, n, "sample_weight", "X")
     itemsize = getattr(getattr(X, "dtype", None), "itemsize", None)
@@ -96,7 +96,7 @@ def take_rows(values: Any, start: int, stop: int) -> Any:
     return values.iloc[start:stop] if hasattr(values, "iloc") else values[start:stop]
 
 
-def count_rows(values: Any, what: str) -> int:
+def count_rows(values: Any, name: str) -> int:
     """Return the number of rows of a container; InputError if it cannot be sliced by rows."""
     try:
         if isinstance(values, str | bytes | Mapping):
@@ -106,18 +106,18 @@ def count_rows(values: Any, what: str) -> int:
         take_rows(values, 0, 0)
     except (TypeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:
         raise InputError(
-            f"{what} is a {type(values).__name__}, which cannot be sliced by rows ({error}); pass "
+            f"{name} is a {type(values).__name__}, which cannot be sliced by rows ({error}); pass "
             "an array, list or frame in memory (collect or compute lazy ones first)"
         ) from error
     return rows
 
 
-def check_column(values: Any, n_rows: int, what: str, rows_of: str) -> None:
+def check_column(values: Any, n_rows: int, name: str, rows_of: str) -> None:
     """Raise InputError unless a column has as many entries as there are rows."""
-    length = count_rows(values, what)
+    length = count_rows(values, name)
     if length != n_rows:
         raise InputError(
-            f"{what} has {length} rows but {rows_of} has {n_rows}; pass one entry per row, in the "
+            f"{name} has {length} rows but {rows_of} has {n_rows}; pass one entry per row, in the "
             "same order"
         )
 

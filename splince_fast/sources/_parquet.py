@@ -155,9 +155,9 @@ def _files_source(paths: list[str], columns: ColumnNames, block_rows: int | None
         if width is not None:
             widths.setdefault(width, path)
     if len(widths) > 1:
-        (first, first_path), (other, path) = list(widths.items())[:2]
+        (first, first_path), (second, path) = list(widths.items())[:2]
         raise InputError(
-            f"column {columns.embedding!r} has {other} values per row in {path!r} but {first} in "
+            f"column {columns.embedding!r} has {second} values per row in {path!r} but {first} in "
             f"{first_path!r}; all files must hold the same embedding"
         )
     typed_width = next(iter(widths), None)

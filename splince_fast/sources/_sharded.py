@@ -51,7 +51,7 @@ def sharded_source(
     d = shards[0].shape[1]
     counts = [shard.shape[0] for shard in shards]
     name = files_name([shard.path for shard in shards])
-    split = split_column or (lambda column, what: sliced(column, what, counts, name))
+    split = split_column or (lambda column, column_name: sliced(column, column_name, counts, name))
     label_readers = map_labels(labels, split)
     weight_reader = None if sample_weight is None else split(sample_weight, "sample_weight")
     size = choose_block_rows(block_rows, d, max(shard.dtype.itemsize for shard in shards))
@@ -80,9 +80,9 @@ def sharded_source(
     )
 
 
-def sliced(values: Any, what: str, counts: Sequence[int], rows_of: str) -> Callable[[int], Any]:
+def sliced(values: Any, name: str, counts: Sequence[int], rows_of: str) -> Callable[[int], Any]:
     """Check a column over all rows, and return a function that slices the part of a shard."""
-    check_column(values, sum(counts), what, rows_of)
+    check_column(values, sum(counts), name, rows_of)
     bounds = [0, *itertools.accumulate(counts)]
     return lambda index: take_rows(values, bounds[index], bounds[index + 1])
 

@@ -78,8 +78,10 @@ def from_torch(
             "iterable of batches, or sources.from_arrays(X, labels)"
         )
     items = repeatable(data, name)
-    kind = _ShuffledSource if _shuffles(data) else StreamSource
-    return kind(name, lambda: map(keys.to_block, enumerate(items())), n_rows=_known_rows(data))
+    source_class = _ShuffledSource if _shuffles(data) else StreamSource
+    return source_class(
+        name, lambda: map(keys.to_block, enumerate(items())), n_rows=_known_rows(data)
+    )
 
 
 class _BatchKeys(NamedTuple):

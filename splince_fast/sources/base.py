@@ -288,18 +288,18 @@ def too_few_blocks(name: str, first_block: int, n_blocks: int) -> InputError:
     )
 
 
-def as_paths(paths: Any, what: str) -> list[str]:
+def as_paths(paths: Any, name: str) -> list[str]:
     """Convert one path or several to a list of strings; InputError for other types."""
     sequence = [paths] if isinstance(paths, str | os.PathLike) else paths
     if not isinstance(sequence, Iterable) or hasattr(sequence, "shape"):
-        raise InputError(f"{what} is a {type(paths).__name__}; pass a path or a sequence of paths")
-    listed = list(sequence)
-    for path in listed:
+        raise InputError(f"{name} is a {type(paths).__name__}; pass a path or a sequence of paths")
+    items = list(sequence)
+    for path in items:
         if not isinstance(path, str | os.PathLike):
-            raise InputError(f"{what} holds a {type(path).__name__}; pass a sequence of paths")
-    if not listed:
-        raise InputError(f"{what} is empty; pass at least one path")
-    return [os.fsdecode(path) for path in listed]
+            raise InputError(f"{name} holds a {type(path).__name__}; pass a sequence of paths")
+    if not items:
+        raise InputError(f"{name} is empty; pass at least one path")
+    return [os.fsdecode(path) for path in items]
 
 
 def files_name(paths: Sequence[str]) -> str:
