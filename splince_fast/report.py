@@ -358,7 +358,7 @@ class Report:
     isotropic: IsotropicFit | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain numbers, strings, lists and dictionaries, ready for JSON."""
+        """The report as plain numbers, strings, lists and dictionaries, ready for JSON."""
         return dataclasses.asdict(self)
 
     @classmethod
@@ -943,7 +943,7 @@ def _check_types(part: Any) -> None:
 
 
 def _noise_of(values: Any) -> Noise | None:
-    """The noise of a variable as a file has it."""
+    """Read the noise of a variable from a file."""
     if values is None:
         return None
     series = {key: tuple(values[key]) for key in ("taus", "degrees", "denominators")}
@@ -968,7 +968,7 @@ class Facts(NamedTuple):
     weight: float
     shrinkage: float
     whitened: bool
-    distortion: float | None  # None where it was not measured
+    distortion: float | None  # None if unknown
     distortion_unkept: float | None
     warnings: tuple[str, ...]
     variance: float  # tr Cov(x)

@@ -112,7 +112,7 @@ class ConceptStrength:
         return f"no linear association with {self.name!r} beyond chance"
 
     def to_dict(self) -> dict[str, Any]:
-        """The same and the conclusion as plain numbers, strings and lists, ready for JSON."""
+        """The figures and the conclusion as plain numbers, strings and lists, ready for JSON."""
         fields = dataclasses.asdict(self)
         return {**fields, "correlations": list(self.correlations), "conclusion": self.conclusion}
 
@@ -432,7 +432,7 @@ class _Null:
         )
         if squared_leverages_z is not None:
             excess_z = [self.excess(squared_leverages_z, self.q)]
-        # The variance is bilinear in the two, so it is largest at a corner.
+        # The variance is bilinear in the two excesses: it is largest at a corner of their ranges.
         variance = max(self.permutation_variance(a, b) for a in excess_x for b in excess_z)
         return min(markov, variance / (variance + (pillai - self.mean) ** 2))
 

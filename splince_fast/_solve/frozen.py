@@ -16,7 +16,7 @@ Float = NDArray[np.float64]
 def best_strength(
     factor: Factor, gram: Callable[[Float], Float], span_z: Float, cross: Float, theta: Float
 ) -> float:
-    """argmin over b in [0, 1] of the squared error of theta^T P_b x, P_b = P_L + b X H^+ K^T.
+    """The b in [0, 1] of least squared error of theta^T P_b x, where P_b = P_L + b X H^+ K^T.
 
     With g = (theta^T X / H) K, the score of y that b adds, and a = P_L^T theta the error is, but
     for a constant, Var(a^T x + b g^T x) - 2 Cov(a^T x + b g^T x, y): least at

@@ -118,7 +118,7 @@ def _of_classes(weights: Float, total: float) -> tuple[str, Float, float]:
 
 
 def _of_columns(variable: Any, total: float) -> tuple[str, Float, None]:
-    """The same for columns in units of deviations: the inverse root of their correlations."""
+    """Kind of columns in words, and M: the inverse root of the correlations of the columns."""
     share = min(1.0, variable.weight / total)
     deviations = variable.deviations()
     varies = deviations > 0

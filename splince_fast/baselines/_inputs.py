@@ -36,7 +36,7 @@ def check_count(value: Any, name: str) -> None:
 
 
 def check_validation_share(value: Any) -> None:
-    """Raise InputError unless `share` is a number in [0, 1)."""
+    """Raise InputError unless `value` is a number in [0, 1)."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
         raise InputError(f"validation_share is {value!r}; it must be a number in [0, 1)")
 

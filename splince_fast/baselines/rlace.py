@@ -176,7 +176,7 @@ class RLACE(IterativeEraser):
         return ErasureRun(best, step, stop, accuracies, removed)
 
     def _probe(self, data: ErasureData, basis: Float) -> tuple[float, float]:
-        """Accuracy and log-loss of a fresh probe on the rows of selection."""
+        """Accuracy and log-loss of a fresh probe on the selection rows."""
         train, part = (
             ClassRows(part.rows - (part.rows @ basis) @ basis.T, part.codes, part.weight)
             for part in (data.train, data.selection)

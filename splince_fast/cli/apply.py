@@ -243,9 +243,7 @@ def _erase_column(eraser: Eraser, table: Any, embedding: str, place: str) -> Any
     X = eraser(X, labels or None)
     values = pa.FixedSizeListArray.from_arrays(pa.array(X.reshape(-1)), X.shape[1])
     storage = getattr(field.type, "storage_type", field.type)
-    if (
-        storage.value_type == values.type.value_type
-    ):  # other than for integers, which became float64
+    if storage.value_type == values.type.value_type:  # false for integers, which became float64
         values = values.cast(storage)
         if storage is not field.type and storage != field.type:
             values = pa.ExtensionArray.from_storage(field.type, values)

@@ -524,7 +524,7 @@ class _Eraser(ErasingTransformer):
     def _solved(
         self, moments: Moments, source: Moments | Factored, erase: Selection, keep: Any
     ) -> Self:
-        """Fit to moments that no one else changes; `source`: these or a snapshot of them."""
+        """Fit to moments that this estimator owns; `source` is them or a snapshot of them."""
         self._projection = self._project(source, erase, keep)
         self.moments_, self.erased_, self.kept_ = moments, erase, keep
         self.n_features_in_ = self._projection.n_features

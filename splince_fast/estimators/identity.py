@@ -70,7 +70,7 @@ class Identity(ErasingTransformer):
         sample_weight: Any = None,
         groups: Any = None,
     ) -> Self:
-        """Note the features, forgetting what was seen before.
+        """Record the features and the number of rows; discard earlier fits.
 
         Parameters
         ----------

@@ -341,7 +341,7 @@ class Pool(NamedTuple):
 def parts_of_groups(
     groups: Rows, rows: Rows, rng: np.random.Generator, fractions: tuple[float, float]
 ) -> tuple[Rows, Rows]:
-    """Part (0 test, 1 validation, 2 training) and rank of the group of every row.
+    """Part (0 test, 1 validation, 2 training) of each row's group, and its place in random order.
 
     `fractions` are those of test and validation rows among the given rows.
     """

@@ -357,7 +357,7 @@ def _read_rows(values: list[Any], name: str) -> Raw:
 
 
 def _read_objects(values: list[Any], shape: tuple[int, ...], name: str) -> Raw:
-    """Read Python objects by their types; `values` are the entries of `shape`, row by row."""
+    """Read Python objects by their types; `values` are the entries of an array, row by row."""
     groups = {kind: _group(kind) for kind in set(map(type, values))}
     missing_types = {kind for kind, group in groups.items() if group == "missing"}
     nan_types = {kind for kind, group in groups.items() if group in ("float", "time")}

@@ -238,7 +238,7 @@ class Workspace:
         self.capacities[width, dtype] = block_rows
 
     def for_block(self, n: int, width: int, dtype: np.dtype[Any]) -> Centred | Gram:
-        """The memory as `reduce_block` takes it for n rows."""
+        """The memory in the form that `reduce_block` needs for n rows."""
         gram = self._grams.get((width, dtype))
         if gram is not None:
             return gram

@@ -92,7 +92,7 @@ class LabelTable:
         *,
         within: bool = True,
     ) -> None:
-        """Add the labels of some rows, which are in terms of `variables`.
+        """Add the labels of some rows, encoded by `variables`.
 
         Without `within` only products of two variables are added.
         """
@@ -292,5 +292,5 @@ def _products(first: Any, second: Any, weight: Float | None) -> Float:
 
 
 def _none(index: Index) -> int:
-    """A number of features that is left out, for a variable that the other side left out."""
+    """A number of features above the limit if the other side left the variable out, else 0."""
     return 0 if len(index) else _MOST

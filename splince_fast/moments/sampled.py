@@ -42,13 +42,13 @@ Float = NDArray[np.float64]
 # Sampled rows per feature. Fewer than the first number are refused, as the excess distortion may be
 # large; the second gives an excess of 5 percent, with a margin for the labels.
 LEAST_ROWS, GOOD_ROWS = 4, 22
-# Variance of a feature that was constant so far, as a fraction of the largest.
+# Variance assumed for a feature that was constant so far, as a fraction of the largest.
 _CONSTANT = 1e-20
 
 
 @dataclass(slots=True)
 class SampledRows:
-    """The rows behind the scatter.
+    """The sampled rows, from which the scatter is estimated.
 
     Attributes
     ----------

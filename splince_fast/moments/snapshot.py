@@ -171,7 +171,7 @@ class Snapshot:
         factor.remember(self._state.scatter, 1.0 / self.weight)
 
     def share(self, options: Options) -> float:
-        """Share of the isotropic target in what is factored."""
+        """Fraction of the isotropic target in the factored matrix."""
         state, policy = self._state, options.shrinkage
         if policy is None:
             return 0.0

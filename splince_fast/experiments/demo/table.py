@@ -184,7 +184,7 @@ def to_dict(data: ProfessionData, runs: list[Results]) -> dict[str, Any]:
 
 
 def _run_to_dict(results: Results) -> dict[str, Any]:
-    """One run."""
+    """The results of one run as plain numbers, strings, lists and dictionaries."""
     return {
         "random_state": results.random_state,
         "train_correlation": results.train_correlation,
