@@ -990,7 +990,7 @@ def build_report(
     """The report of a solve, computed on first use."""
     d = left.shape[1]
     amplification = solution.amplification
-    known = facts.whitened and facts.sketch is None  # the angles follow from Cov(x)
+    known = facts.whitened and facts.sketch is None  # else the angles are unknown
     kept = bool(span_y.names) and known
     rho, b = max(0.0, 1.0 - 1.0 / amplification**2) if kept else None, facts.strength
     head = None

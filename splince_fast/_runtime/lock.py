@@ -150,7 +150,7 @@ class Reading(Generic[T]):
 # Replaced in a forked child. Comparing objects needs no system call, unlike os.getpid.
 _process = object()
 
-# Numba's lock, by the thread that forks: several threads may fork one after another.
+# Numba's lock by the forking thread: a second thread may fork as soon as the first releases it.
 _compiler_locks: dict[int, Any] = {}
 
 

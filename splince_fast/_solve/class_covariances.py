@@ -49,7 +49,7 @@ class ClassStatistics:
 
     @property
     def fractions(self) -> Float:
-        """p_c."""
+        """(k,): fractions p_c of the classes."""
         return np.asarray(self.weights / self.weights.sum())
 
     @property

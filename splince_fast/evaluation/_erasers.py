@@ -153,7 +153,7 @@ class FitData:
     """Data that the erasers of one (seed, level) are fitted to."""
 
     moments: Moments
-    factored: Factored  # of the same moments: one factor for all erasers and for the advice
+    factored: Factored  # snapshot of `moments`: one factor for all erasers and for the advice
     concepts: tuple[str, ...]
     task: str  # variable of the moments
     train: SplitPart

@@ -113,7 +113,7 @@ class Job:
         moments: Moments,
     ) -> None:
         self.plan, self.seed, self.p, self.split = plan, seed, p, split
-        self.S = moments.covariance(ddof=0)  # of the data
+        self.S = moments.covariance(ddof=0)  # of the rows before scaling
         scale = math.sqrt(float(np.trace(self.S)) / len(self.S)) or 1.0
         coordinates = ScaledCoordinates(moments.mean, scale)
 
@@ -158,7 +158,7 @@ class Job:
                 texts = [str(w.message) for w in caught if issubclass(w.category, SplinceWarning)]
                 notes = first.notes + tuple(dict.fromkeys(texts))
                 records += [dataclasses.replace(first, notes=notes), *others]
-            except Exception as error:  # of foreign code too: the other erasers go on
+            except Exception as error:  # foreign code may raise any; the other erasers go on
                 names = [] if eraser.name == ADVICE else [head.name for head in self.plan.heads]
                 records += [
                     self._record(eraser.name, name, reason=reason_of(error))

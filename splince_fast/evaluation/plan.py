@@ -119,7 +119,7 @@ class ComparisonPlan:
         )
 
     def _concept_labels(self, numbers: Rows) -> ConceptLabels:
-        """Concepts of some rows, as estimators get them."""
+        """The concepts of some rows in the form that estimators receive."""
         if self.concept_codes is not None:
             return self.concept_codes.codes[numbers]
         columns = {

@@ -385,7 +385,7 @@ class Worker:
         return np.load(rows, mmap_mode="r") if isinstance(rows, str) else np.asarray(rows)
 
     def _one_thread(self) -> AbstractContextManager[Any]:
-        """One BLAS thread; in a process of its own, one thread of the library's kernels, too."""
+        """Limit BLAS to one thread, and in a worker process also the library's kernels."""
         from threadpoolctl import threadpool_limits
 
         if self.own_process:

@@ -315,7 +315,7 @@ def _read_array(array: NDArray[Any], name: str) -> Raw:
     return _read_sequence(array.tolist(), name)
 
 
-# Python refuses to write longer integers as text, as files need it.
+# Files store class names as text, and Python refuses to convert longer integers to text.
 _LONGEST_BITS = 4096
 _PLAIN = frozenset({str, bool, int, float, NoneType})
 

@@ -41,7 +41,7 @@ Float = NDArray[np.float64]
 METHODS = ("optimal", "repair")
 # Fraction of the variance that is negligible in the figures of the report.
 _NEGLIGIBLE = 1e-12
-# Least fraction of the differences between class covariances beyond noise.
+# A warning is given if less than this fraction of the covariance differences is beyond noise.
 _MOSTLY_NOISE = 0.3
 
 _SHRINKAGE = Option(
@@ -325,7 +325,7 @@ def _report(
     after = sum(q * a @ cross for q, a, cross in zip(p, solution.maps, whole.crosses, strict=True))
     white = support.whitener.T @ kept
     shrink = 1.0 - 1.0 / np.sqrt(1.0 + sizes**2)
-    white = (white - (u * shrink) @ (u.T @ white)).T  # by the covariance of all rows
+    white = (white - (u * shrink) @ (u.T @ white)).T  # whitened by Cov(x) of all rows
     start = 0
     for text, count, reading in zip(
         coding.span.names, coding.span.counts, coding.span.readings, strict=True

@@ -44,7 +44,7 @@ class Batch:
     block: LabelledRows
     variables: dict[VariableName, Variable]  # of its labels, new ones included
     fresh: dict[VariableName, Any]  # arguments of `learn`
-    state: State  # new before the first rows
+    state: State  # of the accumulator; a new one before the first rows
     learned: bool = False
 
 

@@ -15,8 +15,8 @@ Float = NDArray[np.float64]
 
 # Fewer elements per thread cost more in starting it than they save.
 _GRAIN = 1 << 20
-# Hardware prefetching follows rows within a page: narrower stripes take up to 1.5 times as long as
-# whole rows, more than two threads gain while BLAS threads spin.
+# Hardware prefetching follows rows within a page: stripes narrower than a page take up to 1.5 times
+# as long. More than this number of threads gain from them nonetheless, while BLAS threads spin.
 _PAGE, _FEW_THREADS = 4096, 2
 _LINE = 64  # bytes of a cache line
 # Rows per float32 product: longer sums lose digits, shorter ones are read and written more often.

@@ -236,7 +236,7 @@ class SampledAccumulator(SweptAccumulator):
 
 
 def _inverse(state: State) -> Float:
-    """(d,): 1 / variance, with rounding as the least variance; 0 if no feature varies."""
+    """(d,): 1 / variance, at most 1 / rounding of the variance; 0 if no feature varies."""
     variances = state.second.diagonal() / state.weight
     largest = variances.max(initial=0.0)
     if not largest > 0.0:

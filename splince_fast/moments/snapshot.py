@@ -282,8 +282,7 @@ class SampleSnapshot(Snapshot):
         if options.shrinkage is None:
             return 0.0
         matrix, estimate = self._estimated()
-        # `share` normalises sums by the scatter: with a mean matrix, the mean quartic is divided by
-        # n.
+        # For a normalised matrix `share` expects the sum of quartics over n^2; this is their mean.
         quartic = None if estimate.quartic is None else estimate.quartic / estimate.effective
         return share(options.shrinkage, matrix, estimate.effective, quartic)
 

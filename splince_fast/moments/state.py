@@ -292,7 +292,7 @@ def head_mean(
 ) -> Float:
     """The weighted mean of the first rows of a block, whose values may be unchecked."""
     head = rows_of(rows, index, 0, _HEAD).astype(np.float64, order="C")
-    # The values are checked here: inf - inf would warn, and deviations do not show an offset.
+    # Checked before the subtraction: inf - inf would warn, and deviations do not show large values.
     if not (head.max() <= _LARGEST and head.min() >= -_LARGEST):
         check_values(rows if index is None else rows[index])
     # Relative to the first row, so that a constant column has exactly its value.

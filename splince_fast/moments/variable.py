@@ -142,7 +142,7 @@ class Variable(ABC):
     @property
     @abstractmethod
     def n_columns(self) -> int:
-        """Classes, or columns."""
+        """Number of classes or columns."""
 
     @property
     @abstractmethod
