@@ -335,7 +335,7 @@ def _whitened(factor: Factor, cross: Float, max_rank: int) -> _Whitened:
 def _whitened_both(
     known: Statistics, variable: Variable, name: object
 ) -> tuple[_Whitened, _Whitened]:
-    """Cov(x, z) whitened by Cov(x), and then also by Cov(z); the second has the canonical correlations."""
+    """Cov(x, z) whitened by Cov(x), and by both: the second has the canonical correlations."""
     cross = variable.cross_covariance(0.0, name)
     if isinstance(variable, ClassSums):
         # The vectors 1[z = c] / sqrt(n_c) are orthonormal: dividing by sqrt(n_c / n) whitens.

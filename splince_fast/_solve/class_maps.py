@@ -383,7 +383,7 @@ class Search:
         return np.abs(np.array(values, np.float64))
 
     def start(self) -> Point:
-        """QLEACE: Lam = 0."""
+        """The starting point Lam = 0, whose map is that of QLEACE."""
         nothing = np.zeros_like(self.kept)
         return self.at(nothing, self.mean_root())
 

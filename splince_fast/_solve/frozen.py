@@ -47,9 +47,9 @@ def best_strength(
     kept = sizes > max(tolerances.noise(d, factor.smallest), cut)
     left = np.ascontiguousarray((u[:, kept] / sizes[kept]).T @ span_z)
     right = factor.solve(left)
-    lost = left.T @ (right @ cross)  # X
-    score = factor.solve(np.ascontiguousarray((cross - lost)[None]))[0]  # K
-    explained, q = float(score @ cross), float(theta @ lost)  # H
+    lost = left.T @ (right @ cross)  # X = the part of Sy that LEACE removes
+    score = factor.solve(np.ascontiguousarray((cross - lost)[None]))[0]  # K = S^+ (Sy - X)
+    explained, q = float(score @ cross), float(theta @ lost)  # H = K^T Sy
     noise = 16.0 * d * tolerances.EPS
     if explained <= 0.0 or abs(q) <= noise * float(np.abs(theta) @ np.abs(lost)):
         return 0.0

@@ -45,8 +45,9 @@ class Span:
     names: list[str]
     rows: Float  # (k, d)
     counts: list[int]
-    # Per variable: its kind as text; M, where the canonical correlations are the singular values of
-    # M L^+ span; and its largest square in units of its deviation, or None.
+    # Per variable a function that returns its kind in words; M, for which the singular values of
+    # M L^+ span are the canonical correlations; and the square of its largest standardised value,
+    # or None.
     readings: list[Callable[[], tuple[str, Float, float | None]]]
 
 

@@ -140,7 +140,7 @@ class Protocol:
         return np.asarray((self.y.codes[rows] == a) & (self.z.codes[rows] == b))
 
     def largest_sizes(self, levels: Sequence[float]) -> Sizes:
-        """The largest sizes, 70, 10 and 20 %, that the cells allow at all levels."""
+        """Largest sizes of the parts (70, 10, 20 %) that the cells allow at all levels."""
         counts = {cell: int(self._inside(cell).sum()) for cell in self.cells()}
         total = math.inf
         for p in levels:
@@ -204,7 +204,7 @@ class Protocol:
     def _all_rows(
         self, p: float, sizes: Sizes, pools: Mapping[Cell, Pool], on_shortage: str
     ) -> Split:
-        """A split in which all rows but the test rows of a cell train or validate."""
+        """A split in which every row that is not a test row is a training or validation row."""
         fractions, cells = self.fractions(p), self.cells()
         need = sizes[2] // len(cells)
         notes: tuple[str, ...] = ()

@@ -43,7 +43,7 @@ class Reduced:
     # The scatter is shifted^T shifted - weight residual residual^T. Either `shifted` or the product
     # shifted^T shifted is set:
     shifted: NDArray[Any] | None  # (m, d)
-    product: NDArray[Any] | None  # (at least d, d), Fortran-ordered, of which the lower triangle
+    product: NDArray[Any] | None  # (at least d, d), Fortran-ordered; lower triangle
     class_sums: Float  # (c, d)
     products: Float  # (q, d)
 
