@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_random_state
 
 from splince_fast._runtime.arrays import as_weights, check_values
@@ -18,6 +18,10 @@ from splince_fast.labels.names import ClassName
 
 Float = NDArray[np.float64]
 Index = NDArray[np.intp]
+Mask = NDArray[np.bool_]
+RandomState = int | np.random.Generator | np.random.RandomState | None
+# A mask of the rows of a fit, or a tuple of arrays of further rows.
+Validation = ArrayLike | tuple[Any, ...] | None
 
 
 def check_number(value: Any, name: str, low: float, *, strict: bool = True) -> None:
@@ -35,13 +39,13 @@ def check_count(value: Any, name: str) -> None:
         raise InputError(f"{name} is {value!r}; it must be a positive integer")
 
 
-def check_validation_share(value: Any) -> None:
+def check_validation_share(value: object) -> None:
     """Raise InputError unless `value` is a number in [0, 1)."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
         raise InputError(f"validation_share is {value!r}; it must be a number in [0, 1)")
 
 
-def candidates(parameter: Any, name: str) -> list[Any]:
+def candidates(parameter: float | Sequence[float], name: str) -> list[float]:
     """The candidates of a parameter: one positive number, or a sequence of them.
 
     Raises
@@ -59,7 +63,7 @@ def candidates(parameter: Any, name: str) -> list[Any]:
     return values
 
 
-def generator(random_state: Any) -> np.random.Generator:
+def generator(random_state: RandomState) -> np.random.Generator:
     """A generator of any random_state of scikit-learn; an integer is the seed itself."""
     if random_state is None or isinstance(random_state, int | np.integer | np.random.Generator):
         return np.random.default_rng(random_state)
@@ -77,11 +81,11 @@ class ClassRows:
     def __len__(self) -> int:
         return len(self.codes)
 
-    def take(self, index: Any) -> ClassRows:
+    def take(self, index: Index | Mask) -> ClassRows:
         """The rows that `index` selects."""
         return ClassRows(self.rows[index], self.codes[index], self.weight[index])
 
-    def fraction(self, mask: NDArray[np.bool_]) -> float:
+    def fraction(self, mask: Mask) -> float:
         """Weighted fraction of the rows that a mask marks."""
         return float(self.weight @ mask / self.weight.sum())
 
@@ -124,7 +128,7 @@ def float_rows(X: NDArray[Any]) -> Float:
     return np.array(X, dtype=np.float64, order="C")
 
 
-def weights_of(sample_weight: Any, n: int) -> Float:
+def weights_of(sample_weight: ArrayLike | None, n: int) -> Float:
     """Weights divided by the mean of the positive ones.
 
     Raises
@@ -144,12 +148,12 @@ def weights_of(sample_weight: Any, n: int) -> Float:
 
 
 def validation_rows(
-    validation: Any,
+    validation: ArrayLike | None,
     fraction: float,
     codes: Index,
-    usable: NDArray[np.bool_],
+    usable: Mask,
     rng: np.random.Generator,
-) -> NDArray[np.bool_]:
+) -> Mask:
     """Mask of the validation rows: the given one, or a random fraction of each class.
 
     ``round(fraction * rows)`` rows of each class are marked, at most all but one. No row is marked
@@ -184,8 +188,8 @@ def validation_rows(
 
 
 def append_validation(
-    validation: Any, columns: list[Any], names: str, sample_weight: Any
-) -> tuple[list[Any], Float | None, Any]:
+    validation: Validation, columns: list[Any], names: str, sample_weight: ArrayLike | None
+) -> tuple[list[Any], ArrayLike | None, ArrayLike | None]:
     """Columns and weights with the rows of a validation set appended, and the mask of these rows.
 
     The appended rows have weight one. A mask, or None, is returned as it is, with the columns.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from splince_fast.eraser import Eraser
 
 
-def add(commands: Any) -> None:
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command."""
     apply = commands.add_parser(
         "apply",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from splince_fast.report import Report
 
 
-def add(commands: Any) -> None:
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command."""
     inspect = commands.add_parser(
         "inspect",

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeAlias, cast
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from sklearn.model_selection import ParameterGrid
 from sklearn.utils.validation import check_is_fitted
 
@@ -91,8 +91,8 @@ class _Eraser(ErasingTransformer):
         y: Any = None,
         *,
         concept: Any = None,
-        sample_weight: Any = None,
-        groups: Any = None,
+        sample_weight: ArrayLike | None = None,
+        groups: ArrayLike | None = None,
     ) -> Self:
         """Fit to all the data at once; earlier fits are discarded.
 
@@ -164,7 +164,7 @@ class _Eraser(ErasingTransformer):
         return self
 
     def partial_fit(
-        self, X: Any, y: Any = None, *, concept: Any = None, sample_weight: Any = None
+        self, X: Any, y: Any = None, *, concept: Any = None, sample_weight: ArrayLike | None = None
     ) -> Self:
         """Add a block of rows of any size; any split into blocks equals one ``fit``.
 
@@ -312,7 +312,7 @@ class _Eraser(ErasingTransformer):
             )
         return erased, kept
 
-    def _check_parameters(self, groups: Any = None) -> None:
+    def _check_parameters(self, groups: ArrayLike | None = None) -> None:
         """Raise InputError for invalid parameters, before any row is read."""
         options = self._options()
         Options(**options)
@@ -433,7 +433,7 @@ class _Eraser(ErasingTransformer):
             raise InputError(f"the grid cannot be read: {error}") from error
         shared = _checked(moments).copy()
         estimators = []
-        factored: dict[tuple[Any, ...], Factored] = {}
+        factored: dict[tuple[object, ...], Factored] = {}
         for point in points:
             params = dict(point)
             if "erase" not in params:
@@ -510,7 +510,7 @@ class _Eraser(ErasingTransformer):
         return estimator
 
     def _source(
-        self, moments: Moments, factored: dict[tuple[Any, ...], Factored]
+        self, moments: Moments, factored: dict[tuple[object, ...], Factored]
     ) -> Moments | Factored:
         """The moments, or a snapshot that estimators of like options share."""
         if "solver" not in METHODS[self._method].options:
@@ -993,9 +993,12 @@ class OracleSPLINCE(_Eraser):
 
 
 def _split(
-    rows: NDArray[Any], labels: dict[str, Any], sample_weight: Any, groups: Any,
+    rows: NDArray[Any],
+    labels: dict[str, Any],
+    sample_weight: ArrayLike | None,
+    groups: ArrayLike | None,
     parameters: dict[str, Any],
-) -> Folds:  # fmt: skip
+) -> Folds:
     """Rows in two folds."""
     name = None
     if groups is not None:

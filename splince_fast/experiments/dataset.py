@@ -9,6 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from splince_fast.exceptions import SplinceError
+from splince_fast.labels import ClassName
 
 # Environment variable that names the folder of the data sets.
 VARIABLE = "SPLINCE_FAST_DATA"
@@ -58,7 +59,7 @@ class Dataset:
     groups: NDArray[Any] | None
     provenance: str
     licence: str
-    aligned_class: Any = None
+    aligned_class: ClassName | None = None
     sizes: tuple[int, int, int] | None = None
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     words: Mapping[str, tuple[str, str]] = field(default_factory=dict)

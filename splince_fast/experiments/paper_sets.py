@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime.extras import require
 from splince_fast.experiments.dataset import VARIABLE, Dataset, MissingDataError
+from splince_fast.labels import ClassName
 
 Columns = dict[str, list[Any]]
 PER_CELL = 5000
@@ -165,7 +166,7 @@ def _bios_columns(name: str) -> tuple[list[str], NDArray[np.intp], NDArray[np.in
 
 
 def _bios_set(
-    name: str, task: Callable[[NDArray[Any]], NDArray[Any]], aligned_class: Any
+    name: str, task: Callable[[NDArray[Any]], NDArray[Any]], aligned_class: ClassName | None
 ) -> Dataset:
     texts, profession, gender = _bios_columns(name)
     y = task(profession)

@@ -400,7 +400,7 @@ def _read_objects(values: list[Any], shape: tuple[int, ...], name: str) -> Raw:
     return Raw([None if is_absent else v for v, is_absent in zip(integers, absent, strict=True)])
 
 
-def _is_nan(value: Any) -> bool:
+def _is_nan(value: object) -> bool:
     """Whether a number or time is NaN; comparing a signalling NaN of Decimal raises."""
     return value.is_nan() if isinstance(value, Decimal) else bool(value != value)
 

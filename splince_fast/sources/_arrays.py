@@ -112,7 +112,7 @@ def count_rows(values: Any, name: str) -> int:
     return rows
 
 
-def check_column(values: Any, n_rows: int, name: str, rows_of: str) -> None:
+def check_column(values: object, n_rows: int, name: str, rows_of: str) -> None:
     """Raise InputError unless a column has as many entries as there are rows."""
     length = count_rows(values, name)
     if length != n_rows:
@@ -122,7 +122,7 @@ def check_column(values: Any, n_rows: int, name: str, rows_of: str) -> None:
         )
 
 
-def map_labels(labels: Any, function: Callable[[Any, str], Any]) -> Any:
+def map_labels(labels: object, function: Callable[[Any, str], Any]) -> Any:
     """Apply ``function(column, name for messages)`` to each column of labels, or to None."""
     if labels is None:
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -28,7 +28,9 @@ class ColumnNames(NamedTuple):
     sample_weight: str | None
 
     @classmethod
-    def of(cls, embedding: str, labels: Any, sample_weight: str | None) -> Self:
+    def of(
+        cls, embedding: str, labels: Sequence[str] | str | None, sample_weight: str | None
+    ) -> Self:
         """Accept one label name or several; InputError unless all names are strings."""
         names = () if labels is None else (labels,) if isinstance(labels, str) else tuple(labels)
         columns = cls(embedding, names, sample_weight)

@@ -96,7 +96,7 @@ def _split_column(values: Any, name: str, shards: list[Shard]) -> Callable[[int]
     return lambda index: np.array(files[index].open())
 
 
-def _are_paths(values: Any) -> bool:
+def _are_paths(values: object) -> bool:
     """Return whether values are paths: every string of a sequence of paths ends in .npy."""
     if isinstance(values, str | os.PathLike):
         return True

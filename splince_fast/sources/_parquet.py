@@ -114,7 +114,7 @@ def from_parquet(
     return _files_source(_find_files(paths), columns, block_rows)
 
 
-def _as_table(data: Any) -> Any:
+def _as_table(data: object) -> Any:
     """Convert an object that exports Arrow data to a table."""
     pa = require("pyarrow", "parquet")
     try:
@@ -125,7 +125,7 @@ def _as_table(data: Any) -> Any:
         ) from error
 
 
-def _find_files(paths: Any) -> list[str]:
+def _find_files(paths: object) -> list[str]:
     """List the files, including those in directories."""
     files: list[str] = []
     for path in as_paths(paths, "paths"):

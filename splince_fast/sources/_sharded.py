@@ -87,7 +87,7 @@ def sliced(values: Any, name: str, counts: Sequence[int], rows_of: str) -> Calla
     return lambda index: take_rows(values, bounds[index], bounds[index + 1])
 
 
-def host_rows(X: Any, path: str) -> NDArray[Any]:
+def host_rows(X: object, path: str) -> NDArray[Any]:
     """Convert rows of a file to a NumPy array; InputError if they are no array or tensor."""
     rows = torch_to_numpy(X) if hasattr(X, "detach") else X
     if not isinstance(rows, np.ndarray):
