@@ -529,7 +529,7 @@ class Report:
                 f"the eraser was fitted to; this one is of {self.method} on {self.n_features} "
                 f"features, and the variables are {[v.name for v in self.variables]}"
             )
-        known: Any = moments  # a snapshot has a factor, and its own shrinkage
+        known: Any = moments  # a snapshot is factored already, with a shrinkage of its own
         if not hasattr(known, "factor"):
             known = known.factored(shrinkage=self.shrinkage or None)
         task = known.variable(keep[0])

@@ -340,7 +340,7 @@ class Point:
 
 
 class Search:
-    """Minimise f over Lam.
+    """Minimisation of f over the multipliers Lam.
 
     Parameters
     ----------

@@ -42,6 +42,7 @@ from splince_fast.sources import from_arrays
 __all__ = ["LEACE", "SAL", "SPLINCE", "MeanProjection", "OracleSPLINCE"]
 
 Data: TypeAlias = Moments | Factored | Folds
+Keep: TypeAlias = Selection | ArrayLike | None
 
 
 class _Eraser(ErasingTransformer):
@@ -67,7 +68,7 @@ class _Eraser(ErasingTransformer):
 
     # -- hooks of a subclass -----------------------------------------------------------
 
-    def _project(self, moments: Data, erase: Selection, keep: Any, **refine: Any) -> Projection:
+    def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: Any) -> Projection:
         """Call the method of this class; `refine` has its arguments `refine` and `passes`."""
         raise NotImplementedError
 
@@ -346,7 +347,7 @@ class _Eraser(ErasingTransformer):
 
     @classmethod
     def from_moments(
-        cls, moments: Moments, *, erase: Selection, keep: Any = None, **params: Any
+        cls, moments: Moments, *, erase: Selection, keep: Keep = None, **params: Any
     ) -> Self:
         """Fit from moments that were accumulated before, without reading data.
 
@@ -450,7 +451,7 @@ class _Eraser(ErasingTransformer):
 
     @classmethod
     def from_folds(
-        cls, folds: Sequence[Moments], *, erase: Selection, keep: Any = None, **params: Any
+        cls, folds: Sequence[Moments], *, erase: Selection, keep: Keep = None, **params: Any
     ) -> list[Self]:
         """Fit one eraser per fold, to all the others, from one pass: total minus fold.
 
@@ -493,7 +494,7 @@ class _Eraser(ErasingTransformer):
         return [cls._prepared(keep, params)._solved(own, own, erase, keep) for own in rest]
 
     @classmethod
-    def _prepared(cls, keep: Any, params: Mapping[str, Any]) -> Self:
+    def _prepared(cls, keep: Keep, params: Mapping[str, Any]) -> Self:
         """An estimator with checked parameters."""
         estimator = cls(**params)
         estimator._check_parameters()
@@ -522,7 +523,7 @@ class _Eraser(ErasingTransformer):
         return factored[key]
 
     def _solved(
-        self, moments: Moments, source: Moments | Factored, erase: Selection, keep: Any
+        self, moments: Moments, source: Moments | Factored, erase: Selection, keep: Keep
     ) -> Self:
         """Fit to moments that this estimator owns; `source` is them or a snapshot of them."""
         self._projection = self._project(source, erase, keep)
@@ -673,7 +674,7 @@ class SPLINCE(_Eraser):
         self.kinds = kinds
         self.concept_from = concept_from
 
-    def _project(self, moments: Data, erase: Selection, keep: Any, **refine: Any) -> Projection:
+    def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: Any) -> Projection:
         options = self._options()
         if keep is not None:
             return splince(moments, erase=erase, keep=keep, **options, **refine)
@@ -749,7 +750,7 @@ class LEACE(_Eraser):
         self.kinds = kinds
         self.concept_from = concept_from
 
-    def _project(self, moments: Data, erase: Selection, keep: Any, **refine: Any) -> Projection:
+    def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: Any) -> Projection:
         return leace(moments, erase=erase, **self._options(), **refine)
 
 
@@ -803,7 +804,7 @@ class SAL(_Eraser):
         self.kinds = kinds
         self.concept_from = concept_from
 
-    def _project(self, moments: Data, erase: Selection, keep: Any, **refine: Any) -> Projection:
+    def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: Any) -> Projection:
         return sal(moments, erase=erase, **self._options())
 
 
@@ -845,7 +846,7 @@ class MeanProjection(SAL):
     _method = "mean_projection"
     _concept_kind = "classes"
 
-    def _project(self, moments: Data, erase: Selection, keep: Any, **refine: Any) -> Projection:
+    def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: Any) -> Projection:
         return mean_projection(moments, erase=erase, **self._options())
 
 
@@ -929,9 +930,10 @@ class OracleSPLINCE(_Eraser):
             parameters["by"] = next(iter(erased))
         return parameters
 
-    def _project(self, moments: Data, erase: Selection, keep: Any, **refine: Any) -> Any:
+    def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: Any) -> Any:
         return oracle(
-            moments, erase=erase, keep=keep or None, strength=self.strength,
+            moments, erase=erase, keep=cast("Selection | None", keep or None),
+            strength=self.strength,
             missing=self.missing, classwise=self.classwise,
         )  # fmt: skip
 

@@ -100,7 +100,7 @@ class ClassSums(Variable):
             )
         if self._looked_up is not None:
             before, lookup = self._looked_up
-            # Equal tuples of joint classes may hold True in place of 1.
+            # Tuples of joint classes compare equal where one holds True and the other 1.
             if before is classes or (before == classes and type(classes[0]) is not tuple):
                 return lookup.take(column.codes, mode="wrap"), None
         # Code -1, a missing label, selects the last entry.

@@ -23,7 +23,8 @@ _LINE = 64  # bytes of a cache line
 _CHUNK_ROWS = 256
 # Fewer multiplications per thread cost more in starting it than they save.
 _GRAIN_PRODUCTS = 1 << 26
-# Threads per stripe: centring takes about a tenth of the time of one thread.
+# Threads for each stripe that is centred: centring takes about a tenth of the time of one thread,
+# so that fewer stripes than threads suffice.
 _THREADS_PER_STRIPE = 4
 # A part of a block fits in a processor's second-level cache.
 _PART_BYTES = 1 << 20
