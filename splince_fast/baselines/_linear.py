@@ -29,7 +29,7 @@ from splince_fast.baselines._inputs import (
     validation_rows,
     weights_of,
 )
-from splince_fast.estimators.base import CheckedEstimator, variables_of
+from splince_fast.estimators.base import CheckedEstimator, columns_by_name
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassName, encode_one
 
@@ -244,7 +244,7 @@ def _cells(
     if isinstance(groups, tuple):
         columns = {f"groups[{i}]": column for i, column in enumerate(groups)}
     else:
-        columns = {} if groups is None else variables_of(groups, "groups")
+        columns = {} if groups is None else columns_by_name(groups, "groups")
     for name, values in columns.items():
         column = encode_one(values, n, name=name, kind="classes")
         if (column.codes < 0).any():

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> None:
 
     def erase(pair: tuple[str, str]) -> str:
         path, target = pair
-        kind = rows.kind_of(path)
+        kind = rows.format_of_rows(path)
         if kind == "parquet":
             n = _erase_parquet(eraser, path, target, args.embedding)
         elif kind == "dataset":
@@ -122,7 +122,7 @@ def _labels(
         Labels that are not needed, missing labels, or labels of several files.
     """
     kinds: Mapping[str, str] = getattr(eraser, "label_kinds", {})
-    tables = any(rows.kind_of(path) != "array" for path, _ in pairs)
+    tables = any(rows.format_of_rows(path) != "array" for path, _ in pairs)
     if not kinds or tables:
         if args.labels:
             raise InputError(
@@ -138,7 +138,7 @@ def _labels(
         )
     if len(pairs) > 1:
         raise InputError("--labels is for one file of rows; apply the eraser to one file at a time")
-    return label_files.read_labels(args.labels, list(kinds), kinds)
+    return label_files.read_label_files(args.labels, list(kinds), kinds)
 
 
 def _pairs(args: argparse.Namespace, paths: list[str], several: bool) -> list[tuple[str, str]]:
@@ -165,7 +165,7 @@ def _pairs(args: argparse.Namespace, paths: list[str], several: bool) -> list[tu
     if len(set(targets)) < len(targets):
         raise InputError("two files have the same name; apply the eraser to one folder at a time")
     for path, target in zip(paths, targets, strict=True):
-        kind = rows.kind_of(path)
+        kind = rows.format_of_rows(path)
         is_input = target and os.path.realpath(path) == os.path.realpath(target)
         if kind == "dataset" and target:
             if os.path.exists(target):
@@ -282,8 +282,6 @@ def _erase_parquet(eraser: Eraser, path: str, target: str, embedding: str) -> in
 
 def _erase_dataset(eraser: Eraser, path: str, target: str, embedding: str) -> int:
     """Erase a saved data set, or each of its splits, into a new folder."""
-    from splince_fast._runtime.extras import require
-
     datasets = require("datasets", "datasets")
     data = rows.load_dataset(path)
     partial = partial_name(Path(target))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from splince_fast._runtime.extras import require
-from splince_fast.cli.label_files import parse_kinds, paths_of, read_labels
+from splince_fast.cli.label_files import parse_kinds, paths_of, read_label_files
 from splince_fast.cli.paths import check_outputs
 from splince_fast.exceptions import InputError
 from splince_fast.labels import ClassName, encode_one
@@ -124,7 +124,7 @@ def _read(args: argparse.Namespace, names: list[str]) -> tuple[Any, dict[str, An
                 f"{X!r} is not a .npy file; for a parquet file name the column of vectors with "
                 "--embedding COLUMN"
             )
-        columns = read_labels(args.labels, names, kinds)
+        columns = read_label_files(args.labels, names, kinds)
         if not Path(X).exists():
             raise InputError(f"there is no file {X!r}")
     else:

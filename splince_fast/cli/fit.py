@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> None:
         key=args.key,
         embedding=args.embedding,
         variables=columns,
-        labels=lambda: label_files.read_labels(args.labels, columns, kinds),
+        labels=lambda: label_files.read_label_files(args.labels, columns, kinds),
     )
     parameters = {"kinds": kinds, "ledoit_wolf": args.shrinkage == "ledoit-wolf", **reading}
     stream = {"checkpoint": args.checkpoint}

@@ -28,8 +28,8 @@ def is_dataset(path: str | Path) -> bool:
     return any((Path(path) / name).is_file() for name in names)
 
 
-def kind_of(path: str | Path) -> str:
-    """Kind of a file of rows: "array", "parquet" or "dataset".
+def format_of_rows(path: str | Path) -> str:
+    """Format of a file of rows: "array", "parquet" or "dataset".
 
     Raises
     ------
@@ -62,7 +62,7 @@ def expand(paths: Sequence[str]) -> list[str]:
     files: list[str] = []
     for path in paths:
         if not os.path.isdir(path) or is_dataset(path):
-            kind_of(path)
+            format_of_rows(path)
             files.append(path)
             continue
         members = sorted(
@@ -243,7 +243,7 @@ def new_npy(target: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Itera
 def embedding_missing(path: str) -> InputError:
     """Error of a table without --embedding; names the columns of lists of a Parquet file."""
     candidates: list[str] = []
-    if kind_of(path) == "parquet":
+    if format_of_rows(path) == "parquet":
         types = require("pyarrow.types", "parquet")
         tests = (types.is_list, types.is_large_list, types.is_fixed_size_list)
         for field in require("pyarrow.parquet", "parquet").read_schema(path):
@@ -275,7 +275,7 @@ def source_of(
     """
     from splince_fast import sources
 
-    kinds = {kind_of(path) for path in paths}
+    kinds = {format_of_rows(path) for path in paths}
     if len(kinds) > 1:
         raise InputError(
             f"the files are of different kinds: {', '.join(sorted(kinds))}; pass files of one kind"

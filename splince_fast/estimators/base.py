@@ -135,7 +135,7 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
                 )
             if y is None:
                 self._refuse_missing_y("concept_from='y' makes it the concept")
-            return variables_of(y, "concept")
+            return columns_by_name(y, "concept")
         if concept is None:
             raise InputError(
                 f"{name} was given no concept to erase. Pass fit(X, y, concept=z), or in a "
@@ -143,7 +143,7 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
                 f"task and never silently becomes the concept; {name}(concept_from='y') asks for "
                 "that"
             )
-        return variables_of(concept, "concept")
+        return columns_by_name(concept, "concept")
 
     def _check_concept_from(self) -> None:
         """Raise InputError for an unknown `concept_from`."""
@@ -267,7 +267,7 @@ def _unpacked(X: Any) -> Any:
     return as_numbers(values) if holds_vectors(values) else X
 
 
-def variables_of(labels: Any, role: str) -> dict[str, Any]:
+def columns_by_name(labels: Any, role: str) -> dict[str, Any]:
     """Columns by name: those of a mapping or a frame, or one column under the name of its role."""
     if isinstance(labels, np.ndarray | Sequence):
         return {role: labels}

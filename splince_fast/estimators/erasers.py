@@ -19,7 +19,7 @@ from splince_fast._runtime.arrays import as_weights
 from splince_fast._solve.options import Options, check_reading
 from splince_fast._solve.selection import Selection
 from splince_fast.conditional import ConditionalEraser
-from splince_fast.estimators.base import ErasingTransformer, variables_of
+from splince_fast.estimators.base import ErasingTransformer, columns_by_name
 from splince_fast.exceptions import (
     IncompatibleMomentsError,
     InputError,
@@ -305,7 +305,7 @@ class _Eraser(ErasingTransformer):
             return erased, {}
         if y is None:
             self._refuse_missing_y("y is the task that is kept; LEACE erases without keeping one")
-        kept = variables_of(y, "task")
+        kept = columns_by_name(y, "task")
         if shared := erased.keys() & kept.keys():
             raise LabelError(
                 f"the concept and y both hold a variable {min(shared, key=str)!r}; rename one, or "
@@ -988,7 +988,7 @@ class OracleSPLINCE(_Eraser):
                 "sklearn.set_config(enable_metadata_routing=True). SPLINCE needs no labels"
             )
         rows = self._rows(X, reset=False, least=0)
-        clean = self.eraser_(rows, variables_of(concept, "concept"))
+        clean = self.eraser_(rows, columns_by_name(concept, "concept"))
         if not np.isfinite(clean).all():
             self._check_finite(rows)
         return clean

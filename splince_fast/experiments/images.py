@@ -33,7 +33,7 @@ from splince_fast.experiments._common import (
 )
 from splince_fast.experiments.dataset import Dataset
 from splince_fast.experiments.datasets import load
-from splince_fast.experiments.erasers import ERASERS, fit_eraser
+from splince_fast.experiments.erasers import ERASERS, fit_method
 from splince_fast.projection import Projection
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def evaluate_split(data: Dataset, p: float, seed: int) -> SplitResult:
     X = np.asarray(data.X, dtype=np.float64)
     train, test = split.train, split.test
     moments = Moments().update(X[train], {"task": y[train], "concept": z[train]})
-    erasers = {e: fit_eraser(e, moments, erase="concept", keep="task") for e in ERASERS}
+    erasers = {e: fit_method(e, moments, erase="concept", keep="task") for e in ERASERS}
     frozen = fit_head(X[train], y[train], alpha=ALPHA, scale=False)
     total = np.sum((X[train] - X[train].mean(axis=0)) ** 2)
     cells = {data.cell(a, b): (y[train] == a) & (z[train] == b) for a in (0, 1) for b in (0, 1)}

@@ -442,7 +442,7 @@ def whole_numbers(
     """Turn floats that are to be classes into integers; NaN is missing."""
     absent = np.isnan(values) if missing is None else np.isnan(values) | missing
     values = np.where(absent, 0, values)
-    check_finite(values, name)
+    refuse_infinite(values, name)
     fractional = values != np.floor(values)
     if fractional.any():
         refuse(
@@ -481,14 +481,14 @@ def check_indicators(
 
 def float_copy(values: NDArray[Any], missing: NDArray[np.bool_] | None) -> NDArray[np.float64]:
     """Copy numbers into float64, C-contiguous, with NaN where they are missing."""
-    with np.errstate(over="ignore"):  # a long double may become infinite; `check_finite` raises
+    with np.errstate(over="ignore"):  # a long double may become infinite; `refuse_infinite` raises
         copy = np.array(values, dtype=np.float64, order="C")
     if missing is not None:
         copy[missing] = np.nan
     return copy
 
 
-def check_finite(values: NDArray[Any], name: str) -> None:
+def refuse_infinite(values: NDArray[Any], name: str) -> None:
     """Raise NonFiniteError for infinite values, with their first rows."""
     infinite = np.isinf(values)
     if infinite.any():

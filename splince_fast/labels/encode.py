@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from splince_fast.exceptions import LabelError, ManyClassesWarning, WholeNumbersWarning
 from splince_fast.labels.containers import (
     SPLIT_ADVICE,
-    check_finite,
     check_indicators,
     float_copy,
     read_column,
     refuse,
+    refuse_infinite,
     refuse_length,
     variables_of,
     whole_numbers,
@@ -312,7 +312,7 @@ def _columns(
         values = values.reshape(-1, 1)
     present = None
     if not np.isfinite(values).all():
-        check_finite(values, name)
+        refuse_infinite(values, name)
         absent: NDArray[np.bool_] = np.asarray(np.isnan(values).any(axis=1))
         values[absent] = 0.0
         present = ~absent

@@ -11,7 +11,7 @@ import numpy as np
 
 from splince_fast._runtime.extras import require
 from splince_fast.exceptions import InputError
-from splince_fast.sources._arrays import check_column, map_labels, take_rows
+from splince_fast.sources._arrays import check_length, map_labels, slice_rows
 from splince_fast.sources.base import Block, Source, is_matrix, too_few_blocks
 
 
@@ -87,7 +87,7 @@ def _column(column: Any, name: str, sizes: tuple[float, ...]) -> Any:
                 f"{name} lies in memory and the sizes of X's chunks are unknown; call "
                 "X.compute_chunk_sizes() first, or pass a dask array of labels"
             )
-        check_column(column, int(sum(sizes)), name, "X")
+        check_length(column, int(sum(sizes)), name, "X")
         return column
     chunks = column.chunks[0]
     comparable = sizes_known and not any(math.isnan(size) for size in chunks)
@@ -135,7 +135,7 @@ class DaskSource(Source):
         def select(column: Any, _: str = "") -> Any:
             if hasattr(column, "__dask_graph__"):
                 return column.blocks[i]
-            return take_rows(column, self._starts[i], self._starts[i + 1])
+            return slice_rows(column, self._starts[i], self._starts[i + 1])
 
         weight = None if self._weight is None else select(self._weight)
         return Block(self._X.blocks[i], map_labels(self._labels, select), weight)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from splince_fast._runtime.arrays import torch_to_numpy
 from splince_fast._runtime.blocks import choose_block_rows
 from splince_fast.exceptions import InputError
-from splince_fast.sources._arrays import check_column, map_labels, take_block, take_rows
+from splince_fast.sources._arrays import check_length, map_labels, slice_rows, take_block
 from splince_fast.sources.base import Block, PieceSource, Source, files_name
 
 
@@ -82,9 +82,9 @@ def sharded_source(
 
 def sliced(values: Any, name: str, counts: Sequence[int], rows_of: str) -> Callable[[int], Any]:
     """Check a column over all rows, and return a function that slices the part of a shard."""
-    check_column(values, sum(counts), name, rows_of)
+    check_length(values, sum(counts), name, rows_of)
     bounds = [0, *itertools.accumulate(counts)]
-    return lambda index: take_rows(values, bounds[index], bounds[index + 1])
+    return lambda index: slice_rows(values, bounds[index], bounds[index + 1])
 
 
 def host_rows(X: object, path: str) -> NDArray[Any]:

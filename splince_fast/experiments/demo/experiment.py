@@ -22,7 +22,7 @@ from threadpoolctl import threadpool_limits
 from splince_fast._runtime.progress import Progress
 from splince_fast.exceptions import InputError, NotEnoughDataError
 from splince_fast.experiments.demo.professions import ProfessionData
-from splince_fast.experiments.erasers import ERASERS, fit_eraser
+from splince_fast.experiments.erasers import ERASERS, fit_method
 from splince_fast.moments import Moments
 
 Float = NDArray[np.float64]
@@ -162,7 +162,7 @@ def run(
     row_bytes = data.activations[:1].nbytes
     moments_seconds = 0.0
     # Load every BLAS before their threads are limited, and compile before the first timing.
-    warm_up = fit_eraser(
+    warm_up = fit_method(
         "LEACE", accumulate(data, splits[0].train), erase="stereotype", keep="factual"
     )
     warm_up(data.activations[:1])
@@ -290,7 +290,7 @@ def evaluate(data: ProfessionData, split: NounSplit, moments: Moments, method: s
     if method == "Original":
         erased = X
     else:
-        erased = fit_eraser(method, moments, erase="stereotype", keep="factual")(X)
+        erased = fit_method(method, moments, erase="stereotype", keep="factual")(X)
     seconds = time.perf_counter() - started
     z, y = data.stereotype[data.noun_index], data.factual[data.noun_index]
     train, test = split.train, split.test

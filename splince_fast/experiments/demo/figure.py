@@ -16,7 +16,7 @@ from splince_fast._runtime.extras import require
 from splince_fast.experiments.demo.experiment import METHODS, Float, Results, accumulate
 from splince_fast.experiments.demo.professions import ProfessionData
 from splince_fast.experiments.demo.table import odds_factor
-from splince_fast.experiments.erasers import fit_eraser
+from splince_fast.experiments.erasers import fit_method
 from splince_fast.methods import leace
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Plane:
         self.states = self.whitened @ (basis.T @ spanning).T
         self.erased = {}
         for method in ("SPLINCE", "LEACE"):
-            eraser = fit_eraser(method, moments, erase="stereotype", keep="factual")
+            eraser = fit_method(method, moments, erase="stereotype", keep="factual")
             removed = basis.T @ eraser.left @ (eraser.right.T @ basis)
             self.erased[method] = self.states - self.states @ removed.T
 
