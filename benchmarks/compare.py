@@ -1,4 +1,4 @@
-"""Measure the jobs, judge the targets, print a table, and write the results as JSON.
+"""Measure the jobs, compare them with their targets, print a table, and write the results as JSON.
 
     python -m benchmarks.compare [TEXT ...] [--json [PATH]] [--budget SECONDS]
 
@@ -37,13 +37,15 @@ def measure(job: Job, budget: float = 8.0) -> dict[str, Any]:
     """One job as plain data; an ArithmeticError where a number is not finite.
 
     ``values`` are seconds per unit, or numbers, of each contender; ``ratios`` the time of each
-    other contender over ours, round by round; ``targets`` have what was measured and whether it is
+    other contender over ours, round by round; ``targets`` have the measured ratio and whether it is
     met (None where nothing is decided), ``left_out`` the reasons.
     """
-    ways = job.build()
-    left_out = {name: way.reason for name, way in ways.items() if isinstance(way, Absent)}
-    numbers = {name: np.array([way]) for name, way in ways.items() if isinstance(way, float)}
-    contenders = {name: way for name, way in ways.items() if isinstance(way, Contender)}
+    entries = job.build()
+    left_out = {name: entry.reason for name, entry in entries.items() if isinstance(entry, Absent)}
+    numbers = {
+        name: np.array([entry]) for name, entry in entries.items() if isinstance(entry, float)
+    }
+    contenders = {name: entry for name, entry in entries.items() if isinstance(entry, Contender)}
     timings = numbers or timing.interleave(contenders, budget=budget)
     for name, values in timings.items():
         if not np.isfinite(values).all():
@@ -57,25 +59,27 @@ def measure(job: Job, budget: float = 8.0) -> dict[str, Any]:
         "number": bool(numbers),
         "values": {name: timing.spread(seconds) for name, seconds in timings.items()},
         "ratios": {name: timing.ratio(timings[name], timings[OURS]) for name in others},
-        "targets": [_judged(target, timings) for target in job.targets],
+        "targets": [_measured_target(target, timings) for target in job.targets],
         "left_out": left_out,
     }
 
 
-def _judged(target: Target, timings: dict[str, Seconds]) -> dict[str, Any]:
-    """What was measured, and whether it is what was promised."""
-    ours, other = timings.get(OURS), (timings | {"": np.ones(1)}).get(target.against)
-    found = met = None
-    if ours is not None and other is not None:
-        found = timing.ratio(other, ours) if target.at_least else timing.ratio(ours, other)
+def _measured_target(target: Target, timings: dict[str, Seconds]) -> dict[str, Any]:
+    """The target with its measured ratio, and whether it is met; None if undecided."""
+    ours, reference = timings.get(OURS), (timings | {"": np.ones(1)}).get(target.against)
+    measured = met = None
+    if ours is not None and reference is not None:
+        measured = (
+            timing.ratio(reference, ours) if target.at_least else timing.ratio(ours, reference)
+        )
         if not timing.smoke():
-            middle = found["median"]
+            middle = measured["median"]
             met = middle >= target.limit if target.at_least else middle <= target.limit
-    return {**asdict(target), "measured": found, "met": met}
+    return {**asdict(target), "measured": measured, "met": met}
 
 
 def run(jobs: list[Job], path: Path | None, budget: float = 8.0, *, some: bool = False) -> None:
-    """Measure jobs one after the other, and print a table; `path` has what is known after each.
+    """Measure jobs one after the other, print a table, and write the results to `path` after each.
 
     If these are `some` of all, results of the others stay there, where they are of this commit.
     """
@@ -109,7 +113,7 @@ def cells(entry: dict[str, Any]) -> list[str]:
     """A row of the table: name, ours, the others, the targets."""
     number, unit, ours = entry["number"], entry["unit"], entry["values"].get(OURS)
     kind, factor, prefix = ("values", 1.0, "") if number else ("ratios", 1e6, "us/")
-    others = {name: interval(found) for name, found in entry[kind].items() if name != OURS}
+    others = {name: interval(values) for name, values in entry[kind].items() if name != OURS}
     others |= dict.fromkeys(entry["left_out"], "-")
     return [
         entry["name"],
@@ -120,20 +124,20 @@ def cells(entry: dict[str, Any]) -> list[str]:
 
 
 def verdict(target: dict[str, Any]) -> str:
-    """A target, what was measured, and whether it is met."""
+    """A target, the measured value, and whether it is met."""
     word = {True: "met", False: "MISSED", None: "undecided"}[target["met"]]
     measured = "-" if target["measured"] is None else f"{target['measured']['median']:.3g}"
     return f"{target['against']} {measured} {limit(target)} {word}".strip()
 
 
 def limit(target: dict[str, Any]) -> str:
-    """What is promised."""
+    """The limit of a target with its direction."""
     return f"{'>=' if target['at_least'] else '<='} {target['limit']:g}"
 
 
-def interval(found: dict[str, float]) -> str:
+def interval(values: dict[str, float]) -> str:
     """Median and quartiles, three digits."""
-    median, low, high = (f"{found[key]:.3g}" for key in ("median", "low", "high"))
+    median, low, high = (f"{values[key]:.3g}" for key in ("median", "low", "high"))
     return median if low == high else f"{median} [{low}, {high}]"
 
 
@@ -151,8 +155,8 @@ def main() -> None:
     default = RESULTS / f"{machine.short_name()}.json"
     parser.add_argument("--json", nargs="?", type=Path, const=default, help="write the results")
     parser.add_argument("--budget", type=float, default=8.0, help="seconds per job, roughly")
-    given = parser.parse_args()
-    run(chosen(given.text), given.json, given.budget, some=bool(given.text))
+    args = parser.parse_args()
+    run(chosen(args.text), args.json, args.budget, some=bool(args.text))
 
 
 if __name__ == "__main__":

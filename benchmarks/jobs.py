@@ -1,7 +1,7 @@
-"""What a job is, and the list of all: data, splince_fast's way, the floor, peers, and targets.
+"""The jobs: data, splince_fast, the floor, peers, and targets.
 
-A floor is the least that any way must do on the same data: a bare BLAS, LAPACK or copy call. It is
-no contender, since it does not do the whole job.
+A floor is a lower bound of the work on the same data: a bare BLAS, LAPACK or copy call. It does not
+do the whole job.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ NUMPY = "NumPy"
 SERIAL = "one process"
 _PARTS = ("accumulate", "erase", "numbers", "first_use", "growth", "live", "evaluation", "cluster")
 
-Ways = Mapping[str, Contender | Absent]
+Contenders = Mapping[str, Contender | Absent]
 Numbers = Mapping[str, float | Absent]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is promised of a job."""
+    """A promised ratio, time or number of a job."""
 
-    against: str  # the contender whose time is compared; empty where ours itself is judged
+    against: str  # the contender whose time is compared; empty for a limit of ours itself
     limit: float
     at_least: bool
 
@@ -46,7 +46,9 @@ class Job:
 
     name: str  # group/case
     unit: str  # what times are for ("row", "call"), or what a number counts
-    build: Callable[[], Mapping[str, Any]]  # gives Ways to be timed, or Numbers that it measured
+    build: Callable[
+        [], Mapping[str, Any]
+    ]  # gives Contenders to be timed, or Numbers that it measured
     targets: tuple[Target, ...] = ()
     larger_of: tuple[str, ...] = ()  # contenders of which the slower, in each round, is the floor
 
@@ -74,14 +76,14 @@ def job(
         make = needs(*modules)(build) if modules else build
 
         def built(**values: Any) -> Mapping[str, Any]:
-            ways = make(**values)
-            return {OURS: ways} if isinstance(ways, Absent) else ways
+            contenders = make(**values)
+            return {OURS: contenders} if isinstance(contenders, Absent) else contenders
 
-        for chosen in product(*axes.values()):
-            values = dict(zip(axes, chosen, strict=True))
-            wanted = tuple(t if isinstance(t, Target) else t(**values) for t in targets)
-            named = name.format(**values)
-            _JOBS[named] = Job(named, unit, partial(built, **values), wanted, larger_of)
+        for combination in product(*axes.values()):
+            values = dict(zip(axes, combination, strict=True))
+            job_targets = tuple(t if isinstance(t, Target) else t(**values) for t in targets)
+            job_name = name.format(**values)
+            _JOBS[job_name] = Job(job_name, unit, partial(built, **values), job_targets, larger_of)
         return build
 
     return define

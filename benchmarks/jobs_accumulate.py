@@ -17,7 +17,7 @@ from scipy.linalg.blas import get_blas_funcs
 import splince_fast as sf
 from benchmarks import peers
 from benchmarks.data import Array, Problem, cached, cut, problem, scratch, write_rows
-from benchmarks.jobs import FLOOR, OURS, Target, Ways, below, faster, job, within
+from benchmarks.jobs import FLOOR, OURS, Contenders, Target, below, faster, job, within
 from benchmarks.peers import CE, CE64, ONEDAL
 from benchmarks.timing import Contender, each, pick
 
@@ -80,23 +80,23 @@ def _rate(dtype: str, d: int) -> Target:
 @job("accumulate/{dtype}/{d}", "row", _rate, faster(ONEDAL, 1.2), faster(CE, 2.0),
      faster(CE64, 3.5), dtype=["float32"], d=_WIDTHS)  # fmt: skip
 @job("accumulate/{dtype}/{d}", "row", _rate, faster(ONEDAL, 1.2), dtype=["float64"], d=_WIDTHS)
-def _accumulate(dtype: str, d: int) -> Ways:
+def _accumulate(dtype: str, d: int) -> Contenders:
     data = rows_of(d, dtype)
-    ways = {
+    contenders = {
         OURS: accumulate(data),
         FLOOR: syrk(data),
         CE: peers.stream_concept_erasure(data, block_rows(), dtype),
         ONEDAL: peers.stream_onedal(data, block_rows()),
     }
     if dtype == "float32":
-        ways[CE64] = peers.stream_concept_erasure(data, block_rows(), "float64")
-    return ways
+        contenders[CE64] = peers.stream_concept_erasure(data, block_rows(), "float64")
+    return contenders
 
 
 @job("sampled/1 %/{d}", "row", lambda d, rate: faster("all rows", {768: 10, 2048: 20, 4096: 30}[d]),
      d=_WIDTHS, rate=[0.01])  # fmt: skip
 @job("sampled/sums alone/{d}", "row", faster(FLOOR, 0.8), d=_WIDTHS, rate=[1e-6])
-def _sampled(d: int, rate: float) -> Ways:
+def _sampled(d: int, rate: float) -> Contenders:
     """The covariance from a sample of the rows; and next to none of them, beside a bare copy."""
     data = rows_of(d)
     exact = methodcaller("cross_covariance", "z")  # all rows count in either
@@ -105,7 +105,7 @@ def _sampled(d: int, rate: float) -> Ways:
 
 
 @job("wide/dense/rank {rank}/100,000", "row", rank=(0, 64))
-def _wide(rank: int) -> Ways:
+def _wide(rank: int) -> Contenders:
     """Rows wider than a covariance in memory: variances, and a sketch of so many columns.
 
     The floor reads the rows, or multiplies them by the columns of the sketch and back.
@@ -127,7 +127,7 @@ def sparse_rows() -> tuple[Any, Array]:
 
 @job("wide/sparse/rank {rank}/40,000", "row", below(20e-6), rank=[0])
 @job("wide/sparse/rank {rank}/40,000", "row", rank=[64])
-def _sparse(rank: int) -> Ways:
+def _sparse(rank: int) -> Contenders:
     """Sparse rows; the floor is two products of SciPy."""
     X, z = sparse_rows()
     n, d = X.shape
@@ -138,7 +138,7 @@ def _sparse(rank: int) -> Ways:
 
 @job("stream/one row/{d}", "row", below(25e-6), faster(CE, 5.0), d=[768])
 @job("stream/one row/{d}", "row", within("in blocks", 1.5), d=[3072])
-def _single(d: int) -> Ways:
+def _single(d: int) -> Contenders:
     data = problem(block_rows(), pick(d, 16))
     n = pick(256 if d < 1024 else 64, 32)  # rows of the others; all would take minutes
     few = Problem(data.X[:n], data.z[:n], data.y[:n])
@@ -151,13 +151,13 @@ def _single(d: int) -> Ways:
 
 
 @job("stream/64 rows/{dtype}/2048", "row", within("in blocks", 1.5), dtype=DTYPES)
-def _small_updates(dtype: str) -> Ways:
+def _small_updates(dtype: str) -> Contenders:
     data = problem(block_rows(), pick(2048, 16), dtype)
     return {OURS: accumulate(data, pick(64, 8)), "in blocks": accumulate(data)}
 
 
 @job("stream/dtypes alternate/512", "row", within("one kind", 3.0))
-def _alternating() -> Ways:
+def _alternating() -> Contenders:
     """Single rows, of float32 and float64 alternately; and all of them of float32."""
     data = problem(pick(256, 32), pick(512, 16))
     rows = cut(1, data.X, **data.labels)
@@ -168,7 +168,7 @@ def _alternating() -> Ways:
 
 
 @job("stream/100,000 declared classes/512", "row", within("one kind", 3.0), modules=("pandas",))
-def _declared() -> Ways:
+def _declared() -> Contenders:
     """Single rows with a categorical that declares many classes; and with integer codes."""
     pandas: Any = import_module("pandas")
     data = problem(pick(32, 16), pick(512, 8))
@@ -180,21 +180,21 @@ def _declared() -> Ways:
 
 @job("labels/1,000 classes/{dtype}/{d}", "row", within("2 classes", 1.25),
      dtype=DTYPES, d=(768, 2048))  # fmt: skip
-def _classes(dtype: str, d: int) -> Ways:
+def _classes(dtype: str, d: int) -> Contenders:
     few = rows_of(d, dtype)
     codes = np.random.default_rng(2).integers(0, pick(1000, 20), len(few.X))
     return {OURS: accumulate(Problem(few.X, codes, few.y)), "2 classes": accumulate(few)}
 
 
 @job("labels/scatter by 2 classes/{dtype}/768", "row", within("one scatter", 1.15), dtype=DTYPES)
-def _by_class(dtype: str) -> Ways:
+def _by_class(dtype: str) -> Contenders:
     """`Moments(by=)`, two classes of like size."""
     data = rows_of(768, dtype)
     return {OURS: accumulate(data, by="z"), "one scatter": accumulate(data)}
 
 
 @job("labels/512 columns/{dtype}/512", "row", within(FLOOR, 2.0), dtype=DTYPES)
-def _columns(dtype: str) -> Ways:
+def _columns(dtype: str) -> Contenders:
     """Continuous labels in many columns.
 
     The floor is the three products alone: of the rows with themselves in their dtype, with the
@@ -219,7 +219,7 @@ def _columns(dtype: str) -> Ways:
 @job("file/mapped/float32/1024", "row", within(FLOOR, 1.3), larger_of=("bare SYRK", "bare read"),
      sums=[False])  # fmt: skip
 @job("file/mapped, sums alone/float32/1024", "row", faster("bare read", 0.8), sums=[True])
-def _mapped(sums: bool) -> Ways:
+def _mapped(sums: bool) -> Contenders:
     """Rows on disk, in the page cache; reading and multiplying can go on at the same time."""
     n, d = pick((131_072, 1024), (512, 16))
     path = write_rows(n, d)
@@ -241,7 +241,7 @@ def _mapped(sums: bool) -> Ways:
 
 
 @job("file/save moments/2048", "call")
-def _save() -> Ways:
+def _save() -> Contenders:
     """A file of moments; the floor writes as many bytes."""
     d = pick(2048, 16)
     moments = cached(2 * d, d, "float64").moments()
@@ -252,7 +252,7 @@ def _save() -> Ways:
 
 
 @job("merge/a + b/2048", "call")
-def _merge() -> Ways:
+def _merge() -> Contenders:
     """A new state from two; the floor adds the triangles of two covariances."""
     d = pick(2048, 16)
     first, second = (problem(2 * d, d, seed=seed).moments() for seed in (0, 1))

@@ -18,7 +18,7 @@ import numpy as np
 
 import splince_fast as sf
 from benchmarks.data import write_rows
-from benchmarks.jobs import OURS, SERIAL, Numbers, Ways, below, faster, job, within
+from benchmarks.jobs import OURS, SERIAL, Contenders, Numbers, below, faster, job, within
 from benchmarks.jobs_numbers import extra_bytes
 from benchmarks.peers import DASK_COV, DASK_PCA, needs
 from benchmarks.timing import Contender, pick
@@ -85,7 +85,7 @@ def _in_memory() -> Any:
 
 
 @_cluster("cluster/array in memory/256", "row", within(LAZY, 1.5))
-def _over_memory() -> Ways:
+def _over_memory() -> Contenders:
     """Its rows travel; those of lazy chunks are read by the workers."""
     path, n, d, block = _narrow()
 
@@ -116,13 +116,13 @@ def _memory_of_the_caller() -> Numbers:
 
 
 @_cluster("cluster/1,048,576 rows/2048", "row", faster(SERIAL, 0.9))
-def _beside_one_process() -> Ways:
+def _beside_one_process() -> Contenders:
     shards = pick(16, 2)
     return {OURS: _ours(shards, client=_client()), SERIAL: _ours(shards)}
 
 
 @_cluster("cluster/65,536 rows/2048", "row", faster(DASK_COV, 3.0), faster(DASK_PCA, 20.0))
-def _beside_peers() -> Ways:
+def _beside_peers() -> Contenders:
     import dask.array as da
 
     _, n, d, block = _file()

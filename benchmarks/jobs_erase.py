@@ -16,7 +16,7 @@ import scipy.linalg
 import splince_fast as sf
 from benchmarks import peers
 from benchmarks.data import Array, Problem, cached, problem
-from benchmarks.jobs import FLOOR, NUMPY, OURS, Ways, faster, job, within
+from benchmarks.jobs import FLOOR, NUMPY, OURS, Contenders, faster, job, within
 from benchmarks.peers import CE
 from benchmarks.timing import Absent, Contender, pick
 
@@ -77,17 +77,17 @@ def problem_of(d: int) -> Problem:
 @job("splince/{d}", "call", d=[768])
 @job("splince/{d}", "call", within(FLOOR, 1.5), faster(NUMPY, 25.0), d=[2048])
 @job("splince/{d}", "call", within(FLOOR, 1.5), d=[4096])
-def _splince(d: int) -> Ways:
+def _splince(d: int) -> Contenders:
     moments = problem_of(d).moments()
-    ways = {OURS: splince_of(moments), FLOOR: lapack(moments, "z", "y")}
+    contenders = {OURS: splince_of(moments), FLOOR: lapack(moments, "z", "y")}
     if d <= 2048:
         explicit = partial(peers.explicit_splince, *parts(moments, "z", "y"))
-        ways[NUMPY] = Contender(explicit, answer=np.asarray)
-    return ways
+        contenders[NUMPY] = Contender(explicit, answer=np.asarray)
+    return contenders
 
 
 @job("splince/32/2 columns", "call", faster("scipy.linalg", 3.0))
-def _small() -> Ways:
+def _small() -> Contenders:
     """A small problem with two continuous columns on either side."""
     data = problem(2000, 32, "float64", classes=3)
     labels = {name: np.eye(3, 2)[codes] for name, codes in data.labels.items()}
@@ -100,7 +100,7 @@ def _small() -> Ways:
 
 
 @job("splince/rank deficient/512", "call")
-def _deficient() -> Ways:
+def _deficient() -> Contenders:
     """An eighth of the features constant, an eighth copies; the floor is an eigendecomposition."""
     d = pick(512, 16)
     data = problem(4 * d, d, "float64")
@@ -115,7 +115,7 @@ def _deficient() -> Ways:
 @job("leace/{d}", "call", d=[768])
 @job("leace/{d}", "call", faster(CE, 15.0), d=[2048])
 @job("leace/{d}", "call", faster(CE, 25.0), d=[4096])
-def _leace(d: int) -> Ways:
+def _leace(d: int) -> Contenders:
     data = problem_of(d)
     moments = data.moments()
     other = peers.solve_concept_erasure(data)
@@ -124,7 +124,7 @@ def _leace(d: int) -> Ways:
 
 @job("oracle/{d}", "call", d=[768])
 @job("oracle/{d}", "call", within("splince", 1.2), d=[2048])
-def _oracle(d: int) -> Ways:
+def _oracle(d: int) -> Contenders:
     """With the map of rows without a label, which reuses the factor."""
     data = problem_of(d)
     moments = sf.Moments(joint=[("z", "y")]).update(data.X, data.labels)
@@ -135,7 +135,7 @@ def _oracle(d: int) -> Ways:
 @job("factor/{kind}/{d}", "call",
      lambda kind, d: within("first eraser", {2048: 0.15, 4096: 0.05}[d]),
      d=(4096, 2048), kind=("second eraser", "concept_strength"))  # fmt: skip
-def _factor(d: int, kind: str) -> Ways:
+def _factor(d: int, kind: str) -> Contenders:
     """From one kept factor: every further eraser, and how strong the concept is."""
     moments = problem_of(d).moments()
     factored = moments.factored()
@@ -146,7 +146,7 @@ def _factor(d: int, kind: str) -> Ways:
 
 
 @job("quadratic/{d}", "call", within(FLOOR, 20.0), d=[768])
-def _quadratic(d: int) -> Ways:
+def _quadratic(d: int) -> Contenders:
     """Two classes and a task; the floor is one eigendecomposition of the covariance."""
     d = pick(d, 16)
     data = problem(4 * d, d, "float64")
@@ -171,7 +171,7 @@ def orthogonal(d: int, rank: int) -> sf.Projection:
 
 
 def applied(X: Array, eraser: sf.Projection, out: Array | None = None) -> dict[str, Contender]:
-    """Every way into `out`, memory that was touched before; or, without it, into a new array."""
+    """All contenders, into `out`, memory that was touched before, or into a new array."""
     return {
         OURS: Contender(lambda: eraser(X, out=out), len(X), answer=np.array),
         FLOOR: Contender(X.copy if out is None else partial(np.copyto, out, X), len(X)),
@@ -187,7 +187,7 @@ def applied(X: Array, eraser: sf.Projection, out: Array | None = None) -> dict[s
      where=["given array"], dtype=("float32", "float64"), rank=[1])  # fmt: skip
 @job("apply/{where}/{dtype}/768/rank {rank}", "row", within(FLOOR, 2.0), faster(NUMPY, 3.0),
      where=["given array"], dtype=["float32"], rank=[16])  # fmt: skip
-def _apply(where: str, dtype: str, rank: int) -> Ways:
+def _apply(where: str, dtype: str, rank: int) -> Contenders:
     X = cached(*pick((100_000, 768), (300, 16)), dtype).X
     eraser = orthogonal(X.shape[1], rank)
     if where == "given array":
@@ -197,7 +197,7 @@ def _apply(where: str, dtype: str, rank: int) -> Ways:
 
 @job("apply/{form}/512/rank {rank}", "row", within("C order, float32", 2.0),
      form=("float16", "Fortran", "strided"), rank=(1, 16))  # fmt: skip
-def _forms(form: str, rank: int) -> Ways:
+def _forms(form: str, rank: int) -> Contenders:
     """The same rows in another layout or dtype."""
     rows = cached(*pick((40_000, 512), (300, 16))).X
     forms: dict[str, Array] = {
@@ -230,13 +230,13 @@ SPLINCES = {OURS: partial(erase_ours, sf.SPLINCE), NUMPY: peers.erase_numpy}
 @job("fit and transform/LEACE/{n:,} x {d}", "row", n=(10_000, 50_000), d=[768], makers=[LEACES])
 @job("fit and transform/SPLINCE/{n:,} x {d}", "row", n=[2000], d=[32], makers=[SPLINCES])
 @job("fit and transform/SPLINCE/{n:,} x {d}", "row", n=[10_000], d=[768], makers=[SPLINCES])
-def _fit(n: int, d: int, makers: dict[str, Callable[[Problem], Any]]) -> Ways:
+def _fit(n: int, d: int, makers: dict[str, Callable[[Problem], Any]]) -> Contenders:
     data = cached(*pick((n, d), (300, 16)))
     return {name: make(data) for name, make in makers.items()}
 
 
 @job("import/splince_fast", "call")
-def _import() -> Ways:
+def _import() -> Contenders:
     """A fresh interpreter; the floor imports NumPy, which every use needs."""
     found_here = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 

@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 
 import splince_fast as sf
 from benchmarks.data import Array
-from benchmarks.jobs import OURS, Numbers, Ways, below, job, within
+from benchmarks.jobs import OURS, Contenders, Numbers, below, job, within
 from benchmarks.timing import Contender, pick
 from splince_fast import evaluation as ev
 from splince_fast.evaluation import _logistic
@@ -33,9 +33,9 @@ _LEVELS = (0.5, 0.9)
 @cache
 def _data() -> tuple[Array, Array, Array, tuple[int, int, int]]:
     """Rows, task, concept, and how many rows train, validate and test."""
-    found = load("bios")
-    X, sizes = pick((found.X, (4000, 600, 1000)), (found.X[:, :8], (100, 40, 40)))
-    return X, found.labels["task"], found.labels["concept"], sizes
+    data = load("bios")
+    X, sizes = pick((data.X, (4000, 600, 1000)), (data.X[:, :8], (100, 40, 40)))
+    return X, data.labels["task"], data.labels["concept"], sizes
 
 
 def _compared() -> Any:
@@ -72,18 +72,20 @@ def _level(p: float) -> list[float]:
     rows = [(part - mean) / unit for part in rows]
     (y_train, z_train), validated, tested = ((y[part], z[part]) for part in parts)
     moments = sf.Moments().update(rows[0], {"y": y_train, "z": z_train})
-    ways: list[Any] = [
+    erasers: list[Any] = [
         lambda x: x, sf.sal(moments, erase="z"), sf.leace(moments, erase="z"),
         sf.splince(moments, erase="z", keep="y"),
     ]  # fmt: skip
     folds = StratifiedKFold(5, shuffle=True, random_state=0)
     results: list[float] = []
     frozen: Any = None
-    for eraser in ways:
+    for eraser in erasers:
         train, valid, test = (eraser(part) for part in rows)
         heads = [logistic(alpha, len(train)).fit(train, y_train) for alpha in _STRENGTHS]
-        found = [scores(head, valid, *validated) for head in heads]
-        best = heads[found.index(max(found))]  # of equals the strongest regularisation
+        validation_scores = [scores(head, valid, *validated) for head in heads]
+        best = heads[
+            validation_scores.index(max(validation_scores))
+        ]  # of equals the strongest regularisation
         frozen = frozen or best
         results += [scores(head, test, *tested)[0] for head in (best, frozen)]
         probe = make_pipeline(StandardScaler(), logistic(0.01, len(test) * 4 // 5))
@@ -92,7 +94,7 @@ def _level(p: float) -> list[float]:
 
 
 @job("evaluation/compare", "call", within("script", 0.5))
-def _compare() -> Ways:
+def _compare() -> Contenders:
     return {OURS: Contender(_compared), "script": Contender(_script)}
 
 
@@ -101,8 +103,8 @@ def _difference() -> Numbers:
     """Largest difference between the worst groups of compare and of the script."""
     ours = _compared()
     cells = product(_LEVELS, ("none", "SAL", "LEACE", "SPLINCE"), ("retrained", "frozen"))
-    found = [ours.values("worst_group", eraser=e, head=h, p=p)[0] for p, e, h in cells]
-    return {OURS: float(np.abs(np.array(found) - _script()).max())}
+    worst_groups = [ours.values("worst_group", eraser=e, head=h, p=p)[0] for p, e, h in cells]
+    return {OURS: float(np.abs(np.array(worst_groups) - _script()).max())}
 
 
 @job("evaluation/compare over its fits", "processor time", below(1.3))
@@ -113,9 +115,9 @@ def _overhead() -> Numbers:
     def timed(*arguments: Any, **options: Any) -> _logistic.Fits:
         nonlocal fits
         started = process_time()
-        found = original(*arguments, **options)
+        fits_of_call = original(*arguments, **options)
         fits += process_time() - started
-        return found
+        return fits_of_call
 
     with patch.object(_logistic, "fit", timed):
         started = process_time()

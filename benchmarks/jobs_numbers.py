@@ -18,7 +18,7 @@ import numpy as np
 import splince_fast as sf
 from benchmarks import peers
 from benchmarks.data import Array, Problem, cut, problem, write_rows
-from benchmarks.jobs import NUMPY, OURS, Numbers, Ways, below, job
+from benchmarks.jobs import NUMPY, OURS, Contenders, Numbers, below, job
 from benchmarks.jobs_accumulate import BLOCK, DTYPES, accumulate, sparse_rows
 from benchmarks.jobs_erase import LEACES, orthogonal
 from benchmarks.peers import CE, CE64, ONEDAL
@@ -31,14 +31,14 @@ def two_pass_covariance(X: Array) -> Array:
     """Covariance (ddof 1) in float64: centre, then multiply."""
     centred = X.astype(np.float64)
     centred -= centred.mean(axis=0)
-    centred -= centred.mean(axis=0)  # what the rounding of the first mean left
+    centred -= centred.mean(axis=0)  # the rounding error of the first mean
     return np.asarray(centred.T @ centred) / (len(X) - 1)
 
 
-def covariance_error(truth: Array, found: Array) -> float:
+def covariance_error(exact: Array, computed: Array) -> float:
     """Largest entrywise error against sqrt(S_ii S_jj)."""
-    root = np.sqrt(np.diagonal(truth))
-    return float((np.abs(found - truth) / np.outer(root, root)).max())
+    root = np.sqrt(np.diagonal(exact))
+    return float((np.abs(computed - exact) / np.outer(root, root)).max())
 
 
 def class_spread(X: Array, z: Array) -> float:
@@ -48,11 +48,15 @@ def class_spread(X: Array, z: Array) -> float:
     return float(np.linalg.norm(means - np.mean(means, axis=0)))
 
 
-def _judged(ways: Ways, judge: Callable[[Any], float]) -> dict[str, float | Absent]:
-    """A number from the result of each."""
+def _numbers_of(
+    contenders: Contenders, number_of: Callable[[Any], float]
+) -> dict[str, float | Absent]:
+    """A number from the result of each contender."""
     return {
-        name: way if isinstance(way, Absent) else judge((way.answer or np.asarray)(way.run()))
-        for name, way in ways.items()
+        name: contender
+        if isinstance(contender, Absent)
+        else number_of((contender.answer or np.asarray)(contender.run()))
+        for name, contender in contenders.items()
     }
 
 
@@ -65,8 +69,8 @@ def _covariance_error(dtype: str, offset: float) -> Numbers:
     Ours is the worst over orders of the rows, sizes of blocks and sizes of updates.
     """
     data = problem(pick(10_000, 300), pick(128, 8), dtype, offset=offset)
-    truth, n = two_pass_covariance(data.X), len(data.X)
-    error = partial(covariance_error, truth)
+    exact, n = two_pass_covariance(data.X), len(data.X)
+    error = partial(covariance_error, exact)
     ours = 0.0
     cuts = ((None, n), (None, 1), (4096, n), (64, n), (1, 99))
     for X, (block, update) in product((data.X, data.X[np.argsort(data.X[:, 0])]), cuts):
@@ -78,7 +82,7 @@ def _covariance_error(dtype: str, offset: float) -> Numbers:
         CE64: peers.stream_concept_erasure(data, BLOCK, "float64"),
         ONEDAL: peers.stream_onedal(data, BLOCK),
     }
-    return {OURS: ours} | _judged(others, error)
+    return {OURS: ours} | _numbers_of(others, error)
 
 
 @job("trace left/balanced classes/mean {offset} sd", "ratio", offset=(0, 1000, 10_000))
@@ -102,8 +106,8 @@ def _rare() -> Numbers:
 def _traces(data: Problem) -> Numbers:
     """Spread of the class means of erased float32 rows over that before: 0 is perfect."""
     before = class_spread(data.X, data.z)
-    ways = {name: make(data) for name, make in LEACES.items()}
-    return _judged(ways, lambda rows: class_spread(rows, data.z) / before)
+    contenders = {name: make(data) for name, make in LEACES.items()}
+    return _numbers_of(contenders, lambda rows: class_spread(rows, data.z) / before)
 
 
 def extra_bytes(prepare: Prepare, unit: float = 1.0) -> float | Absent:
@@ -143,8 +147,8 @@ def _anonymous(pid: int) -> int:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     except OSError:
         return 0
-    found = re.search(r"RssAnon:\s*(\d+)", status)
-    return 1024 * int(found[1]) if found else 0
+    match = re.search(r"RssAnon:\s*(\d+)", status)
+    return 1024 * int(match[1]) if match else 0
 
 
 @job("memory/mapped file/float32/1024", "3 d^2 doubles + 3 blocks", below(1.0))
@@ -165,9 +169,9 @@ def accumulate_file(n: int, d: int) -> Callable[[], object]:
 def accumulate_wide() -> Callable[[], object]:
     """Blocks of float32 rows by rank: beside the blocks, which are made before."""
     sizes = ((200, 100), pick((1024, 100_000), (64, 80)))
-    few, every = (accumulate(problem(*size), pick(512, 32), sketch_size=64) for size in sizes)
-    few.run()
-    return every.run
+    small, full = (accumulate(problem(*size), pick(512, 32), sketch_size=64) for size in sizes)
+    small.run()
+    return full.run
 
 
 def accumulate_sparse() -> Callable[[], object]:

@@ -1,4 +1,4 @@
-"""What the numbers were measured on, and of which commit; no paths and no names."""
+"""The machine and the commit of a measurement; no paths and no names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PACKAGES = (
     "numpy", "scipy", "numba", "scikit-learn", "torch", "concept-erasure", "fairlearn",
     "scikit-learn-intelex", "transformers", "dask", "dask-ml",
 )  # fmt: skip
-# What changes the kernels or the threads of a BLAS, or those of splince_fast.
+# Variables that change the kernels or the threads of a BLAS, or those of splince_fast.
 _PREFIXES = (
     "OPENBLAS_", "OMP_", "MKL_", "SPLINCE_FAST_BENCH", "SPLINCE_FAST_LEVEL",
     "SPLINCE_FAST_NUM_THREADS",
@@ -36,7 +36,7 @@ _PREFIXES = (
 
 def describe() -> dict[str, Any]:
     """Everything that a reader needs to judge or repeat a measurement, as plain data."""
-    found = config()
+    measured = config()
     installed = {package.name: package.version for package in distributions()}
     return {
         **processor(),
@@ -45,12 +45,12 @@ def describe() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "versions": {name: installed[name] for name in _PACKAGES if name in installed},
-        "blas": {"name": found.blas, "kernels": found.blas_core},
-        "row_kernels": found.row_kernels,
-        "threads": found.threads,
+        "blas": {"name": measured.blas, "kernels": measured.blas_core},
+        "row_kernels": measured.row_kernels,
+        "threads": measured.threads,
         "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_PREFIXES)},
-        "gflops": {t: round(getattr(found, t), 1) for t in ("syrk_float32", "syrk_float64")},
-        "copy_gbs": round(found.copy, 1),
+        "gflops": {t: round(getattr(measured, t), 1) for t in ("syrk_float32", "syrk_float64")},
+        "copy_gbs": round(measured.copy, 1),
         "gemm_over_syrk": {dtype: gemm_over_syrk(dtype) for dtype in ("float32", "float64")},
     }
 
@@ -63,7 +63,7 @@ def gemm_over_syrk(dtype: str) -> dict[str, float]:
     """
     X = np.ones(pick((4096, 2048), (64, 16)), dtype)
     syrk, gemm = get_blas_funcs(("syrk", "gemm"), (X,))
-    ways = {
+    contenders = {
         "syrk": Contender(partial(syrk, 1.0, X.T, lower=1)),
         "scipy": Contender(partial(gemm, 1.0, X.T, X.T, trans_b=1)),
     }
@@ -71,8 +71,8 @@ def gemm_over_syrk(dtype: str) -> dict[str, float]:
         import torch
 
         x = torch.from_numpy(X)
-        ways["torch"] = Contender(partial(torch.mm, x.T, x))
-    timings = interleave(ways, budget=4.0)
+        contenders["torch"] = Contender(partial(torch.mm, x.T, x))
+    timings = interleave(contenders, budget=4.0)
     bare = timings.pop("syrk")
     return {name: round(ratio(seconds, bare)["median"], 2) for name, seconds in timings.items()}
 
@@ -95,8 +95,8 @@ def now() -> tuple[str, list[float]]:
 
 def command() -> str:
     """The command that runs this process, with names of files in place of paths."""
-    named = (re.sub(r"[^=]*/(?=[^/]+\.json$)", "", text) for text in sys.argv[1:])
-    return shlex.join(["python", "-m", "benchmarks.compare", *named])
+    texts = (re.sub(r"[^=]*/(?=[^/]+\.json$)", "", text) for text in sys.argv[1:])
+    return shlex.join(["python", "-m", "benchmarks.compare", *texts])
 
 
 def processor() -> dict[str, Any]:

@@ -106,16 +106,16 @@ def read(folder: Path) -> list[Results]:
 
     SystemExit without any, or where one has tiny sizes and another has not.
     """
-    found = []
+    runs = []
     for path in sorted(folder.glob("*.json")):
         results = json.loads(path.read_text(encoding="utf-8"))
         results["title"] = machine.title(results["machine"])
         results["load"] = results["load_average"]["before"][0]
         results["jobs"] = {entry["name"]: entry for entry in results["jobs"]}
-        found.append(results)
-    if len({results["smoke"] for results in found}) != 1:
+        runs.append(results)
+    if len({results["smoke"] for results in runs}) != 1:
         raise SystemExit(f"no results in {folder}, or some of smoke sizes: run benchmarks.compare")
-    return sorted(found, key=lambda results: -results["machine"]["family"])
+    return sorted(runs, key=lambda results: -results["machine"]["family"])
 
 
 def stored(results: Results, job: str, kind: str, name: str) -> Any:
@@ -156,13 +156,13 @@ def headline(every: list[Results]) -> str:
     """The gains of the second table in words, with the range over processors; and first use."""
     lines = []
     for job, against, text in _PEERS:
-        found = [stored(results, job, "ratios", against) for results in every]
-        medians = [ratio["median"] for ratio in found if ratio]
-        what, _, other = text.partition(": ")
+        values = [stored(results, job, "ratios", against) for results in every]
+        medians = [ratio["median"] for ratio in values if ratio]
+        task, _, peer = text.partition(": ")
         if medians:
             low, high = (f"{v:.2g}" for v in (min(medians), max(medians)))
             times = low if low == high else f"{low} to {high}"
-            lines.append(_item(f"{what[0].upper()}{what[1:]}: {times} times as fast as {other}."))
+            lines.append(_item(f"{task[0].upper()}{task[1:]}: {times} times as fast as {peer}."))
     first = [stored(results, _FIRST_USE, "values", OURS) for results in every]
     seconds = [value["median"] for value in first if value]
     if seconds:
@@ -177,13 +177,13 @@ def ratios(every: list[Results], lines: Iterable[tuple[str, str, str]], head: st
     """A table with a column per processor."""
     rows = []
     for job, against, text in lines:
-        found = [stored(results, job, "ratios", against) for results in every]
-        rows.append([text, *(compare.interval(ratio) if ratio else "-" for ratio in found)])
+        values = [stored(results, job, "ratios", against) for results in every]
+        rows.append([text, *(compare.interval(ratio) if ratio else "-" for ratio in values)])
     return compare.table([head, *(results["title"] for results in every)], rows)
 
 
 def missed(results: Results) -> str:
-    """What is missed, and why; cases of a group against the same contender together."""
+    """The missed targets with reasons; cases of a group against one contender share a line."""
     cases: dict[tuple[str, str], list[str]] = {}
     decided = []
     for name, job in results["jobs"].items():
@@ -194,41 +194,41 @@ def missed(results: Results) -> str:
                 text = f"{case} {target['measured']['median']:.3g} ({compare.limit(target)})"
                 cases.setdefault((group, target["against"]), []).append(text)
     lines = [f"{results['title']}: {sum(decided)} of {len(decided)} targets are met.\n"]
-    for pair, found in cases.items():
+    for pair, texts in cases.items():
         reason = f". {_REASONS[pair]}." if pair in _REASONS else ""
-        lines.append(_item(f"{', '.join(filter(None, pair))}: {'; '.join(found)}{reason}"))
+        lines.append(_item(f"{', '.join(filter(None, pair))}: {'; '.join(texts)}{reason}"))
     return "\n".join(lines)
 
 
 def growth(results: Results) -> Iterator[str]:
     """Measured exponents beside those of the algorithm, and the time of a large job."""
-    shown = []
+    exponents = []
     for name, job in results["jobs"].items():
         if name.startswith("growth/"):
-            _, what, axis, expected = re.split(r"[/^]", name)
+            _, task, axis, expected = re.split(r"[/^]", name)
             measured = jobs_growth.exponent(job["ratios"]["quarter"]["median"])
-            shown.append(f"{what} in {axis} {measured:.2f} ({expected})")
-    if shown:
-        yield _item(f"{results['title']}: {'; '.join(shown)}.{_large(results)}")
+            exponents.append(f"{task} in {axis} {measured:.2f} ({expected})")
+    if exponents:
+        yield _item(f"{results['title']}: {'; '.join(exponents)}.{_large(results)}")
 
 
 def _large(results: Results) -> str:
-    """Hours for a billion rows, of all of them, of a sample, and on machines like this one."""
-    whole = stored(results, "accumulate/float32/4096", "values", OURS)
+    """Hours for a billion rows: in full, from a sample, and on sixteen such machines."""
+    all_rows = stored(results, "accumulate/float32/4096", "values", OURS)
     sums = stored(results, "sampled/sums alone/4096", "values", OURS)
     pair = stored(results, "cluster/1,048,576 rows/2048", "ratios", SERIAL)
-    if not whole or not sums:
+    if not all_rows or not sums:
         return ""
     rows = 1e9 / 3600
-    every_row = rows * 4 * whole["median"]
-    share = rate_for("auto", 10**9, 8192, "the rows", folds=1)
-    sampled = rows * 2 * sums["median"] + share * every_row
+    every_row = rows * 4 * all_rows["median"]
+    rate = rate_for("auto", 10**9, 8192, "the rows", folds=1)
+    sampled = rows * 2 * sums["median"] + rate * every_row
     cluster = f"; on 16 such machines {every_row / 16 / pair['median']:.1f} h" if pair else ""
     return f' A billion rows: {every_row:.1f} h; subsample="auto" {sampled:.1f} h{cluster}.'
 
 
 def page(every: list[Results]) -> str:
-    """The whole text; what there is nothing of leaves no empty lines."""
+    """The whole text; absent parts leave no empty lines."""
     text = _PAGE.format(
         headline=headline(every),
         processors=_fill(
@@ -255,8 +255,8 @@ def draw(every: list[Results], path: Path) -> None:
     figure = Figure(figsize=(7.5, 3.4), layout="constrained")
     axes = figure.subplots()
     for index, results in enumerate(every):
-        found = [stored(results, job, "ratios", against) for job, against, _ in lines]
-        points = {place + 0.2 * index: ratio for place, ratio in enumerate(found) if ratio}
+        values = [stored(results, job, "ratios", against) for job, against, _ in lines]
+        points = {place + 0.2 * index: ratio for place, ratio in enumerate(values) if ratio}
         middle = [ratio["median"] for ratio in points.values()]
         ends = [[abs(r[end] - r["median"]) for r in points.values()] for end in ("low", "high")]
         axes.errorbar(

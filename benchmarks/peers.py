@@ -1,7 +1,7 @@
-"""Other packages' ways to do the jobs, each in its recommended use.
+"""Contenders of other packages, each in its recommended use.
 
-Data are put into the form that each package wants before the clock starts. What a call returns is
-comparable: either all contenders of a job write into a given array, or all return a new one.
+Data are converted to the form that each package needs before the clock starts. The results of calls
+are comparable: either all contenders of a job write into a given array, or all return a new one.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def stream_concept_erasure(data: Problem, block_rows: int, dtype: str) -> Conten
     x, z = _tensors(data)
     fitter = LeaceFitter(x.shape[1], z.shape[1], dtype=getattr(torch, dtype), **_PLAIN)
     blocks = list(zip(x.split(block_rows), z.split(block_rows), strict=True))
-    return each(blocks, fitter.update, lambda found: found.sigma_xx.numpy())
+    return each(blocks, fitter.update, lambda fitter: fitter.sigma_xx.numpy())
 
 
 @needs("sklearnex")
@@ -80,7 +80,7 @@ def stream_onedal(data: Problem, block_rows: int) -> Contender:
     blocks = [(X,) for X, _ in cut(block_rows, data.X)]
     n = len(data.X)  # its estimate divides by n; the others by n - 1
     fit = IncrementalEmpiricalCovariance().partial_fit
-    return each(blocks, fit, lambda found: found.covariance_ * (n / (n - 1)))
+    return each(blocks, fit, lambda estimator: estimator.covariance_ * (n / (n - 1)))
 
 
 @needs("torch", "concept_erasure")
@@ -150,7 +150,7 @@ def solve_concept_erasure(data: Problem) -> Contender:
         vars(fitter).pop("_cached_eraser", None)
         return fitter.eraser
 
-    return Contender(run, answer=lambda found: found.P.numpy())
+    return Contender(run, answer=lambda eraser: eraser.P.numpy())
 
 
 def _factors(X: Array, eraser: sf.Projection) -> list[Array]:

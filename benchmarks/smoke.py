@@ -17,8 +17,8 @@ from pathlib import Path
 from benchmarks import compare, machine, page
 
 
-def run(wanted: list[str]) -> None:
-    """What the texts choose.
+def run(texts: list[str]) -> None:
+    """Run the jobs whose names contain one of the texts.
 
     Threads are single: at tiny sizes several would only wait for each other.
     """
@@ -26,9 +26,9 @@ def run(wanted: list[str]) -> None:
     os.environ.setdefault("SPLINCE_FAST_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        compare.run(compare.chosen(wanted), folder / "smoke.json")
+        compare.run(compare.chosen(texts), folder / "smoke.json")
         page.write(folder, folder)
-    if not wanted and find_spec("asv_runner"):
+    if not texts and find_spec("asv_runner"):
         from asv_runner.discovery import disc_benchmarks
 
         benchmarks = list(disc_benchmarks(str(machine.ROOT / "benchmarks")))

@@ -32,7 +32,7 @@ _PAUSE_SECONDS = 0.1  # about as long as the threads of a pool run on
 _LONG_SECONDS = 2.0
 _ROUNDS = (3, 9)
 
-config = cache(sf.show_config)  # what the library says of the machine; measured once
+config = cache(sf.show_config)  # measured once
 
 T = TypeVar("T")
 Call = Callable[..., Any]
@@ -51,7 +51,7 @@ def pick(full: T, tiny: T) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A way to do a job."""
+    """One implementation of a job."""
 
     run: Callable[[], Any]
     units: float = 1.0  # how much of the job a call does (rows, solves)
@@ -113,7 +113,7 @@ def interleave(contenders: Mapping[str, Contender], *, budget: float = 8.0) -> d
             _rest(pause / 5)
             samples[name].append(_sample(contenders[name], counts[name]))
         order.rotate(-1)
-    return {name: np.array(found) / contenders[name].units for name, found in samples.items()}
+    return {name: np.array(seconds) / contenders[name].units for name, seconds in samples.items()}
 
 
 def equal_threads() -> None:

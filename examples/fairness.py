@@ -31,7 +31,9 @@ for eraser in (sf.Identity(), sf.LEACE(), sf.SPLINCE()):
     model.fit(X, labels["artist"], eraser__concept=labels[["man"]])
     true, predicted, man = labels_test["artist"], model.predict(X_test), labels_test["man"]
     gap = equalized_odds_difference(true, predicted, sensitive_features=man)
-    found = probe.fit(eraser.transform(X), labels["man"]).score(eraser.transform(X_test), man)
-    scores.loc[str(eraser)] = [model.score(X_test, true), gap, found]
+    probe_accuracy = probe.fit(eraser.transform(X), labels["man"]).score(
+        eraser.transform(X_test), man
+    )
+    scores.loc[str(eraser)] = [model.score(X_test, true), gap, probe_accuracy]
 print(eraser.report_.explain(), scores.round(3), sep="\n\n")
 eraser.projection_.save(folder / "gender.safetensors")

@@ -90,22 +90,22 @@ def shortened(model: Any, batches: Any, first: int) -> tuple[Any, list[dict[str,
 
     Blocks before the first eraser give the same states in every pass: they run once here.
     """
-    short = copy.copy(model)
-    short._modules = dict(model._modules)
-    short.model = inner = copy.copy(model.model)
+    rest = copy.copy(model)
+    rest._modules = dict(model._modules)
+    rest.model = inner = copy.copy(model.model)
     inner._modules = dict(model.model._modules)
     blocks = list(model.model.layers)
     inner.layers = torch.nn.ModuleList([Skipped() for _ in range(first)] + blocks[first:])
     states: list[Any] = []
     handle = blocks[first].register_forward_pre_hook(lambda _, args: states.append(args[0]))
-    ready = []
+    state_batches = []
     for batch in batches:
         with torch.no_grad():
             model.model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
-        kept = {name: batch[name] for name in ("attention_mask", *LABELS)}
-        ready.append({"inputs_embeds": states.pop(), "use_cache": False, **kept})
+        columns = {name: batch[name] for name in ("attention_mask", *LABELS)}
+        state_batches.append({"inputs_embeds": states.pop(), "use_cache": False, **columns})
     handle.remove()
-    return short, ready
+    return rest, state_batches
 
 
 def coefficients(model: Any, tokenizer: Any, batches: Any) -> tuple[float, float]:
@@ -126,8 +126,8 @@ def coefficients(model: Any, tokenizer: Any, batches: Any) -> tuple[float, float
         scores.append(np.stack([batch[name].numpy() for name in LABELS], 1))
     z = np.concatenate(scores)
     design = np.column_stack([np.ones(len(z)), z])
-    found = np.linalg.lstsq(design, np.concatenate(odds), rcond=None)[0]
-    return float(found[1]), float(found[2])
+    solution = np.linalg.lstsq(design, np.concatenate(odds), rcond=None)[0]
+    return float(solution[1]), float(solution[2])
 
 
 def perplexity(model: Any, tokenizer: Any) -> float:
@@ -139,31 +139,33 @@ def perplexity(model: Any, tokenizer: Any) -> float:
 
 def continued(model: Any, tokenizer: Any) -> list[str]:
     """Greedy continuations of some beginnings."""
-    found = []
+    texts = []
     for text in BEGINNINGS:
         inputs = tokenizer(text, return_tensors="pt", add_special_tokens=False)
         ids = model.generate(**inputs, max_new_tokens=16, do_sample=False)
-        found.append(tokenizer.decode(ids[0], skip_special_tokens=True).replace("\n", " "))
-    return found
+        texts.append(tokenizer.decode(ids[0], skip_special_tokens=True).replace("\n", " "))
+    return texts
 
 
 class Remainder:
-    """What erasers leave of the covariance with the stereotype."""
+    """Remaining fraction of the covariance with the stereotype."""
 
     def __init__(self, model: Any, batches: Any) -> None:
         self.model, self.batches = model, batches
         self._before: dict[str, dict[str, float]] = {}
 
     def norms(self, at: list[str], tokens: str) -> dict[str, float]:
-        """|Cov(h, stereotype)| per site, with whatever is installed."""
-        found = snn.collect(self.model, self.batches, at, labels=LABELS, tokens=tokens, kinds=KINDS)
+        """|Cov(h, stereotype)| per site, with the installed erasers."""
+        collected = snn.collect(
+            self.model, self.batches, at, labels=LABELS, tokens=tokens, kinds=KINDS
+        )
         return {
             site: float(np.linalg.norm(moments.cross_covariance("stereotype")))
-            for site, moments in found.items()
+            for site, moments in collected.items()
         }
 
     def largest(self, erasers: snn.Erasers) -> float:
-        """The largest share that is left at a site."""
+        """The largest remaining fraction at a site."""
         tokens = erasers.tokens
         if tokens not in self._before:
             self._before[tokens] = self.norms([*NORMS, BLOCKS], tokens)
@@ -178,22 +180,22 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--templates", type=int, default=3, help="prompts per noun")
     parser.add_argument("--figure", help="where to draw the trace over the layers")
     parser.add_argument("--save", help="where to write the erasers of the norms")
-    chosen = parser.parse_args(arguments)
-    whole, tokenizer = load()
-    train, test = prompts(chosen.templates)
+    args = parser.parse_args(arguments)
+    full, tokenizer = load()
+    train, test = prompts(args.templates)
     fit_on, look_at = (
         snn.text_batches(part, tokenizer, text="prompt", labels=[*LABELS, "noun"], batch_size=64)
         for part in (train, test)
     )
     print(f"{len(train['prompt'])} prompts to fit on, {len(test['prompt'])} held out")
-    model, short_fit = shortened(whole, fit_on, FIRST)
-    _, short_look = shortened(whole, look_at, FIRST)
+    model, short_fit = shortened(full, fit_on, FIRST)
+    _, short_look = shortened(full, look_at, FIRST)
 
     read: dict[str, Any] = {"labels": LABELS, "kinds": KINDS}
-    what: dict[str, Any] = {"erase": "stereotype", "keep": "factual"}
+    variables: dict[str, Any] = {"erase": "stereotype", "keep": "factual"}
 
     def fit(at: Any, **options: Any) -> snn.Erasers:
-        return snn.fit_layers(model, short_fit, at, sf.splince, **what, **read, **options)
+        return snn.fit_layers(model, short_fit, at, sf.splince, **variables, **read, **options)
 
     plans = {
         "final norm, fitted on the last token": lambda: fit(
@@ -204,11 +206,11 @@ def main(arguments: list[str] | None = None) -> None:
         "the same with the first token": lambda: fit(BLOCKS, tokens="all"),
         "the same without it, in one pass": lambda: snn.collect(
             model, short_fit, BLOCKS, tokens="body", **read
-        ).erasers(sf.splince, **what),
+        ).erasers(sf.splince, **variables),
     }
     print(f"\n{'sites':<38} {'left':>8} {'stereo':>7} {'fact':>7} {'perplexity':>10} {'fit, s':>7}")
     z, y = coefficients(model, tokenizer, short_look)
-    print(f"{'none':<38} {'1':>8} {z:7.3f} {y:7.3f} {perplexity(whole, tokenizer):10.1f} {'-':>7}")
+    print(f"{'none':<38} {'1':>8} {z:7.3f} {y:7.3f} {perplexity(full, tokenizer):10.1f} {'-':>7}")
     fitted: dict[str, snn.Erasers] = {}
     remainder = Remainder(model, short_fit)
     for name, plan in plans.items():
@@ -220,26 +222,26 @@ def main(arguments: list[str] | None = None) -> None:
         rest = remainder.largest(erasers)
         with snn.install(model, erasers):
             z, y = coefficients(model, tokenizer, short_look)
-        with snn.install(whole, erasers):  # sites have the same names in both
-            cost = perplexity(whole, tokenizer)
+        with snn.install(full, erasers):  # sites have the same names in both
+            cost = perplexity(full, tokenizer)
         print(f"{name:<38} {rest:8.1e} {z:7.3f} {y:7.3f} {cost:10.1f} {seconds:7.1f}", flush=True)
 
     erasers = fitted["norms of the last 5 layers"]
     print(f"\n{erasers}\n")
-    print(snn.effect(whole, erasers, look_at, groups="noun", kinds=KINDS), "\n")
-    before = continued(whole, tokenizer)
-    with snn.install(whole, erasers):
-        after = continued(whole, tokenizer)
-    for old, new in zip(before, after, strict=True):
-        print(f"before: {old}\nafter:  {new}")
-    if chosen.save:
-        erasers.save(chosen.save)
-    if chosen.figure:
+    print(snn.effect(full, erasers, look_at, groups="noun", kinds=KINDS), "\n")
+    before = continued(full, tokenizer)
+    with snn.install(full, erasers):
+        after = continued(full, tokenizer)
+    for text, erased_text in zip(before, after, strict=True):
+        print(f"before: {text}\nafter:  {erased_text}")
+    if args.save:
+        erasers.save(args.save)
+    if args.figure:
         at = [*(f"model.layers.{i}" for i in range(30)), "model.norm"]
-        plain = snn.collect(whole, fit_on, at, **read)
-        with snn.install(whole, fitted["outputs of the last 5 layers"]):
-            erased = snn.collect(whole, fit_on, at, **read)
-        plain.plot("stereotype", after=erased).savefig(chosen.figure)
+        plain = snn.collect(full, fit_on, at, **read)
+        with snn.install(full, fitted["outputs of the last 5 layers"]):
+            erased = snn.collect(full, fit_on, at, **read)
+        plain.plot("stereotype", after=erased).savefig(args.figure)
 
 
 if __name__ == "__main__":

@@ -87,11 +87,11 @@ def predictions(
     shift = (eye(len(p)) - p) @ sample.covariances.mean if offset else 0 * sample.covariances.mean
     basis = range_coordinates(p)
 
-    def seen(x: Matrix) -> Matrix:
+    def inputs(x: Matrix) -> Matrix:
         rows = (x @ p.T + shift.T) @ basis
         return with_ones(rows) if intercept else rows
 
-    return seen(test) @ fit(seen(sample.x), y)
+    return inputs(test) @ fit(inputs(sample.x), y)
 
 
 def constrained(sample: Sample, test: Matrix, y: Matrix) -> Matrix:
@@ -108,6 +108,10 @@ def penalty_metric(p: Matrix) -> Matrix:
 def ridge_head(c: Covariances, p: Matrix, strength: Number) -> Matrix:
     """Effective head phi = P^T theta of a ridge fit on P x: theta in range(P), from moments."""
     basis = range_coordinates(p)
-    seen = p.T @ basis
-    eta = inverse(seen.T @ c.s @ seen + strength * (basis.T @ basis)) @ seen.T @ c.sy
-    return seen @ eta
+    rows_of_head = p.T @ basis
+    eta = (
+        inverse(rows_of_head.T @ c.s @ rows_of_head + strength * (basis.T @ basis))
+        @ rows_of_head.T
+        @ c.sy
+    )
+    return rows_of_head @ eta

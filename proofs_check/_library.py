@@ -44,17 +44,17 @@ def moments(sample: Sample) -> sf.Moments:
 
 def fit(method: str, sample: Sample, **options: Any) -> sf.Projection:
     """Eraser of the named method: splince, leace, sal or mean_projection."""
-    kept = {"keep": "y"} if method == "splince" else {}
-    fitted: sf.Projection = getattr(sf, method)(moments(sample), erase="z", **kept, **options)
+    keep = {"keep": "y"} if method == "splince" else {}
+    fitted: sf.Projection = getattr(sf, method)(moments(sample), erase="z", **keep, **options)
     return fitted
 
 
 def report(sample: Sample) -> sf.Report:
     """The report of the library's SPLINCE."""
-    made = fit("splince", sample).report
-    if made is None:
+    result = fit("splince", sample).report
+    if result is None:
         raise ValueError("the eraser carries no report")
-    return made
+    return result
 
 
 def splince(sample: Sample, **options: Any) -> Matrix:
@@ -86,8 +86,8 @@ def repaired(sample: Sample, method: str = "leace", **options: Any) -> Matrix:
 
 def with_labels(sample: Sample, keep: str | None = "y", **options: Any) -> Matrix:
     """The library's oracle for class-coded z: E of x - E (w - E w), w = (x, z one-hot)."""
-    both = accumulated([(sample.features, sample.z_labels, sample.y_labels)], by="z")
-    eraser = sf.oracle(both, erase="z", keep=keep, missing="raise", **options)
+    by_class = accumulated([(sample.features, sample.z_labels, sample.y_labels)], by="z")
+    eraser = sf.oracle(by_class, erase="z", keep=keep, missing="raise", **options)
     (shift,) = eraser.shifts
     first = [int(np.argmax(sample.z_labels == name)) for name in shift.classes or ()]
     order = [int(np.argmax(sample.z[i])) for i in first]
@@ -105,18 +105,18 @@ def quadratic(sample: Sample, **options: Any) -> NDArray[np.float64]:
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", sf.UnseenRowsWarning)
-        found = sf.quadratic(parts, erase="z", keep="y", shrinkage=None, **options)
-    return np.array(found.maps)
+        eraser = sf.quadratic(parts, erase="z", keep="y", shrinkage=None, **options)
+    return np.array(eraser.maps)
 
 
 def isotropic(
     x: NDArray[Any], z: NDArray[Any], *, method: str = "isotropic", **options: Any
 ) -> NDArray[np.float64]:
     """The matrix of the library's map for two classes; y is not kept."""
-    both = accumulated([(x, z, z)], by="z")
+    by_class = accumulated([(x, z, z)], by="z")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", sf.UnseenRowsWarning)
-        return np.asarray(getattr(sf, method)(both, erase="z", **options).matrix())
+        return np.asarray(getattr(sf, method)(by_class, erase="z", **options).matrix())
 
 
 def professions(aligned: bool) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:

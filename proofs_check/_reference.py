@@ -190,7 +190,7 @@ def repair(c: Covariances) -> Matrix:
 
 
 def squared_cosine(c: Covariances) -> Number:
-    """rho for a scalar task: C_yz C_zz^+ C_zy / C_yy, the share of yhat that zhat explains."""
+    """rho for a scalar task: C_yz C_zz^+ C_zy / C_yy, the fraction of yhat that zhat explains."""
     return 1 - unexplained(c)[0, 0] / c.gram(c.y, c.y)[0, 0]
 
 
@@ -207,18 +207,18 @@ def restored(t: Matrix, ty: Matrix, sy: Matrix) -> Matrix:
 
 def null_space_minimum(c: Covariances, m: Matrix) -> Number:
     """Smallest tr(M E S E^T) over all feasible E."""
-    wanted = beside(c.z, zeros(c.d, c.y.shape[1], c.s))
-    return constrained_minimum(c.s, m, beside(c.z, c.y), wanted)
+    values = beside(c.z, zeros(c.d, c.y.shape[1], c.s))
+    return constrained_minimum(c.s, m, beside(c.z, c.y), values)
 
 
-def constrained_minimum(s: Matrix, m: Matrix, constraints: Matrix, wanted: Matrix) -> Number:
+def constrained_minimum(s: Matrix, m: Matrix, constraints: Matrix, values: Matrix) -> Number:
     """Smallest tr(M E S E^T) with E C = W, from a particular solution and a null space.
 
     Uses neither S^+ nor whitening. E = E0 + N Z^T with Z a basis of colsp(C)^perp; the normal
     equations for N read M N (Z^T S Z) = -M E0 S Z, one linear system in vec(N). ``ValueError``
     where no E exists.
     """
-    e0 = solve(constraints.T, wanted.T).T
+    e0 = solve(constraints.T, values.T).T
     basis = null_basis(constraints.T)
     inner = basis.T @ s @ basis
     target = -(m @ e0 @ s @ basis)

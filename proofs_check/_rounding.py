@@ -85,8 +85,8 @@ def rounding(x: NDArray[np.float64], z: NDArray[np.float64], y: NDArray[np.float
     s, scaled = centred.T @ centred / n, centred[:, alive] / std[alive]
     kappa = 1 / _smallest(np.linalg.eigvalsh(scaled.T @ scaled / n), n + d)
     values, vectors = np.linalg.eigh(s)
-    kept = values > values.max() * (n + d) * 4 * UNIT
-    root = vectors[:, kept] / np.sqrt(values[kept])
+    positive = values > values.max() * (n + d) * 4 * UNIT
+    root = vectors[:, positive] / np.sqrt(values[positive])
 
     def angle(labels: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         """Angle error of one whitened subspace, and its orthonormal basis."""
@@ -110,7 +110,7 @@ def rounding(x: NDArray[np.float64], z: NDArray[np.float64], y: NDArray[np.float
     return Rounding(
         gamma=gamma,
         kappa=kappa,
-        cond=float(values[kept].max() / values[kept].min()),
+        cond=float(values[positive].max() / values[positive].min()),
         sine=sine,
         splince=2 * size * (angle_z + angle_y + 3 * metric) / sine**2,
         leace=2 * size * (angle_z + 3 * metric),

@@ -68,8 +68,8 @@ def checks(keys: Sequence[str] = ()) -> list[Check]:
     unknown = [k for k in keys if not any(f"{c.key}.".startswith(f"{k}.") for c in everything)]
     if unknown:
         raise ValueError(f"no statement is numbered {', '.join(unknown)}")
-    wanted = tuple(f"{key}." for key in keys) or ("",)
-    return [c for c in everything if f"{c.key}.".startswith(wanted)]
+    prefixes = tuple(f"{key}." for key in keys) or ("",)
+    return [c for c in everything if f"{c.key}.".startswith(prefixes)]
 
 
 def residual(worst: float) -> str:
@@ -98,12 +98,13 @@ def table(outcomes: Sequence[Outcome], entries: dict[str, Statement]) -> str:
             ).rstrip()
         )
         lines += [f"     ! {problem}" for problem in o.problems]
-    good = sum(o.reproduced for o in outcomes)
+    n_reproduced = sum(o.reproduced for o in outcomes)
     caught = sum(len(o.caught) for o in outcomes)
     planted = sum(len(o.check.mutants) for o in outcomes)
     lines += [
         "",
-        f"{good} of {len(outcomes)} verdicts reproduced, {caught} of {planted} mutants caught, "
+        f"{n_reproduced} of {len(outcomes)} verdicts reproduced, "
+        f"{caught} of {planted} mutants caught, "
         f"{sum(o.cases for o in outcomes):,} cases, {sum(o.seconds for o in outcomes):.0f} s.",
         "residual: largest |residual| / tolerance; 0 where equalities are exact and inequalities",
         "hold beyond their error bounds. A mutant is a wrong formula that the check must reject.",
@@ -133,8 +134,10 @@ def as_json(
         }
         for o in outcomes
     ]
-    good = all(o.reproduced for o in outcomes)
-    return json.dumps({"reproduced": good, "seed": seed, "quick": quick, "checks": rows}, indent=2)
+    all_reproduced = all(o.reproduced for o in outcomes)
+    return json.dumps(
+        {"reproduced": all_reproduced, "seed": seed, "quick": quick, "checks": rows}, indent=2
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -161,9 +164,9 @@ def main(arguments: list[str] | None = None) -> int:
     entries = statements(FINDINGS.read_text(encoding="utf-8"))
 
     outcomes = []
-    for done, item in enumerate(selected):
+    for number, item in enumerate(selected):
         if sys.stderr.isatty():
-            line = f"{done}/{len(selected)} {item.key} {entries[item.key].title}"
+            line = f"{number}/{len(selected)} {item.key} {entries[item.key].title}"
             print(f"\r\x1b[2K{line[:78]}", end="", file=sys.stderr, flush=True)
         outcomes.append(run_check(item, seed=options.seed, quick=options.quick))
     if sys.stderr.isatty():

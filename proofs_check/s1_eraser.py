@@ -386,8 +386,8 @@ def constant_term(
         p = _reference.splince(c)
         exact = sample.x @ p.T + _constant(p, c.mean).T
         gap = applied(sample, sample.x) - exact
-        spread = float(trace(c.s_pinv @ gap.T @ gap)) / len(gap)
-        bench.corrected(np.sqrt(spread), tolerance, label=f"library, {sample.family}")
+        variance = float(trace(c.s_pinv @ gap.T @ gap)) / len(gap)
+        bench.corrected(np.sqrt(variance), tolerance, label=f"library, {sample.family}")
 
 
 def _residual_gram(c: Covariances) -> Matrix:
@@ -412,7 +412,7 @@ def _inflation(rho: Number) -> Number:
 
 
 def _reported(sample: Sample) -> tuple[float, float, float]:
-    """Amplification, and distortion as a share of tr S with and without the task."""
+    """Amplification, and distortion as a fraction of tr S with and without the task."""
     report = _library.report(sample)
     if report.distortion_leace is None:
         raise ValueError("the report gives no distortion of LEACE")
@@ -473,14 +473,16 @@ def minimum_distortion(
         size = float(np.sqrt(float(_reference.distortion(c, fitted(sample), c.s_pinv))))
         exact = float(np.sqrt(float(minimum(c, c.s_pinv))))
         bench.corrected(size - exact, tolerance, label=f"library, {sample.family}")
-        amplification, *shares = reported(sample)
+        amplification, *fractions = reported(sample)
         if c.ranks[1:] == (1, 1):
             exact = float(inflation(_reference.squared_cosine(c))) ** 0.5
             bench.corrected(amplification - exact, tolerance, label="reported amplification")
         total, top = (float(v) for v in (trace(c.s), np.linalg.norm(to_float(c.s), 2)))
-        for share, p in zip(shares, (_reference.splince(c), _reference.leace(c)), strict=True):
+        for fraction, p in zip(
+            fractions, (_reference.splince(c), _reference.leace(c)), strict=True
+        ):
             exact = float(_reference.distortion(c, p, eye(c.d))) ** 0.5
-            moved = np.sqrt(share * total) - exact
+            moved = np.sqrt(fraction * total) - exact
             bench.corrected(moved, tolerance * np.sqrt(top), label="reported distortion")
 
 
@@ -553,8 +555,8 @@ def repair_of_leace(
             p, least = _reference.splince(c), _reference.leace(c)
             bench.printed(int(is_zero((p - least) @ c.s) != orthogonal(c)))
             bench.corrected((p - least - repair(c)) @ c.s, label="repair")
-        kept = _reference.sal(before) @ before.sy - before.sy
-        bench.corrected(kept, label="SAL keeps a task that is orthogonal to the concept")
+        change = _reference.sal(before) @ before.sy - before.sy
+        bench.corrected(change, label="SAL keeps a task that is orthogonal to the concept")
     for sample in bench.samples(20, 4, ("n <= d",)):
         c = sample.covariances
         if c.ranks[0] == len(sample.x) - 1:

@@ -79,10 +79,10 @@ def decomposition(
         p = embed(reduced(small), d)
         bench.printed(beside(p @ c.sz, p @ c.sy - c.sy))
         bench.printed(_reference.distortion(c, p, w) - null_space_minimum(c, w))
-        free = integers(bench.rng, d, d)
-        free[:, :m] = 0
+        addend = integers(bench.rng, d, d)
+        addend[:, :m] = 0
         value = _reference.distortion(c, p, w)
-        bench.corrected(_reference.distortion(c, p + free, w) - value, label="B and D are free")
+        bench.corrected(_reference.distortion(c, p + addend, w) - value, label="B and D are free")
         basis = null_basis(beside(small.z, small.y).T)
         lower = zeros(d, d)
         lower[m:, :m] = integers(bench.rng, extra, basis.shape[1]) @ basis.T
@@ -128,8 +128,8 @@ def set_equivalence(
         bench.corrected(w @ task @ b - b, label="the member of C2 is one")
         bench.printed(task @ p @ a)
         bench.printed(w @ task @ p @ b - b)
-        spread = rank(kron((keeps.T @ p).T, eye(m)))
-        bench.corrected(spread - m * both.shape[1], label="equal dimensions")
+        dimension = rank(kron((keeps.T @ p).T, eye(m)))
+        bench.corrected(dimension - m * both.shape[1], label="equal dimensions")
 
 
 @check(

@@ -96,12 +96,12 @@ def retrained_least_squares(
         rows, new = (
             np.hstack([to_float(x) @ p_float.T @ basis, np.ones((len(x), 1))]) for x in (s.x, test)
         )
-        got = new @ np.linalg.lstsq(rows, to_float(y))[0]
+        y_pred = new @ np.linalg.lstsq(rows, to_float(y))[0]
         centred = test - c.mean.T
         reach = np.sqrt(1 + float(trace(centred @ c.s_pinv @ centred.T)))
         error = tolerance + len(s.x) * c.d * UNIT * np.sqrt(cond)
         spread = float(np.linalg.norm(to_float(y).std(0)) + np.abs(to_float(y).mean(0)).max())
-        bench.corrected(got - to_float(expected), 4 * error * reach * spread, label="library")
+        bench.corrected(y_pred - to_float(expected), 4 * error * reach * spread, label="library")
 
 
 def _class_data(bench: Bench, classes: int) -> tuple[Sample, Matrix]:
@@ -142,8 +142,8 @@ def _classifier(
     e t ((2 + |w| / 2) / curvature + |w|), |w| the standard deviation of the scores; times 2.
     """
     with mpmath.workdps(DIGITS):
-        certified, wanted = 0, len(bench.repeats(6, 1))
-        while certified < wanted:
+        certified, n_needed = 0, len(bench.repeats(6, 1))
+        while certified < n_needed:
             s, y = _class_data(bench, classes)
             c, target = s.covariances, high_precision(y)
             test = np.vstack([s.x, integers(bench.rng, 4, c.d, 9)])
@@ -233,11 +233,11 @@ def _margins(
     if any(v == 0 for v in side.flat):
         return None
     signed = rows * np.array([[1 if v > 0 else -1] for v in side.flat], dtype=object)
-    found = [
+    margins = [
         widest_margin(signed, basis.T @ metric(p) @ basis)
         for p in (_reference.splince(c), _reference.sal(c))
     ]
-    return signed, [m for m in found if m is not None]
+    return signed, [m for m in margins if m is not None]
 
 
 def _separable(bench: Bench, metric: Callable[[Matrix], Matrix]) -> None:
@@ -354,15 +354,15 @@ def unique_minimiser(
             counted.append(new @ least_squares(seen, y))
         bench.printed(counted[0] - counted[1], lacking="n > d, or an intercept outside the norm")
         erasers = (_reference.splince(c), _reference.leace(c), _reference.sal(c))
-        for (p, error), own in zip(fitted(s), erasers, strict=True):
-            exact = (s.x - c.mean.T) @ own.T
+        for (p, error), exact_p in zip(fitted(s), erasers, strict=True):
+            exact = (s.x - c.mean.T) @ exact_p.T
             sizes = np.linalg.svd(to_float(exact), compute_uv=False)
             length = float(np.linalg.norm(to_float(s.x - c.mean.T), 2))
             theta = float(np.linalg.norm(to_float(pinv(exact) @ (y - y.sum() / n))))
             reach = float(np.linalg.norm(to_float(test - c.mean.T), axis=1).max())
             sigma = sizes[c.ranks[0] - c.ranks[1] - 1]
             tolerance = 2 * error * theta * reach * (1 + 2 * length / sigma)
-            gap = _least_norm(s, y, test, p, own @ c.s) - expected
+            gap = _least_norm(s, y, test, p, exact_p @ c.s) - expected
             bench.corrected(to_float(gap), tolerance, label="library")
     _separable(bench, metric)
 
@@ -398,16 +398,16 @@ def restriction_to_range(
             for p in pair
         ]
         bench.printed(shifted[0] - shifted[1], lacking="a constant b and no intercept")
-        free = []
+        heads = []
         for p in pair:
             b = (eye(4) - p) @ c.mean
             seen = column_basis(beside(p, b))
-            free.append((test @ p.T + b.T) @ seen @ least_squares((s.x @ p.T + b.T) @ seen, y))
+            heads.append((test @ p.T + b.T) @ seen @ least_squares((s.x @ p.T + b.T) @ seen, y))
             if is_zero(b):
                 break
         else:
-            bench.corrected(free[0] - free[1], label="free heads")
-            bench.corrected(free[0] - constrained(s, test, y), label="free head with b")
+            bench.corrected(heads[0] - heads[1], label="free heads")
+            bench.corrected(heads[0] - constrained(s, test, y), label="free head with b")
 
 
 @check(
@@ -433,9 +433,9 @@ def guarded_methods(
         y, test = integers(bench.rng, len(s.x), 1), integers(bench.rng, 3, 4, 9)
         expected = constrained(s, test, y)
         for p in (_reference.splince(c), _reference.leace(c), _reference.sal(c)):
-            got = predictions(p, s, test, y, intercept=True, offset=True, fit=least_squares)
-            bench.printed(got - expected)
+            y_pred = predictions(p, s, test, y, intercept=True, offset=True, fit=least_squares)
+            bench.printed(y_pred - expected)
         p = larger(c)
         bench.corrected(p @ c.sz, label="guarded")
-        got = predictions(p, s, test, y, intercept=True, offset=True, fit=least_squares)
-        bench.printed(got - expected, lacking="kernel equal to colsp(Sz)")
+        y_pred = predictions(p, s, test, y, intercept=True, offset=True, fit=least_squares)
+        bench.printed(y_pred - expected, lacking="kernel equal to colsp(Sz)")

@@ -178,10 +178,10 @@ def deployed_regression(
     for sample in bench.samples(6, 2):
         c, (tolerance, *_) = sample.covariances, tolerances(sample)
         beta = head(c)
-        got = np.sqrt(float(trace(excess(c, deployed(fitted(sample), beta), beta))))
+        excess_norm = np.sqrt(float(trace(excess(c, deployed(fitted(sample), beta), beta))))
         exact = np.sqrt(float(trace(_risk_splince(c))))
         size = np.sqrt(float(trace(c.gram(c.sy, c.sy))))
-        bench.corrected(got - exact, tolerance * size, label=f"library, {sample.family}")
+        bench.corrected(excess_norm - exact, tolerance * size, label=f"library, {sample.family}")
     c, beta = EXAMPLE, head(EXAMPLE)
     p, least = _reference.splince(c), _reference.leace(c)
     bench.cited(
@@ -205,10 +205,10 @@ def threshold(rho: Number) -> Number:
 
 def _library_report(sample: Sample) -> tuple[float, float, float]:
     """rho, penalty and threshold from the library's report."""
-    made = _library.report(sample)
-    if made.rho is None or made.frozen_head is None:
+    report = _library.report(sample)
+    if report.rho is None or report.frozen_head is None:
         raise ValueError("the report lacks the figures of the choice rule")
-    return made.rho, made.frozen_head.excess_risk, made.frozen_head.shrinkage_threshold
+    return report.rho, report.frozen_head.excess_risk, report.frozen_head.shrinkage_threshold
 
 
 def mean_square(c: Covariances, p: Matrix, theta: Matrix) -> Number:
@@ -329,9 +329,9 @@ def preserved(
         tolerance, *_ = tolerances(s)
         gap = rational(applied(s)) - s.x
         for k in range(s.y.shape[1]):
-            share = sum(s.y[:, k])
-            shift = s.y[:, k : k + 1].T @ gap / share
+            n_class = sum(s.y[:, k])
+            shift = s.y[:, k : k + 1].T @ gap / n_class
             size = np.sqrt(float(trace(shift @ c.s_pinv @ shift.T)))
             bench.corrected(
-                size, tolerance * np.sqrt(len(s.x) / float(share)), label="library centroid"
+                size, tolerance * np.sqrt(len(s.x) / float(n_class)), label="library centroid"
             )

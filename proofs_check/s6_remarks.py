@@ -83,9 +83,9 @@ def ridge_ranges(
             bench.printed(int(equal(heads[0], heads[1])))
         n = null_basis(c.z.T)
         s = n.T @ c.s @ n
-        free = inverse(s) @ n.T @ c.sy
+        head = inverse(s) @ n.T @ c.sy
         steps = [
-            inverse(s + strength * m) @ m @ free for m in (n.T @ metric(q) @ n for q in (p, other))
+            inverse(s + strength * m) @ m @ head for m in (n.T @ metric(q) @ n for q in (p, other))
         ]
         bench.corrected(
             heads[0] - heads[1] - strength * n @ (steps[1] - steps[0]), label="order lambda"
@@ -94,8 +94,8 @@ def ridge_ranges(
         if equal(mirror, p):
             continue
         bench.corrected(beside(mirror @ c.z, (mirror @ mirror - mirror)), label="a projector")
-        same = equal(heads[0], ridge_head(c, mirror, strength))
-        bench.printed(int(same), lacking="P_A^T P_A different from P_B^T P_B")
+        is_equal = equal(heads[0], ridge_head(c, mirror, strength))
+        bench.printed(int(is_equal), lacking="P_A^T P_A different from P_B^T P_B")
 
 
 def _effective(rho: Number, strength: Number) -> Number:
@@ -199,8 +199,8 @@ def frozen_heads(
 
 def _ratio(c: Covariances, p: Matrix) -> Number:
     """|P Sy|^2 / |Sy|^2."""
-    kept = p @ c.sy
-    return trace(kept.T @ kept) / trace(c.sy.T @ c.sy)
+    covariance = p @ c.sy
+    return trace(covariance.T @ covariance) / trace(c.sy.T @ c.sy)
 
 
 @check(
@@ -226,8 +226,8 @@ def covariance_ratio(
     |D Sy| <= |S^{1/2}|_2 |S^{-1/2} D S^{1/2}| |S^{-1/2} Sy| <= sqrt(cond S) |Sy| x tolerance."""
 
     def direct(c: Covariances) -> Number:
-        kept = c.sy - c.z @ inverse(c.gram(c.z, c.z)) @ c.gram(c.z, c.sy)
-        return trace(kept.T @ kept) / trace(c.sy.T @ c.sy)
+        covariance = c.sy - c.z @ inverse(c.gram(c.z, c.z)) @ c.gram(c.z, c.sy)
+        return trace(covariance.T @ covariance) / trace(c.sy.T @ c.sy)
 
     formula = leace_ratio or direct
     above = Fraction(0)
@@ -296,8 +296,8 @@ def mean_projection(
         s = _binary(bench.rng, 4 + i % 2)
         bench.printed(along(s) - _reference.sal(s.covariances))
         _, _, tolerance, _ = tolerances(s)
-        for exact, got in ((along(s), fitted(s)), (along(s), _library.sal(s))):
-            size = np.sqrt(float(trace((got - exact).T @ (got - exact))))
+        for exact, computed in ((along(s), fitted(s)), (along(s), _library.sal(s))):
+            size = np.sqrt(float(trace((computed - exact).T @ (computed - exact))))
             bench.corrected(size, tolerance, label="library")
     for s in bench.samples(8, 3, ("one-hot",)):
         c = s.covariances

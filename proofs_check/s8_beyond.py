@@ -124,12 +124,12 @@ def least_change(
         # A combination is lost to Ty; Sy of rank 1 may have lost the same, or another.
         row = integers(bench.rng, 1, 2)
         once = integers(bench.rng, d, 1)
-        for lost, wanted in (
+        for lost, expected in (
             (ty, sy),
             (ty[:, :1] @ row, once @ row),
             (ty[:, :1] @ row, once @ integers(bench.rng, 1, 2)),
         ):
-            agrees = criterion(lost, wanted) == _solvable(lost, wanted)
+            agrees = criterion(lost, expected) == _solvable(lost, expected)
             bench.corrected(int(not agrees), label="feasible iff")
     for i in bench.repeats(40, 10):
         c = problem(bench.rng, 4, 4 - i % 2, 1 + i % 2, 1)
@@ -189,22 +189,22 @@ def refitted_heads(
             t, ty = p @ c.s @ p.T, p @ c.y
             plain = predictions(p, s, test, y, intercept=True, offset=True, fit=least_squares)
             # What is orthogonal to Ty in the metric T^+ cannot be reached by an invertible map.
-            away = t @ null_basis(ty.T)
-            for sy in (c.y, away[:, :1] @ integers(bench.rng, 1, ty.shape[1])):
+            off_ty = t @ null_basis(ty.T)
+            for sy in (c.y, off_ty[:, :1] @ integers(bench.rng, 1, ty.shape[1])):
                 b = _reference.restored(t, ty, sy)
                 regular = rank(crossed(t, ty, sy)) == rank(ty)
                 bench.corrected(int((rank(b @ p) == rank(p)) != regular), label="invertible iff")
-                got = predictions(b @ p, s, test, y, intercept=True, offset=True, fit=fit)
+                y_pred = predictions(b @ p, s, test, y, intercept=True, offset=True, fit=fit)
                 if rank(b @ p) == rank(p):
-                    bench.printed(got - plain)
-                elif not is_zero(got - plain):
+                    bench.printed(y_pred - plain)
+                elif not is_zero(y_pred - plain):
                     bench.printed(1, lacking="Ty^T T^+ Sy of full rank")
     for s in bench.samples(6, 2, ("full rank", "one-hot")):
         c = s.covariances
         p = to_float(fitted(s))
-        size, unit = np.linalg.norm(p, 2) ** 2, np.finfo(np.float64).eps
+        size, eps = np.linalg.norm(p, 2) ** 2, np.finfo(np.float64).eps
         residual = np.linalg.norm(p @ to_float(c.sz)) / np.linalg.norm(to_float(c.sz))
-        bench.corrected(residual, 64 * c.d * unit * size, label=f"library, {s.family}")
+        bench.corrected(residual, 64 * c.d * eps * size, label=f"library, {s.family}")
 
 
 @dataclass(frozen=True)
@@ -290,7 +290,7 @@ def _grid_minimum(c: Classes) -> float:
         return c.cost(c.feasible(turned))
 
     angles = np.linspace(0, 2 * np.pi, 361)
-    found = []
+    minima = []
     for sign in (1.0, -1.0):
         costs = [cost(a, sign) for a in angles]
         start = angles[int(np.argmin(costs))]
@@ -299,8 +299,8 @@ def _grid_minimum(c: Classes) -> float:
             cost, args=(sign,), bounds=(start - step, start + step), method="bounded",
             options={"xatol": 1e-9},
         )  # fmt: skip
-        found.append(min(*costs, float(best.fun)))
-    return min(found)
+        minima.append(min(*costs, float(best.fun)))
+    return min(minima)
 
 
 def _drawn(bench: Bench) -> Classes:
@@ -320,11 +320,11 @@ _KINK = Classes(
 
 def _minimum(c: Classes, value: Value) -> tuple[Floats, float]:
     """The minimiser of the convex f in two dimensions, which may have a kink there."""
-    found = optimize.minimize(
+    result = optimize.minimize(
         lambda lam: value(c, lam), np.zeros(2), method="Nelder-Mead",
         options={"xatol": 1e-9, "fatol": 1e-13, "maxiter": 2000, "maxfev": 4000},
     )  # fmt: skip
-    return np.asarray(found.x), float(found.fun)
+    return np.asarray(result.x), float(result.fun)
 
 
 @check(
@@ -426,18 +426,18 @@ def _definite(matrix: Matrix) -> bool:
 
 def _determinant(matrix: Matrix) -> Number:
     """By elimination."""
-    a, found = matrix.copy(), Fraction(1)
+    a, determinant = matrix.copy(), Fraction(1)
     for k in range(len(a)):
         pivot = next((i for i in range(k, len(a)) if a[i, k] != 0), None)
         if pivot is None:
             return Fraction(0)
         if pivot != k:
             a[[k, pivot]] = a[[pivot, k]]
-            found = -found
-        found *= a[k, k]
+            determinant = -determinant
+        determinant *= a[k, k]
         for i in range(k + 1, len(a)):
             a[i] = a[i] - a[k] * (a[i, k] / a[k, k])
-    return found
+    return determinant
 
 
 def _paired(roots: list[int], signs: list[int], u: Matrix) -> Matrix:
@@ -445,10 +445,10 @@ def _paired(roots: list[int], signs: list[int], u: Matrix) -> Matrix:
     order = range(len(roots))
     plus = [i for i in order if signs[i] > 0]
     minus = [j for j in order if signs[j] < 0]
-    kept = [u[:, k] for k in order if signs[k] == 0]
+    columns = [u[:, k] for k in order if signs[k] == 0]
     for i, j in zip(plus, minus, strict=False):
-        kept.append(roots[j] * u[:, i] + roots[i] * u[:, j])
-    return np.array(kept, dtype=object).T.reshape(len(u), len(kept))
+        columns.append(roots[j] * u[:, i] + roots[i] * u[:, j])
+    return np.array(columns, dtype=object).T.reshape(len(u), len(columns))
 
 
 def _unweighted(roots: list[int], signs: list[int], u: Matrix) -> Matrix:
@@ -550,18 +550,18 @@ def _by_angle(s: Matrix, true: Matrix, fitted: Matrix, variance: Number) -> Numb
 
 def _by_cosine(s: Matrix, true: Matrix, fitted: Matrix, variance: Number) -> Number:
     """The cosine in place of the sine."""
-    whole = (true.T @ pinv(s) @ true)[0, 0] / variance
-    return whole - _by_angle(s, true, fitted, variance)
+    r2 = (true.T @ pinv(s) @ true)[0, 0] / variance
+    return r2 - _by_angle(s, true, fitted, variance)
 
 
 def _erasers(bench: Bench, s: Matrix, fitted: Matrix) -> list[Matrix]:
     """Projectors whose kernel is the column space of `fitted`: LEACE, SAL, any."""
-    found = []
+    projectors = []
     for right in (pinv(s) @ fitted, fitted, integers(bench.rng, *fitted.shape)):
         inner = right.T @ fitted
         if rank(inner) == rank(fitted):
-            found.append(eye(len(s)) - fitted @ pinv(inner) @ right.T)
-    return found
+            projectors.append(eye(len(s)) - fitted @ pinv(inner) @ right.T)
+    return projectors
 
 
 def _population() -> tuple[Floats, Floats, float]:
@@ -613,8 +613,8 @@ def new_rows(
             r2 = (left.T @ pinv(p @ s @ p.T) @ left)[0, 0] / variance
             bench.printed(r2 - closed(s, true, fitted, variance))
     s, true, variance = _population()
-    whole = float(true @ np.linalg.solve(s, true)) / variance
-    noises, held = [], 0
+    r2_of_x = float(true @ np.linalg.solve(s, true)) / variance
+    noises, n_covered = [], 0
     fits = bench.repeats(400, 100)
     for _ in fits:
         z = (bench.rng.random(ROWS) < RARE).astype(np.int64)
@@ -623,12 +623,12 @@ def new_rows(
         p, limit = certified(x, z)
         left = p @ true
         r2 = float(left @ np.linalg.pinv(p @ s @ p.T, rcond=1e-10) @ left) / variance
-        held += r2 <= limit
-        noises.append(ROWS * whole * r2 / (whole - r2))
+        n_covered += r2 <= limit
+        noises.append(ROWS * r2_of_x * r2 / (r2_of_x - r2))
     error = float(np.std(noises)) / len(fits) ** 0.5
     # Terms of order 1 / n_c of the rarest class, 50 rows.
     bench.corrected(np.mean(noises) / tau() - 1, 4 * error / tau() + 1 / (RARE * ROWS), label="tau")
-    coverage = held / len(fits)
+    coverage = n_covered / len(fits)
     bench.corrected(
         max(0.0, 0.95 - coverage), 3 * (0.95 * 0.05 / len(fits)) ** 0.5, label="coverage"
     )

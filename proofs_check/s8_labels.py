@@ -164,8 +164,8 @@ def _least(j: Joint, m: Matrix) -> Number:
     """The smallest cost. Rows of E for z, which no metric sees, make it square; they are 0."""
     d, k = j.sz.shape
     metric = np.vstack([beside(m, zeros(d, k)), zeros(k, d + k)])
-    wanted = np.vstack([beside(j.sz, 0 * j.sy), zeros(k, k + j.sy.shape[1])])
-    return _reference.constrained_minimum(j.w, metric, beside(j.wz, j.wy), wanted)
+    values = np.vstack([beside(j.sz, 0 * j.sy), zeros(k, k + j.sy.shape[1])])
+    return _reference.constrained_minimum(j.w, metric, beside(j.wz, j.wy), values)
 
 
 def _sample(bench: Bench, d: int) -> tuple[Sample, Joint]:
@@ -299,14 +299,14 @@ def cost_with_labels(
 ) -> None:
     """Exact: the price of a single column; the order in metrics of rank 1 in many directions, which
     is that of Loewner."""
-    done = 0
-    while done < len(bench.repeats(60, 20)):
-        j = _factored(bench, 4, 4 - done % 2, 1, 1)
+    n_problems = 0
+    while n_problems < len(bench.repeats(60, 20)):
+        j = _factored(bench, 4, 4 - n_problems % 2, 1, 1)
         c = j.covariances
         usable = c.feasible and c.z.size and c.y.size and _carried(j) and not is_zero(j.zy)
         if not usable:
             continue
-        done += 1
+        n_problems += 1
         padded = zeros(*j.sz.shape)
         maps = {
             "oL": o_leace(j),
@@ -382,13 +382,13 @@ def relation_within_classes(
         bench.corrected(after.sy - after.ty, label="total is pooled")
         inner = j.wy - j.wz @ pinv(j.zz) @ j.zy
         constraints = beside(beside(j.wz, j.wy), inner)
-        wanted = beside(beside(j.sz, 0 * j.sy), 0 * j.sy)
+        values = beside(beside(j.sz, 0 * j.sy), 0 * j.sy)
         try:
-            _reference.solve(constraints.T, wanted.T)
-            found = True
+            _reference.solve(constraints.T, values.T)
+            feasible = True
         except ValueError:
-            found = False
-        bench.corrected(int(found != both(j)), label="both iff")
+            feasible = False
+        bench.corrected(int(feasible != both(j)), label="both iff")
 
 
 def _splince(j: Joint) -> Matrix:
@@ -429,15 +429,15 @@ def rows_without_labels(
             j = Joint.of(x, z, y[:, :1])
             if rank(j.s) == 3 and rank(j.sz) == 2 and j.covariances.feasible:
                 break
-        known, mean = _erase(j, o_splince(j), x, z), x.sum(axis=0, keepdims=True) / len(x)
-        unknown = mean + (x - mean) @ fallback(j).T
+        labelled, mean = _erase(j, o_splince(j), x, z), x.sum(axis=0, keepdims=True) / len(x)
+        unlabelled = mean + (x - mean) @ fallback(j).T
         per_class = z @ (integers(bench.rng, 3, 1) + 4) / 8
-        bench.printed(Joint.of(known + per_class * (unknown - known), z, y).sz)
+        bench.printed(Joint.of(labelled + per_class * (unlabelled - labelled), z, y).sz)
         # Missing in the first class, in the rows with the larger half of the first feature.
         own = sorted((i for i in range(len(x)) if z[i, 0] == 1), key=lambda i: x[i, 0])
         missing = zeros(len(x), 1)
         missing[own[len(own) // 2 :]] = Fraction(1)
-        rows = Joint.of(known + missing * (unknown - known), z, y)
+        rows = Joint.of(labelled + missing * (unlabelled - labelled), z, y)
         step = missing.T @ (x - z @ (z.T @ x) * Fraction(3, len(x)))
         if not is_zero(step @ (eye(3) - fallback(j)).T):
             bench.printed(rows.sz, lacking="missing given z alone")

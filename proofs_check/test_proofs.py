@@ -104,11 +104,11 @@ def test_library_equals_the_exact_eraser_on_drawn_data(sample: Sample) -> None:
     if not ordinary(c):
         return
     splince, leace, _, cond = tolerances(sample)
-    got, exact = _library.splince(sample), _reference.splince(c)
-    assert whitened_error(c, got, exact) <= splince
+    computed, exact = _library.splince(sample), _reference.splince(c)
+    assert whitened_error(c, computed, exact) <= splince
     assert whitened_error(c, _library.leace(sample), _reference.leace(c)) <= leace
     # off the support of x the whitened error is blind; there P must be the identity
-    assert np.linalg.norm(to_float(got - exact)) <= splince * np.sqrt(cond)
+    assert np.linalg.norm(to_float(computed - exact)) <= splince * np.sqrt(cond)
 
 
 def test_library_sees_a_rank_deficiency_that_small_pivots_hide() -> None:
@@ -244,8 +244,8 @@ def test_no_mutant_is_taken_out() -> None:
 def _formulas(item: Check) -> dict[str, Any]:
     """Erasers of the library that a check examines, by the name of the argument."""
     parameters = inspect.signature(item.run).parameters.values()
-    found = {p.name: p.default for p in parameters if p.name.startswith("fitted")}
-    return {name: made for name, made in found.items() if callable(made)}
+    defaults = {p.name: p.default for p in parameters if p.name.startswith("fitted")}
+    return {name: default for name, default in defaults.items() if callable(default)}
 
 
 # Statements on kernels and retrained heads, which do not change with the scale of P.
@@ -260,11 +260,11 @@ ERASERS_EXAMINED = [
 )
 def test_an_error_of_a_millionth_is_noticed(item: Check, name: str) -> None:
     """A check that took squared residuals, or a tolerance of their size, would pass it."""
-    made = _formulas(item)[name]
+    formula = _formulas(item)[name]
 
     def wrong(*args: Any, **options: Any) -> Any:
-        found = made(*args, **options)
-        return found * (Fraction(1000001, 1000000) if found.dtype == object else 1 + 1e-6)
+        value = formula(*args, **options)
+        return value * (Fraction(1000001, 1000000) if value.dtype == object else 1 + 1e-6)
 
     mutant = replace(item, mutants={"a millionth": {name: wrong}})
     assert not survives(mutant, "a millionth", seed=0)
@@ -485,5 +485,5 @@ def test_every_section_is_a_file_and_defines_its_symbols_first() -> None:
 
 
 def test_numbers_that_the_text_refers_to_exist() -> None:
-    named = re.findall(r"(?<![\d.])[1-8]\.\d\d?(?!\d)", DOCUMENT)
-    assert set(named) <= set(STATEMENTS)
+    numbers = re.findall(r"(?<![\d.])[1-8]\.\d\d?(?!\d)", DOCUMENT)
+    assert set(numbers) <= set(STATEMENTS)

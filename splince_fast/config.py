@@ -67,7 +67,7 @@ class Config:
     advice: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain numbers, strings, lists and dictionaries."""
+        """The configuration as plain numbers, strings, lists and dictionaries."""
         return asdict(self)
 
     def _facts(self) -> list[tuple[str, str]]:

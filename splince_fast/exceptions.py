@@ -88,7 +88,7 @@ class NotEnoughMemoryError(SplinceError, MemoryError):
 
 
 class FoldError(SplinceError, ValueError):
-    """An eraser cannot be merged into the weights; they are what they were."""
+    """An eraser cannot be merged into the weights, which are unchanged."""
 
 
 class SplinceWarning(UserWarning):

@@ -475,7 +475,7 @@ class Projection:
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        state["_report"] = self.report  # computed: its function is not pickled
+        state["_report"] = self.report  # computed now: a pending function cannot be pickled
         for made_on_use in ("offset", "_factors"):
             state.pop(made_on_use, None)
         return state

@@ -358,7 +358,7 @@ class Report:
     isotropic: IsotropicFit | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain numbers, strings, lists and dictionaries, ready for JSON."""
+        """The report as plain numbers, strings, lists and dictionaries, ready for JSON."""
         return dataclasses.asdict(self)
 
     @classmethod
@@ -529,7 +529,7 @@ class Report:
                 f"the eraser was fitted to; this one is of {self.method} on {self.n_features} "
                 f"features, and the variables are {[v.name for v in self.variables]}"
             )
-        known: Any = moments  # a snapshot has a factor, and its own shrinkage
+        known: Any = moments  # a snapshot is factored already, with a shrinkage of its own
         if not hasattr(known, "factor"):
             known = known.factored(shrinkage=self.shrinkage or None)
         task = known.variable(keep[0])
@@ -943,7 +943,7 @@ def _check_types(part: Any) -> None:
 
 
 def _noise_of(values: Any) -> Noise | None:
-    """The noise of a variable as a file has it."""
+    """Read the noise of a variable from a file."""
     if values is None:
         return None
     series = {key: tuple(values[key]) for key in ("taus", "degrees", "denominators")}
@@ -968,7 +968,7 @@ class Facts(NamedTuple):
     weight: float
     shrinkage: float
     whitened: bool
-    distortion: float | None  # None where it was not measured
+    distortion: float | None  # None if unknown
     distortion_unkept: float | None
     warnings: tuple[str, ...]
     variance: float  # tr Cov(x)
@@ -990,7 +990,7 @@ def build_report(
     """The report of a solve, computed on first use."""
     d = left.shape[1]
     amplification = solution.amplification
-    known = facts.whitened and facts.sketch is None  # the angles follow from Cov(x)
+    known = facts.whitened and facts.sketch is None  # else the angles are unknown
     kept = bool(span_y.names) and known
     rho, b = max(0.0, 1.0 - 1.0 / amplification**2) if kept else None, facts.strength
     head = None

@@ -112,7 +112,7 @@ class ConceptStrength:
         return f"no linear association with {self.name!r} beyond chance"
 
     def to_dict(self) -> dict[str, Any]:
-        """The same and the conclusion as plain numbers, strings and lists, ready for JSON."""
+        """The figures and the conclusion as plain numbers, strings and lists, ready for JSON."""
         fields = dataclasses.asdict(self)
         return {**fields, "correlations": list(self.correlations), "conclusion": self.conclusion}
 
@@ -335,7 +335,7 @@ def _whitened(factor: Factor, cross: Float, max_rank: int) -> _Whitened:
 def _whitened_both(
     known: Statistics, variable: Variable, name: object
 ) -> tuple[_Whitened, _Whitened]:
-    """Cov(x, z) whitened by Cov(x), then by Cov(z): the latter has the canonical correlations."""
+    """Cov(x, z) whitened by Cov(x), and by both: the second has the canonical correlations."""
     cross = variable.cross_covariance(0.0, name)
     if isinstance(variable, ClassSums):
         # The vectors 1[z = c] / sqrt(n_c) are orthonormal: dividing by sqrt(n_c / n) whitens.
@@ -432,7 +432,7 @@ class _Null:
         )
         if squared_leverages_z is not None:
             excess_z = [self.excess(squared_leverages_z, self.q)]
-        # The variance is bilinear in the two, so it is largest at a corner.
+        # The variance is bilinear in the two excesses: it is largest at a corner of their ranges.
         variance = max(self.permutation_variance(a, b) for a in excess_x for b in excess_z)
         return min(markov, variance / (variance + (pillai - self.mean) ** 2))
 

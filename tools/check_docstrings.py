@@ -21,7 +21,7 @@ CODES = {"GL07", "GL08", "SS03", "SS04", "PR01", "PR02", "PR03", "PR07", "RT03"}
 
 def public_objects() -> dict[str, object]:
     """Every public name, and the public methods that it defines, by their import path."""
-    found: dict[str, object] = {}
+    objects: dict[str, object] = {}
     for name in sf.__all__:
         value = getattr(sf, name)
         if inspect.ismodule(value):
@@ -34,18 +34,18 @@ def public_objects() -> dict[str, object]:
             members = {"": value}
         for member, value in members.items():
             path = ".".join(filter(None, ("splince_fast", name, member)))
-            found[path] = value
+            objects[path] = value
             if inspect.isclass(value):
-                found |= {f"{path}.{method}": v for method, v in methods(value).items()}
-    return found
+                objects |= {f"{path}.{method}": v for method, v in methods(value).items()}
+    return objects
 
 
 def methods(owner: type) -> dict[str, object]:
     """Public methods that a class defines, or inherits from a class of this package."""
-    own = [kind for kind in owner.__mro__ if kind.__module__.startswith("splince_fast")]
+    classes = [kind for kind in owner.__mro__ if kind.__module__.startswith("splince_fast")]
     return {
         name: member
-        for kind in reversed(own)
+        for kind in reversed(classes)
         for name, member in vars(kind).items()
         if not name.startswith("_") and callable(getattr(kind, name))
     }
@@ -59,7 +59,7 @@ def needs_example(path: str) -> bool:
 
 
 def main() -> int:
-    """Print what is wrong and return the exit status."""
+    """Print the faults and return the exit status."""
     faults = 0
     objects = public_objects()
     for path, value in objects.items():
@@ -69,10 +69,10 @@ def main() -> int:
         # Records list their fields as attributes; users construct neither these nor protocols.
         record = dataclasses.is_dataclass(value) or hasattr(value, "_fields")
         record = record or getattr(value, "_is_protocol", False)
-        wanted = CODES - {"PR01"} if record else CODES
+        codes = CODES - {"PR01"} if record else CODES
         if needs_example(path) and not record:
-            wanted = wanted | {"EX01"}
-        wrong = [f"{code} {text}" for code, text in errors if code in wanted]
+            codes = codes | {"EX01"}
+        wrong = [f"{code} {text}" for code, text in errors if code in codes]
         for text in wrong:
             print(f"{path}: {text}")
         faults += len(wrong)

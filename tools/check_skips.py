@@ -20,7 +20,7 @@ MAY_BE_MISSING = re.compile(
 
 
 def node(case: ElementTree.Element) -> str:
-    """What pytest calls a test: its file, its class if it has one, its name."""
+    """The node id of a test: its file, its class if it has one, its name."""
     name, module = case.get("name") or "", case.get("classname") or ""
     file = case.get("file") or ""
     if not module or not file:  # a module that was skipped as a whole
@@ -45,25 +45,29 @@ def outcomes(path: str) -> tuple[set[str], dict[str, str]]:
 
 
 def main(arguments: list[str]) -> int:
-    """List what no job has run, without excuse; or print it and return 1 if there is any."""
+    """List tests that no job ran, without excuse; or print them and return 1 if there are any."""
     listing = arguments[0] == "--list"
-    found = [outcomes(path) for path in arguments[listing:]]
-    ran = set().union(*(names for names, _ in found))
+    results = [outcomes(path) for path in arguments[listing:]]
+    ran = set().union(*(names for names, _ in results))
     files = {name.partition("::")[0] for name in ran}
     never = {
-        name: why
-        for _, skipped in found
-        for name, why in skipped.items()
+        name: reason
+        for _, skipped in results
+        for name, reason in skipped.items()
         if name not in ran and name not in files
     }
-    bad = {name: why for name, why in never.items() if not MAY_BE_MISSING.search(why)}
+    unexcused = {
+        name: reason for name, reason in never.items() if not MAY_BE_MISSING.search(reason)
+    }
     if listing:
-        print(*sorted(bad), sep="\n")
+        print(*sorted(unexcused), sep="\n")
         return 0
-    for name, why in sorted(bad.items()):
-        print(f"{name} is skipped in every job: {why.strip().splitlines()[0]}")
-    print(f"{len(ran)} tests ran, {len(never)} ran nowhere, {len(bad)} of them without excuse")
-    return int(bool(bad) or not ran)
+    for name, reason in sorted(unexcused.items()):
+        print(f"{name} is skipped in every job: {reason.strip().splitlines()[0]}")
+    print(
+        f"{len(ran)} tests ran, {len(never)} ran nowhere, {len(unexcused)} of them without excuse"
+    )
+    return int(bool(unexcused) or not ran)
 
 
 if __name__ == "__main__":

@@ -69,14 +69,14 @@ def cut(command: str, page: Path, width: int) -> list[list[object]]:
     probe = page.with_name(f"_probe_{page.name}")
     probe.write_text(text.replace("</body>", _PROBE, 1), encoding="utf-8")
     try:
-        found = re.search(
+        match = re.search(
             r"<title>CUT(.*?)</title>", run(command, probe, width, "--dump-dom"), re.S
         )
     finally:
         probe.unlink()
-    if found is None:
+    if match is None:
         raise RuntimeError(f"{page} was not drawn")
-    blocks: list[list[object]] = json.loads(found[1].replace("&gt;", ">").replace("&amp;", "&"))
+    blocks: list[list[object]] = json.loads(match[1].replace("&gt;", ">").replace("&amp;", "&"))
     return blocks
 
 
@@ -85,14 +85,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
     parser.add_argument("site", type=Path)
     parser.add_argument("out", type=Path)
-    given = parser.parse_args()
+    args = parser.parse_args()
     command = browser() or sys.exit("no chromium, google-chrome or chrome on PATH")
-    given.out.mkdir(parents=True, exist_ok=True)
+    args.out.mkdir(parents=True, exist_ok=True)
     problems = 0
     for name in PAGES:
-        page = given.site / f"{name}.html"
+        page = args.site / f"{name}.html"
         for width in WIDTHS:
-            picture = given.out / f"{name.replace('/', '_')}_{width}.png"
+            picture = args.out / f"{name.replace('/', '_')}_{width}.png"
             run(command, page, width, f"--screenshot={picture.resolve()}")
             for block in cut(command, page, width):
                 problems += 1

@@ -323,7 +323,7 @@ def _raise_non_finite(X: NDArray[Any], name: str) -> None:
 def non_finite_error(
     rows: NDArray[np.intp], n: int, name: str, example: str = "", columns: Sequence[int] = ()
 ) -> NonFiniteError:
-    """Return the error for the numbers of those of n rows that hold NaN or infinity."""
+    """Return the error for NaN or infinity in the rows with these numbers, of n rows."""
     where = f", {listed_columns(columns)}" if columns else ""
     error = NonFiniteError(
         f"{name} contains NaN or infinity in {len(rows)} of {n} rows (rows {abbreviated(rows)})"

@@ -187,18 +187,18 @@ class Reading(Generic[T]):
 
 
 # -- forks ---------------------------------------------------------------------------------
-# A lock that another thread holds during a fork stays locked in the child, so that a fork waits
-# for the locks of imports and of Numba's compiler.
+# A lock that another thread holds during a fork stays locked in the child. A fork therefore waits
+# until no other thread imports a module of this package or holds the lock of Numba's compiler.
 
 # Replaced in a forked child. Comparing objects needs no system call, unlike os.getpid.
 _process = object()
 
-# Numba's lock by the thread that forks: another thread may fork as soon as it is released.
+# Numba's lock by the forking thread: a second thread may fork as soon as the first releases it.
 _compiler_locks: dict[int, Any] = {}
 
 
 def _before_fork() -> None:
-    """Wait until other threads have imported modules of this package, and for Numba's compiler."""
+    """Wait for imports of this package in other threads; acquire the lock of Numba's compiler."""
     for name, module in list(sys.modules.items()):
         if name.startswith("splince_fast.") and getattr(
             getattr(module, "__spec__", None), "_initializing", False

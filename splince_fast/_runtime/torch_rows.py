@@ -51,7 +51,7 @@ def is_plain(x: Tensor) -> bool:
     if x.is_neg() or forward_ad.unpack_dual(x).tangent is not None:
         return False
     try:
-        return bool(x.data_ptr() != 0)  # 0 within some transforms, and without memory
+        return bool(x.data_ptr() != 0)  # 0 in some transforms, or without memory
     except RuntimeError:  # within other transforms
         return False
 

@@ -19,7 +19,7 @@ from splince_fast._solve.class_maps import ClassProblem, Support
 
 Float = NDArray[np.float64]
 
-# Eigenvalues of a shrunk difference leave each class this fraction of the least pooled variance.
+# Least eigenvalue of a class covariance that is made from a shrunk difference, in white units.
 _LEAST = 1e-2
 
 
@@ -49,7 +49,7 @@ class ClassStatistics:
 
     @property
     def fractions(self) -> Float:
-        """p_c."""
+        """(k,): fractions p_c of the classes."""
         return np.asarray(self.weights / self.weights.sum())
 
     @property
@@ -99,9 +99,10 @@ def over_folds(folds: Sequence[Float]) -> float:
 
 
 def intensity(fractions: Float, whole: Float, folds: Sequence[Float]) -> float:
-    """The share a of S_w: 1 - a = sum p_c <D_c', D_c''> / sum p_c |D_c|^2, within [0, 1].
+    """The fraction a of S_w in a shrunk covariance, within [0, 1].
 
-    It minimises the expected sum p_c |(1 - a) D_c - D_c of the population|^2.
+    1 - a = sum p_c <D_c', D_c''> / sum p_c |D_c|^2 minimises the expected sum
+    p_c |(1 - a) D_c - D_c of the population|^2.
     """
 
     def inner(a: Float, b: Float) -> float:
@@ -165,7 +166,10 @@ def eigenvalues(fractions: Float, folds: Sequence[Float]) -> Float:
 
 
 def with_eigenvalues(statistics: ClassStatistics, support: Support, values: Float) -> Float:
-    """(2, d, d): the classes of S_w and the difference U diag(values) U^T, U of these rows."""
+    """(2, d, d): covariances of mean S_w and white difference U diag(values) U^T.
+
+    U are the eigenvectors of the white difference of these rows.
+    """
     whole = statistics.differences(support)
     _, vectors = np.linalg.eigh(whole[1] - whole[0])
     pooled, (first, second) = statistics.pooled, statistics.fractions

@@ -51,7 +51,7 @@ _SQUARED = 1e-6
 _TINY_DIRECTION, _TINY_FEATURE = 1e-8, 1e-6
 # Rotations have no feasible map if |R Vq - Sy| / |Sy| exceeds this: rounding is far smaller.
 _MISSED = 1e-6
-# Newton-Schulz converges quadratically from here.
+# Newton-Schulz converges quadratically from the first residual |I - O^T O| on; the second ends it.
 _NEARLY_ORTHOGONAL, _LAST_STEP = 0.1, 1e-8
 
 
@@ -278,9 +278,10 @@ def solve(problem: ClassProblem, *, optimal: bool = True) -> ClassMaps:
 def _combinations(
     problem: ClassProblem, inverse_crosses: list[Float]
 ) -> tuple[Float, Float | None]:
-    """Orthonormal combinations (q, q') that some class relates to x, and one that none does.
+    """Combinations (q, q') of the kept columns that covary with x in some class, orthonormal.
 
-    The latter is None unless x covaries with it between classes, above rounding.
+    The second result is a combination that covaries with x between classes only, above rounding:
+    no map keeps it. None if there is none.
     """
     q = problem.kept.shape[1]
     if not q:
@@ -310,7 +311,7 @@ def _whitened_size(problem: ClassProblem, columns: Float) -> Float:
 
 
 def _outside(support: Support, columns: Float) -> Float | None:
-    """Orthonormal columns that span what columns have off the support, above rounding."""
+    """Orthonormal basis of the components of columns off the support, above rounding."""
     if support.basis is None or not columns.shape[1]:
         return None
     rest = columns - support.basis @ (support.basis.T @ columns)
@@ -339,7 +340,7 @@ class Point:
 
 
 class Search:
-    """Minimise f over Lam.
+    """Minimisation of f over the multipliers Lam.
 
     Parameters
     ----------
@@ -382,7 +383,7 @@ class Search:
         return np.abs(np.array(values, np.float64))
 
     def start(self) -> Point:
-        """QLEACE: Lam = 0."""
+        """The starting point Lam = 0, whose map is that of QLEACE."""
         nothing = np.zeros_like(self.kept)
         return self.at(nothing, self.mean_root())
 

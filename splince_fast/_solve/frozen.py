@@ -16,7 +16,7 @@ Float = NDArray[np.float64]
 def best_strength(
     factor: Factor, gram: Callable[[Float], Float], span_z: Float, cross: Float, theta: Float
 ) -> float:
-    """argmin over b in [0, 1] of the squared error of theta^T P_b x, P_b = P_L + b X H^+ K^T.
+    """The b in [0, 1] of least squared error of theta^T P_b x, where P_b = P_L + b X H^+ K^T.
 
     With g = (theta^T X / H) K, the score of y that b adds, and a = P_L^T theta the error is, but
     for a constant, Var(a^T x + b g^T x) - 2 Cov(a^T x + b g^T x, y): least at
@@ -47,9 +47,9 @@ def best_strength(
     kept = sizes > max(tolerances.noise(d, factor.smallest), cut)
     left = np.ascontiguousarray((u[:, kept] / sizes[kept]).T @ span_z)
     right = factor.solve(left)
-    lost = left.T @ (right @ cross)  # X
-    score = factor.solve(np.ascontiguousarray((cross - lost)[None]))[0]  # K
-    explained, q = float(score @ cross), float(theta @ lost)  # H
+    lost = left.T @ (right @ cross)  # X = the part of Sy that LEACE removes
+    score = factor.solve(np.ascontiguousarray((cross - lost)[None]))[0]  # K = S^+ (Sy - X)
+    explained, q = float(score @ cross), float(theta @ lost)  # H = K^T Sy
     noise = 16.0 * d * tolerances.EPS
     if explained <= 0.0 or abs(q) <= noise * float(np.abs(theta) @ np.abs(lost)):
         return 0.0

@@ -104,7 +104,7 @@ def restore(
     weights, dual, right = weights[chosen], dual[chosen], right[chosen]
     cut = float(cuts[known].max(initial=noise))
     parts = np.linalg.norm((combinations.T @ span_x) * inverse, axis=1)
-    # Absent combinations are exact up to an admixture of the others.
+    # Rounding mixes the other combinations into the absent ones: the limit allows for that.
     mixed = float(np.sum(parts[known] * cuts[known] / values[known]))
     limit = noise + mixed + relative * float(np.linalg.norm(sizes))
     absent = np.where(known, 0.0, parts)

@@ -45,8 +45,9 @@ class Span:
     names: list[str]
     rows: Float  # (k, d)
     counts: list[int]
-    # Per variable: its kind as text; M, where the canonical correlations are the singular values of
-    # M L^+ span; and its largest square in units of its deviation, or None.
+    # Per variable a function that returns its kind in words; M, for which the singular values of
+    # M L^+ span are the canonical correlations; and the square of its largest standardised value,
+    # or None.
     readings: list[Callable[[], tuple[str, Float, float | None]]]
 
 
@@ -111,7 +112,7 @@ def _of_classes(weights: Float, total: float) -> tuple[str, Float, float]:
 
 
 def _of_columns(variable: Any, total: float) -> tuple[str, Float, None]:
-    """The same for columns in units of deviations: the inverse root of their correlations."""
+    """Kind of columns in words, and M: the inverse root of the correlations of the columns."""
     share = min(1.0, variable.weight / total)
     deviations = variable.deviations()
     varies = deviations > 0

@@ -6,12 +6,12 @@
 `computed`      deviations of features of erased rows that are rounding of the rows before
 `noise`         singular values of whitened spans up to it are noise of their sums
 `relative`      smaller singular values than this times the largest are rounding of the SVD
-`residual`      what rounding can leave of a constraint
+`residual`      bound of the rounding of a constraint
 `AMPLIFICATION` an amplification above it leaves less than half the digits of float32 rows
 `SENSITIVITY`   a larger effect of float32 rounding on x, in deviations, raises a warning
 `MIN_SCALE`     by default, smaller deviations relative to their root mean square are noise
-`NOISE_SHARE`   of whitened spans that lies below rounding: a smaller one moves no figure
-`OWN`           share of a variance that a low-rank metric leaves to the feature, at least
+`NOISE_SHARE`   a smaller fraction of the squared whitened spans is rounding of x
+`OWN`           least fraction of a variance outside the low-rank part of a metric
 `LABELS`        eigenvalues of the unit-diagonal covariance of labels up to it, times their
                 number, are rounding: combinations of labels that do not vary
 ==============  ==========================================================================
@@ -48,12 +48,12 @@ MIN_SCALE = 1e-26
 # rounding: covariance across it is of that size, and erasing it adds no distortion.
 NOISE_SHARE = 1e-7
 
-# Relative rounding of label correlations. Combinations with smaller eigenvalues are left to the
-# sample, which only adds noise.
+# Relative rounding of label correlations. x is not regressed on combinations of labels with
+# smaller eigenvalues: their part of Cov(x) is estimated from the sample alone.
 LABELS = 1e-10
 
-# Least fraction of a variance outside the low-rank part. Whitening divides by its root, and
-# products give it no more digits.
+# Least fraction of a variance outside the low-rank part: whitening divides by its root, and smaller
+# fractions are rounding of the products.
 OWN = 1e-10
 
 
@@ -93,7 +93,7 @@ def computed(deviations: NDArray[np.float64], roundoff: float) -> NDArray[np.flo
 
 
 def eigenvalue_of_columns(k: int, n_rows: int, cancelled: float) -> float:
-    """The same for the covariance of k columns, summed about a reference point.
+    """Noise in the eigenvalues of the covariance of k columns, summed about a reference point.
 
     Sums of n products carry sqrt(n) roundings of the squares about the reference, which are
     `cancelled` times the variances.
@@ -111,7 +111,7 @@ def noise(d: int, smallest: float) -> float:
 
 
 def noise_unwhitened(variance: float) -> float:
-    """The same where nothing is whitened: in units of the total deviation of x."""
+    """Rounding level of cross-covariances that are not whitened; total deviation of x = 1."""
     return float(16.0 * EPS * variance**0.5)
 
 

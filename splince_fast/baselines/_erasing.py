@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from sklearn.linear_model import LogisticRegression
 
 from splince_fast.baselines._inputs import (
     ClassRows,
     Float,
+    RandomState,
+    Validation,
     append_validation,
     check_validation_share,
-    class_codes,
     float_rows,
     generator,
     observed_classes,
@@ -121,7 +122,7 @@ class IterativeEraser(ErasingTransformer):
     """A transformer that removes the directions of linear probes by an orthogonal projection."""
 
     validation_share: float
-    random_state: Any
+    random_state: RandomState
     classes_: NDArray[Any]
     report_: ErasureReport
 
@@ -134,8 +135,8 @@ class IterativeEraser(ErasingTransformer):
         y: Any = None,
         *,
         concept: Any = None,
-        sample_weight: Any = None,
-        validation: Any = None,
+        sample_weight: ArrayLike | None = None,
+        validation: Validation = None,
     ) -> Self:
         """Fit to all rows at once, replacing any previous fit.
 
@@ -187,7 +188,7 @@ class IterativeEraser(ErasingTransformer):
         check_validation_share(self.validation_share)
 
     def _read(
-        self, X: Any, y: Any, concept: Any, sample_weight: Any, validation: Any
+        self, X: Any, y: Any, concept: Any, sample_weight: ArrayLike | None, validation: Validation
     ) -> ErasureData:
         """Check the inputs, split off the validation rows, centre by the training mean."""
         columns = self._concept(y, concept)
@@ -205,13 +206,13 @@ class IterativeEraser(ErasingTransformer):
             validation, inputs, names, sample_weight
         )
         rows, values, *tasks = inputs
-        classes, codes = observed_classes(class_codes(values, len(rows), str(name)), "concept")
+        classes, codes = observed_classes(values, len(rows), str(name), "concept")
         weight = weights_of(sample_weight, len(rows))
         task = None
         if tasks:
             if tasks[0] is None:
                 self._refuse_missing_y("by_task draws one of its classes per round")
-            _, task = observed_classes(class_codes(tasks[0], len(rows), "task"), "task")
+            _, task = observed_classes(tasks[0], len(rows), "task", "task")
         usable = (codes >= 0) & (weight > 0)
         rng = generator(self.random_state)
         mask = validation_rows(validation, self.validation_share, codes, usable, rng)
@@ -319,7 +320,7 @@ def orthonormal(columns: Float, against: Float | None = None) -> Float:
     return np.asarray(basis)
 
 
-def probe(part: ClassRows, alpha: float) -> Any:
+def probe(part: ClassRows, alpha: float) -> LogisticRegression:
     """Logistic probe: the minimum of mean log-loss + alpha / 2 |w|^2.
 
     Newton's method needs few passes over the rows where its system of d (times K) unknowns is

@@ -57,9 +57,9 @@ class LowRankFantope:
         values, rest = np.clip(values - cut, 0.0, 1.0), float(np.clip(rest - cut, 0.0, 1.0))
         if not n_rest:
             rest = 0.0
-        kept = np.abs(values - rest) > 64 * _EPS
-        self.basis = span @ vectors[:, kept]
-        self.values, self.rest = values[kept], rest
+        distinct = np.abs(values - rest) > 64 * _EPS
+        self.basis = span @ vectors[:, distinct]
+        self.values, self.rest = values[distinct], rest
 
     def reorthonormalise(self) -> None:
         """Make the basis orthonormal again: rounding errors accumulate over the steps."""

@@ -7,23 +7,27 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_random_state
 
 from splince_fast._runtime.arrays import as_weights, check_values
 from splince_fast._solve.options import is_integer
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
-from splince_fast.labels import ClassCodes, encode_one
+from splince_fast.labels import encode_one
 from splince_fast.labels.names import ClassName
 
 Float = NDArray[np.float64]
 Index = NDArray[np.intp]
+Mask = NDArray[np.bool_]
+RandomState = int | np.random.Generator | np.random.RandomState | None
+# A mask of the rows of a fit, or a tuple of arrays of further rows.
+Validation = ArrayLike | tuple[Any, ...] | None
 
 
 def check_number(value: Any, name: str, low: float, *, strict: bool = True) -> None:
     """Raise InputError unless `value` is a finite real number above (or at) `low`."""
-    good = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    if not good or not np.isfinite(value) or value < low or (strict and value == low):
+    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not is_number or not np.isfinite(value) or value < low or (strict and value == low):
         raise InputError(
             f"{name} is {value!r}; it must be a number {'above' if strict else 'of at least'} {low}"
         )
@@ -35,13 +39,13 @@ def check_count(value: Any, name: str) -> None:
         raise InputError(f"{name} is {value!r}; it must be a positive integer")
 
 
-def check_validation_share(share: Any) -> None:
-    """Raise InputError unless `share` is a number in [0, 1)."""
-    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
-        raise InputError(f"validation_share is {share!r}; it must be a number in [0, 1)")
+def check_validation_share(value: object) -> None:
+    """Raise InputError unless `value` is a number in [0, 1)."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise InputError(f"validation_share is {value!r}; it must be a number in [0, 1)")
 
 
-def candidates(parameter: Any, name: str) -> list[Any]:
+def candidates(parameter: float | Sequence[float], name: str) -> list[float]:
     """The candidates of a parameter: one positive number, or a sequence of them.
 
     Raises
@@ -59,7 +63,7 @@ def candidates(parameter: Any, name: str) -> list[Any]:
     return values
 
 
-def generator(random_state: Any) -> np.random.Generator:
+def generator(random_state: RandomState) -> np.random.Generator:
     """A generator of any random_state of scikit-learn; an integer is the seed itself."""
     if random_state is None or isinstance(random_state, int | np.integer | np.random.Generator):
         return np.random.default_rng(random_state)
@@ -77,11 +81,11 @@ class ClassRows:
     def __len__(self) -> int:
         return len(self.codes)
 
-    def take(self, index: Any) -> ClassRows:
+    def take(self, index: Index | Mask) -> ClassRows:
         """The rows that `index` selects."""
         return ClassRows(self.rows[index], self.codes[index], self.weight[index])
 
-    def fraction(self, mask: NDArray[np.bool_]) -> float:
+    def fraction(self, mask: Mask) -> float:
         """Weighted fraction of the rows that a mask marks."""
         return float(self.weight @ mask / self.weight.sum())
 
@@ -90,29 +94,17 @@ class ClassRows:
         return float(np.bincount(self.codes, self.weight).max() / self.weight.sum())
 
 
-def class_codes(values: Any, n: int, name: str) -> ClassCodes:
-    """Read a column as classes, whole floats included.
+def observed_classes(
+    values: Any, n: int, name: str, role: str
+) -> tuple[tuple[ClassName, ...], Index]:
+    """Classes that occur in a column, and the codes of its rows among them; -1 without a label.
 
     Raises
     ------
     LabelError
-        The column holds no classes.
+        The column holds no classes, or fewer than two of them occur.
     """
-    encoded = encode_one(values, n, name=name)
-    if not isinstance(encoded, ClassCodes):
-        encoded = encode_one(values, n, name=name, kind="classes")
-    assert isinstance(encoded, ClassCodes)
-    return encoded
-
-
-def observed_classes(column: ClassCodes, role: str) -> tuple[tuple[ClassName, ...], Index]:
-    """Classes that occur in a column, and the codes of its rows among them.
-
-    Raises
-    ------
-    LabelError
-        Fewer than two classes occur.
-    """
+    column = encode_one(values, n, name=name, kind="classes")
     labelled = column.codes >= 0
     present = np.unique(column.codes[labelled])
     if len(present) == 0:
@@ -136,7 +128,7 @@ def float_rows(X: NDArray[Any]) -> Float:
     return np.array(X, dtype=np.float64, order="C")
 
 
-def weights_of(sample_weight: Any, n: int) -> Float:
+def weights_of(sample_weight: ArrayLike | None, n: int) -> Float:
     """Weights divided by the mean of the positive ones.
 
     Raises
@@ -156,12 +148,12 @@ def weights_of(sample_weight: Any, n: int) -> Float:
 
 
 def validation_rows(
-    validation: Any,
+    validation: ArrayLike | None,
     fraction: float,
     codes: Index,
-    usable: NDArray[np.bool_],
+    usable: Mask,
     rng: np.random.Generator,
-) -> NDArray[np.bool_]:
+) -> Mask:
     """Mask of the validation rows: the given one, or a random fraction of each class.
 
     ``round(fraction * rows)`` rows of each class are marked, at most all but one. No row is marked
@@ -196,8 +188,8 @@ def validation_rows(
 
 
 def append_validation(
-    validation: Any, columns: list[Any], names: str, sample_weight: Any
-) -> tuple[list[Any], Float | None, Any]:
+    validation: Validation, columns: list[Any], names: str, sample_weight: ArrayLike | None
+) -> tuple[list[Any], ArrayLike | None, ArrayLike | None]:
     """Columns and weights with the rows of a validation set appended, and the mask of these rows.
 
     The appended rows have weight one. A mask, or None, is returned as it is, with the columns.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, softmax
 from sklearn.base import ClassifierMixin
 from sklearn.utils import assert_all_finite
@@ -18,17 +18,20 @@ from splince_fast.baselines._inputs import (
     ClassRows,
     Float,
     Index,
+    Mask,
+    RandomState,
+    Validation,
     append_validation,
     check_validation_share,
-    class_codes,
     float_rows,
     generator,
     observed_classes,
     validation_rows,
     weights_of,
 )
-from splince_fast.estimators.base import CheckedEstimator, variables_of
+from splince_fast.estimators.base import CheckedEstimator, columns_by_name
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
+from splince_fast.labels import ClassName, encode_one
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +40,10 @@ class CellRows(ClassRows):
 
     cells: Index
 
-    def take(self, index: Any) -> CellRows:
+    def take(self, index: Index | Mask) -> CellRows:
         """Copies of the rows that `index` selects."""
-        columns = (self.rows, self.codes, self.weight, self.cells)
-        return CellRows(*(column[index] for column in columns))
+        part = ClassRows.take(self, index)
+        return CellRows(part.rows, part.codes, part.weight, self.cells[index])
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class CellData:
 
     train: CellRows
     selection: CellRows  # the validation rows; the training rows if there are none
-    names: list[tuple[Any, ...]]  # of the cells
+    names: list[tuple[ClassName, ...]]  # of the cells
     rng: np.random.Generator
 
 
@@ -58,11 +61,11 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
 
     groups_from: str | None
     validation_share: float
-    random_state: Any
+    random_state: RandomState
     classes_: NDArray[Any]
     coef_: Float
     intercept_: Float
-    cells_: list[tuple[Any, ...]]
+    cells_: list[tuple[ClassName, ...]]
 
     __metadata_request__fit: ClassVar = {"groups": True, "validation": True}
 
@@ -88,14 +91,18 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
             raise InputError(f"groups_from is {self.groups_from!r}; it must be None or 'y'")
         check_validation_share(self.validation_share)
 
-    def _fit(self, X: Any, y: Any, groups: Any, sample_weight: Any, validation: Any) -> Self:
+    def _fit(
+        self, X: Any, y: Any, groups: Any, sample_weight: ArrayLike | None, validation: Validation
+    ) -> Self:
         """Read the inputs and fit; the estimator is unchanged after an error."""
         with self._restored_on_error():
             self._check_parameters()
             self._fit_cells(self._read(X, y, groups, sample_weight, validation))
         return self
 
-    def _read(self, X: Any, y: Any, groups: Any, sample_weight: Any, validation: Any) -> CellData:
+    def _read(
+        self, X: Any, y: Any, groups: Any, sample_weight: ArrayLike | None, validation: Validation
+    ) -> CellData:
         """Check the inputs, code the cells, split off the validation rows."""
         if y is None:
             self._refuse_missing_y("it is the task")
@@ -123,7 +130,7 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
             if columns:
                 groups = tuple(columns[0].T) if columns[0].ndim == 2 else columns[0]
         n = len(rows)
-        classes, codes = observed_classes(class_codes(labels, n, "y"), "y")
+        classes, codes = observed_classes(labels, n, "y", "y")
         if (codes < 0).any():
             raise LabelError(f"y misses {(codes < 0).sum()} labels; leave those rows out")
         weight = weights_of(sample_weight, n)
@@ -229,17 +236,17 @@ def _labels(y: Any) -> NDArray[Any]:
 
 
 def _cells(
-    classes: Sequence[Any], codes: Index, groups: Any, n: int
-) -> tuple[Index, list[tuple[Any, ...]]]:
+    classes: Sequence[ClassName], codes: Index, groups: Any, n: int
+) -> tuple[Index, list[tuple[ClassName, ...]]]:
     """Code of the cell (class, group, ...) of each row, and the names in lexicographic order."""
     keys: list[Index] = [codes]
-    names: list[Sequence[Any]] = [classes]
+    names: list[Sequence[ClassName]] = [classes]
     if isinstance(groups, tuple):
         columns = {f"groups[{i}]": column for i, column in enumerate(groups)}
     else:
-        columns = {} if groups is None else variables_of(groups, "groups")
+        columns = {} if groups is None else columns_by_name(groups, "groups")
     for name, values in columns.items():
-        column = class_codes(values, n, name)
+        column = encode_one(values, n, name=name, kind="classes")
         if (column.codes < 0).any():
             missing = (column.codes < 0).sum()
             raise LabelError(

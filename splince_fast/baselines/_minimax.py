@@ -103,8 +103,10 @@ class Minimax:
         gradients = np.zeros((self.n_cells, packed.size))
         present = np.flatnonzero(counts)
         for cell in present:
-            own = cells == cell
-            gradients[cell] = self.gradient(log_proba[own], codes[own], rows[own], weight[own])
+            members = cells == cell
+            gradients[cell] = self.gradient(
+                log_proba[members], codes[members], rows[members], weight[members]
+            )
         return losses, gradients, present
 
     def certificate(
@@ -184,18 +186,18 @@ class Coordinates:
         )
 
     def of(self, packed: Float) -> Float:
-        """v of the parameters."""
+        """Coordinates v of parameters."""
         weights, intercepts = self._split(packed)
         scaled = self.scale[:, None] * weights if self.factor is None else self.factor.T @ weights
         return np.concatenate([scaled.T.ravel(), self.root * intercepts])
 
     def parameters(self, v: Float) -> Float:
-        """Parameters of v, the inverse of `of`."""
+        """Parameters of coordinates v: the inverse of `of`."""
         weights, intercepts = self._split(v)
         return np.concatenate([self._solve(weights, "T").T.ravel(), intercepts / self.root])
 
     def gradient(self, gradient: Float) -> Float:
-        """Gradient with respect to v, of that with respect to the parameters."""
+        """Convert a gradient with respect to the parameters to one with respect to v."""
         weights, intercepts = self._split(gradient)
         return np.concatenate([self._solve(weights, "N").T.ravel(), intercepts / self.root])
 

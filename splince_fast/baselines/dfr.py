@@ -10,13 +10,20 @@ import numpy as np
 from sklearn.linear_model import LogisticRegression
 
 from splince_fast._runtime.progress import Progress
-from splince_fast.baselines._inputs import Float, Index, candidates, check_count
+from splince_fast.baselines._inputs import (
+    Float,
+    Index,
+    RandomState,
+    Validation,
+    candidates,
+    check_count,
+)
 from splince_fast.baselines._linear import BalancedClassifier, CellData, CellRows
 from splince_fast.exceptions import InputError
 
 # scikit-learn 1.8 renamed the L1 penalty.
 _HAS_PENALTY = inspect.signature(LogisticRegression).parameters["penalty"].default == "l2"
-_L1: dict[str, Any] = {"penalty": "l1"} if _HAS_PENALTY else {"l1_ratio": 1.0}
+_L1: dict[str, str | float] = {"penalty": "l1"} if _HAS_PENALTY else {"l1_ratio": 1.0}
 
 
 class DFR(BalancedClassifier):
@@ -94,7 +101,7 @@ class DFR(BalancedClassifier):
         n_subsets: int = 10,
         validation_share: float = 0.2,
         groups_from: str | None = None,
-        random_state: Any = None,
+        random_state: RandomState = None,
         progress: bool | None = None,
     ) -> None:
         self.C = C
@@ -105,7 +112,9 @@ class DFR(BalancedClassifier):
         self.random_state = random_state
         self.progress = progress
 
-    def fit(self, X: Any, y: Any = None, *, groups: Any = None, validation: Any = None) -> Self:
+    def fit(
+        self, X: Any, y: Any = None, *, groups: Any = None, validation: Validation = None
+    ) -> Self:
         """Fit, replacing any previous fit.
 
         Parameters

@@ -8,10 +8,18 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.exceptions import ConvergenceWarning
 
 from splince_fast._runtime.progress import Progress
-from splince_fast.baselines._inputs import Float, candidates, check_count, check_number
+from splince_fast.baselines._inputs import (
+    Float,
+    RandomState,
+    Validation,
+    candidates,
+    check_count,
+    check_number,
+)
 from splince_fast.baselines._linear import BalancedClassifier, CellData
 from splince_fast.baselines._minimax import Minimax, minimise
 from splince_fast.exceptions import InputError
@@ -121,7 +129,7 @@ class GroupDRO(BalancedClassifier):
         patience: int = 20,
         validation_share: float = 0.2,
         groups_from: str | None = None,
-        random_state: Any = None,
+        random_state: RandomState = None,
         progress: bool | None = None,
     ) -> None:
         self.alpha = alpha
@@ -144,8 +152,8 @@ class GroupDRO(BalancedClassifier):
         y: Any = None,
         *,
         groups: Any = None,
-        sample_weight: Any = None,
-        validation: Any = None,
+        sample_weight: ArrayLike | None = None,
+        validation: Validation = None,
     ) -> Self:
         """Fit, replacing any previous fit.
 
@@ -191,7 +199,7 @@ class GroupDRO(BalancedClassifier):
             check_count(getattr(self, name), name)
         self._alphas()
 
-    def _alphas(self) -> list[Any]:
+    def _alphas(self) -> list[float]:
         """Candidates of alpha, the largest first."""
         return sorted(candidates(self.alpha, "alpha"), reverse=True)
 

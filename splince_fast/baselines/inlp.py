@@ -16,7 +16,7 @@ from splince_fast.baselines._erasing import (
     probe,
     sum_of_squares,
 )
-from splince_fast.baselines._inputs import ClassRows, Float, check_count, check_number
+from splince_fast.baselines._inputs import ClassRows, Float, RandomState, check_count, check_number
 from splince_fast.exceptions import InputError
 
 _MAX_RANK = 300
@@ -94,7 +94,7 @@ class INLP(IterativeEraser):
         probe: Any = None,
         validation_share: float = 0.2,
         concept_from: str | None = None,
-        random_state: Any = None,
+        random_state: RandomState = None,
         progress: bool | None = None,
     ) -> None:
         self.alpha = alpha
@@ -180,7 +180,7 @@ class INLP(IterativeEraser):
 
 def _rows_of_task(data: ErasureData, task: int) -> tuple[ClassRows, ClassRows]:
     """Training and selection rows of one class of the task; all of them without a task."""
-    if data.task is None:
+    if data.task is None or data.selection_task is None:
         return data.train, data.selection
     return data.train.take(data.task == task), data.selection.take(data.selection_task == task)
 

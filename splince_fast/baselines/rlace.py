@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from scipy.special import expit, softmax
@@ -19,7 +18,14 @@ from splince_fast.baselines._erasing import (
     sum_of_squares,
 )
 from splince_fast.baselines._fantope import LowRankFantope
-from splince_fast.baselines._inputs import ClassRows, Float, Index, check_count, check_number
+from splince_fast.baselines._inputs import (
+    ClassRows,
+    Float,
+    Index,
+    RandomState,
+    check_count,
+    check_number,
+)
 from splince_fast.exceptions import InputError
 
 
@@ -105,7 +111,7 @@ class RLACE(IterativeEraser):
         alpha: float = 1e-4,
         validation_share: float = 0.2,
         concept_from: str | None = None,
-        random_state: Any = None,
+        random_state: RandomState = None,
         progress: bool | None = None,
     ) -> None:
         self.rank = rank
@@ -176,7 +182,7 @@ class RLACE(IterativeEraser):
         return ErasureRun(best, step, stop, accuracies, removed)
 
     def _probe(self, data: ErasureData, basis: Float) -> tuple[float, float]:
-        """Accuracy and log-loss of a fresh probe on the rows of selection."""
+        """Accuracy and log-loss of a fresh probe on the selection rows."""
         train, part = (
             ClassRows(part.rows - (part.rows @ basis) @ basis.T, part.codes, part.weight)
             for part in (data.train, data.selection)

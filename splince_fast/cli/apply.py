@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from splince_fast.eraser import Eraser
 
 
-def add(commands: Any) -> None:
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command."""
     apply = commands.add_parser(
         "apply",
@@ -37,11 +37,11 @@ def add(commands: Any) -> None:
     add("rows", metavar="X", nargs="+",
         help=".npy, .npz, .safetensors, .pt or .parquet files, saved Hugging Face data sets, or "
         "folders of such files")  # fmt: skip
-    where = apply.add_mutually_exclusive_group(required=True)
-    where.add_argument("-o", "--output", metavar="PATH",
+    output = apply.add_mutually_exclusive_group(required=True)
+    output.add_argument("-o", "--output", metavar="PATH",
         help="new file, in the format of its suffix; for several files or a folder, a folder for "
         "files of the same names")  # fmt: skip
-    where.add_argument("--in-place", action="store_true",
+    output.add_argument("--in-place", action="store_true",
         help="overwrite .npy files; after an interruption run the command again: erasing twice "
         "changes nothing")  # fmt: skip
     add("--embedding", metavar="COLUMN", help="column of vectors in a table")
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> None:
 
     def erase(pair: tuple[str, str]) -> str:
         path, target = pair
-        kind = rows.kind_of(path)
+        kind = rows.format_of_rows(path)
         if kind == "parquet":
             n = _erase_parquet(eraser, path, target, args.embedding)
         elif kind == "dataset":
@@ -122,7 +122,7 @@ def _labels(
         Labels that are not needed, missing labels, or labels of several files.
     """
     kinds: Mapping[str, str] = getattr(eraser, "label_kinds", {})
-    tables = any(rows.kind_of(path) != "array" for path, _ in pairs)
+    tables = any(rows.format_of_rows(path) != "array" for path, _ in pairs)
     if not kinds or tables:
         if args.labels:
             raise InputError(
@@ -138,7 +138,7 @@ def _labels(
         )
     if len(pairs) > 1:
         raise InputError("--labels is for one file of rows; apply the eraser to one file at a time")
-    return label_files.read_labels(args.labels, list(kinds), kinds)
+    return label_files.read_label_files(args.labels, list(kinds), kinds)
 
 
 def _pairs(args: argparse.Namespace, paths: list[str], several: bool) -> list[tuple[str, str]]:
@@ -165,14 +165,14 @@ def _pairs(args: argparse.Namespace, paths: list[str], several: bool) -> list[tu
     if len(set(targets)) < len(targets):
         raise InputError("two files have the same name; apply the eraser to one folder at a time")
     for path, target in zip(paths, targets, strict=True):
-        kind = rows.kind_of(path)
-        same = target and os.path.realpath(path) == os.path.realpath(target)
+        kind = rows.format_of_rows(path)
+        is_input = target and os.path.realpath(path) == os.path.realpath(target)
         if kind == "dataset" and target:
             if os.path.exists(target):
                 raise InputError(f"{target!r} exists; name a new folder for the data set")
         elif not (several and not os.path.isdir(args.output)):
             # A file may replace itself: it is complete before it gets its name.
-            check_outputs({"--output": target}, () if same else (path,), force=args.force)
+            check_outputs({"--output": target}, () if is_input else (path,), force=args.force)
         _check_format(path, target, kind)
         if kind != "array" and args.embedding is None:
             raise rows.embedding_missing(path)
@@ -216,13 +216,13 @@ def _erase_arrays(
             eraser(X, labels, out=out, progress=progress)
     else:
         same_format = Path(path).suffix == Path(target).suffix
-        others = arrays.others if same_format else {}
+        other_arrays = arrays.others if same_format else {}
         result = eraser(X, labels, progress=progress)
-        rows.write_arrays(target, arrays._replace(X=result, others=others))
+        rows.write_arrays(target, arrays._replace(X=result, others=other_arrays))
     return int(np.prod(X.shape[:-1]))
 
 
-def _erase_column(eraser: Eraser, table: Any, embedding: str, where: str) -> Any:
+def _erase_column(eraser: Eraser, table: Any, embedding: str, place: str) -> Any:
     """Erase the column of vectors of a table; integers become float64."""
     from splince_fast.sources._arrow import column_matrix, row_namer
 
@@ -235,17 +235,15 @@ def _erase_column(eraser: Eraser, table: Any, embedding: str, where: str) -> Any
     for name in getattr(eraser, "label_kinds", ()):
         if name not in table.column_names:
             raise InputError(
-                f"{where} has no column {name!r}, whose labels this eraser needs; its columns are "
+                f"{place} has no column {name!r}, whose labels this eraser needs; its columns are "
                 f"{table.column_names}"
             )
         labels[name] = table.column(name)
-    X = column_matrix(table.column(index), embedding, eraser.n_features, row_namer(where, 0))
+    X = column_matrix(table.column(index), embedding, eraser.n_features, row_namer(place, 0))
     X = eraser(X, labels or None)
     values = pa.FixedSizeListArray.from_arrays(pa.array(X.reshape(-1)), X.shape[1])
     storage = getattr(field.type, "storage_type", field.type)
-    if (
-        storage.value_type == values.type.value_type
-    ):  # other than for integers, which became float64
+    if storage.value_type == values.type.value_type:  # false for integers, which became float64
         values = values.cast(storage)
         if storage is not field.type and storage != field.type:
             values = pa.ExtensionArray.from_storage(field.type, values)
@@ -265,8 +263,8 @@ def _erase_parquet(eraser: Eraser, path: str, target: str, embedding: str) -> in
                     f"{file.schema_arrow.names}"
                 )
             for group in range(file.metadata.num_row_groups):
-                where = f"row group {group} of {path!r}"
-                table = _erase_column(eraser, file.read_row_group(group), embedding, where)
+                place = f"row group {group} of {path!r}"
+                table = _erase_column(eraser, file.read_row_group(group), embedding, place)
                 writer = writer or parquet.ParquetWriter(partial, table.schema)
                 writer.write_table(table, row_group_size=max(1, table.num_rows))
                 n += table.num_rows
@@ -284,8 +282,6 @@ def _erase_parquet(eraser: Eraser, path: str, target: str, embedding: str) -> in
 
 def _erase_dataset(eraser: Eraser, path: str, target: str, embedding: str) -> int:
     """Erase a saved data set, or each of its splits, into a new folder."""
-    from splince_fast._runtime.extras import require
-
     datasets = require("datasets", "datasets")
     data = rows.load_dataset(path)
     partial = partial_name(Path(target))
@@ -301,8 +297,8 @@ def _erase_dataset(eraser: Eraser, path: str, target: str, embedding: str) -> in
                     f"{path!r} has no column {embedding!r}; its columns are {split.column_names}"
                 )
 
-            def erased(table: Any, where: str = f"{path!r} {name}".strip()) -> Any:
-                return _erase_column(eraser, table, embedding, where)
+            def erased(table: Any, place: str = f"{path!r} {name}".strip()) -> Any:
+                return _erase_column(eraser, table, embedding, place)
 
             results[name] = split.with_format("arrow").map(
                 erased, batched=True, batch_size=4096, load_from_cache_file=False,

@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
 @contextmanager
 def _plain_warnings() -> Iterator[None]:
     """Print each warning of this package once, in one line without its source line."""
-    shown: set[str] = set()
+    printed: set[str] = set()
 
     def show(
         message: Warning | str,
@@ -65,8 +65,8 @@ def _plain_warnings() -> Iterator[None]:
         text = str(message)
         if issubclass(category, ManyClassesWarning):
             text += "; on the command line: --kind NAME=continuous or --kind NAME=classes"
-        if text not in shown:
-            shown.add(text)
+        if text not in printed:
+            printed.add(text)
             print(f"splince-fast: warning: {text}", file=sys.stderr)
 
     with warnings.catch_warnings():

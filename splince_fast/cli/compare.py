@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from splince_fast import sources
 from splince_fast._runtime.extras import require
-from splince_fast.cli.label_files import parse_kinds, paths_of, read_labels
+from splince_fast.cli.label_files import parse_kinds, paths_of, read_label_files
 from splince_fast.cli.paths import check_outputs
 from splince_fast.exceptions import InputError
-from splince_fast.labels import encode_one
+from splince_fast.labels import ClassName, encode_one
 
 
-def add(commands: Any) -> None:
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command."""
     compare = commands.add_parser(
         "compare",
@@ -125,7 +124,7 @@ def _read(args: argparse.Namespace, names: list[str]) -> tuple[Any, dict[str, An
                 f"{X!r} is not a .npy file; for a parquet file name the column of vectors with "
                 "--embedding COLUMN"
             )
-        columns = read_labels(args.labels, names, kinds)
+        columns = read_label_files(args.labels, names, kinds)
         if not Path(X).exists():
             raise InputError(f"there is no file {X!r}")
     else:
@@ -133,7 +132,9 @@ def _read(args: argparse.Namespace, names: list[str]) -> tuple[Any, dict[str, An
             raise InputError(
                 "--labels and --embedding exclude each other: labels are columns of the same file"
             )
-        source = sources.from_parquet(X, embedding=args.embedding, labels=names)
+        from splince_fast.sources import from_parquet
+
+        source = from_parquet(X, embedding=args.embedding, labels=names)
         blocks = [(np.array(block.X), block.labels) for block in source]
         columns = {
             name: [value for _, labels in blocks for value in _values(labels[name])]
@@ -145,7 +146,7 @@ def _read(args: argparse.Namespace, names: list[str]) -> tuple[Any, dict[str, An
     return X, columns
 
 
-def _values(column: Any) -> list[Any]:
+def _values(column: Iterable[object]) -> list[object]:
     """Python values of a column of any library."""
     for method in ("to_pylist", "to_list", "tolist"):
         if hasattr(column, method):
@@ -153,7 +154,7 @@ def _values(column: Any) -> list[Any]:
     return list(column)
 
 
-def _aligned_class(text: str | None, concept: Mapping[str, Any]) -> Any:
+def _aligned_class(text: str | None, concept: Mapping[str, object]) -> ClassName | None:
     """Class with the given text as its name: an integer or a boolean has a type of its own."""
     from splince_fast.evaluation._cells import class_codes
 
@@ -175,10 +176,11 @@ def _numbers(text: str) -> tuple[float, ...]:
         ) from None
 
 
-def _sizes(sizes: tuple[float, ...] | None) -> Any:
+def _sizes(sizes: tuple[float, ...] | None) -> tuple[int, int, int] | None:
     """Check that the numbers of rows are integers."""
     if sizes is None:
         return None
     if not all(math.isfinite(size) and size == int(size) for size in sizes):
         raise InputError("--sizes needs whole numbers: training, validation and test rows")
-    return tuple(int(size) for size in sizes)
+    train, validation, test = map(int, sizes)
+    return train, validation, test

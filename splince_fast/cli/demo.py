@@ -6,7 +6,6 @@ import argparse
 import json
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from splince_fast._runtime.extras import require
 from splince_fast.cli.paths import check_outputs
@@ -14,7 +13,7 @@ from splince_fast.cli.paths import check_outputs
 _DEFAULT_FIGURE = "splince-fast-demo.png"
 
 
-def add(commands: Any) -> None:
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command."""
     demo = commands.add_parser(
         "demo",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from splince_fast._solve.options import OPTIONS, READING, Option, check_reading
@@ -20,7 +21,7 @@ EXAMPLES = """examples:
 """
 
 
-def add(commands: Any) -> None:
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command."""
     fit = commands.add_parser(
         "fit",
@@ -72,11 +73,11 @@ def add(commands: Any) -> None:
     fit.set_defaults(run=run)
 
 
-def _add_flag(add: Any, option: Option) -> None:
+def _add_flag(add: Callable[..., object], option: Option) -> None:
     """Declare the flag of an option."""
     default = "" if option.default is None else f" (default: {option.default})"
 
-    def value(text: str) -> Any:
+    def value(text: str) -> object:
         try:
             return option.parse(text)
         except InputError as error:
@@ -121,7 +122,7 @@ def run(args: argparse.Namespace) -> None:
         key=args.key,
         embedding=args.embedding,
         variables=columns,
-        labels=lambda: label_files.read_labels(args.labels, columns, kinds),
+        labels=lambda: label_files.read_label_files(args.labels, columns, kinds),
     )
     parameters = {"kinds": kinds, "ledoit_wolf": args.shrinkage == "ledoit-wolf", **reading}
     stream = {"checkpoint": args.checkpoint}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from splince_fast.report import Report
 
 
-def add(commands: Any) -> None:
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command."""
     inspect = commands.add_parser(
         "inspect",
@@ -75,8 +75,8 @@ def run(args: argparse.Namespace) -> None:
         text = variable["kind"]
         if "classes" in variable:
             counts = variable["classes"]
-            shown = ", ".join(f"{name!r}: {rows:,}" for name, rows in counts[:10])
-            text += f" ({len(counts)}) {{{shown}{', ...' if len(counts) > 10 else ''}}}"
+            examples = ", ".join(f"{name!r}: {rows:,}" for name, rows in counts[:10])
+            text += f" ({len(counts)}) {{{examples}{', ...' if len(counts) > 10 else ''}}}"
         name = variable["name"]
         print(f"  variable {tuple(name) if isinstance(name, list) else name!r}: {text}")
 

@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[nN][aA
 _MAX_DIGITS = 18
 
 
-def read_labels(
+def read_label_files(
     texts: Sequence[str], variables: Sequence[str], kinds: Mapping[str, str]
 ) -> dict[str, Any]:
     """Read label columns from files.

@@ -6,15 +6,17 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast import sources
 from splince_fast._runtime.extras import require
 from splince_fast.cli.paths import partial_name
 from splince_fast.exceptions import InputError
+
+if TYPE_CHECKING:
+    from splince_fast.sources import Source
 
 ARRAYS = (".npy", ".npz", ".safetensors", ".pt", ".pth")
 TABLES = (".parquet",)
@@ -26,8 +28,8 @@ def is_dataset(path: str | Path) -> bool:
     return any((Path(path) / name).is_file() for name in names)
 
 
-def kind_of(path: str | Path) -> str:
-    """Kind of a file of rows: "array", "parquet" or "dataset".
+def format_of_rows(path: str | Path) -> str:
+    """Format of a file of rows: "array", "parquet" or "dataset".
 
     Raises
     ------
@@ -60,7 +62,7 @@ def expand(paths: Sequence[str]) -> list[str]:
     files: list[str] = []
     for path in paths:
         if not os.path.isdir(path) or is_dataset(path):
-            kind_of(path)
+            format_of_rows(path)
             files.append(path)
             continue
         members = sorted(
@@ -241,7 +243,7 @@ def new_npy(target: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Itera
 def embedding_missing(path: str) -> InputError:
     """Error of a table without --embedding; names the columns of lists of a Parquet file."""
     candidates: list[str] = []
-    if kind_of(path) == "parquet":
+    if format_of_rows(path) == "parquet":
         types = require("pyarrow.types", "parquet")
         tests = (types.is_list, types.is_large_list, types.is_fixed_size_list)
         for field in require("pyarrow.parquet", "parquet").read_schema(path):
@@ -263,7 +265,7 @@ def source_of(
     embedding: str | None,
     variables: Sequence[str],
     labels: Callable[[], Any],
-) -> sources.Source:
+) -> Source:
     """Source of the rows of all files; `labels()` reads the labels of arrays.
 
     Raises
@@ -271,7 +273,9 @@ def source_of(
     InputError
         Files of several kinds, or options for another kind.
     """
-    kinds = {kind_of(path) for path in paths}
+    from splince_fast import sources
+
+    kinds = {format_of_rows(path) for path in paths}
     if len(kinds) > 1:
         raise InputError(
             f"the files are of different kinds: {', '.join(sorted(kinds))}; pass files of one kind"
@@ -294,12 +298,13 @@ def source_of(
     return sources.from_dataset(data, embedding=embedding, labels=list(variables))
 
 
-def _array_source(paths: Sequence[str], key: str | None, labels: Any) -> sources.Source:
+def _array_source(paths: Sequence[str], key: str | None, labels: Any) -> Source:
     """Source of memory-mapped .npy files; other files are loaded one at a time."""
     from splince_fast.sources import _sharded as sharded
+    from splince_fast.sources import from_npy
 
     if all(path.endswith(".npy") for path in paths):
-        return sources.from_npy(list(paths), labels)
+        return from_npy(list(paths), labels)
 
     def shard(path: str) -> sharded.Shard:
         X = read_arrays(path, key).X

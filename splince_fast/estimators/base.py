@@ -49,13 +49,13 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
         """Rename inherited methods to this class, so that a TypeError names it."""
         super().__init_subclass__(**kwargs)
         for name in dir(cls):
-            found = inspect.getattr_static(cls, name)
-            function = found.__func__ if isinstance(found, classmethod) else found
+            attribute = inspect.getattr_static(cls, name)
+            function = attribute.__func__ if isinstance(attribute, classmethod) else attribute
             if name.startswith("_") or name in cls.__dict__:
                 continue
             if isinstance(function, FunctionType) and function.__module__.startswith(_PACKAGE):
                 copy: Any = _renamed(function, f"{cls.__qualname__}.{name}")
-                setattr(cls, name, classmethod(copy) if found is not function else copy)
+                setattr(cls, name, classmethod(copy) if attribute is not function else copy)
 
     @property
     def _takes_sparse(self) -> bool:
@@ -108,11 +108,11 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
         tags.input_tags.sparse = self._takes_sparse
         return tags
 
-    def _refuse_missing_y(self, why: str) -> NoReturn:
+    def _refuse_missing_y(self, reason: str) -> NoReturn:
         """Raise the error of a missing y that scikit-learn's checks expect."""
         raise InputError(
             f"This {type(self).__name__} estimator requires y to be passed, but the target y is "
-            f"None: {why}"
+            f"None: {reason}"
         )
 
 
@@ -135,7 +135,7 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
                 )
             if y is None:
                 self._refuse_missing_y("concept_from='y' makes it the concept")
-            return variables_of(y, "concept")
+            return columns_by_name(y, "concept")
         if concept is None:
             raise InputError(
                 f"{name} was given no concept to erase. Pass fit(X, y, concept=z), or in a "
@@ -143,7 +143,7 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
                 f"task and never silently becomes the concept; {name}(concept_from='y') asks for "
                 "that"
             )
-        return variables_of(concept, "concept")
+        return columns_by_name(concept, "concept")
 
     def _check_concept_from(self) -> None:
         """Raise InputError for an unknown `concept_from`."""
@@ -267,7 +267,7 @@ def _unpacked(X: Any) -> Any:
     return as_numbers(values) if holds_vectors(values) else X
 
 
-def variables_of(labels: Any, role: str) -> dict[str, Any]:
+def columns_by_name(labels: Any, role: str) -> dict[str, Any]:
     """Columns by name: those of a mapping or a frame, or one column under the name of its role."""
     if isinstance(labels, np.ndarray | Sequence):
         return {role: labels}

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeAlias, cast
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from sklearn.model_selection import ParameterGrid
 from sklearn.utils.validation import check_is_fitted
 
@@ -19,7 +19,7 @@ from splince_fast._runtime.arrays import as_weights
 from splince_fast._solve.options import Options, check_reading
 from splince_fast._solve.selection import Selection
 from splince_fast.conditional import ConditionalEraser
-from splince_fast.estimators.base import ErasingTransformer, variables_of
+from splince_fast.estimators.base import ErasingTransformer, columns_by_name
 from splince_fast.exceptions import (
     IncompatibleMomentsError,
     InputError,
@@ -42,6 +42,7 @@ from splince_fast.sources import from_arrays
 __all__ = ["LEACE", "SAL", "SPLINCE", "MeanProjection", "OracleSPLINCE"]
 
 Data: TypeAlias = Moments | Factored | Folds
+Keep: TypeAlias = Selection | ArrayLike | None
 
 
 class _Eraser(ErasingTransformer):
@@ -67,7 +68,7 @@ class _Eraser(ErasingTransformer):
 
     # -- hooks of a subclass -----------------------------------------------------------
 
-    def _project(self, moments: Data, erase: Selection, keep: Any, **refine: Any) -> Projection:
+    def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: Any) -> Projection:
         """Call the method of this class; `refine` has its arguments `refine` and `passes`."""
         raise NotImplementedError
 
@@ -91,8 +92,8 @@ class _Eraser(ErasingTransformer):
         y: Any = None,
         *,
         concept: Any = None,
-        sample_weight: Any = None,
-        groups: Any = None,
+        sample_weight: ArrayLike | None = None,
+        groups: ArrayLike | None = None,
     ) -> Self:
         """Fit to all the data at once; earlier fits are discarded.
 
@@ -164,7 +165,7 @@ class _Eraser(ErasingTransformer):
         return self
 
     def partial_fit(
-        self, X: Any, y: Any = None, *, concept: Any = None, sample_weight: Any = None
+        self, X: Any, y: Any = None, *, concept: Any = None, sample_weight: ArrayLike | None = None
     ) -> Self:
         """Add a block of rows of any size; any split into blocks equals one ``fit``.
 
@@ -304,7 +305,7 @@ class _Eraser(ErasingTransformer):
             return erased, {}
         if y is None:
             self._refuse_missing_y("y is the task that is kept; LEACE erases without keeping one")
-        kept = variables_of(y, "task")
+        kept = columns_by_name(y, "task")
         if shared := erased.keys() & kept.keys():
             raise LabelError(
                 f"the concept and y both hold a variable {min(shared, key=str)!r}; rename one, or "
@@ -312,7 +313,7 @@ class _Eraser(ErasingTransformer):
             )
         return erased, kept
 
-    def _check_parameters(self, groups: Any = None) -> None:
+    def _check_parameters(self, groups: ArrayLike | None = None) -> None:
         """Raise InputError for invalid parameters, before any row is read."""
         options = self._options()
         Options(**options)
@@ -346,7 +347,7 @@ class _Eraser(ErasingTransformer):
 
     @classmethod
     def from_moments(
-        cls, moments: Moments, *, erase: Selection, keep: Any = None, **params: Any
+        cls, moments: Moments, *, erase: Selection, keep: Keep = None, **params: Any
     ) -> Self:
         """Fit from moments that were accumulated before, without reading data.
 
@@ -384,8 +385,8 @@ class _Eraser(ErasingTransformer):
         >>> sf.LEACE.from_moments(moments, erase=["a", "b"]).transform(X).shape
         (200, 5)
         """
-        own = _checked(moments).copy()
-        return cls._prepared(keep, params)._solved(own, own, erase, keep)
+        copy = _checked(moments).copy()
+        return cls._prepared(keep, params)._solved(copy, copy, erase, keep)
 
     @classmethod
     def search(
@@ -423,8 +424,8 @@ class _Eraser(ErasingTransformer):
         >>> X = rng.normal(size=(200, 5)) + np.outer(z, [1, 1, 0, 0, 0]) + np.outer(y, np.ones(5))
         >>> moments = sf.Moments().update(X, {"z": z, "y": y})
         >>> grid = {"erase": ["z"], "keep": ["y"], "shrinkage": [None, 0.1, "oas"]}
-        >>> found = sf.SPLINCE.search(moments, grid)
-        >>> min(found, key=lambda eraser: eraser.report_.distortion).shrinkage is None
+        >>> erasers = sf.SPLINCE.search(moments, grid)
+        >>> min(erasers, key=lambda eraser: eraser.report_.distortion).shrinkage is None
         True
         """
         try:
@@ -432,8 +433,8 @@ class _Eraser(ErasingTransformer):
         except (TypeError, ValueError) as error:
             raise InputError(f"the grid cannot be read: {error}") from error
         shared = _checked(moments).copy()
-        found = []
-        factored: dict[tuple[Any, ...], Factored] = {}
+        estimators = []
+        factored: dict[tuple[object, ...], Factored] = {}
         for point in points:
             params = dict(point)
             if "erase" not in params:
@@ -441,16 +442,16 @@ class _Eraser(ErasingTransformer):
             try:
                 erase, keep = params.pop("erase"), params.pop("keep", None)
                 estimator = cls._prepared(keep, params)
-                found.append(estimator._solved(shared, estimator._source(shared, factored), erase,
-                                               keep))  # fmt: skip
+                source = estimator._source(shared, factored)
+                estimators.append(estimator._solved(shared, source, erase, keep))
             except SplinceError as error:
                 error.add_note(f"at the grid point {point}")
                 raise
-        return found
+        return estimators
 
     @classmethod
     def from_folds(
-        cls, folds: Sequence[Moments], *, erase: Selection, keep: Any = None, **params: Any
+        cls, folds: Sequence[Moments], *, erase: Selection, keep: Keep = None, **params: Any
     ) -> list[Self]:
         """Fit one eraser per fold, to all the others, from one pass: total minus fold.
 
@@ -493,7 +494,7 @@ class _Eraser(ErasingTransformer):
         return [cls._prepared(keep, params)._solved(own, own, erase, keep) for own in rest]
 
     @classmethod
-    def _prepared(cls, keep: Any, params: Mapping[str, Any]) -> Self:
+    def _prepared(cls, keep: Keep, params: Mapping[str, Any]) -> Self:
         """An estimator with checked parameters."""
         estimator = cls(**params)
         estimator._check_parameters()
@@ -510,7 +511,7 @@ class _Eraser(ErasingTransformer):
         return estimator
 
     def _source(
-        self, moments: Moments, factored: dict[tuple[Any, ...], Factored]
+        self, moments: Moments, factored: dict[tuple[object, ...], Factored]
     ) -> Moments | Factored:
         """The moments, or a snapshot that estimators of like options share."""
         if "solver" not in METHODS[self._method].options:
@@ -522,9 +523,9 @@ class _Eraser(ErasingTransformer):
         return factored[key]
 
     def _solved(
-        self, moments: Moments, source: Moments | Factored, erase: Selection, keep: Any
+        self, moments: Moments, source: Moments | Factored, erase: Selection, keep: Keep
     ) -> Self:
-        """Fit to moments that no one else changes; `source`: these or a snapshot of them."""
+        """Fit to moments that this estimator owns; `source` is them or a snapshot of them."""
         self._projection = self._project(source, erase, keep)
         self.moments_, self.erased_, self.kept_ = moments, erase, keep
         self.n_features_in_ = self._projection.n_features
@@ -673,7 +674,7 @@ class SPLINCE(_Eraser):
         self.kinds = kinds
         self.concept_from = concept_from
 
-    def _project(self, moments: Data, erase: Selection, keep: Any, **refine: Any) -> Projection:
+    def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: Any) -> Projection:
         options = self._options()
         if keep is not None:
             return splince(moments, erase=erase, keep=keep, **options, **refine)
@@ -749,7 +750,7 @@ class LEACE(_Eraser):
         self.kinds = kinds
         self.concept_from = concept_from
 
-    def _project(self, moments: Data, erase: Selection, keep: Any, **refine: Any) -> Projection:
+    def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: Any) -> Projection:
         return leace(moments, erase=erase, **self._options(), **refine)
 
 
@@ -803,7 +804,7 @@ class SAL(_Eraser):
         self.kinds = kinds
         self.concept_from = concept_from
 
-    def _project(self, moments: Data, erase: Selection, keep: Any, **refine: Any) -> Projection:
+    def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: Any) -> Projection:
         return sal(moments, erase=erase, **self._options())
 
 
@@ -845,7 +846,7 @@ class MeanProjection(SAL):
     _method = "mean_projection"
     _concept_kind = "classes"
 
-    def _project(self, moments: Data, erase: Selection, keep: Any, **refine: Any) -> Projection:
+    def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: Any) -> Projection:
         return mean_projection(moments, erase=erase, **self._options())
 
 
@@ -929,9 +930,10 @@ class OracleSPLINCE(_Eraser):
             parameters["by"] = next(iter(erased))
         return parameters
 
-    def _project(self, moments: Data, erase: Selection, keep: Any, **refine: Any) -> Any:
+    def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: Any) -> Any:
         return oracle(
-            moments, erase=erase, keep=keep or None, strength=self.strength,
+            moments, erase=erase, keep=cast("Selection | None", keep or None),
+            strength=self.strength,
             missing=self.missing, classwise=self.classwise,
         )  # fmt: skip
 
@@ -986,16 +988,19 @@ class OracleSPLINCE(_Eraser):
                 "sklearn.set_config(enable_metadata_routing=True). SPLINCE needs no labels"
             )
         rows = self._rows(X, reset=False, least=0)
-        clean = self.eraser_(rows, variables_of(concept, "concept"))
+        clean = self.eraser_(rows, columns_by_name(concept, "concept"))
         if not np.isfinite(clean).all():
             self._check_finite(rows)
         return clean
 
 
 def _split(
-    rows: NDArray[Any], labels: dict[str, Any], sample_weight: Any, groups: Any,
+    rows: NDArray[Any],
+    labels: dict[str, Any],
+    sample_weight: ArrayLike | None,
+    groups: ArrayLike | None,
     parameters: dict[str, Any],
-) -> Folds:  # fmt: skip
+) -> Folds:
     """Rows in two folds."""
     name = None
     if groups is not None:

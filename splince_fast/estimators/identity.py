@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Self
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from splince_fast._runtime.arrays import as_weights, check_values, is_sparse
 from splince_fast._runtime.sparse import SparseRows
@@ -67,10 +68,10 @@ class Identity(ErasingTransformer):
         y: Any = None,
         *,
         concept: Any = None,
-        sample_weight: Any = None,
-        groups: Any = None,
+        sample_weight: ArrayLike | None = None,
+        groups: ArrayLike | None = None,
     ) -> Self:
-        """Note the features, forgetting what was seen before.
+        """Record the features and the number of rows; discard earlier fits.
 
         Parameters
         ----------
@@ -106,7 +107,7 @@ class Identity(ErasingTransformer):
         return self
 
     def partial_fit(
-        self, X: Any, y: Any = None, *, concept: Any = None, sample_weight: Any = None
+        self, X: Any, y: Any = None, *, concept: Any = None, sample_weight: ArrayLike | None = None
     ) -> Self:
         """Count a block of rows, of any size.
 
@@ -167,7 +168,7 @@ class Identity(ErasingTransformer):
         self._weight += other._weight
         return self
 
-    def _add(self, X: Any, sample_weight: Any, *, least: int) -> None:
+    def _add(self, X: Any, sample_weight: ArrayLike | None, *, least: int) -> None:
         """Check a block and count its rows."""
         first = not self.__sklearn_is_fitted__()
         rows = self._rows(X, reset=first, least=least)

@@ -31,10 +31,7 @@ def class_codes(values: object, name: str, n: int | None = None) -> ClassCodes:
         if not isinstance(values, Sized):
             raise InputError(f"labels are {type(values).__name__}, not a column of labels")
         n = len(values)
-    encoded = encode_one(values, n, name=name, kind="classes")
-    if not isinstance(encoded, ClassCodes):
-        raise LabelError(f"{name} holds quantities; classes are needed here")
-    return encoded
+    return encode_one(values, n, name=name, kind="classes")
 
 
 def check_classes(name: str, column: ClassCodes) -> None:

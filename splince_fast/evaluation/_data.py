@@ -28,9 +28,9 @@ Matrix = NDArray[Any]  # (n, d) rows of any dtype
 Float = NDArray[np.float64]
 
 BLOCK = 1 << 12  # rows that are read at a time
-_SCATTERED = 1 << 6  # the same for rows that are not adjacent: the system maps 2 MiB around each
+_SCATTERED = 1 << 6  # fewer where rows are not adjacent: the system maps 2 MiB around each
 _WHOLE_HASH = 1 << 28  # bytes up to which all rows are hashed
-_SAMPLED_ROWS = 1 << 16  # beyond
+_SAMPLED_ROWS = 1 << 16  # rows that are hashed of larger data
 
 
 def read_rows(X: object) -> Matrix:

@@ -105,7 +105,7 @@ def decision(
 
 
 def _default_metric(result: Comparison, head: str | None, p: float | None) -> str:
-    """The headline; accuracy if it is a worst group of too few rows."""
+    """The headline metric, or accuracy if that is the worst group and some group has few rows."""
     metric = headline(result.metrics)
     if metric != "worst_group" or "accuracy" not in result.metrics:
         return metric
@@ -179,7 +179,7 @@ class _Chooser:
         return self.result.mean("distortion", eraser=eraser, p=self.p)
 
     def _least_change(self, erasers: list[str]) -> str:
-        """The first of those that change the rows least."""
+        """The eraser of least distortion; the first one if none was measured."""
         measured = [e for e in erasers if not math.isnan(self._distortion(e))]
         return min(measured, key=self._distortion) if measured else erasers[0]
 
@@ -303,7 +303,7 @@ def _listing(names: Sequence[str]) -> str:
 
 
 def cards(result: Comparison) -> list[Card]:
-    """The decision, the concepts, and the cost."""
+    """The cards of the report: the decision, each concept, and the cost."""
     made, none = decision(result), result.context.eraser_as("none")
     figure = "no gain" if made.outcome == NO_HELP else made.eraser or "-"
     first = Card(_TITLES[made.outcome], figure, made.sentence)
@@ -388,7 +388,7 @@ def sampling_accuracy(r2: float, chance: float) -> float:
 
 
 def _cost_cards(result: Comparison, eraser: str, head: str) -> list[Card]:
-    """Change of the rows, the task, and the worst group."""
+    """Cards of the distortion, the task, and the worst group."""
     parts, figure = [], "-"
     if "distortion" in result.metrics:
         figure = f"{100 * result.mean('distortion', eraser=eraser):.3g} %"

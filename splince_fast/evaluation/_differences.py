@@ -100,7 +100,8 @@ class Resampled:
             return plain
         values = self._draws_of(ours, metric, names[0], head)
         values = values - self._draws_of(theirs, metric, names[1], head)
-        smooth = OF_CLASSES[metric].fraction_of != "cell"  # a minimum over cells is not
+        # BCa needs a smooth statistic, which a minimum over cells is not.
+        smooth = OF_CLASSES[metric].fraction_of != "cell"
         low, high, p = statistics.bootstrap_test(
             lambda rows: ours(rows) - theirs(rows), len(self.labels.task), values,
             clusters=self.labels.groups, bca=smooth,

@@ -95,17 +95,17 @@ class ScaledCoordinates:
     scale: float
 
     def to_scaled(self, rows: Float) -> Float:
-        """Scale rows of the data in place."""
+        """Scale rows in place, and return them."""
         rows -= self.mean
         rows /= self.scale
         return rows
 
     def to_data(self, rows: Float) -> Float:
-        """Rows of the data that have the given scaled rows."""
+        """Undo the scaling of rows; returns a copy."""
         return rows * self.scale + self.mean
 
     def projection(self, scaled: Projection) -> Projection:
-        """The projection of the data that is `scaled` in these coordinates."""
+        """Convert a projection of scaled rows to one of the rows of the data."""
         centre = self.mean + self.scale * scaled.mean
         return Projection(scaled.left, scaled.right, centre, method=scaled.method)
 
@@ -128,7 +128,7 @@ class ScaledMap:
 
     @classmethod
     def of(cls, projection: Projection, coordinates: ScaledCoordinates) -> ScaledMap:
-        """The map of a projection of the data."""
+        """Convert a projection of the rows of the data to scaled coordinates."""
         left = np.ascontiguousarray(projection.left.T)
         right = np.ascontiguousarray(projection.right.T)
         centre = (projection.mean - coordinates.mean) / coordinates.scale
@@ -153,7 +153,7 @@ class FitData:
     """Data that the erasers of one (seed, level) are fitted to."""
 
     moments: Moments
-    factored: Factored  # of the same moments: one factor for all erasers and for the advice
+    factored: Factored  # snapshot of `moments`: one factor for all erasers and for the advice
     concepts: tuple[str, ...]
     task: str  # variable of the moments
     train: SplitPart
@@ -267,7 +267,7 @@ def _repaired(name: str, data: FitData) -> Projection:
 
 
 def _random(data: FitData) -> Projection:
-    """A random subspace of as many directions as the concept has."""
+    """Projection off a random subspace of as many dimensions as the concept has."""
     moments = data.moments
     count = sum(
         max(1, len(moments.classes(name)) - 1)

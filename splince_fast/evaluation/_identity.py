@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-_BY_NAME = (globals, eval, exec, __import__, import_module)  # reach variables by computed names
+_BY_NAME = (globals, eval, exec, __import__, import_module)  # may read any variable
 _NOT_OF_CLASSES = frozenset(
     {"__dict__", "__weakref__", "__doc__", "__module__", "__abstractmethods__", "_abc_impl",
      "__firstlineno__", "__static_attributes__", "__annotations__", "__annotate__",
@@ -123,7 +123,7 @@ def _listed(values: Collection[object], seen: Seen) -> Iterator[bytes]:
 
 
 def _function(function: types.FunctionType, seen: Seen) -> Iterator[bytes]:
-    """Its code, and the variables that the code reads from outside."""
+    """Bytes of the code of a function, and of the outside variables that the code reads."""
     home = function.__globals__.get("__name__")
     if _is_library(home):
         yield _version(str(home)).encode()
@@ -159,7 +159,7 @@ def _function(function: types.FunctionType, seen: Seen) -> Iterator[bytes]:
 
 
 def _attributes(value: object, names: list[str], seen: Seen) -> Iterator[bytes]:
-    """Variables of a module of the caller that code with these names may read."""
+    """Bytes of the variables of a module of the caller that have one of these names."""
     if not isinstance(value, types.ModuleType):
         return
     if value is importlib and "import_module" in names:
@@ -193,7 +193,8 @@ def _names(code: types.CodeType) -> set[str]:
     """Names of globals and attributes that a function may read, inner functions included."""
     parts = list(_nested(code))
     texts = {text for part in parts for text in part.co_consts if isinstance(text, str)}
-    return texts.union(*(part.co_names for part in parts))  # strings: of getattr(module, "name")
+    # A string may be the name in getattr(module, "name").
+    return texts.union(*(part.co_names for part in parts))
 
 
 def _imports(function: types.FunctionType) -> set[str]:
@@ -207,7 +208,7 @@ def _imports(function: types.FunctionType) -> set[str]:
 
 
 def _class(value: type, seen: Seen) -> Iterator[bytes]:
-    """A class by what it defines; one of a library by its name and version."""
+    """Bytes of the definitions of a class; of a library's class, its name and version."""
     yield f"{value.__module__}.{value.__qualname__}".encode()
     if _is_library(value.__module__):
         yield _version(value.__module__).encode()
@@ -219,7 +220,7 @@ def _class(value: type, seen: Seen) -> Iterator[bytes]:
 
 
 def _c_function(value: object) -> bytes:
-    """A compiled function by its name and version, and the object that it is bound to."""
+    """Name and version of a compiled function, and identity of the object that it is bound to."""
     owner = getattr(value, "__self__", None) or getattr(value, "__objclass__", None)
     module = getattr(value, "__module__", None) or getattr(type(owner), "__module__", "builtins")
     name = getattr(value, "__qualname__", getattr(value, "__name__", ""))
@@ -235,7 +236,7 @@ def _c_function(value: object) -> bytes:
 
 
 def _object(value: object, seen: Seen) -> Iterator[bytes]:
-    """An object by its class and the state that it would be pickled with."""
+    """Bytes of the class of an object, and of the state that pickle would store."""
     yield from _pieces(type(value), seen)
     try:
         state = value.__reduce_ex__(4)
@@ -264,6 +265,6 @@ def _is_library(module: object) -> bool:
 
 
 def _version(module: str) -> str:
-    """A module with the version of the library that it belongs to."""
+    """Name of a module, with the version of its library."""
     top = sys.modules.get(module.partition(".")[0])
     return f"{module} {getattr(top, '__version__', '')}"

@@ -47,13 +47,13 @@ from splince_fast.projection import Projection
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
 
-FOLDS = 5  # of the training rows, to choose alpha where validation cells are too small
+FOLDS = 5  # folds of the training rows, which choose alpha where validation cells are too small
 _PROBE_FOLDS = 5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ErasedRows:
-    """Rows of all parts, and a map to be applied to them: together the erased rows.
+    """Rows of all parts with the map that remains to be applied: lazily erased rows.
 
     For an affine eraser these are the rows of the job and its map. For an eraser that depends on
     labels they are the erased rows and the identity.
@@ -113,7 +113,7 @@ class Job:
         moments: Moments,
     ) -> None:
         self.plan, self.seed, self.p, self.split = plan, seed, p, split
-        self.S = moments.covariance(ddof=0)  # of the data
+        self.S = moments.covariance(ddof=0)  # of the rows before scaling
         scale = math.sqrt(float(np.trace(self.S)) / len(self.S)) or 1.0
         coordinates = ScaledCoordinates(moments.mean, scale)
 
@@ -158,7 +158,7 @@ class Job:
                 texts = [str(w.message) for w in caught if issubclass(w.category, SplinceWarning)]
                 notes = first.notes + tuple(dict.fromkeys(texts))
                 records += [dataclasses.replace(first, notes=notes), *others]
-            except Exception as error:  # of foreign code too: the other erasers go on
+            except Exception as error:  # foreign code may raise any; the other erasers go on
                 names = [] if eraser.name == ADVICE else [head.name for head in self.plan.heads]
                 records += [
                     self._record(eraser.name, name, reason=reason_of(error))
@@ -472,7 +472,7 @@ class Job:
         assert isinstance(self.plan.task, ClassCodes)
         index = {name: k for k, name in enumerate(data.moments.classes(data.task))}
         columns = np.array([index.get(name, len(index)) for name in self.plan.task.classes])
-        ones = np.eye(len(index) + 1)[:, :-1]  # a class that training lacks has no column
+        ones = np.eye(len(index) + 1)[:, :-1]  # without the column of classes that training lacks
         train, test = (ones[columns[part.task]] for part in (self.train, self.test))
         mean = np.average(train, axis=0, weights=self.train.weights)
         cross = data.moments.cross_covariance(data.task, ddof=0) / data.coordinates.scale
@@ -517,7 +517,7 @@ def fold_of_rows(cells: Codes, groups: Codes | None, seed: int) -> Codes:
         )
     splitter = StratifiedGroupKFold(FOLDS, shuffle=True, random_state=seed)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of cells smaller than the folds
+        warnings.simplefilter("ignore", UserWarning)  # raised for cells with fewer rows than folds
         for f, (_, held_out) in enumerate(splitter.split(cells[:, None], cells, members)):
             fold[held_out] = f
     return fold

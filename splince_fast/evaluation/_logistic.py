@@ -61,7 +61,7 @@ def fit(
     tol: float | None = None,
     max_iter: int = 400,
 ) -> Fits:
-    """Minimise the J problems.
+    """Minimise the objectives of all J problems.
 
     Parameters
     ----------

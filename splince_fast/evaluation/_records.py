@@ -98,7 +98,7 @@ class Record:
 
     @property
     def id(self) -> RecordId:
-        """Its place in the comparison."""
+        """Seed, level, eraser and head of the record."""
         return RecordId(self.seed, self.p, self.eraser, self.head)
 
     def with_predictions(self, codes: Codes) -> Record:

@@ -111,7 +111,7 @@ def head_title(result: Comparison, head: str) -> str:
 
 
 def overview(result: Comparison) -> str:
-    """Text of print, in at most 100 columns."""
+    """The text that ``print`` shows, in at most 100 columns."""
     remarks = "\n".join(map(wrapped, remarks_of(result)))
     return "\n\n".join(filter(None, [heading(result), *map(str, summaries(result)), remarks]))
 

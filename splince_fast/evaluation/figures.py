@@ -100,7 +100,7 @@ def _name_ticks(axis: Any, names: Sequence[str]) -> None:
 
 
 def _use_plain_ticks(axis: Any) -> None:
-    """Numbers such as 0.01 on a logarithmic axis; matplotlib's powers would be formulas."""
+    """Label a logarithmic axis with numbers such as 0.01 instead of powers of 10."""
     ticker = require("matplotlib.ticker", "evaluate")
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(ticker.LogFormatter())

@@ -31,7 +31,7 @@ Rows = NDArray[np.intp]
 Mask = NDArray[np.bool_]
 
 HEADS = ("retrained", "frozen", "unregularised")
-_JOB_BYTES = 1 << 29  # of the rows of a job in float64, unless the caller passes sizes
+_JOB_BYTES = 1 << 29  # largest size of the float64 rows of a job, unless the caller passes sizes
 _PARTS = {
     "train": 0, "training": 0, "validation": 1, "valid": 1, "val": 1, "dev": 1, "test": 2,
     False: 0, True: 2,
@@ -61,7 +61,7 @@ class ComparisonPlan:
     """Rows, encoded labels and checked settings of a comparison."""
 
     X: Any  # (n, d); None in worker processes, which map the rows from a file
-    max_rows: int | None  # of a job; None where the caller passed sizes
+    max_rows: int | None  # largest number of rows of a job; None where the caller passed sizes
     task: Encoded
     concepts: dict[str, Encoded]
     concept_codes: ClassCodes | None  # joint classes of the concepts; None for a quantity
@@ -119,7 +119,7 @@ class ComparisonPlan:
         )
 
     def _concept_labels(self, numbers: Rows) -> ConceptLabels:
-        """Concepts of some rows, as estimators get them."""
+        """The concepts of some rows in the form that estimators receive."""
         if self.concept_codes is not None:
             return self.concept_codes.codes[numbers]
         columns = {
@@ -198,11 +198,11 @@ class ComparisonPlan:
         return train[part[train] == 2], train[part[train] == 1]
 
     def _bounded(self, split: Split, seed: int) -> Split:
-        """The same random fraction of every part, so that a job holds at most `max_rows`."""
+        """Draw the same fraction of every part, so that a job has at most `max_rows` rows."""
         if self.max_rows is None or sum(split.sizes) <= self.max_rows:
             return split
         rng = np.random.default_rng(seed)
-        kept = len(split.test) if split.p is not None else 0  # test rows of the protocol stay
+        kept = len(split.test) if split.p is not None else 0  # the protocol fixes its test rows
         total, most = sum(split.sizes) - kept, self.max_rows - kept
         train, validation, test = (
             rng.permutation(part)[: len(part) * most // total]

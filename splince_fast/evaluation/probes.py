@@ -30,11 +30,11 @@ Codes = NDArray[np.intp]
 Fold = tuple[NDArray[np.intp], NDArray[np.intp]]  # rows that a probe is trained and scored on
 
 PROBES = ("linear", "quadratic", "mlp", "boosting")
-ALPHA = 0.01  # of the linear probe, on features of unit variance
-_FLOOR = 1e-6  # of the largest deviation or singular value: below it is rounding residue
-_COMPONENTS = 64  # leading ones, of the quadratic probe and of boosting
-_SHRINKAGE = 0.1  # of class covariances of the quadratic probe, towards that of all rows
-_TRIES = 20  # draws per permutation, since some may allow no folds
+ALPHA = 0.01  # penalty of the linear probe, on features of unit variance
+_FLOOR = 1e-6  # relative to the largest deviation or singular value; smaller ones are rounding
+_COMPONENTS = 64  # leading principal components, which the quadratic probe and boosting use
+_SHRINKAGE = 0.1  # intensity for the class covariances of the quadratic probe
+_TRIES = 20  # attempts per permutation: stratified folds may be impossible for some
 _FAR_BELOW = 4.0  # an AUC this many standard errors below .5 indicates dependent rows
 
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from splince_fast.evaluation.result import Comparison
 
 _TEMPLATE = "report.html.jinja"
-_FIRST = ("association", "trade-off", "groups", "leakage")  # the first two open the report
+# Order of the figures; the first two open the report.
+_FIRST = ("association", "trade-off", "groups", "leakage")
 _CAPTIONS = {
     "association": "Test rows are decorrelated and the same at every p; only training changes.",
     "alphas": "With a weak penalty every guarded eraser gives the same head (Theorem 2).",

@@ -110,7 +110,7 @@ class Comparison:
         return metric_of(key, self.context.own_metrics)
 
     def head_of(self, metric: str, head: str | None = None) -> str:
-        """The head whose records hold a figure: none for those of the eraser itself.
+        """The head under which the records hold a figure, "" for figures of the eraser itself.
 
         Parameters
         ----------

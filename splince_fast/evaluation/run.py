@@ -198,7 +198,8 @@ def compare(
     for cell, cell_key in keys.items():
         if cell_key not in journal.records:
             erasers = pending.setdefault((cell.seed, cell.p), [])
-            if components[cell.eraser] not in erasers:  # computed again with all heads
+            # An eraser with a missing record runs again with all heads.
+            if components[cell.eraser] not in erasers:
                 erasers.append(components[cell.eraser])
     records = {cell: journal.records[k] for cell, k in keys.items() if k in journal.records}
     with tempfile.TemporaryDirectory(prefix="splince-fast-") as scratch, ExitStack() as stack:
@@ -384,7 +385,7 @@ class Worker:
         return np.load(rows, mmap_mode="r") if isinstance(rows, str) else np.asarray(rows)
 
     def _one_thread(self) -> AbstractContextManager[Any]:
-        """One BLAS thread; in a process of its own, one thread of the library's kernels, too."""
+        """Limit BLAS to one thread, and in a worker process also the library's kernels."""
         from threadpoolctl import threadpool_limits
 
         if self.own_process:

@@ -357,7 +357,7 @@ SUMMARY = (
 
 
 def scores(table: Mapping[str, Metric], subject: Predictions | Erasure) -> dict[str, float]:
-    """Metrics of a table that are defined for predictions or an eraser."""
+    """Values of the metrics of a table that are defined for these predictions or this eraser."""
     values = {key: metric.score(subject) for key, metric in table.items() if metric.score}
     return {key: float(value) for key, value in values.items() if value is not None}
 

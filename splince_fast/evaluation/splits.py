@@ -140,7 +140,7 @@ class Protocol:
         return np.asarray((self.y.codes[rows] == a) & (self.z.codes[rows] == b))
 
     def largest_sizes(self, levels: Sequence[float]) -> Sizes:
-        """The largest sizes, 70, 10 and 20 %, that the cells allow at all levels."""
+        """Largest sizes of the parts (70, 10, 20 %) that the cells allow at all levels."""
         counts = {cell: int(self._inside(cell).sum()) for cell in self.cells()}
         total = math.inf
         for p in levels:
@@ -204,7 +204,7 @@ class Protocol:
     def _all_rows(
         self, p: float, sizes: Sizes, pools: Mapping[Cell, Pool], on_shortage: str
     ) -> Split:
-        """A split in which all rows but the test rows of a cell train or validate."""
+        """A split in which every row that is not a test row is a training or validation row."""
         fractions, cells = self.fractions(p), self.cells()
         need = sizes[2] // len(cells)
         notes: tuple[str, ...] = ()
@@ -341,7 +341,7 @@ class Pool(NamedTuple):
 def parts_of_groups(
     groups: Rows, rows: Rows, rng: np.random.Generator, fractions: tuple[float, float]
 ) -> tuple[Rows, Rows]:
-    """Part (0 test, 1 validation, 2 training) and rank of the group of every row.
+    """Part (0 test, 1 validation, 2 training) of each row's group, and its place in random order.
 
     `fractions` are those of test and validation rows among the given rows.
     """

@@ -18,8 +18,8 @@ Float = NDArray[np.float64]
 Rows = NDArray[np.intp]
 Statistic = Callable[[Rows], float]  # of row numbers, with repetitions
 
-MIN_SEEDS = 3  # below it no test is made and no interval given
-EQUAL = 2.0**-40  # relative: differences that vary by less are equal to rounding
+MIN_SEEDS = 3  # fewer seeds give no test and no interval
+EQUAL = 2.0**-40  # differences whose relative spread is below this are equal up to rounding
 N_DRAWS = 2000
 
 

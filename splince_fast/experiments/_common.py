@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,9 @@ from splince_fast.evaluation.result import Comparison
 from splince_fast.evaluation.statistics import MIN_SEEDS, Interval, corrected_t
 from splince_fast.experiments import erasers
 from splince_fast.experiments.dataset import Dataset
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ERASERS = ("none", *erasers.ERASERS)
 LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9)
@@ -141,9 +144,9 @@ class Findings:
     tables: list[Table]
     claims: list[Claim]
     paper: list[Table] = field(default_factory=list)
-    figures: dict[str, Any] = field(default_factory=dict)
+    figures: dict[str, Figure] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    values: dict[str, Any] = field(default_factory=dict)
+    values: Mapping[str, object] = field(default_factory=dict)
 
     def verdicts(self) -> str:
         """Three lines: the claims that agree with the paper, that differ, and without decision."""

@@ -113,14 +113,14 @@ def text(options: RunOptions) -> Findings:
         agrees = all_hold([bounds.above(least) for bounds in result.leads.values()])
         claims.append(Claim(f"{statement} at p = {p}", agrees, result.evidence(p)))
         notes.append(result.note)
-    both = replace(sets[0], name=" and ".join(data.name for data in sets))
+    data_sets = replace(sets[0], name=" and ".join(data.name for data in sets))
     notes = [
         *dict.fromkeys(notes),
         "DFR and GroupDRO see the groups while the head is fitted and aim at the worst of them; "
         "an eraser sees the concept once and serves any head",
     ]
     return Findings(
-        "Against balanced heads, text", both, tables, claims, notes=notes, values=values
+        "Against balanced heads, text", data_sets, tables, claims, notes=notes, values=values
     )
 
 

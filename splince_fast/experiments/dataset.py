@@ -9,13 +9,14 @@ from typing import Any
 from numpy.typing import NDArray
 
 from splince_fast.exceptions import SplinceError
+from splince_fast.labels import ClassName
 
 # Environment variable that names the folder of the data sets.
 VARIABLE = "SPLINCE_FAST_DATA"
 
 
 class MissingDataError(SplinceError, FileNotFoundError):
-    """A data set is neither installed nor available; the text says what to do."""
+    """A data set is not available; the text names the remedy."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,10 +26,10 @@ class Dataset:
     Attributes
     ----------
     name : str
-        Of the set that was read.
+        Name of the data set.
     X : ndarray of shape (n, d)
     labels : dict of str to ndarray of shape (n,)
-        "task", "concept" and whatever else a row is known by.
+        "task", "concept" and other labels of the experiment.
     groups : ndarray of shape (n,) or None
         Rows that belong together (a person, a noun).
     provenance, licence : str
@@ -37,9 +38,9 @@ class Dataset:
     sizes : tuple of three int or None
         Rows for training, validation and test of the association protocol.
     arrays : dict of str to ndarray
-        Arrays of no row, such as those of a language-model head.
+        Arrays that have no entry per row, such as those of a language-model head.
     words : dict of str to pair of str
-        What 0 and 1 of the task and the concept mean.
+        Names of the classes 0 and 1 of the task and of the concept.
 
     Examples
     --------
@@ -58,7 +59,7 @@ class Dataset:
     groups: NDArray[Any] | None
     provenance: str
     licence: str
-    aligned_class: Any = None
+    aligned_class: ClassName | None = None
     sizes: tuple[int, int, int] | None = None
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     words: Mapping[str, tuple[str, str]] = field(default_factory=dict)

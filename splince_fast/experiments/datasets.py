@@ -1,7 +1,7 @@
-"""Data sets of the experiments: offline stand-ins, what ships, and the paper's own sets.
+"""Data sets of the experiments: stand-ins that need no network, and the paper's own sets.
 
 ``load(name)`` looks in the folder that the environment variable ``SPLINCE_FAST_DATA`` names, then
-for what ships with the package or with scikit-learn. ``load(name, data="paper")`` reads the sets
+among the data of the package and of scikit-learn. ``load(name, data="paper")`` reads the sets
 of the paper (:mod:`splince_fast.experiments.paper_sets`).
 """
 
@@ -45,13 +45,13 @@ def load(name: str, data: str = "offline") -> Dataset:
     InputError
         No such name.
     MissingDataError
-        The set is not here; the text names it, its stand-in and the command.
+        The set is not available; the text names it, its stand-in and the command.
 
     Examples
     --------
     >>> from splince_fast.experiments.datasets import load
-    >>> found = load("images")
-    >>> found.X.shape[0] == len(found.labels["task"])
+    >>> data = load("images")
+    >>> data.X.shape[0] == len(data.labels["task"])
     True
     """
     if data not in ("offline", "paper"):
@@ -70,13 +70,13 @@ def folder(name: str) -> Path | None:
     return path if path is not None and path.is_dir() else None
 
 
-def needed(name: str, experiment: str) -> Path:
-    """The folder of a stand-in that must be there.
+def required_folder(name: str, experiment: str) -> Path:
+    """The folder of a required stand-in.
 
     Raises
     ------
     MissingDataError
-        It is not.
+        ``SPLINCE_FAST_DATA`` has no such folder.
     """
     path = folder(name)
     if path is None:
@@ -108,9 +108,9 @@ _SMOLLM = "SmolLM2-135M-Instruct, last token"
 def shipped_bios() -> Dataset:
     """The vectors that ship with the package, eight bits per number."""
     with as_file(files("splince_fast.experiments") / "data" / "bios.npz") as path:
-        found = np.load(path, allow_pickle=False)
-        X = found["centre"] + found["step"] * found["codes"].astype(np.float32)
-        labels = {"task": found["y"], "concept": found["z"]}
+        arrays = np.load(path, allow_pickle=False)
+        X = arrays["centre"] + arrays["step"] * arrays["codes"].astype(np.float32)
+        labels = {"task": arrays["y"], "concept": arrays["z"]}
     return Dataset(
         "bug_profession_gender (shipped, 8 bit)", X, labels, None, _BUG, _BUG_LICENCE, 0,
         (4000, 600, 1000),
@@ -128,12 +128,12 @@ def _bios() -> Dataset:
 
 
 def _bios_full() -> Dataset:
-    X, y, z = _arrays(needed("bug_28_professions", "bios_full"), "X y z")
+    X, y, z = _arrays(required_folder("bug_28_professions", "bios_full"), "X y z")
     return Dataset("bug_28_professions", X, {"task": y, "concept": z}, None, _BUG, _BUG_LICENCE)
 
 
 def _multilingual() -> Dataset:
-    X, y, z = _arrays(needed("toxicity_en_de_fr", "multilingual"), "X y z")
+    X, y, z = _arrays(required_folder("toxicity_en_de_fr", "multilingual"), "X y z")
     return Dataset(
         "toxicity_en_de_fr", X, {"task": y, "concept": z}, None,
         "tweets of MLMA (Ousidhoum et al. 2019; en, fr) and GermEval-2018 (Wiegand, Siegel, "
@@ -143,7 +143,7 @@ def _multilingual() -> Dataset:
 
 
 def _professions() -> Dataset:
-    path = needed("professions_smollm2", "professions")
+    path = required_folder("professions_smollm2", "professions")
     X, z, y, head = _arrays(path, "X z_stereotype y_fact lm_head_he_she")
     rows = _table(path / "prompts.csv")
     nouns = np.array([row["profession"] for row in rows])
@@ -157,25 +157,25 @@ def _professions() -> Dataset:
 
 
 def _layers() -> Dataset:
-    whole = _professions()
-    (rows,) = _arrays(needed("professions_smollm2_layers", "layers"), "rows")
-    labels = {name: column[rows] for name, column in whole.labels.items()}
+    prompts = _professions()
+    (rows,) = _arrays(required_folder("professions_smollm2_layers", "layers"), "rows")
+    labels = {name: column[rows] for name, column in prompts.labels.items()}
     return Dataset(
-        "professions_smollm2_layers", whole.X[rows], labels, labels["noun"], whole.provenance,
-        whole.licence, arrays={**whole.arrays, "rows": rows},
+        "professions_smollm2_layers", prompts.X[rows], labels, labels["noun"], prompts.provenance,
+        prompts.licence, arrays={**prompts.arrays, "rows": rows},
     )  # fmt: skip
 
 
 def _winobias() -> Dataset:
-    path = needed("winobias_smollm2", "winobias")
+    path = required_folder("winobias_smollm2", "winobias")
     X, head = _arrays(path, "X lm_head_professions")
     rows = _table(path / "prompts.csv")
     names = (path / "professions.txt").read_text(encoding="utf-8").split("\n")
     names = [name for name in names if name]
-    place = {name: i for i, name in enumerate(names)}
+    class_index = {name: i for i, name in enumerate(names)}
     labels = {
-        "task": np.array([place[row["referent"]] for row in rows]),
-        "other": np.array([place[row["other"]] for row in rows]),
+        "task": np.array([class_index[row["referent"]] for row in rows]),
+        "other": np.array([class_index[row["other"]] for row in rows]),
         "concept": np.array([int(row["anti_stereotype"]) for row in rows]),
         "split": np.array([row["split"] for row in rows]),
     }
@@ -212,10 +212,10 @@ def _digits() -> Dataset:
     """Handwritten digits that scikit-learn brings: even or odd, and from 5 on or below."""
     from sklearn.datasets import load_digits
 
-    found = load_digits()
-    y, z = (found.target % 2 == 0).astype(np.int8), (found.target >= 5).astype(np.int8)
+    digits = load_digits()
+    y, z = (digits.target % 2 == 0).astype(np.int8), (digits.target >= 5).astype(np.int8)
     return Dataset(
-        "digits", found.data / 16.0, {"task": y, "concept": z, "digit": found.target}, None,
+        "digits", digits.data / 16.0, {"task": y, "concept": z, "digit": digits.target}, None,
         "optical recognition of handwritten digits (E. Alpaydin, C. Kaynak, 1998), bundled with "
         "scikit-learn: task even, concept 5 or above",
         "CC BY 4.0 (UCI)", 1, (560, 0, 160), {"shape": np.array([8, 8])},

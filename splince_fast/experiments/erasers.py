@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 ERASERS = {METHODS[key].label: METHODS[key] for key in ("sal", "leace", "splince")}
 
 
-def fit_eraser(label: str, moments: Moments, *, erase: str, keep: str) -> Projection:
+def fit_method(label: str, moments: Moments, *, erase: str, keep: str) -> Projection:
     """Fit an eraser to moments; `keep` is passed on where the method needs a task."""
     method = ERASERS[label]
     options = {"keep": keep} if method.needs_task else {}

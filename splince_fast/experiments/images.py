@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +33,11 @@ from splince_fast.experiments._common import (
 )
 from splince_fast.experiments.dataset import Dataset
 from splince_fast.experiments.datasets import load
-from splince_fast.experiments.erasers import ERASERS, fit_eraser
+from splince_fast.experiments.erasers import ERASERS, fit_method
 from splince_fast.projection import Projection
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Float = NDArray[np.float64]
 LEVELS, ALPHA = (0.5, 0.9), 1e-3
@@ -78,7 +81,7 @@ def evaluate_split(data: Dataset, p: float, seed: int) -> SplitResult:
     X = np.asarray(data.X, dtype=np.float64)
     train, test = split.train, split.test
     moments = Moments().update(X[train], {"task": y[train], "concept": z[train]})
-    erasers = {e: fit_eraser(e, moments, erase="concept", keep="task") for e in ERASERS}
+    erasers = {e: fit_method(e, moments, erase="concept", keep="task") for e in ERASERS}
     frozen = fit_head(X[train], y[train], alpha=ALPHA, scale=False)
     total = np.sum((X[train] - X[train].mean(axis=0)) ** 2)
     cells = {data.cell(a, b): (y[train] == a) & (z[train] == b) for a in (0, 1) for b in (0, 1)}
@@ -102,7 +105,7 @@ def evaluate_split(data: Dataset, p: float, seed: int) -> SplitResult:
     return SplitResult(figures, train, erasers, shifts, counts)
 
 
-def draw(data: Dataset, result: SplitResult) -> dict[str, Any]:
+def draw(data: Dataset, result: SplitResult) -> dict[str, Figure]:
     """The figures of one split: an image of each cell, and the mean differences."""
     y, z = data.labels["task"][result.train], data.labels["concept"][result.train]
     rows = [result.train[np.flatnonzero((y == a) & (z == b))[0]] for a in (0, 1) for b in (0, 1)]
@@ -191,7 +194,7 @@ def clipped_fraction(rows: Float) -> float:
 
 def draw_images(
     images: Float, erased: Mapping[str, Float], shape: tuple[int, int], names: Sequence[str]
-) -> Any:
+) -> Figure:
     """Draw images, their erased versions and the differences; a column per eraser.
 
     Parameters
@@ -208,10 +211,10 @@ def draw_images(
     columns = ["original", *erased, *(f"{name} - original" for name in erased)]
     figure, axes, colours = _grid(len(images), len(columns), limit, names, columns)
     for i in range(len(images)):
-        shown = [images[i], *(rows[i] for rows in erased.values())]
-        for ax, row in zip(axes[i], shown, strict=False):
+        row_images = [images[i], *(rows[i] for rows in erased.values())]
+        for ax, row in zip(axes[i], row_images, strict=False):
             ax.imshow(np.clip(row, 0, 1).reshape(shape), cmap="gray", vmin=0, vmax=1)
-        for ax, rows in zip(axes[i, len(shown) :], changes.values(), strict=True):
+        for ax, rows in zip(axes[i, len(row_images) :], changes.values(), strict=True):
             ax.imshow(rows[i].reshape(shape), **colours)
     fraction = max(clipped_fraction(rows) for rows in erased.values())
     _finish(figure, axes, colours, f"grey: clipped to [0, 1] for display, at most {fraction:.1%}")
@@ -220,7 +223,7 @@ def draw_images(
 
 def draw_means(
     shifts: Mapping[str, Mapping[str, Float]], counts: Mapping[str, int], shape: tuple[int, int]
-) -> Any:
+) -> Figure:
     """Draw the mean difference by cell (rows) and eraser (columns).
 
     Parameters
@@ -241,7 +244,7 @@ def draw_means(
 
 def _grid(
     n_rows: int, n_columns: int, limit: float, names: Sequence[str], columns: Sequence[str]
-) -> tuple[Any, Any, dict[str, Any]]:
+) -> tuple[Figure, NDArray[Any], dict[str, Any]]:
     """A figure, its titled axes without ticks, and the colour scale of the differences."""
     require("matplotlib.figure", "demo")
     from matplotlib.colors import LinearSegmentedColormap
@@ -262,7 +265,7 @@ def _grid(
     return figure, axes, {"cmap": scale, "vmin": -limit, "vmax": limit}
 
 
-def _finish(figure: Any, axes: Any, colours: Mapping[str, Any], text: str) -> None:
+def _finish(figure: Figure, axes: NDArray[Any], colours: Mapping[str, Any], text: str) -> None:
     """Add the colour bar of the differences, and a line below."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize

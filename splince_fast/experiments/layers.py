@@ -50,8 +50,10 @@ def run(options: RunOptions) -> Findings:
     names = list(dict.fromkeys(nouns))
     train_names = np.random.default_rng(0).permutation(len(names))[: int(0.7 * len(names))]
     in_train = np.isin(nouns, [names[i] for i in train_names])
-    used = np.arange(len(prompts)) % 8 == 0 if options.quick else np.ones(len(prompts), dtype=bool)
-    train, test = np.flatnonzero(in_train & used), np.flatnonzero(~in_train & used)
+    in_run = (
+        np.arange(len(prompts)) % 8 == 0 if options.quick else np.ones(len(prompts), dtype=bool)
+    )
+    train, test = np.flatnonzero(in_train & in_run), np.flatnonzero(~in_train & in_run)
     # Sorted by length for little padding: the moments do not depend on the order of rows.
     train = train[np.argsort([len(prompts[i]) for i in train], kind="stable")]
     table = {"text": [prompts[i] for i in train], "concept": z[train], "task": y[train]}

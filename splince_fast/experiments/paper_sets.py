@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime.extras import require
 from splince_fast.experiments.dataset import VARIABLE, Dataset, MissingDataError
+from splince_fast.labels import ClassName
 
 Columns = dict[str, list[Any]]
 PER_CELL = 5000
@@ -45,9 +46,9 @@ def load(name: str) -> Dataset:
     Raises
     ------
     MissingDataError
-        It cannot be had; the text names the set, its stand-in and the command.
+        It is not available; the text names the set, its stand-in and the command.
     MissingExtraError
-        A library that reads it is not installed.
+        A library that reads the set is not installed.
     """
     if name not in _LOADERS:
         raise MissingDataError(
@@ -57,33 +58,35 @@ def load(name: str) -> Dataset:
     return _LOADERS[name]()
 
 
-def _unavailable(what: str, name: str, error: Exception) -> MissingDataError:
+def _unavailable(source: str, name: str, error: Exception) -> MissingDataError:
     return MissingDataError(
-        f"{what} could not be fetched ({type(error).__name__}: {str(error)[:200]}). It needs the "
-        f"network once, or its files in ${VARIABLE}/paper/{what}. Offline stand-in: "
+        f"{source} could not be fetched ({type(error).__name__}: {str(error)[:200]}). It needs the "
+        f"network once, or its files in ${VARIABLE}/paper/{source}. Offline stand-in: "
         f"{_STAND_INS[name]}, python -m splince_fast.experiments {name}"
     )
 
 
-def _local(what: str) -> Path | None:
+def _local(source: str) -> Path | None:
     root = os.environ.get(VARIABLE)
-    path = Path(root) / "paper" / what if root else None
+    path = Path(root) / "paper" / source if root else None
     return path if path is not None and path.is_dir() else None
 
 
-def read_columns(what: str, name: str, splits: Sequence[str], config: str | None = None) -> Columns:
-    """Some splits of a set on the Hugging Face hub as columns; "split" says where a row is from."""
-    found: Columns = {}
-    path = _local(what)
+def read_columns(
+    source: str, name: str, splits: Sequence[str], config: str | None = None
+) -> Columns:
+    """Columns of some splits of a set on the Hugging Face hub, with the split as one of them."""
+    columns: Columns = {}
+    path = _local(source)
     if path is None:
         require("datasets", "experiments")
         import datasets
 
         try:
-            whole = datasets.load_dataset(what, config)
-            tables: dict[str, Any] = {split: whole[split].to_dict() for split in splits}
-        except Exception as error:  # the hub's client has a family of errors per version
-            raise _unavailable(what, name, error) from error
+            dataset = datasets.load_dataset(source, config)
+            tables: dict[str, Any] = {split: dataset[split].to_dict() for split in splits}
+        except Exception as error:  # the error classes of the hub's client depend on its version
+            raise _unavailable(source, name, error) from error
     else:
         require("pyarrow", "parquet")
         import pyarrow.parquet as pq
@@ -92,7 +95,7 @@ def read_columns(what: str, name: str, splits: Sequence[str], config: str | None
         files = {s: sorted(folder.glob(f"{s}*.parquet")) for s in splits}
         tables = {s: [pq.read_table(f) for f in paths] for s, paths in files.items()}
         if missing := [s for s in splits if not tables[s]]:
-            raise MissingDataError(f"{folder} holds no {missing[0]}*.parquet of {what}")
+            raise MissingDataError(f"{folder} holds no {missing[0]}*.parquet of {source}")
         tables = {
             s: {c: [v for t in parts for v in t[c].to_pylist()] for c in parts[0].column_names}
             for s, parts in tables.items()
@@ -100,12 +103,12 @@ def read_columns(what: str, name: str, splits: Sequence[str], config: str | None
     for split, table in tables.items():
         size = len(next(iter(table.values())))
         for column, values in {**table, "split": [split] * size}.items():
-            found.setdefault(column, []).extend(values)
-    return found
+            columns.setdefault(column, []).extend(values)
+    return columns
 
 
 def balanced(*columns: NDArray[Any], most: int | None = None) -> NDArray[np.intp]:
-    """Rows, at most `most` of each cell, drawn with seed 0, in their order."""
+    """Sorted row numbers: at most `most` random rows of each cell, drawn with seed 0."""
     _, cell = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
     rng = np.random.default_rng(0)
     parts = [rng.permutation(np.flatnonzero(cell.ravel() == c))[: most or PER_CELL]
@@ -124,7 +127,7 @@ def embed_texts(texts: Sequence[str], model: str, pooling: str, name: str) -> ND
         encoder = AutoModel.from_pretrained(model).eval()
     except OSError as error:
         raise _unavailable(model, name, error) from error
-    found = np.empty((len(texts), encoder.config.hidden_size), dtype=np.float32)
+    embeddings = np.empty((len(texts), encoder.config.hidden_size), dtype=np.float32)
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
     with torch.no_grad():
         for start in range(0, len(order), 32):
@@ -136,8 +139,8 @@ def embed_texts(texts: Sequence[str], model: str, pooling: str, name: str) -> ND
             hidden = encoder(**batch).last_hidden_state
             mask = batch["attention_mask"][..., None]
             mean = (hidden * mask).sum(dim=1) / mask.sum(dim=1)
-            found[rows] = (hidden[:, 0] if pooling == "cls" else mean).numpy()
-    return found
+            embeddings[rows] = (hidden[:, 0] if pooling == "cls" else mean).numpy()
+    return embeddings
 
 
 def embed_images(images: Iterable[Any], name: str) -> NDArray[np.float32]:
@@ -158,12 +161,12 @@ def embed_images(images: Iterable[Any], name: str) -> NDArray[np.float32]:
 
 
 def _bios_columns(name: str) -> tuple[list[str], NDArray[np.intp], NDArray[np.intp]]:
-    found = read_columns("LabHC/bias_in_bios", name, ("train", "dev", "test"))
-    return found["hard_text"], np.array(found["profession"]), np.array(found["gender"])
+    columns = read_columns("LabHC/bias_in_bios", name, ("train", "dev", "test"))
+    return columns["hard_text"], np.array(columns["profession"]), np.array(columns["gender"])
 
 
 def _bios_set(
-    name: str, task: Callable[[NDArray[Any]], NDArray[Any]], aligned_class: Any
+    name: str, task: Callable[[NDArray[Any]], NDArray[Any]], aligned_class: ClassName | None
 ) -> Dataset:
     texts, profession, gender = _bios_columns(name)
     y = task(profession)
@@ -186,15 +189,15 @@ def _bios_full() -> Dataset:
 
 
 def _multilingual() -> Dataset:
-    what = "textdetox/multilingual_toxicity_dataset"
-    found = read_columns(what, "multilingual", LANGUAGES)
-    y = np.array(found["toxic"], dtype=np.intp)
-    z = np.array([LANGUAGES.index(split) for split in found["split"]])
+    source = "textdetox/multilingual_toxicity_dataset"
+    columns = read_columns(source, "multilingual", LANGUAGES)
+    y = np.array(columns["toxic"], dtype=np.intp)
+    z = np.array([LANGUAGES.index(split) for split in columns["split"]])
     rows = balanced(y, z)
-    texts = [f"query: {found['text'][i]}" for i in rows]
+    texts = [f"query: {columns['text'][i]}" for i in rows]
     X = embed_texts(texts, "intfloat/multilingual-e5-base", "mean", "multilingual")
     return Dataset(
-        what, X, {"task": y[rows], "concept": z[rows]}, None,
+        source, X, {"task": y[rows], "concept": z[rows]}, None,
         "multilingual toxicity (Dementieva et al. 2024), multilingual-e5-base as published",
         "openrail++", 0,
     )  # fmt: skip
@@ -205,11 +208,11 @@ def _celeba() -> Dataset:
     path = _local("celeba")
     if path is None:
         require("torchvision", "experiments")
-        maker = import_module("torchvision.datasets").CelebA
+        dataset = import_module("torchvision.datasets").CelebA
         root = Path(os.environ.get(VARIABLE) or Path.home() / ".cache" / "splince_fast")
         try:
-            maker(str(root / "paper"), split="all", target_type="attr", download=True)
-        except Exception as error:  # torchvision's downloads raise what their host sends
+            dataset(str(root / "paper"), split="all", target_type="attr", download=True)
+        except Exception as error:  # the classes of download errors depend on the host
             raise _unavailable("celeba", "images", error) from error
         path = root / "paper" / "celeba"
     names, attributes = _attributes(path / "list_attr_celeba.txt")
@@ -244,10 +247,10 @@ def _grey(path: Path) -> NDArray[np.float32]:
 
 
 def _waterbirds() -> Dataset:
-    found = read_columns("grodino/waterbirds", "waterbirds", ("train", "validation", "test"))
-    y, z = np.array(found["label"]), np.array(found["place"])
+    columns = read_columns("grodino/waterbirds", "waterbirds", ("train", "validation", "test"))
+    y, z = np.array(columns["label"]), np.array(columns["place"])
     rows = balanced(y, z)
-    X = embed_images((_image(found["image"][i]) for i in rows), "waterbirds")
+    X = embed_images((_image(columns["image"][i]) for i in rows), "waterbirds")
     return Dataset(
         "grodino/waterbirds", X, {"task": y[rows], "concept": z[rows]}, None,
         "Waterbirds (Sagawa et al. 2020), ResNet-50 of torchvision as published",
@@ -256,7 +259,7 @@ def _waterbirds() -> Dataset:
 
 
 def _image(value: Any) -> Any:
-    """A picture as the hub's client gives it, or as it lies in a parquet file."""
+    """Convert a picture of the hub's client, or of a Parquet file, to RGB."""
     if not isinstance(value, Mapping):
         return value.convert("RGB")
     require("PIL", "experiments")
@@ -267,40 +270,40 @@ def _image(value: Any) -> Any:
 
 def winobias_prompts(name: str = "winobias") -> Columns:
     """The paper's prompts of type 1: prompt, referent, anti_stereotype, split."""
-    found: Columns = {"prompt": [], "referent": [], "anti_stereotype": [], "split": []}
+    columns: Columns = {"prompt": [], "referent": [], "anti_stereotype": [], "split": []}
     for anti, config in enumerate(("type1_pro", "type1_anti")):
-        part = read_columns("uclanlp/wino_bias", name, ("validation", "test"), config)
+        table = read_columns("uclanlp/wino_bias", name, ("validation", "test"), config)
         for tokens, clusters, split in zip(
-            part["tokens"], part["coreference_clusters"], part["split"], strict=True
+            table["tokens"], table["coreference_clusters"], table["split"], strict=True
         ):
             ends = zip(clusters[::2], clusters[1::2], strict=True)
             spans = sorted((int(a), int(b)) for a, b in ends)
             person, pronoun = ([t.lower() for t in tokens[a : b + 1]] for a, b in spans[:2])
             words = [t for t in person if t not in ("the", "a", "an")]
             sentence = " ".join(tokens).replace(" .", ".").replace(" ,", ",").replace(" '", "'")
-            found["prompt"].append(f"{sentence} '{pronoun[0].capitalize()}' refers to the")
-            found["referent"].append(" ".join(words))
-            found["anti_stereotype"].append(anti)
-            found["split"].append("train" if split == "validation" else "test")
-    return found
+            columns["prompt"].append(f"{sentence} '{pronoun[0].capitalize()}' refers to the")
+            columns["referent"].append(" ".join(words))
+            columns["anti_stereotype"].append(anti)
+            columns["split"].append("train" if split == "validation" else "test")
+    return columns
 
 
 def _winobias() -> Dataset:
     """States of the model that ``SPLINCE_FAST_MODEL`` names, Llama 2 7B if it names none."""
-    found = winobias_prompts()
+    columns = winobias_prompts()
     model = os.environ.get("SPLINCE_FAST_MODEL", "meta-llama/Llama-2-7b-hf")
-    names = sorted(set(found["referent"]))
-    place = {name: i for i, name in enumerate(names)}
-    X, head = causal_states(found["prompt"], names, model, "winobias")
+    names = sorted(set(columns["referent"]))
+    class_index = {name: i for i, name in enumerate(names)}
+    X, head = causal_states(columns["prompt"], names, model, "winobias")
     others = [
-        next((n for n in names if n in prompt.lower() and n != who), who)
-        for prompt, who in zip(found["prompt"], found["referent"], strict=True)
+        next((n for n in names if n in prompt.lower() and n != referent), referent)
+        for prompt, referent in zip(columns["prompt"], columns["referent"], strict=True)
     ]
     labels = {
-        "task": np.array([place[who] for who in found["referent"]]),
-        "other": np.array([place[who] for who in others]),
-        "concept": np.array(found["anti_stereotype"]),
-        "split": np.array(found["split"]),
+        "task": np.array([class_index[referent] for referent in columns["referent"]]),
+        "other": np.array([class_index[referent] for referent in others]),
+        "concept": np.array(columns["anti_stereotype"]),
+        "split": np.array(columns["split"]),
     }
     return Dataset(
         "uclanlp/wino_bias", X, labels, None,
@@ -324,13 +327,13 @@ def causal_states(
         raise _unavailable(model, name, error) from error
     network.eval()
     with torch.no_grad():
-        found = [
+        states = [
             network.base_model(**tokenizer(prompt, return_tensors="pt")).last_hidden_state[0, -1]
             for prompt in prompts
         ]
-    ids = [tokenizer(f" {who}", add_special_tokens=False)["input_ids"][0] for who in names]
+    ids = [tokenizer(f" {noun}", add_special_tokens=False)["input_ids"][0] for noun in names]
     head = network.get_output_embeddings().weight.detach().float().numpy()[ids]
-    return np.stack([state.float().numpy() for state in found]), head
+    return np.stack([state.float().numpy() for state in states]), head
 
 
 _LOADERS: dict[str, Callable[[], Dataset]] = {

@@ -19,7 +19,7 @@ from splince_fast.evaluation._tables import Table, number
 from splince_fast.experiments._common import Claim, Findings, RunOptions
 from splince_fast.experiments.dataset import Dataset
 from splince_fast.experiments.datasets import load
-from splince_fast.experiments.erasers import ERASERS, fit_eraser
+from splince_fast.experiments.erasers import ERASERS, fit_method
 
 Float = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -34,7 +34,7 @@ def run(options: RunOptions) -> Findings:
     train = np.flatnonzero(data.labels["split"] == "train")
     names = data.arrays["names"][y]
     moments = Moments().update(X[train], {"concept": z[train], "task": names[train]})
-    maps = {e: fit_eraser(e, moments, erase="concept", keep="task") for e in ERASERS}
+    maps = {e: fit_method(e, moments, erase="concept", keep="task") for e in ERASERS}
     order = np.random.default_rng(0).permutation(len(train))
     validation = np.isin(np.arange(len(train)), order[-(len(train) // 5) :])
     with warnings.catch_warnings():

@@ -63,9 +63,9 @@ _OBJECT_ADVICE = {
 }
 
 
-def refuse(name: str, what: str) -> NoReturn:
+def refuse(name: str, reason: str) -> NoReturn:
     """Raise a LabelError for a variable."""
-    raise LabelError(f"variable {name!r} {what}")
+    raise LabelError(f"variable {name!r} {reason}")
 
 
 def refuse_length(data: NDArray[Any] | list[Any], n_rows: int, name: str) -> NoReturn:
@@ -215,8 +215,9 @@ def read_declared(values: Any, name: str) -> Raw | None:
 def _package_of_declared(kind: type) -> str | None:
     """ "pandas" or "polars" for column types that may declare classes; None for others."""
     package = kind.__module__.partition(".")[0]
-    known = package in ("pandas", "polars") and kind.__name__ in _CATEGORICALS
-    return package if known else None
+    if package in ("pandas", "polars") and kind.__name__ in _CATEGORICALS:
+        return package
+    return None
 
 
 _CATEGORICALS = frozenset({"Series", "Categorical", "CategoricalIndex"})
@@ -231,12 +232,12 @@ def _enumerated(categories: Any) -> tuple[ClassName, ...]:
     if not len(categories):
         return ()
     key = len(categories), categories[-1]
-    found = _names_of_enum.get(key)
-    if found is None or not found[0].equals(categories):
+    entry = _names_of_enum.get(key)
+    if entry is None or not entry[0].equals(categories):
         if len(_names_of_enum) >= _MOST_ENUMS:
             _names_of_enum.clear()
-        found = _names_of_enum[key] = categories, tuple(categories.to_list())
-    return found[1]
+        entry = _names_of_enum[key] = categories, tuple(categories.to_list())
+    return entry[1]
 
 
 _NESTED = (tuple, list, Mapping, Set)
@@ -248,25 +249,25 @@ _names_of_index: dict[int, tuple[weakref.ref[Any], tuple[ClassName, ...]]] = {}
 def _declared(index: Any, name: str) -> tuple[ClassName, ...]:
     """Class names of an Index of categories, read once: it is immutable, and slices share it."""
     key = id(index)
-    found = _names_of_index.get(key)
-    if found is None or found[0]() is not index:
+    entry = _names_of_index.get(key)
+    if entry is None or entry[0]() is not index:
         if isinstance(index.dtype, np.dtype) and index.dtype.kind in "biu":
             names: tuple[ClassName, ...] = tuple(index.tolist())
         else:
             names = _category_names(index.tolist(), name)
-        forget = weakref.ref(index, lambda _: _names_of_index.pop(key, None))
-        found = _names_of_index[key] = forget, names
-    return found[1]
+        reference = weakref.ref(index, lambda _: _names_of_index.pop(key, None))
+        entry = _names_of_index[key] = reference, names
+    return entry[1]
 
 
 def _category_names(categories: list[Any], name: str) -> tuple[ClassName, ...]:
     """Turn the declared categories into class names, in their order."""
     nested = [kind for kind in set(map(type, categories)) if issubclass(kind, _NESTED)]
     if nested:
-        strange = next(category for category in categories if type(category) in nested)
+        example = next(category for category in categories if type(category) in nested)
         refuse(
             name,
-            f"has the category {strange!r:.80}, which is no name; cast the categories to strings "
+            f"has the category {example!r:.80}, which is no name; cast the categories to strings "
             "(joint=((name, name),) makes joint classes of two variables)",
         )
     raw = _read_sequence(categories, name)
@@ -297,8 +298,8 @@ def _read_frame(frame: Any, name: str, kind: str | None) -> Raw:
 def _read_array(array: NDArray[Any], name: str) -> Raw:
     """Read a NumPy array by its dtype."""
     if not 1 <= array.ndim <= 2 or (array.ndim == 2 and array.shape[1] == 0):
-        what = "is a scalar" if array.ndim == 0 else f"has the shape {array.shape}"
-        refuse(name, f"{what}; pass one label per row, as (n,) or (n, k) with k > 0")
+        form = "is a scalar" if array.ndim == 0 else f"has the shape {array.shape}"
+        refuse(name, f"{form}; pass one label per row, as (n,) or (n, k) with k > 0")
     kind = array.dtype.kind
     missing = None
     if isinstance(array, np.ma.MaskedArray):
@@ -314,7 +315,7 @@ def _read_array(array: NDArray[Any], name: str) -> Raw:
     return _read_sequence(array.tolist(), name)
 
 
-# Python refuses to write longer integers as text, as files need it.
+# Files store class names as text, and Python refuses to convert longer integers to text.
 _LONGEST_BITS = 4096
 _PLAIN = frozenset({str, bool, int, float, NoneType})
 
@@ -356,39 +357,40 @@ def _read_rows(values: list[Any], name: str) -> Raw:
 
 
 def _read_objects(values: list[Any], shape: tuple[int, ...], name: str) -> Raw:
-    """Read Python objects by their types; `values` are the entries of `shape`, row by row."""
+    """Read Python objects by their types; `values` are the entries of an array, row by row."""
     groups = {kind: _group(kind) for kind in set(map(type, values))}
-    nothing = {kind for kind, group in groups.items() if group == "missing"}
-    maybe_nan = {kind for kind, group in groups.items() if group in ("float", "time")}
+    missing_types = {kind for kind, group in groups.items() if group == "missing"}
+    nan_types = {kind for kind, group in groups.items() if group in ("float", "time")}
     absent = [
-        type(value) in nothing or (type(value) in maybe_nan and _is_nan(value)) for value in values
+        type(value) in missing_types or (type(value) in nan_types and _is_nan(value))
+        for value in values
     ]
     example = {
         groups[type(v)]: v for v, is_absent in zip(values, absent, strict=True) if not is_absent
     }
-    found = set(example)
+    present = set(example)
     missing = np.array(absent, dtype=np.bool_).reshape(shape) if any(absent) else None
     for group, advice in _OBJECT_ADVICE.items():
-        if group in found:
+        if group in present:
             refuse(name, f"{advice} (found {example[group]!r:.80})")
-    if not found:
+    if not present:
         return Raw(np.full(shape, np.nan), unknown=True)
-    if not (len(found) == 1 or found == {"int", "float"}):
+    if not (len(present) == 1 or present == {"int", "float"}):
         mixture = " and ".join(f"{v!r:.80} ({type(v).__name__})" for v in example.values())
         refuse(name, f"mixes types that cannot be told to agree: {mixture}; cast it to one type")
-    if "str" in found:
+    if "str" in present:
         if shape[1:] not in ((), (1,)):
             refuse(name, f"has several columns of strings; {SPLIT_ADVICE}")
         pairs = zip(values, absent, strict=True)
         return Raw([None if is_absent else str.__str__(value) for value, is_absent in pairs])
     filled = [0 if is_absent else v for v, is_absent in zip(values, absent, strict=True)]
-    if "float" in found:
+    if "float" in present:
         try:
             floats = np.array([float(value) for value in filled])
         except OverflowError:
             refuse(name, "holds numbers that are too large for a float")
         return Raw(floats.reshape(shape), missing)
-    if "bool" in found:
+    if "bool" in present:
         return Raw(np.array(filled, dtype=np.bool_).reshape(shape), missing)
     integers = _integers([int(value) for value in filled], name)
     if isinstance(integers, np.ndarray):
@@ -398,7 +400,7 @@ def _read_objects(values: list[Any], shape: tuple[int, ...], name: str) -> Raw:
     return Raw([None if is_absent else v for v, is_absent in zip(integers, absent, strict=True)])
 
 
-def _is_nan(value: Any) -> bool:
+def _is_nan(value: object) -> bool:
     """Whether a number or time is NaN; comparing a signalling NaN of Decimal raises."""
     return value.is_nan() if isinstance(value, Decimal) else bool(value != value)
 
@@ -440,13 +442,13 @@ def whole_numbers(
     """Turn floats that are to be classes into integers; NaN is missing."""
     absent = np.isnan(values) if missing is None else np.isnan(values) | missing
     values = np.where(absent, 0, values)
-    check_finite(values, name)
-    broken = values != np.floor(values)
-    if broken.any():
+    refuse_infinite(values, name)
+    fractional = values != np.floor(values)
+    if fractional.any():
         refuse(
             name,
-            f"is to be classes but holds {values[broken][0]}, which is no whole number; cast it "
-            "to strings to make each value a class, or bin it",
+            f"is to be classes but holds {values[fractional][0]}, which is no whole number; cast "
+            "it to strings to make each value a class, or bin it",
         )
     # From 2**(bits of the fraction) on, neighbouring integers share a float, and so would classes.
     limit = 2.0 ** min(np.finfo(values.dtype).nmant + 1, 53)
@@ -465,13 +467,13 @@ def check_indicators(
     """Raise LabelError for integer columns with other values than 0 and 1, unless "continuous"."""
     if values.dtype.kind not in "iu" or kind == "continuous":
         return
-    other = (values != 0) & (values != 1)
+    invalid = (values != 0) & (values != 1)
     if missing is not None:
-        other &= ~missing
-    if other.any():
+        invalid &= ~missing
+    if invalid.any():
         refuse(
             name,
-            f"has several columns of integers (such as {values[other][0]}), which could be "
+            f"has several columns of integers (such as {values[invalid][0]}), which could be "
             f"classes or numbers; for classes, {SPLIT_ADVICE}; for numbers, cast them to float or "
             "pass kinds={...: 'continuous'}",
         )
@@ -479,14 +481,14 @@ def check_indicators(
 
 def float_copy(values: NDArray[Any], missing: NDArray[np.bool_] | None) -> NDArray[np.float64]:
     """Copy numbers into float64, C-contiguous, with NaN where they are missing."""
-    with np.errstate(over="ignore"):  # a long double may become infinite; `check_finite` raises
+    with np.errstate(over="ignore"):  # a long double may become infinite; `refuse_infinite` raises
         copy = np.array(values, dtype=np.float64, order="C")
     if missing is not None:
         copy[missing] = np.nan
     return copy
 
 
-def check_finite(values: NDArray[Any], name: str) -> None:
+def refuse_infinite(values: NDArray[Any], name: str) -> None:
     """Raise NonFiniteError for infinite values, with their first rows."""
     infinite = np.isinf(values)
     if infinite.any():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,20 +12,17 @@ from numpy.typing import NDArray
 from splince_fast.exceptions import LabelError, ManyClassesWarning, WholeNumbersWarning
 from splince_fast.labels.containers import (
     SPLIT_ADVICE,
-    check_finite,
     check_indicators,
     float_copy,
     read_column,
     refuse,
+    refuse_infinite,
     refuse_length,
     variables_of,
     whole_numbers,
 )
 from splince_fast.labels.encoded import ClassCodes, Columns, Encoded
-from splince_fast.labels.names import (
-    VariableName,
-    listed,
-)
+from splince_fast.labels.names import VariableName, listed
 
 KINDS = ("classes", "continuous")
 MANY_CLASSES = 1000
@@ -110,6 +107,10 @@ def encode(
     return encoded
 
 
+@overload
+def encode_one(values: Any, n_rows: int, *, name: str, kind: Literal["classes"]) -> ClassCodes: ...
+@overload
+def encode_one(values: Any, n_rows: int, *, name: str, kind: str | None = None) -> Encoded: ...
 def encode_one(values: Any, n_rows: int, *, name: str, kind: str | None = None) -> Encoded:
     """Read one variable of one block.
 
@@ -230,10 +231,10 @@ def _warn_of_whole_numbers(columns: Columns, name: str) -> None:
     distinct = np.unique(values)
     if not 3 <= len(distinct) <= min(FEW_VALUES, len(values) // 2):
         return
-    shown = ", ".join(f"{value:.0f}" for value in distinct[:4])
+    examples = ", ".join(f"{value:.0f}" for value in distinct[:4])
     warnings.warn(
         f"variable {name!r} holds floats, read as numbers, although they take only "
-        f"{len(distinct)} values, all whole ({shown}{', ...' if len(distinct) > 4 else ''}): "
+        f"{len(distinct)} values, all whole ({examples}{', ...' if len(distinct) > 4 else ''}): "
         f"classes become floats where a label is missing. Decide with kinds={{{name!r}: "
         f"'classes'}} or kinds={{{name!r}: 'continuous'}} (on the command line: --kind "
         f"{name}=classes or --kind {name}=continuous)",
@@ -291,12 +292,12 @@ def _distinct(values: NDArray[Any]) -> tuple[list[int], NDArray[np.intp]]:
         offsets = values.astype(np.intp)
         offsets -= low
     if high - low > 1:
-        seen = np.zeros(high - low + 1, dtype=np.bool_)
-        seen[offsets] = True
-    if high - low <= 1 or seen.all():
+        occurs = np.zeros(high - low + 1, dtype=np.bool_)
+        occurs[offsets] = True
+    if high - low <= 1 or occurs.all():
         return list(range(low, high + 1)), offsets
-    table = np.cumsum(seen, dtype=np.intp) - 1
-    return [low + offset for offset in np.flatnonzero(seen).tolist()], table[offsets]
+    table = np.cumsum(occurs, dtype=np.intp) - 1
+    return [low + offset for offset in np.flatnonzero(occurs).tolist()], table[offsets]
 
 
 def _columns(
@@ -311,7 +312,7 @@ def _columns(
         values = values.reshape(-1, 1)
     present = None
     if not np.isfinite(values).all():
-        check_finite(values, name)
+        refuse_infinite(values, name)
         absent: NDArray[np.bool_] = np.asarray(np.isnan(values).any(axis=1))
         values[absent] = 0.0
         present = ~absent

@@ -14,7 +14,7 @@ ClassName: TypeAlias = str | bool | int | tuple[str | bool | int, ...]
 VariableName: TypeAlias = str | tuple[str, ...]
 
 
-def class_key(name: ClassName) -> tuple[Any, ...]:
+def class_key(name: ClassName) -> tuple[object, ...]:
     """Return a dict key that differs for ``True`` and ``1``.
 
     Examples
@@ -51,7 +51,7 @@ def names_array(classes: Iterable[ClassName]) -> NDArray[Any]:
     return array
 
 
-def names_to_json(classes: Iterable[ClassName]) -> list[Any]:
+def names_to_json(classes: Iterable[ClassName]) -> list[object]:
     """Turn class names into what JSON can hold; a tuple becomes a list.
 
     Raises
@@ -70,7 +70,7 @@ def names_to_json(classes: Iterable[ClassName]) -> list[Any]:
     return [list(name) if isinstance(name, tuple) else name for name in names]
 
 
-def names_from_json(obj: Any) -> tuple[ClassName, ...]:
+def names_from_json(obj: object) -> tuple[ClassName, ...]:
     """Undo :func:`names_to_json`, exactly.
 
     Raises
@@ -106,7 +106,7 @@ def _check_names(names: tuple[Any, ...], error: type[SplinceError]) -> None:
         raise error(f"a class name occurs twice among {listed(names)}")
 
 
-def listed(names: Iterable[Any]) -> str:
+def listed(names: Iterable[object]) -> str:
     """Name at most twenty choices."""
     shown = [repr(name) for name in names]
     return ", ".join(shown[:20]) + (f" and {len(shown) - 20} more" if len(shown) > 20 else "")

@@ -12,7 +12,7 @@ from splince_fast._runtime.arrays import is_tensor, torch_to_numpy
 from splince_fast.exceptions import InputError
 
 
-def along(column: Any, lead: tuple[int, ...], chosen: NDArray[np.intp], what: str) -> Any:
+def along(column: Any, lead: tuple[int, ...], positions: NDArray[np.intp], name: str) -> Any:
     """Entries of a column for some positions.
 
     Parameters
@@ -21,9 +21,9 @@ def along(column: Any, lead: tuple[int, ...], chosen: NDArray[np.intp], what: st
         Array, tensor, list or column of a frame with one entry per position, or one per sequence.
     lead : tuple of int
         Shape of the rows without the features.
-    chosen : (m,) intp
+    positions : (m,) intp
         Numbers of the positions.
-    what : str
+    name : str
         Name of the column in the error.
 
     Raises
@@ -34,8 +34,8 @@ def along(column: Any, lead: tuple[int, ...], chosen: NDArray[np.intp], what: st
     n, sequences = int(np.prod(lead)), lead[0]
     if is_tensor(column):
         column = torch_to_numpy(column)
-    listed = isinstance(column, Sequence) and not isinstance(column, str | bytes)
-    if listed and len(column) and isinstance(column[0], list | tuple | np.ndarray):
+    is_sequence = isinstance(column, Sequence) and not isinstance(column, str | bytes)
+    if is_sequence and len(column) and isinstance(column[0], list | tuple | np.ndarray):
         column = _nested(column)
     shape = getattr(column, "shape", None)
     if shape is None:
@@ -46,13 +46,13 @@ def along(column: Any, lead: tuple[int, ...], chosen: NDArray[np.intp], what: st
     elif shape[:1] == (n,):
         pass
     elif shape[:1] == (sequences,):
-        chosen = chosen // (n // sequences)
+        positions = positions // (n // sequences)
     else:
         raise InputError(
-            f"{what} has shape {tuple(shape)} for rows of shape {lead}; pass one entry per "
+            f"{name} has shape {tuple(shape)} for rows of shape {lead}; pass one entry per "
             f"sequence, {(sequences,)}, or one per position, {lead}"
         )
-    return taken(column, chosen)
+    return taken(column, positions)
 
 
 def _nested(column: Any) -> Any:

@@ -49,7 +49,7 @@ def concept_of(erase: object, method: str) -> str:
 
 
 def read_classes(moments: object, name: str, method: str) -> ClassMoments:
-    """The moments of each class, however they are passed.
+    """The moments of each class, from a mapping of classes, or from moments made with ``by=``.
 
     Raises
     ------

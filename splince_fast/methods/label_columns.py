@@ -20,7 +20,7 @@ _TERMS, _SMALL = 4, 1e-6
 
 
 class LabelColumns(NamedTuple):
-    """The columns of a variable: of classes all but the most frequent, none that is constant.
+    """Columns of a variable that vary: its numbers, or indicators of all but the largest class.
 
     Attributes
     ----------

@@ -326,7 +326,7 @@ def _check_classes(stats: Statistics, erase: object) -> None:
 
 
 def _refuse_underflow(stats: Statistics, span: Span) -> None:
-    """Raise InputError for features that vary with a concept, but not by their own variance.
+    """Raise InputError for features whose variance underflows, but not their covariance with z.
 
     |Cov(x, z)|^2 <= Var(x) Var(z), so that their squares have left the range of float64. A
     constant has no covariance but its rounding.

@@ -41,7 +41,7 @@ Float = NDArray[np.float64]
 METHODS = ("optimal", "repair")
 # Fraction of the variance that is negligible in the figures of the report.
 _NEGLIGIBLE = 1e-12
-# Least fraction of the differences between class covariances beyond noise.
+# A warning is given if less than this fraction of the covariance differences is beyond noise.
 _MOSTLY_NOISE = 0.3
 
 _SHRINKAGE = Option(
@@ -215,7 +215,7 @@ def quadratic(
 class _Shrinkage(NamedTuple):
     """Shrinkage of the class covariances."""
 
-    share: float  # a; with eigenvalues, 1 - <est, raw> / |raw|^2
+    share: float  # intensity a; with eigenvalues, 1 - <estimate, raw> / |raw|^2
     eigenvalues: Float | None = None
 
     @classmethod
@@ -233,7 +233,7 @@ class _Shrinkage(NamedTuple):
         return cls(float(np.clip(1.0 - values @ raw / size, 0.0, 1.0)) if size else 1.0, values)
 
     def covariances(self, whole: ClassStatistics, support: Support) -> Float:
-        """(k, d, d): S_c(a)."""
+        """(k, d, d): the shrunk covariance of each class."""
         if self.eigenvalues is None:
             return shrinking.shrunk(whole, self.share)
         return shrinking.with_eigenvalues(whole, support, self.eigenvalues)
@@ -281,7 +281,10 @@ def _report(
     covariances: Float, solution: ClassMaps, coding: Coding,
     differences: tuple[float | None, float | None], *, optimal: bool,
 ) -> Report:  # fmt: skip
-    """Effect of the maps on the fitted rows; `differences` of class covariances in new rows."""
+    """Effect of the maps on the fitted rows.
+
+    `differences`: dS2 of new rows, before erasing and after it.
+    """
     before, left = differences
     p, d = whole.fractions, len(whole.mean)
     means = np.sqrt(p)[:, None] * (whole.means - whole.mean)
@@ -322,7 +325,7 @@ def _report(
     after = sum(q * a @ cross for q, a, cross in zip(p, solution.maps, whole.crosses, strict=True))
     white = support.whitener.T @ kept
     shrink = 1.0 - 1.0 / np.sqrt(1.0 + sizes**2)
-    white = (white - (u * shrink) @ (u.T @ white)).T  # by the covariance of all rows
+    white = (white - (u * shrink) @ (u.T @ white)).T  # whitened by Cov(x) of all rows
     start = 0
     for text, count, reading in zip(
         coding.span.names, coding.span.counts, coding.span.readings, strict=True

@@ -20,7 +20,7 @@ from splince_fast.moments import Folds, Moments
 from splince_fast.moments.factored import Factored, statistics
 from splince_fast.projection import Projection
 
-Function: TypeAlias = Callable[..., Any]  # of an Eraser
+Function: TypeAlias = Callable[..., Any]  # returns an Eraser
 
 
 @dataclass(frozen=True)

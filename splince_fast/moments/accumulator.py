@@ -40,12 +40,12 @@ _SMALL = 1 << 16
 
 @dataclass(slots=True)
 class Batch:
-    """Rows of an update with labels in terms of the state, and new names to register."""
+    """Rows of an update with labels encoded by the classes of the state, and new names."""
 
     block: LabelledRows
     variables: dict[VariableName, Variable]  # of its labels, new ones included
     fresh: dict[VariableName, Any]  # arguments of `learn`
-    state: State  # new before the first rows
+    state: State  # of the accumulator; a new one before the first rows
     learned: bool = False
 
 
@@ -217,13 +217,13 @@ class Accumulator:
         return buffer.append_row(X, codes)
 
     def room(self, rows: Rows) -> int:
-        """Number of such rows that complete a block, after the waiting ones."""
+        """Number of further rows of this width and dtype that complete a block."""
         if self.buffer is not None and self.buffer.filled:
             return self.buffer.room
         return self.parameters.capacity(rows.width, rows.dtype.itemsize)
 
     def _prepare(self, block: LabelledRows, encoded: Mapping[VariableName, Encoded]) -> Batch:
-        """Rows with labels in terms of the state; new variables and classes stay in the batch."""
+        """Encode labels by the classes of the state; the batch holds new variables and classes."""
         width = block.rows.shape[1]
         state = self.state
         if state is None:
@@ -344,7 +344,7 @@ class Accumulator:
         class_sums: Float,
         products: Float,
     ) -> None:
-        """Add the sums of a block to its variables, of which those in `moved` are replaced."""
+        """Replace variables by those in `moved`, then add the sums of a block to its variables."""
         if moved:
             self.variables.update(moved)
             batch.variables.update({name: moved[name] for name in block.labels if name in moved})
@@ -359,7 +359,7 @@ class Accumulator:
             first, row = first + request.n_sums, row + k
 
     def _moved(self, state: State, reference: Float) -> dict[VariableName, Variable]:
-        """The variables about a new `reference`, where that of the state moves."""
+        """Variables with sums about a new `reference`; empty if the reference point stays."""
         if not state.weight or reference is state.reference:
             return {}
         step = state.reference - reference
@@ -454,14 +454,14 @@ class Accumulator:
             variable.scale(factor)
 
     def sort_classes(self, name: VariableName, order: list[ClassName]) -> None:
-        """Give a class-coded variable the classes `order`, in that order; no rows wait."""
+        """Reorder the classes of a variable to `order`, which may hold new ones; no rows wait."""
         if self.state is not None:
             old = cast(ClassSums, self.variables.get(name, ClassSums(self.state.width)))
             new = self.variables[name] = old.in_order(order)
             self.pairs.reorder(name, old, new)
 
     def restore(self, waiting: LabelledRows) -> None:
-        """Put rows into the buffer whose labels are already in terms of this state."""
+        """Buffer rows whose labels are already encoded by the classes of this state."""
         state = self.state
         if state is None:
             raise RuntimeError("rows wait for a state that does not exist")

@@ -40,15 +40,16 @@ class Reduced:
     weight: float
     deviation: Float  # (d,)
     residual: Float  # (d,): mean of the block minus the shift of `shifted`
-    # shifted^T shifted - weight residual residual^T is the scatter; that product is taken, or not:
+    # The scatter is shifted^T shifted - weight residual residual^T. Either `shifted` or the product
+    # shifted^T shifted is set:
     shifted: NDArray[Any] | None  # (m, d)
-    product: NDArray[Any] | None  # (at least d, d), Fortran-ordered, of which the lower triangle
+    product: NDArray[Any] | None  # (at least d, d), Fortran-ordered; lower triangle
     class_sums: Float  # (c, d)
     products: Float  # (q, d)
 
 
 def rows_of(rows: NDArray[Any], index: Codes | None, start: int, stop: int) -> NDArray[Any]:
-    """Rows start..stop of a block, whose rows `index` numbers where it is not all of them."""
+    """Rows start to stop - 1 of the block ``rows[index]``, or of `rows` without an index."""
     return rows[start:stop] if index is None else rows[index[start:stop]]
 
 
@@ -155,9 +156,9 @@ def add_products(
     rows: NDArray[Any], values: Float, shift: Float, offset: Float, products: Float,
     index: Codes | None = None,
 ) -> None:  # fmt: skip
-    """products = values (rows - reference) in float64, as (rows - shift) + offset, in parts.
+    """Compute products = values (rows - shift + offset) in float64, 512 rows at a time.
 
-    By the BLAS of all other products: the threads of another one would spin beside them.
+    SciPy's BLAS, which computes all other products, is used: threads of a second BLAS would spin.
     """
     import splince_fast._kernels.blas as blas_kernels
 

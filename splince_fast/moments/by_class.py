@@ -19,7 +19,7 @@ from splince_fast.moments.variables import check_column
 
 Float: TypeAlias = NDArray[np.float64]
 
-# Most classes: each has a d x d matrix and a block of rows.
+# Largest number of classes: each has a d x d matrix and a block of rows.
 MOST_CLASSES = 64
 
 
@@ -163,7 +163,7 @@ class ClassAccumulator(Accumulator):
         return False
 
     def room(self, rows: Rows) -> int:
-        """Rows of a block."""
+        """Number of rows that complete a block, whatever rows wait."""
         return self.parameters.capacity(rows.width, rows.dtype.itemsize)
 
     # -- algebra ---------------------------------------------------------------------------
@@ -212,7 +212,7 @@ class ClassAccumulator(Accumulator):
         self._merged = False
 
     def sort_classes(self, name: VariableName, order: list[ClassName]) -> None:
-        """Give a variable of every part the classes `order`."""
+        """Reorder the classes of a variable to `order` in every part."""
         for part in self.parts.values():
             part.sort_classes(name, order)
         self._merged = False

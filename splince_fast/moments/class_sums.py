@@ -52,8 +52,8 @@ class ClassSums(Variable):
         self.rows = np.zeros(k, np.int64) if rows is None else rows
         self.weights = np.zeros(k) if weights is None else weights
         self.sums = np.zeros((k, width)) if sums is None else sums
-        # Caches: the classes of the last block with their positions, followed by -1; and the same
-        # for a block with new classes, with these, until `learn` adds them.
+        # Caches. `_looked_up`: the classes of the last block, and their positions followed by -1.
+        # `_begun`: the same and the new classes, for a block with new classes, until `learn`.
         self._looked_up: tuple[tuple[ClassName, ...], Codes] | None = None
         self._begun: tuple[tuple[ClassName, ...], Codes, list[ClassName]] | None = None
 
@@ -96,7 +96,7 @@ class ClassSums(Variable):
             )
         if self._looked_up is not None:
             before, lookup = self._looked_up
-            # Equal tuples of joint classes may hold True in place of 1.
+            # Tuples of joint classes compare equal where one holds True and the other 1.
             if before is classes or (before == classes and type(classes[0]) is not tuple):
                 return lookup.take(column.codes, mode="wrap"), None
         # Code -1, a missing label, selects the last entry.
@@ -316,7 +316,7 @@ class ClassSums(Variable):
 
 
 def _keys(names: Sequence[ClassName]) -> Iterable[Hashable]:
-    """`class_key` of each; names are of one type, and all but joint ones need no call each."""
+    """Class keys of names of one type; only the names of joint classes need a call each."""
     if len(names) and type(names[0]) is tuple:
         return map(class_key, names)
     return zip(map(type, names), names, strict=True)

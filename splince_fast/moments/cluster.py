@@ -103,7 +103,7 @@ def state_of(
 def state_of_file_blocks(
     kind: type[Moments], source: Source, first: int, stop: int, like: dict[str, Any], what: str
 ) -> Moments:
-    """As `state_of`, for a source that is sent as a whole."""
+    """As `state_of`, for a source without ``part``, which is sent as a whole."""
     return state_of(kind, islice(source.iter_from(first), stop - first), like, what)
 
 
@@ -122,7 +122,7 @@ def digest_of(part: Any, parameters: Parameters, values: Any = None) -> str:
 
 
 def digest_of_file_block(source: Source, number: int, parameters: Parameters) -> str:
-    """As `digest_of`, for a source that is sent as a whole."""
+    """As `digest_of`, for a source without ``part``, which is sent as a whole."""
     return digest_of(source.iter_from(number), parameters)
 
 

@@ -399,7 +399,7 @@ class Indicators:
         return weights - whole * t, squares
 
     def products(self, class_sums: Float) -> Float:
-        """sum w (z - t)(x - r)^T, and sum w (x - r) in the last row; no memory is needed.
+        """sum w (z - t)(x - r)^T, and sum w (x - r) in the last row; allocates nothing.
 
         Parameters
         ----------

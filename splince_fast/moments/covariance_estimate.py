@@ -84,7 +84,7 @@ class Sampled:
     def change(
         self, left: Float, right: Float, gram: Float, regressors: int
     ) -> tuple[float, float | None]:
-        """E|left^T right (x - mean)|^2 without bias, and its excess over the least, expected.
+        """Unbiased E|left^T right (x - mean)|^2, and its expected excess over the least value.
 
         Of the removed coordinates, what the labels do not explain are residuals of a regression
         on p = `regressors` coordinates, fitted to the sample: it understates their variance by
@@ -134,7 +134,7 @@ def _refuse_below(sampled: SampledAccumulator, needed: int) -> None:
 
 
 def sampled_covariance(sampled: SampledAccumulator) -> tuple[Float, Sampled]:
-    """M of a settled accumulator, (d, d) Fortran-ordered, its lower triangle meaningful.
+    """M of an accumulator (no rows wait), (d, d) Fortran-ordered, its lower triangle meaningful.
 
     Raises
     ------

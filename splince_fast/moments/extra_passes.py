@@ -61,8 +61,7 @@ class ExtraPasses:
             the moments have a sketch, products of two features differ.
         """
         stats, d, m = self._known, len(self._known.mean), len(columns)
-        # The sketch holds the image of its first signs, whose largest entries show correlated
-        # features.
+        # The sketch holds the image of its first sign vector: that of these rows must equal it.
         vectors = np.hstack([columns.T, stats.sketch.signs[:, :1]])
         out, total, squares = np.zeros((d, vectors.shape[1])), np.zeros(d), np.zeros(d)
         n_rows, weight = 0, 0.0
@@ -84,7 +83,7 @@ class ExtraPasses:
     def _sums(
         self, rows: Any, weight: Float | None, vectors: Float, out: Float
     ) -> tuple[Float, Float, float]:
-        """Add a block to `out`; its sums of deviations and squares, and its weight."""
+        """Add the images of a block to `out`; return its sums, sums of squares and weight."""
         mean = self._known.mean
         if isinstance(rows, SparseRows):
             import splince_fast._kernels.sparse as kernels
@@ -130,7 +129,7 @@ class ExtraPasses:
         if len(found):
             what = "mean" if shifted[found[0]] else "variance"
             raise _other(name, f"the {what} of feature {found[0]} differs")
-        # The product with a sign vector sums over all features: its bound sums their roundings.
+        # An image of a sign vector sums over all features: its bound is the sum of their roundings.
         all_deviations, all_offsets = deviation.sum(), offset.sum()
         allowed = (roundings * deviation + offset) * all_deviations
         allowed += (deviation + offset) * all_offsets

@@ -45,7 +45,7 @@ class Factored:
     variances : (d,) float64
         Of the features, ddof = 0.
     shrinkage : float
-        Share of the isotropic target in the covariance that was factored.
+        Fraction of the isotropic target in the covariance that was factored.
     factor : Factor
         L with L L^T the covariance; whitens and unwhitens.
     reading : tuple
@@ -177,7 +177,7 @@ class Factored:
         return self.factor
 
     def share(self, options: Options) -> float:
-        """Share of the isotropic target in what is factored.
+        """Fraction of the isotropic target in the factored matrix.
 
         Parameters
         ----------

@@ -8,7 +8,8 @@ from splince_fast._runtime.memory import total_memory
 
 # Fewer rows give held-out figures of little precision.
 LEAST_ROWS = 200
-# Up to this width factoring costs less than reading; wider rows must be this many per feature.
+# Up to this width factoring costs less than reading; for wider rows, least number of rows per
+# feature.
 _FEW_FEATURES, _ROWS_PER_FEATURE = 512, 4
 # Memory of a fit in folds: number of d x d matrices (two states, and up to two per factor), and the
 # largest fraction of the machine's memory for them.

@@ -226,7 +226,7 @@ def _read_sample(
 
 
 def part_of(tensors: Mapping[str, NDArray[Any]], prefix: str) -> Tensors:
-    """Tensors whose names begin with a prefix, without it."""
+    """Tensors whose names begin with a prefix, which is removed."""
     return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
 
 
@@ -360,7 +360,7 @@ def _read_state(
 def _read_waiting(
     tensors: Mapping[str, NDArray[Any]], accumulator: Accumulator, width: int
 ) -> LabelledRows | None:
-    """Waiting rows, with labels in terms of the variables of the file."""
+    """Waiting rows, with labels encoded by the variables of the file."""
     rows = tensors.get("staged.rows")
     if rows is None:
         return None

@@ -18,15 +18,16 @@ Float = NDArray[np.float64]
 
 # Fewer elements per thread cost more in starting it than they save.
 _GRAIN = 1 << 20
-# Hardware prefetching follows rows within a page: narrower stripes take up to 1.5 times as long as
-# whole rows, more than two threads gain while BLAS threads spin.
+# Hardware prefetching follows rows within a page: stripes narrower than a page take up to 1.5 times
+# as long. More than this number of threads gain from them nonetheless, while BLAS threads spin.
 _PAGE, _FEW_THREADS = 4096, 2
 _LINE = 64  # bytes of a cache line
 # Rows per float32 product: longer sums lose digits, shorter ones are read and written more often.
 _CHUNK_ROWS = 256
 # Fewer multiplications per thread cost more in starting it than they save.
 _GRAIN_PRODUCTS = 1 << 26
-# Threads per stripe: centring takes about a tenth of the time of one thread.
+# Threads for each stripe that is centred: centring takes about a tenth of the time of one thread,
+# so that fewer stripes than threads suffice.
 _THREADS_PER_STRIPE = 4
 # A part of a block fits in a processor's second-level cache.
 _PART_BYTES = 1 << 20
@@ -168,7 +169,7 @@ class Workspace:
         self.capacities[width, dtype] = block_rows
 
     def for_block(self, n: int, width: int, dtype: np.dtype[Any]) -> Centred | Gram:
-        """The memory as `reduce_block` takes it for n rows."""
+        """The memory in the form that `reduce_block` needs for n rows."""
         gram = self._grams.get((width, dtype))
         if gram is not None:
             return gram

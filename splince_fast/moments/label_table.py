@@ -95,7 +95,7 @@ class LabelTable:
         *,
         within: bool = True,
     ) -> None:
-        """Add the labels of some rows, which are in terms of `variables`.
+        """Add the labels of some rows, encoded by `variables`.
 
         Without `within` only products of two variables are added.
         """
@@ -297,5 +297,5 @@ def _products(first: _Features, second: _Features, weight: Float | None) -> Floa
 
 
 def _none(index: Index) -> int:
-    """A number of features that is left out, for a variable that the other side left out."""
+    """A number of features above the limit if the other side left the variable out, else 0."""
     return 0 if len(index) else _MOST

@@ -42,13 +42,13 @@ Float = NDArray[np.float64]
 # Sampled rows per feature. Fewer than the first number are refused, as the excess distortion may be
 # large; the second gives an excess of 5 percent, with a margin for the labels.
 LEAST_ROWS, GOOD_ROWS = 4, 22
-# Variance of a feature that was constant so far, as a fraction of the largest.
+# Variance assumed for a feature that was constant so far, as a fraction of the largest.
 _CONSTANT = 1e-20
 
 
 @dataclass(slots=True)
 class SampledRows:
-    """The rows behind the scatter.
+    """The sampled rows, from which the scatter is estimated.
 
     Attributes
     ----------
@@ -236,7 +236,7 @@ class SampledAccumulator(SweptAccumulator):
 
 
 def _inverse(state: State) -> Float:
-    """(d,): 1 / variance, with rounding as the least variance; 0 if no feature varies."""
+    """(d,): 1 / variance, at most 1 / rounding of the variance; 0 if no feature varies."""
     variances = state.second.diagonal() / state.weight
     largest = variances.max(initial=0.0)
     if not largest > 0.0:

@@ -134,7 +134,7 @@ class Scatter:
         self.matrix[:, features] = 0.0
 
     def reset(self) -> None:
-        """Back to no rows."""
+        """Remove all rows."""
         self.matrix[...] = 0.0
         self.unit_roundoff = EPS64
 
@@ -163,7 +163,7 @@ class Scatter:
 
 
 def _columns(packed: Float, matrix: Float) -> Iterator[tuple[Float, Float]]:
-    """Each column of the lower triangle, where it is packed and in the matrix."""
+    """Views of each column of the lower triangle: in the packed array and in the matrix."""
     start = 0
     for j in range(len(matrix)):
         column = matrix[j:, j]

@@ -129,7 +129,7 @@ def add_images(
 
 @dataclass(slots=True)
 class Sketch(Diagonal):
-    """diag(S), (d,), in `matrix`, and Y = S O.
+    """Sketch of a scatter S: diag(S), (d,), in `matrix`, and Y = S O.
 
     Attributes
     ----------
@@ -144,7 +144,7 @@ class Sketch(Diagonal):
 
     @classmethod
     def of(cls, width: int, rank: int, seed: int) -> Sketch:
-        """No rows."""
+        """The sketch of no rows."""
         own = signs(width, rank, seed)
         return cls(np.zeros(width), images=np.zeros((width, rank)), signs=own)
 

@@ -180,7 +180,7 @@ class Snapshot:
         factor.remember(self._state.scatter, 1.0 / self.weight)
 
     def share(self, options: Options) -> float:
-        """Share of the isotropic target in what is factored."""
+        """Fraction of the isotropic target in the factored matrix."""
         state, policy = self._state, options.shrinkage
         if policy is None:
             return 0.0
@@ -274,8 +274,7 @@ class SampleSnapshot(Snapshot):
         if options.shrinkage is None:
             return 0.0
         matrix, estimate = self._estimate
-        # `share` normalises sums by the scatter: with a mean matrix, the mean quartic is divided by
-        # n.
+        # For a normalised matrix `share` expects the sum of quartics over n^2; this is their mean.
         quartic = None if estimate.quartic is None else estimate.quartic / estimate.effective
         return share(options.shrinkage, matrix, estimate.effective, quartic)
 

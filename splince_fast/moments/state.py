@@ -26,8 +26,8 @@ _FAR = 16.0
 _ROUNDINGS = 1024 * EPS64
 # Sums of squares of smaller numbers are finite for every practical d.
 _LARGEST = 1e140
-# A removal that leaves less than this fraction of a sum of squares leaves the rounding of the
-# whole.
+# A removal that leaves less than this fraction of a sum of squares cancels digits: the rounding of
+# the sum before the removal is recorded.
 _LITTLE = 0.25
 
 
@@ -41,13 +41,13 @@ class State:
     deviation: Float  # (d,): sum w (x - reference)
     second: Scatter  # sum w (x - mean)(x - mean)^T
     fourth: FourthMoment | None  # for Ledoit-Wolf shrinkage
-    # (d,): rounding that removals may have left in each sum of squares; None where the bound of the
-    # sum covers it. Removing rows of a distant mean cancels digits.
+    # (d,): bound of the rounding in each sum of squares after removals that cancelled digits, such
+    # as those of rows with a distant mean; None without such removals.
     lost: Float | None = None
 
     @classmethod
     def of_variances(cls, width: int) -> State:
-        """No rows; only the diagonal of the scatter is kept."""
+        """A state without rows, which keeps only the diagonal of the scatter."""
         return cls(np.zeros(width), 0, 0.0, np.zeros(width), Diagonal.empty(width), None)
 
     @classmethod
@@ -75,7 +75,7 @@ class State:
 
     @property
     def unit_roundoff(self) -> float:
-        """Of the least precise products in the scatter."""
+        """Unit roundoff of the least precise products in the scatter."""
         return self.second.unit_roundoff
 
     @property
@@ -239,7 +239,7 @@ class State:
             )
         if not part.weight:
             return none
-        # Rounding in a variance: of the whole variance, and of its offset.
+        # Rounding of a sum of squares: relative to the sum, and that of the offset, squared.
         offset = np.abs(self.reference) + np.abs(self.deviation / self.weight)
         of_offset = self.weight * (64 * EPS64 * offset) ** 2
         squares = self.second.diagonal().copy()
@@ -292,7 +292,7 @@ def head_mean(
 ) -> Float:
     """The weighted mean of the first rows of a block, whose values may be unchecked."""
     head = rows_of(rows, index, 0, _HEAD).astype(np.float64, order="C")
-    # The values are checked here: inf - inf would warn, and deviations do not show an offset.
+    # Checked before the subtraction: inf - inf would warn, and deviations do not show large values.
     if not (head.max() <= _LARGEST and head.min() >= -_LARGEST):
         check_values(rows if index is None else rows[index])
     # Relative to the first row, so that a constant column has exactly its value.

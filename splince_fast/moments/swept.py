@@ -141,7 +141,7 @@ class Sweep:
 
     @property
     def variances(self) -> Float:
-        """(d,): the sums of squares about the block's own mean."""
+        """(d,): sums of squares about the mean of the block, not divided by its weight."""
         return np.maximum(0.0, self.squares - self.total**2 / self.whole)
 
     @property

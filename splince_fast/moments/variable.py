@@ -2,9 +2,9 @@
 
 All sums of x are taken of deviations from the reference point of the state they belong to, so
 that they keep full precision whatever the offset of the data, and they are stored without
-normalisation, so that merging is addition. An update of a variable has three steps: `begin` reads
-labels in terms of the state and changes nothing; `ask` says what the sweep over a block is to sum;
-`commit` adds what it has summed, and cannot fail.
+normalisation, so that merging is addition. An update of a variable has three steps: `begin`
+encodes labels by the classes of the state and changes nothing; `ask` requests sums over a block;
+`commit` adds these sums, and cannot fail.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from splince_fast.labels import ClassName
 
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
-# Labels of rows in terms of a state: (n,) intp of classes, -1 where missing, or (n, k) float64,
+# Labels of rows encoded by a state: (n,) intp of classes, -1 where missing, or (n, k) float64,
 # NaN where missing.
 Labels = NDArray[Any]
 
@@ -47,7 +47,7 @@ class Variable(ABC):
     ----------
     kind : {"classes", "continuous"}
     blank : int or float
-        A missing label, in terms of the state.
+        The code or value of a missing label.
     width : int
         Features d of x.
     """
@@ -67,7 +67,7 @@ class Variable(ABC):
 
     @abstractmethod
     def begin(self, column: Any, name: object) -> tuple[Labels | None, Any]:
-        """Labels in terms of the state, and the argument of `learn`; nothing changes.
+        """Labels encoded by the classes of the state, and the argument of `learn`; changes nothing.
 
         Both are None for a column without labels; the latter where nothing is new.
 
@@ -91,7 +91,7 @@ class Variable(ABC):
 
     @abstractmethod
     def moved(self, step: Float) -> Self:
-        """The same about another reference point, `step` = the old one minus the new one."""
+        """The same sums about another reference point, `step` = the old one minus the new one."""
 
     # -- algebra ---------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ class Variable(ABC):
     @property
     @abstractmethod
     def n_columns(self) -> int:
-        """Classes, or columns."""
+        """Number of classes or columns."""
 
     @property
     @abstractmethod
@@ -222,7 +222,7 @@ def refuse_other_kind(name: object, ours: Variable, theirs: Variable) -> None:
 
 
 def contradiction(name: object, ours: str, theirs: str) -> LabelError:
-    """A variable is of one kind in earlier blocks and of another one now."""
+    """The error of a variable that is of another kind than in earlier blocks."""
     return LabelError(
         f"the variable {name!r} was {ours} in earlier blocks and is {theirs} in this one; give it "
         f"one dtype, or fix it with Moments(kinds={{{name!r}: {ours!r}}})"

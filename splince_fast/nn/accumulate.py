@@ -76,7 +76,7 @@ def _fast_float64(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) in _FAST_FLOAT64
 
 
-def buffer_rows(width: int, itemsize: int) -> int:
+def rows_per_buffer(width: int, itemsize: int) -> int:
     """Return the number of rows that a site buffers, for numbers of `itemsize` bytes."""
     rows = int(_BUFFER_FRACTION * 8 * width / itemsize)
     return min(max(rows, _BUFFER_ROWS[0]), _BUFFER_ROWS[1])
@@ -103,7 +103,7 @@ class SiteSums:
         self._batches: list[tuple[int, int]] = []  # number of the first row, number of the batch
         self._on_host = on_host(device)
         itemsize = max(4, dtype.itemsize) if self._on_host else dtype.itemsize
-        buffered = replace(parameters, block_rows=buffer_rows(width, itemsize))
+        buffered = replace(parameters, block_rows=rows_per_buffer(width, itemsize))
         self.accumulator = (
             Accumulator(buffered, work) if self._on_host else DeviceAccumulator(buffered, device)
         )

@@ -273,7 +273,7 @@ def _checksums(x: Tensor) -> tuple[Tensor, Tensor] | None:
 # -- choice of cache points -------------------------------------------------------------------
 
 
-def choose(
+def choose_cache_points(
     model: Module,
     call: Call,
     trace: Trace,

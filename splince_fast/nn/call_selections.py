@@ -168,7 +168,7 @@ class CallSelections:
             self._attach_parts(module, hook)
 
     def enter_part(self, module: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Store the selection by the input of an ancestor, or, in a backward pass, look it up."""
+        """Store the selection under the input of the module; a backward pass looks it up there."""
         selection = self._current()
         if self._checkpointed and in_backward() if selection is None else self._thread.store_inputs:
             tensor = next((v for v in (*args, *kwargs.values()) if is_row_tensor(v)), None)

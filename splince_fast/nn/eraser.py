@@ -103,7 +103,7 @@ class Eraser(torch.nn.Module):  # type: ignore[misc]
             t.detach().to("cpu", torch.float64).numpy()
             for t in (self.left, self.right, -self.neg_bias)
         )
-        mean = np.linalg.pinv(right) @ bias  # the shortest fixed point
+        mean = np.linalg.pinv(right) @ bias  # of all fixed points, right x = bias, the shortest
         return Projection._make(left.copy(), right.copy(), mean, bias.copy(), "Eraser")
 
     def extra_repr(self) -> str:

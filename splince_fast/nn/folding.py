@@ -316,7 +316,7 @@ def _changes(
 
 
 def _layers_without_bias(changes: Changes, projection: Projection) -> list[str]:
-    """Return the names of layers without a bias for the mean, none if the offset is 0."""
+    """Return the names of layers that need a bias for the offset of the map and have none."""
     if not projection.offset.any():
         return []
     return [layer.name for layer, _ in changes if _lacks_bias(layer)]

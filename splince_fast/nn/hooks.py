@@ -31,10 +31,10 @@ class SiteEraser:
     ) -> None:
         self.name, self.selections, self.placement = name, selections, placement
         self.width = eraser.n_features
-        self.n_calls = 0  # without compiled calls
+        self.n_calls = 0  # compiled calls are not counted
         self.ran_compiled = False
         self._copies = {_CPU: eraser}
-        self._enabled = True  # whether the gates are 1
+        self._enabled = True  # whether the gate of each copy is 1, which applies the eraser
         self._plain_placement = placement.output is None and placement.feature_dim == -1
         self._packed: PackedFactors | None = None  # factors for the kernel, packed on first use
 

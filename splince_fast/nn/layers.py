@@ -20,7 +20,7 @@ from splince_fast.nn.activation_cache import (
     CachePoint,
     Trace,
     cache_limit,
-    choose,
+    choose_cache_points,
 )  # fmt: skip
 from splince_fast.nn.collected import Collected
 from splince_fast.nn.collection import collector_for, run
@@ -266,6 +266,6 @@ def _plan(
         trace = Trace.of(model, call, modules, placement)
         points = no_points
         if limit and len(trace.order) == len(modules) > 1:
-            points = choose(model, call, trace, modules, placement, limit)
+            points = choose_cache_points(model, call, trace, modules, placement, limit)
     order = trace.order + [name for name in modules if name not in trace.order]
     return _Plan(order, {name: n == 1 for name, n in trace.calls.items()}, points, limit)

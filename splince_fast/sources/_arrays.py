@@ -59,9 +59,9 @@ def from_arrays(
         raise InputError(f"X {state}; pass an array of shape (n, d), one row per sample")
     n = count_rows(X, "X")
     d = int(X.shape[1])
-    map_labels(labels, lambda column, what: check_column(column, n, what, "X"))
+    map_labels(labels, lambda column, name: check_length(column, n, name, "X"))
     if sample_weight is not None:
-        check_column(sample_weight, n, "sample_weight", "X")
+        check_length(sample_weight, n, "sample_weight", "X")
     itemsize = getattr(getattr(X, "dtype", None), "itemsize", None)
     # A sparse row stores a number and an index per entry.
     width = 2 * math.ceil(X.nnz / max(1, n)) if is_sparse(X) else d
@@ -83,46 +83,46 @@ def from_arrays(
 
 def take_block(X: Any, labels: Any, sample_weight: Any, start: int, stop: int) -> Block:
     """Slice rows, labels and weights; rows of a tensor are converted to a NumPy array."""
-    rows = take_rows(X, start, stop)
+    rows = slice_rows(X, start, stop)
     return Block(
         torch_to_numpy(rows) if hasattr(rows, "detach") else rows,
-        map_labels(labels, lambda column, _: take_rows(column, start, stop)),
-        None if sample_weight is None else take_rows(sample_weight, start, stop),
+        map_labels(labels, lambda column, _: slice_rows(column, start, stop)),
+        None if sample_weight is None else slice_rows(sample_weight, start, stop),
     )
 
 
-def take_rows(values: Any, start: int, stop: int) -> Any:
+def slice_rows(values: Any, start: int, stop: int) -> Any:
     """Slice rows by position; without ``iloc``, pandas before 3 may slice by label."""
     return values.iloc[start:stop] if hasattr(values, "iloc") else values[start:stop]
 
 
-def count_rows(values: Any, what: str) -> int:
+def count_rows(values: Any, name: str) -> int:
     """Return the number of rows of a container; InputError if it cannot be sliced by rows."""
     try:
         if isinstance(values, str | bytes | Mapping):
             raise TypeError("no column")
         shape = getattr(values, "shape", None)
         rows = operator.index(shape[0] if shape else len(values))
-        take_rows(values, 0, 0)
+        slice_rows(values, 0, 0)
     except (TypeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:
         raise InputError(
-            f"{what} is a {type(values).__name__}, which cannot be sliced by rows ({error}); pass "
+            f"{name} is a {type(values).__name__}, which cannot be sliced by rows ({error}); pass "
             "an array, list or frame in memory (collect or compute lazy ones first)"
         ) from error
     return rows
 
 
-def check_column(values: Any, n_rows: int, what: str, rows_of: str) -> None:
+def check_length(values: object, n_rows: int, name: str, rows_of: str) -> None:
     """Raise InputError unless a column has as many entries as there are rows."""
-    length = count_rows(values, what)
+    length = count_rows(values, name)
     if length != n_rows:
         raise InputError(
-            f"{what} has {length} rows but {rows_of} has {n_rows}; pass one entry per row, in the "
+            f"{name} has {length} rows but {rows_of} has {n_rows}; pass one entry per row, in the "
             "same order"
         )
 
 
-def map_labels(labels: Any, function: Callable[[Any, str], Any]) -> Any:
+def map_labels(labels: object, function: Callable[[Any, str], Any]) -> Any:
     """Apply ``function(column, name for messages)`` to each column of labels, or to None."""
     if labels is None:
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -28,7 +28,9 @@ class ColumnNames(NamedTuple):
     sample_weight: str | None
 
     @classmethod
-    def of(cls, embedding: str, labels: Any, sample_weight: str | None) -> Self:
+    def of(
+        cls, embedding: str, labels: Sequence[str] | str | None, sample_weight: str | None
+    ) -> Self:
         """Accept one label name or several; InputError unless all names are strings."""
         names = () if labels is None else (labels,) if isinstance(labels, str) else tuple(labels)
         columns = cls(embedding, names, sample_weight)
@@ -61,10 +63,12 @@ class VectorType(NamedTuple):
     itemsize: int
 
 
-def vector_type(kind: Any, what: str) -> VectorType:
+def vector_type(arrow_type: Any, name: str) -> VectorType:
     """Interpret the Arrow type of an embedding column; InputError unless it is lists of numbers."""
     types = require("pyarrow", "parquet").types
-    storage = getattr(kind, "storage_type", kind)  # of an extension such as a fixed-shape tensor
+    storage = getattr(
+        arrow_type, "storage_type", arrow_type
+    )  # of an extension such as a fixed-shape tensor
     fixed = types.is_fixed_size_list(storage)
     if fixed or types.is_list(storage) or types.is_large_list(storage):
         value = storage.value_type
@@ -72,8 +76,8 @@ def vector_type(kind: Any, what: str) -> VectorType:
         if numeric and not (fixed and storage.list_size == 0):
             return VectorType(storage.list_size if fixed else None, value.bit_width // 8)
     raise InputError(
-        f"{what} has the type {kind}, which is no embedding; it must be a list or fixed_size_list "
-        "of floats, with one vector per row"
+        f"{name} has the type {arrow_type}, which is no embedding; it must be a list or "
+        "fixed_size_list of floats, with one vector per row"
     )
 
 

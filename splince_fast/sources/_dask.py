@@ -11,7 +11,7 @@ import numpy as np
 
 from splince_fast._runtime.extras import require
 from splince_fast.exceptions import InputError
-from splince_fast.sources._arrays import check_column, map_labels, take_rows
+from splince_fast.sources._arrays import check_length, map_labels, slice_rows
 from splince_fast.sources.base import Block, Source, is_matrix, too_few_blocks
 
 
@@ -58,9 +58,11 @@ def from_dask(X: Any, labels: Any = None, *, sample_weight: Any = None) -> Sourc
     require("dask.array", "dask")
     if not is_matrix(X) or not hasattr(X, "__dask_graph__") or not hasattr(X, "chunks"):
         shape = getattr(X, "shape", None)
-        kind = f"a {type(X).__name__}" + ("" if shape is None else f" of shape {tuple(shape)}")
+        description = f"a {type(X).__name__}" + (
+            "" if shape is None else f" of shape {tuple(shape)}"
+        )
         raise InputError(
-            f"X is {kind}; pass a dask array of shape (n, d). For arrays in memory take "
+            f"X is {description}; pass a dask array of shape (n, d). For arrays in memory take "
             "sources.from_arrays, for a dask data frame its columns' .to_dask_array()"
         )
     if len(X.chunks[1]) != 1:
@@ -69,30 +71,30 @@ def from_dask(X: Any, labels: Any = None, *, sample_weight: Any = None) -> Sourc
             "chunk: pass X.rechunk({1: -1})"
         )
     sizes = X.chunks[0]
-    columns = map_labels(labels, lambda column, what: _column(column, what, sizes))
+    columns = map_labels(labels, lambda column, name: _column(column, name, sizes))
     weight = None if sample_weight is None else _column(sample_weight, "sample_weight", sizes)
     return DaskSource(X, columns, weight)
 
 
-def _column(column: Any, what: str, sizes: tuple[float, ...]) -> Any:
+def _column(column: Any, name: str, sizes: tuple[float, ...]) -> Any:
     """Return a column as a dask array with the chunks of X, or in memory after a length check."""
     if hasattr(column, "to_dask_array"):
         column = column.to_dask_array()
-    known = not any(math.isnan(size) for size in sizes)
+    sizes_known = not any(math.isnan(size) for size in sizes)
     if not hasattr(column, "__dask_graph__"):
-        if not known:
+        if not sizes_known:
             raise InputError(
-                f"{what} lies in memory and the sizes of X's chunks are unknown; call "
+                f"{name} lies in memory and the sizes of X's chunks are unknown; call "
                 "X.compute_chunk_sizes() first, or pass a dask array of labels"
             )
-        check_column(column, int(sum(sizes)), what, "X")
+        check_length(column, int(sum(sizes)), name, "X")
         return column
     chunks = column.chunks[0]
-    comparable = known and not any(math.isnan(size) for size in chunks)
+    comparable = sizes_known and not any(math.isnan(size) for size in chunks)
     if len(chunks) != len(sizes) or (comparable and chunks != sizes):
         raise InputError(
-            f"{what} has {len(chunks)} chunks of other rows than X, which has {len(sizes)}; pass "
-            f"{what}.rechunk(X.chunks[0])"
+            f"{name} has {len(chunks)} chunks of other rows than X, which has {len(sizes)}; pass "
+            f"{name}.rechunk(X.chunks[0])"
         )
     return column.rechunk({1: -1}) if len(column.shape) == 2 else column
 
@@ -102,8 +104,8 @@ class DaskSource(Source):
 
     def __init__(self, X: Any, labels: Any, weight: Any) -> None:
         self._sizes = X.chunks[0]
-        known = not any(math.isnan(size) for size in self._sizes)
-        n, d = (int(X.shape[0]) if known else None), int(X.shape[1])
+        sizes_known = not any(math.isnan(size) for size in self._sizes)
+        n, d = (int(X.shape[0]) if sizes_known else None), int(X.shape[1])
         super().__init__(
             f"dask array {X.name} of shape ({'unknown' if n is None else n}, {d})",
             n_rows=n,
@@ -111,7 +113,7 @@ class DaskSource(Source):
             nbytes=None if n is None else n * d * X.dtype.itemsize,
         )
         self._X, self._labels, self._weight = X, labels, weight
-        self._starts = [0, *itertools.accumulate(self._sizes)] if known else []
+        self._starts = [0, *itertools.accumulate(self._sizes)] if sizes_known else []
 
     def block_sizes(self) -> Iterator[int | None]:
         """Yield the number of rows of each chunk, None if it is unknown."""
@@ -133,7 +135,7 @@ class DaskSource(Source):
         def select(column: Any, _: str = "") -> Any:
             if hasattr(column, "__dask_graph__"):
                 return column.blocks[i]
-            return take_rows(column, self._starts[i], self._starts[i + 1])
+            return slice_rows(column, self._starts[i], self._starts[i + 1])
 
         weight = None if self._weight is None else select(self._weight)
         return Block(self._X.blocks[i], map_labels(self._labels, select), weight)

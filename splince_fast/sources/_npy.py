@@ -70,33 +70,33 @@ def from_npy(
         labels,
         sample_weight=sample_weight,
         block_rows=block_rows,
-        split_column=lambda column, what: _split_column(column, what, shards),
+        split_column=lambda column, name: _split_column(column, name, shards),
     )
     source.files = tuple(shard.path for shard in shards)
     return source
 
 
-def _split_column(values: Any, what: str, shards: list[Shard]) -> Callable[[int], Any]:
+def _split_column(values: Any, name: str, shards: list[Shard]) -> Callable[[int], Any]:
     """Check a column, and return a function from the index of a shard to its part of the column."""
     if not _are_paths(values):
         counts = [shard.shape[0] for shard in shards]
-        return sliced(values, what, counts, files_name([shard.path for shard in shards]))
-    files = [_describe(path) for path in as_paths(values, what)]
+        return sliced(values, name, counts, files_name([shard.path for shard in shards]))
+    files = [_describe(path) for path in as_paths(values, name)]
     if len(files) != len(shards):
         raise InputError(
-            f"{what} names {len(files)} files but X has {len(shards)}; pass one per shard, or one "
+            f"{name} names {len(files)} files but X has {len(shards)}; pass one per shard, or one "
             "array over all rows"
         )
     for file, shard in zip(files, shards, strict=True):
         if file.shape[:1] != shard.shape[:1]:
             raise InputError(
-                f"{what}: {file.path!r} has shape {file.shape} but {shard.path!r} has "
+                f"{name}: {file.path!r} has shape {file.shape} but {shard.path!r} has "
                 f"{shard.shape[0]} rows; pass the labels of that shard, one per row"
             )
     return lambda index: np.array(files[index].open())
 
 
-def _are_paths(values: Any) -> bool:
+def _are_paths(values: object) -> bool:
     """Return whether values are paths: every string of a sequence of paths ends in .npy."""
     if isinstance(values, str | os.PathLike):
         return True

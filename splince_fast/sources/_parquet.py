@@ -114,7 +114,7 @@ def from_parquet(
     return _files_source(_find_files(paths), columns, block_rows)
 
 
-def _as_table(data: Any) -> Any:
+def _as_table(data: object) -> Any:
     """Convert an object that exports Arrow data to a table."""
     pa = require("pyarrow", "parquet")
     try:
@@ -125,7 +125,7 @@ def _as_table(data: Any) -> Any:
         ) from error
 
 
-def _find_files(paths: Any) -> list[str]:
+def _find_files(paths: object) -> list[str]:
     """List the files, including those in directories."""
     files: list[str] = []
     for path in as_paths(paths, "paths"):
@@ -155,9 +155,9 @@ def _files_source(paths: list[str], columns: ColumnNames, block_rows: int | None
         if width is not None:
             widths.setdefault(width, path)
     if len(widths) > 1:
-        (first, first_path), (other, path) = list(widths.items())[:2]
+        (first, first_path), (second, path) = list(widths.items())[:2]
         raise InputError(
-            f"column {columns.embedding!r} has {other} values per row in {path!r} but {first} in "
+            f"column {columns.embedding!r} has {second} values per row in {path!r} but {first} in "
             f"{first_path!r}; all files must hold the same embedding"
         )
     typed_width = next(iter(widths), None)

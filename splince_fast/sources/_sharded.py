@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from splince_fast._runtime.arrays import torch_to_numpy
 from splince_fast._runtime.blocks import choose_block_rows
 from splince_fast.exceptions import InputError
-from splince_fast.sources._arrays import check_column, map_labels, take_block, take_rows
+from splince_fast.sources._arrays import check_length, map_labels, slice_rows, take_block
 from splince_fast.sources.base import Block, PieceSource, Source, files_name
 
 
@@ -51,7 +51,7 @@ def sharded_source(
     d = shards[0].shape[1]
     counts = [shard.shape[0] for shard in shards]
     name = files_name([shard.path for shard in shards])
-    split = split_column or (lambda column, what: sliced(column, what, counts, name))
+    split = split_column or (lambda column, column_name: sliced(column, column_name, counts, name))
     label_readers = map_labels(labels, split)
     weight_reader = None if sample_weight is None else split(sample_weight, "sample_weight")
     size = choose_block_rows(block_rows, d, max(shard.dtype.itemsize for shard in shards))
@@ -80,14 +80,14 @@ def sharded_source(
     )
 
 
-def sliced(values: Any, what: str, counts: Sequence[int], rows_of: str) -> Callable[[int], Any]:
+def sliced(values: Any, name: str, counts: Sequence[int], rows_of: str) -> Callable[[int], Any]:
     """Check a column over all rows, and return a function that slices the part of a shard."""
-    check_column(values, sum(counts), what, rows_of)
+    check_length(values, sum(counts), name, rows_of)
     bounds = [0, *itertools.accumulate(counts)]
-    return lambda index: take_rows(values, bounds[index], bounds[index + 1])
+    return lambda index: slice_rows(values, bounds[index], bounds[index + 1])
 
 
-def host_rows(X: Any, path: str) -> NDArray[Any]:
+def host_rows(X: object, path: str) -> NDArray[Any]:
     """Convert rows of a file to a NumPy array; InputError if they are no array or tensor."""
     rows = torch_to_numpy(X) if hasattr(X, "detach") else X
     if not isinstance(rows, np.ndarray):

@@ -78,8 +78,10 @@ def from_torch(
             "iterable of batches, or sources.from_arrays(X, labels)"
         )
     items = repeatable(data, name)
-    kind = _ShuffledSource if _shuffles(data) else StreamSource
-    return kind(name, lambda: map(keys.to_block, enumerate(items())), n_rows=_known_rows(data))
+    source_class = _ShuffledSource if _shuffles(data) else StreamSource
+    return source_class(
+        name, lambda: map(keys.to_block, enumerate(items())), n_rows=_known_rows(data)
+    )
 
 
 class _BatchKeys(NamedTuple):
@@ -107,7 +109,7 @@ class _BatchKeys(NamedTuple):
         """Return the names of the entries of a batch other than X."""
         return self.labels if self.sample_weight is None else (*self.labels, self.sample_weight)
 
-    def to_block(self, numbered: tuple[int, Any]) -> Block:
+    def to_block(self, numbered: tuple[int, object]) -> Block:
         """Convert one batch to a block."""
         number, batch = numbered
         if isinstance(batch, Mapping):
@@ -137,7 +139,7 @@ class _BatchKeys(NamedTuple):
                 raise InputError(f"batch {number} has no key {name!r}; its keys are {list(batch)}")
         return batch[self.embedding], batch
 
-    def _from_tuple(self, batch: Any, number: int) -> tuple[Any, Mapping[str, Any]]:
+    def _from_tuple(self, batch: object, number: int) -> tuple[Any, Mapping[str, Any]]:
         """Return X and the entries of a batch that is a tuple, or a list as from a DataLoader."""
         entries = batch if isinstance(batch, tuple | list) else (batch,)
         names = self.entries()
@@ -164,7 +166,7 @@ class _ShuffledSource(StreamSource):
         return super().iter_from()
 
 
-def _shuffles(data: Any) -> bool:
+def _shuffles(data: object) -> bool:
     """Return whether a DataLoader draws its rows at random."""
     utils = require("torch.utils.data", "torch")
     samplers = (

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from splince_fast.exceptions import InputError
+
+T = TypeVar("T")
 
 
 class Block(NamedTuple):
@@ -186,7 +188,7 @@ class StreamSource(Source):
         yield from blocks
 
 
-def as_source(blocks: Any) -> Source:
+def as_source(blocks: object) -> Source:
     """Make a source of any iterable of blocks.
 
     Parameters
@@ -236,7 +238,7 @@ def as_source(blocks: Any) -> Source:
     return StreamSource(name, lambda: map(_as_block, enumerate(start())), once=once)
 
 
-def _as_block(numbered: tuple[int, Any]) -> Block:
+def _as_block(numbered: tuple[int, object]) -> Block:
     """Convert one item of an iterable to a block."""
     number, item = numbered
     block = Block(*item) if isinstance(item, tuple | list) and 1 <= len(item) <= 3 else Block(item)
@@ -249,7 +251,7 @@ def _as_block(numbered: tuple[int, Any]) -> Block:
     return block
 
 
-def _describe(item: Any) -> str:
+def _describe(item: object) -> str:
     """Describe an item by its type and shape, for messages."""
     if isinstance(item, tuple | list):
         return f"a {type(item).__name__} of ({', '.join(map(_describe, item[:4]))})"
@@ -257,18 +259,18 @@ def _describe(item: Any) -> str:
     return f"{type(item).__name__}{'' if shape is None else f' of shape {tuple(shape)}'}"
 
 
-def is_matrix(X: Any) -> bool:
+def is_matrix(X: object) -> bool:
     """Return whether X has two dimensions."""
     return len(getattr(X, "shape", ())) == 2
 
 
-def repeatable(items: Iterable[Any], name: str) -> Callable[[], Iterator[Any]]:
+def repeatable(items: Iterable[T], name: str) -> Callable[[], Iterator[T]]:
     """Return a function that starts an iteration over `items`, for an iterator only once."""
     if not isinstance(items, Iterator):
         return lambda: iter(items)
-    unread: list[Iterator[Any]] = [items]
+    unread: list[Iterator[T]] = [items]
 
-    def start() -> Iterator[Any]:
+    def start() -> Iterator[T]:
         if not unread:
             raise InputError(
                 f"the {name} was read before, and a generator can be read only once; pass a list, "
@@ -288,18 +290,18 @@ def too_few_blocks(name: str, first_block: int, n_blocks: int) -> InputError:
     )
 
 
-def as_paths(paths: Any, what: str) -> list[str]:
+def as_paths(paths: object, name: str) -> list[str]:
     """Convert one path or several to a list of strings; InputError for other types."""
     sequence = [paths] if isinstance(paths, str | os.PathLike) else paths
     if not isinstance(sequence, Iterable) or hasattr(sequence, "shape"):
-        raise InputError(f"{what} is a {type(paths).__name__}; pass a path or a sequence of paths")
-    listed = list(sequence)
-    for path in listed:
+        raise InputError(f"{name} is a {type(paths).__name__}; pass a path or a sequence of paths")
+    items = list(sequence)
+    for path in items:
         if not isinstance(path, str | os.PathLike):
-            raise InputError(f"{what} holds a {type(path).__name__}; pass a sequence of paths")
-    if not listed:
-        raise InputError(f"{what} is empty; pass at least one path")
-    return [os.fsdecode(path) for path in listed]
+            raise InputError(f"{name} holds a {type(path).__name__}; pass a sequence of paths")
+    if not items:
+        raise InputError(f"{name} is empty; pass at least one path")
+    return [os.fsdecode(path) for path in items]
 
 
 def files_name(paths: Sequence[str]) -> str:

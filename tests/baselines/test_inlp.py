@@ -17,7 +17,13 @@ from sklearn.svm import LinearSVC
 from sklearn.tree import DecisionTreeClassifier
 
 import splince_fast as sf
-from splince_fast import InputError, LabelError, NothingErasedWarning, Projection
+from splince_fast import (
+    InputError,
+    LabelError,
+    NothingErasedWarning,
+    Projection,
+    WholeNumbersWarning,
+)
 from splince_fast.baselines import INLP, inlp
 from splince_fast.exceptions import NotEnoughDataError
 
@@ -151,6 +157,16 @@ def test_missing_labels_count_for_the_mean_alone() -> None:
     eraser = INLP(validation_share=0).fit(data.X, concept=z)
     np.testing.assert_allclose(eraser.projection_.mean, data.X.mean(axis=0), atol=1e-12)
     assert eraser.report_.n_rows == 400
+
+
+def test_whole_floats_are_classes_without_a_warning_that_they_are_numbers() -> None:
+    data = draw(k=3, d=9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", WholeNumbersWarning)
+        eraser = INLP(random_state=0).fit(data.X, concept=data.z.astype(float))
+        assert eraser.classes_.tolist() == [0, 1, 2]
+        with pytest.raises(WholeNumbersWarning):  # moments do read them as numbers
+            sf.Moments().update(data.X, {"concept": data.z.astype(float)})
 
 
 @pytest.mark.parametrize("labels", ["strings", "booleans", "floats", "mapping", "frame"])

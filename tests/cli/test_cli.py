@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 import splince_fast as sf
 from splince_fast._runtime import files
 from splince_fast.cli import main, rows
-from splince_fast.cli.label_files import read_labels
+from splince_fast.cli.label_files import read_label_files
 from splince_fast.exceptions import InputError, LabelError, SplinceError, UnknownVariableError
 from splince_fast.labels import ClassCodes
 
@@ -428,7 +428,7 @@ def csv_column(text: str, name: str = "v", suffix: str = ".csv", **kinds: str) -
     """A column as a list of names with None, or as an array of floats."""
     path = Path(f"file{suffix}")
     path.write_bytes(text.encode())
-    found = read_labels([str(path)], [name], kinds)[name]
+    found = read_label_files([str(path)], [name], kinds)[name]
     if isinstance(found, ClassCodes):
         return [None if code < 0 else found.classes[code] for code in found.codes]
     return found if found.dtype == np.float64 else found.tolist()
@@ -518,19 +518,19 @@ def test_csv_that_cannot_be_read(
 def test_files_of_labels_that_are_none(here: Path) -> None:
     Path("latin.csv").write_bytes("v\nmädchen\n".encode("latin-1"))
     with pytest.raises(InputError, match="UTF-8"):
-        read_labels(["latin.csv"], ["v"], {})
+        read_label_files(["latin.csv"], ["v"], {})
     np.save("objects.npy", np.array([None, "a"]), allow_pickle=True)
     with pytest.raises(InputError, match="not of Python objects"):
-        read_labels(["objects.npy"], ["objects"], {})
+        read_label_files(["objects.npy"], ["objects"], {})
     Path("empty.npy").touch()
     with pytest.raises(InputError, match=r"empty\.npy"):
-        read_labels(["empty.npy"], ["empty"], {})
+        read_label_files(["empty.npy"], ["empty"], {})
 
 
 def test_a_file_name_may_hold_the_sign_of_names(here: Path) -> None:
     np.save("p=2.npy", np.array(["x", "y"]))
-    assert list(read_labels(["p=2.npy"], ["p=2"], {})["p=2"]) == ["x", "y"]
-    assert list(read_labels(["v=p=2.npy"], ["v"], {})["v"]) == ["x", "y"]
+    assert list(read_label_files(["p=2.npy"], ["p=2"], {})["p=2"]) == ["x", "y"]
+    assert list(read_label_files(["v=p=2.npy"], ["v"], {})["v"]) == ["x", "y"]
 
 
 # -- apply ---------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from splince_fast.exceptions import InputError, NotEnoughDataError
 from splince_fast.experiments.demo import experiment, table
 from splince_fast.experiments.demo.experiment import METHODS, NounSplit, Results, SplitFigures
 from splince_fast.experiments.demo.professions import ProfessionData
-from splince_fast.experiments.erasers import ERASERS, fit_eraser
+from splince_fast.experiments.erasers import ERASERS, fit_method
 from splince_fast.projection import Projection
 
 Float = NDArray[np.float64]
@@ -321,7 +321,7 @@ def test_the_plane_shows_all_that_the_erasers_do(data: ProfessionData) -> None:
     X = data.activations[rows]
 
     def fitted(method: str) -> Projection:
-        return fit_eraser(method, moments, erase="stereotype", keep="factual")
+        return fit_method(method, moments, erase="stereotype", keep="factual")
 
     for method, points in plane.erased.items():
         change = fitted(method)(X) - X

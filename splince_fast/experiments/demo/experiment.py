@@ -22,7 +22,7 @@ from threadpoolctl import threadpool_limits
 from splince_fast._runtime.progress import Progress
 from splince_fast.exceptions import InputError, NotEnoughDataError
 from splince_fast.experiments.demo.professions import ProfessionData
-from splince_fast.experiments.erasers import ERASERS, fit_eraser
+from splince_fast.experiments.erasers import ERASERS, fit_method
 from splince_fast.moments import Moments
 
 Float = NDArray[np.float64]
@@ -162,7 +162,7 @@ def run(
     row_bytes = data.activations[:1].nbytes
     moments_seconds = 0.0
     # Load every BLAS before their threads are limited, and compile before the first timing.
-    warm_up = fit_eraser(
+    warm_up = fit_method(
         "LEACE", accumulate(data, splits[0].train), erase="stereotype", keep="factual"
     )
     warm_up(data.activations[:1])
@@ -255,22 +255,24 @@ def thinned(
     """
     z, y = data.stereotype[nouns], data.factual[nouns]
     prompts = [rng.permutation(np.flatnonzero(data.noun_index == noun)) for noun in nouns]
-    kept = np.array([len(rows) for rows in prompts])
+    counts = np.array([len(rows) for rows in prompts])
     terms = np.stack([np.ones_like(z), z, y, z * z, y * y, z * y])
-    correlation = float(_correlation(terms @ kept))
+    correlation = float(_correlation(terms @ counts))
     while target is not None and not abs(correlation - target) < CORRELATION_TOLERANCE:
-        candidates = _correlation((terms @ kept)[:, None] - terms)
-        distance = np.where((kept == 0) | np.isnan(candidates), np.inf, np.abs(candidates - target))
+        candidates = _correlation((terms @ counts)[:, None] - terms)
+        distance = np.where(
+            (counts == 0) | np.isnan(candidates), np.inf, np.abs(candidates - target)
+        )
         noun = int(np.argmin(distance))
         if not distance[noun] < abs(correlation - target):
             raise NotEnoughDataError(
                 f"{len(nouns)} nouns cannot be thinned to a correlation of {target:g} between the "
-                f"two scores: {correlation:.2g} is left with {kept.sum()} prompts. There are too "
+                f"two scores: {correlation:.2g} is left with {counts.sum()} prompts. There are too "
                 "few nouns, or a score is constant among them; try another seed or more nouns"
             )
-        kept[noun] -= 1
+        counts[noun] -= 1
         correlation = float(candidates[noun])
-    rows = [noun_rows[:count] for noun_rows, count in zip(prompts, kept, strict=True)]
+    rows = [noun_rows[:count] for noun_rows, count in zip(prompts, counts, strict=True)]
     return np.sort(np.concatenate(rows)), correlation
 
 
@@ -288,7 +290,7 @@ def evaluate(data: ProfessionData, split: NounSplit, moments: Moments, method: s
     if method == "Original":
         erased = X
     else:
-        erased = fit_eraser(method, moments, erase="stereotype", keep="factual")(X)
+        erased = fit_method(method, moments, erase="stereotype", keep="factual")(X)
     seconds = time.perf_counter() - started
     z, y = data.stereotype[data.noun_index], data.factual[data.noun_index]
     train, test = split.train, split.test

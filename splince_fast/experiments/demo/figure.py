@@ -8,7 +8,7 @@ plane of Cov(x, z) and Cov(x, y), which P maps to itself. The plane shows the ma
 from __future__ import annotations
 
 import os
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -16,8 +16,12 @@ from splince_fast._runtime.extras import require
 from splince_fast.experiments.demo.experiment import METHODS, Float, Results, accumulate
 from splince_fast.experiments.demo.professions import ProfessionData
 from splince_fast.experiments.demo.table import odds_factor
-from splince_fast.experiments.erasers import fit_eraser
+from splince_fast.experiments.erasers import fit_method
 from splince_fast.methods import leace
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import SubFigure
 
 # Okabe and Ito's colours, distinct for all kinds of colour vision.
 _STEREOTYPE: Final = "#D55E00"
@@ -75,7 +79,7 @@ class Plane:
         self.states = self.whitened @ (basis.T @ spanning).T
         self.erased = {}
         for method in ("SPLINCE", "LEACE"):
-            eraser = fit_eraser(method, moments, erase="stereotype", keep="factual")
+            eraser = fit_method(method, moments, erase="stereotype", keep="factual")
             removed = basis.T @ eraser.left @ (eraser.right.T @ basis)
             self.erased[method] = self.states - self.states @ removed.T
 
@@ -105,7 +109,7 @@ def draw(data: ProfessionData, runs: list[Results], path: str | os.PathLike[str]
     figure.savefig(path, dpi=150, format="png")
 
 
-def _legend(part: Any, ax: Any) -> None:
+def _legend(part: SubFigure, ax: Axes) -> None:
     """Add one legend for all axes of a part, below them."""
     handles, labels = ax.get_legend_handles_labels()
     part.legend(
@@ -113,7 +117,7 @@ def _legend(part: Any, ax: Any) -> None:
     )
 
 
-def _coefficients(ax: Any, results: Results) -> None:
+def _coefficients(ax: Axes, results: Results) -> None:
     """Draw both coefficients of every method with their intervals."""
     for field, colour, marker, offset in (
         ("stereotype", _STEREOTYPE, "s", -0.14),
@@ -145,7 +149,7 @@ def _coefficients(ax: Any, results: Results) -> None:
     ax.set_title(f"fitted on prompts whose two scores correlate by {correlation:.2f}", fontsize=10)
 
 
-def _geometry(part: Any, plane: Plane) -> None:
+def _geometry(part: SubFigure, plane: Plane) -> None:
     """Draw four views of the plane, as in the paper's illustration."""
     part.suptitle(
         "The plane of Cov(x, z) and Cov(x, y), z the stereotype, y the factual score:\n"
@@ -173,7 +177,7 @@ def _geometry(part: Any, plane: Plane) -> None:
     _legend(part, axes[0])
 
 
-def _arrows(ax: Any, plane: Plane, before: Float, points: Float, reach: float) -> None:
+def _arrows(ax: Axes, plane: Plane, before: Float, points: Float, reach: float) -> None:
     """Draw both covariances; the unerased ones are dashed where erasing changes them."""
     scores = (
         (plane.z, _STEREOTYPE, r"$\Sigma_{xz}$"),

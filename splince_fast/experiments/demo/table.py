@@ -127,22 +127,22 @@ def table(results: Results) -> str:
 def paper_comparison(results: Results) -> str:
     """Two lines that compare the figures with those of the paper for its five models."""
     stereo = {method: odds_factor(results, method, "stereotype") for method in METHODS}
-    listed = ", ".join(f"{method} {stereo[method].mean:.2f}" for method in ERASERS)
+    erased_texts = ", ".join(f"{method} {stereo[method].mean:.2f}" for method in ERASERS)
     distance = {method: abs(np.log(value.mean)) for method, value in stereo.items()}
     nearer = [method for method in ERASERS if distance[method] < distance["Original"]]
     all_nearer = len(nearer) == len(ERASERS)
     neutral = [method for method in ERASERS if stereo[method].low <= 1 <= stereo[method].high]
     test = factual_test(results)
     significant = test.p < STAR_LEVEL
-    kept = float(results.column("LEACE", "kept").mean())
+    leace_kept = float(results.column("LEACE", "kept").mean())
     return (
-        f"Stereotype: {stereo['Original'].mean:.2f} becomes {listed}: nearer to 1 for "
+        f"Stereotype: {stereo['Original'].mean:.2f} becomes {erased_texts}: nearer to 1 for "
         f"{'all' if all_nearer else ', '.join(nearer) or 'none'}, {_as_paper(all_nearer)}; the "
         f"interval holds 1 for {', '.join(neutral) or 'none'}.\n"
         f"Factual: SPLINCE's is {np.exp(test.difference):.2f} times LEACE's (paper: "
         f"{_PAPER_RATIOS[0]:.2f} to {_PAPER_RATIOS[1]:.2f}), p = {test.p:.1e}, "
         f"{'' if significant else 'not '}significant {_as_paper(significant)}; LEACE kept "
-        f"{kept:.1%} of |Cov(x, y)|."
+        f"{leace_kept:.1%} of |Cov(x, y)|."
     )
 
 
@@ -184,7 +184,7 @@ def to_dict(data: ProfessionData, runs: list[Results]) -> dict[str, Any]:
 
 
 def _run_to_dict(results: Results) -> dict[str, Any]:
-    """One run."""
+    """The results of one run as plain numbers, strings, lists and dictionaries."""
     return {
         "random_state": results.random_state,
         "train_correlation": results.train_correlation,
