@@ -17,8 +17,22 @@ FEW_ROWS = 20  # the accuracy in a cell of fewer rows is not reliable
 _MAX_PRODUCT = 10_000  # cells of a product above which only those that occur are listed
 
 
-def class_codes(values: object, name: str, n: int | None = None) -> ClassCodes:
+def observed(column: ClassCodes) -> ClassCodes:
+    """The column with the classes that occur in it: a categorical may declare more."""
+    seen = np.unique(column.codes[column.codes >= 0])
+    if len(seen) == len(column.classes):
+        return column
+    table = np.full(len(column.classes) + 1, -1, dtype=np.intp)
+    table[seen] = np.arange(len(seen))
+    return ClassCodes(tuple(column.classes[code] for code in seen), table[column.codes])
+
+
+def class_codes(
+    values: object, name: str, n: int | None = None, *, declared: bool = False
+) -> ClassCodes:
     """Read a column as classes; whole floats count as integers. `n` is its length, any if None.
+
+    Classes that a categorical declares and no row has are left out, unless `declared` is set.
 
     Raises
     ------
@@ -34,7 +48,7 @@ def class_codes(values: object, name: str, n: int | None = None) -> ClassCodes:
     encoded = encode_one(values, n, name=name, kind="classes")
     if not isinstance(encoded, ClassCodes):
         raise LabelError(f"{name} holds quantities; classes are needed here")
-    return encoded
+    return encoded if declared else observed(encoded)
 
 
 def check_classes(name: str, column: ClassCodes) -> None:
@@ -49,7 +63,18 @@ def common(first: ClassCodes, second: ClassCodes) -> tuple[Codes, Codes]:
     """Codes of two columns over one list of classes; 1, 1.0 and True are one class here.
 
     The codes of the first column stay as they are.
+
+    Raises
+    ------
+    LabelError
+        One column holds text alone and the other none, so that no row could agree.
     """
+    kinds = [{isinstance(name, str) for name in column.classes} for column in (first, second)]
+    if kinds in ([{True}, {False}], [{False}, {True}]):
+        raise LabelError(
+            f"the true labels are such as {first.classes[0]!r} and the predicted ones such as "
+            f"{second.classes[0]!r}: text equals no number; convert one of the columns"
+        )
     index = {name: i for i, name in enumerate(first.classes)}
     for name in second.classes:
         index.setdefault(name, len(index))
@@ -94,4 +119,4 @@ def cells_of_groups(groups: object, n: int) -> ClassCodes:
         columns = {str(name): frame[name] for name in frame.columns}
     else:
         columns = {"groups": groups}
-    return joint([class_codes(column, name, n) for name, column in columns.items()])
+    return joint([class_codes(c, name, n, declared=True) for name, c in columns.items()])

@@ -49,6 +49,7 @@ Codes = NDArray[np.intp]
 
 FOLDS = 5  # of the training rows, to choose alpha where validation cells are too small
 _PROBE_FOLDS = 5
+_RESIDUE = 2.0**-32  # of the unerased rows' root mean variance, which is 1: below it is rounding
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -208,7 +209,7 @@ class Job:
                 used, target = self._probe_target(name, concept)
                 n_unused = len(erased) - len(used)
                 rows = erased[used] if n_unused else erased
-                leakage = probes.probe_classes(rows, target, plan.probes)
+                leakage = probes.probe_classes(rows, target, plan.probes, residue=_RESIDUE)
                 if n_unused:
                     notes.append(
                         f"{n_unused} test rows have classes of {name!r} unseen in training: the "
@@ -216,7 +217,9 @@ class Job:
                     )
             else:
                 quantity = concept.values[self.split.test]
-                leakage = probes.probe_quantity(erased, quantity, cv=_PROBE_FOLDS, groups=groups)
+                leakage = probes.probe_quantity(
+                    erased, quantity, cv=_PROBE_FOLDS, groups=groups, residue=_RESIDUE
+                )
             if leakage.reason:
                 notes.append(f"leakage of {name!r} not measurable: {leakage.reason}")
                 if leakage.n_classes and isinstance(concept, ClassCodes):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation import splits
-from splince_fast.evaluation._cells import check_classes, class_codes, joint
+from splince_fast.evaluation._cells import check_classes, class_codes, joint, observed
 from splince_fast.evaluation._data import check_finite, fingerprint, labels_of, present, read_rows
 from splince_fast.evaluation._erasers import ERASERS, ConceptLabels, SplitPart, partial_of
 from splince_fast.evaluation._identity import UnreadableError, identity_of
@@ -244,9 +244,11 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
     """Check and read the arguments of a comparison."""
     rows = read_rows(X)
     n = len(rows)
-    y = encode_one(settings.task, n, name="task")
+    y = _observed(encode_one(settings.task, n, name="task"))
     columns = _concept_columns(settings.concept)
-    concepts = {name: encode_one(column, n, name=name) for name, column in columns.items()}
+    concepts = {
+        name: _observed(encode_one(column, n, name=name)) for name, column in columns.items()
+    }
     for name, encoded in [("task", y), *((f"concept {name!r}", c) for name, c in concepts.items())]:
         if isinstance(encoded, ClassCodes):
             check_classes(name, encoded)
@@ -295,6 +297,11 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
     if int(plan.usable.sum()) < 4:
         raise LabelError("fewer than four rows have every label; check that they belong to X")
     return plan
+
+
+def _observed(column: Encoded) -> Encoded:
+    """The column, of classes with those that occur in it."""
+    return observed(column) if isinstance(column, ClassCodes) else column
 
 
 def _joint(columns: Sequence[Encoded]) -> ClassCodes | None:
