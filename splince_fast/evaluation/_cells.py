@@ -59,6 +59,12 @@ def check_classes(name: str, column: ClassCodes) -> None:
         raise LabelError(f"the {name} has {text} among its rows; at least two are needed")
 
 
+def members(groups: Codes) -> Codes:
+    """Codes of groups in which each row without a group, of code -1, is a group of its own."""
+    alone = groups < 0
+    return np.where(alone, groups.max(initial=-1) + np.cumsum(alone), groups)
+
+
 def common(first: ClassCodes, second: ClassCodes) -> tuple[Codes, Codes]:
     """Codes of two columns over one list of classes; 1, 1.0 and True are one class here.
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from splince_fast.conditional import NEEDS_LABELS
 from splince_fast.evaluation import _logistic, advice, heads, probes
+from splince_fast.evaluation._cells import members
 from splince_fast.evaluation._data import take_rows
 from splince_fast.evaluation._erasers import (
     FitData,
@@ -509,9 +510,8 @@ def fold_of_rows(cells: Codes, groups: Codes | None, seed: int) -> Codes:
         return fold
     from sklearn.model_selection import StratifiedGroupKFold
 
-    alone = groups < 0
-    members = np.where(alone, groups.max(initial=-1) + 1 + np.cumsum(alone), groups)
-    n_groups = len(np.unique(members))
+    groups = members(groups)
+    n_groups = len(np.unique(groups))
     if n_groups < FOLDS:
         raise NotEnoughDataError(
             f"the training rows have {n_groups} groups, and {FOLDS} folds of whole groups are to "
@@ -521,6 +521,6 @@ def fold_of_rows(cells: Codes, groups: Codes | None, seed: int) -> Codes:
     splitter = StratifiedGroupKFold(FOLDS, shuffle=True, random_state=seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of cells smaller than the folds
-        for f, (_, held_out) in enumerate(splitter.split(cells[:, None], cells, members)):
+        for f, (_, held_out) in enumerate(splitter.split(cells[:, None], cells, groups)):
             fold[held_out] = f
     return fold
