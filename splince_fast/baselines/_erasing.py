@@ -23,7 +23,7 @@ from splince_fast.baselines._inputs import (
     validation_rows,
     weights_of,
 )
-from splince_fast.estimators.base import ErasingTransformer
+from splince_fast.estimators.base import ErasingTransformer, columns_by_name
 from splince_fast.exceptions import LabelError, NotEnoughDataError, NothingErasedWarning
 from splince_fast.labels.names import ClassName, names_array
 from splince_fast.projection import Projection
@@ -202,8 +202,12 @@ class IterativeEraser(ErasingTransformer):
         inputs, names = [rows, values], "X, concept"
         if self._reads_task():
             inputs, names = [rows, values, y], "X, concept, y"
+        if isinstance(validation, tuple) and len(validation) > 1:
+            held_out = columns_by_name(validation[1], "concept")
+            if len(held_out) == 1:  # a frame or mapping of one column, as for the concept
+                validation = (validation[0], *held_out.values(), *validation[2:])
         inputs, sample_weight, validation = append_validation(
-            validation, inputs, names, sample_weight
+            validation, inputs, names, sample_weight, lambda X: self._rows(X, reset=False, least=1)
         )
         rows, values, *tasks = inputs
         classes, codes = observed_classes(values, len(rows), str(name), "concept")

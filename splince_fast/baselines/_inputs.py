@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_random_state
 
-from splince_fast._runtime.arrays import as_weights, check_values
+from splince_fast._runtime.arrays import as_weights, check_values, column_names
 from splince_fast._solve.options import is_integer
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import encode_one
@@ -188,11 +188,16 @@ def validation_rows(
 
 
 def append_validation(
-    validation: Validation, columns: list[Any], names: str, sample_weight: ArrayLike | None
+    validation: Validation,
+    columns: list[Any],
+    names: str,
+    sample_weight: ArrayLike | None,
+    read_frame: Callable[[Any], NDArray[Any]],
 ) -> tuple[list[Any], ArrayLike | None, ArrayLike | None]:
     """Columns and weights with the rows of a validation set appended, and the mask of these rows.
 
-    The appended rows have weight one. A mask, or None, is returned as it is, with the columns.
+    The appended rows have weight one; `read_frame` checks the names of the features of a frame. A
+    mask, or None, is returned as it is, with the columns.
 
     Raises
     ------
@@ -206,6 +211,8 @@ def append_validation(
             f"validation is a tuple of {len(validation)}; pass ({names}) of the validation rows, "
             "or one boolean per row of X"
         )
+    if column_names(validation[0]) is not None:
+        validation = (read_frame(validation[0]), *validation[1:])
     pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(columns, validation, strict=True)]
     for column, extra in pairs:
         if column.shape[1:] != extra.shape[1:]:

@@ -117,15 +117,15 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
             raise InputError(f"{name} has groups_from='y' and was given groups, too; leave out one")
         rows = self._rows(X, reset=True, least=2)
         labels = _labels(y)
-        inputs, input_names = [rows, labels], "X, y"
-        if groups is not None:
-            crossed = isinstance(groups, tuple)
-            column = np.stack([np.asarray(g) for g in groups], axis=1) if crossed else groups
-            inputs, input_names = [*inputs, column], "X, y, groups"
         if isinstance(validation, tuple):
+            inputs, input_names = [rows, labels], "X, y"
+            if groups is not None:
+                inputs, input_names = [*inputs, _group_array(groups)], "X, y, groups"
+                validation = (*validation[:2], *map(_group_array, validation[2:]))
             inputs, sample_weight, validation = append_validation(
-                validation, inputs, input_names, sample_weight
-            )
+                validation, inputs, input_names, sample_weight,
+                lambda X: self._rows(X, reset=False, least=1),
+            )  # fmt: skip
             rows, labels, *columns = inputs
             if columns:
                 groups = tuple(columns[0].T) if columns[0].ndim == 2 else columns[0]
@@ -233,6 +233,24 @@ def _labels(y: Any) -> NDArray[Any]:
     except ValueError as error:
         raise LabelError(str(error)) from error
     return np.asarray(labels)
+
+
+def _group_array(groups: Any) -> NDArray[Any]:
+    """(n,) groups of a column, or (n, k) of a tuple, mapping or frame of several.
+
+    Raises
+    ------
+    InputError
+        The columns differ in length.
+    """
+    several = isinstance(groups, tuple)
+    columns = groups if several else columns_by_name(groups, "groups").values()
+    arrays = [np.asarray(column) for column in columns]
+    if len(arrays) == 1:
+        return arrays[0]
+    if len({len(array) for array in arrays}) > 1:
+        raise InputError(f"the groups have {[len(array) for array in arrays]} rows; one number")
+    return np.stack([array.astype(object) for array in arrays], axis=1)
 
 
 def _cells(

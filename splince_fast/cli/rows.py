@@ -196,7 +196,7 @@ def write_arrays(path: str, arrays: Arrays) -> None:
         else:
             torch = require("torch", "torch")
             content = _tensors(named)
-            torch.save(content[""] if arrays.key == "" else content, partial)
+            torch.save(content["X"] if arrays.key == "" else content, partial)
         os.replace(partial, target)
     except BaseException:
         partial.unlink(missing_ok=True)

@@ -17,8 +17,22 @@ FEW_ROWS = 20  # the accuracy in a cell of fewer rows is not reliable
 _MAX_PRODUCT = 10_000  # cells of a product above which only those that occur are listed
 
 
-def class_codes(values: object, name: str, n: int | None = None) -> ClassCodes:
+def observed(column: ClassCodes) -> ClassCodes:
+    """The column with the classes that occur in it: a categorical may declare more."""
+    seen = np.unique(column.codes[column.codes >= 0])
+    if len(seen) == len(column.classes):
+        return column
+    table = np.full(len(column.classes) + 1, -1, dtype=np.intp)
+    table[seen] = np.arange(len(seen))
+    return ClassCodes(tuple(column.classes[code] for code in seen), table[column.codes])
+
+
+def class_codes(
+    values: object, name: str, n: int | None = None, *, declared: bool = False
+) -> ClassCodes:
     """Read a column as classes; whole floats count as integers. `n` is its length, any if None.
+
+    Classes that a categorical declares and no row has are left out, unless `declared` is set.
 
     Raises
     ------
@@ -31,7 +45,8 @@ def class_codes(values: object, name: str, n: int | None = None) -> ClassCodes:
         if not isinstance(values, Sized):
             raise InputError(f"labels are {type(values).__name__}, not a column of labels")
         n = len(values)
-    return encode_one(values, n, name=name, kind="classes")
+    encoded = encode_one(values, n, name=name, kind="classes")
+    return encoded if declared else observed(encoded)
 
 
 def check_classes(name: str, column: ClassCodes) -> None:
@@ -42,11 +57,28 @@ def check_classes(name: str, column: ClassCodes) -> None:
         raise LabelError(f"the {name} has {text} among its rows; at least two are needed")
 
 
+def members(groups: Codes) -> Codes:
+    """Codes of groups in which each row without a group, of code -1, is a group of its own."""
+    alone = groups < 0
+    return np.where(alone, groups.max(initial=-1) + np.cumsum(alone), groups)
+
+
 def common(first: ClassCodes, second: ClassCodes) -> tuple[Codes, Codes]:
     """Codes of two columns over one list of classes; 1, 1.0 and True are one class here.
 
     The codes of the first column stay as they are.
+
+    Raises
+    ------
+    LabelError
+        One column holds text alone and the other none, so that no row could agree.
     """
+    kinds = [{isinstance(name, str) for name in column.classes} for column in (first, second)]
+    if kinds in ([{True}, {False}], [{False}, {True}]):
+        raise LabelError(
+            f"the true labels are such as {first.classes[0]!r} and the predicted ones such as "
+            f"{second.classes[0]!r}: text equals no number; convert one of the columns"
+        )
     index = {name: i for i, name in enumerate(first.classes)}
     for name in second.classes:
         index.setdefault(name, len(index))
@@ -91,4 +123,4 @@ def cells_of_groups(groups: object, n: int) -> ClassCodes:
         columns = {str(name): frame[name] for name in frame.columns}
     else:
         columns = {"groups": groups}
-    return joint([class_codes(column, name, n) for name, column in columns.items()])
+    return joint([class_codes(c, name, n, declared=True) for name, c in columns.items()])

@@ -89,7 +89,9 @@ class Resampled:
         if figure is None:
             return None
         values = self._draws_of(figure, metric, eraser, head)
-        low, high, _ = statistics.bootstrap_test(figure, len(self.labels.task), values, bca=False)
+        low, high, _ = statistics.bootstrap_test(
+            figure, len(self.labels.task), values, clusters=self.labels.groups, bca=False
+        )
         return low, high
 
     def difference(self, metric: str, head: str, plain: Difference) -> Difference:
@@ -107,6 +109,7 @@ class Resampled:
             clusters=self.labels.groups, bca=smooth,
         )  # fmt: skip
         how = "bootstrap (BCa)" if smooth else "bootstrap (percentile)"
+        how = "no test" if math.isnan(p) else how
         return dataclasses.replace(plain, low=low, high=high, p=p, how=how)
 
 

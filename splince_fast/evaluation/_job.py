@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from splince_fast.conditional import NEEDS_LABELS
 from splince_fast.evaluation import _logistic, advice, heads, probes
+from splince_fast.evaluation._cells import members
 from splince_fast.evaluation._data import take_rows
 from splince_fast.evaluation._erasers import (
     FitData,
@@ -49,6 +50,7 @@ Codes = NDArray[np.intp]
 
 FOLDS = 5  # folds of the training rows, which choose alpha where validation cells are too small
 _PROBE_FOLDS = 5
+_RESIDUE = 2.0**-32  # of the unerased rows' root mean variance, which is 1: below it is rounding
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -208,7 +210,7 @@ class Job:
                 used, target = self._probe_target(name, concept)
                 n_unused = len(erased) - len(used)
                 rows = erased[used] if n_unused else erased
-                leakage = probes.probe_classes(rows, target, plan.probes)
+                leakage = probes.probe_classes(rows, target, plan.probes, residue=_RESIDUE)
                 if n_unused:
                     notes.append(
                         f"{n_unused} test rows have classes of {name!r} unseen in training: the "
@@ -216,7 +218,9 @@ class Job:
                     )
             else:
                 quantity = concept.values[self.split.test]
-                leakage = probes.probe_quantity(erased, quantity, cv=_PROBE_FOLDS, groups=groups)
+                leakage = probes.probe_quantity(
+                    erased, quantity, cv=_PROBE_FOLDS, groups=groups, residue=_RESIDUE
+                )
             if leakage.reason:
                 notes.append(f"leakage of {name!r} not measurable: {leakage.reason}")
                 if leakage.n_classes and isinstance(concept, ClassCodes):
@@ -506,9 +510,8 @@ def fold_of_rows(cells: Codes, groups: Codes | None, seed: int) -> Codes:
         return fold
     from sklearn.model_selection import StratifiedGroupKFold
 
-    alone = groups < 0
-    members = np.where(alone, groups.max(initial=-1) + 1 + np.cumsum(alone), groups)
-    n_groups = len(np.unique(members))
+    groups = members(groups)
+    n_groups = len(np.unique(groups))
     if n_groups < FOLDS:
         raise NotEnoughDataError(
             f"the training rows have {n_groups} groups, and {FOLDS} folds of whole groups are to "
@@ -518,6 +521,6 @@ def fold_of_rows(cells: Codes, groups: Codes | None, seed: int) -> Codes:
     splitter = StratifiedGroupKFold(FOLDS, shuffle=True, random_state=seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # raised for cells with fewer rows than folds
-        for f, (_, held_out) in enumerate(splitter.split(cells[:, None], cells, members)):
+        for f, (_, held_out) in enumerate(splitter.split(cells[:, None], cells, groups)):
             fold[held_out] = f
     return fold

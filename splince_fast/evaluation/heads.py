@@ -196,7 +196,7 @@ def select_head(
     X, y : rows (n, d) and their classes
         Training rows.
     X_validation, y_validation : rows (m, d) and their classes
-        Rows that decide.
+        Rows that decide; those without a label are left out.
     groups : column, or tuple, mapping or frame of columns, of m entries
         Groups of the validation rows; several columns give the cells of their product.
     alphas : sequence of float
@@ -215,6 +215,8 @@ def select_head(
         A parameter out of range.
     LabelError
         Fewer than two classes, or quantities.
+    NotEnoughDataError
+        No validation row has a label.
 
     Examples
     --------
@@ -234,6 +236,10 @@ def select_head(
     task = class_codes(y, "y", len(rows))
     codes, y_true = common(task, class_codes(y_validation, "y_validation", len(validation)))
     cells = cells_of_groups(groups, len(validation)).codes
+    labelled = y_true >= 0
+    if not labelled.any():
+        raise NotEnoughDataError("no validation row has a label, so none can choose alpha")
+    validation, y_true, cells = validation[labelled], y_true[labelled], cells[labelled]
     check_classes("task y", task)
     inside = codes >= 0
     scaled = Scaled.of(rows[inside])

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._solve.options import is_integer
-from splince_fast.evaluation._cells import FEW_ROWS, cells_of_groups, class_codes, common
+from splince_fast.evaluation._cells import FEW_ROWS, cells_of_groups, class_codes, common, observed
 from splince_fast.evaluation.statistics import wilson_interval
 from splince_fast.exceptions import InputError, NotEnoughDataError, SplinceWarning
 from splince_fast.labels import ClassName, VariableName
@@ -61,7 +61,7 @@ class GroupAccuracy:
     missing : tuple
         Cells of the product of the groups that have no row.
     n : int
-        Rows in all.
+        Rows with a true label.
     overall : float
         Accuracy of all rows, weighted where weights were given.
     interval : float
@@ -160,7 +160,7 @@ def group_accuracy(
     Parameters
     ----------
     y_true, y_pred : column of shape (n,)
-        Labels of any kind.
+        Labels of any kind. Rows without a true label are left out; a missing prediction is wrong.
     groups : column, or tuple, mapping or frame of columns
         Several columns give the cells of their product. Rows without a group count in
         ``overall`` alone.
@@ -201,18 +201,20 @@ def group_accuracy(
     if not 0 < interval < 1:
         raise InputError(f"interval is {interval!r}; it must lie between 0 and 1, such as .95")
     _, a, b = _read(y_true, y_pred)
-    n = len(a)
-    cells = cells_of_groups(groups, n)
-    weight = _weights(sample_weight, n)
-    correct = (a == b) & (a >= 0)
+    labelled, correct = a >= 0, a == b
+    cells = cells_of_groups(groups, len(a))
+    weight = np.where(labelled, _weights(sample_weight, len(a)), 0.0)
+    codes = np.where(labelled, cells.codes, -1)
     size = len(cells.classes)
-    counts, n_correct = counts_per_code(cells.codes, correct, size)
-    inside = cells.codes >= 0
-    mass = np.bincount(cells.codes[inside], weight[inside], size)
-    mass_correct = np.bincount(cells.codes[inside], (weight * correct)[inside], size)
+    counts, n_correct = counts_per_code(codes, correct, size)
+    inside = codes >= 0
+    mass = np.bincount(codes[inside], weight[inside], size)
+    mass_correct = np.bincount(codes[inside], (weight * correct)[inside], size)
     present = np.flatnonzero((counts > 0) & (mass > 0))
     if not len(present):
-        raise NotEnoughDataError("no row has a group and a positive weight; check the labels")
+        raise NotEnoughDataError(
+            "no row has a true label, a group and a positive weight; check the labels"
+        )
     missing = tuple(cells.classes[i] for i in np.flatnonzero(counts == 0))
     if missing:
         text = (
@@ -228,7 +230,7 @@ def group_accuracy(
         accuracy = float(mass_correct[i] / mass[i])
         rows.append(CellAccuracy(cells.classes[i], int(counts[i]), accuracy, *limits))
     overall = float(np.sum(weight * correct) / np.sum(weight))
-    return GroupAccuracy(tuple(rows), missing, n, overall, interval)
+    return GroupAccuracy(tuple(rows), missing, int(labelled.sum()), overall, interval)
 
 
 def worst_group_accuracy(
@@ -389,7 +391,7 @@ def tpr_gap(
     if average not in ("rms", "mean", "max", None):
         raise InputError(f"average is {average!r}; choose 'rms', 'mean', 'max' or None")
     classes, a, b = _read(y_true, y_pred)
-    z = cells_of_groups(concept, len(a))
+    z = observed(cells_of_groups(concept, len(a)))
     gaps = gap_per_class(a, b, z.codes, len(classes), len(z.classes))
     absent = int(np.isnan(gaps).sum())
     if absent:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation import splits
-from splince_fast.evaluation._cells import check_classes, class_codes, joint
+from splince_fast.evaluation._cells import check_classes, class_codes, joint, members, observed
 from splince_fast.evaluation._data import check_finite, fingerprint, labels_of, present, read_rows
 from splince_fast.evaluation._erasers import ERASERS, ConceptLabels, SplitPart, partial_of
 from splince_fast.evaluation._identity import UnreadableError, identity_of
@@ -113,7 +113,7 @@ class ComparisonPlan:
             task.codes[numbers] if isinstance(task, ClassCodes) else task.values[numbers],
             self._concept_labels(numbers),
             None if self.cells is None else self.cells.codes[numbers],
-            None if self.groups is None else self.groups[numbers],
+            None if self.groups is None else members(self.groups[numbers]),
             weights,
             {name: labels_of(column, numbers) for name, column in self.variables.items()},
         )
@@ -137,11 +137,27 @@ class ComparisonPlan:
             self.task.codes[numbers],
             None if self.concept_codes is None else self.concept_codes.codes[numbers],
             None if self.cells is None else self.cells.codes[numbers],
-            None if self.groups is None else self.groups[numbers],
+            None if self.groups is None else members(self.groups[numbers]),
         )
 
     def split(self, seed: int, p: float | None) -> Split:
-        """The split of a seed at a level."""
+        """The split of a seed at a level.
+
+        Raises
+        ------
+        NotEnoughDataError
+            No training or no test rows.
+        """
+        split = self._split(seed, p)
+        if not len(split.train) or not len(split.test):
+            raise NotEnoughDataError(
+                f"the split has {len(split.train)} training and {len(split.test)} test rows, of "
+                f"{int(self.usable.sum())} with every label; both are needed: check groups= (rows "
+                "of one group, and all rows without one, stay together) and test="
+            )
+        return split
+
+    def _split(self, seed: int, p: float | None) -> Split:
         if self.test is not None:
             return self._own_split(seed)
         if p is None or self.protocol is None or self.sizes is None:
@@ -244,9 +260,11 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
     """Check and read the arguments of a comparison."""
     rows = read_rows(X)
     n = len(rows)
-    y = encode_one(settings.task, n, name="task")
+    y = _observed(encode_one(settings.task, n, name="task"))
     columns = _concept_columns(settings.concept)
-    concepts = {name: encode_one(column, n, name=name) for name, column in columns.items()}
+    concepts = {
+        name: _observed(encode_one(column, n, name=name)) for name, column in columns.items()
+    }
     for name, encoded in [("task", y), *((f"concept {name!r}", c) for name, c in concepts.items())]:
         if isinstance(encoded, ClassCodes):
             check_classes(name, encoded)
@@ -295,6 +313,11 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
     if int(plan.usable.sum()) < 4:
         raise LabelError("fewer than four rows have every label; check that they belong to X")
     return plan
+
+
+def _observed(column: Encoded) -> Encoded:
+    """The column, of classes with those that occur in it."""
+    return observed(column) if isinstance(column, ClassCodes) else column
 
 
 def _joint(columns: Sequence[Encoded]) -> ClassCodes | None:

@@ -32,6 +32,7 @@ Fold = tuple[NDArray[np.intp], NDArray[np.intp]]  # rows that a probe is trained
 PROBES = ("linear", "quadratic", "mlp", "boosting")
 ALPHA = 0.01  # penalty of the linear probe, on features of unit variance
 _FLOOR = 1e-6  # relative to the largest deviation or singular value; smaller ones are rounding
+_RESIDUE = 64  # eps of a feature's largest value: rows that vary by less differ by rounding alone
 _COMPONENTS = 64  # leading principal components, which the quadratic probe and boosting use
 _SHRINKAGE = 0.1  # intensity for the class covariances of the quadratic probe
 _TRIES = 20  # attempts per permutation: stratified folds may be impossible for some
@@ -157,7 +158,8 @@ def leakage(
     covariance per class, .9 S_c + .1 S, on the leading 64 principal components; "mlp" is
     scikit-learn's ``MLPClassifier((128,), early_stopping=True)`` and "boosting" its histogram
     gradient boosting on the same components.
-    Features and directions below 1e-6 of the largest are rounding residue and left out.
+    Features and directions below 1e-6 of the largest are rounding residue and left out; where
+    all features vary by rounding alone, every probe is at chance.
 
     Parameters
     ----------
@@ -211,7 +213,10 @@ def leakage(
         raise InputError(f"cv is {cv!r}; it must be an integer of at least 2")
     if not is_integer(n_permutations) or n_permutations < 0:
         raise InputError(f"n_permutations is {n_permutations!r}; it must be a non-negative integer")
-    rows = np.asarray(as_rows(X_fresh, name="X_fresh"), dtype=np.float64)
+    given = as_rows(X_fresh, name="X_fresh")
+    rows = np.asarray(given, dtype=np.float64)
+    eps = np.finfo(given.dtype).eps if given.dtype.kind == "f" else 0.0
+    residue = _RESIDUE * eps * np.abs(rows).max(axis=0, initial=0.0)
     encoded = encode_one(z_fresh, len(rows), name="z_fresh")
     group_codes = None if groups is None else class_codes(groups, "groups", len(rows)).codes
     present = encoded.present if isinstance(encoded, Columns) else encoded.codes >= 0
@@ -224,14 +229,16 @@ def leakage(
         values = encoded.values if present is None else encoded.values[present]
         return probe_quantity(
             rows, values, cv=cv, groups=group_codes, n_permutations=n_permutations,
-            random_state=random_state,
+            random_state=random_state, residue=residue,
         )  # fmt: skip
     classes, codes = np.unique(encoded.codes[present], return_inverse=True)
     target = target_of(codes, len(classes), cv, group_codes, random_state)
     permuted: list[ProbeTarget] = []
     if not target.reason:
         permuted = _permuted_targets(target, cv, group_codes, n_permutations, random_state)
-    result = probe_classes(rows, target, probes, permuted=permuted, random_state=random_state)
+    result = probe_classes(
+        rows, target, probes, permuted=permuted, random_state=random_state, residue=residue
+    )
     if result.hint and group_codes is None:
         warnings.warn(result.hint, SplinceWarning, stacklevel=2)
     return result
@@ -294,18 +301,25 @@ def probe_classes(
     *,
     permuted: Sequence[ProbeTarget] = (),
     random_state: int = 0,
+    residue: Float | float = 0.0,
 ) -> Leakage:
-    """Leakage of rows that all have a class; `permuted` are targets of permuted classes."""
+    """Leakage of rows that all have a class; `permuted` are targets of permuted classes.
+
+    `residue` is the deviation of each feature up to which it is rounding.
+    """
     codes, n_classes, _, reason = target
     if reason:
         return Leakage((), len(rows), n_classes, reason)
     counts = np.bincount(codes, minlength=n_classes)
     chance = float(counts.max() / counts.sum())
     targets = [target, *permuted]
-    scaled = _scaled(rows)
+    scaled = _scaled(rows, residue)
+    constant = not scaled.any()
     results = []
     for name in probes:
-        if name == "linear":
+        if constant:
+            scores = [_constant_scores(each) for each in targets]
+        elif name == "linear":
             scores = _linear_scores(scaled, targets)
         else:
             scores = [_nonlinear_scores(name, scaled, each, random_state) for each in targets]
@@ -374,11 +388,26 @@ def _stratified(
     return [f for f in folds if all(len(np.unique(codes[part])) == n_classes for part in f)]
 
 
-def _scaled(rows: Float) -> Float:
-    """Rows centred and divided by one number: their mean variance is 1."""
+def _scaled(rows: Float, residue: Float | float = 0.0) -> Float:
+    """Rows centred and divided by one number: their mean variance is 1.
+
+    Zeros where no feature has a deviation above `residue`.
+    """
     centred = rows - rows.mean(axis=0)
-    unit = math.sqrt(float(np.mean(centred**2)))
-    return np.asarray(centred / unit if unit > 0 else centred)
+    variances = np.mean(centred**2, axis=0)
+    if not (np.sqrt(variances) > residue).any():
+        return np.zeros_like(centred)
+    return np.asarray(centred / math.sqrt(float(variances.mean())))
+
+
+def _constant_scores(target: ProbeTarget) -> Float:
+    """Scores (n, C) of equal rows: the log frequencies of the classes among training rows."""
+    n_classes = target.n_classes
+    scores = np.full((len(target.codes), 1 if n_classes == 2 else n_classes), np.nan)
+    for train, held_out in target.folds:
+        logs = np.log(np.bincount(target.codes[train], minlength=n_classes))
+        scores[held_out] = logs[1:] - logs[:1] if n_classes == 2 else logs
+    return scores
 
 
 def _linear_scores(rows: Float, targets: Sequence[ProbeTarget]) -> list[Float]:
@@ -476,8 +505,12 @@ def probe_quantity(
     groups: Codes | None = None,
     n_permutations: int = 0,
     random_state: int = 0,
+    residue: Float | float = 0.0,
 ) -> Leakage:
-    """Leakage of the columns (n, k) of a quantity: ridge probes, held-out R^2."""
+    """Leakage of the columns (n, k) of a quantity: ridge probes, held-out R^2.
+
+    `residue` is the deviation of each feature up to which it is rounding.
+    """
     from sklearn.linear_model import Ridge
     from sklearn.model_selection import GroupKFold, KFold
 
@@ -487,14 +520,16 @@ def probe_quantity(
     folds = list(splitter(cv, shuffle=True, random_state=random_state).split(rows, groups=groups))
     rng = np.random.default_rng(random_state)
     permutations = (permutation_within(values, groups, rng) for _ in range(n_permutations))
+    constant = not _scaled(rows, residue).any()
     scores = []
     for target in (values, *(values[permutation] for permutation in permutations)):
         fractions = []
         for train, held_out in folds:
-            fitted, new = _standardised(rows, train, held_out)
-            model = Ridge(alpha=ALPHA * len(train)).fit(fitted, target[train])
-            rest = target[held_out] - model.predict(new).reshape(len(held_out), -1)
-            whole = target[held_out] - target[train].mean(axis=0)
+            whole = rest = target[held_out] - target[train].mean(axis=0)
+            if not constant:
+                fitted, new = _standardised(rows, train, held_out)
+                model = Ridge(alpha=ALPHA * len(train)).fit(fitted, target[train])
+                rest = target[held_out] - model.predict(new).reshape(len(held_out), -1)
             fractions.append(1 - float(np.sum(rest**2)) / float(np.sum(whole**2)))
         scores.append(float(np.mean(fractions)))
     mean, p = permutation_test(scores[0], scores[1:])

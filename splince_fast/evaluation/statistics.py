@@ -312,12 +312,14 @@ def bootstrap_test(
     statistic : function of row numbers
     n : number of rows
     values : (B,) the statistic of the draws of :func:`bootstrap_indices`; NaN are left out
-    clusters : (n,) codes; the jackknife then leaves out whole clusters
+    clusters : (n,) codes; the jackknife then leaves out whole clusters. One cluster, or one row,
+        has no interval: NaN
     bca : BCa or percentile
     level : of the interval
     """
     values = np.sort(values[~np.isnan(values)])
-    if len(values) < 2:
+    units = n if clusters is None else len(np.unique(clusters))
+    if len(values) < 2 or units < 2:  # every draw of one unit is the same
         return BootstrapResult(math.nan, math.nan, math.nan)
     z0 = a = 0.0
     if bca:

@@ -127,7 +127,8 @@ class Accumulator:
             names = ", ".join(map(repr, self.variables)) or "none"
             hint = f"; Moments(joint=[{name!r}]) does it" if isinstance(name, tuple) else ""
             raise UnknownVariableError(
-                f"no variable {name!r} was accumulated; the variables are: {names}{hint}"
+                f"no variable {name!r} was accumulated, or none of its labels is present; the "
+                f"variables are: {names}{hint}"
             )
         return self.variables[name]
 

@@ -110,7 +110,8 @@ class Factored:
         if not isinstance(name, str | tuple) or name not in list(self._variables):
             names = ", ".join(map(repr, self._variables)) or "none"
             raise UnknownVariableError(
-                f"no variable {name!r} was accumulated; the variables are: {names}"
+                f"no variable {name!r} was accumulated, or none of its labels is present; the "
+                f"variables are: {names}"
             )
         return self._variables[name]
 

@@ -187,3 +187,31 @@ def test_c_is_chosen_on_the_validation_rows_and_not_on_the_training_rows() -> No
     assert worst[100.0][0] > worst[0.1][0]  # the training rows would choose the weak penalty
     assert worst[0.1][1] > worst[100.0][1]
     assert head.C_ == 0.1
+
+
+def test_groups_of_validation_rows_take_every_form_of_the_groups() -> None:
+    pd = pytest.importorskip("pandas")
+    data, u = draw(d=4), np.random.default_rng(1).choice(["p", "q"], size=600)
+    train, test = np.arange(600) < 450, np.arange(600) >= 450
+    forms: dict[str, Callable[[Any], Any]] = {
+        "tuple": lambda rows: (data.z[rows], u[rows]),
+        "mapping": lambda rows: {"z": data.z[rows], "u": u[rows]},
+        "frame": lambda rows: pd.DataFrame({"z": data.z[rows], "u": u[rows]}),
+    }
+    heads = [
+        DFR(random_state=0).fit(
+            data.X[train], data.y[train], groups=form(train),
+            validation=(data.X[test], data.y[test], form(test)),
+        )
+        for form in forms.values()
+    ]  # fmt: skip
+    assert heads[0].cells_[:2] == [(0, 0, "p"), (0, 0, "q")]
+    for head in heads[1:]:
+        assert head.cells_ == heads[0].cells_
+        np.testing.assert_array_equal(head.coef_, heads[0].coef_)
+    with pytest.raises(InputError, match=r"\[600, 599\] rows"):
+        DFR().fit(data.X, data.y, groups=(data.z, u[1:]), validation=(data.X, data.y, (data.z, u)))
+    X = pd.DataFrame(data.X, columns=list("abcd"))
+    held_out = (X[test][list("dcba")], data.y[test], data.z[test])
+    with pytest.raises(InputError, match="feature names"):
+        DFR().fit(X[train], data.y[train], groups=data.z[train], validation=held_out)

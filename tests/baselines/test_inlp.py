@@ -339,3 +339,19 @@ def test_separate_validation_rows_equal_a_mask() -> None:
         INLP().fit(data.X, concept=data.z, validation=(data.X,))
     with pytest.raises(InputError, match="the same width"):
         INLP().fit(data.X, concept=data.z, validation=(data.X[:, :3], data.z))
+
+
+def test_validation_frames_are_read_as_the_frames_of_the_fit() -> None:
+    pd = pytest.importorskip("pandas")
+    data = draw(d=4)
+    mask = np.arange(600) >= 450
+    X, concept = pd.DataFrame(data.X, columns=list("abcd")), pd.DataFrame({"z": data.z})
+    plain = INLP().fit(
+        data.X[~mask], concept=data.z[~mask], validation=(data.X[mask], data.z[mask])
+    )
+    framed = INLP().fit(X[~mask], concept=concept[~mask], validation=(X[mask], concept[mask]))
+    assert framed.report_ == plain.report_
+    with pytest.raises(InputError, match="feature names"):
+        INLP().fit(
+            X[~mask], concept=data.z[~mask], validation=(X[mask][list("dcba")], data.z[mask])
+        )

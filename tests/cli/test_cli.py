@@ -713,6 +713,18 @@ def test_other_files_of_arrays_are_read_and_written(
     agree("wide", sf.Projection.load("narrow"))
 
 
+def test_a_file_that_is_one_tensor_stays_one(
+    eraser: sf.Projection, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+    X = torch.from_numpy(np.load("X.npy"))
+    torch.save(X, "x.pt")
+    told(capsys, "apply", "e", "x.pt", "-o", "y.pt")
+    assert torch.equal(torch.load("y.pt"), eraser(X))
+    told(capsys, "apply", "e", "X.npy", "-o", "named.pt")  # control: an array gets a name
+    assert list(torch.load("named.pt")) == ["X"]
+
+
 def test_brain_floats_and_tokens(eraser: sf.Projection, capsys: pytest.CaptureFixture[str]) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
     from safetensors.torch import load_file, save_file

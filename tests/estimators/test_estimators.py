@@ -1024,3 +1024,12 @@ def test_html_and_text_of_an_estimator(data: Data) -> None:
     assert repr(fitted) == "SPLINCE(shrinkage=0.1)"
     assert "SPLINCE" in fitted._repr_html_()
     assert "removed" in fitted.report_._repr_html_()
+
+
+def test_labels_that_are_all_missing_are_named_as_such() -> None:
+    X = np.arange(12.0).reshape(6, 2)
+    for eraser in (LEACE(), LEACE().partial_fit(X, concept=[None] * 6)):
+        with pytest.raises(SplinceError, match="'concept' was accumulated, or none of its labels"):
+            eraser.fit(X, concept=np.full(6, np.nan))
+        with pytest.raises(SplinceError, match="none of its labels is present"):
+            eraser.partial_fit(X, concept=[None] * 6).transform(X)

@@ -686,3 +686,16 @@ def test_a_parquet_file_with_another_column_names_the_way(tmp_path: Path) -> Non
     assert "from_parquet" in "".join(caught.value.__notes__)
     found = run(sf.sources.from_parquet(path, "vectors"), y, z, **options)
     assert [r.values for r in found.records] == [r.values for r in run(X, y, z, **options).records]
+
+
+@pytest.mark.parametrize("association", [None, 0.7])
+def test_classes_that_no_row_has_change_no_figure(association: float | None) -> None:
+    pd = pytest.importorskip("pandas")
+    X, y, z = data()
+    columns = [np.array(["a", "b"])[codes] for codes in (y, z)]
+    plain = run(X, *columns, association=association)
+    levels = ["a", "b", "neither"]
+    declared = [pd.Categorical(column, categories=levels) for column in columns]
+    found = run(X, *declared, association=association)
+    assert same(plain, found)
+    assert "demographic_parity" in found.metrics

@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 import splince_fast as sf
 from splince_fast import evaluation as ev
 from splince_fast.evaluation import _logistic, heads
-from splince_fast.exceptions import InputError, LabelError
+from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 
 LADDER = (1.0, 0.1, 0.01, 0.001, 0.0001)
 
@@ -168,3 +168,24 @@ def test_an_alpha_out_of_range_is_refused(alpha: Any) -> None:
 def test_one_class_is_refused() -> None:
     with pytest.raises(LabelError, match="1 class"):
         ev.fit_head(np.eye(3), [0, 0, 0])
+
+
+def test_classes_and_rows_without_a_label_change_no_selected_head() -> None:
+    pd = pytest.importorskip("pandas")
+    X, y, z = data(0)
+    names = np.array(["a", "b"])[y]
+    declared = pd.Categorical(names, categories=["a", "b", "neither"])
+    gaps = np.where(np.arange(200) % 4 == 0, None, names[200:].astype(object))
+    kept = np.arange(200) % 4 != 0
+    plain = ev.select_head(X[:200], names[:200], X[200:], names[200:], groups=z[200:])
+    found = ev.select_head(X[:200], declared[:200], X[200:], declared[200:], groups=z[200:])
+    assert (found.classes_, found.validation) == (("a", "b"), plain.validation)
+    assert np.array_equal(found.coef_, plain.coef_)
+    fewer = ev.select_head(
+        X[:200], names[:200], X[200:][kept], names[200:][kept], groups=z[200:][kept]
+    )
+    assert fewer.validation != plain.validation
+    found = ev.select_head(X[:200], names[:200], X[200:], gaps, groups=z[200:])
+    assert found.validation == fewer.validation
+    with pytest.raises(NotEnoughDataError, match="no validation row"):
+        ev.select_head(X[:200], y[:200], X[200:], [None] * 200, groups=z[200:])

@@ -14,7 +14,7 @@ from sklearn.metrics import accuracy_score, balanced_accuracy_score, recall_scor
 
 import splince_fast as sf
 from splince_fast import evaluation as ev
-from splince_fast.exceptions import InputError, NotEnoughDataError, SplinceWarning
+from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError, SplinceWarning
 
 CASES = 200
 
@@ -219,3 +219,38 @@ def test_integers_that_floats_merge_are_classes_of_their_own() -> None:
     for a, b in ((names[code], names[guess]), (code, guess)):
         assert ev.class_accuracy(a, b).mean == 0.75
         assert ev.worst_group_accuracy(a, b, groups=a) == 0.5
+
+
+def test_classes_that_no_row_has_change_no_number() -> None:
+    pd = pytest.importorskip("pandas")
+    rng = np.random.default_rng(1)
+    y, guess, z = (rng.integers(0, 2, 60) for _ in range(3))
+    expected = ev.tpr_gap(y, guess, concept=z, average=None)
+    assert min(expected.values()) < 0  # signed, as for two classes
+
+    def declared(codes: np.ndarray) -> object:
+        return pd.Categorical.from_codes(codes, ["a", "b", "neither"])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = ev.tpr_gap(declared(y), declared(guess), concept=declared(z), average=None)
+    assert list(found.values()) == list(expected.values())
+    with pytest.warns(SplinceWarning, match="neither"):  # of groups it is an empty cell
+        ev.group_accuracy(y, guess, groups=declared(z))
+
+
+def test_rows_without_a_true_label_are_left_out() -> None:
+    y, guess, z = [1, 1, 0, None], [1, 0, 0, 1], ["a", "a", "b", "b"]
+    found = ev.group_accuracy(y, guess, groups=z)
+    assert (found.n, found.overall) == (3, pytest.approx(2 / 3))
+    assert [(row.n, row.accuracy) for row in found.rows] == [(2, 0.5), (1, 1.0)]
+    assert str(found) == str(ev.group_accuracy(y[:3], guess[:3], groups=z[:3]))
+    wrong = ev.group_accuracy([*y[:3], 0], [*guess[:3], None], groups=z)
+    assert (wrong.n, wrong.overall) == (4, 0.5)  # a missing prediction is wrong
+
+
+def test_text_beside_numbers_is_refused() -> None:
+    for function in (ev.class_accuracy, lambda y, p: ev.group_accuracy(y, p, groups=y)):
+        with pytest.raises(LabelError, match="text equals no number"):
+            function([1, 0], ["1", "0"])
+        function([1, 0], [1.0, 0.0])

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from comparisons import run
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import StratifiedKFold
@@ -175,3 +176,20 @@ def test_the_quadratic_probe_is_a_shrunk_discriminant() -> None:
     # They divide covariances by n - 1: a difference of 1 / n of a distance.
     assert np.abs(ours - theirs).max() < 0.02 * np.abs(theirs).max()
     assert np.mean(ours.argmax(axis=1) == theirs.argmax(axis=1)) > 0.98
+
+
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+@pytest.mark.parametrize("classes", [2, 3, 4])
+def test_rows_of_which_nothing_is_left_are_at_chance(classes: int, offset: float) -> None:
+    rng = np.random.default_rng(classes)
+    z = rng.integers(0, classes, 400)
+    X = rng.normal(size=(400, classes - 1)) + 3 * np.eye(classes)[z][:, 1:] + offset
+    clean = sf.leace(sf.Moments().update(X, {"z": z}), erase="z")(X)
+    assert clean.std(axis=0).max() < 1e-9  # rounding alone
+    for probe in ev.leakage(clean, z).probes:
+        assert (probe.auc, probe.accuracy) == (0.5, pytest.approx(probe.chance, abs=0.01))
+    assert ev.leakage(clean, z * 1.5, probes=("linear",))["linear"].r2 == 0.0
+    assert ev.leakage(X - offset, z, probes=("linear",))["linear"].auc > 0.9
+    result = run(X, rng.integers(0, 2, 400), z, erasers=("none", "LEACE"), heads=("retrained",))
+    assert result.mean("probe_auc", eraser="none") > 0.9
+    assert result.mean("probe_auc", eraser="LEACE") == 0.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -216,3 +217,26 @@ def test_alphas_are_scored_in_folds_of_whole_groups(monkeypatch: pytest.MonkeyPa
     run(X, y, np.where(np.arange(400) < 330, 0, 1), groups=groups, n_seeds=1, erasers=("none",))
     assert seen
     assert all(members is not None and len(np.unique(members)) > 20 for members in seen)
+
+
+def test_groups_that_leave_no_rows_of_a_part_are_refused() -> None:
+    X, y, z = data(n=60)
+    for groups, text in (([1] * 60, "0 training and 60 test"), ([None] * 60, "60 training and 0")):
+        with pytest.raises(NotEnoughDataError, match=text):
+            run(X, y, z, groups=groups)
+
+
+def test_rows_without_a_group_are_groups_of_their_own_in_a_split_of_yours() -> None:
+    X, y, z = data(n=400)
+    test = np.arange(400) % 2 == 0
+    options: dict[str, Any] = {"test": test, "n_seeds": 1, "alphas": (0.1,)}
+    found = run(X, y, z, groups=[None] * 400, erasers=("none", "LEACE"), **options)
+    assert found.mean("probe_auc", eraser="none") > 0.8  # five folds, not one group
+    (difference,) = found.differences("accuracy", reference="none")
+    assert difference.high - difference.low > 0.02
+    whole = np.where(test, 0, np.arange(400))  # one group of all test rows has no interval
+    result = run(X, y, z, groups=whole, erasers=("none", "LEACE"), **options)
+    (difference,) = result.differences("accuracy", reference="none")
+    assert math.isnan(difference.p)
+    assert math.isnan(difference.low)
+    assert (difference.how, difference.significant) == ("no test", False)
