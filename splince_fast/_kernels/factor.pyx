@@ -21,7 +21,6 @@ import numpy as np
 import scipy.linalg
 
 from libc.math cimport fabs, sqrt
-from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 from scipy.linalg cimport cython_blas, cython_lapack
 
@@ -343,39 +342,34 @@ cdef class Factor:
         cdef int d = self.width, k = <int>spans.shape[0], n = self.n_noise, info = 0, m, lwork, i
         cdef int admitted = 0
         cdef Factor new
-        cdef double[::1] traces, scaled, work, rotated, root
+        cdef double[::1] traces, scaled, work, tau, rotated, root
         cdef int[::1] pivots
-        cdef double* tau
         check_length(spans.shape[1], d, "spans")
         if n == 0 or k == 0:
             return self
         traces, scaled = np.empty(n * k), np.array(spans).reshape(-1)
         m = min(n, k)
-        lwork = m + 64 * (n + k + d) + 3 * k + 1
-        work, pivots = np.empty(lwork), np.zeros(k, dtype=np.intc)
-        tau = &work[0]
-        lwork -= m
+        lwork = 64 * (n + k + d) + 3 * k + 1
+        work, tau, pivots = np.empty(lwork), np.empty(m), np.zeros(k, dtype=np.intc)
         with nogil:
             scale_rows(self.inverse, &scaled[0], d, k)
             gemm(b"T", b"N", n, k, d, 1.0, self.noise, d, &scaled[0], d, 0.0, &traces[0], n)
-            cython_lapack.dgeqp3(&n, &k, &traces[0], &n, &pivots[0], tau, &work[m], &lwork, &info)
-            if info == 0:
-                while (admitted < m and fabs(traces[<Py_ssize_t>admitted * n + admitted])
-                        > self.tolerance / sqrt(self.smallest)):
-                    admitted += 1
-        if info == 0 and admitted == 0:
+            cython_lapack.dgeqp3(&n, &k, &traces[0], &n, &pivots[0], &tau[0], &work[0], &lwork,
+                                 &info)
+            while (admitted < m and fabs(traces[<Py_ssize_t>admitted * n + admitted])
+                    > self.tolerance / sqrt(self.smallest)):
+                admitted += 1
+        if admitted == 0:
             return self
         new = self.copied()
         rotated, root = np.empty(d * n), np.empty(d)
-        if info == 0:
-            with nogil:
-                memcpy(&rotated[0], self.noise, sizeof(double) * <size_t>d * n)
-                cython_lapack.dormqr(b"R", b"N", &d, &n, &m, &traces[0], &n, tau, &rotated[0], &d,
-                                     &work[m], &lwork, &info)
-                memcpy(&root[0], self.root, sizeof(double) * <size_t>d)
-                for i in range(admitted):
-                    root[i] = 1.0 / sqrt(self.tolerance)
-        new.status = NO_CONVERGENCE if info != 0 else OK
+        with nogil:
+            memcpy(&rotated[0], self.noise, sizeof(double) * <size_t>d * n)
+            cython_lapack.dormqr(b"R", b"N", &d, &n, &m, &traces[0], &n, &tau[0], &rotated[0], &d,
+                                 &work[0], &lwork, &info)
+            memcpy(&root[0], self.root, sizeof(double) * <size_t>d)
+            for i in range(admitted):
+                root[i] = 1.0 / sqrt(self.tolerance)
         new.admitted, new.smallest = admitted, self.tolerance
         new.arrays = (self, np.asarray(rotated), np.asarray(root))
         new.root, new.extra, new.noise = &root[0], &rotated[0], &rotated[0]
@@ -657,16 +651,13 @@ def dense(
     set_units(f, &scatter[0, 0], d + 1, &mean[0], per_weight, ridge, constant)
     leave_out(f, left_out)
     # The last d are for the integers of LAPACK.
-    cdef double* scratch = <double*>malloc(sizeof(double) * (d * d if d <= SMALL else 4 * d))
-    if scratch == NULL:
-        raise MemoryError("no memory for the condition of a covariance")
+    work = np.empty(d * d if d <= SMALL else 4 * d)
     short = max_rank < d - f.constants
     with nogil:
         set_unit_diagonal(f, &scatter[0, 0], per_weight)
         if not (force_eigh or short):
             cython_lapack.dpotrf(b"L", &d, f.c, &d, &info)
-            f.smallest = inverse_size(f, scratch) if info == 0 else 0.0
-    free(scratch)
+            f.smallest = inverse_size(f, &work[0]) if info == 0 else 0.0
     deficient = short or f.smallest <= tolerance
     if not (force_eigh or deficient):
         return f

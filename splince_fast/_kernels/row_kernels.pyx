@@ -16,7 +16,6 @@ from cpython.buffer cimport (
 )
 from libc.math cimport fabs, isfinite, sqrt
 from libc.stdint cimport int64_t, uint64_t
-from libc.stdlib cimport free, malloc
 
 ctypedef Py_ssize_t Index
 
@@ -189,14 +188,6 @@ cdef bint within(const Index* numbers, Index n, Index low, Index high) noexcept:
     return smallest >= low and largest < high
 
 
-cdef void* memory_for(Index numbers, size_t size) except NULL:
-    """Memory for some numbers, at least one, which is to be freed."""
-    cdef void* memory = malloc(max(1, numbers) * size)
-    if memory is NULL:
-        raise MemoryError(f"no memory for {numbers} numbers")
-    return memory
-
-
 # --- blocks ---------------------------------------------------------------------------------------
 
 
@@ -285,11 +276,10 @@ cdef class Block:
         c.values = &values[0, 0] if c.columns else NULL
         if not within(c.codes, c.variables * c.n, -1, n_codes):
             raise ValueError(f"codes have to be from -1 to {n_codes - 1}")
-        cdef Index* place = <Index*>memory_for(n_codes + 2, sizeof(Index))
+        cdef Index[::1] place = np.empty(n_codes + 2, np.intp)
         with nogil:
             sort_by_cell(c.codes, c.variables, c.n, n_codes, part_rows, &cells[0, 0], &cells[1, 0],
-                         place)
-        free(place)
+                         &place[0])
         cdef double[:, ::1] sums
         if offset is not None:
             sums = self.sums = np.empty((2 + n_codes + c.columns, c.width))
@@ -407,10 +397,9 @@ def centre_columns(Block block not None, const double[:, ::1] rotations not None
     cdef Table to = block.of_rows(out, "out", (c.n + GROUP - 1) // GROUP * GROUP, c.width)
     if not 0 <= first <= last <= c.width:
         raise ValueError("first and last are no range of columns")
-    cdef double* held = <double*>memory_for(c.width, sizeof(double))
+    cdef double[::1] held = np.empty(c.width)
     with nogil:
-        level.centre_columns[block.dtype](&c, to.matrix.data, first, last, held)
-    free(held)
+        level.centre_columns[block.dtype](&c, to.matrix.data, first, last, &held[0])
 
 
 def reduce_chunks(Block block not None, const double[:, ::1] rotations not None, Index chunk,
@@ -452,10 +441,9 @@ def reduce_chunks(Block block not None, const double[:, ::1] rotations not None,
     memory.product = block.of_rows(product, "product", height * lanes, height * lanes).matrix.data
     memory.phases = <Phase*>&counters[0, 0]
     # Before the first task: one that fails would never be finished.
-    cdef double* held = <double*>memory_for(c.width, sizeof(double))
+    cdef double[::1] held = np.empty(c.width)
     with nogil:
-        level.reduce_chunks[block.dtype](&c, &memory, held)
-    free(held)
+        level.reduce_chunks[block.dtype](&c, &memory, &held[0])
 
 
 def sweep_block(
@@ -595,10 +583,8 @@ def count_classes(const Index[::1] labels not None, const double[::1] weight, In
     found, weights = np.empty((3, n), np.intp), np.empty(n)
     cdef Index[:, ::1] to = found
     cdef double[::1] total = weights
-    cdef Index* place = <Index*>memory_for(k, sizeof(Index))
+    cdef Index[::1] place = np.full(k, -1, np.intp)
     with nogil:
-        for c in range(k):
-            place[c] = -1
         for i in range(n):
             c = labels[i]
             if c >= 0 and place[c] < 0:
@@ -609,7 +595,6 @@ def count_classes(const Index[::1] labels not None, const double[::1] weight, In
             if c >= 0:
                 to[2, place[c]] += 1
                 total[place[c]] += 1.0 if weight is None else weight[i]
-    free(place)
     return found[0], found[1, :number], found[2, :number], weights[:number], k
 
 
@@ -667,7 +652,7 @@ cdef class PackedFactors:
 
     cdef Factors map
     cdef const Level* kernels
-    cdef void* memory
+    cdef object memory
 
     def __cinit__(self, const double[:, ::1] left not None, const double[:, ::1] right not None,
                   const double[::1] mean not None, const double[::1] shift not None):
@@ -680,19 +665,16 @@ cdef class PackedFactors:
             )
         self.kernels = level
         self.map.rank, self.map.width = rank, width
-        self.memory = malloc(self.kernels.factors_size(rank, width) * sizeof(double) + LINE)
-        if self.memory is NULL:
-            raise MemoryError("no memory for the factors of an eraser")
+        cdef Index spare = LINE // sizeof(double)
+        cdef double[::1] memory = np.empty(self.kernels.factors_size(rank, width) + spare)
+        self.memory = memory
         # The factors begin at a cache line.
-        cdef size_t skip = (LINE - <size_t>self.memory % LINE) % LINE
+        cdef Index skip = -(<size_t>&memory[0] // sizeof(double)) % spare
         self.kernels.pack_factors(
             &self.map, &left[0, 0] if rank and width else NULL,
             &right[0, 0] if rank and width else NULL, &mean[0] if width else NULL,
-            &shift[0] if rank else NULL, <double*>(<char*>self.memory + skip),
+            &shift[0] if rank else NULL, &memory[skip],
         )
-
-    def __dealloc__(self):
-        free(self.memory)
 
     def __reduce__(self):
         raise TypeError("packed factors belong to one processor; pack them again")

@@ -423,8 +423,8 @@ static Index NAME(erase)(const Erasing *task) {
     return lost;
 }
 
-/* Rows in one piece. If so, a row holds neither NaN nor infinity nor numbers whose squares
-   overflow; the bound leaves room for sums over many rows. */
+/* Whether the sum of squares of each row, which lies in one piece, is below 1e298; NaN is not. The
+   bound leaves room for sums over many rows. */
 static int NAME(squares_finite)(Matrix rows, Index n, Index width) {
     const Index whole = width - width % (4 * LANES);
     for (Index i = 0; i < n; i++, rows.data += rows.down) {
@@ -439,7 +439,7 @@ static int NAME(squares_finite)(Matrix rows, Index n, Index width) {
         }
         double total = sum_of_lanes((sums[0] + sums[1]) + (sums[2] + sums[3]));
         for (Index j = whole; j < width; j++) total += (double)x[j] * x[j];
-        if (!(total < 1e298)) return 0; /* NaN included */
+        if (!(total < 1e298)) return 0;
     }
     return 1;
 }

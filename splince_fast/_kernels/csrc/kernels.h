@@ -54,14 +54,10 @@
 typedef ptrdiff_t Index; /* NumPy's intp */
 
 INLINE Index smaller(Index a, Index b) { return a < b ? a : b; }
+INLINE Index larger(Index a, Index b) { return a > b ? a : b; }
 INLINE Index pieces(Index whole, Index piece) { return (whole + piece - 1) / piece; }
 
-/* A block of rows with labels, and the sums that are taken over it: with y_i = x_i - shift,
-   offset = shift - reference and k classes
-
-       sums[0] = sum_i w_i y_i       sums[2 + c]     = sum_{i: codes[., i] = c} w_i (y_i + offset)
-       sums[1] = max_i |y_i|         sums[2 + k + q] = sum_i values[q, i] (y_i + offset)
-
+/* A block of rows with labels, and the sums that `centre_columns` (row_kernels.pyx) takes over it.
    Matrices are C-contiguous. */
 typedef struct {
     const void *rows;             /* (m, width) */
@@ -145,7 +141,7 @@ typedef struct {
     void (*add_lower[2])(double *scatter, Index width, const void *product, Index apart,
                          double sign, const double *vectors, const double *coefficients,
                          Index first, Index last);
-    /* Any number of threads make this call at once, and share the tasks by `next`, 0 before. */
+    /* Threads share the tasks by `next`, 0 before. */
     void (*run_sweep[2])(const Sweep *sweep, _Atomic(int64_t) *next);
     /* Numbers that the factors of a map of this rank and width take, and how they are packed. */
     Index (*factors_size)(Index rank, Index width);
@@ -153,7 +149,6 @@ typedef struct {
                          const double *shift, double *memory);
     /* The first row with a finite number that float16 cannot hold, NO_ROW or NO_MEMORY. */
     Index (*erase[2])(const Erasing *task);
-    /* Whether the sum of squares of each row is below 1e298. */
     int (*squares_finite[2])(Matrix rows, Index n, Index width);
 } Level;
 

@@ -40,7 +40,7 @@ typedef struct {
 /* Rows order[k], order[k + 1], ... below `stop`; rows k, k + 1, ... without an order. */
 INLINE NAME(Group) NAME(group)(const Block *block, const Index *order, Index k, Index stop) {
     NAME(Group) group;
-    group.count = stop - k < GROUP ? (int)(stop - k) : GROUP;
+    group.count = (int)smaller(stop - k, GROUP);
     for (int g = 0; g < GROUP; g++) {
         const Index at = g < group.count ? k + g : k;
         group.i[g] = order ? order[at] : at;
@@ -284,8 +284,7 @@ static void NAME(multiply)(const Gram *gram, const T *panels, Index depth, Index
     const Index apart = gram->height * WIDTH;
     for (Index end = (gram->height - 1) % HEIGHT + 1; end <= gram->height; end += HEIGHT)
         for (Index j = first; j < last && j / WIDTH < end; j += TILE) {
-            Index p = end < HEIGHT ? 0 : end - HEIGHT;
-            if (p < j / WIDTH) p = j / WIDTH;
+            const Index p = larger(end - HEIGHT, j / WIDTH);
             const T *const left = panels + p * gram->step;
             const T *const right = panels + j / WIDTH * gram->step + j % WIDTH;
             T *const to = (T *)gram->product + j * apart + p * WIDTH;
@@ -301,11 +300,10 @@ static void NAME(multiply)(const Gram *gram, const T *panels, Index depth, Index
 /* Centres a stripe of chunk t into its panels, with zeros behind the last column. */
 static void NAME(centre_stripe)(const Block *block, const Gram *gram, Index t, Index first,
                                 double *held) {
-    const Index begin = t * gram->chunk, rest = block->n - begin;
-    const Index rows = rest < gram->chunk ? rest : gram->chunk, width = block->width;
-    const Index last = width - first < gram->stripe ? width : first + gram->stripe;
+    const Index begin = t * gram->chunk, stop = smaller(begin + gram->chunk, block->n);
+    const Index width = block->width, last = smaller(first + gram->stripe, width);
     T *const panels = gram->panels[t % 2];
-    NAME(centre)(block, begin, begin + rows, first, last, panels, WIDTH, gram->step, held);
+    NAME(centre)(block, begin, stop, first, last, panels, WIDTH, gram->step, held);
     if (last == width && width % WIDTH)
         for (Index r = 0; r < gram->chunk; r++)
             memset(panels + width / WIDTH * gram->step + r * WIDTH + width % WIDTH, 0,
@@ -318,24 +316,22 @@ static void NAME(centre_stripe)(const Block *block, const Gram *gram, Index t, I
    its tasks: in phase t stripes of chunk t are centred, and columns of the product of chunk t - 1
    are taken. A task that was begun is finished: nobody waits for a thread that has not come. */
 static void NAME(reduce_chunks)(const Block *block, const Gram *gram, double *held) {
-    const Index n = block->n, chunk = gram->chunk, width = block->width;
-    const Index chunks = (n + chunk - 1) / chunk;
-    const Index stripes = (width + gram->stripe - 1) / gram->stripe;
-    const Index share = (width + SHARES * TILE - 1) / (SHARES * TILE) * TILE;
-    const Index shares = (width + share - 1) / share;
+    const Index chunk = gram->chunk, chunks = pieces(block->n, chunk), width = block->width;
+    const Index stripes = pieces(width, gram->stripe);
+    const Index share = pieces(width, SHARES * TILE) * TILE, shares = pieces(width, share);
     for (Index t = 0; t <= chunks; t++) {
         Phase *const phase = gram->phases + t;
         const Index centring = t < chunks ? stripes : 0;
         const Index tasks = centring + (t > 0 ? shares : 0);
-        const Index rest = n - (t - 1) * chunk;
-        const Index depth = rest < chunk ? (rest + GROUP - 1) / GROUP * GROUP : chunk;
+        const Index rest = smaller(block->n - (t - 1) * chunk, chunk);
+        const Index depth = pieces(rest, GROUP) * GROUP;
         for (Index task; (task = (Index)atomic_fetch_add(&phase->begun, 1)) < tasks;) {
             if (task < centring) {
                 NAME(centre_stripe)(block, gram, t, task * gram->stripe, held);
             } else {
                 const Index first = (task - centring) * share;
-                const Index last = width - first < share ? width : first + share;
-                NAME(multiply)(gram, gram->panels[(t - 1) % 2], depth, first, last, t > 1);
+                NAME(multiply)(gram, gram->panels[(t - 1) % 2], depth, first,
+                               smaller(first + share, width), t > 1);
             }
             atomic_fetch_add(&phase->finished, 1);
         }
@@ -345,9 +341,7 @@ static void NAME(reduce_chunks)(const Block *block, const Gram *gram, double *he
 
 /* --- the shift, and the state --------------------------------------------------------------- */
 
-/* Mean of every `stride`-th row, and its weighted sum of squares about it, in one pass. A column
-   that is constant there gets exactly its value, and a spread of exactly 0. Of the block the rows,
-   the index and the weight are used; there is a row. */
+/* Of the block the rows, the index and the weight are used; there is a row. */
 static void NAME(sample_columns)(const Block *block, Index stride, double *shift, double *spread) {
     const Index width = block->width;
     const T *const origin = NAME(row)(block, 0);
@@ -371,12 +365,8 @@ static void NAME(sample_columns)(const Block *block, Index stride, double *shift
     }
 }
 
-/* scatter += sign product + sum_k coefficients[k] vectors[k] vectors[k]^T, lower triangle: the
-   merge of two scatters (Chan, Golub and LeVeque 1983) that need not be centred about their means.
-
-   For column t of first..last its mirror width - 1 - t is done too, so that equal ranges of
-   0..(width + 1) / 2 are equal work. Matrices are Fortran-ordered; `apart` numbers lie between two
-   columns of the product, which may be NULL for none. */
+/* The merge of two scatters (Chan, Golub and LeVeque 1983) that need not be centred about their
+   means; `apart` numbers lie between two columns of the product, which may be NULL for none. */
 static void NAME(add_lower)(double *scatter, Index width, const void *product, Index apart,
                             double sign, const double *vectors, const double *coefficients,
                             Index first, Index last) {

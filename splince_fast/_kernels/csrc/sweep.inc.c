@@ -1,30 +1,24 @@
-/* One task of a sweep: some columns of the rows of a segment. With y_i = x_i - shift:
+/* The parts of a block reduced to the sums and leverages of `sweep_block` (row_kernels.pyx). A task
+   is some columns of a part. The rows of a cell, those of equal codes, are summed group by group,
+   and their sum is added to each of its classes. */
 
-       sums[g, 0]         = sum_i w_i y_i
-       sums[g, 1]         = sum_i w_i y_i^2
-       sums[g, 2 + c]     = sum_{i: codes[., i] = c} w_i y_i
-       sums[g, 2 + k + q] = sum_i values[q, i] y_i
-       leverage[s, i]     = sum_{j in stripe s} inverse_j y_ij^2
-
-   The rows of a cell, those of equal codes, are summed four at a time, and their sum is added to
-   each of its classes. */
-
-/* Add four rows of the columns first..last to `total` and `squares`, and prefetch four others.
-   Writes the part of these columns in the leverages of the four. */
-INLINE void NAME(add_four)(const T *const x[4], const T *const later[4], const double w[4],
-                           Index first, Index last, const double *shift, const double *inverse,
-                           double *RESTRICT total, double *RESTRICT squares, double leverage[4]) {
+/* Add the columns first..last of a group to `total` and `squares`, and prefetch other rows. Writes
+   the part of these columns in the leverages of the group. */
+INLINE void NAME(add_squares)(const T *const x[GROUP], const T *const later[GROUP],
+                              const double w[GROUP], Index first, Index last, const double *shift,
+                              const double *inverse, double *RESTRICT total,
+                              double *RESTRICT squares, double leverage[GROUP]) {
     enum { STEP = LINE / sizeof(T) };
-    D sums[4] = {all_f64(0), all_f64(0), all_f64(0), all_f64(0)};
+    D sums[GROUP] = {all_f64(0), all_f64(0), all_f64(0), all_f64(0)};
     Index j = first;
     for (; j + STEP <= last; j += STEP) {
-        for (int p = 0; p < 4; p++) PREFETCH(later[p] + j);
+        for (int p = 0; p < GROUP; p++) PREFETCH(later[p] + j);
         UNROLL(8)
         for (Index k = j; k < j + STEP; k += LANES) {
             D centre = get_f64(shift + k), scale = get_f64(inverse + k);
             D sum = get_f64(total + k), square = get_f64(squares + k);
             UNROLL(4)
-            for (int p = 0; p < 4; p++) {
+            for (int p = 0; p < GROUP; p++) {
                 D y = LOAD(x[p] + k) - centre, y_y = y * y;
                 sum += w[p] * y;
                 square += w[p] * y_y;
@@ -34,9 +28,9 @@ INLINE void NAME(add_four)(const T *const x[4], const T *const later[4], const d
             put_f64(squares + k, square);
         }
     }
-    for (int p = 0; p < 4; p++) leverage[p] = sum_of_lanes(sums[p]);
+    for (int p = 0; p < GROUP; p++) leverage[p] = sum_of_lanes(sums[p]);
     for (; j < last; j++)
-        for (int p = 0; p < 4; p++) {
+        for (int p = 0; p < GROUP; p++) {
             double y = (double)x[p][j] - shift[j], y_y = y * y;
             total[j] += w[p] * y;
             squares[j] += w[p] * y_y;
@@ -48,22 +42,19 @@ INLINE void NAME(add_four)(const T *const x[4], const T *const later[4], const d
 static void NAME(sweep_cell)(const Sweep *s, Index start, Index stop, Index end, Index first,
                              Index last, double *near) {
     const Block *b = s->block;
-    for (Index k = start; k < stop; k += 4) {
-        const T *x[4], *later[4];
-        Index i[4];
-        double w[4], leverage[4];
-        for (int p = 0; p < 4; p++) { /* behind the last row: the first one with weight 0 */
-            int present = k + p < stop;
-            i[p] = b->order[present ? k + p : k];
-            w[p] = present ? (b->weight ? b->weight[i[p]] : 1.0) : 0.0;
-            x[p] = NAME(row)(b, i[p]);
+    for (Index k = start; k < stop; k += GROUP) {
+        const NAME(Group) group = NAME(group)(b, b->order, k, stop);
+        const T *later[GROUP];
+        double w[GROUP], leverage[GROUP];
+        NAME(factors)(&group, b->weight, w);
+        for (int p = 0; p < GROUP; p++)
             later[p] = NAME(row)(b, b->order[smaller(k + p + AHEAD, end - 1)]);
-        }
         for (Index left = first; left < last; left += s->stripe) {
             Index right = smaller(left + s->stripe, last);
-            NAME(add_four)(x, later, w, left, right, near, near + s->pitch, near + 2 * s->pitch,
-                           near + 3 * s->pitch, leverage);
-            for (int p = 3; p >= 0; p--) s->leverage[left / s->stripe * b->n + i[p]] = leverage[p];
+            NAME(add_squares)(group.row, later, w, left, right, near, near + s->pitch,
+                              near + 2 * s->pitch, near + 3 * s->pitch, leverage);
+            for (int p = 0; p < group.count; p++)
+                s->leverage[left / s->stripe * b->n + group.i[p]] = leverage[p];
         }
     }
 }
