@@ -1,6 +1,7 @@
 """Compiled and jitted kernels: numpy, scipy and numba only, clean input assumed."""
 
 try:
+    import splince_fast._kernels.blas
     import splince_fast._kernels.oblique
     import splince_fast._kernels.spans  # noqa: F401
 except ImportError as error:

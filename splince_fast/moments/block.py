@@ -160,7 +160,7 @@ def add_products(
 
     SciPy's BLAS, which computes all other products, is used: threads of a second BLAS would spin.
     """
-    import scipy.linalg.blas
+    import splince_fast._kernels.blas as blas_kernels
 
     np.multiply(values.sum(axis=1)[:, None], offset, out=products)
     step, n = 512, values.shape[1]
@@ -169,7 +169,4 @@ def add_products(
     for start in range(0, n, step):
         part = centred[: n - start]
         np.subtract(rows_of(rows, index, start, start + step), shift, out=part)
-        scipy.linalg.blas.dgemm(
-            1.0, part.T, columns[start : start + step].T, beta=1.0, c=products.T, trans_b=True,
-            overwrite_c=True,
-        )  # fmt: skip
+        blas_kernels.gemm_f64_into(columns[start : start + step], part, products)

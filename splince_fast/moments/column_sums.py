@@ -19,7 +19,7 @@ from splince_fast._runtime.files import check_tensors, refuse_negative
 from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError, LabelError
 from splince_fast.labels import Columns
 from splince_fast.moments.block import MATRIX_PRODUCT_FROM
-from splince_fast.moments.scatter import EPS64, mirror_lower
+from splince_fast.moments.scatter import EPS64
 from splince_fast.moments.variable import Request, Variable, add_at, denominator, refuse_other_kind
 
 Float = NDArray[np.float64]
@@ -97,7 +97,7 @@ class ColumnSums(Variable):
         self.names = fresh
 
     def ask(self, labels: Float, weight: Float | None) -> Request:
-        import scipy.linalg.blas
+        import splince_fast._kernels.blas as blas_kernels
 
         n, k = labels.shape
         missing = np.asarray(np.isnan(labels).any(axis=1))
@@ -126,8 +126,9 @@ class ColumnSums(Variable):
         root = None if weight is None and n_present == n else np.sqrt(w)[:, None]
         if root is not None:
             columns *= root
-        squares = scipy.linalg.blas.dsyrk(1.0, columns.T, lower=1)
-        mirror_lower(squares)
+        squares = np.zeros((k + 1, k + 1), order="F")
+        blas_kernels.syrk_f64_into(columns, squares)
+        blas_kernels.mirror_lower(squares)
         if root is not None:
             columns *= root
             columns[:, k] = w

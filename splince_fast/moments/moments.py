@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast import sources
+from splince_fast._kernels import blas
 from splince_fast._runtime import files
 from splince_fast._runtime.arrays import column_names, name_columns
 from splince_fast._runtime.hashing import splitmix64
@@ -36,7 +37,6 @@ from splince_fast.moments.format import NEWEST, format_of, from_tensors, part_of
 from splince_fast.moments.inputs import Update, read_update
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.sampled import SampledAccumulator, with_rate
-from splince_fast.moments.scatter import mirror_lower
 from splince_fast.moments.snapshot import Snapshot, snapshot_of
 from splince_fast.moments.state import State
 from splince_fast.moments.stream import accumulate
@@ -501,7 +501,7 @@ class Moments:
                     f"rows seen weigh {state.weight:g}; add rows or pass ddof=0"
                 )
             full = state.scatter / (state.weight - ddof)
-        mirror_lower(full)
+        blas.mirror_lower(full)
         return full
 
     def cross_covariance(self, name: VariableName, *, ddof: float = 1) -> Float:

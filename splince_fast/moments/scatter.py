@@ -30,8 +30,6 @@ EPS32 = float(np.finfo(np.float32).eps)
 _GRAIN = 1 << 20
 # A merge allocates nothing once it has begun.
 _NO_PRODUCT = np.empty((0, 0), order="F")
-_TILE = 64
-_ABOVE = ~np.tri(_TILE, dtype=np.bool_)
 
 
 @dataclass(slots=True)
@@ -94,16 +92,15 @@ class Scatter:
 
         `product` is (d, d) float32 scratch, needed for float32 blocks alone.
         """
-        import scipy.linalg.blas
+        import splince_fast._kernels.blas as blas_kernels
 
-        rows = shifted.T  # Fortran order
         if shifted.dtype == np.float32:
             if product is None:
                 raise RuntimeError("float32 blocks need a buffer for their product")
-            scipy.linalg.blas.ssyrk(1.0, rows, c=product, lower=1, overwrite_c=True)
+            blas_kernels.syrk_f32_out(shifted, product)
             self.add(product, 1.0, vectors, coefficients)
         else:
-            scipy.linalg.blas.dsyrk(1.0, rows, beta=1.0, c=self.matrix, lower=1, overwrite_c=True)
+            blas_kernels.syrk_f64_into(shifted, self.matrix)
             self.add(_NO_PRODUCT, 1.0, vectors, coefficients)
 
     def merge(self, other: Scatter, sign: int, gap: Float, coefficient: float) -> None:
@@ -143,7 +140,9 @@ class Scatter:
 
     def full(self) -> Float:
         """The matrix with both triangles meaningful; no copy."""
-        mirror_lower(self.matrix)
+        import splince_fast._kernels.blas as blas_kernels
+
+        blas_kernels.mirror_lower(self.matrix)
         return self.matrix
 
     def packed(self) -> Float:
@@ -161,15 +160,6 @@ class Scatter:
         for part, column in _columns(packed, scatter.matrix):
             column[...] = part
         return scatter
-
-
-def mirror_lower(matrix: Float) -> None:
-    """Copy the lower triangle of a square matrix onto the upper one, in tiles that fit a cache."""
-    for start in range(0, len(matrix), _TILE):
-        stop = start + _TILE
-        matrix[start:stop, stop:] = matrix[stop:, start:stop].T
-        tile = matrix[start:stop, start:stop]
-        np.copyto(tile, tile.T.copy(), where=_ABOVE[: len(tile), : len(tile)])
 
 
 def _columns(packed: Float, matrix: Float) -> Iterator[tuple[Float, Float]]:

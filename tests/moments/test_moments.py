@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.linalg.blas
 from entangled import normal
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,7 +52,7 @@ from splince_fast import (
     SplinceError,
     UnknownVariableError,
 )
-from splince_fast._kernels import row_kernels
+from splince_fast._kernels import blas, row_kernels
 from splince_fast._runtime import blocks as blocking
 from splince_fast._runtime.arrays import check_values
 from splince_fast.moments import accumulator, buffer, class_sums, column_sums, gram, scatter
@@ -978,7 +977,7 @@ def labelled(n: int, seed: int, dtype: Any = np.float32) -> tuple[Float, dict[st
 
 @pytest.mark.parametrize("waiting", [0, 5])
 @pytest.mark.parametrize("at", [0, 1, 2, 3])
-@pytest.mark.parametrize("kernel", ["reduce_chunks", "centre_columns", "ssyrk"])
+@pytest.mark.parametrize("kernel", ["reduce_chunks", "centre_columns", "syrk_f32_out"])
 @pytest.mark.parametrize("ledoit_wolf", [False, True])
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError()], ids=repr)
 def test_a_kernel_that_raises_leaves_whole_blocks_or_nothing(
@@ -988,7 +987,7 @@ def test_a_kernel_that_raises_leaves_whole_blocks_or_nothing(
     """The rows added are a prefix with all their labels; the others can follow."""
     first, second = labelled(waiting, 1), labelled(60, 2)
     moments = Moments(block_rows=8, ledoit_wolf=ledoit_wolf)
-    module = scipy.linalg.blas if kernel == "ssyrk" else row_kernels
+    module = blas if kernel == "syrk_f32_out" else row_kernels
     monkeypatch.setattr(row_kernels, "wide", lambda: kernel == "reduce_chunks")
     moments.update(*first)
     with monkeypatch.context() as patch:

@@ -18,11 +18,10 @@ from hypothesis import strategies as st
 from naive_model import U32, U64, scatter_of
 
 from splince_fast import Moments
-from splince_fast._kernels import row_kernels, sparse
+from splince_fast._kernels import blas, row_kernels, sparse
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast.moments import block as reducing
 from splince_fast.moments import gram
-from splince_fast.moments.scatter import Scatter, mirror_lower
 
 Array = np.ndarray[Any, Any]
 
@@ -1008,26 +1007,24 @@ def test_a_product_and_two_vectors_are_added(d: int, sign: float, product_of: An
 
 
 @pytest.mark.parametrize("d", WIDTHS)
-@pytest.mark.parametrize("n", [1, 7, 300])
+@pytest.mark.parametrize("n", [0, 1, 7, 300])
 def test_products_of_rows(n: int, d: int) -> None:
-    """BLAS adds them where the state is, to the lower triangle alone."""
     rows = np.random.default_rng(d).normal(size=(n, d))
-    scatter = Scatter(symmetric(d))
-    matrix, before = scatter.matrix, scatter.matrix.copy()
-    expected = np.tril(before + rows.T @ rows)
-    slack = 4 * (n + 2) * U64 * (np.abs(before) + np.abs(rows).T @ np.abs(rows))
-    none = np.zeros((2, d)), np.zeros(2)
-    scatter.add_block(rows, None, *none)
-    assert scatter.matrix is matrix
-    assert (np.abs(np.tril(matrix) - expected) <= slack).all()
-    np.testing.assert_array_equal(np.triu(matrix, 1), np.triu(before, 1))  # never touched
+    scatter = symmetric(d)
+    upper = np.triu(scatter, 1)
+    expected = np.tril(scatter + rows.T @ rows)
+    slack = 4 * (n + 2) * U64 * (np.abs(scatter) + np.abs(rows).T @ np.abs(rows))
+    blas.syrk_f64_into(rows, scatter)
+    assert (np.abs(np.tril(scatter) - expected) <= slack).all()
+    np.testing.assert_array_equal(np.triu(scatter, 1), upper)  # never touched
     narrow = rows.astype(np.float32)
     product = np.full((d, d), 7, np.float32, order="F")
-    Scatter(symmetric(d)).add_block(narrow, product, *none)
-    size = np.abs(narrow).T @ np.abs(narrow)
-    twin = narrow.astype(np.float64).T @ narrow.astype(np.float64)
-    assert (np.abs(np.tril(product - twin)) <= 4 * (n + 2) * U32 * size).all()
-    assert (product[np.triu_indices(d, 1)] == 7).all()
+    blas.syrk_f32_out(narrow, product)
+    if n:
+        size = np.abs(narrow).T @ np.abs(narrow)
+        twin = narrow.astype(np.float64).T @ narrow.astype(np.float64)
+        assert (np.abs(np.tril(product - twin)) <= 4 * (n + 2) * U32 * size).all()
+        assert (product[np.triu_indices(d, 1)] == 7).all()
 
 
 @pytest.mark.parametrize("d", WIDTHS)
@@ -1035,9 +1032,24 @@ def test_mirror(d: int) -> None:
     scatter = symmetric(d)
     scatter[np.triu_indices(d, 1)] = np.nan
     lower = np.tril(scatter).copy()
-    mirror_lower(scatter)
+    blas.mirror_lower(scatter)
     np.testing.assert_array_equal(scatter, scatter.T)
     np.testing.assert_array_equal(np.tril(scatter), lower)
+
+
+@pytest.mark.parametrize(
+    ("rows", "square"),
+    [
+        (np.ones((3, 2), np.float32), np.zeros((2, 2), order="F")),
+        (np.ones((3, 2)), np.zeros((2, 2), np.float32, order="F")),
+        (np.asfortranarray(np.ones((3, 2))), np.zeros((2, 2), order="F")),
+        (np.ones((3, 2)), np.zeros((2, 2))),
+    ],
+    ids=["rows too narrow", "scatter too narrow", "rows in F order", "scatter in C order"],
+)
+def test_verbs_refuse_another_dtype_or_order(rows: Array, square: Array) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        blas.syrk_f64_into(rows, square)
 
 
 # --- one decorator owns the options --------------------------------------------------------------

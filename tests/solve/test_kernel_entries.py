@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from splince_fast._kernels import factor, oblique, spans
+from splince_fast._kernels import blas, factor, oblique, spans
 
 Array = NDArray[Any]
-D, K = 5, 3
+D, K, M = 5, 3, 7
 
 
 class Entry(NamedTuple):
@@ -162,6 +162,34 @@ def entries() -> Iterator[Any]:
             {"products": numbers(K, D), "z_sum": np.ones(K), "x_sum": np.ones(D)} | columns,
         ),
         id="column_span",
+    )
+    for dtype, kernel, name in (
+        (np.float64, blas.syrk_f64_into, "scatter"),
+        (np.float32, blas.syrk_f32_out, "product"),
+    ):
+        yield pytest.param(
+            Entry(
+                kernel,
+                {
+                    "rows": numbers(M, D).astype(dtype),
+                    name: np.zeros((D, D), dtype, order="F"),
+                },
+                frozenset({("rows", 0)}),
+                frozenset({name}),
+            ),
+            id=kernel.__name__,
+        )
+    yield pytest.param(
+        Entry(
+            blas.gemm_f64_into,
+            {"left": numbers(M, K), "right": numbers(M, D), "product": np.zeros((K, D))},
+            written=frozenset({"product"}),
+        ),
+        id="gemm_f64_into",
+    )
+    yield pytest.param(
+        Entry(blas.mirror_lower, {"matrix": covariance()}, written=frozenset({"matrix"})),
+        id="mirror_lower",
     )
 
 

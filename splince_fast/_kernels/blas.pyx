@@ -1,0 +1,72 @@
+"""Products of blocks of rows on SciPy's BLAS, added up.
+
+Layout is decided here and nowhere else: matrices of the state are Fortran-ordered with only the
+lower triangle meaningful, blocks of rows are C-ordered, that is, Fortran-ordered (d, n).
+"""
+
+from scipy.linalg cimport cython_blas
+
+from splince_fast._kernels.shapes cimport check_length
+
+
+def syrk_f64_into(const double[:, ::1] rows not None, double[::1, :] scatter not None) -> None:
+    """scatter := scatter + rows^T rows, in float64, lower triangle.
+
+    Parameters
+    ----------
+    rows : (m, d) float64, C-contiguous
+    scatter : (d, d) float64, Fortran-contiguous, changed in place
+    """
+    cdef int d = <int>rows.shape[1], m = <int>rows.shape[0]
+    cdef double one = 1.0
+    check_length(scatter.shape[0], d, "scatter")
+    check_length(scatter.shape[1], d, "scatter")
+    if m == 0 or d == 0:
+        return
+    with nogil:
+        cython_blas.dsyrk(b"L", b"N", &d, &m, &one, <double*>&rows[0, 0], &d, &one, &scatter[0, 0], &d)
+
+
+def syrk_f32_out(const float[:, ::1] rows not None, float[::1, :] product not None) -> None:
+    """product := rows^T rows, in float32, lower triangle; the rest of `product` is left alone."""
+    cdef int d = <int>rows.shape[1], m = <int>rows.shape[0]
+    cdef float one = 1.0, zero = 0.0
+    check_length(product.shape[0], d, "product")
+    check_length(product.shape[1], d, "product")
+    if m == 0 or d == 0:
+        return
+    with nogil:
+        cython_blas.ssyrk(b"L", b"N", &d, &m, &one, <float*>&rows[0, 0], &d, &zero, &product[0, 0], &d)
+
+
+def gemm_f64_into(const double[:, ::1] left not None, const double[:, ::1] right not None,
+                  double[:, ::1] product not None) -> None:
+    """product := product + left^T right, in float64.
+
+    Parameters
+    ----------
+    left, right : (m, k), (m, d) float64, C-contiguous
+    product : (k, d) float64, C-contiguous, changed in place
+    """
+    cdef int d = <int>right.shape[1], k = <int>left.shape[1], m = <int>left.shape[0]
+    cdef double one = 1.0
+    check_length(right.shape[0], m, "right")
+    check_length(product.shape[0], k, "product")
+    check_length(product.shape[1], d, "product")
+    if m == 0 or d == 0 or k == 0:
+        return
+    with nogil:
+        cython_blas.dgemm(b"N", b"T", &d, &k, &m, &one, <double*>&right[0, 0], &d,
+                     <double*>&left[0, 0], &k, &one, &product[0, 0], &d)
+
+
+def mirror_lower(double[::1, :] matrix not None) -> None:
+    """Copy the lower triangle onto the upper one, in tiles of 64 columns to spare the cache."""
+    cdef Py_ssize_t d = matrix.shape[0], i, j, first, last
+    check_length(matrix.shape[1], d, "matrix")
+    with nogil:
+        for first in range(0, d, 64):
+            last = min(first + 64, d)
+            for i in range(first + 1, d):
+                for j in range(first, min(last, i)):
+                    matrix[j, i] = matrix[i, j]
