@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -234,20 +234,36 @@ def best_claim(
 
 
 def seed_differences(
-    result: Comparison, metric: str, eraser: str, reference: str, **where: Any
+    result: Comparison,
+    metric: str,
+    eraser: str,
+    reference: str,
+    *,
+    head: str | None = None,
+    p: float | None = None,
+    alpha: float | None = None,
 ) -> dict[int, float]:
     """Metric of an eraser minus that of a reference, at every seed that both have."""
-    values = result.values(metric, eraser=eraser, **where)
-    reference_values = result.values(metric, eraser=reference, **where)
+    values, reference_values = (
+        result.values(metric, eraser=name, head=head, p=p, alpha=alpha)
+        for name in (eraser, reference)
+    )
     return {s: values[s] - reference_values[s] for s in values if s in reference_values}
 
 
 def difference_bounds(
-    result: Comparison, metric: str, eraser: str, reference: str, **where: Any
+    result: Comparison,
+    metric: str,
+    eraser: str,
+    reference: str,
+    *,
+    head: str | None = None,
+    p: float | None = None,
+    alpha: float | None = None,
 ) -> Bounds:
     """95 % interval of the mean of :func:`seed_differences`."""
-    differences = seed_differences(result, metric, eraser, reference, **where)
-    return corrected_bounds([*differences.values()], result.test_ratio(where.get("p")))
+    differences = seed_differences(result, metric, eraser, reference, head=head, p=p, alpha=alpha)
+    return corrected_bounds([*differences.values()], result.test_ratio(p))
 
 
 def paper_table(label: str, columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:

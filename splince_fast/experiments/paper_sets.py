@@ -295,13 +295,13 @@ def _winobias() -> Dataset:
     names = sorted(set(columns["referent"]))
     class_index = {name: i for i, name in enumerate(names)}
     X, head = causal_states(columns["prompt"], names, model, "winobias")
-    others = [
+    distractors = [
         next((n for n in names if n in prompt.lower() and n != referent), referent)
         for prompt, referent in zip(columns["prompt"], columns["referent"], strict=True)
     ]
     labels = {
         "task": np.array([class_index[referent] for referent in columns["referent"]]),
-        "other": np.array([class_index[referent] for referent in others]),
+        "other": np.array([class_index[referent] for referent in distractors]),
         "concept": np.array(columns["anti_stereotype"]),
         "split": np.array(columns["split"]),
     }
