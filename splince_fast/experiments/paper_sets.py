@@ -231,7 +231,7 @@ def _celeba() -> Dataset:
 
 
 def _attributes(path: Path) -> tuple[list[str], Mapping[str, NDArray[np.intp]]]:
-    """File names and 0/1 attributes: a count, the names, then 1 or -1 for each."""
+    """Read file names and 0/1 attributes from CelebA's list of 1 and -1 below a header."""
     with path.open(encoding="utf-8", newline="") as stream:
         _, header, *rows = csv.reader(stream, delimiter=" ", skipinitialspace=True)
     header = [name for name in header if name]
