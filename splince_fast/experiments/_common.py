@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -233,37 +233,29 @@ def best_claim(
     return Claim(text, all_hold(verdicts), evidence)
 
 
+class Where(TypedDict, total=False):
+    """Head, level and alpha of a figure, as for :meth:`Comparison.values`."""
+
+    head: str | None
+    p: float | None
+    alpha: float | None
+
+
 def seed_differences(
-    result: Comparison,
-    metric: str,
-    eraser: str,
-    reference: str,
-    *,
-    head: str | None = None,
-    p: float | None = None,
-    alpha: float | None = None,
+    result: Comparison, metric: str, eraser: str, reference: str, **where: Unpack[Where]
 ) -> dict[int, float]:
     """Metric of an eraser minus that of a reference, at every seed that both have."""
-    values, reference_values = (
-        result.values(metric, eraser=name, head=head, p=p, alpha=alpha)
-        for name in (eraser, reference)
-    )
+    values = result.values(metric, eraser=eraser, **where)
+    reference_values = result.values(metric, eraser=reference, **where)
     return {s: values[s] - reference_values[s] for s in values if s in reference_values}
 
 
 def difference_bounds(
-    result: Comparison,
-    metric: str,
-    eraser: str,
-    reference: str,
-    *,
-    head: str | None = None,
-    p: float | None = None,
-    alpha: float | None = None,
+    result: Comparison, metric: str, eraser: str, reference: str, **where: Unpack[Where]
 ) -> Bounds:
     """95 % interval of the mean of :func:`seed_differences`."""
-    differences = seed_differences(result, metric, eraser, reference, head=head, p=p, alpha=alpha)
-    return corrected_bounds([*differences.values()], result.test_ratio(p))
+    differences = seed_differences(result, metric, eraser, reference, **where)
+    return corrected_bounds([*differences.values()], result.test_ratio(where.get("p")))
 
 
 def paper_table(label: str, columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:
