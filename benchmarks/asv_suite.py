@@ -32,7 +32,7 @@ class _Group:
         return math.nan if isinstance(ours, Absent) else ours
 
     def track_promised(self, name: str) -> float:
-        """Largest quotient of what is measured and what is promised: 1 or less keeps it."""
+        """Largest ratio of a measured value to its target; at most 1 if every target is met."""
         targets = compare.measure(_JOBS[name], budget=_BUDGET)["targets"]
         quotients = (
             (target["measured"]["median"] / target["limit"]) ** (-1 if target["at_least"] else 1)
@@ -41,7 +41,7 @@ class _Group:
         )
         return max(quotients, default=math.nan)
 
-    track_promised.unit = "measured / promised"  # type: ignore[attr-defined]
+    track_promised.unit = "measured / target"  # type: ignore[attr-defined]
 
 
 for _group, _names in groupby(_JOBS, key=lambda name: name.partition("/")[0]):

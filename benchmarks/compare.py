@@ -106,7 +106,7 @@ def run(jobs: list[Job], path: Path | None, budget: float = 8.0, *, some: bool =
         results["ended"], results["load_average"]["after"] = machine.now()
         if path:
             path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-        gc.collect()  # the data of this job go before those of the next come
+        gc.collect()  # free the data of this job before those of the next are made
 
 
 def cells(entry: dict[str, Any]) -> list[str]:
@@ -142,7 +142,7 @@ def interval(values: dict[str, float]) -> str:
 
 
 def table(header: list[str], rows: Iterable[list[str]] = ()) -> str:
-    """In Markdown."""
+    """A table in Markdown."""
     return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows])
 
 

@@ -42,7 +42,7 @@ below = partial(within, "")  # the time or number of ours itself is at most `lim
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One job."""
+    """A job: its name, its contenders or numbers, and its targets."""
 
     name: str  # group/case
     unit: str  # what times are for ("row", "call"), or what a number counts

@@ -31,12 +31,12 @@ def block_rows() -> int:
 
 
 def rows_of(d: int, dtype: str = "float32") -> Problem:
-    """Four blocks, two where rows are wide: more than the caches hold."""
+    """Rows of four blocks, of two if they are wide: more than the caches hold."""
     return cached(pick(4 if d < 4096 else 2, 2) * block_rows(), pick(d, 16), dtype)
 
 
 def accumulate(data: Problem, rows: int = 0, labels: Any = None, **options: Any) -> Contender:
-    """`Moments.update` by blocks, or so many rows; by default with classes as concept and task."""
+    """`Moments.update` by `rows` rows or by blocks, by default with classes as concept and task."""
     if labels is None:
         labels = data.labels
         options["kinds"] = dict.fromkeys(labels, "classes")
@@ -55,7 +55,7 @@ def gemm_into(X: Array, Z: Array, total: Array) -> None:
 
 
 def by_blocks(X: Array, work: Callable[[Array], object]) -> Contender:
-    """A floor, which takes no labels."""
+    """A floor, block by block, without labels."""
     return each(cut(block_rows(), X), lambda rows, _: work(rows))
 
 
@@ -67,7 +67,7 @@ def syrk(data: Problem) -> Contender:
 
 
 def copying(X: Array) -> Contender:
-    """The floor of what reads the rows: a copy into memory that is used again."""
+    """The floor of jobs that read the rows: a copy of every block into the same memory."""
     out = np.empty_like(X[: block_rows()])
     return by_blocks(X, lambda rows: np.copyto(out[: len(rows)], rows))
 
@@ -97,7 +97,7 @@ def _accumulate(dtype: str, d: int) -> Contenders:
      d=_WIDTHS, rate=[0.01])  # fmt: skip
 @job("sampled/sums alone/{d}", "row", faster(FLOOR, 0.8), d=_WIDTHS, rate=[1e-6])
 def _sampled(d: int, rate: float) -> Contenders:
-    """The covariance from a sample of the rows; and next to none of them, beside a bare copy."""
+    """The covariance from a sample of the rows; with a rate near 0 the sums alone."""
     data = rows_of(d)
     exact = methodcaller("cross_covariance", "z")  # all rows count in either
     ours, every = (replace(accumulate(data, subsample=p), answer=exact) for p in (rate, 1.0))
@@ -106,7 +106,7 @@ def _sampled(d: int, rate: float) -> Contenders:
 
 @job("wide/dense/rank {rank}/100,000", "row", rank=(0, 64))
 def _wide(rank: int) -> Contenders:
-    """Rows wider than a covariance in memory: variances, and a sketch of so many columns.
+    """Rows wider than a covariance in memory: variances, and a sketch of `rank` columns.
 
     The floor reads the rows, or multiplies them by the columns of the sketch and back.
     """

@@ -35,7 +35,7 @@ def _file() -> tuple[Path, int, int, int]:
 
 @cache
 def _client() -> Any:
-    """Closed at the end of this process, as are its workers."""
+    """A client of a local cluster; both are closed at the end of this process."""
     from dask.distributed import Client
 
     client = Client(n_workers=joblib.cpu_count(), threads_per_worker=1, dashboard_address=":0")
@@ -71,7 +71,7 @@ def _lazy_rows(path: Path, blocks: int, block: int, d: int) -> Any:
 
 
 def _narrow() -> tuple[Path, int, int, int]:
-    """As `_file`, of 16 groups: each would carry the whole of an array that is not cut."""
+    """As `_file`, of 16 groups of blocks: without culling each task would hold the whole array."""
     n, d, block = pick((65_536, 256, 1024), (2048, 16, 128))
     return write_rows(n, d), n, d, block
 
@@ -86,7 +86,7 @@ def _in_memory() -> Any:
 
 @_cluster("cluster/array in memory/256", "row", within(LAZY, 1.5))
 def _over_memory() -> Contenders:
-    """Its rows travel; those of lazy chunks are read by the workers."""
+    """Chunks in memory, which are sent to the workers, beside lazy chunks, which these read."""
     path, n, d, block = _narrow()
 
     def fit(rows: Any) -> Contender:
@@ -98,7 +98,7 @@ def _over_memory() -> Contenders:
 
 
 def accumulate_over_memory() -> Callable[[], object]:
-    """The same in a process of its own, which holds the array."""
+    """Accumulate the array in memory on a cluster, in the process that holds it."""
     source, client = sf.sources.from_dask(_in_memory()), _client()
 
     def fit() -> None:

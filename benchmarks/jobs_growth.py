@@ -70,5 +70,5 @@ def _growth(case: str) -> Contenders:
 
 
 def exponent(quarter: float) -> float:
-    """Growth of the time from a quarter of a size, which took this part of it, to the whole."""
+    """Exponent of growth, from the fraction of the time that a quarter of the size takes."""
     return log(quarter) / log(1 / _PARTS["quarter"])

@@ -167,7 +167,7 @@ def accumulate_file(n: int, d: int) -> Callable[[], object]:
 
 
 def accumulate_wide() -> Callable[[], object]:
-    """Blocks of float32 rows by rank: beside the blocks, which are made before."""
+    """Blocks of float32 rows with a sketch; the blocks are made before."""
     sizes = ((200, 100), pick((1024, 100_000), (64, 80)))
     small, full = (accumulate(problem(*size), pick(512, 32), sketch_size=64) for size in sizes)
     small.run()
@@ -175,7 +175,7 @@ def accumulate_wide() -> Callable[[], object]:
 
 
 def accumulate_sparse() -> Callable[[], object]:
-    """CSR rows by rank; one dense copy of them would be 5.5 GiB."""
+    """CSR rows with a sketch; one dense copy of them would be 5.5 GiB."""
     X, z = sparse_rows()
     sf.Moments(sketch_size=64).update(X[:50], {"z": z[:50]})
     return lambda: sf.Moments(sketch_size=64).update(X, {"z": z})
@@ -189,7 +189,7 @@ def apply_in_place(dtype: str) -> Callable[[], object]:
     return lambda: eraser(X, out=X)
 
 
-# What is prepared in a process of its own, and how many MiB it may take beyond that.
+# Task of a process of its own, and the MiB that it may take beyond its data.
 _TASKS: dict[str, tuple[Prepare, float]] = {
     "dense rows/rank 64/100,000": (accumulate_wide, 500.0),
     "sparse rows/rank 64/40,000": (accumulate_sparse, 100.0),

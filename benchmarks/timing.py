@@ -136,5 +136,5 @@ def _rest(step: float) -> None:
 
 
 def _sample(contender: Contender, count: int) -> float:
-    """Mean seconds of so many calls, without the garbage collector."""
+    """Mean seconds of `count` calls, without the garbage collector."""
     return timeit(contender.run, timer=perf_counter, number=count) / count

@@ -78,10 +78,10 @@ def prompts(n_templates: int) -> tuple[dict[str, list[Any]], dict[str, list[Any]
 
 
 class Skipped(torch.nn.Module):  # type: ignore[misc]
-    """Stands where a block was that need not run again."""
+    """Placeholder of a block that need not run again."""
 
     def forward(self, hidden_states: Any, *_: Any, **__: Any) -> Any:
-        """The states as they are."""
+        """Return the states unchanged."""
         return hidden_states
 
 
@@ -131,7 +131,7 @@ def coefficients(model: Any, tokenizer: Any, batches: Any) -> tuple[float, float
 
 
 def perplexity(model: Any, tokenizer: Any) -> float:
-    """Of the unrelated text."""
+    """Perplexity of the unrelated text."""
     ids = tokenizer(TEXT, return_tensors="pt", add_special_tokens=False)["input_ids"]
     with torch.no_grad():
         return float(torch.exp(model(input_ids=ids, labels=ids).loss))

@@ -137,7 +137,7 @@ class Bench:
             raise _Stopped
 
     def verdict(self) -> Verdict | None:
-        """What the evidence says; ``None`` where it says nothing clear (see ``failures``)."""
+        """Verdict by the evidence; ``None`` where that is not clear (see ``failures``)."""
         doubtful = [r for r in self._within if 1 < r <= FAR]
         doubtful += [r for group in self._without.values() for r in group if r <= FAR]
         doubtful += [r for r in self._deployed if r <= FAR]
@@ -177,7 +177,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run of one check gave."""
+    """Result of one run of one check."""
 
     check: Check
     verdict: Verdict | None

@@ -177,7 +177,7 @@ def lost(c: Covariances) -> Matrix:
 
 
 def unexplained(c: Covariances) -> Matrix:
-    """H = C_yy - C_yz C_zz^+ C_zy: the predicted task's share that the concept does not predict."""
+    """H = C_yy - C_yz C_zz^+ C_zy: the part of the predicted task beyond the concept."""
     if not c.z.size:
         return c.gram(c.y, c.y)
     return c.gram(c.y, c.y) - c.gram(c.y, c.z) @ inverse(c.gram(c.z, c.z)) @ c.gram(c.z, c.y)

@@ -64,7 +64,7 @@ def _rounded_to_single(sample: Sample) -> Matrix:
 
 
 def library_unwhitened(sample: Sample) -> Matrix:
-    """What a library that forgot to whiten would return."""
+    """The eraser of a library that does not whiten."""
     return rational(to_float(_unwhitened(sample.covariances)))
 
 

@@ -188,7 +188,7 @@ def refitted_heads(
         for p in (_reference.leace(c), _reference.sal(c)):
             t, ty = p @ c.s @ p.T, p @ c.y
             plain = predictions(p, s, test, y, intercept=True, offset=True, fit=least_squares)
-            # What is orthogonal to Ty in the metric T^+ cannot be reached by an invertible map.
+            # No invertible map reaches directions that are orthogonal to Ty in the metric T^+.
             off_ty = t @ null_basis(ty.T)
             for sy in (c.y, off_ty[:, :1] @ integers(bench.rng, 1, ty.shape[1])):
                 b = _reference.restored(t, ty, sy)
@@ -310,7 +310,7 @@ def _drawn(bench: Bench) -> Classes:
     return Classes(s, s_y, s_y.mean(axis=0) + 0.5 * bench.rng.normal(size=2))
 
 
-# What is to be kept nearly reverses the relation of the first class: a determinant is 0 at the
+# The kept covariance nearly reverses the relation of the first class: a determinant is 0 at the
 # minimiser of f, and the gap is .32 of the cost.
 _KINK = Classes(
     np.array([np.eye(2), [[2.0, 1.0], [1.0, 1.0]]]), np.array([[0.0, -1.0], [1.0, 1.0]]),
@@ -425,7 +425,7 @@ def _definite(matrix: Matrix) -> bool:
 
 
 def _determinant(matrix: Matrix) -> Number:
-    """By elimination."""
+    """Determinant by elimination."""
     a, determinant = matrix.copy(), Fraction(1)
     for k in range(len(a)):
         pivot = next((i for i in range(k, len(a)) if a[i, k] != 0), None)

@@ -400,7 +400,7 @@ def _splince(j: Joint) -> Matrix:
 
 
 def _left(j: Joint) -> Matrix:
-    """What a predicted label leaves of one column: (1 - R^2(z given x)) Sz."""
+    """Remainder of one column after erasing by a predicted label: (1 - R^2(z given x)) Sz."""
     explained = (j.sz.T @ pinv(j.s) @ j.sz)[0, 0]
     return (1 - explained / j.zz[0, 0]) * j.sz
 

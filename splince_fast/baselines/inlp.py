@@ -49,7 +49,7 @@ class INLP(IterativeEraser):
         Fraction of each class for validation where ``fit`` is given no validation rows; 0 selects
         on the training rows.
     concept_from : {None, "y"}
-        "y": what is passed as y is the concept.
+        "y": the argument y of ``fit`` is the concept.
     random_state : int, Generator, RandomState or None
         For the validation rows and the order of task classes.
     progress : bool, optional

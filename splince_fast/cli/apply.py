@@ -18,6 +18,8 @@ from splince_fast.cli.paths import check_outputs, partial_name
 from splince_fast.exceptions import FileFormatError, InputError
 
 if TYPE_CHECKING:
+    from pyarrow import Table
+
     from splince_fast.eraser import Eraser
 
 
@@ -222,7 +224,7 @@ def _erase_arrays(
     return int(np.prod(X.shape[:-1]))
 
 
-def _erase_column(eraser: Eraser, table: Any, embedding: str, place: str) -> Any:
+def _erase_column(eraser: Eraser, table: Table, embedding: str, place: str) -> Table:
     """Erase the column of vectors of a table; integers become float64."""
     from splince_fast.sources._arrow import column_matrix, row_namer
 
@@ -297,7 +299,7 @@ def _erase_dataset(eraser: Eraser, path: str, target: str, embedding: str) -> in
                     f"{path!r} has no column {embedding!r}; its columns are {split.column_names}"
                 )
 
-            def erased(table: Any, place: str = f"{path!r} {name}".strip()) -> Any:
+            def erased(table: Table, place: str = f"{path!r} {name}".strip()) -> Table:
                 return _erase_column(eraser, table, embedding, place)
 
             results[name] = split.with_format("arrow").map(

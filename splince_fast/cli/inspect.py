@@ -95,7 +95,7 @@ def _moments_facts(moments: Moments) -> dict[str, Any]:
     """Rows, weight and variables; classes are pairs, as 1 and True are different names."""
     variables = []
     for name, kind in moments.variables.items():
-        entry: dict[str, Any] = {
+        entry: dict[str, object] = {
             "name": list(name) if isinstance(name, tuple) else name,
             "kind": kind,
         }

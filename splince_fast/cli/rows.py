@@ -264,7 +264,7 @@ def source_of(
     key: str | None,
     embedding: str | None,
     variables: Sequence[str],
-    labels: Callable[[], Any],
+    labels: Callable[[], Mapping[str, object]],
 ) -> Source:
     """Source of the rows of all files; `labels()` reads the labels of arrays.
 
@@ -298,7 +298,7 @@ def source_of(
     return sources.from_dataset(data, embedding=embedding, labels=list(variables))
 
 
-def _array_source(paths: Sequence[str], key: str | None, labels: Any) -> Source:
+def _array_source(paths: Sequence[str], key: str | None, labels: Mapping[str, object]) -> Source:
     """Source of memory-mapped .npy files; other files are loaded one at a time."""
     from splince_fast.sources import _sharded as sharded
     from splince_fast.sources import from_npy

@@ -1,7 +1,7 @@
 """The erasers as scikit-learn transformers: labels to moments, moments to projection.
 
 No mathematics here: :class:`~splince_fast.moments.Moments` reads the data and
-:mod:`splince_fast.methods` solves. ``concept``, what is erased, is a keyword of its own, because
+:mod:`splince_fast.methods` solves. ``concept``, the variables to erase, is a keyword, because
 the ``y`` of a pipeline is the task and must not silently become the concept.
 """
 
@@ -309,7 +309,7 @@ class _Eraser(ErasingTransformer):
         if shared := erased.keys() & kept.keys():
             raise LabelError(
                 f"the concept and y both hold a variable {min(shared, key=str)!r}; rename one, or "
-                "leave it out of what is kept if it is to be erased"
+                "leave it out of y if it is to be erased"
             )
         return erased, kept
 
@@ -405,13 +405,13 @@ class _Eraser(ErasingTransformer):
         Returns
         -------
         list
-            Fitted estimators in the order of the ParameterGrid. Each says by ``erased_``,
-            ``kept_`` and ``get_params()`` what it is and by ``report_`` what it costs.
+            Fitted estimators in the order of the ParameterGrid. ``erased_``, ``kept_`` and
+            ``get_params()`` identify each of them, and ``report_`` states its cost.
 
         Raises
         ------
         InputError
-            The grid cannot be read or does not say what to erase.
+            The grid cannot be read, or a point of it lacks "erase".
         SplinceError
             As in :meth:`from_moments`; a note names the combination.
 
@@ -532,7 +532,7 @@ class _Eraser(ErasingTransformer):
         self._extendable = False
         return self
 
-    # -- what was fitted -------------------------------------------------------------------
+    # -- fitted attributes -------------------------------------------------------------------
 
     def _solve(self) -> Projection:
         return self._project(self.moments_, self.erased_, self.kept_)
@@ -555,7 +555,7 @@ class _Eraser(ErasingTransformer):
 class SPLINCE(_Eraser):
     """Erase a concept and keep the covariance of X with a task, changing X as little as possible.
 
-    ``fit(X, y, concept=z)``: y is the task, z what is erased. See :func:`splince_fast.splince`
+    ``fit(X, y, concept=z)``: y is the task, z the concept. See :func:`splince_fast.splince`
     for the mathematics and the meaning of its parameters.
 
     Parameters
@@ -591,8 +591,8 @@ class SPLINCE(_Eraser):
         classes, floats continuous. A single column, named or not, is the variable "concept" or
         "task"; columns of mappings and frames have their own names.
     concept_from : {None, "y"}
-        "y": what is passed as y is the concept. Then there is no task: nothing is kept, the map
-        is that of LEACE, and ``report_.method`` says so.
+        "y": the argument y of ``fit`` is the concept. Without a task nothing is kept, the map is
+        that of LEACE, and ``report_.method`` says so.
 
     Attributes
     ----------
@@ -603,7 +603,7 @@ class SPLINCE(_Eraser):
     report_ : Report
         Erased and kept variables, and the cost.
     erased_, kept_ : list of str
-        Names of the variables; after :meth:`from_moments` what was passed there.
+        Names of the variables; after :meth:`from_moments` its `erase` and `keep`.
     n_samples_seen_, n_features_in_ : int
         Rows (of positive weight) and features seen.
     feature_names_in_ : ndarray of str, shape (n_features_in_,)

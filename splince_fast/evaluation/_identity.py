@@ -67,12 +67,13 @@ def key(**settings: object) -> str:
 
 
 def _pieces(value: Any, seen: Seen) -> Iterator[bytes]:
-    """Bytes that stand for a value."""
+    """Bytes that represent a value."""
     kind = type(value)
     if value is None or kind in (bool, int, float, complex, str, bytes, type(...)):
         yield f"{kind.__name__}:{value!r}".encode(errors="surrogatepass")
         return
-    if kind not in (tuple, frozenset, types.CodeType):  # the compiler may merge equal ones
+    # Not these kinds: whether two equal constants are one object is up to the compiler.
+    if kind not in (tuple, frozenset, types.CodeType):
         if id(value) in seen:
             yield f"again:{seen[id(value)][0]}".encode()
             return

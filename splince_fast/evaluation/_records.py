@@ -22,9 +22,9 @@ Json = dict[str, Any]
 # Names that erasers and heads may not have. ADVICE: eraser of a record of advice. ERASER_ROW: head
 # of a record of an eraser itself. PATH: head of the points of a path in the long form.
 ADVICE, ERASER_ROW, PATH = "", "", "alphas"
-_FORMAT = 2  # of the file of a comparison
+_FORMAT = 2  # version of the file format of a comparison
 _FILE = "cells.jsonl"
-_CODES = np.dtype("<u2")  # of predicted classes in a record
+_CODES = np.dtype("<u2")  # dtype of predicted classes in a record
 
 
 class CellCount(NamedTuple):

@@ -245,7 +245,7 @@ class Protocol:
         return Split(train, validation, test, float(p), self.aligned_class, missing, notes)
 
     def weighted(self, split: Split) -> Split:
-        """The split with weights by which the cells of both parts have the fractions of its p."""
+        """The split with weights that give the cells of both parts their fractions at its p."""
         fractions = self.fractions(float(split.p or 0.0))
         return replace(
             split,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -233,8 +233,16 @@ def best_claim(
     return Claim(text, all_hold(verdicts), evidence)
 
 
+class Where(TypedDict, total=False):
+    """Head, level and alpha of a figure, as for :meth:`Comparison.values`."""
+
+    head: str | None
+    p: float | None
+    alpha: float | None
+
+
 def seed_differences(
-    result: Comparison, metric: str, eraser: str, reference: str, **where: Any
+    result: Comparison, metric: str, eraser: str, reference: str, **where: Unpack[Where]
 ) -> dict[int, float]:
     """Metric of an eraser minus that of a reference, at every seed that both have."""
     values = result.values(metric, eraser=eraser, **where)
@@ -243,7 +251,7 @@ def seed_differences(
 
 
 def difference_bounds(
-    result: Comparison, metric: str, eraser: str, reference: str, **where: Any
+    result: Comparison, metric: str, eraser: str, reference: str, **where: Unpack[Where]
 ) -> Bounds:
     """95 % interval of the mean of :func:`seed_differences`."""
     differences = seed_differences(result, metric, eraser, reference, **where)

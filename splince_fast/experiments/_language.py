@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +21,20 @@ from splince_fast._runtime.extras import require
 from splince_fast.exceptions import MissingExtraError
 from splince_fast.experiments.erasers import ERASERS
 
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from splince_fast.nn import Erasers
+
 Batch = dict[str, Any]
 
 # Keys of a batch that are arguments of the model; the others are columns of its rows.
 _INPUTS = ("input_ids", "inputs_embeds", "attention_mask")
 
 
-def read_model() -> tuple[Any, Any]:
+def read_model() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """SmolLM2-135M-Instruct and its tokenizer, from the package that brings the weights.
 
     Raises
@@ -51,12 +58,12 @@ def read_model() -> tuple[Any, Any]:
     source = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     tokenizer = AutoTokenizer.from_pretrained(**source)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    model: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
     model.eval()
     return model, tokenizer
 
 
-def fit_sites(model: Any, batches: Any, sites: Sequence[str], label: str) -> Any:
+def fit_sites(model: Module, batches: Sequence[Batch], sites: Sequence[str], label: str) -> Erasers:
     """Fit an eraser site by site, with those of earlier sites in place at every token."""
     from splince_fast import nn as snn
 
@@ -71,7 +78,7 @@ def fit_sites(model: Any, batches: Any, sites: Sequence[str], label: str) -> Any
 # -- parts of a model ----------------------------------------------------------------------
 
 
-def blocks(body: Any, start: int, stop: int | None = None) -> Any:
+def blocks(body: Module, start: int, stop: int | None = None) -> Module:
     """The blocks of a transformer from `start` to before `stop`, which share its weights.
 
     With `stop` None all blocks from `start` and the final norm. A part that does not begin with
@@ -90,7 +97,7 @@ def blocks(body: Any, start: int, stop: int | None = None) -> Any:
     return part
 
 
-def run_blocks(body: Any, batches: Sequence[Batch]) -> list[Batch]:
+def run_blocks(body: Module, batches: Sequence[Batch]) -> list[Batch]:
     """The batches with the output states of `body` in place of its input."""
     return [
         {
@@ -101,7 +108,7 @@ def run_blocks(body: Any, batches: Sequence[Batch]) -> list[Batch]:
     ]
 
 
-def _hidden(body: Any, batch: Batch) -> Any:
+def _hidden(body: Module, batch: Batch) -> Tensor:
     """(B, T, d): last hidden states of a batch."""
     import torch
 
@@ -113,7 +120,7 @@ def _hidden(body: Any, batch: Batch) -> Any:
 # -- evaluation ----------------------------------------------------------------------------
 
 
-def prompt_batches(tokenizer: Any, prompts: Sequence[str]) -> list[Batch]:
+def prompt_batches(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]) -> list[Batch]:
     """Prompts of similar length in batches of 64, with their positions in `prompts` as "rows"."""
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     batches = []
@@ -124,7 +131,7 @@ def prompt_batches(tokenizer: Any, prompts: Sequence[str]) -> list[Batch]:
     return batches
 
 
-def states(body: Any, batches: Sequence[Batch]) -> NDArray[np.float64]:
+def states(body: Module, batches: Sequence[Batch]) -> NDArray[np.float64]:
     """(n, d): last-token states after the final norm, with the installed erasers."""
     import torch
 
@@ -136,7 +143,7 @@ def states(body: Any, batches: Sequence[Batch]) -> NDArray[np.float64]:
     return last_states
 
 
-def prose_batches(tokenizer: Any, n_tokens: int) -> list[Batch]:
+def prose_batches(tokenizer: PreTrainedTokenizerBase, n_tokens: int) -> list[Batch]:
     """Descriptions of scikit-learn's data sets in batches of 256 tokens; "ids" are the targets."""
     from sklearn import datasets
 
@@ -146,7 +153,7 @@ def prose_batches(tokenizer: Any, n_tokens: int) -> list[Batch]:
     return [{"input_ids": i, "ids": i} for i in ids.split(256, dim=1) if i.shape[1] > 1]
 
 
-def perplexity(body: Any, head: Any, batches: Sequence[Batch]) -> float:
+def perplexity(body: Module, head: Module, batches: Sequence[Batch]) -> float:
     """exp of the mean log-loss per token, with the installed erasers."""
     import torch
 

@@ -31,9 +31,9 @@ def run(options: RunOptions) -> Findings:
     for metric in ("accuracy", "worst_group"):
         rows = []
         for alpha in alphas:
-            where = {"p": p, "head": "retrained", "alpha": alpha}
+            selection = {"p": p, "head": "retrained", "alpha": alpha}
             sal, leace, splince = (
-                result.interval(metric, eraser=e, **where) for e in ("SAL", "LEACE", "SPLINCE")
+                result.interval(metric, eraser=e, **selection) for e in ("SAL", "LEACE", "SPLINCE")
             )
             gaps = {"LEACE": splince.mean - leace.mean, "SAL": splince.mean - sal.mean}
             rows.append((f"{alpha:g}", *cell_texts(sal, leace, splince, *gaps.values())))

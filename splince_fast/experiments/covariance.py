@@ -32,11 +32,11 @@ def run(options: RunOptions) -> Findings:
     )  # fmt: skip
     p = result.context.levels[-1]
     mean = {e: result.mean("kept_covariance", eraser=e, p=p) for e in ERASERS}
-    kept = {e: result.values("kept_covariance", eraser=e, p=p) for e in ("SAL", "LEACE")}
-    ratio = result.test_ratio(p)
-    bounds = {e: corrected_bounds([*values.values()], ratio) for e, values in kept.items()}
-    fractions = [kept["SAL"][seed] / kept["LEACE"][seed] for seed in kept["SAL"]]
-    fraction_bounds = corrected_bounds(fractions, ratio)
+    ratios = {e: result.values("kept_covariance", eraser=e, p=p) for e in ("SAL", "LEACE")}
+    test_ratio = result.test_ratio(p)
+    bounds = {e: corrected_bounds([*values.values()], test_ratio) for e, values in ratios.items()}
+    fractions = [ratios["SAL"][seed] / ratios["LEACE"][seed] for seed in ratios["SAL"]]
+    fraction_bounds = corrected_bounds(fractions, test_ratio)
     claims = [
         Claim("SPLINCE keeps all of it", abs(mean["SPLINCE"] - 1) < 1e-6, f"{mean['SPLINCE']:.6f}"),
         Claim(

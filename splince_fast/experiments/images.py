@@ -90,8 +90,12 @@ def evaluate_split(data: Dataset, p: float, seed: int) -> SplitResult:
         erased = erasers[name](X) if name in erasers else X
         change = erased[train] - X[train]
         shifts[name] = {cell: change[rows].mean(axis=0) for cell, rows in cells.items()}
-        kept = covariance_ratio(erasers[name], moments, "task") if name in erasers else 1.0
-        of_eraser = [kept, float(np.sum(change**2) / total), clipped_fraction(erased[train])]
+        ratio = covariance_ratio(erasers[name], moments, "task") if name in erasers else 1.0
+        of_eraser = [
+            ratio,
+            float(np.sum(change**2) / total),
+            clipped_fraction(erased[train]),
+        ]
         retrained = fit_head(erased[train], y[train], alpha=ALPHA, scale=False)
         for head, model in (("retrained", retrained), ("frozen", frozen)):
             y_pred = model.predict(erased[test])

@@ -8,7 +8,7 @@ its perplexity on prose that comes with scikit-learn.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from splince_fast.experiments._common import (
 )
 from splince_fast.experiments.datasets import load
 from splince_fast.experiments.erasers import ERASERS
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 # Blocks whose output is erased, besides the output of the final norm.
 DEPTHS = {"last 1": (), "last 3": (27, 28), "last 5": range(25, 29), "last 9": range(21, 29)}
@@ -71,7 +74,7 @@ def run(options: RunOptions) -> Findings:
 
     regressions: dict[str, LogOddsRegression] = {}
 
-    def measure(body: Any, name: str) -> tuple[float, float, float]:
+    def measure(body: Module, name: str) -> tuple[float, float, float]:
         log_odds = _language.states(body, batches["test"]) @ (head[0] - head[1])
         regression = log_odds_regression(
             log_odds, stereotype=z[test], factual=y[test], clusters=nouns[test]

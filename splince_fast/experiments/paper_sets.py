@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,9 @@ from numpy.typing import NDArray
 from splince_fast._runtime.extras import require
 from splince_fast.experiments.dataset import VARIABLE, Dataset, MissingDataError
 from splince_fast.labels import ClassName
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 Columns = dict[str, list[Any]]
 PER_CELL = 5000
@@ -143,7 +146,7 @@ def embed_texts(texts: Sequence[str], model: str, pooling: str, name: str) -> ND
     return embeddings
 
 
-def embed_images(images: Iterable[Any], name: str) -> NDArray[np.float32]:
+def embed_images(images: Iterable[Image], name: str) -> NDArray[np.float32]:
     """Inputs of the last layer of a ResNet-50 trained on ImageNet."""
     require("torchvision", "experiments")
     import torch
@@ -228,7 +231,7 @@ def _celeba() -> Dataset:
 
 
 def _attributes(path: Path) -> tuple[list[str], Mapping[str, NDArray[np.intp]]]:
-    """File names and 0/1 attributes: a count, the names, then 1 or -1 for each."""
+    """Read file names and 0/1 attributes from CelebA's list of 1 and -1 below a header."""
     with path.open(encoding="utf-8", newline="") as stream:
         _, header, *rows = csv.reader(stream, delimiter=" ", skipinitialspace=True)
     header = [name for name in header if name]
@@ -258,14 +261,14 @@ def _waterbirds() -> Dataset:
     )  # fmt: skip
 
 
-def _image(value: Any) -> Any:
+def _image(value: Image | Mapping[str, bytes]) -> Image:
     """Convert a picture of the hub's client, or of a Parquet file, to RGB."""
     if not isinstance(value, Mapping):
         return value.convert("RGB")
     require("PIL", "experiments")
-    from PIL import Image
+    from PIL import Image as images
 
-    return Image.open(BytesIO(value["bytes"])).convert("RGB")
+    return images.open(BytesIO(value["bytes"])).convert("RGB")
 
 
 def winobias_prompts(name: str = "winobias") -> Columns:
@@ -295,13 +298,13 @@ def _winobias() -> Dataset:
     names = sorted(set(columns["referent"]))
     class_index = {name: i for i, name in enumerate(names)}
     X, head = causal_states(columns["prompt"], names, model, "winobias")
-    others = [
+    distractors = [
         next((n for n in names if n in prompt.lower() and n != referent), referent)
         for prompt, referent in zip(columns["prompt"], columns["referent"], strict=True)
     ]
     labels = {
         "task": np.array([class_index[referent] for referent in columns["referent"]]),
-        "other": np.array([class_index[referent] for referent in others]),
+        "other": np.array([class_index[referent] for referent in distractors]),
         "concept": np.array(columns["anti_stereotype"]),
         "split": np.array(columns["split"]),
     }
@@ -322,7 +325,7 @@ def causal_states(
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(model)
-        network: Any = AutoModelForCausalLM.from_pretrained(model)
+        network = AutoModelForCausalLM.from_pretrained(model)
     except OSError as error:
         raise _unavailable(model, name, error) from error
     network.eval()

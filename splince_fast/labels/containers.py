@@ -1,6 +1,6 @@
 """From any container to one raw column: lists, arrays, series, frames, Arrow data, tensors.
 
-Containers are told apart by what they offer, so that none of their libraries is imported here;
+Containers are distinguished by their attributes, so that none of their libraries is imported;
 pandas, polars and Arrow are read through narwhals.
 """
 

@@ -52,7 +52,7 @@ def names_array(classes: Iterable[ClassName]) -> NDArray[Any]:
 
 
 def names_to_json(classes: Iterable[ClassName]) -> list[object]:
-    """Turn class names into what JSON can hold; a tuple becomes a list.
+    """Convert class names to values that JSON can hold; a tuple becomes a list.
 
     Raises
     ------

@@ -252,7 +252,7 @@ def _rho(white: Float, between: Float, span: Float) -> float:
 
 
 class _AtFixedLabels(NamedTuple):
-    """Cov(x, y given z), (k, d): whitened by T = Cov(x given z), and T^+ times it.
+    """Cov(x, y given z), (k, d), in two forms: whitened by T = Cov(x given z), and T^+ times it.
 
     `lost` is the largest 1 / (1 - c^2), c the canonical correlations of x and z: digits of T^+.
     """

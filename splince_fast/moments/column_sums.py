@@ -119,7 +119,7 @@ class ColumnSums(Variable):
             return Request(
                 indicators.codes, indicators.n_classes, None, (n_present, float(w.sum()), *sums)
             )
-        # z - t and a column of ones, times sqrt(w) for their squares, and times w.
+        # z - t and a column of ones: times sqrt(w) for the squares, and later times w for products.
         columns = np.empty((n, k + 1))
         np.subtract(labels, reference, out=columns[:, :k])
         columns[:, k] = 1.0

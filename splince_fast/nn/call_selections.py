@@ -162,7 +162,8 @@ class CallSelections:
         if hook.is_root:
             self._thread.store_inputs = False
         if torch.is_grad_enabled() and (selection.mask is not None or selection.error):
-            # For the whole call: reentrant checkpoints run their module without gradients.
+            # Stored during the whole call, not only with gradients enabled: reentrant checkpoints
+            # run their module without gradients.
             self._checkpointed = self._thread.store_inputs = True
             self._by_input = {k: v for k, v in self._by_input.items() if not v[0].expired()}
             self._attach_parts(module, hook)

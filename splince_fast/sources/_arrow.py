@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,9 @@ from splince_fast._runtime.blocks import choose_block_rows
 from splince_fast._runtime.extras import require
 from splince_fast.exceptions import InputError
 from splince_fast.sources.base import Block, PieceSource, Source, StreamSource
+
+if TYPE_CHECKING:
+    from pyarrow import Array, ChunkedArray, DataType, RecordBatch, Table
 
 # Assumed width of lists in a stream, which determines the block size before a row is read.
 _ASSUMED_WIDTH = 16384
@@ -63,7 +66,7 @@ class VectorType(NamedTuple):
     itemsize: int
 
 
-def vector_type(arrow_type: Any, name: str) -> VectorType:
+def vector_type(arrow_type: DataType, name: str) -> VectorType:
     """Interpret the Arrow type of an embedding column; InputError unless it is lists of numbers."""
     types = require("pyarrow", "parquet").types
     storage = getattr(
@@ -81,7 +84,9 @@ def vector_type(arrow_type: Any, name: str) -> VectorType:
     )
 
 
-def column_matrix(column: Any, name: str, width: int | None, row_name: RowName) -> NDArray[Any]:
+def column_matrix(
+    column: ChunkedArray, name: str, width: int | None, row_name: RowName
+) -> NDArray[Any]:
     """Return a read-only matrix (n, d) of an embedding column.
 
     `column` is a ChunkedArray of n > 0 lists, sliced or not; several chunks are copied, one is
@@ -123,12 +128,14 @@ def column_matrix(column: Any, name: str, width: int | None, row_name: RowName) 
     return matrix
 
 
-def _nulls(array: Any) -> NDArray[np.bool_]:
+def _nulls(array: Array | ChunkedArray) -> NDArray[np.bool_]:
     """Return a mask of the null entries of an Arrow array."""
     return np.asarray(array.is_null().to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
-def table_to_block(table: Any, columns: ColumnNames, width: int | None, row_name: RowName) -> Block:
+def table_to_block(
+    table: Table, columns: ColumnNames, width: int | None, row_name: RowName
+) -> Block:
     """Convert a table of n > 0 rows to a block; labels stay Arrow columns."""
     weight = None
     if columns.sample_weight is not None:
@@ -153,7 +160,7 @@ def row_namer(place: str, start: int) -> RowName:
 
 
 def batches_to_blocks(
-    batches: Iterable[Any],
+    batches: Iterable[RecordBatch],
     columns: ColumnNames,
     block_rows: int,
     width: int | None,
@@ -178,10 +185,10 @@ def batches_to_blocks(
         del block
 
 
-def _regroup(batches: Iterable[Any], block_rows: int) -> Iterator[Any]:
+def _regroup(batches: Iterable[RecordBatch], block_rows: int) -> Iterator[Table]:
     """Regroup record batches to tables of `block_rows` rows, the last one shorter."""
     table_from = require("pyarrow", "parquet").Table.from_batches
-    pending: list[Any] = []
+    pending: list[RecordBatch] = []
     missing = block_rows
     for batch in batches:
         while batch.num_rows:
@@ -198,7 +205,7 @@ def _regroup(batches: Iterable[Any], block_rows: int) -> Iterator[Any]:
 
 
 def stream_source(
-    start: Callable[[], Iterator[Any]],
+    start: Callable[[], Iterator[RecordBatch]],
     columns: ColumnNames,
     block_rows: int | None,
     vectors: VectorType,
@@ -214,7 +221,7 @@ def stream_source(
 
 
 def sliced_source(
-    read_rows: Callable[[int, int], Any],
+    read_rows: Callable[[int, int], Table],
     n: int,
     columns: ColumnNames,
     block_rows: int | None,

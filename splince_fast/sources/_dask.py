@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,8 +14,11 @@ from splince_fast.exceptions import InputError
 from splince_fast.sources._arrays import check_length, map_labels, slice_rows
 from splince_fast.sources.base import Block, Source, is_matrix, too_few_blocks
 
+if TYPE_CHECKING:
+    from dask.array import Array
 
-def from_dask(X: Any, labels: Any = None, *, sample_weight: Any = None) -> Source:
+
+def from_dask(X: Array, labels: Any = None, *, sample_weight: Any = None) -> Source:
     """Yield the chunks of a dask array, which are computed when they are read.
 
     With ``Moments.from_blocks(source, client=client)`` the workers of a cluster compute and
@@ -102,7 +105,7 @@ def _column(column: Any, name: str, sizes: tuple[float, ...]) -> Any:
 class DaskSource(Source):
     """The chunks of a dask array with their labels."""
 
-    def __init__(self, X: Any, labels: Any, weight: Any) -> None:
+    def __init__(self, X: Array, labels: Any, weight: Any) -> None:
         self._sizes = X.chunks[0]
         sizes_known = not any(math.isnan(size) for size in self._sizes)
         n, d = (int(X.shape[0]) if sizes_known else None), int(X.shape[1])
@@ -150,7 +153,7 @@ class DaskPart(Source):
 
     def __init__(self, name: str, chunks: list[Block]) -> None:
         super().__init__(name)
-        lazy: list[Any] = []
+        lazy: list[Array] = []
 
         def placeholder(value: Any) -> Any:
             if not hasattr(value, "__dask_graph__"):
@@ -181,7 +184,7 @@ class DaskPart(Source):
         return [_filled(chunk, dict(enumerate(values))) for chunk in self._chunks]
 
 
-def _with_own_rows(chunk: Any) -> Any:
+def _with_own_rows(chunk: Array) -> Array:
     """Return a chunk of an array in memory whose graph holds the rows of the chunk only.
 
     ``da.from_array`` slices plain arrays. For a memory map, a locked array or another subclass the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from splince_fast.exceptions import InputError
 from splince_fast.sources._arrow import (
@@ -15,12 +15,16 @@ from splince_fast.sources._arrow import (
 )
 from splince_fast.sources.base import Source
 
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
+    from pyarrow import RecordBatch
+
 # Rows of the tables that a stream collects from single examples.
 _STREAM_ROWS = 1024
 
 
 def from_dataset(
-    ds: Any,
+    ds: Dataset | IterableDataset,
     embedding: str,
     labels: Sequence[str] | str | None = None,
     *,
@@ -83,7 +87,7 @@ def from_dataset(
         field = ds.features.arrow_schema.field(embedding)
         vectors = vector_type(field.type, f"column {embedding!r}")
 
-    def start() -> Iterator[Any]:
+    def start() -> Iterator[RecordBatch]:
         for table in data.iter(batch_size=_STREAM_ROWS):
             yield from table.to_batches()
 

@@ -6,7 +6,7 @@ import itertools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from splince_fast._runtime.blocks import choose_block_rows
 from splince_fast._runtime.extras import require
@@ -26,6 +26,10 @@ from splince_fast.sources.base import (
     files_name,
     repeatable,
 )  # fmt: skip
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch, Table
+    from pyarrow.parquet import ParquetFile
 
 # With a buffer a column is read while it is decoded; without one, a row group of it is in memory.
 _BUFFER_BYTES = 1 << 20
@@ -114,7 +118,7 @@ def from_parquet(
     return _files_source(_find_files(paths), columns, block_rows)
 
 
-def _as_table(data: object) -> Any:
+def _as_table(data: object) -> Table:
     """Convert an object that exports Arrow data to a table."""
     pa = require("pyarrow", "parquet")
     try:
@@ -178,7 +182,9 @@ def _files_source(paths: list[str], columns: ColumnNames, block_rows: int | None
     return source
 
 
-def _read_footer(file: Any, path: str, columns: ColumnNames) -> tuple[list[_RowGroup], int | None]:
+def _read_footer(
+    file: ParquetFile, path: str, columns: ColumnNames
+) -> tuple[list[_RowGroup], int | None]:
     """Read the row groups of a file, and the width of its vectors if the type states it."""
     columns.check(file.schema_arrow.names, repr(path))
     kind = file.schema_arrow.field(columns.embedding).type
@@ -226,8 +232,8 @@ def _read(
 
 
 def _decode(
-    file: Any, group: _RowGroup, columns: ColumnNames, block_rows: int, place: str
-) -> Iterator[Any]:
+    file: ParquetFile, group: _RowGroup, columns: ColumnNames, block_rows: int, place: str
+) -> Iterator[RecordBatch]:
     """Yield the record batches of a row group."""
     pa = require("pyarrow", "parquet")
     metadata = file.metadata
@@ -244,7 +250,7 @@ def _decode(
         ) from error
 
 
-def _open(path: str) -> Any:
+def _open(path: str) -> ParquetFile:
     """Open a Parquet file."""
     pa, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
     try:

@@ -1,6 +1,6 @@
 """The shipped nouns, templates and language-model states of the demonstration.
 
-``data/README.md`` says where the tables come from and what a score means; the script
+``data/README.md`` states the origin of the tables and the meaning of the scores; the script
 ``tools/build_profession_activations.py`` of the source tree makes the array from the tables.
 """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -172,7 +172,7 @@ t-test with the
   same correction"""
 
 
-def to_dict(data: ProfessionData, runs: list[Results]) -> dict[str, Any]:
+def to_dict(data: ProfessionData, runs: list[Results]) -> dict[str, object]:
     """Everything as plain numbers, strings, lists and dictionaries, ready for JSON."""
     return {
         "model": data.model,
@@ -183,7 +183,7 @@ def to_dict(data: ProfessionData, runs: list[Results]) -> dict[str, Any]:
     }
 
 
-def _run_to_dict(results: Results) -> dict[str, Any]:
+def _run_to_dict(results: Results) -> dict[str, object]:
     """The results of one run as plain numbers, strings, lists and dictionaries."""
     return {
         "random_state": results.random_state,
