@@ -569,6 +569,43 @@ def test_apply_in_place_twice_is_once(
     np.testing.assert_allclose(np.load("X.npy"), expected, atol=1e-13)
 
 
+def test_in_place_is_refused_where_twice_is_not_once(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    X, gender = np.load("X.npy"), np.load("gender.npy")
+    labels = {"gender": gender, "job": np.load("numbers.npy")}
+    moments = sf.Moments().update(X, labels)
+    leace = sf.leace(moments, erase="gender")
+    after = sf.Moments().update(sf.sal(moments, erase="gender")(X), labels)
+    repaired = sf.repair(after, before=moments, keep="job") @ sf.sal(moments, erase="gender")
+    erasers = {
+        "oracle": sf.oracle(moments, erase="gender"),
+        "partial": leace.scaled(0.5),
+        "repaired": repaired,
+        "leace": leace,
+        "splince": sf.splince(moments, erase="gender", keep="job"),
+        "sal": sf.sal(moments, erase="gender"),
+    }
+    for name, eraser in erasers.items():
+        eraser.save(name)
+        np.save("copy.npy", X)
+        once = eraser(X, {"gender": gender})
+        twice = eraser(once, {"gender": gender})
+        argv = ["apply", name, "copy.npy", "--in-place"]
+        if np.abs(twice - once).max() < 1e-9:
+            told(capsys, *argv)
+            np.testing.assert_array_equal(np.load("copy.npy"), once)
+        else:
+            extra = ["--labels", "gender.npy"] if name == "oracle" else []
+            assert "changes erased rows again" in told(capsys, *argv, *extra, code=2)
+            np.testing.assert_array_equal(np.load("copy.npy"), X)
+    repeated = erasers["oracle"](erasers["oracle"](X, {"gender": gender}), {"gender": gender})
+    gap = [
+        rows[gender == 1].mean(axis=0) - rows[gender == 0].mean(axis=0) for rows in (X, repeated)
+    ]
+    np.testing.assert_allclose(gap[1], -gap[0])  # control: the concept would be back
+
+
 def test_apply_needs_memory_for_a_piece_only(
     eraser: sf.Projection, capsys: pytest.CaptureFixture[str]
 ) -> None:
