@@ -829,6 +829,22 @@ def test_parquet_in_and_out(
     assert not Path("o.parquet").exists()
 
 
+def test_a_saved_data_set_that_cannot_be_read_is_an_error(
+    eraser: sf.Projection, capsys: pytest.CaptureFixture[str]
+) -> None:
+    datasets = pytest.importorskip("datasets", reason="Hugging Face datasets are not installed")
+    datasets.disable_progress_bars()
+    datasets.Dataset.from_dict({"v": [], "gender": []}).save_to_disk("empty")
+    Path("damaged").mkdir()
+    Path("damaged/dataset_info.json").write_text("{")
+    for folder in ("empty", "damaged"):
+        argv = [folder, "--embedding", "v", "-o", "out"]
+        told(capsys, "apply", "e", *argv, code=2)
+        err = told(capsys, "fit", *argv, "--erase", "gender", code=2)
+        assert f"'{folder}' cannot be read as a saved data set" in err
+    assert not Path("out").exists()
+
+
 def test_saved_data_sets_in_and_out(
     eraser: sf.Projection, capsys: pytest.CaptureFixture[str]
 ) -> None:
