@@ -280,6 +280,8 @@ def _erase_parquet(eraser: Eraser, path: str, target: str, embedding: str) -> in
                     f"{file.schema_arrow.names}"
                 )
             for group in range(file.metadata.num_row_groups):
+                if not file.metadata.row_group(group).num_rows:
+                    continue  # its vectors have no type of the result
                 where = f"row group {group} of {path!r}"
                 table = _erase_column(eraser, file.read_row_group(group), embedding, where)
                 writer = writer or parquet.ParquetWriter(partial, table.schema)

@@ -829,6 +829,23 @@ def test_parquet_in_and_out(
     assert not Path("o.parquet").exists()
 
 
+def test_an_empty_row_group_before_integers_is_left_out(
+    eraser: sf.Projection, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    X = (10 * np.load("X.npy")).astype(np.int32)
+    table = pa.table({"v": pa.array(list(X), pa.list_(pa.int32()))})
+    with parquet.ParquetWriter("groups.parquet", table.schema) as writer:
+        for part in (table.slice(0, 0), table.slice(0, 100), table.slice(100, 0), table.slice(100)):
+            writer.write_table(part)
+    assert parquet.ParquetFile("groups.parquet").metadata.num_row_groups > 2  # control
+    out = told(capsys, "apply", "e", "groups.parquet", "--embedding", "v", "-o", "out.parquet")
+    assert out == f"{N} rows: out.parquet\n"
+    found = np.array(parquet.read_table("out.parquet")["v"].to_pylist())
+    np.testing.assert_array_equal(found, eraser(X))
+
+
 def test_a_saved_data_set_that_cannot_be_read_is_an_error(
     eraser: sf.Projection, capsys: pytest.CaptureFixture[str]
 ) -> None:
