@@ -23,6 +23,7 @@ Float = NDArray[np.float64]
 _FORMAT = 1
 _KIND = "projection"
 _EPS = float(np.finfo(np.float64).eps)
+_IDEMPOTENT = 1e-6  # relative size of the second change, below which it is rounding
 
 
 class Projection:
@@ -175,6 +176,24 @@ class Projection:
         size = float(np.linalg.norm(inner[0], 2) * np.linalg.norm(inner[1], 2))
         values = np.linalg.svd(inner[0] @ inner[1].T, compute_uv=False)
         return int(np.count_nonzero(values > self.n_features * _EPS * size))
+
+    @cached_property
+    def _idempotent(self) -> bool:
+        """Whether r(r(x)) = r(x), in the units of `rank`.
+
+        With c = right^T (x - mean) - shift, the first change is left c and the second one is
+        left (I - right^T left) c.
+        """
+        if not len(self._left):
+            return True
+        left, right = _balanced(self.left, self.right)
+        first = np.linalg.qr(left).R
+        second = first @ (np.eye(len(self._left)) - self._right @ self.left)
+        for columns in (np.linalg.qr(right).R.T, self._shift):
+            size = np.linalg.norm(second @ columns)
+            if size > _IDEMPOTENT * np.linalg.norm(first @ columns):
+                return False
+        return True
 
     needs_labels = False
 

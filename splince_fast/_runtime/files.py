@@ -96,13 +96,23 @@ def _replacing(target: Path) -> Iterator[Path]:
 
 
 def writable_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path with symbolic links resolved; InputError if it is empty or a folder."""
+    """Return the path with symbolic links resolved.
+
+    Raises
+    ------
+    InputError
+        The path is empty or a folder.
+    FileNotFoundError
+        Its folder does not exist.
+    """
     text = os.fsdecode(path)
     if not text:
         raise InputError("the path is empty; name a file")
     target = Path(os.path.realpath(text))
     if target.is_dir():
         raise InputError(f"{text!r} is a folder; name a file in it")
+    if not target.parent.exists():
+        raise FileNotFoundError(f"there is no folder for {text!r}; make it first")
     return target
 
 

@@ -45,7 +45,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "files of the same names")  # fmt: skip
     output.add_argument("--in-place", action="store_true",
         help="overwrite .npy files; after an interruption run the command again: erasing twice "
-        "changes nothing")  # fmt: skip
+        "changes nothing. Erasers for which it does (partial ones, and those that need labels) are "
+        "refused")  # fmt: skip
     add("--embedding", metavar="COLUMN", help="column of vectors in a table")
     add("--key", metavar="NAME", help="array of rows in a file of several arrays")
     add("--labels", action="append", default=[], metavar="[NAME=]FILE",
@@ -60,6 +61,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(args: argparse.Namespace) -> None:
     """Check all files before the first row is read, then erase them one by one or in parallel."""
     eraser = _load(args)
+    if args.in_place:
+        _check_idempotent(eraser)
     if args.jobs < 1:
         raise InputError(f"--jobs is {args.jobs}; it must be at least 1")
     several = len(args.rows) > 1 or (
@@ -111,6 +114,18 @@ def _load(args: argparse.Namespace) -> Eraser:
                 f"splince-fast apply {path} {args.eraser} ..."
             ) from error
         raise
+
+
+def _check_idempotent(eraser: Eraser) -> None:
+    """Raise InputError unless r(r(x)) = r(x): a file may be erased again after an interruption."""
+    from splince_fast.projection import Projection
+
+    if isinstance(eraser, Projection) and eraser._idempotent:
+        return
+    raise InputError(
+        f"--in-place is repeated after an interruption, and this eraser ({eraser.method}) changes "
+        "erased rows again; use -o FILE"
+    )
 
 
 def _labels(
@@ -265,6 +280,8 @@ def _erase_parquet(eraser: Eraser, path: str, target: str, embedding: str) -> in
                     f"{file.schema_arrow.names}"
                 )
             for group in range(file.metadata.num_row_groups):
+                if not file.metadata.row_group(group).num_rows:
+                    continue  # its vectors have no type of the result
                 place = f"row group {group} of {path!r}"
                 table = _erase_column(eraser, file.read_row_group(group), embedding, place)
                 writer = writer or parquet.ParquetWriter(partial, table.schema)

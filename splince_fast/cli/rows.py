@@ -254,8 +254,20 @@ def embedding_missing(path: str) -> InputError:
 
 
 def load_dataset(path: str) -> Any:
-    """Load a saved data set, or a dictionary of its splits."""
-    return require("datasets", "datasets").load_from_disk(path)
+    """Load a saved data set, or a dictionary of its splits.
+
+    Raises
+    ------
+    InputError
+        It cannot be read.
+    """
+    datasets = require("datasets", "datasets")
+    try:
+        return datasets.load_from_disk(path)
+    except Exception as error:  # of any class, such as an IndexError where there is no row
+        raise InputError(
+            f"{path!r} cannot be read as a saved data set: {error}. It may be empty or damaged"
+        ) from error
 
 
 def source_of(

@@ -72,7 +72,6 @@ def run(name: str, options: RunOptions, output: Path | None) -> Findings:
     seconds = time.perf_counter() - start
     print(findings)
     if output is not None:
-        output.mkdir(parents=True, exist_ok=True)
         for stem, figure in findings.figures.items():
             figure.savefig(output / f"{stem}.png", dpi=150)
         content = {"name": name, "data": findings.data.name, "values": findings.values}
@@ -84,7 +83,13 @@ def run(name: str, options: RunOptions, output: Path | None) -> Findings:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the experiments that the arguments name, and return the exit status."""
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.output is not None:
+        try:
+            args.output.mkdir(parents=True, exist_ok=True)
+        except OSError as error:  # before the work, not after it
+            parser.error(f"argument -o/--output: {error}")
     options = RunOptions(args.data, args.seeds, args.quick, args.jobs)
     status = 0
     for name in NAMES if args.name == "all" else [args.name]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from splince_fast._solve.options import is_integer
 from splince_fast.exceptions import InputError, LabelError
 from splince_fast.nn.tokens import MISSING_LABEL
 
@@ -134,7 +135,8 @@ def text_batches(
     Raises
     ------
     InputError
-        A column is missing, or the tokenizer has no padding token.
+        A column is missing, of another length or no text; the tokenizer has no padding token, or
+        returns a tensor that is named like a label.
     LabelError
         A text has a different number of labels and words.
 
@@ -162,24 +164,35 @@ def text_batches(
             "the tokenizer has no padding token; set any token, for instance tokenizer.pad_token = "
             "tokenizer.eos_token (padding is masked)"
         )
-    if not isinstance(batch_size, int) or batch_size < 1:
+    if not is_integer(batch_size) or batch_size < 1:
         raise InputError(f"batch_size is {batch_size!r}; it must be a positive integer")
     texts = list(columns.pop(text))
     if not texts:
         raise InputError("the data set holds no texts")
+    for i, value in enumerate(texts):
+        if not isinstance(value, str) and not (words and isinstance(value, Sequence)):
+            kind = "list of words" if words else "text"
+            raise InputError(f"text {i} is {value!r}, which is no {kind}; leave it out")
+    for name, values in columns.items():
+        if len(values) != len(texts):
+            raise InputError(f"{len(texts)} texts have {len(values)} labels {name!r}; one each")
     options: dict[str, Any] = {"truncation": True}
     if max_length:
         options["max_length"] = max_length
     elif getattr(tokenizer, "model_max_length", 0) > 1 << 30:  # no maximum
         options = {}
     encodings = tokenizer(texts, is_split_into_words=words, **options)
+    if taken := columns.keys() & encodings.keys():
+        raise InputError(f"a label is named {min(taken)!r}, as a tensor of the model; rename it")
     encoded = [{key: encodings[key][i] for key in encodings} for i in range(len(texts))]
     if words:
         columns = {
-            name: [
-                _align(name, i, encodings.word_ids(i), values[i], len(texts[i]))
-                for i in range(len(texts))
-            ]
+            name: _same_kind(
+                [
+                    _align(name, i, encodings.word_ids(i), values[i], len(texts[i]))
+                    for i in range(len(texts))
+                ]
+            )
             for name, values in columns.items()
         }
     order = np.argsort([len(text["input_ids"]) for text in encoded], kind="stable")
@@ -196,9 +209,13 @@ def _columns(dataset: Any, names: list[str]) -> dict[str, Any]:
         first = dataset[0] if dataset else {}
         available = list(first) if isinstance(first, Mapping) else []
         if all(name in available for name in names):
+            for i, row in enumerate(dataset):
+                if absent := [name for name in names if name not in row]:
+                    raise InputError(f"row {i} of the data set has no {absent}; it has {list(row)}")
             return {name: [row[name] for row in dataset] for name in names}
     else:
-        available = list(getattr(dataset, "column_names", None) or dataset)
+        columns = getattr(dataset, "column_names", getattr(dataset, "columns", dataset))
+        available = list(dataset if columns is None else columns)
         if all(name in available for name in names):
             return {name: _as_list(dataset[name]) for name in names}
     missing = [name for name in names if name not in available]
@@ -207,6 +224,19 @@ def _columns(dataset: Any, names: list[str]) -> dict[str, Any]:
 
 def _as_list(column: Any) -> list[Any]:
     return list(column.tolist() if hasattr(column, "tolist") else column)
+
+
+def _same_kind(labels: list[Any]) -> list[Any]:
+    """Labels of the tokens of all texts, as floats if those of one text are."""
+    arrays = [values for values in labels if isinstance(values, np.ndarray)]
+    if len({values.dtype.kind for values in arrays}) < 2:
+        return labels
+    return [
+        np.where(values == MISSING_LABEL, np.nan, values)
+        if isinstance(values, np.ndarray) and values.dtype.kind != "f"
+        else values
+        for values in labels
+    ]
 
 
 def _align(name: str, i: int, word_ids: Any, values: Any, n_words: int) -> Any:

@@ -569,6 +569,43 @@ def test_apply_in_place_twice_is_once(
     np.testing.assert_allclose(np.load("X.npy"), expected, atol=1e-13)
 
 
+def test_in_place_is_refused_where_twice_is_not_once(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    X, gender = np.load("X.npy"), np.load("gender.npy")
+    labels = {"gender": gender, "job": np.load("numbers.npy")}
+    moments = sf.Moments().update(X, labels)
+    leace = sf.leace(moments, erase="gender")
+    after = sf.Moments().update(sf.sal(moments, erase="gender")(X), labels)
+    repaired = sf.repair(after, before=moments, keep="job") @ sf.sal(moments, erase="gender")
+    erasers = {
+        "oracle": sf.oracle(moments, erase="gender"),
+        "partial": leace.scaled(0.5),
+        "repaired": repaired,
+        "leace": leace,
+        "splince": sf.splince(moments, erase="gender", keep="job"),
+        "sal": sf.sal(moments, erase="gender"),
+    }
+    for name, eraser in erasers.items():
+        eraser.save(name)
+        np.save("copy.npy", X)
+        once = eraser(X, {"gender": gender})
+        twice = eraser(once, {"gender": gender})
+        argv = ["apply", name, "copy.npy", "--in-place"]
+        if np.abs(twice - once).max() < 1e-9:
+            told(capsys, *argv)
+            np.testing.assert_array_equal(np.load("copy.npy"), once)
+        else:
+            extra = ["--labels", "gender.npy"] if name == "oracle" else []
+            assert "changes erased rows again" in told(capsys, *argv, *extra, code=2)
+            np.testing.assert_array_equal(np.load("copy.npy"), X)
+    repeated = erasers["oracle"](erasers["oracle"](X, {"gender": gender}), {"gender": gender})
+    gap = [
+        rows[gender == 1].mean(axis=0) - rows[gender == 0].mean(axis=0) for rows in (X, repeated)
+    ]
+    np.testing.assert_allclose(gap[1], -gap[0])  # control: the concept would be back
+
+
 def test_apply_needs_memory_for_a_piece_only(
     eraser: sf.Projection, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -790,6 +827,39 @@ def test_parquet_in_and_out(
     assert "no column 'w'" in told(capsys, *command, "w", "-o", "o.parquet", code=2)
     assert "written as .parquet" in told(capsys, *command, "v", "-o", "o.npy", code=2)
     assert not Path("o.parquet").exists()
+
+
+def test_an_empty_row_group_before_integers_is_left_out(
+    eraser: sf.Projection, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    X = (10 * np.load("X.npy")).astype(np.int32)
+    table = pa.table({"v": pa.array(list(X), pa.list_(pa.int32()))})
+    with parquet.ParquetWriter("groups.parquet", table.schema) as writer:
+        for part in (table.slice(0, 0), table.slice(0, 100), table.slice(100, 0), table.slice(100)):
+            writer.write_table(part)
+    assert parquet.ParquetFile("groups.parquet").metadata.num_row_groups > 2  # control
+    out = told(capsys, "apply", "e", "groups.parquet", "--embedding", "v", "-o", "out.parquet")
+    assert out == f"{N} rows: out.parquet\n"
+    found = np.array(parquet.read_table("out.parquet")["v"].to_pylist())
+    np.testing.assert_array_equal(found, eraser(X))
+
+
+def test_a_saved_data_set_that_cannot_be_read_is_an_error(
+    eraser: sf.Projection, capsys: pytest.CaptureFixture[str]
+) -> None:
+    datasets = pytest.importorskip("datasets", reason="Hugging Face datasets are not installed")
+    datasets.disable_progress_bars()
+    datasets.Dataset.from_dict({"v": [], "gender": []}).save_to_disk("empty")
+    Path("damaged").mkdir()
+    Path("damaged/dataset_info.json").write_text("{")
+    for folder in ("empty", "damaged"):
+        argv = [folder, "--embedding", "v", "-o", "out"]
+        told(capsys, "apply", "e", *argv, code=2)
+        err = told(capsys, "fit", *argv, "--erase", "gender", code=2)
+        assert f"'{folder}' cannot be read as a saved data set" in err
+    assert not Path("out").exists()
 
 
 def test_saved_data_sets_in_and_out(

@@ -193,3 +193,15 @@ def test_the_image_experiment_measures_shifts_by_cell() -> None:
     assert found.values["kept cov/SPLINCE/retrained/0.9"] == pytest.approx(1.0, abs=1e-6)
     assert found.values["kept cov/LEACE/retrained/0.9"] < 0.9
     assert len(found.claims) == 2
+
+
+def test_an_output_that_is_no_folder_is_refused_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as stopped:
+        command.main(["covariance", "--quick", "-o", str(tmp_path / "file")])
+    assert stopped.value.code == 2
+    out, err = capsys.readouterr()
+    assert "-o/--output" in err
+    assert not out

@@ -232,6 +232,14 @@ def test_what_is_no_such_file(tmp_path: Path, content: bytes) -> None:
         Moments.load(tmp_path / "nowhere")
 
 
+def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
+    eraser = Projection(np.eye(3)[:, :1], np.eye(3)[:, :1], np.zeros(3))
+    for folder in ("nowhere", "nowhere/deep"):
+        with pytest.raises(FileNotFoundError, match=r"there is no folder for '.*eraser'; make it"):
+            eraser.save(tmp_path / folder / "eraser")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_file_of_another_kind(tmp_path: Path, content: bytes) -> None:
     eraser = Projection(np.eye(3)[:, :1], np.eye(3)[:, :1], np.zeros(3))
     eraser.save(tmp_path / "eraser")

@@ -43,11 +43,11 @@ def forms() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("form", ["mapping", "rows", "pandas", "datasets"])
+@pytest.mark.parametrize("form", ["mapping", "rows", "pandas", "polars", "datasets"])
 def test_batches_from_any_container(form: str, tokenizer: Any) -> None:
-    if form in ("pandas", "datasets"):
+    if form in ("pandas", "polars", "datasets"):
         package = pytest.importorskip(form)
-        data = package.DataFrame(DATA) if form == "pandas" else package.Dataset.from_dict(DATA)
+        data = package.Dataset.from_dict(DATA) if form == "datasets" else package.DataFrame(DATA)
     else:
         data = forms()[form]
     batches = snn.text_batches(
@@ -112,3 +112,31 @@ def test_texts_are_truncated_and_invalid_arguments_are_errors(tokenizer: Any) ->
     bare = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer)
     with pytest.raises(sf.InputError, match="padding token"):
         snn.text_batches(DATA, bare, text="text")
+
+
+@pytest.mark.parametrize("labels", [["x"], ["x", "y", "z"]])
+def test_another_number_of_labels_than_of_texts_is_refused(labels: Any, tokenizer: Any) -> None:
+    data = {"text": ["the nurse", "a"], "kind": labels}
+    with pytest.raises(sf.InputError, match=f"2 texts have {len(labels)} labels 'kind'"):
+        snn.text_batches(data, tokenizer, text="text", labels="kind")
+
+
+def test_invalid_rows_and_names_of_labels_are_refused(tokenizer: Any) -> None:
+    data = {"text": ["the nurse", "a"], "input_ids": [0, 1]}
+    with pytest.raises(sf.InputError, match="named 'input_ids'"):
+        snn.text_batches(data, tokenizer, text="text", labels="input_ids")
+    with pytest.raises(sf.InputError, match="text 1 is None"):
+        snn.text_batches({"text": ["a", None]}, tokenizer, text="text")
+    with pytest.raises(sf.InputError, match=r"row 1 of the data set has no \['z'\]"):
+        snn.text_batches([{"text": "a", "z": 1}, {"text": "a"}], tokenizer, text="text", labels="z")
+
+
+def test_integers_beside_floats_are_not_rounded(tokenizer: Any) -> None:
+    """Labels of words: some texts hold whole numbers alone, others fractions."""
+    data = {"words": [["she"], ["a", "foreman"]], "score": [[1], [0.5, 1.5]]}
+    for order in ([0, 1], [1, 0]):
+        rows = {name: [values[i] for i in order] for name, values in data.items()}
+        (batch,) = snn.text_batches(rows, tokenizer, text="words", labels="score", words=True)
+        short, long = batch["score"].tolist()  # from short to long
+        assert [value for value in short if value == value] == [1.0]
+        assert [value for value in long if value == value] == [0.5, 1.5]
