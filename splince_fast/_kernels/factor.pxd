@@ -1,11 +1,11 @@
 """The factor of a covariance, and the linear algebra that its users share."""
 
-cdef enum:
-    OK = 0
-    INFEASIBLE = 1
-    NO_CONVERGENCE = 2
-    SINGULAR = 3
-    RANK_DEFICIENT = 4
+cpdef enum:
+    STATUS_OK = 0
+    STATUS_INFEASIBLE = 1
+    STATUS_NO_CONVERGENCE = 2
+    STATUS_SINGULAR = 3
+    STATUS_RANK_DEFICIENT = 4
 
 cdef enum:
     IDENTITY = 0
@@ -17,7 +17,6 @@ cdef enum:
 cdef double dot(const double* a, const double* b, Py_ssize_t n) noexcept nogil
 cdef void gemm(char* ta, char* tb, int m, int n, int k, double alpha, double* a, int lda,
                double* b, int ldb, double beta, double* c, int ldc) noexcept nogil
-cdef double sum_of_squares(const double* a, Py_ssize_t n) noexcept nogil
 cdef void scale_rows(const double* weight, double* b, int d, int k) noexcept nogil
 
 

@@ -26,12 +26,6 @@ from scipy.linalg cimport cython_blas, cython_lapack
 
 from splince_fast._kernels.shapes cimport check_length
 
-STATUS_OK = OK
-STATUS_INFEASIBLE = INFEASIBLE
-STATUS_NO_CONVERGENCE = NO_CONVERGENCE
-STATUS_SINGULAR = SINGULAR
-STATUS_RANK_DEFICIENT = RANK_DEFICIENT
-
 # Up to this width inverting the factor is cheaper than estimating the norm of its inverse.
 cdef enum:
     SMALL = 64
@@ -65,10 +59,6 @@ cdef void gemm(char* ta, char* tb, int m, int n, int k, double alpha, double* a,
         cython_blas.dgemm(ta, tb, &m, &n, &k, &alpha, a, &lda, b, &ldb, &beta, c, &ldc)
     elif m > 0 and n > 0 and beta == 0.0:
         memset(c, 0, sizeof(double) * <size_t>ldc * n)
-
-
-cdef double sum_of_squares(const double* a, Py_ssize_t n) noexcept nogil:
-    return dot(a, a, n)
 
 
 cdef void scale_rows(const double* weight, double* b, int d, int k) noexcept nogil:
@@ -148,7 +138,7 @@ cdef double inverse_size(Factor f, double* work) noexcept nogil:
     if info != 0:
         return 0.0
     for j in range(d):
-        total += sum_of_squares(work + j * d + j, d - j)
+        total += dot(work + j * d + j, work + j * d + j, d - j)
     return 1.0 / total
 
 
@@ -634,7 +624,7 @@ def dense(
     Returns
     -------
     Factor
-        Of `status` NO_CONVERGENCE or RANK_DEFICIENT where there is none.
+        Of `status` STATUS_NO_CONVERGENCE or STATUS_RANK_DEFICIENT where there is none.
     """
     cdef int d = <int>scatter.shape[0], info = 0, n = 0, i, lwork, liwork
     cdef bint short, deficient
@@ -662,7 +652,7 @@ def dense(
     if not (force_eigh or deficient):
         return f
     if deficient and not allow_eigh:
-        f.status = RANK_DEFICIENT
+        f.status = STATUS_RANK_DEFICIENT
         return f
     f.kind = EIGH
     root_a = np.empty(d)
@@ -681,7 +671,7 @@ def dense(
             for i in range(d):
                 root[i] = 0.0 if i < n else 1.0 / sqrt(root[i])
     if info != 0:
-        f.status = NO_CONVERGENCE
+        f.status = STATUS_NO_CONVERGENCE
     f.n_noise, f.root, f.noise, f.extra = n, &root[0], f.c, f.c
     f.arrays = (f.arrays, root_a)
     return f

@@ -30,8 +30,8 @@ from libc.string cimport memcpy
 from scipy.linalg cimport cython_blas, cython_lapack
 
 from splince_fast._kernels.factor cimport (
-    INFEASIBLE, NO_CONVERGENCE, OK, SINGULAR, Factor, dot, gemm, scale_rows, scratch_for,
-    sum_of_squares, whiten_columns, whiten_transposed
+    STATUS_INFEASIBLE, STATUS_NO_CONVERGENCE, STATUS_OK, STATUS_SINGULAR, Factor, dot, gemm,
+    scale_rows, scratch_for, whiten_columns, whiten_transposed
 )
 from splince_fast._kernels.shapes cimport check_length
 
@@ -48,8 +48,8 @@ cdef int svd_by_rotations(int m, int n, const double* a, double* s, double* u,
                           double* vt) noexcept nogil:
     """Thin singular value decomposition of a (m, n), n <= m, by one-sided Jacobi rotations.
 
-    Pairs of columns are rotated until all are orthogonal; u is zero where s is. NO_CONVERGENCE
-    where that takes too many sweeps, and where a number is not finite.
+    Pairs of columns are rotated until all are orthogonal; u is zero where s is. The status is
+    STATUS_NO_CONVERGENCE where that takes too many sweeps, and where a number is not finite.
     """
     cdef int p, q, one = 1, sweep
     cdef Py_ssize_t i
@@ -94,7 +94,7 @@ cdef int svd_by_rotations(int m, int n, const double* a, double* s, double* u,
             y = u + <Py_ssize_t>p * m
             cython_blas.dswap(&m, x, &one, y, &one)
             cython_blas.dswap(&n, vt + p - 1, &n, vt + p, &n)
-    return OK if orthogonal else NO_CONVERGENCE
+    return STATUS_OK if orthogonal else STATUS_NO_CONVERGENCE
 
 
 cdef int svd(int m, int n, double* a, double* s, double* u, double* vt, double* work, int lwork,
@@ -108,9 +108,9 @@ cdef int svd(int m, int n, double* a, double* s, double* u, double* vt, double* 
         for i in range(m):
             u[i] = a[i] / s[0] if s[0] > 0.0 else 0.0
     # LAPACK also has the last word where rotations come to no end.
-    elif mn > 0 and (n > min(m, FEW_COLUMNS) or svd_by_rotations(m, n, a, s, u, vt) != OK):
+    elif mn > 0 and (n > min(m, FEW_COLUMNS) or svd_by_rotations(m, n, a, s, u, vt) != STATUS_OK):
         cython_lapack.dgesdd(b"S", &m, &n, a, &m, s, u, &m, vt, &mn, work, &lwork, iwork, &info)
-    return NO_CONVERGENCE if info != 0 else OK
+    return STATUS_NO_CONVERGENCE if info != 0 else STATUS_OK
 
 
 cdef int triangular(int d, int r, double* a, double* tau, double* work, int lwork) noexcept nogil:
@@ -120,7 +120,7 @@ cdef int triangular(int d, int r, double* a, double* tau, double* work, int lwor
         tau[0] = cython_blas.dnrm2(&d, a, &one)
     elif r > 0:
         cython_lapack.dgeqrf(&d, &r, a, &d, tau, work, &lwork, &info)
-    return NO_CONVERGENCE if info != 0 else OK
+    return STATUS_NO_CONVERGENCE if info != 0 else STATUS_OK
 
 
 cdef int orthonormal(int d, int r, double* a, double* tau, double* work, int lwork) noexcept nogil:
@@ -129,9 +129,9 @@ cdef int orthonormal(int d, int r, double* a, double* tau, double* work, int lwo
     if r == 1:
         for i in range(d):
             a[i] = a[i] / tau[0] if tau[0] > 0.0 else 0.0
-    elif r > 0 and info == OK:
+    elif r > 0 and info == STATUS_OK:
         cython_lapack.dorgqr(&d, &r, &r, a, &d, tau, work, &lwork, &info)
-    return NO_CONVERGENCE if info != 0 else OK
+    return STATUS_NO_CONVERGENCE if info != 0 else STATUS_OK
 
 
 cdef int basis(int d, int k, const double* span, const double* whitened, double noise,
@@ -147,11 +147,11 @@ cdef int basis(int d, int k, const double* span, const double* whitened, double 
     rank[0] = 0
     cut[0] = noise
     if mn == 0:
-        return OK
+        return STATUS_OK
     # `coordinates` serves as the copy that the decomposition destroys.
     memcpy(coordinates, whitened, sizeof(double) * <size_t>d * k)
     status = svd(d, k, coordinates, sigma, q, vt, work, lwork, iwork)
-    if status != OK:
+    if status != STATUS_OK:
         return status
     cut[0] = max(noise, relative * sigma[0])
     for i in range(mn):
@@ -161,7 +161,7 @@ cdef int basis(int d, int k, const double* span, const double* whitened, double 
     for i in range(rank[0]):
         for j in range(d):
             coordinates[<Py_ssize_t>i * d + j] /= sigma[i]
-    return OK
+    return STATUS_OK
 
 
 cdef void orthogonalise(int d, const double* qy, int ry, double* n, int rz,
@@ -180,7 +180,7 @@ cdef int renew(int d, int r, double* left, double* right, double* K, double* inv
         inverse[0] = 1.0 / K[0] if K[0] != 0.0 else 0.0
         for i in range(d):
             right[i] *= inverse[0]
-        return OK if K[0] != 0.0 else SINGULAR
+        return STATUS_OK if K[0] != 0.0 else STATUS_SINGULAR
     for i in range(r * r):
         inverse[i] = 0.0
     for i in range(r):
@@ -189,7 +189,7 @@ cdef int renew(int d, int r, double* left, double* right, double* K, double* inv
     if info == 0:
         memcpy(spare, right, sizeof(double) * <size_t>d * r)
         gemm(b"N", b"T", d, r, r, 1.0, spare, d, inverse, r, 0.0, right, d)
-    return SINGULAR if info != 0 else OK
+    return STATUS_SINGULAR if info != 0 else STATUS_OK
 
 
 cdef double relative_residual(int d, int r, int k, const double* left, const double* right,
@@ -218,7 +218,7 @@ cdef double spectral_norm(int d, int r, const double* right, const double* scale
     memcpy(scaled, right, sizeof(double) * <size_t>d * r)
     scale_rows(scale, scaled, d, r)
     if r == 1:
-        return sqrt(sum_of_squares(scaled, d))
+        return sqrt(dot(scaled, scaled, d))
     gemm(b"T", b"N", r, r, d, 1.0, scaled, d, scaled, d, 0.0, gram, r)
     cython_lapack.dsyev(b"N", b"L", &r, gram, &r, work, work + r, &lwork, &info)
     return sqrt(max(0.0, work[r - 1]))
@@ -245,7 +245,7 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
     """
     cdef int d = factor.width, kz = <int>erased.shape[0], ky = <int>kept.shape[0], k = kz + ky
     cdef int mz = min(d, kz), my = min(d, ky)
-    cdef int rz = 0, ry = 0, status = OK, n_drop, info = 0, i, n_cos = 0, dropped = 0
+    cdef int rz = 0, ry = 0, status = STATUS_OK, n_drop, info = 0, i, n_cos = 0, dropped = 0
     cdef double tol_sine = 0.0, distortion = 0.0, distortion_unkept = 0.0, size = 0.0
     cdef double cut_z = noise, cut_y = noise, residual_z = 0.0, residual_y = 0.0
     cdef size_t bytes_z
@@ -309,13 +309,13 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
             sines[i] = 1.0
         status = basis(d, kz, Sz, white, noise, relative, sigma_z, Qz, Cz, vt_z, work, lwork, iwork,
                        &rz, &cut_z)
-        if status == OK:
+        if status == STATUS_OK:
             status = basis(d, ky, Sy, white + <Py_ssize_t>kz * d, noise, relative, sigma_y, Qy, Cy,
                            vt_y, work, lwork, iwork, &ry, &cut_y)
     cdef int rank_kept = ry
 
     # 2. Principal angles; kept directions too close to the erased ones are given up or refused.
-    if status == OK and rz > 0 and ry > 0:
+    if status == STATUS_OK and rz > 0 and ry > 0:
         tol_sine = noise / sigma_z[rz - 1] + noise / sigma_y[ry - 1]
         with nogil:
             while True:
@@ -327,10 +327,10 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
                     n_cos = min(rz, ry)
                     memcpy(small, M, sizeof(double) * <size_t>ry * rz)
                     status = svd(ry, rz, small, cosines, Y, Vn, work, lwork, iwork)
-                    if status != OK:
+                    if status != STATUS_OK:
                         break
                 status = svd(d, rz, N, sines, Un, Vn, work, lwork, iwork)
-                if status != OK:
+                if status != STATUS_OK:
                     break
                 n_drop = 0
                 for i in range(rz):
@@ -339,7 +339,7 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
                 if n_drop == 0:
                     break
                 if not may_drop:
-                    status = INFEASIBLE
+                    status = STATUS_INFEASIBLE
                     break
                 # Principal vectors of the kept side are the eigenvectors of M M^T = Y diag(c^2)
                 # Y^T, in ascending order: rotate the basis and let go of the last n_drop.
@@ -347,7 +347,7 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
                 gemm(b"N", b"T", ry, ry, rz, 1.0, M, ry, M, ry, 0.0, Y, ry)
                 cython_lapack.dsyev(b"V", b"L", &ry, Y, &ry, Vn, work, &lwork, &info)
                 if info != 0:
-                    status = NO_CONVERGENCE
+                    status = STATUS_NO_CONVERGENCE
                     break
                 n_drop = ry - n_drop
                 gemm(b"N", b"N", d, n_drop, ry, 1.0, Qy, d, Y, ry, 0.0, spare, d)
@@ -359,10 +359,10 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
                     break
 
     # 3. The factors.
-    if status == OK and rz > 0:
+    if status == STATUS_OK and rz > 0:
         with nogil:
             bytes_z = sizeof(double) * <size_t>d * rz
-            distortion_unkept = sum_of_squares(Cz, <Py_ssize_t>d * rz)
+            distortion_unkept = dot(Cz, Cz, <Py_ssize_t>d * rz)
             if ry > 0:
                 memcpy(R, Un, bytes_z)
                 orthogonalise(d, Qy, ry, R, rz, small)
@@ -379,12 +379,12 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
                 gemm(b"N", b"N", d, rz, ry, -1.0, R + <Py_ssize_t>rz * d, d, small, ry, 1.0, R, d)
             # left = Cz Vn for now: left K^-1 R^T = I - P.
             status = renew(d, rz, left, R, K, small, spare, iwork)
-            if status == OK:
+            if status == STATUS_OK:
                 gemm(b"N", b"N", d, rz, rz, 1.0, left, d, small, rz, 0.0, spare, d)
-                distortion = sum_of_squares(spare, <Py_ssize_t>d * rz)
+                distortion = dot(spare, spare, <Py_ssize_t>d * rz)
                 status = balanced(factor, rz, ry, Cz, Cy, Vn, R, left, right, K, tau, spare, small,
                                   work, lwork, iwork)
-            if status == OK:
+            if status == STATUS_OK:
                 size = spectral_norm(d, rz, right, factor.scale, spare, small, work, lwork - rz)
                 residual_z = relative_residual(d, rz, rz, left, right, Cz, sigma_z, False,
                                                factor.inverse, small, spare)
@@ -394,8 +394,8 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
                 residual_y = relative_residual(d, rz, ry, left, right, Cy, work, True,
                                                factor.inverse, small, spare)
     free(work)
-    if status != OK:
-        rz = rz if status == INFEASIBLE else 0
+    if status != STATUS_OK:
+        rz = rz if status == STATUS_INFEASIBLE else 0
     cdef double sine = 1.0, spread = 1.0
     for i in range(rz):
         sine = min(sine, sines[i])
@@ -405,8 +405,8 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
         spread = max(spread, sigma_y[0] / sigma_y[rank_kept - 1])
     return (
         status,
-        rows_a[:rz if status == OK else 0],
-        rows_a[mz:mz + (rz if status == OK else 0)],
+        rows_a[:rz if status == STATUS_OK else 0],
+        rows_a[mz:mz + (rz if status == STATUS_OK else 0)],
         rows_a[2 * mz:],
         rz,
         rank_kept,
@@ -435,7 +435,7 @@ cdef int balanced(Factor f, int rz, int ry, double* Cz, double* Cy, double* Vn, 
     memcpy(spare, Cz, bytes_z)
     scale_rows(f.inverse, spare, d, rz)
     status = triangular(d, rz, spare, tau, work, lwork)
-    if status != OK:
+    if status != STATUS_OK:
         return status
     # K := Rz, upper triangular; small := Rz Vn, or Rz where nothing is kept.
     for j in range(rz):
@@ -445,7 +445,7 @@ cdef int balanced(Factor f, int rz, int ry, double* Cz, double* Cy, double* Vn, 
         K[0] = tau[0]
     for i in range(rz):
         if K[i * rz + i] == 0.0:
-            return SINGULAR
+            return STATUS_SINGULAR
     memcpy(left, Cz, bytes_z)
     cython_blas.dtrsm(b"R", b"U", b"N", b"N", &d, &rz, &ONE, K, &rz, left, &d)
     if ry > 0:
@@ -457,7 +457,7 @@ cdef int balanced(Factor f, int rz, int ry, double* Cz, double* Cy, double* Vn, 
         memcpy(spare, Cy, sizeof(double) * <size_t>d * ry)
         scale_rows(f.inverse, spare, d, ry)
         status = orthonormal(d, ry, spare, tau, work, lwork)
-        if status != OK:
+        if status != STATUS_OK:
             return status
         scale_rows(f.scale, right, d, rz)
         orthogonalise(d, spare, ry, right, rz, small)

@@ -27,9 +27,10 @@ EXPANDED_PRAGMA(GCC target(TARGET))
 #define STORE(p, x) NAME(narrow)(p, x)
 #define STREAM(p, x) NAME(stream)(p, x)
 
-#define T float
-#define V F
-#define NAME(x) x##_f32
+/* Sums are of doubles: the templates for float call functions of those for double. */
+#define T double
+#define V D
+#define NAME(x) x##_f64
 #include "moments.inc.c"
 #include "erase.inc.c"
 #include "sweep.inc.c"
@@ -37,9 +38,9 @@ EXPANDED_PRAGMA(GCC target(TARGET))
 #undef V
 #undef NAME
 
-#define T double
-#define V D
-#define NAME(x) x##_f64
+#define T float
+#define V F
+#define NAME(x) x##_f32
 #include "moments.inc.c"
 #include "erase.inc.c"
 #include "sweep.inc.c"
@@ -58,7 +59,6 @@ const Level LEVEL = {
     .factors_size = factors_size,
     .pack_factors = pack_factors,
     .erase = PAIR(erase),
-    .squares_finite = PAIR(squares_finite),
 };
 
 #if WIDE && defined(__clang__)

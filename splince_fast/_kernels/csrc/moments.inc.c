@@ -65,11 +65,11 @@ INLINE D NAME(with_four)(D sum, const D y[GROUP], const D w[GROUP]) {
 
 INLINE void NAME(add_register)(const NAME(Group) *group, const double *shift, const D w[GROUP],
                                Index j, Index count, double *sums) {
-    const D about = get_some_f64(shift + j, count);
+    const D about = load_some_f64(shift + j, count);
     D y[GROUP];
     UNROLL(4) for (int g = 0; g < GROUP; g++)
         y[g] = NAME(load_some)(group->row[g] + j, count) - about;
-    put_some_f64(sums + j, NAME(with_four)(get_some_f64(sums + j, count), y, w), count);
+    store_some_f64(sums + j, NAME(with_four)(load_some_f64(sums + j, count), y, w), count);
 }
 
 /* sums_j += sum_g w_g (row_g,j - shift_j) in the columns first..last. */
@@ -159,17 +159,17 @@ INLINE NAME(Turns) NAME(turns)(const Block *block, const NAME(Group) *group, Ind
 INLINE void NAME(centre_register)(const NAME(Group) *group, const double *shift, const D w[GROUP],
                                   const D own[GROUP], const D other[GROUP], Index j, Index count,
                                   double *total, double *peak, T *out, Index apart) {
-    const D about = get_some_f64(shift + j, count);
+    const D about = load_some_f64(shift + j, count);
     D y[GROUP];
     UNROLL(4) for (int g = 0; g < GROUP; g++)
         y[g] = NAME(load_some)(group->row[g] + j, count) - about;
     UNROLL(4) for (int g = 0; g < GROUP; g++)
         NAME(store_some)(out + g * apart, multiply_add_f64(own[g], y[g], other[g] * y[g ^ 1]),
                          count);
-    put_some_f64(total + j, NAME(with_four)(get_some_f64(total + j, count), y, w), count);
+    store_some_f64(total + j, NAME(with_four)(load_some_f64(total + j, count), y, w), count);
     UNROLL(4) for (int g = 0; g < GROUP; g++) y[g] = size_of_f64(y[g]);
     const D most = larger_f64(larger_f64(y[0], y[1]), larger_f64(y[2], y[3]));
-    put_some_f64(peak + j, larger_f64(get_some_f64(peak + j, count), most), count);
+    store_some_f64(peak + j, larger_f64(load_some_f64(peak + j, count), most), count);
 }
 
 /* Adds a group to total and peak, and writes its turned rows: column j of row g goes to number

@@ -106,19 +106,6 @@ INLINE double sum_of_lanes(D x) {
     return sums[0];
 }
 
-/* The first `count` numbers of a register, and zeros in its other lanes. */
-INLINE D get_some_f64(const double *p, Index count) {
-    if (count == LANES) return get_f64(p);
-    double numbers[LANES] = {0};
-    memcpy(numbers, p, (size_t)count * sizeof(double));
-    return get_f64(numbers);
-}
-INLINE void put_some_f64(double *p, D x, Index count) {
-    double numbers[LANES];
-    put_f64(count == LANES ? p : numbers, x);
-    if (count < LANES) memcpy(p, numbers, (size_t)count * sizeof(double));
-}
-
 /* --- stores past the caches ------------------------------------------------------------------ */
 
 /* To addresses that are multiples of STREAMED. What is stored later may be in memory earlier, until
