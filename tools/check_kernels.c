@@ -646,6 +646,31 @@ static void check_lost_row(const Level *level, Index rank, Index width, int layo
     release();
 }
 
+/* Numbers spread over a row, and their sum of squares against 1e298; NaN lies between rows. */
+static void check_squares(const Level *level, int dtype, Index n, Index width) {
+    static const double numbers[] = {1,    0.99e149, 1.01e149,  -1.01e149, 0.8e149,
+                                     NAN,  INFINITY, -INFINITY, -1e300};
+    const int finite[] = {1, 1, 0, 0, width == 1, 0, 0, 0, 0}; /* 0.8e149 occurs twice */
+    const Table t = table_of(dtype, n, width, pick(0, 1) ? PART_OF_ROWS : BY_ROWS);
+    for (int k = 0; k < COUNT(numbers); k++)
+        for (int place = 0; place < 3; place++) {
+            const double x = numbers[k];
+            const Index row = pick(0, n - 1), at = place ? place == 1 ? width / 2 : width - 1 : 0;
+            if (dtype == F32 && isfinite(x) && fabs(x) > FLT_MAX) continue;
+            begin("squares_finite", dtype, "n %td, width %td, %g at (%td, %td)", n, width, x, row,
+                  at);
+            for (Index i = 0; i < n; i++)
+                for (Index j = 0; j < width; j++)
+                    set(place_in(&t, i, j), dtype, dtype == F32 ? FLT_MAX : 1);
+            set(place_in(&t, row, at), dtype, x);
+            if (x == 0.8e149) set(place_in(&t, row, at ? 0 : width - 1), dtype, x);
+            int (*const squares_finite)(Matrix, Index, Index) = level->squares_finite[dtype];
+            check_equal("finite", 0, squares_finite(t.matrix, n, width), finite[k]);
+            check_equal("finite above", 0, squares_finite(t.matrix, row, width), 1);
+        }
+    release();
+}
+
 /* --- sweep ----------------------------------------------------------------------------------- */
 
 static void check_sweep(const Level *level, int dtype, Index n, Index width) {
@@ -719,6 +744,7 @@ static void check_level(const Level *level) {
                 check_blocks(level, dtype, n, width);
                 check_sample(level, dtype, n, width);
                 check_sweep(level, dtype, n, width);
+                check_squares(level, dtype, n, width);
                 if (n < 3) check_add_lower(level, dtype, width, width + (n - 1) * pick(1, 9), 1);
                 if (n == 3) check_add_lower(level, dtype, width, 0, 0);
             }

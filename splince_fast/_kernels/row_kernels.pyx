@@ -85,6 +85,7 @@ cdef extern from "csrc/kernels.h" nogil:
             Factors*, const double* left, const double* right, const double* mean,
             const double* shift, double* memory) noexcept nogil
         Index (*erase[2])(const Erasing*) noexcept nogil
+        int (*squares_finite[2])(Matrix, Index n, Index width) noexcept nogil
     const Level* supported_level(int k)
     void sort_by_cell(
         const Index* codes, Index variables, Index n, Index n_codes, Index part_rows, Index* order,
@@ -720,3 +721,26 @@ def apply_rows(PackedFactors factors not None, rows, out, Index start, Index sto
     if row == NO_MEMORY:
         raise MemoryError("no memory to erase rows; nothing was written")
     return start + row if row >= 0 else -1
+
+
+def squares_finite(rows, Index start, Index stop):
+    """Whether the sum of squares of each row start..stop is below 1e298.
+
+    If so, the row holds neither NaN nor infinity nor numbers whose squares overflow.
+
+    Parameters
+    ----------
+    rows : (n, d) float32 or float64
+        Aligned; the numbers of a row lie in one piece.
+    start, stop : int
+    """
+    cdef Table table = look(rows, "rows", False)
+    cdef int finite
+    if table.kind == b"e" or table.matrix.across != table.size:
+        raise ValueError("rows must be float32 or float64, each in one piece")
+    if not 0 <= start <= stop <= table.n:
+        raise ValueError(f"rows {start} to {stop} of {table.n}")
+    table.matrix.data += start * table.matrix.down
+    with nogil:
+        finite = level.squares_finite[table.kind == b"d"](table.matrix, stop - start, table.width)
+    return finite != 0

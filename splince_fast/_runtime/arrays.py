@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._kernels import row_kernels
 from splince_fast._runtime import threads
 from splince_fast.exceptions import InputError, NonFiniteError
 
@@ -19,14 +21,7 @@ _FLOAT64: np.dtype[Any] = np.dtype(np.float64)
 NO_WEIGHT = np.empty(0)
 
 # A thread scans at least this many elements; fewer are faster on one thread.
-_GRAIN = 1 << 20
-# Elements that are converted at once: they fit in a second-level cache.
-_PIECE = 1 << 17
-# BLAS computes a sum of this many products on the thread that asks.
-_FEW = 1 << 13
-# A sum of squares below the first number is of finite numbers whose squares overflow neither
-# dtype; the second one leaves room for sums over many rows.
-_SMALL_SQUARES, _LARGEST_SQUARES = 1e37, 1e298
+_GRAIN = 1 << 18
 
 
 @dataclass(slots=True)
@@ -85,41 +80,26 @@ class Rows:
             Magnitudes above about 1e149.
         """
         X = self.array
-        if self.direct and X.size <= _FEW and np.vdot(X, X) < _SMALL_SQUARES:
-            return
         if X.dtype.kind in "iub" or not len(X):
             return
-        step = max(1, _PIECE // X.shape[1])
-
-        def finite(start: int, stop: int) -> bool:
-            rows = X[start:stop]
-            with np.errstate(over="ignore", invalid="ignore"):
-                if self.direct and _squares_small(rows):
-                    return True
-                for first in range(0, len(rows), step):
-                    piece = rows[first : first + step].astype(np.float64, order="C", copy=False)
-                    if not (np.vecdot(piece, piece) < _LARGEST_SQUARES).all():
-                        return False
-            return True
-
-        if all(threads.split(finite, len(X), grain=max(1, _GRAIN // X.shape[1]))):
-            return
+        step = max(1, _GRAIN // X.shape[1])
+        if self.direct:
+            if len(X) <= step:
+                if row_kernels.squares_finite(X, 0, len(X)):
+                    return
+            elif all(threads.split(partial(row_kernels.squares_finite, X), len(X), grain=step)):
+                return
+        else:
+            pieces = (X[start : start + step] for start in range(0, len(X), step))
+            converted = (piece.astype(self.dtype, order="C") for piece in pieces)
+            if all(row_kernels.squares_finite(piece, 0, len(piece)) for piece in converted):
+                return
         _raise_non_finite(X, name)
         raise InputError(
             f"{name} holds numbers as large as {np.abs(X).max():.1e}, whose squares leave the "
             "range of float64; rescale the data (an eraser of rescaled data differs only in its "
             "units)"
         )
-
-
-def _squares_small(rows: NDArray[Any]) -> bool:
-    """Return whether sums of `_FEW` squares are small, at the speed of BLAS; rows are direct."""
-    flat = rows.reshape(-1)
-    whole = len(flat) // _FEW * _FEW
-    parts, rest = flat[:whole].reshape(-1, _FEW), flat[whole:]
-    return bool(np.vdot(rest, rest) < _SMALL_SQUARES) and bool(
-        (np.vecdot(parts, parts) < _SMALL_SQUARES).all()
-    )
 
 
 def as_rows(X: Any, *, width: int | None = None, name: str = "X") -> NDArray[Any]:

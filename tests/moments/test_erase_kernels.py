@@ -13,6 +13,7 @@ import pytest
 import reference
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from naive_model import U32, U64
 
 from splince_fast._kernels import row_kernels as kernels
@@ -30,6 +31,40 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
     kernels.use_level(request.param)
     yield request.param
     kernels.use_level(before)
+
+
+# --- finding what cannot be used -----------------------------------------------------------------
+
+
+@one_level
+@given(
+    hnp.arrays(
+        st.sampled_from([np.float32, np.float64]),
+        hnp.array_shapes(min_dims=2, max_dims=2, max_side=20),
+        elements=st.one_of(st.floats(width=32), st.sampled_from([0.0, -0.0, 1e-45, 1.0])),
+    )
+)
+def test_finite_squares_are_recognised(X: Array) -> None:
+    with np.errstate(all="ignore"):
+        sums = (X.astype(np.float64) ** 2).sum(axis=1)
+    for i in range(len(X)):
+        assert kernels.squares_finite(X, i, i + 1) == np.isfinite(sums[i])
+    assert kernels.squares_finite(X, 0, len(X)) == np.isfinite(sums).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf, 1.5e149, -1e300])
+@pytest.mark.parametrize("d", [1, 2, 15, 16, 17, 64, 1000])
+def test_one_bad_number_is_found_wherever_it_is(d: int, value: float) -> None:
+    X = np.ones((3, d))
+    for j in {0, d // 2, d - 1}:
+        X[1, j] = value
+        assert not kernels.squares_finite(X, 0, 3)
+        assert kernels.squares_finite(X, 0, 1)
+        assert kernels.squares_finite(X, 2, 3)
+        X[1, j] = 1
+    assert kernels.squares_finite(X, 0, 3)
+    assert kernels.squares_finite(np.full((2, 3), 3e38, np.float32), 0, 2)
+    assert kernels.squares_finite(np.full((2, 3), 5e148), 0, 2)
 
 
 # --- applying ------------------------------------------------------------------------------------
@@ -300,6 +335,8 @@ def test_rows_that_are_not_there_are_refused(start: int, stop: int) -> None:
     with pytest.raises(ValueError, match="rows"):
         kernels.apply_rows(factors, rows, rows, start, stop)
     assert (rows == 1).all()
+    with pytest.raises(ValueError, match="rows"):
+        kernels.squares_finite(rows, start, stop)
 
 
 def test_a_result_that_is_read_only_is_refused() -> None:
@@ -311,6 +348,18 @@ def test_a_result_that_is_read_only_is_refused() -> None:
     found = np.empty((N, D))
     assert kernels.apply_rows(factors, rows, found, 0, N) == -1
     assert (found == 1 - 2 * D).all()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [REFUSED[k] for k in ("1-D", "3-D", "integers", "swapped", "unaligned", "list", "none")]
+    + [np.asfortranarray, lambda a: a.astype(np.float16), lambda a: np.repeat(a, 2, 1)[:, ::2]],
+)
+def test_squares_of_other_arrays_are_refused(change: Callable[[Array], Any]) -> None:
+    rows = np.ones((N, D))
+    assert kernels.squares_finite(rows, 0, N)
+    with pytest.raises((ValueError, TypeError)):
+        kernels.squares_finite(change(rows), 0, N)
 
 
 def test_nothing_is_held_after_a_refusal() -> None:

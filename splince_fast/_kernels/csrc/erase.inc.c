@@ -422,3 +422,24 @@ static Index NAME(erase)(const Erasing *task) {
     free(memory);
     return lost;
 }
+
+/* Whether the sum of squares of each row, which lies in one piece, is below 1e298; NaN is not. The
+   bound leaves room for sums over many rows. */
+static int NAME(squares_finite)(Matrix rows, Index n, Index width) {
+    const Index whole = width - width % (4 * LANES);
+    for (Index i = 0; i < n; i++, rows.data += rows.down) {
+        const T *x = (const T *)rows.data;
+        D sums[4] = {all_f64(0.0), all_f64(0.0), all_f64(0.0), all_f64(0.0)};
+        for (Index j = 0; j < whole; j += 4 * LANES) {
+            UNROLL(4)
+            for (int q = 0; q < 4; q++) {
+                D number = LOAD(x + j + q * LANES);
+                sums[q] += number * number;
+            }
+        }
+        double total = sum_of_lanes((sums[0] + sums[1]) + (sums[2] + sums[3]));
+        for (Index j = whole; j < width; j++) total += (double)x[j] * x[j];
+        if (!(total < 1e298)) return 0;
+    }
+    return 1;
+}

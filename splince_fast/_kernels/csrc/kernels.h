@@ -149,6 +149,7 @@ typedef struct {
                          const double *shift, double *memory);
     /* The first row with a finite number that float16 cannot hold, NO_ROW or NO_MEMORY. */
     Index (*erase[2])(const Erasing *task);
+    int (*squares_finite[2])(Matrix rows, Index n, Index width);
 } Level;
 
 extern const Level level_baseline;

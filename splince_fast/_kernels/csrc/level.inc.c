@@ -59,6 +59,7 @@ const Level LEVEL = {
     .factors_size = factors_size,
     .pack_factors = pack_factors,
     .erase = PAIR(erase),
+    .squares_finite = PAIR(squares_finite),
 };
 
 #if WIDE && defined(__clang__)
