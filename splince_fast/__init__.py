@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from splince_fast.methods.quick import erase
     from splince_fast.methods.repair import repair
     from splince_fast.moments import Folds, Moments
-    from splince_fast.moments.factored import Factored
+    from splince_fast.moments.snapshot import Factored
     from splince_fast.projection import Projection
     from splince_fast.report import Report, VariableReport
     from splince_fast.strength import ConceptStrength, concept_strength
@@ -78,7 +78,7 @@ _LAZY = {
     "MeanProjection": "splince_fast.estimators",
     "Identity": "splince_fast.estimators",
     "OracleSPLINCE": "splince_fast.estimators",
-    "Factored": "splince_fast.moments.factored",
+    "Factored": "splince_fast.moments.snapshot",
     "Folds": "splince_fast.moments",
     "concept_strength": "splince_fast.strength",
     "cross_report": "splince_fast.methods.cross",

@@ -20,7 +20,7 @@ from splince_fast.exceptions import FileFormatError, InputError
 if TYPE_CHECKING:
     from splince_fast._solve.oblique import Solution
     from splince_fast.moments import Moments
-    from splince_fast.moments.factored import Factored
+    from splince_fast.moments.snapshot import Factored
 
 Float = NDArray[np.float64]
 

@@ -18,11 +18,11 @@ from splince_fast._solve.options import Options
 from splince_fast.exceptions import ConstantVariableError, InputError, UnknownVariableError
 from splince_fast.labels import ClassCodes, Encoded, VariableName, encode
 from splince_fast.moments import Moments
+from splince_fast.moments.accumulator import check_column
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.column_sums import ColumnSums
-from splince_fast.moments.factored import Factored, Statistics, statistics
+from splince_fast.moments.snapshot import Factored, Statistics, statistics
 from splince_fast.moments.variable import Variable
-from splince_fast.moments.variables import check_column
 
 Float = NDArray[np.float64]
 

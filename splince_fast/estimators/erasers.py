@@ -32,9 +32,9 @@ from splince_fast.methods.folds import few_rows
 from splince_fast.methods.oracle import oracle
 from splince_fast.methods.table import METHODS
 from splince_fast.moments import Folds, Moments
-from splince_fast.moments.factored import Factored
 from splince_fast.moments.fold_rule import LEAST_ROWS, use_folds
 from splince_fast.moments.sampled import rate_for
+from splince_fast.moments.snapshot import Factored
 from splince_fast.projection import Projection
 from splince_fast.report import Report
 from splince_fast.sources import from_arrays

@@ -27,7 +27,7 @@ from splince_fast.methods.quadratic import quadratic
 from splince_fast.methods.repair import repair
 from splince_fast.methods.table import METHODS, key_of
 from splince_fast.moments import Folds, Moments
-from splince_fast.moments.factored import Factored
+from splince_fast.moments.snapshot import Factored
 from splince_fast.projection import Projection
 
 Float = NDArray[np.float64]

@@ -16,7 +16,7 @@ from splince_fast.exceptions import InfeasibleError, InputError
 from splince_fast.labels import VariableName
 from splince_fast.methods import leace, splince
 from splince_fast.moments import Moments
-from splince_fast.moments.factored import Factored
+from splince_fast.moments.snapshot import Factored
 from splince_fast.projection import Projection
 from splince_fast.strength import concept_strength
 

@@ -23,7 +23,7 @@ from splince_fast.labels import ClassName, VariableName, class_key
 from splince_fast.labels.names import listed
 from splince_fast.methods.label_columns import LabelColumns, combination
 from splince_fast.moments import Folds, Moments
-from splince_fast.moments.factored import statistics
+from splince_fast.moments.snapshot import statistics
 
 Float = NDArray[np.float64]
 Classes: TypeAlias = Mapping[ClassName, Moments]

@@ -21,7 +21,7 @@ from splince_fast.methods.folds import eraser_of
 from splince_fast.methods.method_call import MethodCall
 from splince_fast.methods.refine import Refinement
 from splince_fast.moments import Folds, Moments
-from splince_fast.moments.factored import Factored
+from splince_fast.moments.snapshot import Factored
 from splince_fast.projection import Projection
 
 

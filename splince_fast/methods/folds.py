@@ -19,7 +19,7 @@ from splince_fast.exceptions import InputError, SplinceError, SplinceWarning, Un
 from splince_fast.methods.method_call import MethodCall
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.cluster import merged
-from splince_fast.moments.factored import Factored, Statistics, statistics
+from splince_fast.moments.snapshot import Factored, Statistics, statistics
 from splince_fast.projection import Projection
 from splince_fast.report import HeldOut, Report
 

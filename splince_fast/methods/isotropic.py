@@ -25,7 +25,7 @@ from splince_fast.methods.classes import (
 )
 from splince_fast.methods.label_columns import combination
 from splince_fast.moments import Folds, Moments
-from splince_fast.moments.factored import statistics
+from splince_fast.moments.snapshot import statistics
 from splince_fast.projection import Projection
 from splince_fast.report import IsotropicFit, Report, VariableReport
 

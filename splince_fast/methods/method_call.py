@@ -34,7 +34,7 @@ from splince_fast.labels.names import listed
 from splince_fast.methods.refine import Refinement
 from splince_fast.moments import Moments
 from splince_fast.moments.class_sums import ClassSums
-from splince_fast.moments.factored import Factored, Statistics, statistics
+from splince_fast.moments.snapshot import Factored, Statistics, statistics
 from splince_fast.projection import Projection
 from splince_fast.report import Facts, Sampling, SketchedCovariance, build_report
 

@@ -42,7 +42,7 @@ from splince_fast.methods.repair import refuse_lost
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.column_sums import ColumnSums
-from splince_fast.moments.factored import Factored, Statistics, statistics
+from splince_fast.moments.snapshot import Factored, Statistics, statistics
 from splince_fast.projection import Projection
 from splince_fast.report import OracleFit, Report, Sampling, VariableReport
 

@@ -23,8 +23,7 @@ from splince_fast.methods.label_columns import LabelColumns, combination
 from splince_fast.moments import Moments
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.column_sums import ColumnSums
-from splince_fast.moments.factored import Factored, Statistics, statistics
-from splince_fast.moments.snapshot import Snapshot
+from splince_fast.moments.snapshot import Factored, Snapshot, Statistics, statistics
 from splince_fast.moments.variable import Variable, refuse_other_kind
 from splince_fast.projection import Projection
 from splince_fast.report import Report, Sampling, VariableReport

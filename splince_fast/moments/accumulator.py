@@ -21,21 +21,56 @@ from splince_fast.exceptions import (
     NotEnoughDataError,
     UnknownVariableError,
 )
-from splince_fast.labels import ClassName, Encoded, VariableName
-from splince_fast.moments.block import MATRIX_PRODUCT_FROM, reduce_block, sample_block
+from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, VariableName
+from splince_fast.moments.block import MATRIX_PRODUCT_FROM, Workspace, reduce_block, sample_block
 from splince_fast.moments.buffer import Buffer, LabelledRows
 from splince_fast.moments.class_sums import ClassSums
-from splince_fast.moments.gram import Workspace
+from splince_fast.moments.column_sums import ColumnSums
 from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.state import State
 from splince_fast.moments.variable import Request, Variable, contradiction
-from splince_fast.moments.variables import KIND_OF_COLUMN, merged_variables
 
 Float = NDArray[np.float64]
 
+KIND_OF_COLUMN: dict[type[Any], type[Variable]] = {ClassCodes: ClassSums, Columns: ColumnSums}
+KINDS: dict[str, type[Variable]] = {kind.kind: kind for kind in KIND_OF_COLUMN.values()}
 # Smaller arrays are allocated; larger ones borrow the work memory, which saves page faults.
 _SMALL = 1 << 16
+
+
+def check_column(variable: Variable, column: Any, name: object) -> None:
+    """Raise LabelError where an encoded column contradicts earlier blocks of a variable."""
+    kind = KIND_OF_COLUMN[type(column)]
+    if type(variable) is kind:
+        variable.begin(column, name)
+    elif kind.new(variable.width, column).begin(column, name)[0] is not None:
+        raise contradiction(name, variable.kind, kind.kind)
+
+
+def merged_variables(
+    ours: Mapping[VariableName, Variable],
+    theirs: Mapping[VariableName, Variable],
+    shift: NDArray[np.float64],
+    sign: int,
+) -> dict[VariableName, Variable]:
+    """Variables of both sides (sign 1) or of the first without the second (sign -1).
+
+    `shift` is the reference point of their state minus that of ours. What only one side has is
+    shared with it where it is ours, and copied where it is theirs.
+    """
+    result = dict(ours)
+    for name, variable in theirs.items():
+        ours_or_empty = result.get(name)
+        if ours_or_empty is None:
+            if sign < 0:
+                raise IncompatibleMomentsError(
+                    f"cannot remove a part that has the variable {name!r}, which the whole never "
+                    "saw: it is not a part of it"
+                )
+            ours_or_empty = variable.empty_like()
+        result[name] = ours_or_empty.merged(variable, shift, sign, name)
+    return result
 
 
 @dataclass(slots=True)

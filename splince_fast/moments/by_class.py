@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 from splince_fast._runtime.arrays import Rows
 from splince_fast.exceptions import IncompatibleMomentsError, InputError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, VariableName, class_key
-from splince_fast.moments.accumulator import Accumulator
+from splince_fast.moments.accumulator import Accumulator, check_column
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.variable import Variable
-from splince_fast.moments.variables import check_column
 
 Float: TypeAlias = NDArray[np.float64]
 

@@ -19,7 +19,7 @@ from splince_fast._runtime.files import check_tensors, refuse_negative
 from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError, LabelError
 from splince_fast.labels import Columns
 from splince_fast.moments.block import MATRIX_PRODUCT_FROM
-from splince_fast.moments.scatter import EPS64
+from splince_fast.moments.state import EPS64
 from splince_fast.moments.variable import Request, Variable, add_at, denominator, refuse_other_kind
 
 Float = NDArray[np.float64]

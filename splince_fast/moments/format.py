@@ -62,17 +62,14 @@ from splince_fast._runtime.arrays import check_values
 from splince_fast._runtime.blocks import BLOCK_ROWS
 from splince_fast._runtime.files import check_tensors, refuse_negative
 from splince_fast.exceptions import FileFormatError, InputError
-from splince_fast.moments.accumulator import Accumulator
-from splince_fast.moments.accumulators import accumulator_of
+from splince_fast.moments.accumulator import KINDS, Accumulator
 from splince_fast.moments.buffer import LabelledRows
 from splince_fast.moments.by_class import ClassAccumulator, class_of
 from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.sampled import SampledAccumulator, SampledRows
-from splince_fast.moments.scatter import EPS32, EPS64, Diagonal, FourthMoment, Scatter
-from splince_fast.moments.sketch import Sketch, signs
-from splince_fast.moments.state import State
-from splince_fast.moments.variables import KINDS
+from splince_fast.moments.sketch import Sketch, SketchAccumulator, signs
+from splince_fast.moments.state import EPS32, EPS64, Diagonal, FourthMoment, Scatter, State
 
 Tensors = dict[str, NDArray[Any]]
 
@@ -384,3 +381,12 @@ def _read_waiting(
         if key in tensors:
             block.labels[name] = variable.read_labels(tensors[key], n, key)
     return block
+
+
+def accumulator_of(parameters: Parameters) -> Accumulator:
+    """An empty accumulator of the kind that the parameters ask for."""
+    if parameters.by is not None:
+        return ClassAccumulator(parameters)
+    if parameters.sketch_size is not None:
+        return SketchAccumulator(parameters)
+    return SampledAccumulator(parameters) if parameters.subsample < 1 else Accumulator(parameters)

@@ -28,20 +28,24 @@ from splince_fast.exceptions import (
     NotEnoughDataError,
 )
 from splince_fast.labels import ClassCodes, ClassName, VariableName, class_key
-from splince_fast.moments.accumulator import Accumulator
-from splince_fast.moments.accumulators import accumulator_of
+from splince_fast.moments.accumulator import Accumulator, check_column
 from splince_fast.moments.by_class import ClassAccumulator, rows_of
 from splince_fast.moments.cluster import merged
-from splince_fast.moments.factored import Factored
-from splince_fast.moments.format import NEWEST, format_of, from_tensors, part_of, to_tensors
+from splince_fast.moments.format import (
+    NEWEST,
+    accumulator_of,
+    format_of,
+    from_tensors,
+    part_of,
+    to_tensors,
+)
 from splince_fast.moments.inputs import Update, read_update
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.sampled import SampledAccumulator, with_rate
-from splince_fast.moments.snapshot import Snapshot, snapshot_of
+from splince_fast.moments.snapshot import Factored, Snapshot, snapshot_of
 from splince_fast.moments.state import State
 from splince_fast.moments.stream import accumulate
 from splince_fast.moments.variable import Variable, check_ddof
-from splince_fast.moments.variables import check_column
 
 T = TypeVar("T")
 Float = NDArray[np.float64]

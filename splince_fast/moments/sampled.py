@@ -32,8 +32,7 @@ from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.column_sums import ColumnSums
 from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.parameters import Parameters
-from splince_fast.moments.scatter import EPS64, Diagonal
-from splince_fast.moments.state import State, head_mean
+from splince_fast.moments.state import EPS64, Diagonal, State, head_mean
 from splince_fast.moments.swept import Sweep, SweptAccumulator
 from splince_fast.sources.base import Source
 

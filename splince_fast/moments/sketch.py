@@ -27,8 +27,7 @@ from splince_fast.labels import Encoded, VariableName
 from splince_fast.moments.accumulator import Accumulator, Batch, sweep_of
 from splince_fast.moments.block import rows_of
 from splince_fast.moments.buffer import LabelledRows
-from splince_fast.moments.scatter import Diagonal, Scatter
-from splince_fast.moments.state import State, head_mean
+from splince_fast.moments.state import Diagonal, Scatter, State, head_mean
 from splince_fast.moments.swept import Sweep, SweptAccumulator, class_weights
 
 Float = NDArray[np.float64]

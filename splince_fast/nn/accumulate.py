@@ -25,13 +25,11 @@ from splince_fast.exceptions import InputError, NonFiniteError
 from splince_fast.labels import Encoded, VariableName
 from splince_fast.moments import Moments
 from splince_fast.moments.accumulator import Accumulator, Batch, sweep_of
-from splince_fast.moments.block import Reduced
+from splince_fast.moments.block import Reduced, Workspace
 from splince_fast.moments.buffer import Buffer, LabelledRows
-from splince_fast.moments.gram import Workspace
 from splince_fast.moments.moments import from_accumulator
 from splince_fast.moments.parameters import Parameters
-from splince_fast.moments.scatter import EPS32, EPS64, Scatter
-from splince_fast.moments.state import State
+from splince_fast.moments.state import EPS32, EPS64, Scatter, State
 from splince_fast.nn.eraser import no_autocast
 from splince_fast.nn.memory import to_device
 

@@ -17,7 +17,7 @@ from torch.nn import Module
 from splince_fast.exceptions import LabelError, NeverCalledError, SiteError
 from splince_fast.labels import encode
 from splince_fast.moments import Moments
-from splince_fast.moments.gram import Workspace
+from splince_fast.moments.block import Workspace
 from splince_fast.moments.parameters import Parameters
 from splince_fast.nn import sites
 from splince_fast.nn.accumulate import RowLabels, SiteSums, accumulation_device

@@ -1,6 +1,6 @@
 """Passes over the rows once more: never worse, exact in what they report, dense in the limit.
 
-Modules: `moments.extra_passes`, `_solve.ritz`.
+Modules: `methods.refine`, `_solve.ritz`.
 """
 
 from __future__ import annotations

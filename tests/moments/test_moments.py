@@ -2,9 +2,8 @@
 
 What the random walks of test_moments_state_machine.py cannot aim at is tested here by name.
 
-Modules: `moments.accumulator`, `moments.accumulators`, `moments.block`, `moments.buffer`,
-`moments.class_sums`, `moments.gram`, `moments.inputs`, `moments.scatter`, `moments.state`,
-`moments.stream`, `moments.variable`, `moments.variables`.
+Modules: `moments.accumulator`, `moments.block`, `moments.buffer`, `moments.class_sums`,
+`moments.inputs`, `moments.state`, `moments.stream`, `moments.variable`.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ from splince_fast import (
 from splince_fast._kernels import blas, row_kernels
 from splince_fast._runtime import blocks as blocking
 from splince_fast._runtime.arrays import check_values
-from splince_fast.moments import accumulator, buffer, class_sums, column_sums, gram, scatter
+from splince_fast.moments import accumulator, buffer, class_sums, column_sums
 from splince_fast.moments import block as reducing
 from splince_fast.moments import state as state_module
 
@@ -836,8 +835,8 @@ def test_a_blank_column_says_nothing_of_names() -> None:
 
 def test_unit_roundoff_is_reset_where_all_float32_rows_are_removed() -> None:
     moments = Moments().update(normal(9, 3).astype(np.float32))
-    assert moments._state().unit_roundoff > scatter.EPS64
-    assert (moments - moments).update(normal(9, 3))._state().unit_roundoff == scatter.EPS64
+    assert moments._state().unit_roundoff > state_module.EPS64
+    assert (moments - moments).update(normal(9, 3))._state().unit_roundoff == state_module.EPS64
 
 
 @pytest.mark.parametrize("weight", [None, np.array([0.0, 1.0, 1.0, 1.0])])
@@ -1048,7 +1047,7 @@ def faults(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> Iterator[
 
 
 FAULTY = (
-    accumulator, reducing, gram, buffer, class_sums, column_sums, scatter, state_module,
+    accumulator, reducing, buffer, class_sums, column_sums, state_module,
 )  # fmt: skip
 FAULTS = {
     # block size, rows before, rows of the update that fails

@@ -21,7 +21,6 @@ from splince_fast import Moments
 from splince_fast._kernels import blas, row_kernels, sparse
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast.moments import block as reducing
-from splince_fast.moments import gram
 
 Array = np.ndarray[Any, Any]
 
@@ -47,7 +46,7 @@ class Block:
     def __init__(
         self, n: int, d: int, dtype: Any = np.float64, *, weighted: bool = False,
         variables: int = 0, classes: int = 3, columns: int = 0, offset: float = 0.0,
-        turns: Array = gram._ROTATIONS, part_rows: int = 16, seed: int = 0,
+        turns: Array = reducing._ROTATIONS, part_rows: int = 16, seed: int = 0,
     ) -> None:  # fmt: skip
         rng = np.random.default_rng(seed)
         self.rows = (rng.normal(size=(n, d)) + offset).astype(dtype)
@@ -65,7 +64,7 @@ class Block:
     ) -> dict[str, Array]:
         """Call the kernel on stripes of columns; outputs begin as NaN, but for a given `out`."""
         n, d = self.rows.shape
-        room = np.full((gram.buffer_rows(n), d), np.nan, self.rows.dtype)
+        room = np.full((reducing.buffer_rows(n), d), np.nan, self.rows.dtype)
         out = room if out is None else out
         block = self.taken()
         block.sums[:] = np.nan
@@ -88,7 +87,7 @@ class Block:
     def turned(self) -> Array:
         """What `out` is in exact arithmetic: rows padded with zeros, turned in pairs."""
         n, d = self.rows.shape
-        deviations = np.zeros((gram.buffer_rows(n), d))
+        deviations = np.zeros((reducing.buffer_rows(n), d))
         deviations[:n] = self.rows - self.shift
         if self.weight.size:
             deviations[:n] *= np.sqrt(self.weight)[:, None]
@@ -242,7 +241,7 @@ def test_reducing_equals_its_twin(
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(("n", "d"), [(4096, 33), (1025, 130), (514, 1), (3, 700)])
 def test_reducing_at_the_sizes_it_is_used(n: int, d: int, dtype: Any, weighted: bool) -> None:
-    part_rows = gram.part_rows(d, np.dtype(dtype).itemsize)
+    part_rows = reducing.part_rows(d, np.dtype(dtype).itemsize)
     Block(
         n, d, dtype, weighted=weighted, variables=2, classes=40, columns=2, offset=10.0,
         part_rows=part_rows,
@@ -251,7 +250,7 @@ def test_reducing_at_the_sizes_it_is_used(n: int, d: int, dtype: Any, weighted: 
 
 @given(st.integers(1, 10**6), st.sampled_from([np.float32, np.float64]))
 def test_parts_are_whole_groups_of_four_rows(width: int, dtype: Any) -> None:
-    part_rows = gram.part_rows(width, np.dtype(dtype).itemsize)
+    part_rows = reducing.part_rows(width, np.dtype(dtype).itemsize)
     assert 64 <= part_rows <= 512
     assert part_rows % 4 == 0
 
@@ -375,16 +374,16 @@ def test_turning_breaks_the_bias_of_equal_products(
         return float(np.max(np.abs(found - truth) / np.outer(root, root)))
 
     assert error() <= 1e-6
-    monkeypatch.setattr(gram, "_ROTATIONS", UNTURNED)
+    monkeypatch.setattr(reducing, "_ROTATIONS", UNTURNED)
     assert error() > 1e-6
 
 
 def test_no_two_turns_are_alike() -> None:
     """Angles t and t + pi / 2 give the same products up to their order and signs."""
-    angles = np.sort(np.arctan2(gram._ROTATIONS[:, 1], gram._ROTATIONS[:, 0]) % (np.pi / 2))
+    angles = np.sort(np.arctan2(reducing._ROTATIONS[:, 1], reducing._ROTATIONS[:, 0]) % (np.pi / 2))
     gaps = np.diff(np.append(angles, angles[0] + np.pi / 2))
     assert gaps.min() > 0.1 * np.pi / 2 / len(angles)
-    np.testing.assert_allclose(np.linalg.norm(gram._ROTATIONS, axis=1), 1.0, atol=2 * U64)
+    np.testing.assert_allclose(np.linalg.norm(reducing._ROTATIONS, axis=1), 1.0, atol=2 * U64)
 
 
 # --- reducing a block: the shift, the precision --------------------------------------------------
@@ -394,7 +393,7 @@ def reduce(rows: Array, weight: Array, block: Block | None = None) -> reducing.R
     """Reduce rows about zero, with the labels of `block`."""
     n, d = rows.shape
     block = block or Block(n, d)
-    buffer = np.full((gram.buffer_rows(n), d), np.nan, rows.dtype)
+    buffer = np.full((reducing.buffer_rows(n), d), np.nan, rows.dtype)
     given = weight if weight.size else None
     return reducing.reduce_block(
         rows,
@@ -404,7 +403,7 @@ def reduce(rows: Array, weight: Array, block: Block | None = None) -> reducing.R
         block.codes,
         block.n_codes,
         block.values,
-        gram.Centred(buffer),
+        reducing.Centred(buffer),
     )
 
 
@@ -415,13 +414,13 @@ SMALL = {"_PART_BYTES": 1, "_CHUNK_ROWS": 16, "_GRAIN_PRODUCTS": 1, "_PAGE": 1,
 @contextmanager
 def small_tasks(threads: int) -> Iterator[None]:
     """Chunks of 16 rows, stripes of a register, and so many threads, whatever the block."""
-    gram.part_rows.cache_clear()
+    reducing.part_rows.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         for name, value in SMALL.items():
-            patch.setattr(gram, name, value)
+            patch.setattr(reducing, name, value)
         patch.setenv("SPLINCE_FAST_NUM_THREADS", str(threads))
         yield
-    gram.part_rows.cache_clear()
+    reducing.part_rows.cache_clear()
 
 
 def multiplied(block: Block, threads: int) -> reducing.Reduced:
@@ -430,7 +429,7 @@ def multiplied(block: Block, threads: int) -> reducing.Reduced:
     dtype = block.rows.dtype
     given = block.weight if block.weight.size else None
     with small_tasks(threads):
-        memory = gram.Gram(n, d, dtype)
+        memory = reducing.Gram(n, d, dtype)
         memory.place(np.full(memory.size, np.nan))
         found = reducing.reduce_block(
             block.rows, given, reducing.sample_block(block.rows, given), block.reference,
@@ -489,7 +488,7 @@ def test_a_product_of_several_blocks_of_panels(d: int, dtype: Any) -> None:
     """Rows of two chunks, and panels beyond those that a cache keeps at once, of any processor."""
     n = 300
     block = Block(n, d, dtype)
-    memory = gram.Gram(n, d, block.rows.dtype)
+    memory = reducing.Gram(n, d, block.rows.dtype)
     memory.place(np.full(memory.size, np.nan))
     sample = reducing.sample_block(block.rows, None)
     found = reducing.reduce_block(
@@ -526,7 +525,7 @@ def test_no_product_is_taken_before_every_stripe_is_centred(
 
     monkeypatch.setattr(row_kernels, "reduce_chunks", beside_another)
     n, d = 16, 9
-    memory = gram.Gram(n, d, np.dtype(np.float64))
+    memory = reducing.Gram(n, d, np.dtype(np.float64))
     memory.place(np.zeros(memory.size)).reduce(Block(n, d).taken())
     assert seen == [(True, 0)]
 
@@ -537,10 +536,10 @@ def test_wide_blocks_of_float64_are_added_where_the_state_is(
     """A product of their own would take more memory than a block; float32 needs one anyway."""
     monkeypatch.setattr(row_kernels, "wide", lambda: True)
     kinds = np.dtype(np.float32), np.dtype(np.float64)
-    assert [gram.Gram.serves(99, 99, dtype) for dtype in kinds] == [True, True]
-    assert [gram.Gram.serves(99, 100, dtype) for dtype in kinds] == [True, False]
+    assert [reducing.Gram.serves(99, 99, dtype) for dtype in kinds] == [True, True]
+    assert [reducing.Gram.serves(99, 100, dtype) for dtype in kinds] == [True, False]
     monkeypatch.setattr(row_kernels, "wide", lambda: False)
-    assert [gram.Gram.serves(99, 99, dtype) for dtype in kinds] == [False, False]
+    assert [reducing.Gram.serves(99, 99, dtype) for dtype in kinds] == [False, False]
 
 
 def uncentred(found: reducing.Reduced) -> Array:
@@ -674,7 +673,7 @@ def test_rows_by_number_have_the_bits_of_their_copy(
         return reducing.reduce_block(
             rows, given, reducing.sample_block(rows, given, index), block.reference, block.codes,
             block.n_codes, block.values,
-            gram.Centred(np.empty((gram.buffer_rows(n), d), dtype)), index,
+            reducing.Centred(np.empty((reducing.buffer_rows(n), d), dtype)), index,
         )  # fmt: skip
 
     ours, copied = reduced(lying, index), reduced(lying[index], None)
@@ -743,8 +742,8 @@ def test_a_block_reduces_in_the_precision_that_holds_it(
 
 @given(st.integers(0, 9000))
 def test_a_buffer_has_room_for_whole_groups_of_four(n: int) -> None:
-    assert n <= gram.buffer_rows(n) < n + 4
-    assert gram.buffer_rows(n) % 4 == 0
+    assert n <= reducing.buffer_rows(n) < n + 4
+    assert reducing.buffer_rows(n) % 4 == 0
 
 
 def test_a_buffer_without_room_is_refused() -> None:
@@ -752,7 +751,7 @@ def test_a_buffer_without_room_is_refused() -> None:
     with pytest.raises(RuntimeError, match="room"):
         reducing.reduce_block(
             block.rows, None, reducing.sample_block(block.rows, None), block.reference,
-            block.codes, 0, block.values, gram.Centred(np.empty((8, 2))),
+            block.codes, 0, block.values, reducing.Centred(np.empty((8, 2))),
         )  # fmt: skip
 
 

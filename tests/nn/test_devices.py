@@ -19,9 +19,9 @@ from nn.conftest import projection  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
 from splince_fast.exceptions import NonFiniteError  # noqa: E402
 from splince_fast.labels import encode  # noqa: E402
-from splince_fast.moments.gram import Workspace  # noqa: E402
+from splince_fast.moments.block import Workspace  # noqa: E402
 from splince_fast.moments.parameters import Parameters  # noqa: E402
-from splince_fast.moments.scatter import Scatter  # noqa: E402
+from splince_fast.moments.state import Scatter  # noqa: E402
 from splince_fast.nn import accumulate, memory  # noqa: E402
 from splince_fast.nn.accumulate import RowLabels, SiteSums  # noqa: E402
 from splince_fast.nn.collector import Collector, SelectedRows  # noqa: E402

@@ -32,11 +32,11 @@ from problems import (
 import splince_fast
 import splince_fast as sf
 from splince_fast import InputError, Moments, Projection, SplinceError, leace
-from splince_fast._kernels import row_kernels
+from splince_fast._kernels import blas, row_kernels
 from splince_fast._runtime import arrays
 from splince_fast._runtime import threads as thread_pool
 from splince_fast.methods import method_call
-from splince_fast.moments import gram, scatter
+from splince_fast.moments import block, state
 from splince_fast.moments.accumulator import Accumulator
 
 COUNTS = ["1", "2", "3", "7"]
@@ -51,7 +51,7 @@ def normal(n: int, d: int, dtype: Any = np.float64, seed: int = 0) -> Any:
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small work is split, too."""
     for module, name in (
-        (gram, "_GRAIN"), (gram, "_GRAIN_PRODUCTS"), (scatter, "_GRAIN"), (arrays, "_GRAIN"),
+        (block, "_GRAIN"), (block, "_GRAIN_PRODUCTS"), (state, "_GRAIN"), (arrays, "_GRAIN"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, 64)
 
@@ -155,8 +155,8 @@ ATEXIT = """
 import atexit, os
 import numpy as np
 from splince_fast import Moments
-from splince_fast.moments import gram, scatter
-gram._GRAIN = gram._GRAIN_PRODUCTS = scatter._GRAIN = 64
+from splince_fast.moments import block, state
+block._GRAIN = block._GRAIN_PRODUCTS = state._GRAIN = 64
 os.environ["SPLINCE_FAST_NUM_THREADS"] = "4"
 X = np.random.default_rng(0).normal(size=(500, 64)).astype(np.float32)
 moments = Moments(block_rows=100).update(X)
@@ -170,8 +170,8 @@ FORK = """
 import os, warnings
 import numpy as np
 from splince_fast import Moments
-from splince_fast.moments import gram, scatter
-gram._GRAIN = gram._GRAIN_PRODUCTS = scatter._GRAIN = 64
+from splince_fast.moments import block, state
+block._GRAIN = block._GRAIN_PRODUCTS = state._GRAIN = 64
 os.environ["SPLINCE_FAST_NUM_THREADS"] = "4"
 warnings.simplefilter("ignore")
 X = np.random.default_rng(0).normal(size=(500, 64)).astype(np.float32)
@@ -560,3 +560,43 @@ def test_solving_leaves_the_moments_as_they_were() -> None:
     np.testing.assert_array_equal(grown.matrix(), matrix)
     late = erase("splince", data.moments())
     assert report(late).to_dict()["variables"][0]["rank"] == figures.variables[0].rank
+
+
+# --- the interpreter's lock ----------------------------------------------------------------------
+
+
+def steps_beside(work: Callable[[], object]) -> int:
+    """Steps that another Python thread makes while this one works, with short turns for both."""
+    count, stopped, interval = [0], threading.Event(), sys.getswitchinterval()
+
+    def step() -> None:
+        while not stopped.is_set():
+            count[0] += 1
+
+    thread = threading.Thread(target=step, daemon=True)
+    thread.start()
+    sys.setswitchinterval(1e-5)
+    try:
+        while not count[0]:
+            time.sleep(0.001)
+        before = count[0]
+        work()
+        return count[0] - before
+    finally:
+        sys.setswitchinterval(interval)
+        stopped.set()
+        thread.join()
+
+
+def test_other_threads_run_during_products_of_rows() -> None:
+    """SciPy's wrappers of BLAS hold the interpreter's lock, and a reader of blocks would wait."""
+    rows, product = normal(8192, 1024), np.zeros((1024, 1024), order="F")
+    small, single = rows.astype(np.float32), np.zeros((1024, 1024), np.float32, order="F")
+    products: dict[str, Callable[[], object]] = {
+        "syrk_f64_into": lambda: blas.syrk_f64_into(rows, product),
+        "syrk_f32_out": lambda: blas.syrk_f32_out(small, single),
+        "gemm_f64_into": lambda: blas.gemm_f64_into(rows, rows, product.T),
+    }
+    held = steps_beside(lambda: pow(3, 1 << 21))  # the control: a product of long integers
+    steps = {name: steps_beside(product) for name, product in products.items()}
+    assert min(steps.values()) > 4 * held, (steps, held)
