@@ -597,6 +597,8 @@ def test_other_threads_run_during_products_of_rows() -> None:
         "syrk_f32_out": lambda: blas.syrk_f32_out(small, single),
         "gemm_f64_into": lambda: blas.gemm_f64_into(rows, rows, product.T),
     }
-    held = steps_beside(lambda: pow(3, 1 << 21))  # the control: a product of long integers
-    steps = {name: steps_beside(product) for name, product in products.items()}
+    products["the control"] = lambda: pow(3, 1 << 21)  # a product of long integers
+    # The least of three: a thread may be taken off its processor while it has the lock.
+    steps = {name: min(steps_beside(work) for _ in range(3)) for name, work in products.items()}
+    held = steps.pop("the control")
     assert min(steps.values()) > 4 * held, (steps, held)
