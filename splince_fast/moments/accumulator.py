@@ -120,9 +120,14 @@ class Accumulator:
         return merged + (0 if self.buffer is None else self.buffer.filled)
 
     @property
-    def has_pending(self) -> bool:
-        """Whether rows wait in the buffer: reading merges them first."""
+    def waiting(self) -> bool:
+        """Whether rows wait in the buffer."""
         return self.buffer is not None and self.buffer.filled > 0
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether reading would first merge rows, of the buffer or of other parts of the state."""
+        return self.waiting
 
     def merge_pending(self) -> None:
         """Merge all waiting rows."""
@@ -206,12 +211,12 @@ class Accumulator:
         capacity = self._work.capacities.get((width, rows.dtype))
         capacity = capacity or self._reserve(width, rows.dtype)
         # The reduction of a single whole block checks its values.
-        if not (checked or (rows.direct and n == capacity and not (in_order and self.has_pending))):
+        if not (checked or (rows.direct and n == capacity and not (in_order and self.waiting))):
             rows.check()
         batch = self._prepare(LabelledRows(rows.array, weight, {}, index), encoded)
         start = 0
         while start < n:
-            if rows.direct and n - start >= capacity and not (in_order and self.has_pending):
+            if rows.direct and n - start >= capacity and not (in_order and self.waiting):
                 whole = n == capacity
                 block = batch.block if whole else batch.block.slice(start, start + capacity)
                 self._merge(batch, block)

@@ -99,7 +99,7 @@ class SampledAccumulator(SweptAccumulator):
 
     @property
     def has_pending(self) -> bool:
-        return super().has_pending or self.sample.rows.has_pending
+        return self.waiting or self.sample.rows.has_pending
 
     def merge_pending(self) -> None:
         self.flush()
