@@ -950,12 +950,12 @@ def test_folds_sort_the_classes_of_their_label_tables_too() -> None:
 
 def test_whole_blocks_are_swept_where_they_lie() -> None:
     """Without a copy to the buffer, also while sampled rows wait; rows that are no block wait."""
-    moments = sf.Moments(subsample=0.3, block_rows=64)
+    moments = sf.Moments(subsample=0.1, block_rows=64)
     X = np.random.default_rng(0).normal(size=(64, 5))
     for _ in range(3):
         moments.update(X)
     held = moments._accumulator
     assert isinstance(held, SampledAccumulator)
-    assert held.sample.rows.waiting
+    assert held.sample.rows.has_pending
     assert held.buffer is None
     assert moments.update(X[:10])._accumulator.buffer is not None  # the control
