@@ -14,6 +14,7 @@ from splince_fast._runtime.arrays import as_weights, check_values, column_names
 from splince_fast._solve.options import is_integer
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import encode_one
+from splince_fast.labels.encoded import observed
 from splince_fast.labels.names import ClassName
 
 Float = NDArray[np.float64]
@@ -104,16 +105,12 @@ def observed_classes(
     LabelError
         The column holds no classes, or fewer than two of them occur.
     """
-    column = encode_one(values, n, name=name, kind="classes")
-    labelled = column.codes >= 0
-    present = np.unique(column.codes[labelled])
-    if len(present) == 0:
+    column = observed(encode_one(values, n, name=name, kind="classes"))
+    if not column.classes:
         raise LabelError(f"the {role} has no label")
-    if len(present) == 1:
-        raise LabelError(f"the {role} has only one class: {column.classes[present[0]]!r}")
-    codes = np.full(len(column.codes), -1, dtype=np.intp)
-    codes[labelled] = np.searchsorted(present, column.codes[labelled])
-    return tuple(column.classes[i] for i in present), codes
+    if len(column.classes) == 1:
+        raise LabelError(f"the {role} has only one class: {column.classes[0]!r}")
+    return column.classes, column.codes
 
 
 def float_rows(X: NDArray[Any]) -> Float:

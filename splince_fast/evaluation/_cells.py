@@ -10,21 +10,12 @@ from numpy.typing import NDArray
 
 from splince_fast.exceptions import InputError, LabelError
 from splince_fast.labels import ClassCodes, encode_one
+from splince_fast.labels.encoded import observed
 
 Codes = NDArray[np.intp]
 
 FEW_ROWS = 20  # the accuracy in a cell of fewer rows is not reliable
 _MAX_PRODUCT = 10_000  # cells of a product above which only those that occur are listed
-
-
-def observed(column: ClassCodes) -> ClassCodes:
-    """The column with the classes that occur in it: a categorical may declare more."""
-    seen = np.unique(column.codes[column.codes >= 0])
-    if len(seen) == len(column.classes):
-        return column
-    table = np.full(len(column.classes) + 1, -1, dtype=np.intp)
-    table[seen] = np.arange(len(seen))
-    return ClassCodes(tuple(column.classes[code] for code in seen), table[column.codes])
 
 
 def class_codes(

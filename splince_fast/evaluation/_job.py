@@ -50,7 +50,8 @@ Codes = NDArray[np.intp]
 
 FOLDS = 5  # folds of the training rows, which choose alpha where validation cells are too small
 _PROBE_FOLDS = 5
-_RESIDUE = 2.0**-32  # of the unerased rows' root mean variance, which is 1: below it is rounding
+# Features of smaller deviation are rounding: unerased rows have mean variance 1.
+_ROUNDING = 2.0**-32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -210,7 +211,7 @@ class Job:
                 used, target = self._probe_target(name, concept)
                 n_unused = len(erased) - len(used)
                 rows = erased[used] if n_unused else erased
-                leakage = probes.probe_classes(rows, target, plan.probes, residue=_RESIDUE)
+                leakage = probes.probe_classes(rows, target, plan.probes, residue=_ROUNDING)
                 if n_unused:
                     notes.append(
                         f"{n_unused} test rows have classes of {name!r} unseen in training: the "
@@ -219,7 +220,7 @@ class Job:
             else:
                 quantity = concept.values[self.split.test]
                 leakage = probes.probe_quantity(
-                    erased, quantity, cv=_PROBE_FOLDS, groups=groups, residue=_RESIDUE
+                    erased, quantity, cv=_PROBE_FOLDS, groups=groups, residue=_ROUNDING
                 )
             if leakage.reason:
                 notes.append(f"leakage of {name!r} not measurable: {leakage.reason}")

@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._solve.options import is_integer
-from splince_fast.evaluation._cells import FEW_ROWS, cells_of_groups, class_codes, common, observed
+from splince_fast.evaluation._cells import FEW_ROWS, cells_of_groups, class_codes, common
 from splince_fast.evaluation.statistics import wilson_interval
 from splince_fast.exceptions import InputError, NotEnoughDataError, SplinceWarning
 from splince_fast.labels import ClassName, VariableName
+from splince_fast.labels.encoded import observed
 from splince_fast.moments import Moments
 from splince_fast.projection import Projection
 

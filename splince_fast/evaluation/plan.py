@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation import splits
-from splince_fast.evaluation._cells import check_classes, class_codes, joint, members, observed
+from splince_fast.evaluation._cells import check_classes, class_codes, joint, members
 from splince_fast.evaluation._data import check_finite, fingerprint, labels_of, present, read_rows
 from splince_fast.evaluation._erasers import ERASERS, ConceptLabels, SplitPart, partial_of
 from splince_fast.evaluation._identity import UnreadableError, identity_of
@@ -24,6 +24,7 @@ from splince_fast.evaluation.scoring import own_metrics
 from splince_fast.evaluation.splits import Protocol, Sizes, Split
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassCodes, Columns, Encoded, encode_one
+from splince_fast.labels.encoded import observed
 from splince_fast.methods.table import METHODS, key_of
 
 Float = NDArray[np.float64]

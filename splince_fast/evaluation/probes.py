@@ -32,7 +32,7 @@ Fold = tuple[NDArray[np.intp], NDArray[np.intp]]  # rows that a probe is trained
 PROBES = ("linear", "quadratic", "mlp", "boosting")
 ALPHA = 0.01  # penalty of the linear probe, on features of unit variance
 _FLOOR = 1e-6  # relative to the largest deviation or singular value; smaller ones are rounding
-_RESIDUE = 64  # eps of a feature's largest value: rows that vary by less differ by rounding alone
+_ROUNDINGS = 64  # deviations below this times eps times the largest value are rounding
 _COMPONENTS = 64  # leading principal components, which the quadratic probe and boosting use
 _SHRINKAGE = 0.1  # intensity for the class covariances of the quadratic probe
 _TRIES = 20  # attempts per permutation: stratified folds may be impossible for some
@@ -213,10 +213,10 @@ def leakage(
         raise InputError(f"cv is {cv!r}; it must be an integer of at least 2")
     if not is_integer(n_permutations) or n_permutations < 0:
         raise InputError(f"n_permutations is {n_permutations!r}; it must be a non-negative integer")
-    given = as_rows(X_fresh, name="X_fresh")
-    rows = np.asarray(given, dtype=np.float64)
-    eps = np.finfo(given.dtype).eps if given.dtype.kind == "f" else 0.0
-    residue = _RESIDUE * eps * np.abs(rows).max(axis=0, initial=0.0)
+    array = as_rows(X_fresh, name="X_fresh")
+    rows = np.asarray(array, dtype=np.float64)
+    eps = np.finfo(array.dtype).eps if array.dtype.kind == "f" else 0.0
+    residue = _ROUNDINGS * eps * np.abs(rows).max(axis=0, initial=0.0)
     encoded = encode_one(z_fresh, len(rows), name="z_fresh")
     group_codes = None if groups is None else class_codes(groups, "groups", len(rows)).codes
     present = encoded.present if isinstance(encoded, Columns) else encoded.codes >= 0
@@ -313,8 +313,8 @@ def probe_classes(
     counts = np.bincount(codes, minlength=n_classes)
     chance = float(counts.max() / counts.sum())
     targets = [target, *permuted]
-    scaled = _scaled(rows, residue)
-    constant = not scaled.any()
+    constant = _is_constant(rows, residue)
+    scaled = _scaled(rows)
     results = []
     for name in probes:
         if constant:
@@ -388,16 +388,16 @@ def _stratified(
     return [f for f in folds if all(len(np.unique(codes[part])) == n_classes for part in f)]
 
 
-def _scaled(rows: Float, residue: Float | float = 0.0) -> Float:
-    """Rows centred and divided by one number: their mean variance is 1.
+def _is_constant(rows: Float, residue: Float | float) -> bool:
+    """Whether no feature has a deviation above `residue`."""
+    return not (rows.std(axis=0) > residue).any()
 
-    Zeros where no feature has a deviation above `residue`.
-    """
+
+def _scaled(rows: Float) -> Float:
+    """Rows centred and divided by one number: their mean variance is 1."""
     centred = rows - rows.mean(axis=0)
-    variances = np.mean(centred**2, axis=0)
-    if not (np.sqrt(variances) > residue).any():
-        return np.zeros_like(centred)
-    return np.asarray(centred / math.sqrt(float(variances.mean())))
+    unit = math.sqrt(float(np.mean(centred**2)))
+    return np.asarray(centred / unit if unit > 0 else centred)
 
 
 def _constant_scores(target: ProbeTarget) -> Float:
@@ -520,7 +520,7 @@ def probe_quantity(
     folds = list(splitter(cv, shuffle=True, random_state=random_state).split(rows, groups=groups))
     rng = np.random.default_rng(random_state)
     permutations = (permutation_within(values, groups, rng) for _ in range(n_permutations))
-    constant = not _scaled(rows, residue).any()
+    constant = _is_constant(rows, residue)
     scores = []
     for target in (values, *(values[permutation] for permutation in permutations)):
         fractions = []

@@ -45,6 +45,16 @@ class ClassCodes:
         return ClassCodes(self.classes, self.codes[rows])
 
 
+def observed(column: ClassCodes) -> ClassCodes:
+    """The column with only the classes that occur in it: a categorical may declare more."""
+    seen = np.unique(column.codes[column.codes >= 0])
+    if len(seen) == len(column.classes):
+        return column
+    table = np.full(len(column.classes) + 1, -1, dtype=np.intp)
+    table[seen] = np.arange(len(seen))
+    return ClassCodes(tuple(column.classes[code] for code in seen), table[column.codes])
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
     """A continuous variable in one block.

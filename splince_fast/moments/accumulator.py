@@ -19,7 +19,6 @@ from splince_fast._runtime.arrays import Rows
 from splince_fast.exceptions import (
     IncompatibleMomentsError,
     NotEnoughDataError,
-    UnknownVariableError,
 )
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, VariableName
 from splince_fast.moments.block import MATRIX_PRODUCT_FROM, Workspace, reduce_block, sample_block
@@ -29,7 +28,7 @@ from splince_fast.moments.column_sums import ColumnSums
 from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.state import State
-from splince_fast.moments.variable import Request, Variable, contradiction
+from splince_fast.moments.variable import Request, Variable, contradiction, look_up
 
 Float = NDArray[np.float64]
 
@@ -162,15 +161,7 @@ class Accumulator:
         UnknownVariableError
             No such variable was seen.
         """
-        # In a list, as a tuple may hold unhashable items.
-        if not isinstance(name, (str, tuple)) or name not in list(self.variables):
-            names = ", ".join(map(repr, self.variables)) or "none"
-            hint = f"; Moments(joint=[{name!r}]) does it" if isinstance(name, tuple) else ""
-            raise UnknownVariableError(
-                f"no variable {name!r} was accumulated, or none of its labels is present; the "
-                f"variables are: {names}{hint}"
-            )
-        return self.variables[name]
+        return look_up(self.variables, name)
 
     def described(self) -> dict[VariableName, str]:
         """Kind and size of each variable in words, waiting rows included."""

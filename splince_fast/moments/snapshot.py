@@ -21,7 +21,7 @@ from splince_fast._solve.options import Options
 from splince_fast._solve.shrinkage import share
 from splince_fast._solve.tolerances import EPS
 from splince_fast._solve.weak_features import weak_features
-from splince_fast.exceptions import InputError, UnknownVariableError
+from splince_fast.exceptions import InputError
 from splince_fast.labels import VariableName
 from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.by_class import ClassAccumulator
@@ -30,7 +30,7 @@ from splince_fast.moments.covariance_estimate import Sampled, refuse_few, sample
 from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.sampled import SampledAccumulator
 from splince_fast.moments.sketch import Sketch, SketchAccumulator
-from splince_fast.moments.variable import Variable
+from splince_fast.moments.variable import Variable, look_up
 
 if TYPE_CHECKING:
     from splince_fast.moments.moments import Moments
@@ -385,13 +385,7 @@ class Factored:
         UnknownVariableError
             No such variable was accumulated.
         """
-        if not isinstance(name, str | tuple) or name not in list(self._variables):
-            names = ", ".join(map(repr, self._variables)) or "none"
-            raise UnknownVariableError(
-                f"no variable {name!r} was accumulated, or none of its labels is present; the "
-                f"variables are: {names}"
-            )
-        return self._variables[name]
+        return look_up(self._variables, name)
 
     def class_noise(
         self, names: Sequence[VariableName], factor: Factor | None

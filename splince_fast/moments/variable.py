@@ -21,8 +21,9 @@ from splince_fast.exceptions import (
     InputError,
     LabelError,
     NotEnoughDataError,
+    UnknownVariableError,
 )
-from splince_fast.labels import ClassName
+from splince_fast.labels import ClassName, VariableName
 
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
@@ -210,6 +211,19 @@ def denominator(weight: float, ddof: float, name: object) -> float:
             f"labelled rows weigh {weight:g}; add rows or pass ddof=0"
         )
     return weight - ddof
+
+
+def look_up(variables: Mapping[VariableName, Variable], name: VariableName) -> Variable:
+    """The variable of this name; UnknownVariableError if there is none."""
+    # Compared with a list of the names: a tuple may hold unhashable items.
+    if not isinstance(name, (str, tuple)) or name not in list(variables):
+        names = ", ".join(map(repr, variables)) or "none"
+        hint = f"; Moments(joint=[{name!r}]) does it" if isinstance(name, tuple) else ""
+        raise UnknownVariableError(
+            f"no variable {name!r} was accumulated, or none of its labels is present; the "
+            f"variables are: {names}{hint}"
+        )
+    return variables[name]
 
 
 def refuse_other_kind(name: object, ours: Variable, theirs: Variable) -> None:
