@@ -249,7 +249,10 @@ def _group_array(groups: Any) -> NDArray[Any]:
     if len(arrays) == 1:
         return arrays[0]
     if len({len(array) for array in arrays}) > 1:
-        raise InputError(f"the groups have {[len(array) for array in arrays]} rows; one number")
+        raise InputError(
+            f"the columns of groups have {[len(array) for array in arrays]} rows; pass columns of "
+            "one length"
+        )
     return np.stack([array.astype(object) for array in arrays], axis=1)
 
 

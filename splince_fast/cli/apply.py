@@ -123,8 +123,8 @@ def _check_idempotent(eraser: Eraser) -> None:
     if isinstance(eraser, Projection) and eraser._idempotent:
         return
     raise InputError(
-        f"--in-place is repeated after an interruption, and this eraser ({eraser.method}) changes "
-        "erased rows again; use -o FILE"
+        f"this eraser ({eraser.method}) changes erased rows again, and --in-place erases some rows "
+        "twice if it is repeated after an interruption; pass -o FILE"
     )
 
 
@@ -281,7 +281,7 @@ def _erase_parquet(eraser: Eraser, path: str, target: str, embedding: str) -> in
                 )
             for group in range(file.metadata.num_row_groups):
                 if not file.metadata.row_group(group).num_rows:
-                    continue  # its vectors have no type of the result
+                    continue  # it has no rows, from which the type of the vectors is inferred
                 place = f"row group {group} of {path!r}"
                 table = _erase_column(eraser, file.read_row_group(group), embedding, place)
                 writer = writer or parquet.ParquetWriter(partial, table.schema)

@@ -23,7 +23,7 @@ Codes = NDArray[np.intp]
 # Fewer elements per thread cost more in starting it than they save.
 _GRAIN = 1 << 20
 # Hardware prefetching follows rows within a page: stripes narrower than a page take up to 1.5 times
-# as long. More than this number of threads gain from them nonetheless, while BLAS threads spin.
+# as long. More than `_FEW_THREADS` threads gain more than that, also while BLAS threads spin.
 _PAGE, _FEW_THREADS = 4096, 2
 _LINE = 64  # bytes of a cache line
 # Rows per float32 product: longer sums lose digits, shorter ones are read and written more often.

@@ -24,7 +24,7 @@ from splince_fast.moments.variable import Labels, Variable
 Float = NDArray[np.float64]
 Index = NDArray[np.intp]
 
-# Of one variable: rows of the table, codes of classes, or None and the values of columns.
+# One variable: its rows of the table; codes of its classes, or None; values of its columns.
 _Features = tuple[Index, Index | None, Float]
 
 _NONE, _NO_INDEX = np.zeros((0, 0)), np.zeros(0, np.intp)

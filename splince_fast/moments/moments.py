@@ -848,7 +848,7 @@ class Folds(Sequence[Moments]):
         return merged(self._folds)
 
     def _total(self) -> Moments:
-        """The same, made once and shared by all solves; not to be changed."""
+        """The folds merged, once for all solves, which only read the result."""
         n_rows = [fold.n_rows for fold in self._folds]
         if self._merged is None or self._merged[0] != n_rows:
             self._merged = n_rows, merged(self._folds)

@@ -31,7 +31,7 @@ EPS32 = float(np.finfo(np.float32).eps)
 
 # Fewer elements per thread cost more in starting it than they save.
 _GRAIN = 1 << 20
-# A merge allocates nothing once it has begun.
+# In place of a product that BLAS has added already; made once, as a merge allocates nothing.
 _NO_PRODUCT = np.empty((0, 0), order="F")
 # Rows of the first block whose mean becomes the reference point.
 _HEAD = 256

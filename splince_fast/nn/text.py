@@ -172,10 +172,12 @@ def text_batches(
     for i, value in enumerate(texts):
         if not isinstance(value, str) and not (words and isinstance(value, Sequence)):
             kind = "list of words" if words else "text"
-            raise InputError(f"text {i} is {value!r}, which is no {kind}; leave it out")
+            raise InputError(f"text {i} is {value!r}, not a {kind}; leave it out")
     for name, values in columns.items():
         if len(values) != len(texts):
-            raise InputError(f"{len(texts)} texts have {len(values)} labels {name!r}; one each")
+            raise InputError(
+                f"{len(texts)} texts have {len(values)} labels {name!r}; pass one label per text"
+            )
     options: dict[str, Any] = {"truncation": True}
     if max_length:
         options["max_length"] = max_length
@@ -183,7 +185,10 @@ def text_batches(
         options = {}
     encodings = tokenizer(texts, is_split_into_words=words, **options)
     if taken := columns.keys() & encodings.keys():
-        raise InputError(f"a label is named {min(taken)!r}, as a tensor of the model; rename it")
+        raise InputError(
+            f"a label is named {min(taken)!r}, as is a tensor that the tokenizer returns; rename "
+            "the label"
+        )
     encoded = [{key: encodings[key][i] for key in encodings} for i in range(len(texts))]
     if words:
         columns = {
