@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime import erase_rows, files
-from splince_fast._runtime.arrays import is_tensor
+from splince_fast._runtime.arrays import check_feature_names, feature_names, is_tensor
 from splince_fast._runtime.progress import Progress
 from splince_fast.exceptions import FileFormatError, FoldError, InputError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, class_key, encode
@@ -166,6 +166,11 @@ class ConditionalEraser:
         return self._after.n_features
 
     @property
+    def feature_names(self) -> tuple[str, ...] | None:
+        """Columns of the data frame that it was fitted on; None if that was an array."""
+        return self._after.feature_names
+
+    @property
     def method(self) -> str:
         """Label of the method that made it."""
         return self._method
@@ -227,7 +232,8 @@ class ConditionalEraser:
         Raises
         ------
         InputError
-            No labels; wrong width; a mask or an `out` that does not fit; a result beyond float16.
+            No labels; wrong width or columns; a mask or an `out` that does not fit; a result
+            beyond float16.
         LabelError
             A class that the fit has not seen, or a row without a label where there is no fallback.
         """
@@ -244,6 +250,8 @@ class ConditionalEraser:
 
             return tensor_like(X, self(rows, labels, mask=mask, progress=progress))
         rows = erase_rows.as_stack(X, self.n_features)
+        if self.feature_names is not None and hasattr(X, "columns"):
+            check_feature_names(feature_names(X, self.n_features), self.feature_names)
         dtype = erase_rows.result_dtype(rows.dtype)
         chosen = erase_rows.as_mask(mask, rows.shape[:-1])
         flat_mask = None if chosen is None else chosen.reshape(-1)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from splince_fast._runtime import erase_rows, files
-from splince_fast._runtime.arrays import as_rows, is_tensor
+from splince_fast._runtime.arrays import as_rows, check_feature_names, feature_names, is_tensor
 from splince_fast._runtime.erase_rows import Factors
 from splince_fast.exceptions import FileFormatError, InputError
 
@@ -86,7 +86,7 @@ class Projection:
         self._set(
             np.ascontiguousarray(factors[0].T),
             np.ascontiguousarray(factors[1].T),
-            centre, np.zeros(factors[0].shape[1]), method, report,
+            centre, np.zeros(factors[0].shape[1]), method, report, None,
         )  # fmt: skip
         if not all(np.isfinite(a).all() for a in (self._left, self._right, self._mean)):
             raise InputError("left, right and mean must be finite")
@@ -99,10 +99,11 @@ class Projection:
         shift: Float,
         method: str,
         report: Report | Callable[[], Report] | None,
+        names: tuple[str, ...] | None,
     ) -> None:
         """Set transposed factors, (r, d), without a copy: x - left^T (right (x - m) - s)."""
         self._left, self._right, self._mean, self._shift = left, right, mean, shift
-        self._method, self._report = method, report
+        self._method, self._report, self._names = method, report, names
         for array in (left, right, mean, shift):
             array.setflags(write=False)
 
@@ -121,6 +122,7 @@ class Projection:
         report: Report | Callable[[], Report] | None = None,
         *,
         shift: Float | None = None,
+        feature_names: tuple[str, ...] | None = None,
     ) -> Projection:
         """A projection from valid transposed factors.
 
@@ -130,7 +132,7 @@ class Projection:
         if shift is None:
             shift = np.zeros(len(left)) if bias is None else _shift_of(bias, right, mean)
         new = cls.__new__(cls)
-        new._set(left, right, mean, shift, method, report)
+        new._set(left, right, mean, shift, method, report, feature_names)
         return new
 
     # -- what it is ------------------------------------------------------------------------
@@ -203,6 +205,11 @@ class Projection:
         return len(self._mean)
 
     @property
+    def feature_names(self) -> tuple[str, ...] | None:
+        """Columns of the data frame that it was fitted on; None if that was an array."""
+        return self._names
+
+    @property
     def method(self) -> str:
         """Name of the method that made it."""
         return self._method
@@ -240,7 +247,7 @@ class Projection:
         X : ndarray, torch tensor or dask array of shape (..., d), or what NumPy reads as (n, d)
             Any layout. float16, bfloat16 and float32 are computed with float64 coefficients and
             returned in their own dtype; integers give float64. Axes before the last one, such as
-            (batch, token, d), stay.
+            (batch, token, d), stay. A frame must have the columns of `feature_names`.
         labels : object, optional
             Ignored; erasers that need the labels of the concept take them here.
         mask : array or tensor of bool, of shape X.shape[:-1], optional
@@ -259,7 +266,8 @@ class Projection:
         Raises
         ------
         InputError
-            Wrong width, a mask or an `out` that does not fit, or a result beyond float16.
+            Wrong width or columns, a mask or an `out` that does not fit, or a result beyond
+            float16.
 
         Examples
         --------
@@ -278,6 +286,8 @@ class Projection:
         if hasattr(X, "map_blocks") and mask is None and out is None:
             return erase_rows.erase_lazily(self, X, self.n_features)
         rows = erase_rows.as_stack(X, len(self._mean))
+        if self._names is not None and hasattr(X, "columns"):
+            check_feature_names(feature_names(X, len(self._mean)), self._names)
         dtype = erase_rows.result_dtype(rows.dtype)
         chosen = erase_rows.as_mask(mask, rows.shape[:-1])
         fresh = out is None
@@ -364,6 +374,7 @@ class Projection:
                 f"a projection of {self.n_features} features cannot follow one of "
                 f"{first.n_features}: both act on the same rows; fit them on rows of one embedding"
             )
+        check_feature_names(self._names, first._names, "the second projection")
         carried = first._left - (first._left @ self.right) @ self._left
         return Projection._make(
             np.concatenate([self._left, carried]),
@@ -373,6 +384,7 @@ class Projection:
             shift=np.concatenate(
                 [self._shift + self._right @ (self._mean - first._mean), first._shift]
             ),
+            feature_names=self._names or first._names,
         )
 
     def scaled(self, alpha: float) -> Projection:
@@ -432,6 +444,7 @@ class Projection:
             fraction * self._left, self._right.copy(), self._mean.copy(),
             method=self._method if fraction == 1 else f"{self._method} (alpha={fraction:g})",
             report=None if source is None else report, shift=self._shift.copy(),
+            feature_names=self._names,
         )  # fmt: skip
 
     def astype(self, dtype: DTypeLike) -> Projection:
@@ -457,7 +470,7 @@ class Projection:
         # The shift applies to coefficients of x - mean, so the mean is unchanged.
         return Projection._make(
             left, right, self._mean.copy(), method=self._method, report=self._report,
-            shift=self._shift.copy(),
+            shift=self._shift.copy(), feature_names=self._names,
         )  # fmt: skip
 
     # -- persistence -----------------------------------------------------------------------
@@ -500,7 +513,7 @@ class Projection:
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update({"_names": None} | state)  # absent in pickles of earlier versions
         for array in (self._left, self._right, self._mean, self._shift):
             array.flags.writeable = False
 
@@ -518,6 +531,7 @@ def to_record(projection: Projection) -> tuple[dict[str, Float], dict[str, Any]]
     }
     return tensors, {
         "method": projection.method,
+        "feature_names": projection.feature_names,
         "report": None if report is None else report.to_dict(),
     }
 
@@ -540,12 +554,15 @@ def from_record(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]
                   "offset": (real, (d,)), "bias": (real, (r,))}
         | ({"shift": (real, (r,))} if "shift" in tensors else {})
     )  # fmt: skip
-    report = metadata["report"]
+    report, names = metadata["report"], metadata.get("feature_names")
+    if names is not None and len(names) != d:
+        raise FileFormatError(f"{len(names)} names of {d} features")
     new = Projection._make(
         np.ascontiguousarray(tensors["left"].T), np.ascontiguousarray(tensors["right"].T),
         tensors["mean"], tensors["bias"], str(metadata["method"]),
         None if report is None else Report.from_dict(report),
-        shift=tensors.get("shift"),  # absent in files of earlier versions
+        shift=tensors.get("shift"),  # absent in files of earlier versions, as the names
+        feature_names=None if names is None else tuple(map(str, names)),
     )  # fmt: skip
     terms = np.abs(new._right) @ np.abs(new._mean) + np.abs(new._shift)
     size = np.abs(new.left) @ (terms + np.abs(new._shift))

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.arrays import as_rows, check_values
+from splince_fast._runtime.arrays import as_rows, check_feature_names, check_values, feature_names
 from splince_fast._solve import factor as factors
 from splince_fast._solve import tolerances
 from splince_fast._solve.factor import Factor
@@ -458,6 +458,7 @@ def _bases(
 ) -> tuple[Float, Float]:
     """Orthonormal bases (n, p), (n, q) of the centred columns of X and of the concept."""
     rows = as_rows(X, width=moments.n_features)
+    check_feature_names(feature_names(X, rows.shape[1]), moments.feature_names)
     if len(rows) != moments.n_rows or moments.weight != moments.n_rows:
         raise InputError(
             f"the permutation test needs the rows that the moments were made of, with unit "

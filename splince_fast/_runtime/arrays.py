@@ -168,6 +168,51 @@ def column_names(X: Any) -> list[Any] | None:
     return None
 
 
+def feature_names(X: Any, width: int) -> tuple[str, ...] | None:
+    """Return the names of the `width` features of a data frame, None for other types.
+
+    As in scikit-learn, columns have names if all of them are strings; the features of a column of
+    vectors have none.
+    """
+    names = column_names(X)
+    if names is None or len(names) != width or not all(isinstance(name, str) for name in names):
+        return None
+    return tuple(names)
+
+
+def check_feature_names(
+    names: Sequence[str] | None, expected: Sequence[str] | None, name: str = "X"
+) -> None:
+    """Raise InputError where the features of rows are not `expected`, in this order.
+
+    Parameters
+    ----------
+    names, expected : sequence of str or None
+        None, for rows without names, agrees with all.
+    name : str
+        Of the argument, for the message.
+    """
+    if names is None or expected is None or tuple(names) == tuple(expected):
+        return
+    added, missing = sorted(set(names) - set(expected)), sorted(set(expected) - set(names))
+    if added or missing:
+        differences = [
+            f"{abbreviated(range(len(group)), group)} {verb}"
+            for group, verb in ((added, "new"), (missing, "missing"))
+            if group
+        ]
+        raise InputError(
+            f"the columns of {name} differ from those of earlier rows ({'; '.join(differences)}); "
+            f"pass the same features, or {name}.to_numpy() where only their names changed"
+        )
+    j = next(j for j, pair in enumerate(zip(names, expected, strict=True)) if pair[0] != pair[1])
+    raise InputError(
+        f"the columns of {name} are in another order than those of earlier rows (column {j} is "
+        f"{names[j]!r}, and was {expected[j]!r}), so that features would be mixed up; pass them in "
+        "the order of `feature_names`"
+    )
+
+
 def holds_vectors(X: NDArray[Any]) -> bool:
     """Return whether X is an object array of vectors, as data frames store embeddings."""
     if X.dtype != object or not X.size or X.shape[:1] != (X.size,) or X.ndim > 2:

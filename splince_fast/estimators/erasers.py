@@ -33,6 +33,7 @@ from splince_fast.methods.oracle import oracle
 from splince_fast.methods.table import METHODS
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.fold_rule import LEAST_ROWS, use_folds
+from splince_fast.moments.moments import name_features
 from splince_fast.moments.sampled import rate_for
 from splince_fast.moments.snapshot import Factored
 from splince_fast.projection import Projection
@@ -142,10 +143,10 @@ class _Eraser(ErasingTransformer):
             moments: Moments | Folds
             if split:
                 moments = _split(rows, erased | kept, sample_weight, groups, parameters)
-                moments.feature_names = getattr(self, "feature_names_in_", None)
             else:
                 moments = Moments(**parameters)
                 moments.update(rows, erased | kept, sample_weight=sample_weight)
+            name_features(moments, getattr(self, "feature_names_in_", None))
             if not moments.n_rows:
                 raise NotEnoughDataError(
                     "every sample_weight is zero, so no row is left to fit to; give some rows a "
@@ -204,6 +205,7 @@ class _Eraser(ErasingTransformer):
             else:
                 self.moments_ = Moments(**self._begin(erased, kept))
             self.moments_.update(rows, erased | kept, sample_weight=sample_weight)
+            name_features(self.moments_, getattr(self, "feature_names_in_", None))
             self._projection = None
         return self
 
@@ -529,6 +531,8 @@ class _Eraser(ErasingTransformer):
         self._projection = self._project(source, erase, keep)
         self.moments_, self.erased_, self.kept_ = moments, erase, keep
         self.n_features_in_ = self._projection.n_features
+        if moments.feature_names is not None:
+            self.feature_names_in_ = np.array(moments.feature_names, object)
         self._extendable = False
         return self
 

@@ -20,7 +20,7 @@ import scipy.linalg
 import scipy.special
 from numpy.typing import NDArray
 
-from splince_fast._runtime.arrays import as_rows
+from splince_fast._runtime.arrays import as_rows, check_feature_names, feature_names
 from splince_fast.evaluation import _logistic
 from splince_fast.evaluation._cells import cells_of_groups, check_classes, class_codes, common
 from splince_fast.evaluation.metrics import counts_per_code
@@ -56,6 +56,8 @@ class Head:
         Of the penalty, in units of the scaled features.
     converged : bool
         Whether the gradient reached the tolerance.
+    feature_names : tuple of str or None
+        Columns of the data frame that it was fitted to.
     validation : tuple of tuple
         (alpha, worst group, accuracy) of every candidate, for a selected head.
     """
@@ -66,10 +68,18 @@ class Head:
     alpha: float
     converged: bool
     validation: tuple[tuple[float, float, float], ...] = field(default=())
+    feature_names: tuple[str, ...] | None = None
 
     def decision_function(self, X: object) -> Float:
-        """Scores x^T coef + intercept of rows: (n,) for two classes or a quantity, else (n, C)."""
+        """Scores x^T coef + intercept of rows: (n,) for two classes or a quantity, else (n, C).
+
+        Raises
+        ------
+        InputError
+            Rows of another width, or a frame of other columns.
+        """
         rows = np.asarray(as_rows(X, width=self.coef_.shape[1]), dtype=np.float64)
+        check_feature_names(feature_names(X, rows.shape[1]), self.feature_names)
         scores = rows @ self.coef_.T + self.intercept_
         return np.asarray(scores[:, 0] if scores.shape[1] == 1 else scores)
 
@@ -155,17 +165,18 @@ def fit_head(
     if solver not in ("newton", "sgd"):
         raise InputError(f"solver is {solver!r}; choose 'newton' or 'sgd'")
     rows = np.asarray(as_rows(X), dtype=np.float64)
+    columns = feature_names(X, rows.shape[1])
     encoded = encode_one(y, len(rows), name="y")
     if isinstance(encoded, Columns):
         present = slice(None) if encoded.present is None else encoded.present
-        scaled = Scaled.of(rows[present], scale=scale)
+        scaled = Scaled.of(rows[present], scale=scale, feature_names=columns)
         w, b = ridge_path(scaled.rows, encoded.values[present], (alpha,), None)
         return scaled.head(w[0], b[0], (), alpha)
     check_classes("task y", encoded)
     inside = encoded.codes >= 0
     present_codes, codes = np.unique(encoded.codes[inside], return_inverse=True)
     names = tuple(encoded.classes[i] for i in present_codes)
-    scaled = Scaled.of(rows[inside], scale=scale)
+    scaled = Scaled.of(rows[inside], scale=scale, feature_names=columns)
     if solver == "sgd":
         w, b, converged = _sgd(scaled, codes, alpha, start, random_state)
         return scaled.head(w, b, names, alpha, converged=converged)
@@ -233,6 +244,8 @@ def select_head(
     check_rule(rule)
     rows = np.asarray(as_rows(X), dtype=np.float64)
     validation = np.asarray(as_rows(X_validation, width=rows.shape[1]), dtype=np.float64)
+    columns = feature_names(X, rows.shape[1])
+    check_feature_names(feature_names(X_validation, rows.shape[1]), columns, "X_validation")
     task = class_codes(y, "y", len(rows))
     codes, y_true = common(task, class_codes(y_validation, "y_validation", len(validation)))
     cells = cells_of_groups(groups, len(validation)).codes
@@ -242,10 +255,10 @@ def select_head(
     validation, y_true, cells = validation[labelled], y_true[labelled], cells[labelled]
     check_classes("task y", task)
     inside = codes >= 0
-    scaled = Scaled.of(rows[inside])
+    scaled = Scaled.of(rows[inside], feature_names=columns)
     fits = _logistic.fit(scaled.rows, codes[inside], len(task.classes), np.array(alphas))
-    columns = np.ascontiguousarray(fits.weights.reshape(-1, rows.shape[1]).T)  # (d, J C)
-    scores = ((validation - scaled.centre) / scaled.scale) @ columns
+    weights = np.ascontiguousarray(fits.weights.reshape(-1, rows.shape[1]).T)  # (d, J C)
+    scores = ((validation - scaled.centre) / scaled.scale) @ weights
     y_pred = decide(scores.reshape(len(validation), *fits.intercepts.shape) + fits.intercepts)
     scored = [score(y_true, y_pred[:, j], cells) for j in range(len(alphas))]
     j = choose(scored, alphas, rule)
@@ -263,9 +276,12 @@ class Scaled:
     rows: Float
     centre: Float
     scale: float
+    feature_names: tuple[str, ...] | None = None
 
     @classmethod
-    def of(cls, rows: Float, *, scale: bool = True) -> Scaled:
+    def of(
+        cls, rows: Float, *, scale: bool = True, feature_names: tuple[str, ...] | None = None
+    ) -> Scaled:
         """Scale rows; `scale=False` leaves them as they are.
 
         Raises
@@ -274,13 +290,13 @@ class Scaled:
             All rows are equal.
         """
         if not scale:
-            return cls(rows, np.zeros(rows.shape[1]), 1.0)
+            return cls(rows, np.zeros(rows.shape[1]), 1.0, feature_names)
         centre = rows.mean(axis=0)
         centred = rows - centre
         root = math.sqrt(float(np.mean(centred**2)))
         if root == 0.0:
             raise NotEnoughDataError("all rows are equal, so a head has nothing to learn from")
-        return cls(centred / root, centre, root)
+        return cls(centred / root, centre, root, feature_names)
 
     def head(
         self,
@@ -294,7 +310,9 @@ class Scaled:
     ) -> Head:
         """A head of the scaled rows as one of the original rows."""
         coef = w / self.scale
-        return Head(coef, b - coef @ self.centre, names, alpha, converged, validation)
+        return Head(
+            coef, b - coef @ self.centre, names, alpha, converged, validation, self.feature_names
+        )
 
 
 def _sgd(

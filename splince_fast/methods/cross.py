@@ -17,7 +17,7 @@ from splince_fast.methods.closed_forms import leace, mean_projection, sal, splin
 from splince_fast.methods.folds import FoldReport, evaluate_folds, warn
 from splince_fast.methods.method_call import MethodCall
 from splince_fast.methods.table import method_of
-from splince_fast.moments import Folds, Moments
+from splince_fast.moments import Moments
 from splince_fast.moments.cluster import merged
 from splince_fast.projection import Projection
 
@@ -189,7 +189,6 @@ def cross_report(
     check_names(options, chosen.options, chosen.label)
     call = MethodCall(
         chosen.label, chosen.whitened, erase, keep, Options(**options),
-        names=folds.feature_names if isinstance(folds, Folds) else None,
         classes_only=chosen.classes_only,
     )  # fmt: skip
     found = evaluate_folds(call, parts)

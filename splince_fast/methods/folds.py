@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias, cast
@@ -13,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.arrays import abbreviated
+from splince_fast._solve.factor import Factor
 from splince_fast._solve.options import INTENSITIES, Options
 from splince_fast._solve.selection import Span, span_of
-from splince_fast.exceptions import InputError, SplinceError, SplinceWarning, UnseenRowsWarning
-from splince_fast.methods.method_call import MethodCall
+from splince_fast.exceptions import InputError, SplinceError, UnseenRowsWarning
+from splince_fast.methods.method_call import MethodCall, Solved
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.cluster import merged
 from splince_fast.moments.snapshot import Factored, Statistics, statistics
@@ -24,7 +26,6 @@ from splince_fast.projection import Projection
 from splince_fast.report import HeldOut, Report
 
 Float = NDArray[np.float64]
-Source: TypeAlias = Moments | Factored
 Shrinkage: TypeAlias = float | str | None
 
 # The held-out distortion is too large if it exceeds the fitted one by this factor and by this
@@ -88,37 +89,29 @@ class FoldEvaluation:
     Attributes
     ----------
     folds : tuple of FoldReport
-    erasers : tuple of Projection
-        Fitted to all other folds.
-    n_fitted : tuple of int
-        Rows that each was fitted to.
     shrinkage : float, str or None
         Requested intensity; the chosen one for "cv".
     degenerate : tuple of int
         Features that hardly vary in the rows of some fit.
+    rows_per_rank : float
+        Fitted rows over the rank of their covariance; the smallest over the folds.
     remedies : tuple of (str, float)
         Distortion of held-out rows with other settings, where that helps.
     warnings : tuple of str
     """
 
     folds: tuple[FoldReport, ...]
-    erasers: tuple[Projection, ...]
-    n_fitted: tuple[int, ...]
     shrinkage: Shrinkage
     degenerate: tuple[int, ...]
+    rows_per_rank: float
     remedies: tuple[tuple[str, float], ...]
     warnings: tuple[str, ...]
-
-    @property
-    def rows_per_rank(self) -> float:
-        """Fitted rows over the rank of their covariance; the smallest over the folds."""
-        return _rows_per_rank(self.erasers, self.n_fitted)
 
     def added_to(self, eraser: Projection) -> Projection:
         """The eraser of all rows, with the means of these figures in its report."""
         return Projection._make(
             eraser.left.T, eraser.right.T, eraser.mean, method=eraser.method,
-            report=partial(self._report, eraser),
+            report=partial(self._report, eraser), feature_names=eraser.feature_names,
         )  # fmt: skip
 
     def _report(self, eraser: Projection) -> Report:
@@ -141,7 +134,6 @@ def eraser_of(moments: Moments | Factored | Folds, call: MethodCall) -> Projecti
     # `Folds` is a Sequence, whose instance check is slow.
     if isinstance(moments, Moments) or not isinstance(moments, Folds):
         return call.fit(moments)
-    call = call._replace(names=moments.feature_names)
     evaluation = None
     try:
         evaluation = evaluate_folds(call, moments)
@@ -171,54 +163,67 @@ def evaluate_folds(call: MethodCall, folds: Sequence[Moments]) -> FoldEvaluation
             "figures of held-out rows need their covariance, which moments made with sketch_size= "
             "do not keep; accumulate the folds without it"
         )
-    parts, options, whitened = list(folds), call.options, call.whitened
-    factored: Sequence[Source]
-    varying: Sequence[Source]
-    if len(parts) == 2:
-        # The fold that one eraser is fitted to is the one that the other is evaluated on.
-        training = [parts[1], parts[0]]
-        both = [p.factored(solver=options.solver, min_scale=options.min_scale) for p in parts]
-        factored, varying, tests = [both[1], both[0]], both, iter(both)
-    else:
-        # Sums of the others, not total - part: nothing cancels.
-        training = [merged(parts[:i] + parts[i + 1 :]) for i in range(len(parts))]
-        # The held-out folds are factored one at a time: each factor is a d x d matrix.
-        factored, varying, tests = training, parts, (part.factored() for part in parts)
+    with ExitStack() as locks:
 
-    def erasers(call: MethodCall, shrinkage: Shrinkage) -> tuple[Projection, ...]:
+        def read(parts: Iterable[Moments]) -> list[Statistics]:
+            return [locks.enter_context(statistics(part)) for part in parts]
+
+        tests, parts = read(folds), list(folds)
+        if len(parts) == 2:
+            training = tests[::-1]
+        else:  # sums of the others, not total - part: nothing cancels
+            training = read(merged(parts[:i] + parts[i + 1 :]) for i in range(len(parts)))
+        return _evaluated(call, training, tests)
+
+
+def _evaluated(
+    call: MethodCall, training: Sequence[Statistics], tests: Sequence[Statistics]
+) -> FoldEvaluation:
+    """`evaluate_folds` on the statistics of each fold, and of all other folds."""
+    options, whitened = call.options, call.whitened
+    alike = Options(solver=options.solver, min_scale=options.min_scale)
+    # The two folds of a pair are fitted to in turn: a factor serves the fit, and the other's test.
+    factors = [test.factored(alike, 0.0, None) for test in tests] if len(tests) == 2 else None
+
+    def solved(call: MethodCall, shrinkage: Shrinkage) -> list[Solved]:
         call = call.with_shrinkage(shrinkage)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SplinceWarning)
-            return tuple(map(call.fit, factored if shrinkage is None else training))
+        own = factors[::-1] if factors and shrinkage is None else [None] * len(training)
+        found = []
+        for stats, factor in zip(training, own, strict=True):
+            with stats.memory(call.whitened and factor is None) as memory:
+                found.append(call.solve(stats, memory, factor))
+        return found
 
-    def distortion(fitted: Sequence[Projection]) -> float:
-        return float(np.mean([_distortion(e, p) for e, p in zip(fitted, parts, strict=True)]))
+    def distortion(erasers: Sequence[Solved]) -> float:
+        return float(np.mean([_distortion(*pair) for pair in zip(erasers, tests, strict=True)]))
 
     shrinkage = options.shrinkage if whitened else None
     if shrinkage == "cv":
-        tried = {a: distortion(erasers(call, a)) for a in (*INTENSITIES, "oas")}
+        tried = {a: distortion(solved(call, a)) for a in (*INTENSITIES, "oas")}
         shrinkage = min(tried, key=lambda a: tried[a])
-    fitted = erasers(call, shrinkage)
-    figures = tuple(
-        _evaluate(eraser, source, part, call)
-        for eraser, source, part in zip(fitted, factored, tests, strict=True)
+    erasers = solved(call, shrinkage)
+    figures = []
+    for i, (eraser, stats, test) in enumerate(zip(erasers, training, tests, strict=True)):
+        # Three or more held-out folds are factored one at a time: each factor is a d x d matrix.
+        factor = factors[i] if factors else test.factored(Options(), 0.0, None)
+        figures.append(_evaluate(eraser, stats, test, factor, call))
+    fitted_deviations, held_out_deviations = (
+        np.sqrt([stats.variances for stats in group]) for group in (training, tests)
     )
-    n_fitted = tuple(source.n_rows for source in factored)
-    held_out_deviations = np.sqrt([_variances(source) for source in varying])
-    if len(parts) == 2:
-        fitted_deviations = held_out_deviations[::-1]
-    else:
-        fitted_deviations = np.sqrt([_variances(source) for source in training])
     hardly = (fitted_deviations < _DEGENERATE * held_out_deviations).any(axis=0)
     degenerate = tuple(np.flatnonzero(hardly).tolist())
     held_out = float(np.mean([fold.distortion for fold in figures]))
     in_sample = float(np.mean([fold.distortion_fitted for fold in figures]))
-    few = whitened and not shrinkage and min(n_fitted) < _FEW_ROWS * fitted[0].n_features
-    few = few and _rows_per_rank(fitted, n_fitted) < _FEW_ROWS
+    ranks = [
+        eraser.solution.rank_covariance if whitened else min(len(stats.mean), stats.n_rows - 1)
+        for eraser, stats in zip(erasers, training, strict=True)
+    ]
+    rows_per_rank = min(s.n_rows / max(1, rank) for s, rank in zip(training, ranks, strict=True))
+    few = whitened and not shrinkage and rows_per_rank < _FEW_ROWS
     remedies: list[tuple[str, float]] = []
     notes: tuple[str, ...] = ()
     if few or held_out > max(_WORSE * in_sample, in_sample + _EXCESS):
-        ranks = None
+        lost = None
         if whitened:
             plain = call._replace(
                 method="SAL", whitened=False, classes_only=False, options=Options()
@@ -227,23 +232,14 @@ def evaluate_folds(call: MethodCall, folds: Sequence[Moments]) -> FoldEvaluation
                 (f"shrinkage={a!r}", call, a) for a in (1e-3, "oas") if a != shrinkage
             ]
             tries.append(("SAL", plain, None))
-            values = [(name, distortion(erasers(other, a))) for name, other, a in tries]
+            values = [(name, distortion(solved(other, a))) for name, other, a in tries]
             remedies = [(name, value) for name, value in values if value < held_out]
-            ranks = _rank_lost_to_rounding(fitted, training)
-        rows_per_rank = _rows_per_rank(fitted, n_fitted)
-        notes = (
-            _text(held_out, in_sample, degenerate, rows_per_rank, ranks, remedies, call.names),
-        )
-    return FoldEvaluation(figures, fitted, n_fitted, shrinkage, degenerate, tuple(remedies), notes)
-
-
-def _rows_per_rank(erasers: Sequence[Projection], n_fitted: Sequence[int]) -> float:
-    """Fitted rows over the rank of their covariance; the smallest over the folds."""
-    ratios = []
-    for eraser, n in zip(erasers, n_fitted, strict=True):
-        rank = None if eraser.report is None else eraser.report.rank_covariance
-        ratios.append(n / max(1, rank or min(eraser.n_features, n - 1)))
-    return float(min(ratios))
+            lost = _rank_lost_to_rounding(ranks, training)
+        names = tests[0].feature_names
+        notes = (_text(held_out, in_sample, degenerate, rows_per_rank, lost, remedies, names),)
+    return FoldEvaluation(
+        tuple(figures), shrinkage, degenerate, rows_per_rank, tuple(remedies), notes
+    )
 
 
 def warn(notes: Sequence[str], stacklevel: int) -> None:
@@ -273,17 +269,13 @@ def few_rows(eraser: Projection) -> Projection:
     return Projection._make(
         eraser.left.T, eraser.right.T, eraser.mean, method=eraser.method,
         report=dataclasses.replace(report, warnings=(*report.warnings, note)),
+        feature_names=eraser.feature_names,
     )  # fmt: skip
 
 
-def _distortion(eraser: Projection, source: Source) -> float:
+def _distortion(eraser: Solved, stats: Statistics) -> float:
     """E|r(x) - x|^2 over tr Cov(x), on the rows of these moments."""
-    with statistics(source) as stats:
-        return _distortion_of(eraser, stats)
-
-
-def _distortion_of(eraser: Projection, stats: Statistics) -> float:
-    left, right = eraser.left.T, np.ascontiguousarray(eraser.right.T)
+    left, right = eraser.left, eraser.right
     total = float(stats.variances.sum())
     if not len(left) or not total:
         return 0.0
@@ -293,11 +285,12 @@ def _distortion_of(eraser: Projection, stats: Statistics) -> float:
     return (spread + float(shift @ square @ shift)) / total
 
 
-def _evaluate(eraser: Projection, fitted: Source, test: Factored, call: MethodCall) -> FoldReport:
-    """All figures of one fold, `test`, for an eraser of the rows of `fitted`."""
-    whitened, factor = call.whitened, test.factor
+def _evaluate(
+    eraser: Solved, fitted: Statistics, test: Statistics, factor: Factor, call: MethodCall
+) -> FoldReport:
+    """All figures of one fold, `test` with its factor, for an eraser of the rows of `fitted`."""
+    whitened, left, right = call.whitened, eraser.left, eraser.right
     span = span_of(test, call.erase, "erase", whitened)
-    left, right = eraser.left.T, np.ascontiguousarray(eraser.right.T)
     removed = factor.whiten(np.ascontiguousarray(left))
     outside = (left - factor.unwhiten(removed)) * factor.inverse_scale
     inside = _combinations_inside(outside, left * factor.inverse_scale)
@@ -313,7 +306,7 @@ def _evaluate(eraser: Projection, fitted: Source, test: Factored, call: MethodCa
     norm = np.abs(np.linalg.eigvals(squares)).max(initial=1.0)
     return FoldReport(
         n_rows=test.n_rows,
-        distortion=_distortion_of(eraser, test),
+        distortion=_distortion(eraser, test),
         distortion_fitted=_distortion(eraser, fitted),
         concept=trace / rank_z,
         chance=min(1.0, (factor.rank - len(basis)) / (max(2, round(test.weight)) - 1)),
@@ -350,22 +343,12 @@ def _pillai(white: Float, span: Span, basis: Float) -> tuple[float, int]:
     return total, max(1, rank)
 
 
-def _variances(source: Source) -> Float:
-    with statistics(source) as stats:
-        return stats.variances
-
-
 def _rank_lost_to_rounding(
-    erasers: Sequence[Projection], training: Sequence[Source]
+    ranks: Sequence[int], training: Sequence[Statistics]
 ) -> tuple[int, int] | None:
     """Rank, and rank without rounding: the smallest over folds, where they differ."""
-    pairs = []
-    for eraser, source in zip(erasers, training, strict=True):
-        with statistics(source) as stats:
-            most = min(int(np.count_nonzero(stats.variances)), stats.n_rows - 1)
-        rank = None if eraser.report is None else eraser.report.rank_covariance
-        if rank is not None and rank < most:
-            pairs.append((rank, most))
+    most = [min(int(np.count_nonzero(s.variances)), s.n_rows - 1) for s in training]
+    pairs = [pair for pair in zip(ranks, most, strict=True) if pair[0] < pair[1]]
     return min(pairs) if pairs else None
 
 

@@ -177,8 +177,9 @@ def isotropic(
         name, whole, support, coding, eraser, found, noise, notes, distance, kept.shape[1]
     )
     return Projection._make(
-        eraser.left.T, eraser.right.T, whole.mean, method="isotropic", report=report
-    )
+        eraser.left.T, eraser.right.T, whole.mean, method="isotropic", report=report,
+        feature_names=coding.total.feature_names,
+    )  # fmt: skip
 
 
 def _directions(

@@ -53,6 +53,35 @@ _FEW_CLASSES = 24
 _UNDERFLOW, _ROUNDING = 1e-150, 1e-10
 
 
+class Solved(NamedTuple):
+    """An eraser x - left^T right (x - mean) of moments, and what it was solved from.
+
+    Attributes
+    ----------
+    left, right : (r, d) float64
+    mean : (d,) float64
+    solution : Solution
+    factor : Factor
+        Of Cov(x).
+    share : float
+        Fraction of the isotropic target in it.
+    span_z, span_y : Span
+        Erased, and kept.
+    gain : float or None
+        Of the last extra pass over the rows.
+    """
+
+    left: Float
+    right: Float
+    mean: Float
+    solution: Solution
+    factor: Factor
+    share: float
+    span_z: Span
+    span_y: Span
+    gain: float | None
+
+
 class MethodCall(NamedTuple):
     """A method with its arguments, which makes an eraser of moments.
 
@@ -66,8 +95,6 @@ class MethodCall(NamedTuple):
         As the methods take them.
     options : Options
     refinement : Refinement or None
-    names : sequence of str, optional
-        Of the features.
     classes_only : bool
         Whether the erased variables must be classes.
     """
@@ -78,7 +105,6 @@ class MethodCall(NamedTuple):
     keep: object
     options: Options
     refinement: Refinement | None = None
-    names: Sequence[str] | None = None
     classes_only: bool = False
 
     def with_shrinkage(self, shrinkage: float | str | None) -> MethodCall:
@@ -86,6 +112,49 @@ class MethodCall(NamedTuple):
         if shrinkage == self.options.shrinkage:
             return self
         return self._replace(options=replace(self.options, shrinkage=shrinkage))
+
+    def solve(
+        self, stats: Statistics, memory: Float | None, factor: Factor | None = None
+    ) -> Solved:
+        """The eraser without report or warnings.
+
+        Parameters
+        ----------
+        stats : Snapshot or Factored
+            Of the data.
+        memory : ndarray or None
+            Work memory of a factor (`Snapshot.memory`).
+        factor : Factor, optional
+            Of Cov(x), where it is known; the options ask for no shrinkage then.
+
+        Raises
+        ------
+        SplinceError
+            As the methods.
+        """
+        options, whitened = self.options, self.whitened
+        if self.classes_only:
+            _check_classes(stats, self.erase)
+        span_z = span_of(stats, self.erase, "erase", whitened)
+        span_y = span_of(stats, self.keep, "keep", whitened)
+        share, gain = stats.share(options) if whitened else 0.0, None
+        if self.refinement is not None:
+            factor, gain = self.refinement.factor(stats, span_z.rows, span_y.rows, options)
+        elif not whitened:
+            factor = stats.identity()
+        elif factor is None:
+            factor = stats.factored(options, share, memory)
+        solution = oblique(factor, span_z.rows, span_y.rows, options)
+        if whitened and solution.rank_covariance < len(span_z.rows.T):
+            _refuse_underflow(stats, span_z)
+        if solution.status != STATUS_OK:
+            _refuse(solution, span_z.names, span_y.names, self.method, options)
+        if options.strength != 1:
+            solution = with_strength(factor, solution, span_z.rows, span_y.rows, options)
+        left, right = solution.left, solution.right
+        if solution.null_basis is not None:
+            left, right = with_null_space(solution, span_y.rows)
+        return Solved(left, right, stats.mean, solution, factor, share, span_z, span_y, gain)
 
     def fit(self, moments: Moments | Factored) -> Projection:
         """The eraser with its report; warnings are raised and noted.
@@ -96,25 +165,11 @@ class MethodCall(NamedTuple):
             Of the data.
         """
         options, whitened = self.options, self.whitened
+        passes = None if self.refinement is None else self.refinement.passes
         with statistics(moments) as stats, stats.memory(whitened) as memory:
-            if self.classes_only:
-                _check_classes(stats, self.erase)
-            span_z = span_of(stats, self.erase, "erase", whitened)
-            span_y = span_of(stats, self.keep, "keep", whitened)
-            share = stats.share(options) if whitened else 0.0
-            passes, gain = None, None
-            if self.refinement is None:
-                factor = stats.factored(options, share, memory) if whitened else stats.identity()
-            else:
-                passes = self.refinement.passes
-                factor, gain = self.refinement.factor(stats, span_z.rows, span_y.rows, options)
-            solution = oblique(factor, span_z.rows, span_y.rows, options)
-            if whitened and solution.rank_covariance < len(span_z.rows.T):
-                _refuse_underflow(stats, span_z)
-            if solution.status != STATUS_OK:
-                _refuse(solution, span_z.names, span_y.names, self.method, options)
-            if options.strength != 1:
-                solution = with_strength(factor, solution, span_z.rows, span_y.rows, options)
+            left, right, mean, solution, factor, share, span_z, span_y, gain = self.solve(
+                stats, memory
+            )
             sample = stats.sample if whitened else None
             sketch = None if stats.metric is None else stats.metric.rank
             if sketch is not None and passes is None:
@@ -123,15 +178,11 @@ class MethodCall(NamedTuple):
                 distortions = _Distortions(unmeasured, unmeasured, None)
             else:
                 distortions = _distortions(stats, factor, solution, span_z, span_y, share, options)
-            left, right = solution.left, solution.right
-            if solution.null_basis is not None:
-                left, right = with_null_space(solution, span_y.rows)
             admitted = _admitted(factor, span_z, span_y) if solution.admitted else 0
             left_over = 0.0
             if not whitened and solution.rank_z < len(span_z.rows) and options.rank_tol == "auto":
                 left_over = _left_in_small_features(stats, solution, span_z.rows)
             notes = _warn(solution, span_z.names, span_y.names, options, admitted, left_over)
-            mean = stats.mean
             # The variances are those of all rows, also where the covariance is that of a sample.
             variance = solution.variance if sample is None else float(stats.variances.sum())
             moved, norm = sensitivity(left, right, mean, variance)
@@ -159,8 +210,11 @@ class MethodCall(NamedTuple):
                 None if sketch is None else SketchedCovariance(sketch, passes, gain),
                 moved, noises, float(options.strength),
             )  # fmt: skip
+            names = stats.feature_names
         report = partial(build_report, facts, solution, span_z, span_y, left, right)
-        return Projection._make(left, right, mean, method=self.method, report=report)
+        return Projection._make(
+            left, right, mean, method=self.method, report=report, feature_names=names
+        )
 
     def _sensitive(
         self, stats: Statistics, memory: Float | None, span_z: Span, span_y: Span,
@@ -199,9 +253,10 @@ class MethodCall(NamedTuple):
         if offset > _OFFSET:
             remedies.append(f"rows less their mean, which is {offset:.0e} deviations from 0")
         advice = " or ".join(remedies) or "rows in float64"
+        features = abbreviated(blamed, stats.feature_names)
         return (
             f"the eraser is sensitive to rounding: rows rounded to float32 move by {moved:.1e} of "
-            f"their deviation, most of it from feature(s) {abbreviated(blamed, self.names)}, "
+            f"their deviation, most of it from feature(s) {features}, "
             f"of deviations up to {ratio:.1e} times the root mean square. Drop them, or use "
             f"{advice}"
         )

@@ -183,7 +183,7 @@ def oracle(
                 )
                 refuse_lost(found, "oracle", y, remedy)
             rho = _rho(found.whitened, between, span_y.rows)
-        mean = stats.mean
+        mean, feature_names = stats.mean, stats.feature_names
         report = _report(
             stats, factor, span_z, span_y, white, predicted, found, float(strength), rho, lost,
             span_z.rows - Szz @ predicted,
@@ -209,7 +209,7 @@ def oracle(
         left, right = found.left, found.right
     elif found is not None and classes is not None:
         maps = _maps(found, shifts[0], classes)
-    after = Projection._make(left, right, mean, method="oracle")
+    after = Projection._make(left, right, mean, method="oracle", feature_names=feature_names)
     for note in report.warnings[1:]:
         warnings.warn(note, PrecisionWarning, stacklevel=2)
     return ConditionalEraser(shifts, after, fallback, maps=maps, method="oracle", report=report)

@@ -204,7 +204,8 @@ def quadratic(
     )
     report = dataclasses.replace(report, shrinkage=shrunk.share, warnings=(NEEDS_LABELS, *notes))
     empty = np.empty((0, len(whole.mean)))
-    after = Projection._make(empty, empty, whole.mean, method=label)
+    feature_names = coding.total.feature_names
+    after = Projection._make(empty, empty, whole.mean, method=label, feature_names=feature_names)
     shift = Shift(name, tuple(names), np.zeros(len(names)), whole.means - whole.mean)
     return ConditionalEraser([shift], after, None, maps=solution.maps, method=label, report=report)
 

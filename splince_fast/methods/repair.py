@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from splince_fast._kernels import spans
 from splince_fast._kernels.factor import STATUS_OK, Factor
+from splince_fast._runtime.arrays import check_feature_names
 from splince_fast._solve import tolerances
 from splince_fast._solve.messages import raise_numerical
 from splince_fast._solve.options import OPTIONS
@@ -92,9 +93,9 @@ def repair(
     IncompatibleMomentsError
         A variable is of classes in one of them, and continuous or of other columns in the other.
     InputError
-        Rows of different widths; labels that differ in number, classes or moments; moments of
-        erased rows without a covariance; snapshots whose factor reads rounding; directions for
-        `keep`; `strength` out of range.
+        Rows of different widths or columns; labels that differ in number, classes or moments;
+        moments of erased rows without a covariance; snapshots whose factor reads rounding;
+        directions for `keep`; `strength` out of range.
     NotEnoughDataError
         No rows.
 
@@ -131,8 +132,10 @@ def repair(
         )
     names = names_of(keep, "keep")
     with statistics(before) as stats:
-        original = _Original(stats.variances, [stats.variable(name).copy() for name in names])
+        variables = [stats.variable(name).copy() for name in names]
+        original = _Original(stats.variances, variables, stats.feature_names)
     with statistics(after) as erased:
+        check_feature_names(erased.feature_names, original.feature_names, "the erased rows")
         _check_width(len(erased.mean), len(original.variances))
         if erased.metric is not None:
             raise InputError(
@@ -159,7 +162,10 @@ def repair(
             report = _report(erased, factor, found, span_t, float(strength), original)
     for note in report.warnings:
         warnings.warn(note, PrecisionWarning, stacklevel=2)
-    return Projection._make(found.left, found.right, erased.mean, method="repair", report=report)
+    return Projection._make(
+        found.left, found.right, erased.mean, method="repair", report=report,
+        feature_names=original.feature_names,
+    )  # fmt: skip
 
 
 class _Original(NamedTuple):
@@ -167,6 +173,7 @@ class _Original(NamedTuple):
 
     variances: Float
     variables: list[Variable]
+    feature_names: tuple[str, ...] | None
 
 
 def _check_width(width: int, before: int) -> None:

@@ -94,6 +94,8 @@ class Accumulator:
     variables : dict of VariableName to Variable
     buffer : Buffer or None
         Rows that wait for a block to fill up.
+    feature_names : tuple of str or None
+        Names of the features, where rows came as a data frame.
     """
 
     # Whether rows are always added in order, as by `update(in_order=True)`.
@@ -104,6 +106,7 @@ class Accumulator:
         self.state: State | None = None
         self.variables: dict[VariableName, Variable] = {}
         self.buffer: Buffer | None = None
+        self.feature_names: tuple[str, ...] | None = None
         self.pairs = LabelTable()  # of rows with several labels
         self._work = Workspace() if work is None else work
 
@@ -425,6 +428,7 @@ class Accumulator:
             state = theirs.copy()
             self.variables = {name: v.copy() for name, v in other.variables.items()}
             self.state, self.pairs = state, other.pairs.copy()
+            self.feature_names = self.feature_names or other.feature_names
             return
         state = self.state
         reference = state.reference_with(theirs)
@@ -434,6 +438,7 @@ class Accumulator:
         pairs.merge(other.pairs, 1, variables, other.variables)
         state.add(theirs, reference)
         self.variables, self.pairs = variables, pairs
+        self.feature_names = self.feature_names or other.feature_names
 
     def without(self, part: Accumulator) -> Accumulator:
         """The accumulator without a part; no rows wait on either side."""
@@ -473,6 +478,7 @@ class Accumulator:
         other.state = None if self.state is None else self.state.copy()
         other.variables = {name: v.copy() for name, v in self.variables.items()}
         other.pairs = self.pairs.copy()
+        other.feature_names = self.feature_names
         if self.buffer is not None and self.buffer.filled:
             other.buffer = self.buffer.widened(len(self.buffer.rows), self.buffer.rows.dtype)
         return other

@@ -177,12 +177,14 @@ class ClassAccumulator(Accumulator):
             part.add(theirs[name])
             parts[name] = part
         self.parts, self._merged = parts, False
+        self.feature_names = self.feature_names or other.feature_names
         self.merge_pending()
 
     def without(self, part: Accumulator) -> Accumulator:
         """The accumulator without the rows of `part`; neither side has pending rows."""
         self.check_like(part)
         result = ClassAccumulator(self.parameters)
+        result.feature_names = self.feature_names
         theirs = _parts_of(part)
         for name in theirs:
             if name not in self.parts and theirs[name].n_rows:
@@ -201,7 +203,7 @@ class ClassAccumulator(Accumulator):
         other.parts = {name: part.copy() for name, part in self.parts.items()}
         for part in other.parts.values():
             part._work = other._work
-        other._merged = False
+        other._merged, other.feature_names = False, self.feature_names
         return other
 
     def scale(self, factor: float) -> None:

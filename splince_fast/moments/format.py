@@ -21,8 +21,8 @@ staged.<i>               int64 (n,) or          their labels for variable i: cla
                          float64 (n, k)         missing; or values, NaN where missing
 =======================  =====================  ===================================================
 
-The metadata are the parameters, ``width``, ``n_rows``, ``float32_products`` and, for each
-variable, ``name``, ``kind`` and ``names``.
+The metadata are the parameters, ``width``, ``n_rows``, ``float32_products``, ``feature_names`` if
+the rows had them, and, for each variable, ``name``, ``kind`` and ``names``.
 
 Format 2 is that of a state whose scatter is of a sample of the rows. It has, in place of the
 scatter:
@@ -107,6 +107,8 @@ def to_tensors(accumulator: Accumulator, *, packed: bool = False) -> tuple[Tenso
         "width": accumulator.width,
         "variables": [],
     }
+    if accumulator.feature_names is not None:
+        metadata["feature_names"] = list(accumulator.feature_names)
     tensors: Tensors = {}
     state = accumulator.state
     sampled = accumulator if isinstance(accumulator, SampledAccumulator) else None
@@ -157,7 +159,9 @@ def _classes_to_tensors(
         own, metadata = to_tensors(part, packed=packed)
         tensors |= {f"class.{i}.{key}": tensor for key, tensor in own.items()}
         described.append(metadata)
-    _, empty = to_tensors(Accumulator(accumulator.parameters))
+    nothing = Accumulator(accumulator.parameters)
+    nothing.feature_names = accumulator.feature_names
+    _, empty = to_tensors(nothing)
     return tensors, {**empty, "by": accumulator.parameters.by, "classes": described}
 
 
@@ -175,6 +179,7 @@ def _read_classes(
         if name in result.parts:
             raise FileFormatError(f"the class {name!r} has two states")
         result.add_part(name, part)
+    result.feature_names = _read_feature_names(metadata, result.width)
     return result
 
 
@@ -271,6 +276,7 @@ def from_tensors(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any
     if parameters.sketch_size is not None and parameters.sketch_size > width:
         raise FileFormatError(f"a sketch of {parameters.sketch_size} for {width} features")
     accumulator.state = _read_state(tensors, metadata, width, parameters)
+    accumulator.feature_names = _read_feature_names(metadata, width)
     for i, entry in enumerate(metadata["variables"]):
         own = part_of(tensors, f"variable.{i}.")
         name = tuple(entry["name"]) if isinstance(entry["name"], list) else entry["name"]
@@ -291,6 +297,13 @@ def from_tensors(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any
     if waiting is not None:
         accumulator.restore(waiting)
     return accumulator
+
+
+def _read_feature_names(metadata: Mapping[str, Any], width: int | None) -> tuple[str, ...] | None:
+    names = metadata.get("feature_names")  # absent in files of earlier versions
+    if names is not None and len(names) != width:
+        raise FileFormatError(f"{len(names)} names of {width} features")
+    return None if names is None else tuple(map(str, names))
 
 
 def _own(tensor: NDArray[Any]) -> NDArray[Any]:

@@ -16,6 +16,8 @@ from splince_fast._runtime.arrays import (
     Rows,
     as_numbers,
     as_weights,
+    check_feature_names,
+    feature_names,
     is_sparse,
     is_tensor,
     torch_to_numpy,
@@ -38,6 +40,7 @@ class Update(NamedTuple):
     kept: NDArray[np.intp] | None  # positions of these rows in X, where some were dropped
     n_passed: int
     n: int  # number of rows
+    feature_names: tuple[str, ...] | None  # of a data frame
 
 
 def read_update(
@@ -53,6 +56,10 @@ def read_update(
     else:
         rows = Rows.of(X, width=width)
     n, index = rows.array.shape[0], None
+    names = None
+    if hasattr(X, "columns"):
+        names = feature_names(X, rows.array.shape[1])
+        check_feature_names(names, accumulator.feature_names)
     weight = None if sample_weight is None else as_weights(sample_weight, n)
     if weight is not None and not weight.all():
         index = np.flatnonzero(weight)
@@ -60,7 +67,7 @@ def read_update(
         rows, weight = rows.select(index), weight[index]
     left = n if index is None else len(index)
     encoded = encode(labels, left, kinds=parameters.kinds or None, joint=parameters.joint)
-    return Update(rows, weight, encoded, index, n, left)
+    return Update(rows, weight, encoded, index, n, left, names)
 
 
 def _flattened(X: Any, labels: Any, sample_weight: Any, mask: Any) -> tuple[Any, Any, Any]:

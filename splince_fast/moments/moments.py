@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from splince_fast import sources
 from splince_fast._kernels import blas
 from splince_fast._runtime import files
-from splince_fast._runtime.arrays import column_names, name_columns
+from splince_fast._runtime.arrays import check_feature_names, name_columns
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast._runtime.keywords import check_keywords
 from splince_fast._runtime.lock import Deferred, ReadersWriterLock
 from splince_fast._solve.options import Options, is_integer
 from splince_fast.exceptions import (
     FileFormatError,
+    IncompatibleMomentsError,
     InputError,
     LabelError,
     NonFiniteError,
@@ -218,8 +219,10 @@ class Moments:
                 try:
                     accumulator.update(batch.rows, batch.weight, batch.encoded)
                 except NonFiniteError as error:
-                    name_columns(error, column_names(X))
+                    name_columns(error, batch.feature_names)
                     raise
+                if batch.feature_names is not None:
+                    name_features(self, batch.feature_names)
         return self
 
     @overload
@@ -371,6 +374,10 @@ class Moments:
         if not isinstance(other, Moments):
             raise _no_moments(other)
         self.parameters.refuse_unlike(other.parameters)
+        try:
+            check_feature_names(other.feature_names, self.feature_names, "the second moments")
+        except InputError as error:
+            raise IncompatibleMomentsError(str(error)) from None
 
     @classmethod
     def _empty(cls, parameters: Parameters) -> Moments:
@@ -448,6 +455,15 @@ class Moments:
     def n_features(self) -> int | None:
         """Width d of the rows; None before the first of them."""
         return self._accumulator.width
+
+    @property
+    def feature_names(self) -> tuple[str, ...] | None:
+        """Columns of the first data frame among the rows; None if all were arrays.
+
+        Frames that are added later, and moments that are merged, must have the same columns in
+        the same order.
+        """
+        return self._accumulator.feature_names
 
     @property
     def weight(self) -> float:
@@ -604,6 +620,7 @@ class Moments:
             parts = {name: part.copy() for name, part in accumulator.parts.items() if part.n_rows}
         for part in parts.values():
             part.parameters = parameters
+            part.feature_names = accumulator.feature_names
         return {name: self._around(part) for name, part in parts.items()}
 
     @property
@@ -779,11 +796,6 @@ class Folds(Sequence[Moments]):
     **parameters
         As for :class:`Moments`.
 
-    Attributes
-    ----------
-    feature_names : tuple of str or None
-        Names of the columns of X, where the first rows came as a frame; for messages.
-
     Raises
     ------
     InputError
@@ -820,7 +832,6 @@ class Folds(Sequence[Moments]):
         self._merged: tuple[list[int], Moments] | None = None
         self._groups = groups
         self._position = 0
-        self.feature_names: tuple[str, ...] | None = None
 
     # -- a sequence ------------------------------------------------------------------------
 
@@ -863,6 +874,11 @@ class Folds(Sequence[Moments]):
     def n_features(self) -> int | None:
         """Width d of the rows; None before the first of them."""
         return next((fold.n_features for fold in self._folds if fold.n_features), None)
+
+    @property
+    def feature_names(self) -> tuple[str, ...] | None:
+        """Names of the features, as :attr:`Moments.feature_names`."""
+        return self._any_with_rows().feature_names
 
     @property
     def parameters(self) -> Parameters:
@@ -947,13 +963,11 @@ class Folds(Sequence[Moments]):
         """
         # Read and checked as a whole before any fold changes.
         batch = read_update(X, labels, sample_weight, None, self._any_with_rows()._accumulator)
-        if not self._position and hasattr(X, "columns"):
-            self.feature_names = tuple(map(str, X.columns))
         n = batch.n
         try:
             batch.rows.check()
         except NonFiniteError as error:
-            name_columns(error, column_names(X))
+            name_columns(error, batch.feature_names)
             raise
         fold_of = self._fold_of_rows(batch, n)
         encoded = {name: v for name, v in batch.encoded.items() if name != self._groups}
@@ -982,6 +996,7 @@ class Folds(Sequence[Moments]):
                         )
                     begun[i] += len(index)
             self._position += batch.n_passed
+            name_features(self, batch.feature_names)
         return self
 
     def _any_with_rows(self) -> Moments:
@@ -1056,6 +1071,13 @@ class Folds(Sequence[Moments]):
                 for i, own in enumerate(described)
             )
             return found, metadata["stream"]
+
+
+def name_features(moments: Moments | Folds, names: Sequence[str] | None) -> None:
+    """Store the names of the features in moments, or in folds, that have none."""
+    for part in moments if isinstance(moments, Folds) else (moments,):
+        if names is not None and part.feature_names is None:
+            part._accumulator.feature_names = tuple(map(str, names))
 
 
 def _digest(name: ClassName) -> int:

@@ -54,6 +54,7 @@ class Snapshot:
         The sums of one variable, by name.
     reading : tuple
         `kinds` and `joint` of the moments.
+    feature_names : tuple of str or None
     sample : Sampled or None
         The sample that Cov(x) was estimated from; None for all rows.
     metric : LowRank or None
@@ -69,6 +70,7 @@ class Snapshot:
         self.reading = accumulator.parameters.kinds, accumulator.parameters.joint
         self._state = state = accumulator.seen()
         self.n_rows, self.weight, self.mean = state.n_rows, state.weight, state.mean
+        self.feature_names = accumulator.feature_names
 
     @property
     def variances(self) -> Float:
@@ -322,6 +324,8 @@ class Factored:
         Mean of x.
     variances : (d,) float64
         Of the features, ddof = 0.
+    feature_names : tuple of str or None
+        Of the data.
     shrinkage : float
         Fraction of the isotropic target in the covariance that was factored.
     factor : Factor
@@ -351,7 +355,7 @@ class Factored:
     def __init__(self, snapshot: Snapshot, options: Options) -> None:
         self.n_rows, self.weight, self.mean = snapshot.n_rows, snapshot.weight, snapshot.mean
         self.variances = snapshot.variances
-        self.n_features = len(self.mean)
+        self.n_features, self.feature_names = len(self.mean), snapshot.feature_names
         self.shrinkage = snapshot.share(options)
         self._requested, self._solver = options.shrinkage, options.solver
         self._min_scale = options.min_scale

@@ -1,0 +1,165 @@
+"""Columns of data frames: moments, erasers and heads refuse another order, or other names.
+
+The control: the same numbers as arrays are accepted, and give another result.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import splince_fast as sf
+from splince_fast.evaluation import fit_head, select_head
+
+pd = pytest.importorskip("pandas")
+pl = pytest.importorskip("polars")
+
+NAMES = ("a", "b", "c", "d")
+rng = np.random.default_rng(0)
+Z = rng.integers(0, 2, size=2000)
+Y = np.where(rng.random(2000) < 0.8, Z, 1 - Z)
+X = rng.normal(size=(2000, 4)) + np.outer(Z, [1, 2, 3, 4]) + np.outer(Y, [0, 0, 1, 1])
+X[Z == 1, 0] *= 3  # class covariances that differ
+LABELS = {"z": Z, "y": Y}
+FRAME = pd.DataFrame(X, columns=NAMES)
+REVERSED = FRAME[list(reversed(NAMES))]
+
+STATES: dict[str, Callable[[], Any]] = {
+    "moments": sf.Moments,
+    "by": lambda: sf.Moments(by="z"),
+    "subsample": lambda: sf.Moments(subsample=0.5),
+    "sketch": lambda: sf.Moments(sketch_size=2),
+    "folds": lambda: sf.Folds(2),
+}
+ERASERS: dict[str, Callable[[Any], Any]] = {
+    "splince": lambda m: sf.splince(m, erase="z", keep="y"),
+    "leace": lambda m: sf.leace(m.factored(), erase="z"),
+    "oracle": lambda m: sf.oracle(m, erase="z", keep="y"),
+    "isotropic": lambda m: sf.isotropic(m, erase="z"),
+    "quadratic": lambda m: sf.quadratic(m, erase="z", shrinkage=0.5),
+    "scaled": lambda m: sf.sal(m, erase="z").scaled(0.5),
+    "float32": lambda m: sf.sal(m, erase="z").astype(np.float32),
+    "composed": lambda m: sf.sal(m, erase="y") @ sf.sal(m, erase="z"),
+}
+
+
+def moments(rows: Any = FRAME, **parameters: Any) -> sf.Moments:
+    return sf.Moments(**parameters).update(rows, LABELS)
+
+
+@pytest.mark.parametrize("name", STATES)
+@pytest.mark.parametrize("frame", [REVERSED, pl.DataFrame(REVERSED.to_dict("list"))])
+def test_another_order_is_refused_before_anything_changes(name: str, frame: Any) -> None:
+    state = STATES[name]().update(FRAME, LABELS)
+    before = pickle.dumps(state) if name != "folds" else pickle.dumps(list(state))
+    with pytest.raises(sf.InputError, match=r"another order.*column 0 is 'd', and was 'a'"):
+        state.update(frame, LABELS)
+    assert pickle.dumps(state if name != "folds" else list(state)) == before
+    assert state.update(FRAME, LABELS).feature_names == NAMES
+    assert state.update(REVERSED.to_numpy(), LABELS).n_rows == 6000  # the control
+
+
+def test_other_columns_are_named() -> None:
+    other = FRAME.rename(columns={"b": "e"})
+    with pytest.raises(sf.InputError, match=r"'e' new; 'b' missing.*to_numpy\(\)"):
+        moments().update(other, LABELS)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        pd.DataFrame(X),
+        pd.DataFrame(X, columns=[3, 2, 1, 0]),
+        pd.DataFrame({"embedding": list(X)}),
+    ],
+)
+def test_numbered_columns_and_columns_of_vectors_have_no_names(frame: Any) -> None:
+    state = moments(frame)
+    assert state.feature_names is None
+    assert state.update(FRAME, LABELS).feature_names == NAMES
+
+
+def test_merging_compares_names() -> None:
+    whole, other = moments(), moments(REVERSED)
+    for combine in (lambda: whole + other, lambda: whole - other, lambda: other.__iadd__(whole)):
+        with pytest.raises(sf.IncompatibleMomentsError, match="another order"):
+            combine()
+    arrays = moments(X)
+    assert (arrays + whole).feature_names == (whole + arrays).feature_names == NAMES
+    assert (whole + arrays - arrays).feature_names == whole.scaled(2).feature_names == NAMES
+    assert sf.Moments().__iadd__(whole).feature_names == NAMES
+    assert moments(by="z").by_class[0].feature_names == NAMES
+    assert (moments(by="z") + moments(X, by="z")).copy().feature_names == NAMES
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_files_and_pickles_keep_names(name: str, tmp_path: Path) -> None:
+    state = STATES[name]().update(FRAME, LABELS)
+    if name == "folds":
+        state._write_checkpoint(tmp_path / "folds", {})
+        assert sf.Folds(2)._read_checkpoint(tmp_path / "folds")[0].feature_names == NAMES
+        return
+    state.save(tmp_path / "state")
+    assert sf.Moments.load(tmp_path / "state").feature_names == NAMES
+    assert pickle.loads(pickle.dumps(state)).feature_names == NAMES
+
+
+def test_names_of_a_file_must_fit_its_width() -> None:
+    state = moments().__getstate__()
+    state["metadata"]["feature_names"] = ["a", "b"]
+    with pytest.raises(sf.FileFormatError, match="2 names of 4 features"):
+        sf.Moments().__setstate__(state)
+
+
+@pytest.mark.parametrize("name", ERASERS)
+def test_erasers_refuse_frames_of_other_columns(name: str, tmp_path: Path) -> None:
+    eraser = ERASERS[name](moments(by="z"))
+    assert eraser.feature_names == NAMES
+    expected = eraser(X, LABELS)
+    assert np.array_equal(eraser(FRAME, LABELS), expected)
+    assert not np.allclose(eraser(REVERSED.to_numpy(), LABELS), expected[:, ::-1])  # the control
+    eraser.save(tmp_path / "eraser")
+    for own in (eraser, type(eraser).load(tmp_path / "eraser"), pickle.loads(pickle.dumps(eraser))):
+        with pytest.raises(sf.InputError, match="another order"):
+            own(REVERSED, LABELS)
+
+
+def test_composition_and_repair_compare_names() -> None:
+    first, second = sf.sal(moments(), erase="z"), sf.sal(moments(REVERSED), erase="y")
+    with pytest.raises(sf.InputError, match="the second projection are in another order"):
+        second @ first
+    assert (sf.sal(moments(X), erase="y") @ first).feature_names == NAMES
+    after = sf.Moments().update(first(X), LABELS)
+    assert sf.repair(after, before=moments(), keep="y").feature_names == NAMES
+    swapped = sf.Moments().update(pd.DataFrame(first(X), columns=NAMES[::-1]), LABELS)
+    with pytest.raises(sf.InputError, match="columns of the erased rows"):
+        sf.repair(swapped, before=moments(), keep="y")
+
+
+@pytest.mark.parametrize("n", [60, 2000])  # without and with folds
+def test_estimators_pass_names_on(n: int) -> None:
+    estimator = sf.SPLINCE().fit(FRAME[:n], Y[:n], concept=Z[:n])
+    assert estimator.moments_.feature_names == estimator.projection_.feature_names == NAMES
+    partial = sf.LEACE().partial_fit(FRAME, concept=Z).partial_fit(FRAME, concept=Z)
+    assert partial.projection_.feature_names == NAMES
+    made = sf.SPLINCE.from_moments(moments(), erase="z", keep="y")
+    assert list(made.feature_names_in_) == list(NAMES)
+    with pytest.raises(ValueError, match="feature names"):
+        made.transform(REVERSED)
+
+
+def test_heads_and_concept_strength_compare_names() -> None:
+    head = fit_head(FRAME, Y)
+    assert np.array_equal(head.predict(FRAME), head.predict(X))
+    with pytest.raises(sf.InputError, match="another order"):
+        head.predict(REVERSED)
+    with pytest.raises(sf.InputError, match="columns of X_validation are in another order"):
+        select_head(FRAME, Y, REVERSED, Y, groups=Z)
+    assert select_head(FRAME, Y, FRAME, Y, groups=Z).feature_names == NAMES
+    with pytest.raises(sf.InputError, match="another order"):
+        sf.concept_strength(moments(), "z", X=REVERSED, labels=LABELS)
