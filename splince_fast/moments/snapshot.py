@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
@@ -47,8 +47,8 @@ class Snapshot:
 
     Attributes
     ----------
-    n_rows, weight, mean : int, float, (d,) float64
-        Of x.
+    n_rows, weight, mean, variances : int, float, (d,) float64, (d,) float64
+        Of x, ddof = 0.
     variables : dict of VariableName to Variable
     variable : callable
         The sums of one variable, by name.
@@ -66,16 +66,13 @@ class Snapshot:
 
     def __init__(self, accumulator: Accumulator) -> None:
         self._accumulator = accumulator
-        self.variable, self.variables = accumulator.variable, accumulator.variables
+        self.variables = accumulator.variables
+        self.variable = partial(look_up, self.variables)
         self.reading = accumulator.parameters.kinds, accumulator.parameters.joint
         self._state = state = accumulator.seen()
         self.n_rows, self.weight, self.mean = state.n_rows, state.weight, state.mean
+        self.variances = state.second.diagonal() / state.weight
         self.feature_names = accumulator.feature_names
-
-    @property
-    def variances(self) -> Float:
-        """(d,): of the features, ddof = 0."""
-        return np.asarray(self._state.second.diagonal() / self.weight)
 
     def memory(self, whitened: bool) -> AbstractContextManager[Float | None]:
         """Work memory for a factor, for the duration of a solve."""

@@ -176,8 +176,8 @@ def run(
             started = time.perf_counter()
             moments = accumulate(data, split.train)
             moments_seconds += (time.perf_counter() - started) / n_splits
-            for method in METHODS:
-                outcomes[method].append(evaluate(data, split, moments, method))
+            for method, figures in evaluate(data, split, moments).items():
+                outcomes[method].append(figures)
             bar.advance(len(split.train), len(split.train) * row_bytes)
     n_families = len(set(data.families))
     n_train = train_families(n_families)
@@ -283,31 +283,34 @@ def _correlation(sums: Float) -> Float:
         return np.asarray((n * zy - z * y) / np.sqrt((n * zz - z * z) * (n * yy - y * y)))
 
 
-def evaluate(data: ProfessionData, split: NounSplit, moments: Moments, method: str) -> SplitFigures:
-    """Fit one method on the training moments, apply it to all rows, and measure."""
-    X = data.activations
-    started = time.perf_counter()
-    if method == "Original":
-        erased = X
-    else:
-        erased = fit_method(method, moments, erase="stereotype", keep="factual")(X)
-    seconds = time.perf_counter() - started
+def evaluate(data: ProfessionData, split: NounSplit, moments: Moments) -> dict[str, SplitFigures]:
+    """Fit every method on the training moments, apply it to all rows, and measure."""
+    X, train, test = data.activations, split.train, split.test
     z, y = data.stereotype[data.noun_index], data.factual[data.noun_index]
-    train, test = split.train, split.test
-    before, after = X[train], erased[train]
     z_train, y_train = z[train] - z[train].mean(), y[train] - y[train].mean()
-    stereotype, factual = coefficients(data.log_odds(erased[test]), z[test], y[test])
-    return SplitFigures(
-        stereotype=stereotype,
-        factual=factual,
-        residual=float(np.linalg.norm(z_train @ after) / np.linalg.norm(z_train @ before)),
-        kept=float(np.linalg.norm(y_train @ after) / np.linalg.norm(y_train @ before)),
-        distortion=float(
-            np.sum(np.square(after - before)) / np.sum(np.square(before - before.mean(axis=0)))
-        ),
-        probe_r2=probe_r2(after, z[train], erased[test], z[test]),
-        seconds=seconds,
-    )
+    before = X[train]
+    covariance_z, covariance_y = (np.linalg.norm(c @ before) for c in (z_train, y_train))
+    total = np.sum(np.square(before - before.mean(axis=0)))
+    found = {}
+    for method in METHODS:
+        started = time.perf_counter()
+        if method == "Original":
+            erased = X
+        else:
+            erased = fit_method(method, moments, erase="stereotype", keep="factual")(X)
+        seconds = time.perf_counter() - started
+        after, unseen = erased[train], erased[test]
+        stereotype, factual = coefficients(data.log_odds(unseen), z[test], y[test])
+        found[method] = SplitFigures(
+            stereotype=stereotype,
+            factual=factual,
+            residual=float(np.linalg.norm(z_train @ after) / covariance_z),
+            kept=float(np.linalg.norm(y_train @ after) / covariance_y),
+            distortion=float(np.sum(np.square(after - before)) / total),
+            probe_r2=probe_r2(after, z[train], unseen, z[test]),
+            seconds=seconds,
+        )
+    return found
 
 
 def coefficients(log_odds: Float, z: Float, y: Float) -> tuple[float, float]:
@@ -324,12 +327,13 @@ def probe_r2(train: Float, z_train: Float, test: Float, z_test: Float) -> float:
     their units; the penalty :data:`PROBE_PENALTY` per row keeps the rounding error of an erased
     direction small. R^2 is below 0 where the prediction is worse than the mean of `z_test`.
     """
-    mean, scale = train.mean(axis=0), train.std(axis=0)
+    moments = Moments(block_rows=len(train), kinds={"z": "continuous"}).update(
+        train, {"z": z_train}
+    )
+    covariance, cross = moments.covariance(ddof=0), moments.cross_covariance("z", ddof=0)[:, 0]
+    scale = np.sqrt(np.diag(covariance))
     scale[scale == 0] = 1.0
-    features = (train - mean) / scale
-    z_mean = z_train.mean()
-    gram = features.T @ features / len(train)
-    cross = features.T @ (z_train - z_mean) / len(train)
-    weights = np.linalg.solve(gram + PROBE_PENALTY * np.eye(len(gram)), cross)
-    error = z_test - z_mean - ((test - mean) / scale) @ weights
+    gram = covariance / scale / scale[:, None]
+    weights = np.linalg.solve(gram + PROBE_PENALTY * np.eye(len(gram)), cross / scale) / scale
+    error = z_test - z_train.mean() - (test - moments.mean) @ weights
     return float(1 - np.sum(error**2) / np.sum((z_test - z_test.mean()) ** 2))
