@@ -109,10 +109,15 @@ def state_of_file_blocks(
 
 def merged(states: Sequence[Moments]) -> Moments:
     """(new) sum of states, at least one."""
-    total = states[0].copy()
-    for state in states[1:]:
-        total += state
-    return total
+    first, *others = states
+    for other in others:
+        first._check_like(other)
+    with first._locked() as accumulator:
+        total = accumulator.copy()
+    for other in others:
+        with other._locked() as accumulator:
+            total.add(accumulator)
+    return first._around(total)
 
 
 def digest_of(part: Any, parameters: Parameters, values: Any = None) -> str:
