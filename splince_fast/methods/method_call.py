@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from splince_fast._kernels.factor import STATUS_INFEASIBLE, STATUS_OK
 from splince_fast._runtime.arrays import abbreviated
+from splince_fast._solve import tolerances
 from splince_fast._solve.factor import Factor
 from splince_fast._solve.held_out import Noise, equal_noise
 from splince_fast._solve.messages import raise_infeasible, raise_numerical
@@ -69,6 +70,8 @@ class Solved(NamedTuple):
         Erased, and kept.
     gain : float or None
         Of the last extra pass over the rows.
+    rounding : float
+        Level of the spans that is rounding of the rows (`tolerances.row_rounding`).
     """
 
     left: Float
@@ -80,6 +83,7 @@ class Solved(NamedTuple):
     span_z: Span
     span_y: Span
     gain: float | None
+    rounding: float
 
 
 class MethodCall(NamedTuple):
@@ -144,17 +148,20 @@ class MethodCall(NamedTuple):
             factor = stats.identity()
         elif factor is None:
             factor = stats.factored(options, share, memory)
-        solution = oblique(factor, span_z.rows, span_y.rows, options)
+        rounding = _row_rounding(stats, factor)
+        solution = oblique(factor, span_z.rows, span_y.rows, options, rounding)
         if whitened and solution.rank_covariance < len(span_z.rows.T):
             _refuse_underflow(stats, span_z)
         if solution.status != STATUS_OK:
             _refuse(solution, span_z.names, span_y.names, self.method, options)
         if options.strength != 1:
-            solution = with_strength(factor, solution, span_z.rows, span_y.rows, options)
+            solution = with_strength(factor, solution, span_z.rows, span_y.rows, options, rounding)
         left, right = solution.left, solution.right
         if solution.null_basis is not None:
             left, right = with_null_space(solution, span_y.rows)
-        return Solved(left, right, stats.mean, solution, factor, share, span_z, span_y, gain)
+        return Solved(
+            left, right, stats.mean, solution, factor, share, span_z, span_y, gain, rounding
+        )
 
     def fit(self, moments: Moments | Factored) -> Projection:
         """The eraser with its report; warnings are raised and noted.
@@ -167,9 +174,8 @@ class MethodCall(NamedTuple):
         options, whitened = self.options, self.whitened
         passes = None if self.refinement is None else self.refinement.passes
         with statistics(moments) as stats, stats.memory(whitened) as memory:
-            left, right, mean, solution, factor, share, span_z, span_y, gain = self.solve(
-                stats, memory
-            )
+            solved = self.solve(stats, memory)
+            left, right, mean, solution, factor, share, span_z, span_y, gain, _ = solved
             sample = stats.sample if whitened else None
             sketch = None if stats.metric is None else stats.metric.rank
             if sketch is not None and passes is None:
@@ -177,7 +183,7 @@ class MethodCall(NamedTuple):
                 unmeasured = None if solution.rank_z else 0.0
                 distortions = _Distortions(unmeasured, unmeasured, None)
             else:
-                distortions = _distortions(stats, factor, solution, span_z, span_y, share, options)
+                distortions = _distortions(stats, solved, options)
             admitted = _admitted(factor, span_z, span_y) if solution.admitted else 0
             left_over = 0.0
             if not whitened and solution.rank_z < len(span_z.rows) and options.rank_tol == "auto":
@@ -321,20 +327,33 @@ class _Distortions(NamedTuple):
     excess: float | None
 
 
-def _distortions(
-    stats: Statistics, factor: Factor, solution: Solution, span_z: Span, span_y: Span,
-    share: float, options: Options,
-) -> _Distortions:  # fmt: skip
+def _distortions(stats: Statistics, solved: Solved, options: Options) -> _Distortions:
     """The distortions, measured anew where the matrix that was factored is not Cov(x)."""
+    solution, share, span_y = solved.solution, solved.share, solved.span_y
     distortion, unkept, excess = solution.distortion, solution.distortion_unkept, None
     approximate = solution.solver != "none" and stats.sample is not None
     approximate = approximate or solution.reads_left_out
     if solution.solver not in ("cholesky", "refined") or share or approximate:
         distortion, excess = _change(stats, solution, bool(share))
         if (solution.admitted or approximate) and span_y.names:
-            plain = oblique(factor, span_z.rows, span_y.rows[:0], options)
+            rows_z, rows_y = solved.span_z.rows, span_y.rows[:0]
+            plain = oblique(solved.factor, rows_z, rows_y, options, solved.rounding)
             unkept = _change(stats, plain, bool(share))[0]
     return _Distortions(distortion, unkept if span_y.names else distortion, excess)
+
+
+def _row_rounding(stats: Statistics, factor: Factor) -> float:
+    """Singular values of the spans that are rounding of float32 rows, in units of the factor."""
+    if not stats.float32:
+        return 0.0
+    variances, means = stats.variances, np.square(stats.mean)
+    if factor.solver == "none":
+        x, deviation, smallest = means.sum() + factor.variance, factor.variance, 1.0
+    else:
+        varies = factor.inverse_scale > 0
+        deviation, smallest = float(np.count_nonzero(varies)), factor.smallest
+        x = deviation + float(np.sum(means[varies] / variances[varies]))
+    return tolerances.row_rounding(x**0.5, deviation**0.5, smallest, stats.n_rows)
 
 
 def _admitted(factor: Factor, span_z: Span, span_y: Span) -> int:

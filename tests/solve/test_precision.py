@@ -528,3 +528,47 @@ def test_a_trace_counts_from_sixteen_roundings_on() -> None:
             eraser = sf.leace(moments, erase="z")
         assert eraser.rank == rank
         assert (sf.NothingErasedWarning in [w.category for w in caught]) == (rank == 0)
+
+
+METHODS = {"leace": sf.leace, "sal": sf.sal, "mean_projection": sf.mean_projection}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("n", "d"), [(300, 8), (2000, 64), (20_000, 32)])
+@pytest.mark.parametrize("offset", [0.0, 30.0])
+def test_rows_erased_in_float32_have_nothing_left_to_erase(
+    method: str, n: int, d: int, offset: float
+) -> None:
+    rng = np.random.default_rng([n, d])
+    z = rng.integers(0, 3, n)
+    x = rng.normal(size=(n, d)) @ rng.normal(size=(d, d)) + offset
+    x = (x + rng.normal(size=(3, d))[z]).astype(np.float32)
+    solve = METHODS[method]
+    clean = solve(sf.Moments().update(x, {"z": z}), erase="z")(x)
+    with pytest.warns(sf.NothingErasedWarning):
+        again = solve(sf.Moments().update(clean, {"z": z}), erase="z")
+    assert again.rank == 0
+    # The control: in float64, the rounding of the rows to float32 is an association.
+    warnings.simplefilter("ignore", sf.PrecisionWarning)
+    assert solve(sf.Moments().update(clean.astype(np.float64), {"z": z}), erase="z").rank > 0
+
+
+@given(st.integers(4, 10_000), st.integers(1, 64), st.floats(0, 1e8), st.floats(1e-12, 1))
+def test_no_association_near_chance_counts_as_rounding_of_rows(
+    n: int, d: int, mean: float, smallest: float
+) -> None:
+    x = (d * (1 + mean**2)) ** 0.5
+    chance = (d / n) ** 0.5
+    assert tolerances.row_rounding(x, d**0.5, smallest, n) <= 0.01 * chance * (1 + 4 * EPS)
+
+
+@pytest.mark.parametrize("strength", [0.02, 1.0])
+def test_float32_rows_lose_associations_below_chance(strength: float) -> None:
+    rng = np.random.default_rng(7)
+    n, d = 4000, 16
+    z = rng.integers(0, 2, n)
+    x, sign = rng.normal(size=(n, d)), 2.0 * z - 1.0
+    x -= np.outer(sign - sign.mean(), (sign - sign.mean()) @ x) / n / sign.var()  # no association
+    x += np.outer(sign, np.full(d, strength / n**0.5))
+    moments = sf.Moments().update(x.astype(np.float32), {"z": z})
+    assert sf.leace(moments, erase="z").rank == sf.sal(moments, erase="z").rank == 1
