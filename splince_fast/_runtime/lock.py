@@ -73,7 +73,7 @@ class PendingRows(Protocol):
 class ReadersWriterLock:
     """Readers-writer lock that raises instead of waiting; re-entrant.
 
-    ``with Deferred(), lock:`` writes, ``with lock.reading(...):`` reads. Both defer
+    ``with Deferred(), lock:`` writes, ``with Reading(lock, ...):`` reads. Both defer
     KeyboardInterrupt until the block ends, so that no interrupt separates a count from its
     release. A forked child has only the thread that forked: locks of other threads are released
     there.
@@ -119,12 +119,6 @@ class ReadersWriterLock:
         if not self._depth:
             self._writer = None
 
-    def reading(
-        self, source: PendingRows | None = None, view: Callable[[Any], T] | None = None
-    ) -> Reading[T]:
-        """Return a context that reads `source`, or ``view(source)``, under the read lock."""
-        return Reading(self, source, view)
-
     def acquire_read(self, source: PendingRows | None) -> None:
         """Acquire a read lock, and merge buffered rows first; the caller defers interrupts."""
         if self._process is not _process:
@@ -142,24 +136,21 @@ class ReadersWriterLock:
                     source.merge_pending()
             self._readers[me] = self._readers.get(me, 0) + 1
 
-    def release_read(self) -> None:
-        """Release a read lock of this thread."""
-        me = threading.get_ident()
-        with self._mutex:
-            self._readers[me] -= 1
-            if not self._readers[me]:
-                del self._readers[me]
-            if self._waiting:
-                self._changed.notify_all()
-
 
 class Reading(Generic[T]):
-    """Context manager of a read lock; a class, because a generator takes longer to enter."""
+    """Context of a read lock, which returns `source`, or ``view(source)``.
+
+    Rows that are buffered in `source` are merged first. A class, because a generator takes longer
+    to enter.
+    """
 
     __slots__ = ("_deferred", "_lock", "_source", "_view")
 
     def __init__(
-        self, lock: ReadersWriterLock, source: PendingRows | None, view: Callable[[Any], T] | None
+        self,
+        lock: ReadersWriterLock,
+        source: PendingRows | None = None,
+        view: Callable[[Any], T] | None = None,
     ) -> None:
         self._lock, self._source, self._view = lock, source, view
         self._deferred = Deferred()
@@ -169,21 +160,27 @@ class Reading(Generic[T]):
         self._deferred.__enter__()
         try:
             self._lock.acquire_read(source)
-            try:
-                value: T = source if self._view is None else self._view(source)
-            except BaseException:
-                self._lock.release_read()
-                raise
-            return value
-        except BaseException as error:
-            self._deferred.__exit__(type(error), error, error.__traceback__)
+        except BaseException:
+            self._deferred.__exit__()
             raise
+        try:
+            value: T = source if self._view is None else self._view(source)
+        except BaseException:
+            self.__exit__()
+            raise
+        return value
 
     def __exit__(self, *exception: object) -> None:
+        lock, me = self._lock, threading.get_ident()
         try:
-            self._lock.release_read()
+            with lock._mutex:
+                lock._readers[me] -= 1
+                if not lock._readers[me]:
+                    del lock._readers[me]
+                if lock._waiting:
+                    lock._changed.notify_all()
         finally:
-            self._deferred.__exit__(*exception)
+            self._deferred.__exit__()
 
 
 # -- forks ---------------------------------------------------------------------------------

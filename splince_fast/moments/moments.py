@@ -18,7 +18,7 @@ from splince_fast._runtime import files
 from splince_fast._runtime.arrays import check_feature_names, name_columns
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast._runtime.keywords import check_keywords
-from splince_fast._runtime.lock import Deferred, ReadersWriterLock
+from splince_fast._runtime.lock import Deferred, ReadersWriterLock, Reading
 from splince_fast._solve.options import Options, is_integer
 from splince_fast.exceptions import (
     FileFormatError,
@@ -441,7 +441,7 @@ class Moments:
 
     def copy(self) -> Moments:
         """An independent copy, rows that wait for a full block included."""
-        with self._lock.reading():
+        with Reading(self._lock):
             return self._around(self._accumulator.copy())
 
     # -- reading ---------------------------------------------------------------------------
@@ -637,7 +637,7 @@ class Moments:
         Any number of threads may hold it at a time: they solve in parallel. Ctrl-C is delivered at
         the end.
         """
-        return self._lock.reading(self._accumulator)
+        return Reading(self._lock, self._accumulator)
 
     def _state(self) -> State:
         """The state of x with every row merged."""
@@ -693,7 +693,7 @@ class Moments:
 
     def _statistics(self) -> AbstractContextManager[Snapshot]:
         """The statistics that a solve reads, locked against updates."""
-        return self._lock.reading(self._accumulator, snapshot_of)
+        return Reading(self._lock, self._accumulator, snapshot_of)
 
     def __repr__(self) -> str:
         if self.n_features is None:
@@ -737,7 +737,7 @@ class Moments:
         return cls._read(path)[0]
 
     def _write(self, path: str | os.PathLike[str], stream: dict[str, Any] | None) -> None:
-        with self._lock.reading():
+        with Reading(self._lock):
             tensors, metadata = to_tensors(self._accumulator)
             version = format_of(self._accumulator)
             files.write(path, _KIND, version, tensors, {**metadata, "stream": stream})
@@ -757,7 +757,7 @@ class Moments:
         return self._read(path)
 
     def __getstate__(self) -> dict[str, Any]:
-        with self._lock.reading():
+        with Reading(self._lock):
             tensors, metadata = to_tensors(self._accumulator, packed=True)
             # Arrays that later updates change are copied under the lock.
             own = {k: t if k.endswith("scatter.lower") else t.copy() for k, t in tensors.items()}
@@ -978,9 +978,9 @@ class Folds(Sequence[Moments]):
         with Deferred(), ExitStack() as locks:
             for fold in self._folds:
                 locks.enter_context(fold._lock)
-            chosen = [np.flatnonzero(fold_of == i) for i in range(len(self))]
+            chosen = [np.flatnonzero(fold_of == i) for i in range(len(self._folds))]
             # One block per fold in turn: the rows are then still in cache for the others.
-            begun = [0] * len(self)
+            begun = [0] * len(self._folds)
             while any(first < len(index) for first, index in zip(begun, chosen, strict=True)):
                 for i, fold in enumerate(self._folds):
                     room = fold._accumulator.room(batch.rows)
@@ -1016,7 +1016,7 @@ class Folds(Sequence[Moments]):
                 )
             of_class = np.array([*map(_digest, column.classes), 0], np.uint64)
             hashed = np.where(column.codes >= 0, of_class[column.codes], hashed)
-        return (hashed % np.uint64(len(self))).astype(np.intp)
+        return (hashed % np.uint64(len(self._folds))).astype(np.intp)
 
     def _sort_classes(self) -> Folds:
         """Give every fold the same classes in sorted order, whatever the size of the blocks."""
@@ -1047,7 +1047,7 @@ class Folds(Sequence[Moments]):
         tensors: dict[str, NDArray[Any]] = {}
         metadata: list[dict[str, Any]] = []
         for i, fold in enumerate(self._folds):
-            with fold._lock.reading():
+            with Reading(fold._lock):
                 own, described = to_tensors(fold._accumulator)
                 tensors |= {f"fold.{i}.{key}": tensor.copy() for key, tensor in own.items()}
                 metadata.append(described)

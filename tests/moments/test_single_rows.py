@@ -12,6 +12,7 @@ import pytest
 from naive_model import state_bytes
 
 from splince_fast import LabelError, Moments, SplinceError
+from splince_fast._runtime.lock import Reading
 from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.class_sums import ClassSums
 
@@ -193,7 +194,7 @@ def test_a_single_label_of_declared_classes_has_the_bits_of_the_general_path(
 
 def test_a_single_row_is_refused_while_another_thread_writes_or_reads() -> None:
     moments = waiting()
-    for use in (moments._lock, moments._lock.reading()):
+    for use in (moments._lock, Reading(moments._lock)):
         begun, ended = threading.Event(), threading.Event()
 
         def hold(use: Any = use, begun: Any = begun, ended: Any = ended) -> None:

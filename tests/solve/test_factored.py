@@ -16,6 +16,7 @@ import pytest
 
 import splince_fast as sf
 from splince_fast._kernels.factor import STATUS_SINGULAR
+from splince_fast._runtime.lock import Reading
 from splince_fast._solve.options import OPTIONS, READING
 from splince_fast.cli import fit
 from splince_fast.methods import method_call
@@ -143,7 +144,7 @@ def test_a_view_that_fails_keeps_no_lock() -> None:
 
     with (
         pytest.raises(RuntimeError, match="no view"),
-        whole._lock.reading(whole._accumulator, fail),
+        Reading(whole._lock, whole._accumulator, fail),
     ):
         pass
     with ThreadPoolExecutor(1) as other:
