@@ -20,6 +20,10 @@ _FLOAT64: np.dtype[Any] = np.dtype(np.float64)
 # Kernel argument that stands for unit weights.
 NO_WEIGHT = np.empty(0)
 
+# Machine epsilon of the dtypes of rows that were rounded: entries of float64 and integers count as
+# exact.
+_EPS = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+
 # A thread scans at least this many elements; fewer are faster on one thread.
 _GRAIN = 1 << 18
 
@@ -37,11 +41,14 @@ class Rows:
     direct : bool
         Whether the kernels can read `array` without a copy: it has the working dtype and is
         C-contiguous and aligned.
+    eps : float
+        Machine epsilon of the dtype that the rows came in; 0 for float64 and integers.
     """
 
     array: NDArray[Any]
     dtype: np.dtype[Any]
     direct: bool
+    eps: float = 0.0
 
     @classmethod
     def of(cls, X: Any, *, width: int | None = None, name: str = "X") -> Rows:
@@ -49,21 +56,25 @@ class Rows:
         if type(X) is np.ndarray and X.ndim == 2 and X.shape[1] == width:
             dtype = X.dtype
             if dtype is _FLOAT32 or dtype is _FLOAT64:
-                flags = X.flags
-                return cls(X, dtype, bool(flags.c_contiguous and flags.aligned))
-        return cls.from_array(as_rows(X, width=width, name=name))
+                direct = bool(X.flags.c_contiguous and X.flags.aligned)
+                return cls(X, dtype, direct, 2.0**-23 if dtype is _FLOAT32 else 0.0)
+        return cls.from_array(as_rows(X, width=width, name=name), getattr(X, "dtype", None))
 
     @classmethod
-    def from_array(cls, array: NDArray[Any]) -> Rows:
-        """Wrap a 2-D array of real numbers, without checks."""
-        return cls(array, working_dtype(array.dtype), is_direct(array))
+    def from_array(cls, array: NDArray[Any], dtype: object = None) -> Rows:
+        """Wrap a 2-D array of real numbers, without checks; `dtype` is that of the rows before."""
+        return cls(
+            array, working_dtype(array.dtype), is_direct(array), eps_of(dtype or array.dtype)
+        )
 
     def __len__(self) -> int:
         return len(self.array)
 
     def select(self, index: NDArray[np.intp]) -> Rows:
         """Select rows by position."""
-        return Rows.from_array(self.array[index])
+        rows = Rows.from_array(self.array[index])
+        rows.eps = self.eps
+        return rows
 
     @property
     def width(self) -> int:
@@ -100,6 +111,11 @@ class Rows:
             "range of float64; rescale the data (an eraser of rescaled data differs only in its "
             "units)"
         )
+
+
+def eps_of(dtype: object) -> float:
+    """Return the machine epsilon of a dtype of NumPy or torch; 0 for float64 and integers."""
+    return _EPS.get(str(dtype).removeprefix("torch."), 0.0)
 
 
 def as_rows(X: Any, *, width: int | None = None, name: str = "X") -> NDArray[Any]:

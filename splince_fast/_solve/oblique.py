@@ -114,7 +114,8 @@ def oblique(
     tell them from what is kept, S is taken as block diagonal instead.
     """
     if factor.n_noise and not factor.admitted:
-        factor = factor.admit(np.concatenate([span_z, span_y]))
+        spans = np.concatenate([span_z, span_y])
+        factor = factor.admit(spans, rounding * factor.smallest**0.5)
     d, solver = factor.width, factor.solver
     whitened = solver != "none"
     if whitened:
@@ -187,7 +188,8 @@ def with_strength(
     if solution.reads_left_out:
         factor = factor.reading_left_out()
     if factor.n_noise:  # same support, same basis of the erased span
-        factor = factor.admit(np.concatenate([span_z, span_y]))
+        spans = np.concatenate([span_z, span_y])
+        factor = factor.admit(spans, rounding * factor.smallest**0.5)
     plain, b = oblique(factor, span_z, span_y[:0], options, rounding), options.strength
     least = solution.distortion_unkept
     return solution._replace(

@@ -5,7 +5,7 @@
 `eigenvalue`    eigenvalues of the unit-diagonal covariance up to it are noise of its entries
 `computed`      deviations of features of erased rows that are rounding of the rows before
 `noise`         singular values of whitened spans up to it are noise of their sums
-`row_rounding`  the same, of the rounding of the rows themselves to float32
+`row_rounding`  the same, of the rounding of the rows themselves to their dtype
 `relative`      smaller singular values than this times the largest are rounding of the SVD
 `residual`      bound of the rounding of a constraint
 `AMPLIFICATION` an amplification above it leaves less than half the digits of float32 rows
@@ -116,23 +116,24 @@ def noise_unwhitened(variance: float) -> float:
     return float(16.0 * EPS * variance**0.5)
 
 
-def row_rounding(x: float, deviation: float, smallest: float, n_rows: int) -> float:
-    """Rounding level of spans of rows in float32, as erased rows are: what remains is no concept.
+def row_rounding(error: float, deviation: float, smallest: float, n_rows: int) -> float:
+    """Level of spans that is rounding of the rows: all that rows erased in float32 still have.
 
-    An entry x is rounded by an error of deviation below EPS32 |x| / 2, and Cov(x, z) by the mean of
-    n of them: sqrt(E|x|^2 / n) EPS32 / 2, divided by the root of the smallest eigenvalue where the
-    span is whitened. 8 is a margin. Independent labels give sqrt(E|x - mean|^2 / n): the level is
-    at most a hundredth of that, so that no association beyond chance counts as rounding.
+    An entry x is rounded by at most eps |x| / 2, and Cov(x, z) by the mean of n such errors:
+    eps sqrt(E|x|^2 / n) / 2, divided by the root of the smallest eigenvalue where the span is
+    whitened. 8 is a margin. Independent labels give sqrt(E|x - mean|^2 / n): the level is at most a
+    hundredth of that, so that no association beyond chance counts as rounding.
 
     Parameters
     ----------
-    x, deviation : float
-        Roots of E|x|^2 and of E|x - mean|^2, in the units of the span before it is whitened.
+    error, deviation : float
+        eps times the root of E|x|^2, and the root of E|x - mean|^2, in the units of the span before
+        it is whitened.
     smallest : float
         Eigenvalue of the covariance in these units; 1 where nothing is whitened.
     n_rows : int
     """
-    return float(min(4.0 * EPS32 * x / smallest**0.5, 0.01 * deviation) / n_rows**0.5)
+    return float(min(4.0 * error / smallest**0.5, 0.01 * deviation) / n_rows**0.5)
 
 
 def relative(d: int, rank_tol: float | str) -> float:

@@ -184,7 +184,7 @@ class MethodCall(NamedTuple):
                 distortions = _Distortions(unmeasured, unmeasured, None)
             else:
                 distortions = _distortions(stats, solved, options)
-            admitted = _admitted(factor, span_z, span_y) if solution.admitted else 0
+            admitted = _admitted(solved) if solution.admitted else 0
             left_over = 0.0
             if not whitened and solution.rank_z < len(span_z.rows) and options.rank_tol == "auto":
                 left_over = _left_in_small_features(stats, solution, span_z.rows)
@@ -343,8 +343,8 @@ def _distortions(stats: Statistics, solved: Solved, options: Options) -> _Distor
 
 
 def _row_rounding(stats: Statistics, factor: Factor) -> float:
-    """Singular values of the spans that are rounding of float32 rows, in units of the factor."""
-    if not stats.float32:
+    """Singular values of the spans that are rounding of the rows, in units of the factor."""
+    if not stats.row_eps:
         return 0.0
     variances, means = stats.variances, np.square(stats.mean)
     if factor.solver == "none":
@@ -353,14 +353,15 @@ def _row_rounding(stats: Statistics, factor: Factor) -> float:
         varies = factor.inverse_scale > 0
         deviation, smallest = float(np.count_nonzero(varies)), factor.smallest
         x = deviation + float(np.sum(means[varies] / variances[varies]))
-    return tolerances.row_rounding(x**0.5, deviation**0.5, smallest, stats.n_rows)
+    return tolerances.row_rounding(stats.row_eps * x**0.5, deviation**0.5, smallest, stats.n_rows)
 
 
-def _admitted(factor: Factor, span_z: Span, span_y: Span) -> int:
+def _admitted(solved: Solved) -> int:
     """Directions off the support of Cov(x) that hold more of the association than noise does."""
+    factor, spans = solved.factor, (solved.span_z, solved.span_y)
     # Explicit directions off the support are the caller's choice.
-    rows = np.concatenate([span.rows for span in (span_z, span_y) if span.names != ["directions"]])
-    full = factor.admit(rows)
+    rows = np.concatenate([span.rows for span in spans if span.names != ["directions"]])
+    full = factor.admit(rows, solved.rounding * factor.smallest**0.5)
     on_support, total = (float(np.sum(f.whiten(rows) ** 2)) for f in (factor, full))
     return full.admitted if total - on_support > NOISE_SHARE * total else 0
 

@@ -227,6 +227,7 @@ class Accumulator:
                     buffer.filled -= stop - start
                     raise
             start = stop
+        batch.state.row_eps = max(batch.state.row_eps, rows.eps)
 
     def append_row(self, X: NDArray[Any], labels: Any) -> bool:
         """Append a single row (1, d) to waiting rows of the same dtype and variables.

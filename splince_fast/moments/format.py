@@ -21,8 +21,9 @@ staged.<i>               int64 (n,) or          their labels for variable i: cla
                          float64 (n, k)         missing; or values, NaN where missing
 =======================  =====================  ===================================================
 
-The metadata are the parameters, ``width``, ``n_rows``, ``float32_products``, ``feature_names`` if
-the rows had them, and, for each variable, ``name``, ``kind`` and ``names``.
+The metadata are the parameters, ``width``, ``n_rows``, ``float32_products``, ``row_eps``, which is
+the machine epsilon of the rows' dtype, ``feature_names`` if the rows had them, and, for each
+variable, ``name``, ``kind`` and ``names``.
 
 Format 2 is that of a state whose scatter is of a sample of the rows. It has, in place of the
 scatter:
@@ -118,6 +119,7 @@ def to_tensors(accumulator: Accumulator, *, packed: bool = False) -> tuple[Tenso
         tensors |= _sample_to_tensors(sampled, metadata, packed)
     if state is not None:
         metadata |= {"n_rows": state.n_rows, "float32_products": state.unit_roundoff > EPS64}
+        metadata["row_eps"] = state.row_eps
         tensors |= {
             "reference": state.reference,
             "weight": np.array([state.weight]),
@@ -364,7 +366,13 @@ def _read_state(
     lost = tensors.get("lost")
     if lost is not None:
         refuse_negative(tensors, ("lost",))
-    return State(tensors["reference"], n_rows, weight, tensors["deviation"], second, fourth, lost)
+    # Absent in files of earlier versions.
+    eps = metadata.get("row_eps", EPS32 if metadata["float32_products"] else 0.0)
+    if not isinstance(eps, float) or not 0.0 <= eps < 1.0:
+        raise FileFormatError(f"the epsilon of the rows is {eps!r}")
+    return State(
+        tensors["reference"], n_rows, weight, tensors["deviation"], second, fourth, lost, eps
+    )
 
 
 def _read_waiting(

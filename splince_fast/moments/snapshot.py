@@ -55,8 +55,8 @@ class Snapshot:
     reading : tuple
         `kinds` and `joint` of the moments.
     feature_names : tuple of str or None
-    float32 : bool
-        Whether rows were of at most 32 bits.
+    row_eps : float
+        Machine epsilon of the rows' dtype; 0 for float64 and integers.
     sample : Sampled or None
         The sample that Cov(x) was estimated from; None for all rows.
     metric : LowRank or None
@@ -75,7 +75,7 @@ class Snapshot:
         self.n_rows, self.weight, self.mean = state.n_rows, state.weight, state.mean
         self.variances = state.second.diagonal() / state.weight
         self.feature_names = accumulator.feature_names
-        self.float32 = state.second.unit_roundoff > EPS
+        self.row_eps = state.row_eps
 
     def memory(self, whitened: bool) -> AbstractContextManager[Float | None]:
         """Work memory for a factor, for the duration of a solve."""
@@ -326,8 +326,8 @@ class Factored:
         Of the features, ddof = 0.
     feature_names : tuple of str or None
         Of the data.
-    float32 : bool
-        Whether rows were of at most 32 bits.
+    row_eps : float
+        Machine epsilon of the rows' dtype; 0 for float64 and integers.
     shrinkage : float
         Fraction of the isotropic target in the covariance that was factored.
     factor : Factor
@@ -358,7 +358,7 @@ class Factored:
         self.n_rows, self.weight, self.mean = snapshot.n_rows, snapshot.weight, snapshot.mean
         self.variances = snapshot.variances
         self.n_features, self.feature_names = len(self.mean), snapshot.feature_names
-        self.float32 = snapshot.float32
+        self.row_eps = snapshot.row_eps
         self.shrinkage = snapshot.share(options)
         self._requested, self._solver = options.shrinkage, options.solver
         self._min_scale = options.min_scale

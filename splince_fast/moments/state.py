@@ -294,6 +294,7 @@ class State:
     # (d,): bound of the rounding in each sum of squares after removals that cancelled digits, such
     # as those of rows with a distant mean; None without such removals.
     lost: Float | None = None
+    row_eps: float = 0.0  # machine epsilon of the rows' dtype, the largest; 0 for exact rows
 
     @classmethod
     def of_variances(cls, width: int) -> State:
@@ -341,6 +342,7 @@ class State:
             self.second.copy(),
             None if self.fourth is None else self.fourth.copy(),
             None if self.lost is None else self.lost.copy(),
+            self.row_eps,
         )
 
     def scale(self, factor: float) -> None:
@@ -458,6 +460,7 @@ class State:
         self.second.merge(other.second, 1, gap, coefficient)
         self.reference, self.deviation, self.fourth = reference, total, fourth
         self.lost = _sum_of(self.lost, other.lost)
+        self.row_eps = max(self.row_eps, other.row_eps)
         self.n_rows += other.n_rows
         self.weight += other.weight
 

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from splince_fast._runtime.arrays import Rows, torch_to_numpy
+from splince_fast._runtime.arrays import Rows, eps_of, torch_to_numpy
 from splince_fast.exceptions import InputError, NonFiniteError
 from splince_fast.labels import Encoded, VariableName
 from splince_fast.moments import Moments
@@ -121,9 +121,9 @@ class SiteSums:
         rows = rows.to(self.device)
         try:
             self.accumulator.update(
-                Rows.from_array(torch_to_numpy(rows))
+                Rows.from_array(torch_to_numpy(rows), rows.dtype)
                 if self._on_host
-                else Rows(rows, rows.dtype, True),
+                else Rows(rows, rows.dtype, True, eps_of(rows.dtype)),
                 labels.weight,
                 labels.encoded,
                 in_order=True,
