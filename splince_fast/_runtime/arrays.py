@@ -204,11 +204,13 @@ def check_feature_names(
     Parameters
     ----------
     names, expected : sequence of str or None
-        None, for rows without names, agrees with all.
+        None, for rows without names, agrees with all; rows of another width are refused elsewhere.
     name : str
         Of the argument, for the message.
     """
-    if names is None or expected is None or tuple(names) == tuple(expected):
+    if names is None or expected is None or len(names) != len(expected):
+        return
+    if tuple(names) == tuple(expected):
         return
     added, missing = sorted(set(names) - set(expected)), sorted(set(expected) - set(names))
     if added or missing:

@@ -63,7 +63,7 @@ class Solved(NamedTuple):
     mean : (d,) float64
     solution : Solution
     factor : Factor
-        Of Cov(x).
+        Of Cov(x); it may lie in the work memory of the solve.
     share : float
         Fraction of the isotropic target in it.
     span_z, span_y : Span

@@ -89,6 +89,9 @@ def test_merging_compares_names() -> None:
     for combine in (lambda: whole + other, lambda: whole - other, lambda: other.__iadd__(whole)):
         with pytest.raises(sf.IncompatibleMomentsError, match="another order"):
             combine()
+    wide = pd.DataFrame(np.hstack([X, X[:, :1]]), columns=[*NAMES, "a"])
+    with pytest.raises(sf.IncompatibleMomentsError, match="5 features"):
+        whole + moments(wide)
     arrays = moments(X)
     assert (arrays + whole).feature_names == (whole + arrays).feature_names == NAMES
     assert (whole + arrays - arrays).feature_names == whole.scaled(2).feature_names == NAMES
