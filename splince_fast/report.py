@@ -19,6 +19,7 @@ from splince_fast.exceptions import FileFormatError, InputError
 
 if TYPE_CHECKING:
     from splince_fast._solve.oblique import Solution
+    from splince_fast._solve.selection import VariableReading
     from splince_fast.moments import Moments
     from splince_fast.moments.snapshot import Factored
 
@@ -31,7 +32,7 @@ class SpanLike(Protocol):
     names: list[str]
     rows: Float
     counts: list[int]
-    readings: list[Callable[[], tuple[str, Float, float | None]]]
+    readings: list[Callable[[], VariableReading]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -1016,17 +1017,20 @@ def build_report(
             if solution.outside is not None and role == "erased":
                 off = np.linalg.norm(solution.outside[part]) / np.linalg.norm(span.rows[part])
                 alone += float(off)
-            kind, metric, largest = span.readings[i]()
+            kind, metric, largest, labelled = span.readings[i]()
             shown, expected, most = values, None, None
             if facts.whitened:
                 shown = _singular_values(metric @ white[part])[: len(values)]
                 shown = np.minimum(shown, 1.0) if not kind.startswith("directions") else shown
                 if role == "erased" and exact and known:
-                    sizes = round(facts.weight), solution.rank_covariance, min(metric.shape)
+                    # Of the rows with a label, from which the covariance was estimated.
+                    own_rows, rank_z = round(labelled * facts.weight), min(metric.shape)
+                    sizes = own_rows, solution.rank_covariance, rank_z
+                    correlations = np.minimum(shown / labelled**0.5, 1.0)
                     ratio = facts.noises[i].ratio if facts.noises else 1.0
-                    expected = expected_r2(shown, *sizes, ratio, ratio)
+                    expected = expected_r2(correlations, *sizes, ratio, ratio)
                     if largest is not None and not (facts.noises and facts.noises[i].by_class):
-                        most = expected_r2(shown, *sizes, largest)
+                        most = expected_r2(correlations, *sizes, largest)
             variables.append(
                 VariableReport(
                     name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,28 @@ class Statistics(Protocol):
         """The sums of one variable; UnknownVariableError if it was not accumulated."""
 
 
+class VariableReading(NamedTuple):
+    """How one variable was read, and the units of its canonical correlations.
+
+    Attributes
+    ----------
+    kind : str
+        In words.
+    metric : (q, k) float64
+        M, for which the singular values of M L^+ span are the canonical correlations over all rows,
+        those without a label at the mean.
+    largest : float or None
+        Square of the largest standardised value of a class-coded variable.
+    share : float
+        Fraction of the rows that carry a label.
+    """
+
+    kind: str
+    metric: Float
+    largest: float | None = None
+    share: float = 1.0
+
+
 @dataclass(slots=True)
 class Span:
     """Cross-covariances of several variables, stacked: rows in units of deviations."""
@@ -45,10 +67,7 @@ class Span:
     names: list[str]
     rows: Float  # (k, d)
     counts: list[int]
-    # Per variable a function that returns its kind in words; M, for which the singular values of
-    # M L^+ span are the canonical correlations; and the square of its largest standardised value,
-    # or None.
-    readings: list[Callable[[], tuple[str, Float, float | None]]]
+    readings: list[Callable[[], VariableReading]]  # per variable, computed for the report
 
 
 def names_of(selection: object, role: str) -> list[VariableName]:
@@ -74,7 +93,7 @@ def span_of(statistics: Statistics, selection: object, role: str, whitened: bool
         if items and not any(isinstance(item, (str, tuple)) for item in items):
             return _directions(statistics.variances, selection, whitened)
     names, blocks, counts = names_of(selection, role), [], []
-    readings: list[Callable[[], tuple[str, Float, float | None]]] = []
+    readings: list[Callable[[], VariableReading]] = []
     for name in names:
         variable = statistics.variable(name)
         columns = variable.span()
@@ -94,8 +113,8 @@ def span_of(statistics: Statistics, selection: object, role: str, whitened: bool
     return Span(list(map(str, names)), rows, counts, readings)
 
 
-def _of_classes(weights: Float, total: float) -> tuple[str, Float, float]:
-    """Kind of classes in words, and M for all indicators but that of the most frequent class.
+def _of_classes(weights: Float, total: float) -> VariableReading:
+    """The reading of classes; M is for all indicators but that of the most frequent class.
 
     These are in units of their deviations. The indicators over sqrt(p) are orthonormal, and their
     covariances with x sum to zero; a share of the rows carries a label, the others count as rows
@@ -108,11 +127,12 @@ def _of_classes(weights: Float, total: float) -> tuple[str, Float, float]:
     last = -np.sqrt(others * (1 - others) / p[largest])
     metric = share**0.5 * np.concatenate([np.diag(np.sqrt(1 - others)), last[None]])
     rarest = float(p.min())
-    return f"classes ({len(p)})", metric, (1 - rarest) / (rarest * share)
+    kind = f"classes ({len(p)}){_labelled(share)}"
+    return VariableReading(kind, metric, (1 - rarest) / rarest, share)
 
 
-def _of_columns(variable: Any, total: float) -> tuple[str, Float, None]:
-    """Kind of columns in words, and M: the inverse root of the correlations of the columns."""
+def _of_columns(variable: Any, total: float) -> VariableReading:
+    """The reading of columns; M is the inverse root of their correlations."""
     share = min(1.0, variable.weight / total)
     deviations = variable.deviations()
     varies = deviations > 0
@@ -125,11 +145,17 @@ def _of_columns(variable: Any, total: float) -> tuple[str, Float, None]:
     kept = values > least
     count = variable.n_columns
     kind = "continuous (1 column)" if count == 1 else f"continuous ({count} columns)"
-    return kind, (vectors[:, kept] * (share / values[kept]) ** 0.5).T, None
+    metric = (vectors[:, kept] * (share / values[kept]) ** 0.5).T
+    return VariableReading(kind + _labelled(share), metric, share=share)
 
 
-def _of_directions(count: int) -> tuple[str, Float, None]:
-    return f"directions ({count})", np.eye(count), None
+def _labelled(share: float) -> str:
+    """The fraction of rows with a label in words, where some have none."""
+    return "" if share == 1.0 else f", {share:.3g} of the rows labelled"
+
+
+def _of_directions(count: int) -> VariableReading:
+    return VariableReading(f"directions ({count})", np.eye(count))
 
 
 def _directions(variances: Float, selection: Any, whitened: bool) -> Span:

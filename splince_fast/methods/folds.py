@@ -336,7 +336,7 @@ def _pillai(white: Float, span: Span, basis: Float) -> tuple[float, int]:
     residual = white - (white @ basis.T) @ basis
     total, rank, start = 0.0, 0, 0
     for count, reading in zip(span.counts, span.readings, strict=True):
-        _, matrix, _ = reading()
+        matrix = reading().metric
         total += float(np.sum((matrix @ residual[start : start + count]) ** 2))
         rank += min(matrix.shape)
         start += count

@@ -288,7 +288,7 @@ def _report(
         own, misses, bounds = (
             float(np.linalg.norm(v[part])) for v in (found.sizes, found.residuals, found.bounds)
         )
-        kind, metric, _ = reading()
+        kind, metric = reading()[:2]
         shown = np.linalg.svd(metric @ found.whitened[part], compute_uv=False)[:count]
         own = own or 1.0
         variables.append(

@@ -424,7 +424,7 @@ def _report(
         for name, count, reading in zip(span.names, span.counts, span.readings, strict=True):
             part = slice(start, start + count)
             start += count
-            kind, metric, _ = reading()
+            kind, metric = reading()[:2]
             values = np.linalg.svd(metric @ white[role][part], compute_uv=False)[:count]
             values = np.minimum(values, 1.0)
             rank = int(np.count_nonzero(values > tolerances.noise(d, 1.0)))

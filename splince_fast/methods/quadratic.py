@@ -332,7 +332,7 @@ def _report(
         coding.span.names, coding.span.counts, coding.span.readings, strict=True
     ):
         part = slice(start, start + count)
-        kind, metric, _ = reading()
+        kind, metric = reading()[:2]
         shown = np.linalg.svd(metric @ white[part], compute_uv=False)[:count]
         norm = float(np.linalg.norm(kept[:, part]))
         miss = float(np.linalg.norm((after - kept)[:, part]))

@@ -282,7 +282,7 @@ def _report(
     variables, start = [], 0
     for name, count, reading in zip(span.names, span.counts, span.readings, strict=True):
         part = slice(start, start + count)
-        kind, metric, _ = reading()
+        kind, metric = reading()[:2]
         white = found.whitened[part]
         size, *norms = (
             float(np.linalg.norm(v[part])) for v in (found.sizes, found.residuals, found.bounds)

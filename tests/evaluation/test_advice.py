@@ -157,3 +157,29 @@ def test_advice_on_frozen_heads_speaks_of_squared_error_and_shows_it() -> None:
         sizes=(300, 60, 120),
     )
     assert math.isfinite(weighted.advice()["squared_error_weak"])
+
+
+@pytest.mark.parametrize("labelled", [1.0, 0.5, 0.1])
+def test_the_expected_trace_is_that_of_the_labelled_rows(labelled: float) -> None:
+    """Labels missing at random: x is of all rows, its covariance with z of the labelled ones."""
+    n, d = 2000, 60
+    mean = 2.0 * np.eye(d)[0]  # z = +-1, so that Cov(x) = I + mean mean^T and Cov(x, z) = mean
+    covariance = np.eye(d) + np.outer(mean, mean)
+    truth, expected = [], []
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        z = rng.integers(0, 2, n)
+        X = rng.normal(size=(n, d)) + np.outer(2 * z - 1, mean)
+        given = np.where(rng.random(n) < labelled, z.astype(object), None)
+        eraser = sf.leace(sf.Moments().update(X, {"z": given}), erase="z")
+        P = eraser.matrix()
+        cross = P @ mean
+        truth.append(cross @ np.linalg.pinv(P @ covariance @ P.T, rcond=1e-10) @ cross)
+        assert eraser.report is not None
+        variable = eraser.report.variables[0]
+        expected.append(variable.expected)
+        assert ("labelled" in variable.kind) == (labelled < 1)
+        assert variable.expected <= variable.expected_most
+    # The standard error of the mean of 20 traces of d / n_labelled is 4 % of it; as if all rows had
+    # labels, the trace would be a tenth of the truth at one label in ten.
+    assert np.mean(expected) == pytest.approx(np.mean(truth), rel=0.15)
