@@ -16,7 +16,7 @@ from splince_fast.exceptions import InfeasibleError, InputError
 from splince_fast.labels import VariableName
 from splince_fast.methods import leace, splince
 from splince_fast.moments import Moments
-from splince_fast.moments.snapshot import Factored
+from splince_fast.moments.snapshot import Factored, statistics
 from splince_fast.projection import Projection
 from splince_fast.strength import concept_strength
 
@@ -198,12 +198,13 @@ def held_out_trace(
     name : str
         The concept.
     n : int, optional
-        Training rows; the default is that of `moments`.
+        Training rows with a label; the default is that of `moments`.
 
     Returns
     -------
     HeldOutTrace
-        The squared correlations are adjusted: c^2 -> 1 - (1 - c^2)(n - 1) / (n - p - 1).
+        Of rows with a label. The squared correlations are adjusted:
+        c^2 -> 1 - (1 - c^2)(n - 1) / (n - p - 1).
 
     Raises
     ------
@@ -227,8 +228,11 @@ def held_out_trace(
     if n is not None and not (is_integer(n) and n > 0):
         raise InputError(f"n is {n!r}; it must be a positive number of training rows")
     strength = concept_strength(moments, name)
-    seen, p, r = strength.n, strength.rank_x, strength.rank_z
-    squares = adjusted(np.array(strength.correlations) ** 2, seen, p)
+    with statistics(moments) as stats:
+        # `concept_strength` takes rows without a label as rows at the mean of the concept.
+        share = min(1.0, stats.variable(name).weight / stats.weight)
+    seen, p, r = round(share * strength.n), strength.rank_x, strength.rank_z
+    squares = adjusted(np.minimum(1.0, np.square(strength.correlations) / share), seen, p)
     rows = seen if n is None else int(n)
     expected = trace_left(squares, max(0, p - r) / rows)
     return HeldOutTrace(str(name), rows, p, r, float(sum(squares)), expected, squares)

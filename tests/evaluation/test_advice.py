@@ -171,13 +171,15 @@ def test_the_expected_trace_is_that_of_the_labelled_rows(labelled: float) -> Non
         z = rng.integers(0, 2, n)
         X = rng.normal(size=(n, d)) + np.outer(2 * z - 1, mean)
         given = np.where(rng.random(n) < labelled, z.astype(object), None)
-        eraser = sf.leace(sf.Moments().update(X, {"z": given}), erase="z")
+        moments = sf.Moments().update(X, {"z": given})
+        eraser = sf.leace(moments, erase="z")
         P = eraser.matrix()
         cross = P @ mean
         truth.append(cross @ np.linalg.pinv(P @ covariance @ P.T, rcond=1e-10) @ cross)
         assert eraser.report is not None
         variable = eraser.report.variables[0]
         expected.append(variable.expected)
+        assert held_out_trace(moments, "z").r2 == pytest.approx(variable.expected, rel=1e-3)
         assert ("labelled" in variable.kind) == (labelled < 1)
         assert variable.expected <= variable.expected_most
     # The standard error of the mean of 20 traces of d / n_labelled is 4 % of it; as if all rows had
