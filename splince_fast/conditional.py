@@ -15,7 +15,7 @@ from splince_fast._runtime.progress import Progress
 from splince_fast.exceptions import FileFormatError, FoldError, InputError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, class_key, encode
 from splince_fast.labels.names import listed, names_from_json, names_to_json
-from splince_fast.labels.positions import along
+from splince_fast.labels.positions import along, check_index
 from splince_fast.projection import Projection, from_record, to_record
 
 if TYPE_CHECKING:
@@ -250,8 +250,9 @@ class ConditionalEraser:
 
             return tensor_like(X, self(rows, labels, mask=mask, progress=progress))
         rows = erase_rows.as_stack(X, self.n_features)
-        if self.feature_names is not None and hasattr(X, "columns"):
+        if hasattr(X, "columns"):
             check_feature_names(feature_names(X, self.n_features), self.feature_names)
+            check_index(X, labels)
         dtype = erase_rows.result_dtype(rows.dtype)
         chosen = erase_rows.as_mask(mask, rows.shape[:-1])
         flat_mask = None if chosen is None else chosen.reshape(-1)

@@ -544,7 +544,11 @@ class Report:
             theta = np.asarray(head)
             theta = theta.astype(np.float64) if theta.dtype.kind in "fiubO" else theta
         except (TypeError, ValueError) as error:
-            raise InputError(f"head cannot be read as an array of real numbers: {error}") from error
+            raise InputError(
+                f"head cannot be read as an array of real numbers: {error}. Pass its coefficients, "
+                "such as head.coef_"
+            ) from error
+        theta = theta[0] if theta.shape == (1, self.n_features) else theta
         real = theta.shape == (self.n_features,) and theta.dtype == np.float64
         if not real or not np.isfinite(theta).all():
             raise InputError(
@@ -727,8 +731,8 @@ class Report:
             )
         if self.held_out is not None:
             lines.append(
-                f"It changes held-out rows by {100 * self.held_out.distortion:.3g} %; far more "
-                "than the fitted rows means that the covariance is not well known."
+                f"It changes held-out rows by {100 * self.held_out.distortion:.3g} %; a figure far "
+                "above that of the fitted rows would mean that the covariance is not well known."
             )
         quadratic = self.quadratic
         if quadratic is not None and quadratic.gap is not None:

@@ -177,6 +177,11 @@ def _pairs(args: argparse.Namespace, paths: list[str], several: bool) -> list[tu
         raise InputError("--output is empty; name a folder (was a variable not set?)")
     elif os.path.exists(args.output) and not os.path.isdir(args.output):
         raise InputError(f"-o {args.output!r} is a file; several files need a folder")
+    elif not os.path.exists(args.output) and Path(args.output).suffix in rows.SUFFIXES:
+        raise InputError(
+            f"-o {args.output!r} is the name of a file; several files go into a folder, such as "
+            f"{os.path.splitext(args.output)[0]!r}"
+        )
     else:
         targets = [os.path.join(args.output, os.path.basename(path.rstrip("/"))) for path in paths]
     if len(set(targets)) < len(targets):

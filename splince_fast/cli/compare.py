@@ -27,7 +27,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "and compare, over several seeds.",
     )
     add = compare.add_argument
-    add("embeddings", metavar="EMBEDDINGS", help="a .npy file, or a parquet file with --embedding")
+    add(
+        "embeddings",
+        metavar="EMBEDDINGS",
+        help="a .npy file, or with --embedding a parquet file or a folder of them",
+    )
     add("--labels", action="append", default=[], metavar="[NAME=]FILE",
         help=".npy, .csv, .tsv or .parquet files, one entry per row; may be repeated")  # fmt: skip
     add("--embedding", metavar="COLUMN", help="column of vectors in a parquet file")
@@ -130,7 +134,8 @@ def _read(args: argparse.Namespace, names: list[str]) -> tuple[Any, dict[str, An
     else:
         if args.labels:
             raise InputError(
-                "--labels and --embedding exclude each other: labels are columns of the same file"
+                "--labels and --embedding exclude each other: labels are columns of the same file, "
+                "as embeddings.merge(labels, on='id').to_parquet(path) makes them in pandas"
             )
         from splince_fast.sources import from_parquet
 

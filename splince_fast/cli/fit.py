@@ -115,7 +115,8 @@ def run(args: argparse.Namespace) -> None:
         )
     if args.embedding is not None and args.labels:
         raise InputError(
-            "--labels and --embedding exclude each other: labels are columns of the same files"
+            "--labels and --embedding exclude each other: labels are columns of the same files, "
+            "as embeddings.merge(labels, on='id').to_parquet(path) makes them in pandas"
         )
     source = rows.source_of(
         embeddings,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 ARRAYS = (".npy", ".npz", ".safetensors", ".pt", ".pth")
 TABLES = (".parquet",)
+SUFFIXES = (*ARRAYS, *TABLES)
 
 
 def is_dataset(path: str | Path) -> bool:
@@ -68,7 +69,7 @@ def expand(paths: Sequence[str]) -> list[str]:
         members = sorted(
             str(entry)
             for entry in Path(path).iterdir()
-            if is_dataset(entry) or entry.suffix in (*ARRAYS, *TABLES)
+            if is_dataset(entry) or entry.suffix in SUFFIXES
         )
         if not members:
             raise InputError(

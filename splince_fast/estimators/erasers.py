@@ -27,6 +27,7 @@ from splince_fast.exceptions import (
     NotEnoughDataError,
     SplinceError,
 )
+from splince_fast.labels.positions import check_index
 from splince_fast.methods import leace, mean_projection, sal, splince
 from splince_fast.methods.folds import few_rows
 from splince_fast.methods.oracle import oracle
@@ -257,6 +258,8 @@ class _Eraser(ErasingTransformer):
     ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
         """Rows, and labels by name."""
         first = not self.__sklearn_is_fitted__()
+        check_index(X, y, "y")
+        check_index(X, concept, "concept")
         erased, kept = self._labels(y, concept)
         return self._rows(X, reset=first, least=least), erased, kept
 

@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.arrays import is_tensor, torch_to_numpy
-from splince_fast.exceptions import InputError
+from splince_fast.exceptions import InputError, LabelError
+
+
+def check_index(X: Any, labels: Any, name: str = "labels") -> None:
+    """Raise LabelError where labels have the pandas index of X in another order.
+
+    Labels belong to rows by position. A RangeIndex numbers them, and an index of other entries is
+    not that of X: neither is compared.
+
+    Parameters
+    ----------
+    X : rows
+    labels : column, frame, or mapping of columns
+    """
+    index: Any = getattr(X, "index", None)
+    if not hasattr(index, "symmetric_difference"):
+        return
+    columns = labels if isinstance(labels, Mapping) else {None: labels}
+    for key, column in columns.items():
+        other: Any = getattr(column, "index", None)
+        named = hasattr(other, "symmetric_difference") and type(other).__name__ != "RangeIndex"
+        if not named or index.equals(other):
+            continue
+        if len(index) == len(other) and index.is_unique and index.symmetric_difference(other).empty:
+            shown = name if key is None else f"{name}[{key!r}]"
+            raise LabelError(
+                f"{shown} has the index of X in another order, and labels belong to rows by "
+                f"position; pass {shown}.loc[X.index], or {shown}.to_numpy() if the positions agree"
+            )
 
 
 def along(column: Any, lead: tuple[int, ...], positions: NDArray[np.intp], name: str) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 from splince_fast._runtime.keywords import check_keywords
 from splince_fast.exceptions import InputError
+from splince_fast.labels.positions import check_index
 from splince_fast.methods.table import Function, method_of
 from splince_fast.moments import Moments
 from splince_fast.projection import Projection
@@ -70,6 +71,8 @@ def erase(
     """
     chosen = method_of(method, keep)
     check_keywords(options, chosen.function, without=("moments", "erase", "keep"))
+    check_index(X, concept, "concept")
+    check_index(X, keep, "keep")
     erased, kept = _named(concept, "concept"), {} if keep is None else _named(keep, "keep")
     both = sorted(set(erased) & set(kept))
     if both:

@@ -124,6 +124,10 @@ def method_of(method: str | Function | None, keep: object = None) -> Method:
                 f"function of moments{hint}"
             )
         found = METHODS[key]
+    elif isinstance(method, type):
+        key = key_of(method.__name__)
+        remedy = f"pass {key!r}" if key else "pass a name"
+        raise InputError(f"method is the class {method.__name__}; {remedy}, or a function")
     elif callable(method):
         entries = (entry for entry in METHODS.values() if entry.function is method)
         name = getattr(method, "__name__", type(method).__name__)

@@ -25,7 +25,7 @@ from splince_fast._runtime.arrays import (
 from splince_fast._runtime.sparse import SparseRows
 from splince_fast.exceptions import InputError
 from splince_fast.labels import Encoded, VariableName, encode
-from splince_fast.labels.positions import along, taken
+from splince_fast.labels.positions import along, check_index, taken
 from splince_fast.moments.accumulator import Accumulator
 
 Float = NDArray[np.float64]
@@ -60,6 +60,7 @@ def read_update(
     if hasattr(X, "columns"):
         names = feature_names(X, rows.array.shape[1])
         check_feature_names(names, accumulator.feature_names)
+        check_index(X, labels)
     weight = None if sample_weight is None else as_weights(sample_weight, n)
     if weight is not None and not weight.all():
         index = np.flatnonzero(weight)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from splince_fast._runtime.blocks import choose_block_rows
 from splince_fast._runtime.extras import require
 from splince_fast.exceptions import InputError
+from splince_fast.labels.names import listed
 from splince_fast.sources.base import Block, PieceSource, Source, StreamSource
 
 if TYPE_CHECKING:
@@ -36,14 +37,14 @@ class ColumnNames(NamedTuple):
     ) -> Self:
         """Accept one label name or several; InputError unless all names are strings."""
         names = () if labels is None else (labels,) if isinstance(labels, str) else tuple(labels)
-        columns = cls(embedding, names, sample_weight)
-        for name in columns.all():
+        for name in (embedding, *names, "" if sample_weight is None else sample_weight):
             if not isinstance(name, str):
                 raise InputError(
                     f"{name!r} is no column name; embedding=, labels= and "
-                    "sample_weight= take the names of columns as strings"
+                    "sample_weight= take the names of columns as strings. Features in a column "
+                    "each become one of vectors by df['embedding'] = list(df[columns].to_numpy())"
                 )
-        return columns
+        return cls(embedding, names, sample_weight)
 
     def all(self) -> list[str]:
         """List each column once."""
@@ -56,7 +57,9 @@ class ColumnNames(NamedTuple):
         for name in self.all():
             if names.count(name) != 1:
                 number = "no column" if name not in names else "several columns"
-                raise InputError(f"{where} has {number} named {name!r}; its columns are {names}")
+                raise InputError(
+                    f"{where} has {number} named {name!r}; its columns are {listed(names)}"
+                )
 
 
 class VectorType(NamedTuple):

@@ -644,6 +644,7 @@ def test_apply_needs_memory_for_a_piece_only(
         (["apply", "e", "X.npy", "-o", ""], "--output is empty"),
         (["apply", "e", "X.npy", "a.npy", "-o", ""], "--output is empty"),
         (["apply", "e", "X.npy", "a.npy", "-o", "e"], "is a file; several files need a folder"),
+        (["apply", "e", "X.npy", "a.npy", "-o", "new.npy"], "a folder, such as 'new'"),
         (["apply", "e", "X.npy", "./X.npy", "-o", "new"], "two files have the same name"),
         (["apply", "e", "X.npy", "--jobs", "0", "-o", "new"], "must be at least 1"),
         (["apply", "e", "two.npz", "--in-place"], "--in-place is for .npy"),

@@ -622,6 +622,7 @@ def test_two_classes_are_0_and_1_and_what_b_does_not_change_is_0() -> None:
     theta = 0.6 * np.linalg.lstsq(centred, number - number.mean(), rcond=None)[0]
     best = report(eraser).strength_for(theta, moments)
     assert best == report(eraser).strength_for(theta, moments.factored())
+    assert best == report(eraser).strength_for(theta[None], moments)  # scikit-learn's coef_
     errors = [squared_error(moments, theta, x, number, b) for b in (best, 0.0, 1.0)]
     assert errors[0] <= min(errors)
     away = scipy.linalg.null_space(moments.cross_covariance("z").T)[:, 0]

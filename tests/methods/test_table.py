@@ -55,6 +55,7 @@ def test_nothing_is_erased_by_none() -> None:
         ("LEACE", "y", "LEACE keeps nothing"),
         ("none", "y", "none keeps nothing"),
         (3, None, "must be a name or a function"),
+        (sf.SPLINCE, "y", "is the class SPLINCE; pass 'splince'"),
     ],
 )
 def test_bad_methods(method: Any, keep: Any, text: str) -> None:

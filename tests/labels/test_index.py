@@ -1,0 +1,53 @@
+"""Labels whose pandas index is that of X in another order are refused; other indices are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import splince_fast as sf
+
+pd = pytest.importorskip("pandas")
+
+rng = np.random.default_rng(0)
+INDEX = [f"p{i}" for i in range(100)]
+Z = pd.Series(rng.permutation(100) % 2, INDEX, name="z")
+X = pd.DataFrame(rng.normal(size=(100, 3)) + Z.to_numpy()[:, None], INDEX, ["a", "b", "c"])
+SHUFFLED = Z.sample(frac=1, random_state=0)
+NUMBERED = Z.reset_index(drop=True)
+NUMBERS = X.reset_index(drop=True).sample(frac=1, random_state=1)  # a permutation of 0 ... 99
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "update": lambda z: sf.Moments().update(X, {"z": z}),
+    "column": lambda z: sf.Moments().update(X, z),
+    "frame": lambda z: sf.Moments().update(X, pd.DataFrame({"z": z})),
+    "folds": lambda z: sf.Folds(2).update(X, {"z": z}),
+    "erase": lambda z: sf.erase(X, z),
+    "concept": lambda z: sf.LEACE().fit(X, concept=z),
+    "task": lambda z: sf.SPLINCE().fit(X, z, concept=rng.permutation(Z.to_numpy())),
+    "oracle": lambda z: sf.oracle(sf.Moments().update(X, {"z": Z}), erase="z")(X, {"z": z}),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_labels_in_another_order_of_the_index_are_refused(call: str) -> None:
+    with pytest.raises(sf.LabelError, match=r"another order.*\.loc\[X\.index\]"):
+        CALLS[call](SHUFFLED)
+    CALLS[call](SHUFFLED.loc[X.index])  # the remedy
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("labels", [NUMBERED, Z.to_numpy(), SHUFFLED.to_numpy()])
+def test_labels_of_another_index_or_of_none_belong_to_rows_by_position(
+    call: str, labels: Any
+) -> None:
+    CALLS[call](labels)
+
+
+def test_numbers_of_rows_are_no_index() -> None:
+    assert sf.Moments().update(NUMBERS, {"z": NUMBERED}).n_rows == 100
+    with pytest.raises(sf.LabelError, match="another order"):  # the index of X, permuted
+        sf.Moments().update(NUMBERS.sort_index(), {"z": NUMBERED.loc[NUMBERS.index]})
