@@ -321,10 +321,10 @@ class ConditionalEraser:
 
     def _write(
         self,
-        rows: NDArray[Any],
+        rows: NDArray[np.generic],
         read: list[NDArray[Any]],
         chosen: NDArray[np.bool_] | None,
-        out: NDArray[Any],
+        out: NDArray[np.generic],
         progress: bool | None,
     ) -> None:
         """Write r(rows) into `out`, which may be `rows`; both are (n, d)."""
@@ -368,7 +368,7 @@ class ConditionalEraser:
                         )
                 bar.advance(len(block), block.nbytes)
 
-    def fold_into(self, weight: Any, bias: Any = None) -> NoReturn:
+    def fold_into(self, weight: object, bias: object = None) -> NoReturn:
         """Raise InputError: the map depends on the labels of each row, and a layer does not.
 
         Parameters

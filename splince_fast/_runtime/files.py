@@ -28,8 +28,8 @@ def write(
     path: str | os.PathLike[str],
     kind: str,
     format_version: int,
-    tensors: Mapping[str, NDArray[Any]],
-    metadata: Mapping[str, Any],
+    tensors: Mapping[str, NDArray[np.generic]],
+    metadata: Mapping[str, object],
 ) -> None:
     """Replace the file at `path` atomically by one with these tensors and metadata.
 
@@ -127,7 +127,7 @@ def _sort_metadata(file: IO[bytes]) -> None:
         file.write(text.ljust(length))
 
 
-def _digest(tensors: Mapping[str, NDArray[Any]], text: str) -> str:
+def _digest(tensors: Mapping[str, NDArray[np.generic]], text: str) -> str:
     """Return the SHA-256 of metadata and of names, dtypes, shapes and bytes of the tensors."""
     digest = hashlib.sha256(text.encode(errors="surrogatepass"))
     for name in sorted(tensors):

@@ -132,7 +132,7 @@ def _of_directions(count: int) -> tuple[str, Float, None]:
     return f"directions ({count})", np.eye(count), None
 
 
-def _directions(variances: Float, selection: Any, whitened: bool) -> Span:
+def _directions(variances: Float, selection: object, whitened: bool) -> Span:
     """Explicit directions, one per column of a (d, k) array, in units of x's deviations."""
     width = len(variances)
     array = as_rows(_as_columns(selection), name="keep")

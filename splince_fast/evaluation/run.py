@@ -62,7 +62,7 @@ def compare(
     alphas: Sequence[float] = ALPHAS,
     select: str = "worst_group",
     leakage: Sequence[str] = ("linear",),
-    metrics: Mapping[str, Any] | None = None,
+    metrics: Mapping[str, object] | None = None,
     test: object = None,
     n_jobs: int | None = None,
     run: str | os.PathLike[str] | None = None,
@@ -411,7 +411,7 @@ def _run_jobs(
         rows = _on_disk(plan.X, scratch)
         worker = Worker(dataclasses.replace(plan, X=None), rows, scratch, own_process=True)
 
-    def parallel(calls: Iterator[Any]) -> Iterator[Any]:
+    def parallel(calls: Iterator[object]) -> Iterator[Any]:
         results: Iterator[Any] = joblib.Parallel(workers, return_as="generator_unordered")(calls)
         return results
 
@@ -445,7 +445,7 @@ def _failed(
     ]  # fmt: skip
 
 
-def _on_disk(X: NDArray[Any], scratch: Path) -> str:
+def _on_disk(X: NDArray[np.generic], scratch: Path) -> str:
     """Path of a .npy file of the rows, which every worker maps."""
     name = getattr(X, "filename", None)
     whole = isinstance(X, np.memmap) and name is not None and X.flags.c_contiguous

@@ -56,7 +56,7 @@ class Centred:
 
     product = None
 
-    def __init__(self, out: NDArray[Any]) -> None:
+    def __init__(self, out: NDArray[np.generic]) -> None:
         self.shifted = out
 
     def reduce(self, block: row_kernels.Block) -> None:
@@ -93,7 +93,7 @@ class Gram:
 
     shifted = None
 
-    def __init__(self, block_rows: int, width: int, dtype: np.dtype[Any]) -> None:
+    def __init__(self, block_rows: int, width: int, dtype: np.dtype[np.generic]) -> None:
         self._width, self._dtype = width, dtype
         self._lanes = lanes = row_kernels.register_width(dtype.itemsize)
         self._chunk = min(_CHUNK_ROWS, buffer_rows(block_rows))
@@ -113,7 +113,7 @@ class Gram:
         return self
 
     @staticmethod
-    def serves(block_rows: int, width: int, dtype: np.dtype[Any]) -> bool:
+    def serves(block_rows: int, width: int, dtype: np.dtype[np.generic]) -> bool:
         """Whether products of such rows are computed here rather than by BLAS.
 
         The processor has to have wide registers. The product of rows of float64, which BLAS adds
@@ -159,7 +159,7 @@ class Workspace:
     def nbytes(self) -> int:
         return self._memory.nbytes + (0 if self.product is None else self.product.nbytes)
 
-    def reserve(self, block_rows: int, width: int, dtype: np.dtype[Any]) -> None:
+    def reserve(self, block_rows: int, width: int, dtype: np.dtype[np.generic]) -> None:
         """Allocate memory for blocks of this shape and dtype."""
         size = -(-buffer_rows(block_rows) * width * dtype.itemsize // 8)
         gram = Gram(block_rows, width, dtype) if Gram.serves(block_rows, width, dtype) else None
@@ -176,7 +176,7 @@ class Workspace:
             self.product = np.empty((width, width), np.float32, order="F")
         self.capacities[width, dtype] = block_rows
 
-    def for_block(self, n: int, width: int, dtype: np.dtype[Any]) -> Centred | Gram:
+    def for_block(self, n: int, width: int, dtype: np.dtype[np.generic]) -> Centred | Gram:
         """The memory in the form that `reduce_block` needs for n rows."""
         gram = self._grams.get((width, dtype))
         if gram is not None:
@@ -237,7 +237,7 @@ class Reduced:
     products: Float  # (q, d)
 
 
-def rows_of(rows: NDArray[Any], index: Codes | None, start: int, stop: int) -> NDArray[Any]:
+def rows_of(rows: NDArray[np.generic], index: Codes | None, start: int, stop: int) -> NDArray[Any]:
     """Rows start to stop - 1 of the block ``rows[index]``, or of `rows` without an index."""
     return rows[start:stop] if index is None else rows[index[start:stop]]
 
@@ -261,7 +261,7 @@ def sample_block(rows: NDArray[Any], weight: Float | None, index: Codes | None =
 
 
 def reduce_block(
-    rows: NDArray[Any],
+    rows: NDArray[np.generic],
     weight: Float | None,
     sample: Sample,
     reference: Float,
@@ -342,7 +342,7 @@ def reduce_block(
 
 
 def add_products(
-    rows: NDArray[Any], values: Float, shift: Float, offset: Float, products: Float,
+    rows: NDArray[np.generic], values: Float, shift: Float, offset: Float, products: Float,
     index: Codes | None = None,
 ) -> None:  # fmt: skip
     """Compute products = values (rows - shift + offset) in float64, 512 rows at a time.

@@ -123,7 +123,7 @@ class ClassSums(Variable):
             self._looked_up = self._begun[:2]
         self._begun = None
 
-    def code_of(self, column: Any, name: str) -> int:
+    def code_of(self, column: object, name: str) -> int:
         """Code of the single label of a column, if its class is registered.
 
         -1 for a column of any other kind or length, and for a missing label.

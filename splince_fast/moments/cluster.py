@@ -44,7 +44,7 @@ class Group(NamedTuple):
     rows: int
 
 
-def check(client: Any, source: Source) -> None:
+def check(client: object, source: Source) -> None:
     """Raise InputError unless the blocks of `source` can be read on the workers of `client`."""
     require("distributed", "dask")
     if not hasattr(client, "submit") or not hasattr(client, "compute"):

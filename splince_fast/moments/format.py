@@ -227,7 +227,7 @@ def _read_sample(
     accumulator.sample = SampledRows(inner, squares, labels, all_labels, position)
 
 
-def part_of(tensors: Mapping[str, NDArray[Any]], prefix: str) -> Tensors:
+def part_of(tensors: Mapping[str, NDArray[np.generic]], prefix: str) -> Tensors:
     """Tensors whose names begin with a prefix, which is removed."""
     return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
 

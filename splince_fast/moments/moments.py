@@ -229,29 +229,29 @@ class Moments:
     @classmethod
     def from_blocks(
         cls,
-        blocks: Any,
+        blocks: object,
         *,
         folds: None = None,
         groups: None = None,
-        client: Any = None,
+        client: object = None,
         progress: bool | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_seconds: float = 60.0,
-        **parameters: Any,
+        **parameters: object,
     ) -> Moments: ...
 
     @overload
     @classmethod
     def from_blocks(
         cls,
-        blocks: Any,
+        blocks: object,
         *,
         folds: int,
         groups: str | None = None,
         progress: bool | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_seconds: float = 60.0,
-        **parameters: Any,
+        **parameters: object,
     ) -> Folds: ...
 
     @classmethod
@@ -895,14 +895,14 @@ class Folds(Sequence[Moments]):
     @classmethod
     def from_blocks(
         cls,
-        blocks: Any,
+        blocks: object,
         *,
         folds: int = 2,
         groups: str | None = None,
         progress: bool | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_seconds: float = 60.0,
-        **parameters: Any,
+        **parameters: object,
     ) -> Folds:
         """Accumulate a whole source, its rows split into folds.
 
@@ -948,7 +948,7 @@ class Folds(Sequence[Moments]):
             checkpoint_seconds=checkpoint_seconds,
         )._sort_classes()  # fmt: skip
 
-    def update(self, X: Any, labels: Any = None, *, sample_weight: Any = None) -> Folds:
+    def update(self, X: object, labels: object = None, *, sample_weight: object = None) -> Folds:
         """Split rows into the folds.
 
         Parameters

@@ -173,7 +173,7 @@ class Variable(ABC):
         """The inverse of `tensors` and `metadata`; FileFormatError where they are impossible."""
 
     @abstractmethod
-    def read_labels(self, labels: NDArray[Any], n_rows: int, key: str) -> Labels:
+    def read_labels(self, labels: NDArray[np.generic], n_rows: int, key: str) -> Labels:
         """Labels of waiting rows from a file; FileFormatError where they are impossible."""
 
     @property

@@ -118,7 +118,7 @@ class Collector:
                 handle.remove()
 
     @contextmanager
-    def one_batch(self, batch: Any) -> Iterator[None]:
+    def one_batch(self, batch: object) -> Iterator[None]:
         """Prepare for a batch, which the ``with`` block runs."""
         self._batch_labels = read_labels(batch, self.labels)
         self._selected, self._reached, self._stopped = {}, set(), False
@@ -130,7 +130,7 @@ class Collector:
         self._selected = {}
         self.n_batches += 1
 
-    def add(self, name: str, value: Any) -> None:
+    def add(self, name: str, value: object) -> None:
         """Add the selected rows of a site, whose module returned or received `value`."""
         if self._stopped or sites.in_backward():
             return

@@ -247,7 +247,7 @@ class Effect:
         return self._table()._repr_html_()
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Replace NaN, which JSON cannot represent, by None."""
     if isinstance(value, dict):
         return {key: _plain(entry) for key, entry in value.items()}
@@ -341,17 +341,17 @@ class _SampleCollector(Collector):
 
 
 def effect(
-    model: Any,
-    erasers: Any,
-    texts: Iterable[Any],
+    model: object,
+    erasers: object,
+    texts: Iterable[object],
     *,
     erase: str | None = None,
     keep: str | Iterable[str] | None = None,
     labels: Labels | None = None,
     groups: str | None = None,
     kinds: Mapping[str, str] | None = None,
-    at: Any = None,
-    tokens: Any = None,
+    at: object = None,
+    tokens: object = None,
     loss: Callable[[Any, Any], Any] | None = None,
     forward: Callable[[Any, Any], Any] | None = None,
     max_rows: int = 2000,

@@ -178,7 +178,7 @@ class Eraser(torch.nn.Module):  # type: ignore[misc]
         return self
 
     def _load_from_state_dict(
-        self, state_dict: dict[str, Tensor], prefix: str, *rest: Any, **options: Any
+        self, state_dict: dict[str, Tensor], prefix: str, *rest: object, **options: object
     ) -> None:
         """Load factors of another rank, for which the buffers are replaced."""
         for name in ("left", "right", "neg_bias"):

@@ -117,7 +117,7 @@ class BySite(Mapping[str, Any]):
     _FURTHER: ClassVar[Mapping[str, type]]
 
     def __init__(
-        self, values: Mapping[str, Any], sites: Iterable[Site], recipe: CollectionSpec
+        self, values: Mapping[str, object], sites: Iterable[Site], recipe: CollectionSpec
     ) -> None:
         self._values = dict(values)
         self._sites = tuple(sites)
