@@ -396,7 +396,7 @@ class ConditionalEraser:
         path : path
             The file; whatever happens, it holds either what it held before or the whole map.
         """
-        tensors: dict[str, NDArray[Any]] = {} if self._maps is None else {"maps": self._maps}
+        tensors: files.Tensors = {} if self._maps is None else {"maps": self._maps}
         for i, shift in enumerate(self._shifts):
             tensors |= {f"shift.{i}.mean": shift.mean, f"shift.{i}.matrix": shift.matrix}
         maps = {"after": self._after, "fallback": self._fallback}
