@@ -14,8 +14,8 @@ from splince_fast._kernels import row_kernels
 from splince_fast._runtime import threads
 from splince_fast.exceptions import InputError, NonFiniteError
 
-_FLOAT32: np.dtype[Any] = np.dtype(np.float32)
-_FLOAT64: np.dtype[Any] = np.dtype(np.float64)
+_FLOAT32: np.dtype[np.generic] = np.dtype(np.float32)
+_FLOAT64: np.dtype[np.generic] = np.dtype(np.float64)
 
 # Kernel argument that stands for unit weights.
 NO_WEIGHT = np.empty(0)
@@ -40,11 +40,11 @@ class Rows:
     """
 
     array: NDArray[Any]
-    dtype: np.dtype[Any]
+    dtype: np.dtype[np.generic]
     direct: bool
 
     @classmethod
-    def of(cls, X: Any, *, width: int | None = None, name: str = "X") -> Rows:
+    def of(cls, X: object, *, width: int | None = None, name: str = "X") -> Rows:
         """Convert rows that a caller passed; arguments and errors as for :func:`as_rows`."""
         if type(X) is np.ndarray and X.ndim == 2 and X.shape[1] == width:
             dtype = X.dtype
@@ -269,7 +269,7 @@ def refuse_lazy(X: object, name: str) -> None:
         )
 
 
-def _stacked(column: NDArray[np.generic], name: str) -> NDArray[Any]:
+def _stacked(column: NDArray[np.generic], name: str) -> NDArray[np.generic]:
     """Stack an object array of vectors to a matrix."""
     try:
         if _has_text(column):
@@ -337,7 +337,7 @@ def torch_to_numpy(tensor: Any) -> NDArray[Any]:
         ) from error
 
 
-def working_dtype(dtype: np.dtype[np.generic]) -> np.dtype[Any]:
+def working_dtype(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
     """Return float32 for floats of at most 32 bits, float64 for other dtypes."""
     if dtype.kind == "f":
         return _FLOAT32 if dtype.itemsize <= 4 else _FLOAT64

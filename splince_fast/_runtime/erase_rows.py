@@ -75,7 +75,7 @@ def as_stack(X: Any, width: int) -> NDArray[Any]:
     return as_rows(X.reshape(-1, X.shape[-1]), width=width).reshape(X.shape)
 
 
-def result_dtype(dtype: np.dtype[np.generic]) -> np.dtype[Any]:
+def result_dtype(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
     """Return the dtype of erased rows: float64 for integers and booleans, else that of the rows."""
     return np.dtype(np.float64) if dtype.kind in "iub" else dtype
 

@@ -56,7 +56,7 @@ class Option:
         InputError
             Neither a choice nor a number that is accepted.
         """
-        value: Any = text
+        value: object = text
         if text not in self.choices and self.number is not None:
             with contextlib.suppress(ValueError):  # `check` raises
                 value = self.number(text)

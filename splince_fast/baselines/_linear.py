@@ -224,7 +224,7 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
         return np.asarray(proba / proba.sum(axis=1, keepdims=True))
 
 
-def _labels(y: object) -> NDArray[Any]:
+def _labels(y: object) -> NDArray[np.generic]:
     """y as one column of classes; errors have the text of scikit-learn."""
     try:
         labels = column_or_1d(y, warn=True)

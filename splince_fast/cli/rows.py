@@ -203,7 +203,7 @@ def write_arrays(path: str, arrays: Arrays) -> None:
         raise
 
 
-def _array(value: object, path: str) -> NDArray[Any]:
+def _array(value: object, path: str) -> NDArray[np.generic]:
     """Convert to NumPy for a .npz file."""
     if str(getattr(value, "dtype", "")) == "torch.bfloat16":
         raise InputError(f"{path!r} cannot hold bfloat16; write .safetensors or .pt")

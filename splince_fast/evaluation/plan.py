@@ -248,7 +248,7 @@ class Settings:
     alphas: object = ALPHAS
     select: str = "worst_group"
     leakage: Sequence[str] = ("linear",)
-    metrics: Mapping[str, Any] | None = None
+    metrics: Mapping[str, object] | None = None
     test: object = None
 
     @property

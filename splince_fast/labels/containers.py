@@ -336,7 +336,7 @@ def _read_sequence(values: list[Any], name: str) -> Raw:
     return _read_objects(values, (len(values),), name)
 
 
-def _unpacked(value: object, name: str) -> Any:
+def _unpacked(value: object, name: str) -> object:
     """Turn an entry that is an array or a tensor into a scalar or a list."""
     if hasattr(value, "detach"):
         value = _host_array(value, name)

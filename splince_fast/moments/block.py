@@ -105,7 +105,7 @@ class Gram:
         """Use this memory, of float64, which may be overwritten between two blocks."""
         padded, n_panels = self._padded, 2 * self._padded // self._lanes
         start = -memory.ctypes.data % _LINE // 8
-        flat: NDArray[Any] = memory[start:].view(self._dtype)
+        flat: NDArray[np.generic] = memory[start:].view(self._dtype)
         end = 2 * (self._chunk + _GAP_ROWS) * padded
         self._panels = flat[:end].reshape(n_panels, -1)
         self._product = flat[end : end + padded**2].reshape(padded, padded)
@@ -150,9 +150,9 @@ class Workspace:
 
     def __init__(self) -> None:
         self._memory: NDArray[np.float64] = np.empty(0)
-        self._grams: dict[tuple[int, np.dtype[Any]], Gram] = {}
+        self._grams: dict[tuple[int, np.dtype[np.generic]], Gram] = {}
         self.product: NDArray[np.float32] | None = None
-        self.capacities: dict[tuple[int, np.dtype[Any]], int] = {}
+        self.capacities: dict[tuple[int, np.dtype[np.generic]], int] = {}
         self._borrowed = threading.Lock()
 
     @property
@@ -182,7 +182,7 @@ class Workspace:
         if gram is not None:
             return gram
         rows = buffer_rows(n)
-        flat: NDArray[Any] = self._memory.view(dtype)
+        flat: NDArray[np.generic] = self._memory.view(dtype)
         return Centred(flat[: rows * width].reshape(rows, width))
 
     @contextmanager
@@ -231,8 +231,8 @@ class Reduced:
     residual: Float  # (d,): mean of the block minus the shift of `shifted`
     # The scatter is shifted^T shifted - weight residual residual^T. Either `shifted` or the product
     # shifted^T shifted is set:
-    shifted: NDArray[Any] | None  # (m, d)
-    product: NDArray[Any] | None  # (at least d, d), Fortran-ordered; lower triangle
+    shifted: NDArray[np.generic] | None  # (m, d)
+    product: NDArray[np.generic] | None  # (at least d, d), Fortran-ordered; lower triangle
     class_sums: Float  # (c, d)
     products: Float  # (q, d)
 

@@ -24,7 +24,7 @@ _LARGEST_SQUARES = 1e38
 class LabelledRows:
     """Consecutive rows with their weights and labels."""
 
-    rows: NDArray[Any]  # (m, d)
+    rows: NDArray[np.generic]  # (m, d)
     weight: Float | None  # (n,), None for unit weights
     labels: dict[VariableName, Labels] = field(default_factory=dict)
     index: NDArray[np.intp] | None = None  # (n,): which of `rows`, None for all of them
@@ -75,7 +75,7 @@ class Buffer:
         self,
         capacity: int,
         width: int,
-        dtype: np.dtype[Any],
+        dtype: np.dtype[np.generic],
         empty: Callable[[int], Any] | None = None,
     ) -> None:
         # `empty` allocates float64 numbers as an array, or as a tensor where `dtype` is torch's.
@@ -85,10 +85,10 @@ class Buffer:
         self.filled = 0
         self._weight: Float | None = None
         self._labels: dict[VariableName, Labels] = {}
-        self.rows: NDArray[Any] = self._view(capacity, dtype)
+        self.rows = self._view(capacity, dtype)
 
-    def _view(self, capacity: int, dtype: np.dtype[np.generic]) -> NDArray[Any]:
-        flat: NDArray[Any] = self._memory.view(dtype)
+    def _view(self, capacity: int, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
+        flat: NDArray[np.generic] = self._memory.view(dtype)
         return flat[: capacity * self._width].reshape(capacity, self._width)
 
     def offers(self, capacity: int, dtype: np.dtype[np.generic]) -> bool:

@@ -157,7 +157,7 @@ class SampledAccumulator(SweptAccumulator):
 
     def _take(
         self,
-        rows: NDArray[Any],
+        rows: NDArray[np.generic],
         index: NDArray[np.intp],
         weight: Float,
         labels: Mapping[VariableName, NDArray[Any]],

@@ -27,7 +27,7 @@ from splince_fast.nn.memory import free_memory
 from splince_fast.nn.running import StopForward
 from splince_fast.nn.spec import Placement
 
-Call = Callable[[], Any]
+Call = Callable[[], object]
 Candidate = tuple["CachePoint", "ActivationCache"]
 
 # Fraction of the free memory of a device that the cache may use by default.
@@ -154,7 +154,7 @@ class _CachedOutput:
     """The output of a cache point for one batch."""
 
     point: CachePoint
-    output: Any
+    output: object
     nbytes: int
     versions: list[int]
 
@@ -175,7 +175,7 @@ class ActivationCache:
         self.nbytes = 0
         self._outputs: dict[int, _CachedOutput] = {}  # by batch
         self._placeholders: dict[tuple[int, int], Any] = {}  # by batch and module
-        self._nan_tensors: dict[Any, Tensor] = {}  # by shape, dtype and device
+        self._nan_tensors: dict[object, Tensor] = {}  # by shape, dtype and device
         self._batch = 0
 
     def number_batches(self, batches: Iterable[object]) -> Iterator[Any]:

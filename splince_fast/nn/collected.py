@@ -147,7 +147,7 @@ class Collected(BySite):
             self.n_sequences + other.n_sequences,
         )
 
-    def _description(self) -> tuple[Any, ...]:
+    def _description(self) -> tuple[object, ...]:
         """Return the fields that must be equal in both terms of a sum."""
         names = sorted((site.name, site.module_class) for site in self._sites)
         return names, self._recipe.to_dict()

@@ -95,8 +95,8 @@ class Collector:
         self.n_batches = self.n_sequences = 0
         self._work = Workspace()
         # Of the current batch:
-        self._batch_labels: dict[str, Any] = {}
-        self._selected: dict[Any, SelectedRows] = {}  # by mask and shape
+        self._batch_labels: dict[str, object] = {}
+        self._selected: dict[object, SelectedRows] = {}  # by mask and shape
         self._reached: set[str] = set()
         self._stopped = False
 
@@ -299,7 +299,7 @@ def _label_rows(
     shape: tuple[int, ...],
     positions: NDArray[np.intp],
     sequence: NDArray[np.intp],
-) -> Any:
+) -> object:
     """Return the labels of the rows at `positions`, from one label per token or per sequence."""
     array = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
     array = np.asarray(array)

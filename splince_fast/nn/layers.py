@@ -205,7 +205,7 @@ def fit_layers(
     fitted_sites: list[Site] = []
     installed: Installed | None = None
     start: CachePoint | None = None
-    applied_rule: Any = None
+    applied_rule: object = None
     try:
         for name, store in zip(plan.order, [*plan.cache_points, None], strict=True):
             try:
@@ -258,7 +258,7 @@ def _plan(
         return _Plan(list(modules), dict.fromkeys(modules, False), no_points, 0)
     batch = running.batch_to(first[0], device)
 
-    def call() -> Any:
+    def call() -> object:
         return running.call(model, batch, label_keys(collector.labels), forward)
 
     limit = cache_limit(memory, device) if running.may_stop_early(model, forward) else 0

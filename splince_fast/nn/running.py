@@ -100,7 +100,7 @@ def call(
     return model(batch)
 
 
-def _positional(model: Module, batch: Sequence[object]) -> Sequence[Any]:
+def _positional(model: Module, batch: Sequence[object]) -> Sequence[object]:
     """Return the positional arguments in a batch: of (inputs, labels) the inputs.
 
     Raises InputError for more entries than parameters.

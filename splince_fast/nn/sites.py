@@ -227,7 +227,7 @@ def put(output: Any, key: Key, tensor: Tensor) -> Any:
     return type(output)(items)
 
 
-def pick_input(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | str:
+def pick_input(name: str, args: tuple[object, ...], kwargs: Mapping[str, Any]) -> int | str:
     """Return the position or the keyword of the input of a module; SiteError if it is ambiguous."""
     if args and is_row_tensor(args[0]):
         return 0
@@ -266,7 +266,7 @@ def add_hook(
 
 def replace_input(
     args: tuple[object, ...], kwargs: dict[str, Any], key: int | str, value: object
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+) -> tuple[tuple[object, ...], dict[str, Any]]:
     """Return the arguments of a module with another input."""
     if isinstance(key, int):
         return (value, *args[key + 1 :]), kwargs

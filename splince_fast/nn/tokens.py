@@ -105,7 +105,7 @@ def parameters_of(module: Module) -> tuple[tuple[str, ...], bool]:
     return _parameters(type(module).forward)  # accelerate replaces the bound method
 
 
-def _past_length(arguments: Mapping[str, Any]) -> Any:
+def _past_length(arguments: Mapping[str, Any]) -> int | Tensor | None:
     """Return the number of tokens in the cache, as an int or a tensor; None if it is unknown.
 
     The result is 1 if a state shows only that there were earlier tokens.
@@ -132,7 +132,7 @@ def _is_cache(key: str, value: object) -> bool:
     return ("cache" in key or "past" in key) and not isinstance(value, Tensor)
 
 
-def _length_of(cache: object) -> Any:
+def _length_of(cache: object) -> int | Tensor | None:
     """Return the number of tokens in a cache, 1 if it is only known to be positive, or None."""
     if hasattr(cache, "get_seq_length"):
         with suppress(ValueError):  # raised by a cache that holds states only

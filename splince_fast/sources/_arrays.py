@@ -15,9 +15,9 @@ from splince_fast.sources.base import Block, PieceSource, Source, is_matrix
 
 def from_arrays(
     X: Any,
-    labels: Any = None,
+    labels: object = None,
     *,
-    sample_weight: Any = None,
+    sample_weight: object = None,
     block_rows: int | None = None,
 ) -> Source:
     """Yield the rows of one array in blocks, which are views.

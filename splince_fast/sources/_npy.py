@@ -76,7 +76,7 @@ def from_npy(
     return source
 
 
-def _split_column(values: object, name: str, shards: list[Shard]) -> Callable[[int], Any]:
+def _split_column(values: object, name: str, shards: list[Shard]) -> Callable[[int], object]:
     """Check a column, and return a function from the index of a shard to its part of the column."""
     if not _are_paths(values):
         counts = [shard.shape[0] for shard in shards]
