@@ -322,10 +322,10 @@ class ConditionalEraser:
 
     def _write(
         self,
-        rows: NDArray[Any],
+        rows: NDArray[np.generic],
         read: list[NDArray[Any]],
         chosen: NDArray[np.bool_] | None,
-        out: NDArray[Any],
+        out: NDArray[np.generic],
         progress: bool | None,
     ) -> None:
         """Write r(rows) into `out`, which may be `rows`; both are (n, d)."""
@@ -369,7 +369,7 @@ class ConditionalEraser:
                         )
                 bar.advance(len(block), block.nbytes)
 
-    def fold_into(self, weight: Any, bias: Any = None) -> NoReturn:
+    def fold_into(self, weight: object, bias: object = None) -> NoReturn:
         """Raise InputError: the map depends on the labels of each row, and a layer does not.
 
         Parameters
@@ -397,7 +397,7 @@ class ConditionalEraser:
         path : path
             The file; whatever happens, it holds either what it held before or the whole map.
         """
-        tensors: dict[str, NDArray[Any]] = {} if self._maps is None else {"maps": self._maps}
+        tensors: files.Tensors = {} if self._maps is None else {"maps": self._maps}
         for i, shift in enumerate(self._shifts):
             tensors |= {f"shift.{i}.mean": shift.mean, f"shift.{i}.matrix": shift.matrix}
         maps = {"after": self._after, "fallback": self._fallback}

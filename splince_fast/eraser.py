@@ -48,11 +48,11 @@ class Eraser(Protocol):
 
     def __call__(
         self,
-        X: Any,
-        labels: Any = None,
+        X: object,
+        labels: object = None,
         *,
-        mask: Any = None,
-        out: Any = None,
+        mask: object = None,
+        out: object = None,
         progress: bool | None = None,
     ) -> Any:
         """Erased rows, of the kind, shape and dtype of X.

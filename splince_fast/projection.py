@@ -536,7 +536,7 @@ def to_record(projection: Projection) -> tuple[dict[str, Float], dict[str, Any]]
     }
 
 
-def from_record(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]) -> Projection:
+def from_record(tensors: files.Tensors, metadata: Mapping[str, Any]) -> Projection:
     """The inverse of `to_record`, bit for bit.
 
     Raises

@@ -363,7 +363,7 @@ class Report:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Report:
+    def from_dict(cls, values: Mapping[str, object]) -> Report:
         """The inverse of :meth:`to_dict`.
 
         Parameters
@@ -912,7 +912,7 @@ _FLAT = {
 }
 
 
-def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+def _nested(values: Mapping[str, object]) -> dict[str, Any]:
     """The fields of a report; flat fields of earlier versions are grouped into parts.
 
     A part is absent where its first field is; without the first, another field is unknown.

@@ -149,8 +149,8 @@ def concept_strength(
     moments: Moments | Factored,
     name: VariableName,
     *,
-    X: Any = None,
-    labels: Any = None,
+    X: object = None,
+    labels: object = None,
     n_permutations: int = 999,
     random_state: int = 0,
 ) -> ConceptStrength:
@@ -451,8 +451,8 @@ def _sum_of_squared_leverages(variable: Variable) -> float | None:
 def _bases(
     moments: Moments | Factored,
     name: VariableName,
-    X: Any,
-    labels: Any,
+    X: object,
+    labels: object,
     x: _Whitened,
     z: _Whitened,
 ) -> tuple[Float, Float]:

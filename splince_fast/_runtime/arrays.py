@@ -14,8 +14,8 @@ from splince_fast._kernels import row_kernels
 from splince_fast._runtime import threads
 from splince_fast.exceptions import InputError, NonFiniteError
 
-_FLOAT32: np.dtype[Any] = np.dtype(np.float32)
-_FLOAT64: np.dtype[Any] = np.dtype(np.float64)
+_FLOAT32: np.dtype[np.generic] = np.dtype(np.float32)
+_FLOAT64: np.dtype[np.generic] = np.dtype(np.float64)
 
 # Kernel argument that stands for unit weights.
 NO_WEIGHT = np.empty(0)
@@ -46,12 +46,12 @@ class Rows:
     """
 
     array: NDArray[Any]
-    dtype: np.dtype[Any]
+    dtype: np.dtype[np.generic]
     direct: bool
     eps: float = 0.0
 
     @classmethod
-    def of(cls, X: Any, *, width: int | None = None, name: str = "X") -> Rows:
+    def of(cls, X: object, *, width: int | None = None, name: str = "X") -> Rows:
         """Convert rows that a caller passed; arguments and errors as for :func:`as_rows`."""
         if type(X) is np.ndarray and X.ndim == 2 and X.shape[1] == width:
             dtype = X.dtype
@@ -61,7 +61,7 @@ class Rows:
         return cls.from_array(as_rows(X, width=width, name=name), getattr(X, "dtype", None))
 
     @classmethod
-    def from_array(cls, array: NDArray[Any], dtype: object = None) -> Rows:
+    def from_array(cls, array: NDArray[np.generic], dtype: object = None) -> Rows:
         """Wrap a 2-D array of real numbers, without checks; `dtype` is that of the rows before."""
         return cls(
             array, working_dtype(array.dtype), is_direct(array), eps_of(dtype or array.dtype)
@@ -118,7 +118,7 @@ def eps_of(dtype: object) -> float:
     return _EPS.get(str(dtype).removeprefix("torch."), 0.0)
 
 
-def as_rows(X: Any, *, width: int | None = None, name: str = "X") -> NDArray[Any]:
+def as_rows(X: object, *, width: int | None = None, name: str = "X") -> NDArray[Any]:
     """Convert X to a 2-D numeric array; a numeric array is not copied.
 
     Parameters
@@ -184,7 +184,7 @@ def column_names(X: Any) -> list[Any] | None:
     return None
 
 
-def feature_names(X: Any, width: int) -> tuple[str, ...] | None:
+def feature_names(X: object, width: int) -> tuple[str, ...] | None:
     """Return the names of the `width` features of a data frame, None for other types.
 
     As in scikit-learn, columns have names if all of them are strings; the features of a column of
@@ -231,7 +231,7 @@ def check_feature_names(
     )
 
 
-def holds_vectors(X: NDArray[Any]) -> bool:
+def holds_vectors(X: NDArray[np.generic]) -> bool:
     """Return whether X is an object array of vectors, as data frames store embeddings."""
     if X.dtype != object or not X.size or X.shape[:1] != (X.size,) or X.ndim > 2:
         return False
@@ -266,12 +266,12 @@ def is_sparse(X: object) -> bool:
     return hasattr(X, "tocsr") and hasattr(X, "nnz")
 
 
-def is_tensor(X: Any) -> bool:
+def is_tensor(X: object) -> bool:
     """Return whether X is a torch tensor, without importing torch."""
     return hasattr(X, "detach") and hasattr(X, "cpu")
 
 
-def refuse_lazy(X: Any, name: str) -> None:
+def refuse_lazy(X: object, name: str) -> None:
     """Raise InputError for a dask array or another lazy container."""
     graph = getattr(X, "__dask_graph__", None)
     # The method of an xarray in memory returns None.
@@ -287,7 +287,7 @@ def refuse_lazy(X: Any, name: str) -> None:
         )
 
 
-def _stacked(column: NDArray[Any], name: str) -> NDArray[Any]:
+def _stacked(column: NDArray[np.generic], name: str) -> NDArray[np.generic]:
     """Stack an object array of vectors to a matrix."""
     try:
         if _has_text(column):
@@ -300,7 +300,7 @@ def _stacked(column: NDArray[Any], name: str) -> NDArray[Any]:
         ) from error
 
 
-def _cast_rows(X: NDArray[Any], name: str, columns: list[Any] | None = None) -> NDArray[Any]:
+def _cast_rows(X: NDArray[np.generic], name: str, columns: list[Any] | None = None) -> NDArray[Any]:
     """Convert an object array of numbers to float64; raise InputError for other dtypes."""
     if X.dtype == object:
         if _has_text(X.flat):
@@ -324,16 +324,16 @@ def _cast_rows(X: NDArray[Any], name: str, columns: list[Any] | None = None) -> 
     raise InputError(f"{name} has dtype {X.dtype}; real numbers are needed")
 
 
-def _has_text(values: Iterable[Any]) -> bool:
+def _has_text(values: Iterable[object]) -> bool:
     return any(isinstance(value, str | bytes) for value in values)
 
 
-def listed_columns(numbers: Sequence[int], names: Sequence[Any] | None = None) -> str:
+def listed_columns(numbers: Sequence[int], names: Sequence[object] | None = None) -> str:
     """Format columns for an error message, by name where names are given."""
     return f"column{'s' * (len(numbers) > 1)} {abbreviated(numbers, names)}"
 
 
-def abbreviated(numbers: Iterable[int], names: Sequence[Any] | None = None) -> str:
+def abbreviated(numbers: Iterable[int], names: Sequence[object] | None = None) -> str:
     """Format the first five numbers, or the names they index, with an ellipsis for the rest."""
     items = [str(i) if names is None else repr(names[i]) for i in numbers]
     return ", ".join(items[:5]) + ", ..." * (len(items) > 5)
@@ -355,25 +355,25 @@ def torch_to_numpy(tensor: Any) -> NDArray[Any]:
         ) from error
 
 
-def working_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def working_dtype(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
     """Return float32 for floats of at most 32 bits, float64 for other dtypes."""
     if dtype.kind == "f":
         return _FLOAT32 if dtype.itemsize <= 4 else _FLOAT64
     return _FLOAT32 if dtype.name == "bfloat16" else _FLOAT64
 
 
-def is_direct(X: NDArray[Any]) -> bool:
+def is_direct(X: NDArray[np.generic]) -> bool:
     """Return whether X is float32 or float64, C-contiguous and aligned, as the kernels need it."""
     flags = X.flags
     return X.dtype in (_FLOAT32, _FLOAT64) and flags.c_contiguous and flags.aligned
 
 
-def check_values(X: NDArray[Any], name: str = "X") -> None:
+def check_values(X: NDArray[np.generic], name: str = "X") -> None:
     """Apply :meth:`Rows.check` to an array."""
     Rows.from_array(X).check(name)
 
 
-def _raise_non_finite(X: NDArray[Any], name: str) -> None:
+def _raise_non_finite(X: NDArray[np.generic], name: str) -> None:
     """Raise NonFiniteError if X holds NaN or infinity; the text names the first such rows."""
     finite = np.isfinite(X if X.dtype.kind == "f" else X.astype(np.float32))  # bfloat16
     rows = np.flatnonzero(~finite.all(axis=1))
@@ -398,7 +398,7 @@ def non_finite_error(
     return error
 
 
-def name_columns(error: NonFiniteError, names: Sequence[Any] | None) -> None:
+def name_columns(error: NonFiniteError, names: Sequence[object] | None) -> None:
     """Replace column numbers in the text of an error by the column names of a data frame."""
     if names is not None and error.columns:
         numbers, named = listed_columns(error.columns), listed_columns(error.columns, names)
@@ -406,7 +406,7 @@ def name_columns(error: NonFiniteError, names: Sequence[Any] | None) -> None:
         error.columns = ()
 
 
-def as_weights(sample_weight: Any, n_rows: int) -> NDArray[np.float64] | None:
+def as_weights(sample_weight: object, n_rows: int) -> NDArray[np.float64] | None:
     """Convert weights to float64; InputError for a wrong length or for invalid values."""
     if sample_weight is None:
         return None

@@ -75,7 +75,7 @@ def as_stack(X: Any, width: int) -> NDArray[Any]:
     return as_rows(X.reshape(-1, X.shape[-1]), width=width).reshape(X.shape)
 
 
-def result_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def result_dtype(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
     """Return the dtype of erased rows: float64 for integers and booleans, else that of the rows."""
     return np.dtype(np.float64) if dtype.kind in "iub" else dtype
 
@@ -113,7 +113,7 @@ def as_mask(mask: Any, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
     return array.astype(np.bool_, copy=False)
 
 
-def check_out(out: Any, rows: NDArray[Any], dtype: np.dtype[Any]) -> None:
+def check_out(out: object, rows: NDArray[np.generic], dtype: np.dtype[np.generic]) -> None:
     """Raise InputError unless the result for `rows` can be written to `out`."""
     if not isinstance(out, np.ndarray) or out.shape != rows.shape or out.dtype != dtype:
         found = f"{out.dtype} of shape {out.shape}" if isinstance(out, np.ndarray) else type(out)
@@ -153,8 +153,8 @@ def self_overlaps(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: in
 
 def erase(
     factors: Factors,
-    X: NDArray[Any],
-    out: NDArray[Any],
+    X: NDArray[np.generic],
+    out: NDArray[np.generic],
     mask: NDArray[np.bool_] | None = None,
     progress: bool | None = False,
     fresh: bool = False,
@@ -185,7 +185,7 @@ def erase(
 
 
 def _matrices(
-    X: NDArray[Any], out: NDArray[Any], mask: NDArray[np.bool_] | None, first: int
+    X: NDArray[np.generic], out: NDArray[np.generic], mask: NDArray[np.bool_] | None, first: int
 ) -> Iterator[_Matrices]:
     """Yield 2-D views of X, `out` and the mask, with the number of their first row.
 
@@ -208,9 +208,9 @@ def _matrices(
 def _erase_chunk(
     factors: Factors,
     streamed: bool,
-    work: np.dtype[Any],
-    rows: NDArray[Any],
-    out: NDArray[Any],
+    work: np.dtype[np.generic],
+    rows: NDArray[np.generic],
+    out: NDArray[np.generic],
     mask: NDArray[np.bool_] | None,
     first_row: int,
 ) -> None:

@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from splince_fast._runtime.version import library_version
 from splince_fast.exceptions import FileFormatError, InputError
+
+Tensors = dict[str, NDArray[Any]]
+Record = tuple[Tensors, dict[str, Any]]  # of a file: tensors and JSON metadata
 
 _LIBRARY = "splince_fast"
 _LOADERS = {
@@ -28,8 +31,8 @@ def write(
     path: str | os.PathLike[str],
     kind: str,
     format_version: int,
-    tensors: Mapping[str, NDArray[Any]],
-    metadata: Mapping[str, Any],
+    tensors: Mapping[str, NDArray[np.generic]],
+    metadata: Mapping[str, object],
 ) -> None:
     """Replace the file at `path` atomically by one with these tensors and metadata.
 
@@ -127,7 +130,7 @@ def _sort_metadata(file: IO[bytes]) -> None:
         file.write(text.ljust(length))
 
 
-def _digest(tensors: Mapping[str, NDArray[Any]], text: str) -> str:
+def _digest(tensors: Mapping[str, NDArray[np.generic]], text: str) -> str:
     """Return the SHA-256 of metadata and of names, dtypes, shapes and bytes of the tensors."""
     digest = hashlib.sha256(text.encode(errors="surrogatepass"))
     for name in sorted(tensors):
@@ -137,9 +140,7 @@ def _digest(tensors: Mapping[str, NDArray[Any]], text: str) -> str:
     return digest.hexdigest()
 
 
-def read(
-    path: str | os.PathLike[str], kind: str, format_version: int
-) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+def read(path: str | os.PathLike[str], kind: str, format_version: int) -> Record:
     """Return tensors and metadata of a file of the given kind.
 
     Raises
@@ -232,7 +233,7 @@ def _finite(text: str) -> float:
 
 
 def check_tensors(
-    tensors: Mapping[str, NDArray[Any]], expected: Mapping[str, tuple[Any, tuple[int, ...]]]
+    tensors: Tensors, expected: Mapping[str, tuple[DTypeLike, tuple[int, ...]]]
 ) -> None:
     """Raise FileFormatError unless all expected tensors exist and have their dtype and shape."""
     for name, (dtype, shape) in expected.items():
@@ -248,7 +249,7 @@ def check_tensors(
             raise FileFormatError(f"the tensor {name!r} holds NaN or infinity")
 
 
-def refuse_negative(tensors: Mapping[str, NDArray[Any]], names: Iterable[str]) -> None:
+def refuse_negative(tensors: Tensors, names: Iterable[str]) -> None:
     """Raise FileFormatError if a count or a weight is negative."""
     for name in names:
         if (tensors[name] < 0).any():

@@ -22,7 +22,7 @@ def check_names(names: Iterable[str], valid: Iterable[str], where: str) -> None:
 
 def check_keywords(
     names: Iterable[str],
-    function: Callable[..., Any],
+    function: Callable[..., object],
     *,
     without: Container[str] = (),
     where: str | None = None,

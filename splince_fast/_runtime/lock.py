@@ -41,7 +41,7 @@ class Deferred:
 
     def __enter__(self) -> None:
         self._caught: tuple[int, FrameType | None] | None = None
-        self._handler: Callable[..., Any] | None = None
+        self._handler: Callable[..., object] | None = None
         if threading.get_ident() == _main:
             handler = _get(_SIGINT)
             if callable(handler):

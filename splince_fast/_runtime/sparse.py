@@ -12,7 +12,7 @@ from splince_fast.exceptions import InputError
 
 # Sums of squares of larger numbers overflow float64.
 _LARGEST = 1e149
-_FLOAT64: np.dtype[Any] = np.dtype(np.float64)
+_FLOAT64 = np.dtype(np.float64)
 
 
 class SparseRows(Rows):

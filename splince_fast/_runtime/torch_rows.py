@@ -181,7 +181,7 @@ def _check_rows(X: Tensor, width: int) -> None:
         raise InputError(f"X has shape {tuple(X.shape)}; (..., {width}) is expected{hint}")
 
 
-def _check_out(out: Any, X: Tensor, dtype: torch.dtype) -> None:
+def _check_out(out: object, X: Tensor, dtype: torch.dtype) -> None:
     """Raise InputError unless the result for X can be written to `out`."""
     if not isinstance(out, Tensor):
         raise InputError(f"out is a {type(out).__name__}; it must be a tensor, as X is")

@@ -43,7 +43,7 @@ class Option:
         """Name of its flag on the command line."""
         return "--" + self.name.replace("_", "-")
 
-    def check(self, value: Any) -> None:
+    def check(self, value: object) -> None:
         """Raise InputError unless `value` is acceptable."""
         if not self.accepts(value):
             raise InputError(f"{self.name} is {value!r}; it must be {self.must_be}")
@@ -56,7 +56,7 @@ class Option:
         InputError
             Neither a choice nor a number that is accepted.
         """
-        value: Any = text
+        value: object = text
         if text not in self.choices and self.number is not None:
             with contextlib.suppress(ValueError):  # `check` raises
                 value = self.number(text)
@@ -78,7 +78,7 @@ def is_integer(value: object) -> bool:
 
 
 def _one_of(name: str, default: str, choices: tuple[str, ...], help: str) -> Option:
-    def accepts(value: Any) -> bool:
+    def accepts(value: object) -> bool:
         return isinstance(value, str) and value in choices
 
     must_be = f"one of {', '.join(map(repr, choices))}"
@@ -205,8 +205,8 @@ READING = {
 
 
 def check_reading(
-    subsample: Any, sketch_size: Any, passes: Any = 0, shrinkage: Any = None, solver: str = "auto",
-    groups: Any = None,
+    subsample: object, sketch_size: object, passes: object = 0, shrinkage: object = None,
+    solver: str = "auto", groups: object = None,
 ) -> None:  # fmt: skip
     """Raise InputError for options of reading that are out of range or contradict each other."""
     for option, value in zip(READING.values(), (subsample, sketch_size, passes), strict=True):

@@ -158,7 +158,7 @@ def _of_directions(count: int) -> VariableReading:
     return VariableReading(f"directions ({count})", np.eye(count))
 
 
-def _directions(variances: Float, selection: Any, whitened: bool) -> Span:
+def _directions(variances: Float, selection: object, whitened: bool) -> Span:
     """Explicit directions, one per column of a (d, k) array, in units of x's deviations."""
     width = len(variances)
     array = as_rows(_as_columns(selection), name="keep")

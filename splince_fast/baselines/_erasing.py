@@ -131,10 +131,10 @@ class IterativeEraser(ErasingTransformer):
 
     def fit(
         self,
-        X: Any,
-        y: Any = None,
+        X: object,
+        y: object = None,
         *,
-        concept: Any = None,
+        concept: object = None,
         sample_weight: ArrayLike | None = None,
         validation: Validation = None,
     ) -> Self:

@@ -96,7 +96,7 @@ class ClassRows:
 
 
 def observed_classes(
-    values: Any, n: int, name: str, role: str
+    values: object, n: int, name: str, role: str
 ) -> tuple[tuple[ClassName, ...], Index]:
     """Classes that occur in a column, and the codes of its rows among them; -1 without a label.
 
@@ -113,7 +113,7 @@ def observed_classes(
     return column.classes, column.codes
 
 
-def float_rows(X: NDArray[Any]) -> Float:
+def float_rows(X: NDArray[np.generic]) -> Float:
     """Copy X into a C-contiguous float64 array.
 
     Raises

@@ -162,7 +162,7 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
         accuracies = cell_hits[totals > 0] / totals[totals > 0]
         return float(accuracies.min()), float(hits.sum() / totals.sum())
 
-    def decision_function(self, X: Any) -> Float:
+    def decision_function(self, X: object) -> Float:
         """Scores of rows.
 
         Parameters
@@ -185,7 +185,7 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
         scores = rows @ self.coef_.T + self.intercept_
         return np.asarray(scores[:, 0] if scores.shape[1] == 1 else scores)
 
-    def predict(self, X: Any) -> NDArray[Any]:
+    def predict(self, X: object) -> NDArray[Any]:
         """Most likely class of rows; parameters and errors as in :meth:`decision_function`.
 
         Parameters
@@ -202,7 +202,7 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
         codes = (scores > 0).astype(np.intp) if scores.ndim == 1 else scores.argmax(axis=1)
         return np.asarray(self.classes_[codes])
 
-    def predict_proba(self, X: Any) -> Float:
+    def predict_proba(self, X: object) -> Float:
         """Probability of each class; parameters and errors as in :meth:`decision_function`.
 
         Parameters
@@ -224,7 +224,7 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
         return np.asarray(proba / proba.sum(axis=1, keepdims=True))
 
 
-def _labels(y: Any) -> NDArray[Any]:
+def _labels(y: object) -> NDArray[np.generic]:
     """y as one column of classes; errors have the text of scikit-learn."""
     try:
         labels = column_or_1d(y, warn=True)
@@ -257,7 +257,7 @@ def _group_array(groups: Any) -> NDArray[Any]:
 
 
 def _cells(
-    classes: Sequence[ClassName], codes: Index, groups: Any, n: int
+    classes: Sequence[ClassName], codes: Index, groups: object, n: int
 ) -> tuple[Index, list[tuple[ClassName, ...]]]:
     """Code of the cell (class, group, ...) of each row, and the names in lexicographic order."""
     keys: list[Index] = [codes]

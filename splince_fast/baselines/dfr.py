@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from sklearn.linear_model import LogisticRegression
@@ -113,7 +113,7 @@ class DFR(BalancedClassifier):
         self.progress = progress
 
     def fit(
-        self, X: Any, y: Any = None, *, groups: Any = None, validation: Validation = None
+        self, X: object, y: object = None, *, groups: object = None, validation: Validation = None
     ) -> Self:
         """Fit, replacing any previous fit.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -148,10 +148,10 @@ class GroupDRO(BalancedClassifier):
 
     def fit(
         self,
-        X: Any,
-        y: Any = None,
+        X: object,
+        y: object = None,
         *,
-        groups: Any = None,
+        groups: object = None,
         sample_weight: ArrayLike | None = None,
         validation: Validation = None,
     ) -> Self:

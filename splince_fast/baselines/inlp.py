@@ -91,7 +91,7 @@ class INLP(IterativeEraser):
         max_rank: int | None = None,
         tol: float = 0.01,
         by_task: bool = False,
-        probe: Any = None,
+        probe: object = None,
         validation_share: float = 0.2,
         concept_from: str | None = None,
         random_state: RandomState = None,

@@ -56,7 +56,7 @@ def read_label_files(
     for text in texts:
         name, path = _name_and_path(text)
         if path.suffix == ".npy":
-            contents: Mapping[str, Any] = {name or path.stem: _read_npy(path)}
+            contents: Mapping[str, object] = {name or path.stem: _read_npy(path)}
             all_names += contents
         elif name is not None:
             raise InputError(
@@ -122,7 +122,7 @@ def _name_and_path(text: str) -> tuple[str | None, Path]:
     return (name, Path(path)) if separator and not Path(text).exists() else (None, Path(text))
 
 
-def _read_npy(path: Path) -> NDArray[Any]:
+def _read_npy(path: Path) -> NDArray[np.generic]:
     try:
         return np.asarray(np.load(path, allow_pickle=False))
     except (ValueError, EOFError) as error:
@@ -174,7 +174,7 @@ def _ragged(path: Path, blank: int, line: int, fields: int, expected: int) -> La
     )
 
 
-def _parse_column(texts: list[str], name: str, path: Path, kind: str | None) -> Any:
+def _parse_column(texts: list[str], name: str, path: Path, kind: str | None) -> object:
     """A column of text as integers, floats or classes; an empty text is missing.
 
     Declared classes stay text, so that "01" and "1" are two of them.

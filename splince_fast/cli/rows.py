@@ -204,14 +204,14 @@ def write_arrays(path: str, arrays: Arrays) -> None:
         raise
 
 
-def _array(value: Any, path: str) -> NDArray[Any]:
+def _array(value: object, path: str) -> NDArray[np.generic]:
     """Convert to NumPy for a .npz file."""
     if str(getattr(value, "dtype", "")) == "torch.bfloat16":
         raise InputError(f"{path!r} cannot hold bfloat16; write .safetensors or .pt")
     return np.asarray(value)
 
 
-def _tensors(named: Mapping[str, Any]) -> dict[str, Any]:
+def _tensors(named: Mapping[str, object]) -> dict[str, Any]:
     """Convert arrays to contiguous tensors; other values are returned unchanged."""
     torch = require("torch", "torch")
     tensors = {}

@@ -45,7 +45,7 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
 
     _sparse_advice: ClassVar[str] = ""
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         """Rename inherited methods to this class, so that a TypeError names it."""
         super().__init_subclass__(**kwargs)
         for name in dir(cls):
@@ -62,7 +62,7 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
         """Whether rows may be a sparse matrix."""
         return False
 
-    def _rows(self, X: Any, *, reset: bool, least: int) -> Any:
+    def _rows(self, X: object, *, reset: bool, least: int) -> Any:
         """X as an array or CSR matrix, without a copy where possible; its width is checked.
 
         Raises
@@ -125,7 +125,7 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
     _keeps_task: ClassVar[bool] = False  # reads y
     _needs_task: ClassVar[bool] = False  # raises without y
 
-    def _concept(self, y: Any, concept: Any) -> dict[str, Any]:
+    def _concept(self, y: object, concept: object) -> dict[str, Any]:
         """Variables to erase by name: `concept`, or y with ``concept_from="y"``."""
         name = type(self).__name__
         if self.concept_from == "y":
@@ -173,7 +173,7 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "_projection")
 
-    def transform(self, X: Any) -> Any:
+    def transform(self, X: object) -> Any:
         """Erase the concept from rows; no labels are needed.
 
         Parameters
@@ -267,7 +267,7 @@ def _unpacked(X: Any) -> Any:
     return as_numbers(values) if holds_vectors(values) else X
 
 
-def columns_by_name(labels: Any, role: str) -> dict[str, Any]:
+def columns_by_name(labels: object, role: str) -> dict[str, Any]:
     """Columns by name: those of a mapping or a frame, or one column under the name of its role."""
     if isinstance(labels, np.ndarray | Sequence):
         return {role: labels}

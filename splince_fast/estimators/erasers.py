@@ -70,7 +70,7 @@ class _Eraser(ErasingTransformer):
 
     # -- hooks of a subclass -----------------------------------------------------------
 
-    def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: Any) -> Projection:
+    def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: object) -> Projection:
         """Call the method of this class; `refine` has its arguments `refine` and `passes`."""
         raise NotImplementedError
 
@@ -90,10 +90,10 @@ class _Eraser(ErasingTransformer):
 
     def fit(
         self,
-        X: Any,
-        y: Any = None,
+        X: object,
+        y: object = None,
         *,
-        concept: Any = None,
+        concept: object = None,
         sample_weight: ArrayLike | None = None,
         groups: ArrayLike | None = None,
     ) -> Self:
@@ -254,7 +254,7 @@ class _Eraser(ErasingTransformer):
         return self
 
     def _read(
-        self, X: Any, y: Any, concept: Any, *, least: int
+        self, X: object, y: object, concept: object, *, least: int
     ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
         """Rows, and labels by name."""
         first = not self.__sklearn_is_fitted__()
@@ -299,7 +299,7 @@ class _Eraser(ErasingTransformer):
                 "such as 22 * d / n for d features and about n rows"
             )
 
-    def _labels(self, y: Any, concept: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _labels(self, y: object, concept: object) -> tuple[dict[str, Any], dict[str, Any]]:
         """Variables to erase and to keep, by name."""
         erased = self._concept(y, concept)
         if self.concept_from == "y":
@@ -352,7 +352,7 @@ class _Eraser(ErasingTransformer):
 
     @classmethod
     def from_moments(
-        cls, moments: Moments, *, erase: Selection, keep: Keep = None, **params: Any
+        cls, moments: Moments, *, erase: Selection, keep: Keep = None, **params: object
     ) -> Self:
         """Fit from moments that were accumulated before, without reading data.
 
@@ -395,7 +395,7 @@ class _Eraser(ErasingTransformer):
 
     @classmethod
     def search(
-        cls, moments: Moments, grid: Mapping[str, Any] | Sequence[Mapping[str, Any]]
+        cls, moments: Moments, grid: Mapping[str, object] | Sequence[Mapping[str, object]]
     ) -> list[Self]:
         """Fit every combination of a grid from the same moments, without reading data.
 
@@ -456,7 +456,7 @@ class _Eraser(ErasingTransformer):
 
     @classmethod
     def from_folds(
-        cls, folds: Sequence[Moments], *, erase: Selection, keep: Keep = None, **params: Any
+        cls, folds: Sequence[Moments], *, erase: Selection, keep: Keep = None, **params: object
     ) -> list[Self]:
         """Fit one eraser per fold, to all the others, from one pass: total minus fold.
 
@@ -499,7 +499,7 @@ class _Eraser(ErasingTransformer):
         return [cls._prepared(keep, params)._solved(own, own, erase, keep) for own in rest]
 
     @classmethod
-    def _prepared(cls, keep: Keep, params: Mapping[str, Any]) -> Self:
+    def _prepared(cls, keep: Keep, params: Mapping[str, object]) -> Self:
         """An estimator with checked parameters."""
         estimator = cls(**params)
         estimator._check_parameters()
@@ -811,7 +811,7 @@ class SAL(_Eraser):
         self.kinds = kinds
         self.concept_from = concept_from
 
-    def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: Any) -> Projection:
+    def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: object) -> Projection:
         return sal(moments, erase=erase, **self._options())
 
 
@@ -853,7 +853,7 @@ class MeanProjection(SAL):
     _method = "mean_projection"
     _concept_kind = "classes"
 
-    def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: Any) -> Projection:
+    def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: object) -> Projection:
         return mean_projection(moments, erase=erase, **self._options())
 
 
@@ -937,7 +937,7 @@ class OracleSPLINCE(_Eraser):
             parameters["by"] = next(iter(erased))
         return parameters
 
-    def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: Any) -> Any:
+    def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: object) -> Any:
         return oracle(
             moments, erase=erase, keep=cast("Selection | None", keep or None),
             strength=self.strength,
@@ -1002,7 +1002,7 @@ class OracleSPLINCE(_Eraser):
 
 
 def _split(
-    rows: NDArray[Any],
+    rows: NDArray[np.generic],
     labels: dict[str, Any],
     sample_weight: ArrayLike | None,
     groups: ArrayLike | None,

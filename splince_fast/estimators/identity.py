@@ -64,10 +64,10 @@ class Identity(ErasingTransformer):
 
     def fit(
         self,
-        X: Any,
-        y: Any = None,
+        X: object,
+        y: object = None,
         *,
-        concept: Any = None,
+        concept: object = None,
         sample_weight: ArrayLike | None = None,
         groups: ArrayLike | None = None,
     ) -> Self:
@@ -168,7 +168,7 @@ class Identity(ErasingTransformer):
         self._weight += other._weight
         return self
 
-    def _add(self, X: Any, sample_weight: ArrayLike | None, *, least: int) -> None:
+    def _add(self, X: object, sample_weight: ArrayLike | None, *, least: int) -> None:
         """Check a block and count its rows."""
         first = not self.__sklearn_is_fitted__()
         rows = self._rows(X, reset=first, least=least)

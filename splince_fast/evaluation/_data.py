@@ -99,7 +99,7 @@ def release(X: Matrix) -> None:
 
 def _map_of(X: Matrix) -> mmap.mmap | None:
     """The map behind an array; None in memory, or in mode "c", whose changes would be lost."""
-    array: Any = X
+    array: object = X
     while isinstance(array, np.ndarray):
         if isinstance(array, np.memmap) and array.mode == "c":
             return None

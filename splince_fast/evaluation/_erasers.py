@@ -182,7 +182,7 @@ class LabelEraser(NamedTuple):
         return coordinates.to_scaled(self.eraser(rows, dict(part.labels), progress=False))
 
 
-def fit_eraser(spec: Any, data: FitData) -> Projection | LabelEraser:
+def fit_eraser(spec: object, data: FitData) -> Projection | LabelEraser:
     """The eraser of a name, function or estimator: a projection of the data, or a `LabelEraser`.
 
     Raises
@@ -280,7 +280,7 @@ def _random(data: FitData) -> Projection:
     return Projection(Q, Q, moments.mean, method="random")
 
 
-def _of_estimator(spec: Any, data: FitData) -> FittedEraser:
+def _of_estimator(spec: object, data: FitData) -> FittedEraser:
     """The map of an estimator, or of a baseline by its name, fitted on the scaled rows."""
     if isinstance(spec, str):
         spec = getattr(import_module("splince_fast.baselines"), spec)()
@@ -305,7 +305,7 @@ def _of_estimator(spec: Any, data: FitData) -> FittedEraser:
     return projection
 
 
-def cloned(estimator: Any, seed: int) -> Any:
+def cloned(estimator: object, seed: int) -> Any:
     """A clone of an estimator, with `seed` as its random state where that is None."""
     from sklearn.base import clone
 

@@ -109,7 +109,7 @@ class Job:
     def __init__(
         self,
         plan: ComparisonPlan,
-        X: NDArray[Any],
+        X: NDArray[np.generic],
         seed: int,
         p: float | None,
         split: Split,

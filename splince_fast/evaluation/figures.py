@@ -27,7 +27,7 @@ _MAX_CELLS = 10
 Style = dict[str, Any]  # keywords of a matplotlib artist
 
 
-def draw(result: Comparison, kind: str, **options: Any) -> Figure:
+def draw(result: Comparison, kind: str, **options: object) -> Figure:
     """Draw one figure, as :meth:`Comparison.plot` documents; it is not attached to any window."""
     if kind not in KINDS:
         raise InputError(f"there is no figure {kind!r}; choose from {', '.join(KINDS)}")

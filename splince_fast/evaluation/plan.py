@@ -248,7 +248,7 @@ class Settings:
     alphas: object = ALPHAS
     select: str = "worst_group"
     leakage: Sequence[str] = ("linear",)
-    metrics: Mapping[str, Any] | None = None
+    metrics: Mapping[str, object] | None = None
     test: object = None
 
     @property
@@ -471,7 +471,7 @@ def _label(text: str, choices: tuple[str, ...], role: str) -> str:
     return labels[base.lower()] + fraction
 
 
-def _component(name: str, spec: Any, content: Any) -> Component:
+def _component(name: str, spec: object, content: object) -> Component:
     """A component with the identity of its content."""
     try:
         return Component(name, spec, identity_of(content))

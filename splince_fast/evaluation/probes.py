@@ -270,7 +270,7 @@ def _permuted_targets(
 
 
 def permutation_within(
-    values: NDArray[Any], groups: Codes | None, rng: np.random.Generator
+    values: NDArray[np.generic], groups: Codes | None, rng: np.random.Generator
 ) -> NDArray[np.intp]:
     """Row numbers of a permutation of labels that is exchangeable given the groups.
 

@@ -227,7 +227,7 @@ class Comparison:
                 return Interval(interval.mean, math.nan, *limits, 1)
         return interval
 
-    def mean(self, metric: str, **where: Any) -> float:
+    def mean(self, metric: str, **where: object) -> float:
         """Mean of a figure over seeds.
 
         Parameters
@@ -487,7 +487,7 @@ class Comparison:
     def _repr_html_(self) -> str:
         return f"<p>{html.escape(str(self.decision()))}</p>{_tables.notebook(self)}"
 
-    def plot(self, kind: str = "association", **options: Any) -> Any:
+    def plot(self, kind: str = "association", **options: object) -> Any:
         """Draw a figure with matplotlib.
 
         Parameters

@@ -62,7 +62,7 @@ def compare(
     alphas: Sequence[float] = ALPHAS,
     select: str = "worst_group",
     leakage: Sequence[str] = ("linear",),
-    metrics: Mapping[str, Any] | None = None,
+    metrics: Mapping[str, object] | None = None,
     test: object = None,
     n_jobs: int | None = None,
     run: str | os.PathLike[str] | None = None,
@@ -380,17 +380,17 @@ class Worker:
     def _path(self, seed: int, p: float | None) -> Path:
         return self.scratch / f"{seed}-{p}.safetensors"
 
-    def _rows(self) -> NDArray[Any]:
+    def _rows(self) -> NDArray[np.generic]:
         rows = self.rows
         return np.load(rows, mmap_mode="r") if isinstance(rows, str) else np.asarray(rows)
 
-    def _one_thread(self) -> AbstractContextManager[Any]:
+    def _one_thread(self) -> AbstractContextManager[object]:
         """Limit BLAS to one thread, and in a worker process also the library's kernels."""
         from threadpoolctl import threadpool_limits
 
         if self.own_process:
             os.environ["SPLINCE_FAST_NUM_THREADS"] = "1"
-        limits: AbstractContextManager[Any] = threadpool_limits(1)
+        limits: AbstractContextManager[object] = threadpool_limits(1)
         return limits
 
 
@@ -411,8 +411,8 @@ def _run_jobs(
         rows = _on_disk(plan.X, scratch)
         worker = Worker(dataclasses.replace(plan, X=None), rows, scratch, own_process=True)
 
-    def parallel(calls: Iterator[Any]) -> Iterator[Any]:
-        results: Iterator[Any] = joblib.Parallel(workers, return_as="generator_unordered")(calls)
+    def parallel(calls: Iterator[object]) -> Iterator[Any]:
+        results: Iterator[object] = joblib.Parallel(workers, return_as="generator_unordered")(calls)
         return results
 
     seeds = dict.fromkeys(seed for seed, _ in pending)
@@ -445,7 +445,7 @@ def _failed(
     ]  # fmt: skip
 
 
-def _on_disk(X: NDArray[Any], scratch: Path) -> str:
+def _on_disk(X: NDArray[np.generic], scratch: Path) -> str:
     """Path of a .npy file of the rows, which every worker maps."""
     name = getattr(X, "filename", None)
     whole = isinstance(X, np.memmap) and name is not None and X.flags.c_contiguous

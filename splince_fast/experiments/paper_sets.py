@@ -110,7 +110,7 @@ def read_columns(
     return columns
 
 
-def balanced(*columns: NDArray[Any], most: int | None = None) -> NDArray[np.intp]:
+def balanced(*columns: NDArray[np.generic], most: int | None = None) -> NDArray[np.intp]:
     """Sorted row numbers: at most `most` random rows of each cell, drawn with seed 0."""
     _, cell = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
     rng = np.random.default_rng(0)

@@ -68,7 +68,7 @@ def refuse(name: str, reason: str) -> NoReturn:
     raise LabelError(f"variable {name!r} {reason}")
 
 
-def refuse_length(data: NDArray[Any] | list[Any], n_rows: int, name: str) -> NoReturn:
+def refuse_length(data: NDArray[np.generic] | list[Any], n_rows: int, name: str) -> NoReturn:
     """Raise the InputError of a column that has another length than its block."""
     hint = "pass one label per row, None or NaN where it is unknown"
     if isinstance(data, np.ndarray) and data.ndim == 2 and data.shape[1] == n_rows:
@@ -78,7 +78,7 @@ def refuse_length(data: NDArray[Any] | list[Any], n_rows: int, name: str) -> NoR
     )
 
 
-def variables_of(labels: Any, default_name: str) -> Mapping[Any, Any]:
+def variables_of(labels: object, default_name: str) -> Mapping[Any, Any]:
     """Split labels into columns by variable name."""
     if isinstance(labels, Mapping):
         return labels
@@ -141,7 +141,7 @@ def _host_array(tensor: Any, name: str) -> NDArray[Any]:
         ) from error
 
 
-def _tabular(values: Any, name: str) -> Any:
+def _tabular(values: object, name: str) -> Any:
     """Wrap a series or frame of any library, imported by the caller, in narwhals; else None."""
     module = type(values).__module__.partition(".")[0]
     library: Any = sys.modules.get(module)
@@ -336,7 +336,7 @@ def _read_sequence(values: list[Any], name: str) -> Raw:
     return _read_objects(values, (len(values),), name)
 
 
-def _unpacked(value: Any, name: str) -> Any:
+def _unpacked(value: object, name: str) -> object:
     """Turn an entry that is an array or a tensor into a scalar or a list."""
     if hasattr(value, "detach"):
         value = _host_array(value, name)
@@ -462,7 +462,7 @@ def whole_numbers(
 
 
 def check_indicators(
-    values: NDArray[Any], missing: NDArray[np.bool_] | None, name: str, kind: str | None
+    values: NDArray[np.generic], missing: NDArray[np.bool_] | None, name: str, kind: str | None
 ) -> None:
     """Raise LabelError for integer columns with other values than 0 and 1, unless "continuous"."""
     if values.dtype.kind not in "iu" or kind == "continuous":
@@ -488,7 +488,7 @@ def float_copy(values: NDArray[Any], missing: NDArray[np.bool_] | None) -> NDArr
     return copy
 
 
-def refuse_infinite(values: NDArray[Any], name: str) -> None:
+def refuse_infinite(values: NDArray[np.generic], name: str) -> None:
     """Raise NonFiniteError for infinite values, with their first rows."""
     infinite = np.isinf(values)
     if infinite.any():

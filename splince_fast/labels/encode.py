@@ -30,7 +30,7 @@ FEW_VALUES = 20
 
 
 def encode(
-    labels: Any,
+    labels: object,
     n_rows: int,
     *,
     kinds: Mapping[str, str] | None = None,
@@ -110,8 +110,8 @@ def encode(
 @overload
 def encode_one(values: Any, n_rows: int, *, name: str, kind: Literal["classes"]) -> ClassCodes: ...
 @overload
-def encode_one(values: Any, n_rows: int, *, name: str, kind: str | None = None) -> Encoded: ...
-def encode_one(values: Any, n_rows: int, *, name: str, kind: str | None = None) -> Encoded:
+def encode_one(values: object, n_rows: int, *, name: str, kind: str | None = None) -> Encoded: ...
+def encode_one(values: object, n_rows: int, *, name: str, kind: str | None = None) -> Encoded:
     """Read one variable of one block.
 
     Strings, booleans, integers and categoricals are classes; floats (and ``Decimal``, and
@@ -269,7 +269,7 @@ def _class_codes_of_array(values: NDArray[Any], missing: NDArray[np.bool_] | Non
 
 
 def _distinct_present(
-    values: NDArray[Any], present: NDArray[np.bool_]
+    values: NDArray[np.generic], present: NDArray[np.bool_]
 ) -> tuple[list[int], NDArray[np.intp]]:
     """As `_distinct`, for the rows that are present; -1 elsewhere."""
     codes = np.full(len(values), -1, dtype=np.intp)
@@ -301,7 +301,7 @@ def _distinct(values: NDArray[Any]) -> tuple[list[int], NDArray[np.intp]]:
 
 
 def _columns(
-    data: NDArray[Any],
+    data: NDArray[np.generic],
     missing: NDArray[np.bool_] | None,
     names: tuple[str, ...] | None,
     name: str,

@@ -10,8 +10,6 @@ not whitened                    ``sal``         ``sal`` with ``keep=``
 
 from __future__ import annotations
 
-from typing import Any
-
 from numpy.typing import ArrayLike
 
 from splince_fast._solve.options import Options
@@ -38,7 +36,7 @@ def splince(
     solver: str = "auto",
     min_scale: float | str = "auto",
     strength: float = 1,
-    refine: Any = None,
+    refine: object = None,
     passes: int = 1,
 ) -> Projection:
     """Erase variables and keep the covariance with others, changing x as little as possible.
@@ -169,7 +167,7 @@ def leace(
     rank_tol: float | str = "auto",
     solver: str = "auto",
     min_scale: float | str = "auto",
-    refine: Any = None,
+    refine: object = None,
     passes: int = 1,
 ) -> Projection:
     """Erase variables, changing x as little as possible: P = I - L Qz Qz^T L^+.

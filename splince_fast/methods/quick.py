@@ -13,13 +13,13 @@ from splince_fast.projection import Projection
 
 
 def erase(
-    X: Any,
-    concept: Any,
-    keep: Any = None,
+    X: object,
+    concept: object,
+    keep: object = None,
     method: str | Function | None = None,
     *,
-    sample_weight: Any = None,
-    **options: Any,
+    sample_weight: object = None,
+    **options: object,
 ) -> tuple[Any, Projection]:
     """Fit an eraser to rows and apply it to them.
 
@@ -86,7 +86,7 @@ def erase(
     return eraser(X, erased), eraser
 
 
-def _named(columns: Any, default_name: str) -> dict[str, Any]:
+def _named(columns: object, default_name: str) -> dict[str, Any]:
     """Columns by name: those of a mapping or frame, or one under `default_name`."""
     from splince_fast.labels.containers import variables_of
 

@@ -38,7 +38,7 @@ KINDS: dict[str, type[Variable]] = {kind.kind: kind for kind in KIND_OF_COLUMN.v
 _SMALL = 1 << 16
 
 
-def check_column(variable: Variable, column: Any, name: object) -> None:
+def check_column(variable: Variable, column: object, name: object) -> None:
     """Raise LabelError where an encoded column contradicts earlier blocks of a variable."""
     kind = KIND_OF_COLUMN[type(column)]
     if type(variable) is kind:
@@ -229,7 +229,7 @@ class Accumulator:
             start = stop
         batch.state.row_eps = max(batch.state.row_eps, rows.eps)
 
-    def append_row(self, X: NDArray[Any], labels: Any) -> bool:
+    def append_row(self, X: NDArray[np.generic], labels: object) -> bool:
         """Append a single row (1, d) to waiting rows of the same dtype and variables.
 
         Returns
@@ -284,14 +284,14 @@ class Accumulator:
         """The state of x before the first rows."""
         return State.empty(width, fourth=self.parameters.ledoit_wolf)
 
-    def _reserve(self, width: int, dtype: np.dtype[Any]) -> int:
+    def _reserve(self, width: int, dtype: np.dtype[np.generic]) -> int:
         """Work memory for blocks of this width and dtype; returns the rows of a block."""
         capacity = self.parameters.capacity(width, dtype.itemsize)
         threads.thread_count()  # raises for an invalid setting
         self._work.reserve(capacity, width, dtype)
         return capacity
 
-    def _buffer_for(self, capacity: int, width: int, dtype: np.dtype[Any]) -> Buffer:
+    def _buffer_for(self, capacity: int, width: int, dtype: np.dtype[np.generic]) -> Buffer:
         """A buffer with room for a row of this dtype; waiting rows are widened or merged."""
         buffer = self.buffer
         if buffer is None:

@@ -56,7 +56,7 @@ class Centred:
 
     product = None
 
-    def __init__(self, out: NDArray[Any]) -> None:
+    def __init__(self, out: NDArray[np.generic]) -> None:
         self.shifted = out
 
     def reduce(self, block: row_kernels.Block) -> None:
@@ -93,7 +93,7 @@ class Gram:
 
     shifted = None
 
-    def __init__(self, block_rows: int, width: int, dtype: np.dtype[Any]) -> None:
+    def __init__(self, block_rows: int, width: int, dtype: np.dtype[np.generic]) -> None:
         self._width, self._dtype = width, dtype
         self._lanes = lanes = row_kernels.register_width(dtype.itemsize)
         self._chunk = min(_CHUNK_ROWS, buffer_rows(block_rows))
@@ -105,7 +105,7 @@ class Gram:
         """Use this memory, of float64, which may be overwritten between two blocks."""
         padded, n_panels = self._padded, 2 * self._padded // self._lanes
         start = -memory.ctypes.data % _LINE // 8
-        flat: NDArray[Any] = memory[start:].view(self._dtype)
+        flat: NDArray[np.generic] = memory[start:].view(self._dtype)
         end = 2 * (self._chunk + _GAP_ROWS) * padded
         self._panels = flat[:end].reshape(n_panels, -1)
         self._product = flat[end : end + padded**2].reshape(padded, padded)
@@ -113,7 +113,7 @@ class Gram:
         return self
 
     @staticmethod
-    def serves(block_rows: int, width: int, dtype: np.dtype[Any]) -> bool:
+    def serves(block_rows: int, width: int, dtype: np.dtype[np.generic]) -> bool:
         """Whether products of such rows are computed here rather than by BLAS.
 
         The processor has to have wide registers. The product of rows of float64, which BLAS adds
@@ -150,16 +150,16 @@ class Workspace:
 
     def __init__(self) -> None:
         self._memory: NDArray[np.float64] = np.empty(0)
-        self._grams: dict[tuple[int, np.dtype[Any]], Gram] = {}
+        self._grams: dict[tuple[int, np.dtype[np.generic]], Gram] = {}
         self.product: NDArray[np.float32] | None = None
-        self.capacities: dict[tuple[int, np.dtype[Any]], int] = {}
+        self.capacities: dict[tuple[int, np.dtype[np.generic]], int] = {}
         self._borrowed = threading.Lock()
 
     @property
     def nbytes(self) -> int:
         return self._memory.nbytes + (0 if self.product is None else self.product.nbytes)
 
-    def reserve(self, block_rows: int, width: int, dtype: np.dtype[Any]) -> None:
+    def reserve(self, block_rows: int, width: int, dtype: np.dtype[np.generic]) -> None:
         """Allocate memory for blocks of this shape and dtype."""
         size = -(-buffer_rows(block_rows) * width * dtype.itemsize // 8)
         gram = Gram(block_rows, width, dtype) if Gram.serves(block_rows, width, dtype) else None
@@ -176,13 +176,13 @@ class Workspace:
             self.product = np.empty((width, width), np.float32, order="F")
         self.capacities[width, dtype] = block_rows
 
-    def for_block(self, n: int, width: int, dtype: np.dtype[Any]) -> Centred | Gram:
+    def for_block(self, n: int, width: int, dtype: np.dtype[np.generic]) -> Centred | Gram:
         """The memory in the form that `reduce_block` needs for n rows."""
         gram = self._grams.get((width, dtype))
         if gram is not None:
             return gram
         rows = buffer_rows(n)
-        flat: NDArray[Any] = self._memory.view(dtype)
+        flat: NDArray[np.generic] = self._memory.view(dtype)
         return Centred(flat[: rows * width].reshape(rows, width))
 
     @contextmanager
@@ -231,13 +231,13 @@ class Reduced:
     residual: Float  # (d,): mean of the block minus the shift of `shifted`
     # The scatter is shifted^T shifted - weight residual residual^T. Either `shifted` or the product
     # shifted^T shifted is set:
-    shifted: NDArray[Any] | None  # (m, d)
-    product: NDArray[Any] | None  # (at least d, d), Fortran-ordered; lower triangle
+    shifted: NDArray[np.generic] | None  # (m, d)
+    product: NDArray[np.generic] | None  # (at least d, d), Fortran-ordered; lower triangle
     class_sums: Float  # (c, d)
     products: Float  # (q, d)
 
 
-def rows_of(rows: NDArray[Any], index: Codes | None, start: int, stop: int) -> NDArray[Any]:
+def rows_of(rows: NDArray[np.generic], index: Codes | None, start: int, stop: int) -> NDArray[Any]:
     """Rows start to stop - 1 of the block ``rows[index]``, or of `rows` without an index."""
     return rows[start:stop] if index is None else rows[index[start:stop]]
 
@@ -261,7 +261,7 @@ def sample_block(rows: NDArray[Any], weight: Float | None, index: Codes | None =
 
 
 def reduce_block(
-    rows: NDArray[Any],
+    rows: NDArray[np.generic],
     weight: Float | None,
     sample: Sample,
     reference: Float,
@@ -342,7 +342,7 @@ def reduce_block(
 
 
 def add_products(
-    rows: NDArray[Any], values: Float, shift: Float, offset: Float, products: Float,
+    rows: NDArray[np.generic], values: Float, shift: Float, offset: Float, products: Float,
     index: Codes | None = None,
 ) -> None:  # fmt: skip
     """Compute products = values (rows - shift + offset) in float64, 512 rows at a time.

@@ -24,7 +24,7 @@ _LARGEST_SQUARES = 1e38
 class LabelledRows:
     """Consecutive rows with their weights and labels."""
 
-    rows: NDArray[Any]  # (m, d)
+    rows: NDArray[np.generic]  # (m, d)
     weight: Float | None  # (n,), None for unit weights
     labels: dict[VariableName, Labels] = field(default_factory=dict)
     index: NDArray[np.intp] | None = None  # (n,): which of `rows`, None for all of them
@@ -43,7 +43,7 @@ class LabelledRows:
             None if self.index is None else self.index[start:stop],
         )
 
-    def copy_rows(self, out: NDArray[Any]) -> None:
+    def copy_rows(self, out: NDArray[np.generic]) -> None:
         """Write the rows to `out`, (n, d) of any dtype."""
         rows, index = self.rows, self.index
         if index is None:
@@ -75,7 +75,7 @@ class Buffer:
         self,
         capacity: int,
         width: int,
-        dtype: np.dtype[Any],
+        dtype: np.dtype[np.generic],
         empty: Callable[[int], Any] | None = None,
     ) -> None:
         # `empty` allocates float64 numbers as an array, or as a tensor where `dtype` is torch's.
@@ -85,13 +85,13 @@ class Buffer:
         self.filled = 0
         self._weight: Float | None = None
         self._labels: dict[VariableName, Labels] = {}
-        self.rows: NDArray[Any] = self._view(capacity, dtype)
+        self.rows = self._view(capacity, dtype)
 
-    def _view(self, capacity: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-        flat: NDArray[Any] = self._memory.view(dtype)
+    def _view(self, capacity: int, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
+        flat: NDArray[np.generic] = self._memory.view(dtype)
         return flat[: capacity * self._width].reshape(capacity, self._width)
 
-    def offers(self, capacity: int, dtype: np.dtype[Any]) -> bool:
+    def offers(self, capacity: int, dtype: np.dtype[np.generic]) -> bool:
         """Give an empty buffer this capacity and dtype; False where its memory is too small."""
         if self.filled or self._memory.nbytes < capacity * self._width * dtype.itemsize:
             return False
@@ -107,7 +107,7 @@ class Buffer:
         others = [self._weight, *self._labels.values()]
         return self._memory.nbytes + sum(a.nbytes for a in others if a is not None)
 
-    def widened(self, capacity: int, dtype: np.dtype[Any]) -> Buffer:
+    def widened(self, capacity: int, dtype: np.dtype[np.generic]) -> Buffer:
         """The same rows in a buffer of another dtype."""
         wide = Buffer(capacity, self._width, dtype)
         if self.filled:
@@ -144,7 +144,7 @@ class Buffer:
                 column[start:stop] = _blank(column)
         self.filled = stop
 
-    def append_row(self, X: NDArray[Any], codes: Mapping[VariableName, int]) -> bool:
+    def append_row(self, X: NDArray[np.generic], codes: Mapping[VariableName, int]) -> bool:
         """Append a row (1, d) with a class code for every variable of the waiting rows.
 
         Returns

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -157,7 +157,7 @@ class ClassAccumulator(Accumulator):
         part._work = self._work
         self.parts[name], self._merged = part, False
 
-    def append_row(self, X: NDArray[Any], labels: Any) -> bool:
+    def append_row(self, X: NDArray[np.generic], labels: object) -> bool:
         """Return False, so that the caller adds the row by `update`."""
         return False
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._kernels import row_kernels, spans
-from splince_fast._runtime.files import check_tensors, refuse_negative
+from splince_fast._runtime.files import Tensors, check_tensors, refuse_negative
 from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, class_key, names_from_json, names_to_json
 from splince_fast.labels.containers import read_declared
@@ -123,7 +123,7 @@ class ClassSums(Variable):
             self._looked_up = self._begun[:2]
         self._begun = None
 
-    def code_of(self, column: Any, name: str) -> int:
+    def code_of(self, column: object, name: str) -> int:
         """Code of the single label of a column, if its class is registered.
 
         -1 for a column of any other kind or length, and for a missing label.
@@ -197,7 +197,7 @@ class ClassSums(Variable):
         result = self.copy()
         result.learn(new_names)
         result.rows, result.weights, result.sums = result._padded()
-        where: Any = slice(None) if same else result.positions(theirs)
+        where = slice(None) if same else result.positions(theirs)
         rows, weights, sums = other._padded()
         result.rows[where] += sign * rows
         result.weights[where] += sign * weights
@@ -291,14 +291,14 @@ class ClassSums(Variable):
             target[: len(source)] = source
         return padded
 
-    def tensors(self) -> dict[str, NDArray[Any]]:
+    def tensors(self) -> Tensors:
         return dict(zip(("rows", "weights", "sums"), self._padded(), strict=True))
 
     def metadata(self) -> dict[str, Any]:
         return {"kind": self.kind, "names": names_to_json(tuple(self.names))}
 
     @classmethod
-    def read(cls, width: int, meta: Mapping[str, Any], tensors: Mapping[str, Any]) -> ClassSums:
+    def read(cls, width: int, meta: Mapping[str, Any], tensors: Tensors) -> ClassSums:
         names = list(names_from_json(meta["names"]))
         k, real = len(names), np.float64
         check_tensors(

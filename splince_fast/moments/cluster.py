@@ -44,7 +44,7 @@ class Group(NamedTuple):
     rows: int
 
 
-def check(client: Any, source: Source) -> None:
+def check(client: object, source: Source) -> None:
     """Raise InputError unless the blocks of `source` can be read on the workers of `client`."""
     require("distributed", "dask")
     if not hasattr(client, "submit") or not hasattr(client, "compute"):
@@ -140,7 +140,7 @@ class _Engine:
     def __init__(self, client: Any, source: Source, target: Moments) -> None:
         self._client, self._source = client, source
         self._kind, self._like = type(target), target._arguments()
-        self._handle: Any = None
+        self._handle: object = None
         if not hasattr(source, "part"):
             # Loaded by a task rather than scattered: tasks of lost workers run again.
             packed = _packed(source)
@@ -149,7 +149,7 @@ class _Engine:
     def _submit(self, function: Any, *arguments: Any) -> Any:
         return self._client.submit(function, *arguments, pure=False, retries=_RETRIES)
 
-    def _part(self, first: int, stop: int) -> tuple[Any, Any]:
+    def _part(self, first: int, stop: int) -> tuple[object, object]:
         """A part of the source, and futures of those of its chunks that are on the cluster."""
         futures_of = require("distributed", "dask").futures_of
         part = self._source.part(first, stop)  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._kernels import row_kernels, spans
-from splince_fast._runtime.files import check_tensors, refuse_negative
+from splince_fast._runtime.files import Tensors, check_tensors, refuse_negative
 from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError, LabelError
 from splince_fast.labels import Columns
 from splince_fast.moments.block import MATRIX_PRODUCT_FROM
@@ -307,7 +307,7 @@ class ColumnSums(Variable):
 
     # -- storing ---------------------------------------------------------------------------
 
-    def tensors(self) -> dict[str, NDArray[Any]]:
+    def tensors(self) -> Tensors:
         return {
             "counts": np.array([self._n_rows], np.int64),
             "weight": np.array([self._weight]),
@@ -322,7 +322,7 @@ class ColumnSums(Variable):
         return {"kind": self.kind, "names": list(self.names)}
 
     @classmethod
-    def read(cls, width: int, meta: Mapping[str, Any], tensors: Mapping[str, Any]) -> ColumnSums:
+    def read(cls, width: int, meta: Mapping[str, Any], tensors: Tensors) -> ColumnSums:
         names = meta["names"]
         if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
             raise FileFormatError(f"column names are not a list of strings: {json.dumps(names)}")

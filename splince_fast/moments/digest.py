@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
@@ -15,11 +14,11 @@ from splince_fast.labels import ClassCodes, encode
 from splince_fast.moments.parameters import Parameters
 
 
-def block_digest(X: Any, labels: Any, sample_weight: Any, parameters: Parameters) -> str:
+def block_digest(X: object, labels: object, sample_weight: object, parameters: Parameters) -> str:
     """Hexadecimal digest of the rows, labels and weights of a block, in any container."""
     digest = hashlib.sha256()
 
-    def add(name: str, array: Any) -> None:
+    def add(name: str, array: object) -> None:
         array = np.ascontiguousarray(array)
         digest.update(f"{name} {array.dtype.str} {array.shape};".encode())
         digest.update(array.reshape(-1).view(np.uint8).data)

@@ -57,11 +57,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from splince_fast._runtime.arrays import check_values
 from splince_fast._runtime.blocks import BLOCK_ROWS
-from splince_fast._runtime.files import check_tensors, refuse_negative
+from splince_fast._runtime.files import Record, Tensors, check_tensors, refuse_negative
 from splince_fast.exceptions import FileFormatError, InputError
 from splince_fast.moments.accumulator import KINDS, Accumulator
 from splince_fast.moments.buffer import LabelledRows
@@ -71,8 +71,6 @@ from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.sampled import SampledAccumulator, SampledRows
 from splince_fast.moments.sketch import Sketch, SketchAccumulator, signs
 from splince_fast.moments.state import EPS32, EPS64, Diagonal, FourthMoment, Scatter, State
-
-Tensors = dict[str, NDArray[Any]]
 
 # Newest file format.
 NEWEST = 4
@@ -92,7 +90,7 @@ def format_of(accumulator: Accumulator) -> int:
     return 2 if parameters.subsample < 1 else 1
 
 
-def to_tensors(accumulator: Accumulator, *, packed: bool = False) -> tuple[Tensors, dict[str, Any]]:
+def to_tensors(accumulator: Accumulator, *, packed: bool = False) -> Record:
     """Named tensors and JSON metadata of a whole accumulator, waiting rows included.
 
     `packed` stores the lower triangle of the scatter alone, for pickles: half the bytes.
@@ -151,9 +149,7 @@ def to_tensors(accumulator: Accumulator, *, packed: bool = False) -> tuple[Tenso
     return tensors, metadata
 
 
-def _classes_to_tensors(
-    accumulator: ClassAccumulator, packed: bool
-) -> tuple[Tensors, dict[str, Any]]:
+def _classes_to_tensors(accumulator: ClassAccumulator, packed: bool) -> Record:
     """The states of all classes, by number."""
     tensors: Tensors = {}
     described = []
@@ -168,7 +164,7 @@ def _classes_to_tensors(
 
 
 def _read_classes(
-    tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any], parameters: Parameters
+    tensors: Tensors, metadata: Mapping[str, Any], parameters: Parameters
 ) -> ClassAccumulator:
     """The inverse of `_classes_to_tensors`."""
     result, by = ClassAccumulator(parameters), metadata["by"]
@@ -206,7 +202,7 @@ def _sample_to_tensors(
 
 
 def _read_sample(
-    tensors: Mapping[str, NDArray[Any]],
+    tensors: Tensors,
     metadata: Mapping[str, Any],
     accumulator: SampledAccumulator,
 ) -> None:
@@ -229,7 +225,7 @@ def _read_sample(
     accumulator.sample = SampledRows(inner, squares, labels, all_labels, position)
 
 
-def part_of(tensors: Mapping[str, NDArray[Any]], prefix: str) -> Tensors:
+def part_of(tensors: Tensors, prefix: str) -> Tensors:
     """Tensors whose names begin with a prefix, which is removed."""
     return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
 
@@ -245,7 +241,7 @@ def _waiting_to_tensors(accumulator: Accumulator, block: LabelledRows) -> Tensor
     return tensors
 
 
-def from_tensors(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]) -> Accumulator:
+def from_tensors(tensors: Tensors, metadata: Mapping[str, Any]) -> Accumulator:
     """The inverse of `to_tensors`; arrays are copied where they cannot be written to.
 
     Raises
@@ -314,15 +310,15 @@ def _own(tensor: NDArray[Any]) -> NDArray[Any]:
 
 
 def _read_state(
-    tensors: Mapping[str, NDArray[Any]],
-    metadata: Mapping[str, Any],
+    tensors: Tensors,
+    metadata: Mapping[str, object],
     width: int,
     parameters: Parameters,
 ) -> State:
     rank, sampled = parameters.sketch_size, parameters.subsample < 1
     ledoit_wolf = parameters.ledoit_wolf and not sampled
     real, packed = np.float64, width * (width + 1) // 2
-    expected: dict[str, tuple[Any, tuple[int, ...]]] = {
+    expected: dict[str, tuple[DTypeLike, tuple[int, ...]]] = {
         "reference": (real, (width,)),
         "weight": (real, (1,)),
         "deviation": (real, (width,)),
@@ -375,9 +371,7 @@ def _read_state(
     )
 
 
-def _read_waiting(
-    tensors: Mapping[str, NDArray[Any]], accumulator: Accumulator, width: int
-) -> LabelledRows | None:
+def _read_waiting(tensors: Tensors, accumulator: Accumulator, width: int) -> LabelledRows | None:
     """Waiting rows, with labels encoded by the variables of the file."""
     rows = tensors.get("staged.rows")
     if rows is None:

@@ -44,7 +44,7 @@ class Update(NamedTuple):
 
 
 def read_update(
-    X: Any, labels: Any, sample_weight: Any, mask: Any, accumulator: Accumulator
+    X: object, labels: object, sample_weight: object, mask: object, accumulator: Accumulator
 ) -> Update:
     """Read and check the arguments of `Moments.update`."""
     state, parameters = accumulator.state, accumulator.parameters
@@ -87,7 +87,7 @@ def _flattened(X: Any, labels: Any, sample_weight: Any, mask: Any) -> tuple[Any,
     return rows if mask is None else rows[chosen], labels, sample_weight
 
 
-def _as_mask(mask: Any, lead: tuple[int, ...]) -> NDArray[np.bool_]:
+def _as_mask(mask: object, lead: tuple[int, ...]) -> NDArray[np.bool_]:
     """The mask, flat; True or 1 keeps a position."""
     found = torch_to_numpy(mask) if is_tensor(mask) else np.asarray(mask)
     if found.shape != lead:

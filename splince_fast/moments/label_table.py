@@ -9,12 +9,12 @@ them (:mod:`splince_fast.moments.covariance_estimate`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.files import check_tensors
+from splince_fast._runtime.files import Tensors, check_tensors
 from splince_fast.exceptions import FileFormatError
 from splince_fast.labels import VariableName
 from splince_fast.moments.class_sums import ClassSums
@@ -234,11 +234,11 @@ class LabelTable:
 
     # -- storing ---------------------------------------------------------------------------
 
-    def tensors(self, order: Sequence[VariableName]) -> dict[str, NDArray[Any]]:
+    def tensors(self, order: Sequence[VariableName]) -> Tensors:
         """The table as named arrays, in the order of the variables in `order`."""
         entries = [(i, self._index[name]) for i, name in enumerate(order) if name in self._index]
         every = np.concatenate([index for _, index in entries]) if entries else _NO_INDEX
-        tensors: dict[str, NDArray[Any]] = {"gram": self.gram[np.ix_(every, every)]}
+        tensors: Tensors = {"gram": self.gram[np.ix_(every, every)]}
         start = 0
         for i, index in entries:
             tensors[f"places.{i}"] = np.arange(start, start + len(index), dtype=np.int64)
@@ -248,9 +248,7 @@ class LabelTable:
         return tensors
 
     @classmethod
-    def read(
-        cls, tensors: Mapping[str, NDArray[Any]], variables: Mapping[VariableName, Variable]
-    ) -> LabelTable:
+    def read(cls, tensors: Tensors, variables: Mapping[VariableName, Variable]) -> LabelTable:
         """The inverse of `tensors`; FileFormatError where they are impossible."""
         table = cls()
         gram = tensors.get("gram")

@@ -229,29 +229,29 @@ class Moments:
     @classmethod
     def from_blocks(
         cls,
-        blocks: Any,
+        blocks: object,
         *,
         folds: None = None,
         groups: None = None,
-        client: Any = None,
+        client: object = None,
         progress: bool | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_seconds: float = 60.0,
-        **parameters: Any,
+        **parameters: object,
     ) -> Moments: ...
 
     @overload
     @classmethod
     def from_blocks(
         cls,
-        blocks: Any,
+        blocks: object,
         *,
         folds: int,
         groups: str | None = None,
         progress: bool | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_seconds: float = 60.0,
-        **parameters: Any,
+        **parameters: object,
     ) -> Folds: ...
 
     @classmethod
@@ -736,23 +736,23 @@ class Moments:
             return Folds(2)._read_checkpoint(path)[0].total
         return cls._read(path)[0]
 
-    def _write(self, path: str | os.PathLike[str], stream: dict[str, Any] | None) -> None:
+    def _write(self, path: str | os.PathLike[str], stream: dict[str, object] | None) -> None:
         with Reading(self._lock):
             tensors, metadata = to_tensors(self._accumulator)
             version = format_of(self._accumulator)
             files.write(path, _KIND, version, tensors, {**metadata, "stream": stream})
 
     @classmethod
-    def _read(cls, path: str | os.PathLike[str]) -> tuple[Moments, Any]:
+    def _read(cls, path: str | os.PathLike[str]) -> tuple[Moments, object]:
         tensors, metadata = files.read(path, _KIND, NEWEST)
         with files.consistent(path, "accumulate again"):
             return cls._around(from_tensors(tensors, metadata)), metadata["stream"]
 
-    def _write_checkpoint(self, path: str | os.PathLike[str], stream: dict[str, Any]) -> None:
+    def _write_checkpoint(self, path: str | os.PathLike[str], stream: dict[str, object]) -> None:
         """Write the state and the position in its source, a JSON object."""
         self._write(path, stream)
 
-    def _read_checkpoint(self, path: str | os.PathLike[str]) -> tuple[Moments, Any]:
+    def _read_checkpoint(self, path: str | os.PathLike[str]) -> tuple[Moments, object]:
         """The state and the position in its source that a checkpoint holds."""
         return self._read(path)
 
@@ -895,14 +895,14 @@ class Folds(Sequence[Moments]):
     @classmethod
     def from_blocks(
         cls,
-        blocks: Any,
+        blocks: object,
         *,
         folds: int = 2,
         groups: str | None = None,
         progress: bool | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_seconds: float = 60.0,
-        **parameters: Any,
+        **parameters: object,
     ) -> Folds:
         """Accumulate a whole source, its rows split into folds.
 
@@ -948,7 +948,7 @@ class Folds(Sequence[Moments]):
             checkpoint_seconds=checkpoint_seconds,
         )._sort_classes()  # fmt: skip
 
-    def update(self, X: Any, labels: Any = None, *, sample_weight: Any = None) -> Folds:
+    def update(self, X: object, labels: object = None, *, sample_weight: object = None) -> Folds:
         """Split rows into the folds.
 
         Parameters
@@ -1042,9 +1042,9 @@ class Folds(Sequence[Moments]):
         """The arguments of empty folds of the same parameters, as JSON."""
         return {"folds": len(self), "groups": self._groups, **self.parameters.as_arguments()}
 
-    def _write_checkpoint(self, path: str | os.PathLike[str], stream: dict[str, Any]) -> None:
+    def _write_checkpoint(self, path: str | os.PathLike[str], stream: dict[str, object]) -> None:
         """Write the folds and the position in their source."""
-        tensors: dict[str, NDArray[Any]] = {}
+        tensors: files.Tensors = {}
         metadata: list[dict[str, Any]] = []
         for i, fold in enumerate(self._folds):
             with Reading(fold._lock):
@@ -1055,7 +1055,7 @@ class Folds(Sequence[Moments]):
         version = max(format_of(fold._accumulator) for fold in self._folds)
         files.write(path, _KIND_OF_FOLDS, version, tensors, {"folds": metadata, **described})
 
-    def _read_checkpoint(self, path: str | os.PathLike[str]) -> tuple[Folds, Any]:
+    def _read_checkpoint(self, path: str | os.PathLike[str]) -> tuple[Folds, object]:
         """The folds and the position in their source that a checkpoint holds."""
         tensors, metadata = files.read(path, _KIND_OF_FOLDS, NEWEST)
         with files.consistent(path, "accumulate again"):
@@ -1097,12 +1097,12 @@ def from_accumulator(accumulator: Accumulator, parameters: Parameters) -> Moment
     return Moments._around(own)
 
 
-def to_record(moments: Moments) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+def to_record(moments: Moments) -> files.Record:
     """Named tensors and JSON metadata of the whole state, consistent while others update it."""
     state = moments.__getstate__()
     return state["tensors"], state["metadata"]
 
 
-def from_record(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]) -> Moments:
+def from_record(tensors: files.Tensors, metadata: Mapping[str, Any]) -> Moments:
     """The inverse of `to_record`, with the errors of `from_tensors`."""
     return Moments._around(from_tensors(tensors, metadata))

@@ -49,7 +49,7 @@ class Parameters:
         subsample: Any = 1.0,
         random_state: Any = 0,
         sketch_size: Any = None,
-        by: Any = None,
+        by: object = None,
     ) -> Parameters:
         """Check the arguments of `Moments`; InputError where one is out of range."""
         if block_rows is not None:

@@ -157,7 +157,7 @@ class SampledAccumulator(SweptAccumulator):
 
     def _take(
         self,
-        rows: NDArray[Any],
+        rows: NDArray[np.generic],
         index: NDArray[np.intp],
         weight: Float,
         labels: Mapping[VariableName, NDArray[Any]],
@@ -261,7 +261,7 @@ def _part(column: Encoded, rows: slice) -> Encoded:
     return Columns(column.columns, column.values[rows], present)
 
 
-def part_of_sample(like: Mapping[str, Any], first: int) -> dict[str, Any]:
+def part_of_sample(like: Mapping[str, object], first: int) -> dict[str, Any]:
     """Arguments of moments for the part of a source that begins with block number `first`.
 
     Each part counts its rows from 0: a random_state of its own keeps their samples from being

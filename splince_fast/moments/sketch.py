@@ -56,7 +56,7 @@ def signs(width: int, rank: int, seed: int) -> Signs:
     return found
 
 
-def times(rows: Float, vectors: NDArray[Any]) -> Float:
+def times(rows: Float, vectors: NDArray[np.generic]) -> Float:
     """rows @ vectors, (k, d) times (d, m), where `vectors` may hold signs: by stripes of d."""
     out = np.zeros((len(rows), vectors.shape[1]))
     if out.size:
@@ -260,7 +260,7 @@ class SketchAccumulator(SweptAccumulator):
 
 
 def _reduce_dense(
-    rows: NDArray[Any],
+    rows: NDArray[np.generic],
     weight: Float | None,
     like: Sketch,
     codes: NDArray[np.intp],
@@ -299,7 +299,7 @@ def _reduce_sparse(
     given = NO_WEIGHT if weight is None else weight
     whole = float(n) if weight is None else float(weight.sum())
 
-    def swept(rows: Any) -> tuple[Float, Float, Float, Float]:
+    def swept(rows: object) -> tuple[Float, Float, Float, Float]:
         csr = parts(rows)
         total, squares = np.zeros(d), np.empty(d)
         class_sums, products = np.zeros((n_sums, d)), np.zeros((len(values), d))

@@ -227,7 +227,7 @@ class FourthMoment:
         return FourthMoment(factor * self.quartic, factor * self.cubic)
 
     def add_rows(
-        self, rows: NDArray[Any], weight: Float | None, reference: Float,
+        self, rows: NDArray[np.generic], weight: Float | None, reference: Float,
         index: NDArray[np.intp] | None = None,
     ) -> None:  # fmt: skip
         """Add a block of rows; `weight` is None for unit weights, and `index` for all rows."""
@@ -355,7 +355,7 @@ class State:
     # -- the reference point ---------------------------------------------------------------
 
     def reference_for(
-        self, rows: NDArray[Any], weight: Float | None, sample: Sample,
+        self, rows: NDArray[np.generic], weight: Float | None, sample: Sample,
         index: NDArray[np.intp] | None = None,
     ) -> Float:  # fmt: skip
         """The reference point for a block: that of the state, or a new one.
@@ -541,7 +541,7 @@ def _sum_of(a: Float | None, b: Float | None) -> Float | None:
 
 
 def head_mean(
-    rows: NDArray[Any], weight: Float | None, index: NDArray[np.intp] | None = None
+    rows: NDArray[np.generic], weight: Float | None, index: NDArray[np.intp] | None = None
 ) -> Float:
     """The weighted mean of the first rows of a block, whose values may be unchecked."""
     head = rows_of(rows, index, 0, _HEAD).astype(np.float64, order="C")

@@ -32,12 +32,12 @@ class Target(Protocol):
     @property
     def variables(self) -> Mapping[VariableName, str]: ...
 
-    def update(self, X: Any, labels: Any = None, *, sample_weight: Any = None) -> Any: ...
+    def update(self, X: object, labels: object = None, *, sample_weight: object = None) -> Any: ...
 
     def _arguments(self) -> dict[str, Any]:
         """The arguments of an empty target of the same parameters, as JSON."""
 
-    def _write_checkpoint(self, path: Path, stream: dict[str, Any]) -> None: ...
+    def _write_checkpoint(self, path: Path, stream: dict[str, object]) -> None: ...
 
     def _read_checkpoint(self, path: Path) -> tuple[Any, Any]:
         """A target and the stream of a file, or FileFormatError."""
@@ -53,7 +53,7 @@ def accumulate(
     progress: bool | None,
     checkpoint: Path | None,
     checkpoint_seconds: float,
-    client: Any = None,
+    client: object = None,
 ) -> T:
     """Fill a target from a source; see :meth:`splince_fast.Moments.from_blocks`."""
     if (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +35,7 @@ STRIPE = 192
 class SweptAccumulator(Accumulator):
     """An accumulator whose blocks are reduced without a copy, and without a d x d product."""
 
-    def _reserve(self, width: int, dtype: np.dtype[Any]) -> int:
+    def _reserve(self, width: int, dtype: np.dtype[np.generic]) -> int:
         """Rows of a block, which is reduced in place without work memory."""
         threads.thread_count()  # raises for an invalid setting
         capacity = self.parameters.capacity(width, dtype.itemsize)
@@ -83,7 +82,7 @@ class Sweep:
 
     def __init__(
         self,
-        rows: NDArray[Any],
+        rows: NDArray[np.generic],
         weight: Float | None,
         shift: Float,
         codes: NDArray[np.intp],

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._runtime.files import Tensors
 from splince_fast.exceptions import (
     IncompatibleMomentsError,
     InputError,
@@ -160,7 +161,7 @@ class Variable(ABC):
     # -- storing ---------------------------------------------------------------------------
 
     @abstractmethod
-    def tensors(self) -> dict[str, NDArray[Any]]:
+    def tensors(self) -> Tensors:
         """The sums as named arrays."""
 
     @abstractmethod
@@ -169,11 +170,11 @@ class Variable(ABC):
 
     @classmethod
     @abstractmethod
-    def read(cls, width: int, meta: Mapping[str, Any], tensors: Mapping[str, Any]) -> Self:
+    def read(cls, width: int, meta: Mapping[str, Any], tensors: Tensors) -> Self:
         """The inverse of `tensors` and `metadata`; FileFormatError where they are impossible."""
 
     @abstractmethod
-    def read_labels(self, labels: NDArray[Any], n_rows: int, key: str) -> Labels:
+    def read_labels(self, labels: NDArray[np.generic], n_rows: int, key: str) -> Labels:
         """Labels of waiting rows from a file; FileFormatError where they are impossible."""
 
     @property

@@ -27,7 +27,7 @@ from splince_fast.nn.memory import free_memory
 from splince_fast.nn.running import StopForward
 from splince_fast.nn.spec import Placement
 
-Call = Callable[[], Any]
+Call = Callable[[], object]
 Candidate = tuple["CachePoint", "ActivationCache"]
 
 # Fraction of the free memory of a device that the cache may use by default.
@@ -79,17 +79,17 @@ class Trace:
         """Trace one call of a model by temporary hooks on all modules."""
         trace, time = cls(calls=dict.fromkeys(modules, 0)), 0
 
-        def enter(module: Module, args: Any) -> None:
+        def enter(module: Module, args: object) -> None:
             trace._runs.setdefault(id(module), _ModuleRun(time))
 
-        def leave(module: Module, args: Any, output: Any) -> None:
+        def leave(module: Module, args: object, output: object) -> None:
             nonlocal time
             time += 1
             run = trace._runs[id(module)]
             run.stop, run.calls = time, run.calls + 1
             run.cacheable &= _tensors(output) is not None
 
-        def reach(name: str, value: Any) -> None:
+        def reach(name: str, value: object) -> None:
             trace.calls[name] += 1
             if name not in trace._start:
                 trace.order.append(name)
@@ -139,7 +139,7 @@ class Trace:
         return [point for _, point in sorted(points, key=lambda pair: -pair[0])]
 
 
-def _site_tensor(name: str, value: Any, placement: Placement) -> Tensor:
+def _site_tensor(name: str, value: object, placement: Placement) -> Tensor:
     """Return the tensor of a site in an output or input of its module."""
     if placement.side == "input":
         return value
@@ -154,7 +154,7 @@ class _CachedOutput:
     """The output of a cache point for one batch."""
 
     point: CachePoint
-    output: Any
+    output: object
     nbytes: int
     versions: list[int]
 
@@ -175,10 +175,10 @@ class ActivationCache:
         self.nbytes = 0
         self._outputs: dict[int, _CachedOutput] = {}  # by batch
         self._placeholders: dict[tuple[int, int], Any] = {}  # by batch and module
-        self._nan_tensors: dict[Any, Tensor] = {}  # by shape, dtype and device
+        self._nan_tensors: dict[object, Tensor] = {}  # by shape, dtype and device
         self._batch = 0
 
-    def number_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
+    def number_batches(self, batches: Iterable[object]) -> Iterator[Any]:
         """Yield the batches and record the number of the current one."""
         for self._batch, batch in enumerate(batches):
             yield batch
@@ -206,7 +206,7 @@ class ActivationCache:
         is_start = start is not None and module is start.module
         is_skipped = start is not None and any(module is other for other in start.skipped)
 
-        def forward(*args: Any, **kwargs: Any) -> Any:
+        def forward(*args: object, **kwargs: object) -> Any:
             cached = self._outputs.get(self._batch) if is_start or is_skipped else None
             key = self._batch, id(module)
             if cached is None or cached.point is not start or not cached.unchanged:
@@ -220,7 +220,7 @@ class ActivationCache:
 
         return forward
 
-    def _store(self, point: CachePoint, output: Any) -> None:
+    def _store(self, point: CachePoint, output: object) -> None:
         """Replace the cached output of the batch, if the new one fits."""
         tensors = _tensors(output)
         previous = self._outputs.pop(self._batch, None)
@@ -297,7 +297,7 @@ def choose_cache_points(
         """
         results = []
 
-        def reach(value: Any) -> None:
+        def reach(value: object) -> None:
             results.append(trace.matches(name, _site_tensor(name, value, placement)))
             raise StopForward
 

@@ -147,7 +147,7 @@ class CallSelections:
                     self._hook(part, EnterPart(self))
             hook.parts = ()
 
-    def enter_call(self, module: Module, arguments: Mapping[str, Any], hook: EnterCall) -> None:
+    def enter_call(self, module: Module, arguments: Mapping[str, object], hook: EnterCall) -> None:
         """Select the tokens of a call that begins."""
         outer = self._current()
         has_tokens = any(arguments.get(key) is not None for key in ("input_ids", "inputs_embeds"))
@@ -197,7 +197,7 @@ class EnterPart:
     def __init__(self, selections: CallSelections) -> None:
         self.selections = selections
 
-    def __call__(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __call__(self, module: Module, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
         if not torch.compiler.is_compiling():
             self.selections.enter_part(module, args, kwargs)
 
@@ -216,7 +216,7 @@ class EnterCall(EnterPart):
         super().__init__(selections)
         self.parameters, self.parts, self.is_root = parameters, parts, is_root
 
-    def __call__(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __call__(self, module: Module, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
         compiling = torch.compiler.is_compiling()
         if self.is_root:
             if compiling:  # a counter would be a guard, so that each call would compile again
@@ -236,5 +236,5 @@ class Leave:
     def __init__(self, selections: CallSelections, *, is_call: bool) -> None:
         self.selections, self.is_call = selections, is_call
 
-    def __call__(self, module: Module, args: Any, output: Any) -> None:
+    def __call__(self, module: Module, args: object, output: object) -> None:
         self.selections.leave(module, is_call=self.is_call)

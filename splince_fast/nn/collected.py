@@ -65,7 +65,7 @@ class Collected(BySite):
         self.n_sequences = n_sequences
 
     def erasers(
-        self, method: str | Function, *, erase: Any, keep: Any = None, **options: Any
+        self, method: str | Function, *, erase: object, keep: object = None, **options: object
     ) -> Erasers:
         """Fit an eraser at every site.
 
@@ -112,7 +112,7 @@ class Collected(BySite):
         )
 
     def _fit(
-        self, method: Any, erase: Any, keep: Any, options: Mapping[str, Any]
+        self, method: Any, erase: Any, keep: Any, options: Mapping[str, object]
     ) -> list[tuple[Site, Projection]]:
         """Fit an eraser per site; those of heads are joined to a block-diagonal one."""
         fitted = [
@@ -147,12 +147,12 @@ class Collected(BySite):
             self.n_sequences + other.n_sequences,
         )
 
-    def _description(self) -> tuple[Any, ...]:
+    def _description(self) -> tuple[object, ...]:
         """Return the fields that must be equal in both terms of a sum."""
         names = sorted((site.name, site.module_class) for site in self._sites)
         return names, self._recipe.to_dict()
 
-    def _check_compatible(self, other: tuple[Any, ...]) -> None:
+    def _check_compatible(self, other: tuple[object, ...]) -> None:
         description = self._description()
         if description != other:
             raise IncompatibleMomentsError(
@@ -160,7 +160,7 @@ class Collected(BySite):
                 "and the same tokens, side, output and weight"
             )
 
-    def all_reduce(self, group: Any = None) -> Collected:
+    def all_reduce(self, group: object = None) -> Collected:
         """Sum over the processes of a group; all processes get the same sum, bit for bit.
 
         The moments of each site are reduced along a binary tree and broadcast by the first process.
@@ -215,7 +215,7 @@ class Collected(BySite):
 
     # -- association -----------------------------------------------------------------------
 
-    def trace(self, name: Any) -> dict[str, float]:
+    def trace(self, name: object) -> dict[str, float]:
         """Compute the linear association with a variable at each site.
 
         Parameters
@@ -235,7 +235,7 @@ class Collected(BySite):
             associations[site] = float(np.linalg.norm(cross)) / total**0.5 if total else 0.0
         return associations
 
-    def plot(self, name: Any, *, after: Collected | None = None) -> Any:
+    def plot(self, name: object, *, after: Collected | None = None) -> Any:
         """Plot the linear association with a variable at all sites.
 
         Parameters

@@ -21,9 +21,9 @@ from splince_fast.nn.tokens import TokenRule
 
 def run(
     model: Module,
-    batches: Iterable[Any],
+    batches: Iterable[object],
     collector: Collector,
-    forward: Callable[..., Any] | None,
+    forward: Callable[..., object] | None,
     progress: bool | None,
     recipe: CollectionSpec,
 ) -> Collected:
@@ -51,15 +51,15 @@ def run(
 
 def collector_for(
     model: Module,
-    at: Any,
+    at: object,
     *,
     labels: Labels,
-    tokens: Any,
+    tokens: object,
     placement: Placement,
     weight: str,
     skip_ids: Iterable[int],
-    device: Any,
-    options: Mapping[str, Any],
+    device: object,
+    options: Mapping[str, object],
 ) -> Collector:
     """Validate the arguments of :func:`collect` and return a collector."""
     unknown = set(options) - {"kinds", "joint"}
@@ -84,12 +84,12 @@ def collector_for(
 
 
 def collect(
-    model: Any,
-    batches: Iterable[Any],
-    at: Any,
+    model: object,
+    batches: Iterable[object],
+    at: object,
     *,
     labels: Labels,
-    tokens: Any = "body",
+    tokens: object = "body",
     side: str = "output",
     feature_dim: int = -1,
     output: int | str | None = None,
@@ -97,9 +97,9 @@ def collect(
     forward: Callable[[Any, Any], Any] | None = None,
     weight: str = "token",
     skip_ids: Iterable[int] = (),
-    device: Any = "model",
+    device: object = "model",
     progress: bool | None = None,
-    **moments: Any,
+    **moments: object,
 ) -> Collected:
     """Run a model over data once and accumulate the moments of activations at all sites.
 

@@ -95,8 +95,8 @@ class Collector:
         self.n_batches = self.n_sequences = 0
         self._work = Workspace()
         # Of the current batch:
-        self._batch_labels: dict[str, Any] = {}
-        self._selected: dict[Any, SelectedRows] = {}  # by mask and shape
+        self._batch_labels: dict[str, object] = {}
+        self._selected: dict[object, SelectedRows] = {}  # by mask and shape
         self._reached: set[str] = set()
         self._stopped = False
 
@@ -118,7 +118,7 @@ class Collector:
                 handle.remove()
 
     @contextmanager
-    def one_batch(self, batch: Any) -> Iterator[None]:
+    def one_batch(self, batch: object) -> Iterator[None]:
         """Prepare for a batch, which the ``with`` block runs."""
         self._batch_labels = read_labels(batch, self.labels)
         self._selected, self._reached, self._stopped = {}, set(), False
@@ -130,7 +130,7 @@ class Collector:
         self._selected = {}
         self.n_batches += 1
 
-    def add(self, name: str, value: Any) -> None:
+    def add(self, name: str, value: object) -> None:
         """Add the selected rows of a site, whose module returned or received `value`."""
         if self._stopped or sites.in_backward():
             return
@@ -299,7 +299,7 @@ def _label_rows(
     shape: tuple[int, ...],
     positions: NDArray[np.intp],
     sequence: NDArray[np.intp],
-) -> Any:
+) -> object:
     """Return the labels of the rows at `positions`, from one label per token or per sequence."""
     array = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
     array = np.asarray(array)

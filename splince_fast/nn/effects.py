@@ -247,7 +247,7 @@ class Effect:
         return self._table()._repr_html_()
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Replace NaN, which JSON cannot represent, by None."""
     if isinstance(value, dict):
         return {key: _plain(entry) for key, entry in value.items()}
@@ -303,13 +303,13 @@ class _RowSample:
         return {name: column[index] for name, column in joined.items()}
 
 
-def _label_column(column: Encoded) -> NDArray[Any]:
+def _label_column(column: Encoded) -> NDArray[np.generic]:
     """Return class names or numbers of rows; None or NaN for missing labels."""
     if isinstance(column, ClassCodes):
         names = np.empty(len(column.classes) + 1, object)
         names[:-1] = list(map(repr, column.classes))
         return names[column.codes]
-    values: NDArray[Any] = column.values
+    values: NDArray[np.generic] = column.values
     if column.present is not None:
         values = np.where(column.present[:, None], values, np.nan)
     return values[:, 0] if values.shape[1] == 1 else values
@@ -341,17 +341,17 @@ class _SampleCollector(Collector):
 
 
 def effect(
-    model: Any,
-    erasers: Any,
-    texts: Iterable[Any],
+    model: object,
+    erasers: object,
+    texts: Iterable[object],
     *,
     erase: str | None = None,
     keep: str | Iterable[str] | None = None,
     labels: Labels | None = None,
     groups: str | None = None,
     kinds: Mapping[str, str] | None = None,
-    at: Any = None,
-    tokens: Any = None,
+    at: object = None,
+    tokens: object = None,
     loss: Callable[[Any, Any], Any] | None = None,
     forward: Callable[[Any, Any], Any] | None = None,
     max_rows: int = 2000,
@@ -499,10 +499,10 @@ def _roles(erasers: Mapping[str, Any], erase: Any, keep: Any) -> dict[str, str]:
 
 def _run(
     model: Module,
-    erasers: Mapping[str, Any],
-    texts: Iterable[Any],
+    erasers: Mapping[str, object],
+    texts: Iterable[object],
     collector: _SampleCollector,
-    tokens: Any,
+    tokens: object,
     loss: Callable[[Any, Any], Any] | None,
     forward: Callable[[Any, Any], Any] | None,
     progress: bool | None,

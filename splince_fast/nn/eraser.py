@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import numpy as np
 import torch
@@ -178,7 +177,7 @@ class Eraser(torch.nn.Module):  # type: ignore[misc]
         return self
 
     def _load_from_state_dict(
-        self, state_dict: dict[str, Tensor], prefix: str, *rest: Any, **options: Any
+        self, state_dict: dict[str, Tensor], prefix: str, *rest: object, **options: object
     ) -> None:
         """Load factors of another rank, for which the buffers are replaced."""
         for name in ("left", "right", "neg_bias"):
@@ -188,10 +187,10 @@ class Eraser(torch.nn.Module):  # type: ignore[misc]
         super()._load_from_state_dict(state_dict, prefix, *rest, **options)
 
 
-def no_autocast(x: Tensor) -> AbstractContextManager[Any]:
+def no_autocast(x: Tensor) -> AbstractContextManager[object]:
     """Return a context without autocast, which would round products to 16 bits."""
     kind = x.device.type
     if kind == "meta" or not torch.is_autocast_enabled(kind):
         return nullcontext()
-    off: AbstractContextManager[Any] = torch.autocast(kind, enabled=False)
+    off: AbstractContextManager[object] = torch.autocast(kind, enabled=False)
     return off

@@ -70,7 +70,7 @@ class Erasers(BySite):
         """The rule for the tokens that :func:`install` changes."""
         return self.tokens if self._recipe.apply_to is None else self._recipe.apply_to
 
-    def _check_tokens(self, tokens: Any) -> None:
+    def _check_tokens(self, tokens: object) -> None:
         """Warn if `tokens` differ from those that the fit changed.
 
         Files do not store functions, so that no warning is possible for those.
@@ -136,9 +136,9 @@ def fit_site(
     name: str,
     moments: Moments,
     method: str | Function | None,
-    erase: Any,
-    keep: Any,
-    options: Mapping[str, Any],
+    erase: object,
+    keep: object,
+    options: Mapping[str, object],
 ) -> Projection:
     """Fit the eraser of one site; errors of the method name the site."""
     entry = method_of(method, keep)

@@ -99,7 +99,7 @@ def _readers(model: Module, example: Any, chosen: Mapping[str, Module]) -> dict[
     outputs: dict[str, Tensor] = {}
     readers: dict[str, list[str]] = {name: [] for name in chosen}
 
-    def store_output(name: str, module: Module, args: Any, output: Any) -> None:
+    def store_output(name: str, module: Module, args: object, output: object) -> None:
         outputs[name], _ = sites.pick(name, output, None)
 
     def find_readers(name: str, module: Module, args: Any, kwargs: Any) -> None:
@@ -130,7 +130,7 @@ def _share_memory(first: Tensor, second: Tensor) -> bool:
 
 
 def fold(
-    model: Any, erasers: Any, example: Any, *, tokens: Any = None, bias: str = "error"
+    model: Any, erasers: Any, example: Any, *, tokens: object = None, bias: str = "error"
 ) -> Folded:
     """Merge erasers into the weights of their sites, or of the layers that read the sites.
 

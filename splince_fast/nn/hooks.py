@@ -63,7 +63,7 @@ class SiteEraser:
             eraser.gate.fill_(value)
         return before
 
-    def erase(self, value: Any) -> Any:
+    def erase(self, value: object) -> Any:
         """Return an output or input of the module with erased rows."""
         if is_dynamo_compiling():  # counters and types of tensors would be guards
             self.ran_compiled = True

@@ -164,7 +164,7 @@ class Installed:
         self._depth += 1
         return self
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._depth -= 1
         if self._depth:
             return
@@ -192,7 +192,7 @@ def install(
     erasers: Any,
     *,
     at: Any = None,
-    tokens: Any = None,
+    tokens: object = None,
     side: str = "output",
     feature_dim: int = -1,
     output: int | str | None = None,

@@ -35,7 +35,7 @@ from splince_fast.projection import Projection
 class _RepeatedBatches:
     """Batches that are read once per site; InputError if a later pass differs from the first."""
 
-    def __init__(self, batches: Iterable[Any], labels: Labels) -> None:
+    def __init__(self, batches: Iterable[object], labels: Labels) -> None:
         if iter(batches) is batches:
             raise InputError(
                 "batches is an iterator, and every site needs its own pass; pass a list, a "
@@ -74,7 +74,7 @@ def _digest(labels: dict[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def _variables(names: Any) -> list[str]:
+def _variables(names: object) -> list[str]:
     """Return the variables in ``erase=`` or ``keep=``; joint cells count as their variables."""
     if isinstance(names, str):
         return [names]
@@ -83,16 +83,16 @@ def _variables(names: Any) -> list[str]:
 
 
 def fit_layers(
-    model: Any,
-    batches: Iterable[Any],
-    at: Any,
+    model: object,
+    batches: Iterable[object],
+    at: object,
     method: str | Function | None = None,
     *,
-    erase: Any,
-    keep: Any = None,
+    erase: object,
+    keep: object = None,
     labels: Labels | None = None,
-    tokens: Any = "body",
-    apply_to: Any = None,
+    tokens: object = "body",
+    apply_to: object = None,
     side: str = "output",
     feature_dim: int = -1,
     output: int | str | None = None,
@@ -100,12 +100,12 @@ def fit_layers(
     forward: Callable[[Any, Any], Any] | None = None,
     weight: str = "token",
     skip_ids: Iterable[int] = (),
-    device: Any = "model",
+    device: object = "model",
     progress: bool | None = None,
     on_infeasible: str | None = None,
     memory: int | None = None,
     bias: str = "keep",
-    **moments: Any,
+    **moments: object,
 ) -> Erasers:
     """Fit erasers at several sites that remain exact when all are installed.
 
@@ -205,7 +205,7 @@ def fit_layers(
     fitted_sites: list[Site] = []
     installed: Installed | None = None
     start: CachePoint | None = None
-    applied_rule: Any = None
+    applied_rule: object = None
     try:
         for name, store in zip(plan.order, [*plan.cache_points, None], strict=True):
             try:
@@ -258,7 +258,7 @@ def _plan(
         return _Plan(list(modules), dict.fromkeys(modules, False), no_points, 0)
     batch = running.batch_to(first[0], device)
 
-    def call() -> Any:
+    def call() -> object:
         return running.call(model, batch, label_keys(collector.labels), forward)
 
     limit = cache_limit(memory, device) if running.may_stop_early(model, forward) else 0

@@ -21,7 +21,7 @@ class StopForward(Exception):
     """Ends a forward pass after the last site."""
 
 
-def unwrap(model: Any) -> Module:
+def unwrap(model: object) -> Module:
     """Return the model inside torch.compile and nn.DataParallel, whose hooks run."""
     model = getattr(model, "_orig_mod", model)
     return model.module if isinstance(model, torch.nn.DataParallel) else model
@@ -38,7 +38,7 @@ def device_of(model: Module) -> torch.device:
     return next(iter(devices_of(model)), torch.device("cpu"))
 
 
-def batch_to(batch: Any, device: torch.device) -> Any:
+def batch_to(batch: object, device: torch.device) -> Any:
     """Copy the tensors of a batch to a device; copies to a GPU are asynchronous."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=device.type == "cuda")
@@ -65,7 +65,7 @@ def evaluating(model: Module) -> Iterator[None]:
                 module.training = mode
 
 
-def may_stop_early(model: Module, forward: Callable[..., Any] | None) -> bool:
+def may_stop_early(model: Module, forward: Callable[..., object] | None) -> bool:
     """Return whether a forward pass may end after the last site.
 
     It may not if a function of the caller runs the model, or if hooks of accelerate or FSDP need
@@ -80,7 +80,7 @@ def may_stop_early(model: Module, forward: Callable[..., Any] | None) -> bool:
 
 
 def call(
-    model: Module, batch: Any, label_keys: Sequence[str], forward: Callable[..., Any] | None
+    model: Module, batch: object, label_keys: Sequence[str], forward: Callable[..., object] | None
 ) -> Any:
     """Run a model on a batch: by `forward`, with keywords, by position, or as a single argument."""
     if forward is not None:
@@ -100,7 +100,7 @@ def call(
     return model(batch)
 
 
-def _positional(model: Module, batch: Sequence[Any]) -> Sequence[Any]:
+def _positional(model: Module, batch: Sequence[object]) -> Sequence[object]:
     """Return the positional arguments in a batch: of (inputs, labels) the inputs.
 
     Raises InputError for more entries than parameters.

@@ -138,12 +138,12 @@ def prefixes(name: str) -> Iterator[str]:
 # -- tensors -------------------------------------------------------------------------------
 
 
-def is_row_tensor(value: Any) -> bool:
+def is_row_tensor(value: object) -> bool:
     """Return whether a value is a tensor of floats."""
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def pick(name: str, output: Any, key: Key, feature_dim: int = -1) -> tuple[Tensor, Key]:
+def pick(name: str, output: object, key: Key, feature_dim: int = -1) -> tuple[Tensor, Key]:
     """Return the tensor of a site in the output of its module, and the index or field of it.
 
     The tensor is the output itself, element 0 of a tuple or list, or ``last_hidden_state`` or else
@@ -170,7 +170,7 @@ def pick(name: str, output: Any, key: Key, feature_dim: int = -1) -> tuple[Tenso
     return tensor, place
 
 
-def _element(output: Any, key: Key) -> tuple[Any, Key]:
+def _element(output: object, key: Key) -> tuple[Any, Key]:
     if isinstance(key, str):
         if isinstance(output, Mapping):
             return output.get(key), key
@@ -191,7 +191,7 @@ def _element(output: Any, key: Key) -> tuple[Any, Key]:
     return None, key
 
 
-def _elements(output: Any) -> list[tuple[int | str, Any]]:
+def _elements(output: object) -> list[tuple[int | str, Any]]:
     if isinstance(output, Mapping):
         return list(output.items())
     if isinstance(output, Sequence) and not isinstance(output, str):
@@ -227,7 +227,7 @@ def put(output: Any, key: Key, tensor: Tensor) -> Any:
     return type(output)(items)
 
 
-def pick_input(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | str:
+def pick_input(name: str, args: tuple[object, ...], kwargs: Mapping[str, Any]) -> int | str:
     """Return the position or the keyword of the input of a module; SiteError if it is ambiguous."""
     if args and is_row_tensor(args[0]):
         return 0
@@ -251,12 +251,12 @@ def add_hook(
     The result of the function replaces the output or input, unless it is None.
     """
 
-    def input_hook(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def input_hook(module: Module, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
         key = pick_input(name, args, kwargs)
         value = function(args[key] if isinstance(key, int) else kwargs[key])
         return None if value is None else replace_input(args, kwargs, key, value)
 
-    def output_hook(module: Module, args: Any, output: Any) -> Any:
+    def output_hook(module: Module, args: object, output: object) -> Any:
         return function(output)
 
     if side == "input":
@@ -265,8 +265,8 @@ def add_hook(
 
 
 def replace_input(
-    args: tuple[Any, ...], kwargs: dict[str, Any], key: int | str, value: Any
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    args: tuple[object, ...], kwargs: dict[str, Any], key: int | str, value: object
+) -> tuple[tuple[object, ...], dict[str, Any]]:
     """Return the arguments of a module with another input."""
     if isinstance(key, int):
         return (value, *args[key + 1 :]), kwargs
@@ -284,7 +284,7 @@ def check_width(name: str, x: Tensor, feature_dim: int, width: int) -> None:
         )
 
 
-def number_of_heads(model: Module, heads: Any) -> int | None:
+def number_of_heads(model: Module, heads: object) -> int | None:
     """Return the number of heads, which may be the name of an attribute of the configuration.
 
     Raises InputError unless it is a positive integer or None.
@@ -320,7 +320,7 @@ def merge_heads(name: str, x: Tensor, heads: int) -> Tensor:
     return x
 
 
-def describe(value: Any) -> str:
+def describe(value: object) -> str:
     """Describe a value by type and shapes, for messages."""
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} tensor {tuple(value.shape)}"

@@ -7,13 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self
 
-from numpy.typing import NDArray
-
 from splince_fast._runtime import files
 from splince_fast.exceptions import InputError
-
-Tensors = dict[str, NDArray[Any]]
-Record = tuple[Tensors, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -112,12 +107,12 @@ class BySite(Mapping[str, Any]):
 
     _KIND: ClassVar[str]
     # Functions that convert a value to a record and back.
-    _RECORD: ClassVar[tuple[Callable[[Any], Record], Callable[[Any, Any], Any]]]
+    _RECORD: ClassVar[tuple[Callable[[Any], files.Record], Callable[[Any, Any], Any]]]
     # Further arguments of the constructor, which are also attributes, with their types.
     _FURTHER: ClassVar[Mapping[str, type]]
 
     def __init__(
-        self, values: Mapping[str, Any], sites: Iterable[Site], recipe: CollectionSpec
+        self, values: Mapping[str, object], sites: Iterable[Site], recipe: CollectionSpec
     ) -> None:
         self._values = dict(values)
         self._sites = tuple(sites)
@@ -168,7 +163,7 @@ class BySite(Mapping[str, Any]):
         path : path
             The file, which is replaced atomically.
         """
-        tensors: Tensors = {}
+        tensors: files.Tensors = {}
         records = {}
         for i, (name, value) in enumerate(self._values.items()):
             of_site, records[name] = self._RECORD[0](value)

@@ -77,7 +77,7 @@ class TextBatches:
                 batch[name] = self._collate([values[i] for i in rows], length)
             yield batch
 
-    def _collate(self, values: list[Any], length: int) -> Any:
+    def _collate(self, values: list[Any], length: int) -> object:
         """Return the labels of a batch as a tensor of numbers or a list of names."""
         if isinstance(values[0], np.ndarray):  # labels of tokens
             missing = np.nan if values[0].dtype.kind == "f" else MISSING_LABEL

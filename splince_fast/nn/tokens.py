@@ -105,7 +105,7 @@ def parameters_of(module: Module) -> tuple[tuple[str, ...], bool]:
     return _parameters(type(module).forward)  # accelerate replaces the bound method
 
 
-def _past_length(arguments: Mapping[str, Any]) -> Any:
+def _past_length(arguments: Mapping[str, Any]) -> int | Tensor | None:
     """Return the number of tokens in the cache, as an int or a tensor; None if it is unknown.
 
     The result is 1 if a state shows only that there were earlier tokens.
@@ -123,7 +123,7 @@ def _past_length(arguments: Mapping[str, Any]) -> Any:
     return None if caches else 0
 
 
-def _is_cache(key: str, value: Any) -> bool:
+def _is_cache(key: str, value: object) -> bool:
     """Return whether an argument is a cache or a state of earlier tokens."""
     if value is None or isinstance(value, bool | int | str):
         return False
@@ -132,7 +132,7 @@ def _is_cache(key: str, value: Any) -> bool:
     return ("cache" in key or "past" in key) and not isinstance(value, Tensor)
 
 
-def _length_of(cache: Any) -> Any:
+def _length_of(cache: object) -> int | Tensor | None:
     """Return the number of tokens in a cache, 1 if it is only known to be positive, or None."""
     if hasattr(cache, "get_seq_length"):
         with suppress(ValueError):  # raised by a cache that holds states only
@@ -222,7 +222,7 @@ def _constant(tokens: Tensor, value: bool) -> Tensor:
     return torch.full(tokens.shape[:2], value, dtype=torch.bool, device=tokens.device)
 
 
-def _attended(tokens: Tensor, mask: Tensor | None, past: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _attended(tokens: Tensor, mask: Tensor | None, past: object) -> tuple[Tensor, Tensor, Tensor]:
     """Return the mask of attended tokens, their rank from 1 on, and the largest rank.
 
     Raises SiteError if the attention mask is shorter than the tokens.

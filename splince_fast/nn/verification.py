@@ -24,12 +24,12 @@ _ACTIVATION_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-5}
 LOW_PRECISION_TOLERANCE = 2e-2
 
 
-def outputs_of(model: Module, example: Any) -> list[Tensor]:
+def outputs_of(model: Module, example: object) -> list[Tensor]:
     """Run a model on the example; return the floating tensors of its output, in float64."""
     return [_to_float64(t) for t in _floating_tensors(running.call(model, example, (), None))]
 
 
-def _floating_tensors(value: Any) -> Iterator[Tensor]:
+def _floating_tensors(value: object) -> Iterator[Tensor]:
     if sites.is_row_tensor(value):
         yield value
     elif isinstance(value, Mapping | list | tuple):
@@ -41,7 +41,7 @@ def _to_float64(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", torch.float64)
 
 
-def attended(example: Any, tensor: Tensor) -> Tensor:
+def attended(example: object, tensor: Tensor) -> Tensor:
     """Return the rows of a tensor (B, T, ...) at attended tokens, all rows without a mask."""
     mask = example.get("attention_mask") if isinstance(example, Mapping) else None
     if not isinstance(mask, Tensor) or mask.ndim != 2 or tensor.shape[:2] != mask.shape:
@@ -82,7 +82,7 @@ def hooked(
         yield received
 
 
-def _erase_all(name: str, eraser: Eraser, axis: int, received: list[Tensor], value: Any) -> Any:
+def _erase_all(name: str, eraser: Eraser, axis: int, received: list[Tensor], value: object) -> Any:
     """Erase all rows of an output or input, and store the rows."""
     x, key = sites.pick(name, value, None, axis)
     sites.check_width(name, x, axis, eraser.n_features)
@@ -92,7 +92,7 @@ def _erase_all(name: str, eraser: Eraser, axis: int, received: list[Tensor], val
 
 
 def check_activations(
-    name: str, with_means: list[Tensor], without_means: list[Tensor], example: Any
+    name: str, with_means: list[Tensor], without_means: list[Tensor], example: object
 ) -> None:
     """Raise FoldError if dropping the means of other sites changes the activations at a site.
 
@@ -118,7 +118,7 @@ def check_activations(
         )
 
 
-def installed_outputs(model: Module, erasers: Any, example: Any) -> list[Tensor] | None:
+def installed_outputs(model: Module, erasers: object, example: object) -> list[Tensor] | None:
     """Return the outputs with installed erasers, None if the example does not suit their rule."""
     try:
         with warnings.catch_warnings():

@@ -15,9 +15,9 @@ from splince_fast.sources.base import Block, PieceSource, Source, is_matrix
 
 def from_arrays(
     X: Any,
-    labels: Any = None,
+    labels: object = None,
     *,
-    sample_weight: Any = None,
+    sample_weight: object = None,
     block_rows: int | None = None,
 ) -> Source:
     """Yield the rows of one array in blocks, which are views.
@@ -81,7 +81,7 @@ def from_arrays(
     )
 
 
-def take_block(X: Any, labels: Any, sample_weight: Any, start: int, stop: int) -> Block:
+def take_block(X: object, labels: object, sample_weight: object, start: int, stop: int) -> Block:
     """Slice rows, labels and weights; rows of a tensor are converted to a NumPy array."""
     rows = slice_rows(X, start, stop)
     return Block(

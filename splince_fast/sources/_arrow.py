@@ -127,7 +127,7 @@ def column_matrix(
             f"column {name!r} has a null within the vector in {row_name(row)}; drop such rows, or "
             "repair the embedding"
         )
-    matrix: NDArray[Any] = values.to_numpy(zero_copy_only=True).reshape(len(array), d)
+    matrix: NDArray[np.generic] = values.to_numpy(zero_copy_only=True).reshape(len(array), d)
     return matrix
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dask.array import Array
 
 
-def from_dask(X: Array, labels: Any = None, *, sample_weight: Any = None) -> Source:
+def from_dask(X: Array, labels: object = None, *, sample_weight: object = None) -> Source:
     """Yield the chunks of a dask array, which are computed when they are read.
 
     With ``Moments.from_blocks(source, client=client)`` the workers of a cluster compute and
@@ -105,7 +105,7 @@ def _column(column: Any, name: str, sizes: tuple[float, ...]) -> Any:
 class DaskSource(Source):
     """The chunks of a dask array with their labels."""
 
-    def __init__(self, X: Array, labels: Any, weight: Any) -> None:
+    def __init__(self, X: Array, labels: object, weight: object) -> None:
         self._sizes = X.chunks[0]
         sizes_known = not any(math.isnan(size) for size in self._sizes)
         n, d = (int(X.shape[0]) if sizes_known else None), int(X.shape[1])
@@ -155,7 +155,7 @@ class DaskPart(Source):
         super().__init__(name)
         lazy: list[Array] = []
 
-        def placeholder(value: Any) -> Any:
+        def placeholder(value: object) -> Any:
             if not hasattr(value, "__dask_graph__"):
                 return value
             lazy.append(value)
@@ -228,6 +228,6 @@ def _placeholders(chunk: Block) -> Iterator[int]:
     yield from (value for value in values if isinstance(value, _Placeholder))
 
 
-def _filled(chunk: Block, values: Mapping[int, Any]) -> Block:
+def _filled(chunk: Block, values: Mapping[int, object]) -> Block:
     """Return a chunk with values in place of its placeholders."""
     return _map_block(lambda v: values[v] if isinstance(v, _Placeholder) else v, chunk)

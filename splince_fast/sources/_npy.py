@@ -15,10 +15,10 @@ from splince_fast.sources.base import Source, as_paths, files_name
 
 
 def from_npy(
-    paths: Any,
-    labels: Any = None,
+    paths: object,
+    labels: object = None,
     *,
-    sample_weight: Any = None,
+    sample_weight: object = None,
     block_rows: int | None = None,
 ) -> Source:
     """Yield the rows of one .npy file or of several shards, as views of a memory map.
@@ -76,7 +76,7 @@ def from_npy(
     return source
 
 
-def _split_column(values: Any, name: str, shards: list[Shard]) -> Callable[[int], Any]:
+def _split_column(values: object, name: str, shards: list[Shard]) -> Callable[[int], object]:
     """Check a column, and return a function from the index of a shard to its part of the column."""
     if not _are_paths(values):
         counts = [shard.shape[0] for shard in shards]
@@ -141,7 +141,7 @@ def _open(path: str) -> np.memmap[Any, Any]:
         ) from error
 
 
-def _reopen(path: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.memmap[Any, Any]:
+def _reopen(path: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> np.memmap[Any, Any]:
     """Open a file again; InputError if its header has changed."""
     array = _open(path)
     if (array.shape, array.dtype) != (shape, dtype):

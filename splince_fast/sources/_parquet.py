@@ -6,7 +6,7 @@ import itertools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from splince_fast._runtime.blocks import choose_block_rows
 from splince_fast._runtime.extras import require
@@ -46,7 +46,7 @@ class _RowGroup(NamedTuple):
 
 
 def from_parquet(
-    paths: Any,
+    paths: object,
     embedding: str,
     labels: Sequence[str] | str | None = None,
     *,

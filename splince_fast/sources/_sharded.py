@@ -36,9 +36,9 @@ SplitColumn = Callable[[Any, str], Callable[[int], Any]]
 
 def sharded_source(
     shards: Sequence[Shard],
-    labels: Any = None,
+    labels: object = None,
     *,
-    sample_weight: Any = None,
+    sample_weight: object = None,
     block_rows: int | None = None,
     split_column: SplitColumn | None = None,
 ) -> Source:
@@ -80,7 +80,7 @@ def sharded_source(
     )
 
 
-def sliced(values: Any, name: str, counts: Sequence[int], rows_of: str) -> Callable[[int], Any]:
+def sliced(values: object, name: str, counts: Sequence[int], rows_of: str) -> Callable[[int], Any]:
     """Check a column over all rows, and return a function that slices the part of a shard."""
     check_length(values, sum(counts), name, rows_of)
     bounds = [0, *itertools.accumulate(counts)]

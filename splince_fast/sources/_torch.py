@@ -13,11 +13,11 @@ from splince_fast.sources.base import Block, Source, StreamSource, is_matrix, re
 
 
 def from_torch(
-    data: Any,
-    labels: Any = None,
+    data: object,
+    labels: object = None,
     *,
     embedding: str | None = None,
-    sample_weight: Any = None,
+    sample_weight: object = None,
     block_rows: int | None = None,
 ) -> Source:
     """Yield the rows of a tensor, or the batches of a DataLoader, as NumPy arrays.
@@ -177,7 +177,7 @@ def _shuffles(data: object) -> bool:
     return isinstance(data, utils.DataLoader) and any(isinstance(s, random) for s in samplers)
 
 
-def _known_rows(data: Any) -> int | None:
+def _known_rows(data: object) -> int | None:
     """Return the number of rows of a DataLoader; None unless sampler and collation are standard."""
     utils = require("torch.utils.data", "torch")
     if not isinstance(data, utils.DataLoader) or data.collate_fn is not utils.default_collate:
