@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime import threads
-from splince_fast._runtime.arrays import Rows
+from splince_fast._runtime.arrays import Rows, eps_of
 from splince_fast.exceptions import (
     IncompatibleMomentsError,
     NotEnoughDataError,
@@ -250,7 +250,10 @@ class Accumulator:
         parameters, buffer = self.parameters, self.buffer
         if buffer is None or parameters.joint or not parameters.kinds.keys() <= codes.keys():
             return False
-        return buffer.append_row(X, codes)
+        appended = buffer.append_row(X, codes)
+        if appended and self.state is not None and X.dtype != buffer.rows.dtype:
+            self.state.row_eps = max(self.state.row_eps, eps_of(X.dtype))
+        return appended
 
     def room(self, rows: Rows) -> int:
         """Number of further rows of this width and dtype that complete a block."""
