@@ -10,7 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime import erase_rows, files
-from splince_fast._runtime.arrays import check_feature_names, feature_names, is_tensor
+from splince_fast._runtime.arrays import (
+    check_feature_names,
+    feature_names,
+    is_tensor,
+    torch_to_numpy,
+)
 from splince_fast._runtime.progress import Progress
 from splince_fast.exceptions import FileFormatError, FoldError, InputError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, class_key, encode
@@ -244,10 +249,9 @@ class ConditionalEraser:
                 raise InputError("X records gradients, which this eraser does not; use X.detach()")
             if out is not None:
                 raise InputError("out= is for arrays; assign the result to a tensor")
-            plain = X.detach().cpu()
-            rows = (plain.float() if str(X.dtype) == "torch.bfloat16" else plain).numpy()
             from splince_fast._runtime.torch_rows import tensor_like
 
+            rows = torch_to_numpy(X)
             return tensor_like(X, self(rows, labels, mask=mask, progress=progress))
         rows = erase_rows.as_stack(X, self.n_features)
         if hasattr(X, "columns"):

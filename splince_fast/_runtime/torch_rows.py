@@ -171,6 +171,9 @@ def erase_tensor(
 
 def _check_rows(X: Tensor, width: int) -> None:
     """Raise InputError unless X is a dense tensor (..., width) of real numbers."""
+    if X.is_nested or X.is_quantized:
+        state, dense = ("nested", "pad it") if X.is_nested else ("quantized", "X.dequantize()")
+        raise InputError(f"X is {state}; pass a dense tensor of real numbers: {dense}")
     if X.layout != torch.strided or X.device.type == "meta":
         state = "on the meta device, and holds nothing" if X.device.type == "meta" else "sparse"
         raise InputError(f"X is {state}; pass a dense tensor that holds values: X.to_dense()")

@@ -31,8 +31,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="apply an eraser to files of rows",
         description="Apply an eraser to the rows of files. A .npy file is memory-mapped and a "
         ".parquet file is read by row groups, so that neither needs to fit in memory. Other "
-        "columns and arrays of a file are copied, and leading axes, such as (batch, token), are "
-        "kept.",
+        "columns are copied, other arrays if the format stays the same. Leading axes, such as "
+        "(batch, token), are kept.",
     )
     add = apply.add_argument
     add("eraser", metavar="ERASER", help="file that fit has written")
@@ -68,7 +68,9 @@ def run(args: argparse.Namespace) -> None:
     several = len(args.rows) > 1 or (
         os.path.isdir(args.rows[0]) and not rows.is_dataset(args.rows[0])
     )
-    pairs = _pairs(args, rows.expand(args.rows), several)
+    paths = rows.expand(args.rows)
+    rows.check_names(paths, args.key, args.embedding)
+    pairs = _pairs(args, paths, several)
     labels = _labels(args, eraser, pairs)
     if several and args.output is not None:
         os.makedirs(args.output, exist_ok=True)
@@ -223,7 +225,10 @@ def _erase_arrays(
     progress = None if args.jobs == 1 else False
     arrays = rows.read_arrays(path, args.key, "r+" if args.in_place else "r")
     X = arrays.X
-    empty = X[:0] if getattr(X, "ndim", 0) else X
+    try:
+        empty = X[:0] if getattr(X, "ndim", 0) else X
+    except RuntimeError:  # a sparse or nested tensor, which the eraser refuses
+        empty = X
     no_labels = None if labels is None else {name: column[:0] for name, column in labels.items()}
     dtype = eraser(empty, no_labels).dtype  # an error before anything is written
     if args.in_place:
@@ -237,7 +242,8 @@ def _erase_arrays(
         with rows.new_npy(Path(target), eraser(X[:0], no_labels).dtype, X.shape) as out:
             eraser(X, labels, out=out, progress=progress)
     else:
-        same_format = Path(path).suffix == Path(target).suffix
+        suffixes = {Path(path).suffix, Path(target).suffix}
+        same_format = len(suffixes) == 1 or suffixes == {".pt", ".pth"}
         other_arrays = arrays.others if same_format else {}
         result = eraser(X, labels, progress=progress)
         rows.write_arrays(target, arrays._replace(X=result, others=other_arrays))

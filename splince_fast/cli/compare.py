@@ -141,6 +141,8 @@ def _read(args: argparse.Namespace, names: list[str]) -> tuple[Any, dict[str, An
 
         source = from_parquet(X, embedding=args.embedding, labels=names)
         blocks = [(np.array(block.X), block.labels) for block in source]
+        if not blocks:
+            raise InputError(f"{X!r} has no rows")
         columns = {
             name: [value for _, labels in blocks for value in _values(labels[name])]
             for name in names
@@ -185,7 +187,7 @@ def _sizes(sizes: tuple[float, ...] | None) -> tuple[int, int, int] | None:
     """Check that the numbers of rows are integers."""
     if sizes is None:
         return None
-    if not all(math.isfinite(size) and size == int(size) for size in sizes):
-        raise InputError("--sizes needs whole numbers: training, validation and test rows")
+    if len(sizes) != 3 or not all(math.isfinite(size) and size == int(size) for size in sizes):
+        raise InputError("--sizes needs three whole numbers: training, validation and test rows")
     train, validation, test = map(int, sizes)
     return train, validation, test

@@ -176,6 +176,8 @@ def write_arrays(path: str, arrays: Arrays) -> None:
     InputError
         The format has no such dtype.
     """
+    from safetensors import SafetensorError
+
     target = Path(path)
     named = {arrays.key or "X": arrays.X, **arrays.others}
     tensors = any(hasattr(value, "detach") for value in named.values())
@@ -199,8 +201,10 @@ def write_arrays(path: str, arrays: Arrays) -> None:
             content = _tensors(named)
             torch.save(content["X"] if arrays.key == "" else content, partial)
         os.replace(partial, target)
-    except BaseException:
+    except BaseException as error:
         partial.unlink(missing_ok=True)
+        if isinstance(error, TypeError | SafetensorError):
+            raise InputError(f"{path!r} cannot be written: {error}; write .npy") from error
         raise
 
 
@@ -239,6 +243,15 @@ def new_npy(target: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Itera
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def check_names(paths: Sequence[str], key: str | None, embedding: str | None) -> None:
+    """Raise InputError for a name of an array or a column that no file needs."""
+    kinds = {format_of_rows(path) for path in paths}
+    if embedding is not None and kinds == {"array"}:
+        raise InputError("--embedding names a column of tables, and the files hold arrays")
+    if key is not None and ("array" not in kinds or all(p.endswith(".npy") for p in paths)):
+        raise InputError("--key names one of several arrays, and no file holds several")
 
 
 def embedding_missing(path: str) -> InputError:
@@ -294,6 +307,7 @@ def source_of(
             f"the files are of different kinds: {', '.join(sorted(kinds))}; pass files of one kind"
         )
     kind = kinds.pop()
+    check_names(paths, key, embedding)
     if kind == "array":
         return _array_source(paths, key, labels())
     if embedding is None:

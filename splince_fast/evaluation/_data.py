@@ -56,7 +56,10 @@ def read_rows(X: object) -> Matrix:
             )
             raise
     if isinstance(X, sources.Source):
-        return np.concatenate([np.array(as_rows(block.X)) for block in X])
+        arrays = [np.array(as_rows(block.X)) for block in X]
+        if not arrays:
+            raise InputError(f"{X.name} has no rows")
+        return np.concatenate(arrays)
     return as_rows(X)
 
 

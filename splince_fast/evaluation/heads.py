@@ -26,6 +26,7 @@ from splince_fast.evaluation._cells import cells_of_groups, check_classes, class
 from splince_fast.evaluation.metrics import counts_per_code
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassName, Columns, encode_one, names_array
+from splince_fast.moments.parameters import check_random_state
 
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
@@ -146,9 +147,11 @@ def fit_head(
     Raises
     ------
     InputError
-        A parameter out of range, or separable classes at alpha 0.
+        A parameter out of range, a `start` of another shape, or separable classes at alpha 0.
     LabelError
         Fewer than two classes.
+    NotEnoughDataError
+        No row has a value of y, or all rows are equal.
 
     Examples
     --------
@@ -162,6 +165,7 @@ def fit_head(
     True
     """
     check_alpha(alpha)
+    random_state = check_random_state(random_state, bits=32)  # as scikit-learn takes
     if solver not in ("newton", "sgd"):
         raise InputError(f"solver is {solver!r}; choose 'newton' or 'sgd'")
     rows = np.asarray(as_rows(X), dtype=np.float64)
@@ -169,6 +173,8 @@ def fit_head(
     encoded = encode_one(y, len(rows), name="y")
     if isinstance(encoded, Columns):
         present = slice(None) if encoded.present is None else encoded.present
+        if not len(rows[present]):
+            raise NotEnoughDataError("no row has a value of y")
         scaled = Scaled.of(rows[present], scale=scale, feature_names=columns)
         w, b = ridge_path(scaled.rows, encoded.values[present], (alpha,), None)
         return scaled.head(w[0], b[0], (), alpha)
@@ -329,6 +335,10 @@ def _sgd(
     )
     first = {}
     if start is not None:
+        n_classes = int(codes.max()) + 1
+        shape = (1 if n_classes == 2 else n_classes, scaled.rows.shape[1])
+        if start.coef_.shape != shape:
+            raise InputError(f"start has weights {start.coef_.shape}, and y needs {shape}")
         first = {
             "coef_init": start.coef_ * scaled.scale,
             "intercept_init": start.intercept_ + start.coef_ @ scaled.centre,

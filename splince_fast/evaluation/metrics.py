@@ -461,6 +461,8 @@ def covariance_ratio(eraser: Projection, moments: Moments, name: VariableName) -
     ------
     UnknownVariableError
         No such variable was accumulated.
+    InputError
+        The eraser is no Projection, or of another width than the moments.
 
     Examples
     --------
@@ -474,6 +476,11 @@ def covariance_ratio(eraser: Projection, moments: Moments, name: VariableName) -
     True
     """
     S = moments.cross_covariance(name, ddof=0)
+    if not isinstance(eraser, Projection) or eraser.n_features != len(S):
+        width = f" of width {eraser.n_features}" if isinstance(eraser, Projection) else ""
+        raise InputError(
+            f"eraser is a {type(eraser).__name__}{width}; it must be a Projection of width {len(S)}"
+        )
     kept = S - eraser.left @ (eraser.right.T @ S)
     whole = float(np.sum(S**2))
     return float(np.sum(kept**2)) / whole if whole else math.nan

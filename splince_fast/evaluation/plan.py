@@ -273,8 +273,9 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
     levels, protocol = _levels(settings, y, concept_codes)
     for name in ("n_seeds", "random_state"):
         value = getattr(settings, name)
-        if not is_integer(value) or value < (name == "n_seeds"):
-            raise InputError(f"{name} is {value!r}; it must be an integer of at least 0 (1 seed)")
+        least = int(name == "n_seeds")
+        if not is_integer(value) or value < least:
+            raise InputError(f"{name} is {value!r}; it must be an integer of at least {least}")
     parts = None if settings.test is None else _parts(settings.test, n)
     splits.check_method(settings.association_method, "association_method")
     if settings.weighted and protocol is None:

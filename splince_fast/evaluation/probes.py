@@ -24,6 +24,7 @@ from splince_fast.evaluation._cells import class_codes
 from splince_fast.evaluation.heads import decide
 from splince_fast.exceptions import InputError, SplinceWarning
 from splince_fast.labels import Columns, encode_one
+from splince_fast.moments.parameters import check_random_state
 
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
@@ -156,8 +157,9 @@ def leakage(
     The linear probe is logistic with mean log-loss + .01 / 2 |w|^2 on features of unit variance
     (ridge for a quantity); "quadratic" is the discriminant of normal distributions with a
     covariance per class, .9 S_c + .1 S, on the leading 64 principal components; "mlp" is
-    scikit-learn's ``MLPClassifier((128,), early_stopping=True)`` and "boosting" its histogram
-    gradient boosting on the same components.
+    scikit-learn's ``MLPClassifier((128,), early_stopping=True)``, without early stopping for
+    fewer than 10 training rows per class, and "boosting" its histogram gradient boosting on the
+    same components.
     Features and directions below 1e-6 of the largest are rounding residue and left out; where
     all features vary by rounding alone, every probe is at chance.
 
@@ -213,6 +215,7 @@ def leakage(
         raise InputError(f"cv is {cv!r}; it must be an integer of at least 2")
     if not is_integer(n_permutations) or n_permutations < 0:
         raise InputError(f"n_permutations is {n_permutations!r}; it must be a non-negative integer")
+    random_state = check_random_state(random_state, bits=32)  # as scikit-learn takes
     array = as_rows(X_fresh, name="X_fresh")
     rows = np.asarray(array, dtype=np.float64)
     eps = np.finfo(array.dtype).eps if array.dtype.kind == "f" else 0.0
@@ -458,7 +461,9 @@ def _nonlinear_scores(name: str, rows: Float, target: ProbeTarget, random_state:
             white = axes.T * (len(train) ** 0.5 / sizes[: len(axes)])
             logs = _gaussian_scores(fitted @ white, codes[train], new @ white, n_classes)
         else:
-            model: Any = MLPClassifier((128,), early_stopping=True, random_state=random_state)
+            fewest = np.bincount(codes[train]).min()
+            stop = len(train) >= 10 * n_classes and fewest > 1  # it stratifies a tenth of the rows
+            model: Any = MLPClassifier((128,), early_stopping=stop, random_state=random_state)
             if name == "boosting":
                 model = HistGradientBoostingClassifier(random_state=random_state)
             with warnings.catch_warnings():
@@ -516,16 +521,21 @@ def probe_quantity(
 
     if len(rows) < 2 * cv or np.ptp(values, axis=0).max(initial=0.0) == 0.0:
         return Leakage((), len(rows), 0, "too few held-out rows, or a constant quantity")
+    if groups is not None and len(np.unique(groups)) < cv:
+        return Leakage((), len(rows), 0, f"fewer groups than the {cv} folds")
     splitter = KFold if groups is None else GroupKFold
     folds = list(splitter(cv, shuffle=True, random_state=random_state).split(rows, groups=groups))
     rng = np.random.default_rng(random_state)
     permutations = (permutation_within(values, groups, rng) for _ in range(n_permutations))
     constant = _is_constant(rows, residue)
+    rounding = _ROUNDINGS * np.finfo(np.float64).eps * np.abs(values).max()
     scores = []
     for target in (values, *(values[permutation] for permutation in permutations)):
         fractions = []
         for train, held_out in folds:
             whole = rest = target[held_out] - target[train].mean(axis=0)
+            if np.abs(whole).max() <= rounding:
+                continue  # R^2 is 0 / 0
             if not constant:
                 fitted, new = _standardised(rows, train, held_out)
                 model = Ridge(alpha=ALPHA * len(train)).fit(fitted, target[train])

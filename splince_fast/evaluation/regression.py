@@ -40,7 +40,12 @@ class LogOddsRegression:
     clusters: NDArray[np.intp]
 
     def __getitem__(self, name: str) -> float:
-        return float(self.coefficients[self.names.index(name)])
+        return float(self.coefficients[self._index(name)])
+
+    def _index(self, name: str) -> int:
+        if name not in self.names:
+            raise KeyError(f"no score {name!r}; the coefficients are {self.names}")
+        return self.names.index(name)
 
     @property
     def odds_ratios(self) -> dict[str, float]:
@@ -51,7 +56,9 @@ class LogOddsRegression:
         """Limits of the t interval of a coefficient, with n_clusters - 1 degrees of freedom."""
         from scipy.stats import t
 
-        i = self.names.index(name)
+        if not 0 < level < 1:
+            raise InputError(f"level is {level!r}; it must lie between 0 and 1, such as .95")
+        i = self._index(name)
         half = float(t.ppf((1 + level) / 2, self.n_clusters - 1)) * self.covariance[i, i] ** 0.5
         return self[name] - half, self[name] + half
 
@@ -76,7 +83,7 @@ class LogOddsRegression:
         from scipy.stats import t
 
         same = self.n == other.n and np.array_equal(self.clusters, other.clusters)
-        if not same or name not in other.names:
+        if not same or name not in self.names or name not in other.names:
             raise InputError("the two regressions are not of the same rows, clusters and scores")
         i, j = self.names.index(name), other.names.index(name)
         influence = self.residual_scores[:, i] - other.residual_scores[:, j]
@@ -125,7 +132,7 @@ def log_odds_regression(
     Raises
     ------
     InputError
-        No score, different lengths, or collinear scores.
+        No score, one named "intercept", different lengths, or collinear scores.
     NonFiniteError
         NaN or infinity.
     NotEnoughDataError
@@ -141,6 +148,8 @@ def log_odds_regression(
     2.0
     """
     y = np.asarray(log_odds, dtype=np.float64)
+    if "intercept" in scores:
+        raise InputError("a score is named 'intercept', as is the constant; rename it")
     if y.ndim != 1 or not scores:
         raise InputError("pass log_odds of shape (n,) and at least one score by name")
     columns = [np.ones(len(y))]
@@ -162,7 +171,7 @@ def log_odds_regression(
     if g <= X.shape[1]:
         raise NotEnoughDataError(f"{g} clusters are too few for {X.shape[1]} coefficients")
     Q, R = np.linalg.qr(X)
-    if np.abs(np.diag(R)).min() <= 1e-10 * np.abs(np.diag(R)).max():
+    if (np.abs(np.diag(R)) <= 1e-10 * np.linalg.norm(X, axis=0)).any():
         raise InputError("the scores are collinear (or constant); leave one out")
     coefficients = np.linalg.solve(R, Q.T @ y)
     residual = y - X @ coefficients

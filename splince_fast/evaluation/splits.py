@@ -14,6 +14,7 @@ from splince_fast._solve.options import is_integer
 from splince_fast.evaluation._cells import check_classes, class_codes
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassCodes, ClassName
+from splince_fast.moments.parameters import check_random_state
 
 Rows = NDArray[np.intp]
 Float = NDArray[np.float64]
@@ -490,6 +491,7 @@ def spurious_split(
     """
     check_p(p)
     check_method(method)
+    check_random_state(random_state)
     y = class_codes(task, "task")
     protocol = Protocol.of(y, class_codes(concept, "concept", len(y)), aligned_class, groups)
     sizes = protocol.largest_sizes([p]) if sizes is None else check_sizes(sizes)

@@ -127,10 +127,10 @@ def _are_names(names: object) -> bool:
     return isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
 
 
-def check_random_state(random_state: Any) -> int:
-    """The seed as an int; InputError unless it is an integer from 0 to 2**63 - 1."""
-    if not is_integer(random_state) or not 0 <= random_state < 1 << 63:
+def check_random_state(random_state: Any, bits: int = 63) -> int:
+    """The seed as an int; InputError unless it is an integer from 0 to 2**bits - 1."""
+    if not is_integer(random_state) or not 0 <= random_state < 1 << bits:
         raise InputError(
-            f"random_state is {random_state!r}; it must be an integer from 0 to 2**63 - 1"
+            f"random_state is {random_state!r}; it must be an integer from 0 to 2**{bits} - 1"
         )
     return int(random_state)

@@ -49,6 +49,13 @@ def run(
     )
 
 
+def _device(device: Any) -> torch.device:
+    try:
+        return torch.device(device)
+    except (TypeError, RuntimeError) as error:
+        raise InputError(f"device is {device!r}; it is 'model' or a torch.device") from error
+
+
 def collector_for(
     model: Module,
     at: object,
@@ -68,17 +75,17 @@ def collector_for(
             f"collect takes no {sorted(unknown)}; of the parameters of Moments it knows kinds "
             "and joint"
         )
+    if not (callable(labels) or isinstance(labels, Iterable)):
+        raise InputError(f"labels is {labels!r}; it is a key of the batches, keys, or a function")
     if weight not in ("token", "sequence"):
         raise InputError(f"weight is {weight!r}; it is 'token' or 'sequence'")
     return Collector(
         modules=sites.find(model, at),
-        token_rule=TokenRule.of(
-            None if tokens == "body" else tokens, tuple(skip_ids), allow_mean=True
-        ),
+        token_rule=TokenRule.of(None if tokens == "body" else tokens, skip_ids, allow_mean=True),
         placement=placement,
         labels=labels,
         by_sequence=weight == "sequence",
-        device=None if device == "model" else torch.device(device),
+        device=None if device == "model" else _device(device),
         parameters=Parameters.of(None, options.get("kinds"), options.get("joint") or (), False),
     )
 

@@ -9,6 +9,8 @@ model with hooks, and the fold is undone if they differ.
 
 from __future__ import annotations
 
+import math
+import os
 import warnings
 from collections import Counter
 from collections.abc import Mapping
@@ -190,8 +192,15 @@ def fold(
     model = running.unwrap(model)
     if bias not in ("error", "add", "drop"):
         raise InputError(f"bias is {bias!r}; it is 'error', 'add' or 'drop'")
-    if not isinstance(erasers, Mapping):
+    if isinstance(erasers, str | os.PathLike):
         erasers = Erasers.load(erasers)
+    if not isinstance(erasers, Mapping):
+        raise InputError(
+            f"erasers is {type(erasers).__name__}; pass Erasers, the path of their file, or a "
+            "mapping of names to projections, such as {'norm': projection}"
+        )
+    if tokens not in (None, "all"):
+        raise InputError(f"tokens is {tokens!r}; a fold erases at every token: pass 'all'")
     if isinstance(erasers, Erasers):
         if erasers.apply_to != "all" and tokens != "all":
             raise InputError(
@@ -204,8 +213,6 @@ def fold(
             raise FoldError(
                 "only inputs and whole outputs of modules are folded; use install for this site"
             )
-    elif tokens not in (None, "all"):
-        raise InputError(f"tokens is {tokens!r}; a fold erases at every token: pass 'all'")
     chosen: dict[str, Module] = {}
     projections: dict[str, Projection] = {}
     for at, projection in erasers.items():
@@ -245,6 +252,12 @@ def fold(
                 for of_site in changes.values()
                 for layer, _ in of_site
             )
+            if not math.isfinite(distance):
+                raise FoldError(
+                    "the outputs of the folded model on the example cannot be compared: they hold "
+                    "NaN or infinity. Pass another example; weights that overflow need bfloat16 or "
+                    "float32"
+                )
             if not distance <= tolerance:
                 raise FoldError(
                     f"the folded model differs from the hooked one by {distance:.1e} of the range "

@@ -277,8 +277,7 @@ def install(
     if isinstance(erasers, Projection):
         if at is None:
             raise InputError("a single Projection needs at=, the names of the sites it is for")
-        names = [at] if isinstance(at, str | Module) else list(at)
-        pairs: list[tuple[Any, Projection]] = [(name, erasers) for name in names]
+        pairs: list[tuple[Any, Projection]] = [(at, erasers)]
     elif isinstance(erasers, Mapping):
         if at is not None:
             raise InputError("at= is for a single Projection; these erasers name their sites")
@@ -290,7 +289,13 @@ def install(
             f"erasers is {type(erasers).__name__}; pass Erasers, the path of their file, a "
             "mapping of names to projections, or a projection with at="
         )
+    placement = Placement.of(side, feature_dim, output)
     if isinstance(erasers, Erasers):
+        if placement != Placement():
+            raise InputError(
+                "side=, feature_dim= and output= are for projections; these erasers store theirs: "
+                f"{erasers.placement}"
+            )
         placement, skip_ids = erasers.placement, erasers.skip_ids
         tokens = erasers.apply_to if tokens is None else tokens
         erasers._check_tokens(tokens)
@@ -300,7 +305,7 @@ def install(
                 "tokens=, the rule for the tokens to change ('all' is the usual choice)"
             )
     else:
-        placement, skip_ids = Placement.of(side, feature_dim, output), ()
+        skip_ids = ()
     selections = CallSelections(TokenRule.of(tokens, skip_ids))
     site_erasers: list[tuple[Module, SiteEraser]] = []
     rank_zero = []

@@ -43,7 +43,7 @@ def find(model: Module, at: str | Module | Iterable[str | Module]) -> dict[str, 
     if not isinstance(model, Module):
         raise SiteError(f"model is {type(model).__name__}; it must be a torch.nn.Module")
     modules = named_modules(model)
-    sites = [at] if isinstance(at, str | Module) else list(at)
+    sites = list(at) if isinstance(at, Iterable) and not isinstance(at, str | Module) else [at]
     if not sites:
         raise SiteError("at names no site; pass a dotted name, a pattern, or a list of them")
     selected = {name for site in sites for name in _matching(modules, site)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ class TokenRule:
                 "that returns a bool tensor (B, T)"
             )
         try:
-            return cls(rule, tuple(int(i) for i in skip_ids))
+            return cls(rule, tuple(operator.index(i) for i in skip_ids))
         except (TypeError, ValueError) as error:
             raise InputError(f"skip_ids is {skip_ids!r}; it must hold token ids") from error
 

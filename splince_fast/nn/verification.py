@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Module
@@ -50,13 +51,20 @@ def attended(example: object, tensor: Tensor) -> Tensor:
 
 
 def difference(first: list[Tensor], second: list[Tensor]) -> float:
-    """Return the largest difference, relative to the range of each tensor."""
-    largest = 0.0
+    """Return the largest difference, relative to the range of the finite numbers of each tensor.
+
+    Entries that are NaN in both, or infinite and equal, do not differ. The result is not finite
+    where one of two entries is not, or where no entry is.
+    """
+    distances = [0.0]
     for a, b in zip(first, second, strict=True):
-        if a.numel():
-            scale = float(a.max() - a.min()) or 1.0
-            largest = max(largest, float((a - b).abs().max()) / scale)
-    return largest
+        if not a.numel():
+            continue
+        finite = a[a.isfinite()]
+        scale = float(finite.max() - finite.min()) if len(finite) else torch.nan
+        same = (a == b) | (a.isnan() & b.isnan())
+        distances.append(float(torch.where(same, 0.0, (a - b).abs()).max()) / (scale or 1.0))
+    return float(np.max(distances))  # NaN if one of them is
 
 
 @contextmanager

@@ -640,6 +640,16 @@ def test_apply_needs_memory_for_a_piece_only(
             ["apply", "e", "two.npz", "--key", "z", "-o", "out.npy"],
             "no array 'z'; its arrays are 'a'",
         ),
+        (["apply", "e", "X.npy", "--key", "a", "-o", "out.npy"], "no file holds several"),
+        (["apply", "e", "X.npy", "--embedding", "v", "-o", "out.npy"], "the files hold arrays"),
+        pytest.param(
+            ["apply", "e", "long.npy", "-o", "out.safetensors"],
+            "cannot be written",
+            marks=pytest.mark.skipif(
+                np.longdouble(1).itemsize == 8, reason="long doubles are float64 here"
+            ),
+        ),
+        (["fit", "X.npy", "--key", "a", "--erase", "z", "-o", "out"], "no file holds several"),
         (["apply", "e", "X.npy", "-o", "out.txt"], "can be written as .npy, .npz"),
         (["apply", "e", "X.npy", "-o", ""], "--output is empty"),
         (["apply", "e", "X.npy", "a.npy", "-o", ""], "--output is empty"),
@@ -662,6 +672,7 @@ def test_mistakes_of_apply_change_nothing(
 ) -> None:
     np.save("narrow.npy", np.ones((4, 3)))
     np.save("integers.npy", np.ones((4, WIDTH), int))
+    np.save("long.npy", np.ones((4, WIDTH), np.longdouble))
     np.savez("two.npz", a=np.ones((4, WIDTH)), b=np.ones(3))
     for name in ("broken.npy", "broken.npz"):
         Path(name).write_bytes(b"nothing")
@@ -761,6 +772,33 @@ def test_a_file_that_is_one_tensor_stays_one(
     assert torch.equal(torch.load("y.pt"), eraser(X))
     told(capsys, "apply", "e", "X.npy", "-o", "named.pt")  # control: an array gets a name
     assert list(torch.load("named.pt")) == ["X"]
+    torch.save({"X": X, "other": torch.ones(3)}, "two.pt")
+    told(capsys, "apply", "e", "two.pt", "--key", "X", "-o", "two.pth")  # one format, two suffixes
+    assert list(torch.load("two.pth")) == ["X", "other"]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch calls these tensors prototypes
+@pytest.mark.parametrize("kind", ["sparse", "csr", "quantized", "nested"])
+def test_tensors_that_are_not_dense_are_an_error_of_one_line(
+    eraser: sf.Projection, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+    X = torch.from_numpy(np.load("X.npy")).float()
+    tensor = {
+        "sparse": X.to_sparse,
+        "csr": X.to_sparse_csr,
+        "quantized": lambda: torch.quantize_per_tensor(X, 0.1, 0, torch.qint8),
+        "nested": lambda: torch.nested.nested_tensor([X[:3], X[:5]]),
+    }[kind]()
+    torch.save(tensor, "x.pt")
+    for target in ("y.pt", "y.npy"):
+        assert main(["apply", "e", "x.pt", "-o", target]) == 2
+        assert "pass a dense tensor" in capsys.readouterr().err
+        assert not Path(target).exists()
+    z = np.arange(len(X)) % 2
+    conditional = sf.oracle(sf.Moments().update(X, {"z": z}), erase="z")
+    with pytest.raises(sf.InputError, match="pass a dense one"):
+        conditional(tensor, {"z": z})
 
 
 def test_brain_floats_and_tokens(eraser: sf.Projection, capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,6 +80,10 @@ def test_a_parquet_file_holds_rows_and_labels(
     assert main(["compare", "people.parquet", "--embedding", "vector", "--erase", "gender",
                  "--keep", "job", "--seeds", "1", "--alphas", ".1"]) == 0  # fmt: skip
     assert "LEACE" in capsys.readouterr().out
+    parquet.write_table(table.slice(0, 0), "people.parquet")
+    assert main(["compare", "people.parquet", "--embedding", "vector", "--erase", "gender",
+                 "--keep", "job"]) == 2  # fmt: skip
+    assert "has no rows" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -128,6 +132,7 @@ def test_a_failing_eraser_keeps_the_status_and_strict_does_not(
         (["-o", ""], "--output is empty"),
         (["--save", ""], "--save is empty"),
         (["-o", "old.html"], "--force"),
+        (["--association", ".8", "--sizes", "100,10"], "three whole numbers"),
         (["--association", ".8", "--sizes", "inf,10,10"], "whole numbers"),
         (["--association", ".8", "--sizes", "nan,10,10"], "whole numbers"),
         (["--association", ".8", "--sizes", "100.5,10,10"], "whole numbers"),

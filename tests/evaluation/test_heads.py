@@ -165,6 +165,20 @@ def test_an_alpha_out_of_range_is_refused(alpha: Any) -> None:
         ev.fit_head(np.eye(3), [0, 1, 0], alpha=alpha)
 
 
+def test_a_start_of_another_shape_is_refused() -> None:
+    X, y, _ = data(0)
+    for start in (ev.fit_head(X[:, :5], y), ev.fit_head(X, np.arange(400) % 3)):
+        with pytest.raises(InputError, match="start has weights"):
+            ev.fit_head(X, y, solver="sgd", start=start)
+    with pytest.raises(InputError, match="random_state is -1"):
+        ev.fit_head(X, y, solver="sgd", random_state=-1)
+
+
+def test_a_quantity_without_values_is_refused() -> None:
+    with pytest.raises(NotEnoughDataError, match="no row has a value"):
+        ev.fit_head(np.eye(3), np.full(3, np.nan))
+
+
 def test_one_class_is_refused() -> None:
     with pytest.raises(LabelError, match="1 class"):
         ev.fit_head(np.eye(3), [0, 0, 0])

@@ -198,6 +198,10 @@ def test_covariance_ratio_follows_its_formula() -> None:
         direct = np.sum((eraser.matrix() @ S) ** 2) / np.sum(S**2)
         assert ev.covariance_ratio(eraser, moments, "y") == pytest.approx(direct, rel=1e-9)
     assert ev.covariance_ratio(eraser, moments, "y") == pytest.approx(1.0)
+    with pytest.raises(InputError, match="a Projection of width 4"):
+        ev.covariance_ratio(eraser, sf.Moments().update(X[:, :4], {"y": y}), "y")
+    with pytest.raises(InputError, match="ConditionalEraser"):
+        ev.covariance_ratio(sf.oracle(moments, erase="z"), moments, "y")
 
 
 def test_arguments_out_of_range_are_typed_errors() -> None:

@@ -129,6 +129,28 @@ def test_rows_that_allow_no_probe_give_the_reason() -> None:  # case 3
     assert "not measurable" in str(found)
     few = ev.leakage(X, np.r_[np.zeros(17), np.ones(3)].astype(int))
     assert "3 held-out rows" in few.reason
+    grouped = ev.leakage(X, X[:, 0], probes=("linear",), groups=np.arange(20) % 3)
+    assert "fewer groups than the 5 folds" in grouped.reason
+
+
+@pytest.mark.parametrize("constant", [0.5, 0.1])
+def test_folds_in_which_a_quantity_is_constant_have_no_r2(constant: float) -> None:
+    """One group holds both outliers, so that the others equal the mean of their training rows.
+
+    In the fold of the outliers the training target is constant, so that R^2 is 0 to rounding. With
+    0.1 the deviations of the other folds are rounding, not 0.
+    """
+    quantity = np.full(50, constant)
+    quantity[:2] += 1, -1
+    X, groups = np.random.default_rng(0).normal(size=(50, 3)), np.arange(50) // 5
+    found = ev.leakage(X, quantity, probes=("linear",), groups=groups)["linear"]
+    assert abs(found.r2) < 1e-12
+
+
+@pytest.mark.parametrize("n", [10, 12])
+def test_rows_too_few_for_early_stopping_are_probed(n: int) -> None:
+    X = np.random.default_rng(0).normal(size=(n, 3))
+    assert len(ev.leakage(X, np.arange(n) % 2).probes) == 4
 
 
 def test_rounding_residue_is_no_leakage() -> None:
@@ -148,6 +170,9 @@ def test_arguments_out_of_range_are_refused() -> None:
         ev.leakage(np.eye(4), [0, 1, 0, 1], cv=1)
     with pytest.raises(InputError, match="n_permutations is True"):
         ev.leakage(np.eye(4), [0, 1, 0, 1], n_permutations=True)
+    for random_state in (-1, None, 1 << 32):
+        with pytest.raises(InputError, match="random_state is"):
+            ev.leakage(np.eye(4), [0, 1, 0, 1], random_state=random_state)
 
 
 def test_the_quadratic_probe_reads_covariances_and_the_linear_one_does_not() -> None:

@@ -68,6 +68,22 @@ def test_invalid_scores_are_refused() -> None:
         ev.log_odds_regression(ODDS * np.nan, a=Y)
     with pytest.raises(NotEnoughDataError, match="clusters"):
         ev.log_odds_regression(ODDS, a=Y, clusters=NOUN % 2)
+    with pytest.raises(InputError, match="'intercept'"):
+        ev.log_odds_regression(ODDS, intercept=Y)
     one = ev.log_odds_regression(ODDS, a=Y)
     with pytest.raises(InputError, match="same rows"):
         one.difference(ev.log_odds_regression(ODDS[:100], a=Y[:100]), "a")
+    with pytest.raises(InputError, match="scores"):
+        one.difference(ev.log_odds_regression(ODDS, b=Y), "b")
+    with pytest.raises(KeyError, match="no score 'b'"):
+        one["b"]
+    with pytest.raises(InputError, match="level is 95"):
+        one.interval("a", level=95)
+
+
+@pytest.mark.parametrize("unit", [1e-12, 1e12])
+def test_units_of_scores_are_not_collinearity(unit: float) -> None:
+    one, other = (ev.log_odds_regression(ODDS, a=Y * u) for u in (1.0, unit))
+    assert np.isclose(other["a"] * unit, one["a"], rtol=1e-9)
+    with pytest.raises(InputError, match="collinear"):  # control
+        ev.log_odds_regression(ODDS, a=Y, b=unit * Y)

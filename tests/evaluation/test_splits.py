@@ -125,6 +125,8 @@ def test_default_sizes_are_feasible() -> None:
 def test_parameters_out_of_range_are_refused(p: Any, sizes: Any, match: str) -> None:  # case 7
     with pytest.raises(InputError, match=match):
         ev.spurious_split(Y, Z, p=p, sizes=sizes)
+    with pytest.raises(InputError, match="random_state is -1"):
+        ev.spurious_split(Y, Z, p=0.5, random_state=-1)
 
 
 def test_one_class_is_refused() -> None:  # case 7

@@ -454,6 +454,16 @@ def test_invalid_arguments_of_collect_are_errors() -> None:
         snn.collect(model, iter(()), SITE, labels="gender")
     with pytest.raises(sf.InputError, match="weight is"):
         snn.collect(model, text_batches(), SITE, labels="gender", weight="row")
+    for device in ("gpu9", 1.5):
+        with pytest.raises(sf.InputError, match="device is"):
+            snn.collect(model, text_batches(), SITE, labels="gender", device=device)
+    for skip_ids in ([1.5], 3):
+        with pytest.raises(sf.InputError, match="skip_ids is"):
+            snn.collect(model, text_batches(), SITE, labels="gender", skip_ids=skip_ids)
+    with pytest.raises(sf.InputError, match="labels is None"):
+        snn.collect(model, text_batches(), SITE, labels=None)
+    with pytest.raises(snn.SiteError, match="at holds None"):
+        snn.collect(model, text_batches(), None, labels="gender")
     with pytest.raises(sf.LabelError, match="classes in earlier"):
         snn.collect(
             identity(),

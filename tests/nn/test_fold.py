@@ -459,6 +459,29 @@ def test_tokens_must_be_all() -> None:
         snn.fold(model, {"transformer.ln_f": projection()}, batch, tokens="last")
     with pytest.raises(sf.InputError, match="bias is"):
         snn.fold(model, {"transformer.ln_f": projection()}, batch, bias="keep")
+    for_all = snn.collect(model, [batch], "transformer.ln_f", labels="z", tokens="all")
+    with pytest.raises(sf.InputError, match="tokens is 'last'"):
+        snn.fold(model, for_all.erasers(sf.leace, erase="z"), batch, tokens="last")
+    with pytest.raises(sf.InputError, match="erasers is Projection"):
+        snn.fold(model, projection(), batch)
+
+
+@pytest.mark.parametrize("masked", [-torch.inf, torch.nan])
+def test_outputs_that_are_not_finite_do_not_pass_as_equal(masked: float) -> None:
+    model = torch.nn.Sequential(torch.nn.LayerNorm(16), torch.nn.Linear(16, 4))
+    model.register_forward_hook(lambda m, a, out: out.index_fill(1, torch.tensor([3]), masked))
+    example, sites = torch.randn(5, 16), {"0": projection()}
+    # Outputs that are masked in both models do not count.
+    assert 0 < snn.fold(copy.deepcopy(model), sites, example).difference < 1e-4
+
+    half = copy.deepcopy(model).half()
+    signs = np.sign(projection().right[:, 0])
+    half[1].weight.data[:] = torch.from_numpy(60_000 * signs)  # the folded weight overflows
+    before, owners = bits(half), {k: id(p) for k, p in half.named_parameters()}
+    large = sf.Projection(projection().left * 100, projection().right, np.zeros(16))
+    with pytest.raises(snn.FoldError, match="NaN or infinity"):
+        snn.fold(half, {"0": large}, example.half())
+    assert same(half, before, owners)
 
 
 def test_bfloat16_weights_are_folded_to_their_precision() -> None:

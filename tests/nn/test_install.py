@@ -455,6 +455,14 @@ def test_invalid_arguments_of_install_are_errors() -> None:
         snn.install(model, [projection()])
     with pytest.raises(sf.InputError, match="tokens is 'head'"):
         snn.install(model, {"2": projection()}, tokens="head")
+    with pytest.raises(snn.SiteError, match="at holds 2"):
+        snn.install(model, projection(), at=2)
+    batch = {"input": torch.randn(50, 5), "z": np.arange(50) % 2}
+    erasers = snn.collect(model, [batch], "2", labels="z").erasers(sf.leace, erase="z")
+    for placement in ({"side": "input"}, {"feature_dim": 0}, {"output": 0}):
+        with pytest.raises(sf.InputError, match="store theirs"):
+            snn.install(model, erasers, **placement)
+    assert hooks_in(model) == 0
     with pytest.raises(snn.SiteError, match="must be a torch"):
         snn.install("model", {"2": projection()})
 
