@@ -28,8 +28,8 @@ from splince_fast.evaluation.statistics import MIN_SEEDS, Difference
 if TYPE_CHECKING:
     from splince_fast.evaluation.result import Comparison
 
-DECIDED, OPEN, NO_HELP = "decided", "not decided", "erasing does not help"
-_TITLES = {DECIDED: "Decided", OPEN: "Not decided", NO_HELP: "Erasing does not help"}
+DECIDED, OPEN, NO_GAIN = "decided", "not decided", "no gain"
+_TITLES = {DECIDED: "Decided", OPEN: "Not decided", NO_GAIN: "No gain"}
 # Smallest difference of practical use: of accuracies and R2, and of other metrics relative to
 # their value.
 MIN_GAIN = 0.01
@@ -43,7 +43,8 @@ class Decision:
 
     Attributes
     ----------
-    outcome : {"decided", "not decided", "erasing does not help"}
+    outcome : {"decided", "not decided", "no gain"}
+        "no gain" where erasing does not improve the metric; it may be required all the same.
     eraser : str or None
         The eraser to take; of those that are not significantly different the one that changes the
         rows least. None if no eraser has a value.
@@ -151,7 +152,7 @@ class _Chooser:
         if self.rows and all(math.isnan(row.p) for row in self.rows.values()):
             outcome, text = OPEN, self._untested(eraser)
         elif unerased is not None and self._max_gain(unerased) < self.min_gain:
-            outcome, text = NO_HELP, self._no_help(eraser, unerased)
+            outcome, text = NO_GAIN, self._no_gain(eraser, unerased)
         elif similar or (unerased is not None and not self._is_worse(self.none)):
             outcome, text = OPEN, self._open(similar, eraser, unerased)
         else:
@@ -218,10 +219,10 @@ class _Chooser:
                 test = "each difference is significant"
         return f"Take {self.best}: {self._value(self.best)} ({self._setting()}){against}; {test}."
 
-    def _no_help(self, eraser: str, unerased: Difference) -> str:
+    def _no_gain(self, eraser: str, unerased: Difference) -> str:
         return (
-            f"Erasing does not help here: {self._value(self.best)} after {self.best}, the "
-            f"best eraser, {self._value(self.none)} on unerased rows ({self._gap(unerased)}). "
+            f"Erasing does not improve this metric: {self._value(self.best)} after {self.best}, "
+            f"the best eraser, {self._value(self.none)} on unerased rows ({self._gap(unerased)}). "
             f"If the concept must be erased, take {eraser}{self._change(eraser)}."
         )
 
@@ -305,7 +306,7 @@ def _listing(names: Sequence[str]) -> str:
 def cards(result: Comparison) -> list[Card]:
     """The cards of the report: the decision, each concept, and the cost."""
     made, none = decision(result), result.context.eraser_as("none")
-    figure = "no gain" if made.outcome == NO_HELP else made.eraser or "-"
+    figure = "no gain" if made.outcome == NO_GAIN else made.eraser or "-"
     first = Card(_TITLES[made.outcome], figure, made.sentence)
     eraser = made.eraser or next((e for e in result.context.erasers if e != none), None)
     if eraser is None:

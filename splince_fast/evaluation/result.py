@@ -430,7 +430,7 @@ class Comparison:
         """The eraser to take, with reasons and limits; the report opens with it.
 
         An eraser is taken if it is significantly better than every other one, and than unerased
-        rows. Erasing does not help where the 95 % interval of the best eraser's gain over unerased
+        rows. There is no gain where the 95 % interval of the best eraser's gain over unerased
         rows ends below .01. All else is not decided: the sentence names the seeds or rows that
         would narrow the interval, and of erasers that are not significantly different the one
         that changes the rows least.

@@ -55,8 +55,8 @@ def test_equal_erasers_are_not_decided_in_95_percent_of_runs(
 def test_the_outcome_names_erasing_that_does_not_help(plain: Comparison) -> None:
     rng = np.random.default_rng(1)
     found = drawn(plain, rng, 0.0, 0.2).decision()
-    assert found.outcome == "erasing does not help"
-    assert found.sentence.startswith("Erasing does not help here")
+    assert found.outcome == "no gain"
+    assert found.sentence.startswith("Erasing does not improve this metric")
     assert "LEACE, which changes the rows least" in found.sentence
     assert drawn(plain, rng, 0.0, -0.2).decision().outcome != found.outcome  # control
 

@@ -261,7 +261,7 @@ def test_a_confirmed_leader_is_starred_and_a_tie_is_a_tie(result: Comparison) ->
     assert "each difference is significant" in first_card(ahead)
     zeros = changed(result, {e: dict.fromkeys(range(3), 0.0) for e in level})
     text = first_card(zeros)
-    assert zeros.decision().outcome == "erasing does not help"
+    assert zeros.decision().outcome == "no gain"
     assert "equal at every seed" in text
     without = changed(result, {e: dict.fromkeys(range(3), 0.5 * (e != "none")) for e in level})
     text = first_card(without)
