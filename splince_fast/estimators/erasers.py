@@ -40,6 +40,7 @@ from splince_fast.moments.snapshot import Factored
 from splince_fast.projection import Projection
 from splince_fast.report import Report
 from splince_fast.sources import from_arrays
+from splince_fast.sources._arrays import check_length
 
 __all__ = ["LEACE", "SAL", "SPLINCE", "MeanProjection", "OracleSPLINCE"]
 
@@ -138,6 +139,8 @@ class _Eraser(ErasingTransformer):
             rows, erased, kept = self._read(X, y, concept, least=2)
             parameters = self._begin(erased, kept)
             n, d = rows.shape
+            if groups is not None:  # few rows make no folds, which would check the length
+                check_length(groups, n, "groups", "X")
             exact = self.subsample == 1 and self.sketch_size is None
             split = self._needs_folds or (self._held_out and exact and use_folds(n, d))
             parameters["subsample"] = rate_for(self.subsample, n, d, "X", 2 if split else 1)

@@ -104,7 +104,7 @@ def count_rows(values: Any, name: str) -> int:
         shape = getattr(values, "shape", None)
         rows = operator.index(shape[0] if shape else len(values))
         slice_rows(values, 0, 0)
-    except (TypeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:
+    except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:
         raise InputError(
             f"{name} is a {type(values).__name__}, which cannot be sliced by rows ({error}); pass "
             "an array, list or frame in memory (collect or compute lazy ones first)"

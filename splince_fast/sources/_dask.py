@@ -92,6 +92,8 @@ def _column(column: Any, name: str, sizes: tuple[float, ...]) -> Any:
             )
         check_length(column, int(sum(sizes)), name, "X")
         return column
+    if not column.ndim:
+        raise InputError(f"{name} is a single dask value; pass one entry per row of X")
     chunks = column.chunks[0]
     comparable = sizes_known and not any(math.isnan(size) for size in chunks)
     if len(chunks) != len(sizes) or (comparable and chunks != sizes):

@@ -127,6 +127,9 @@ def test_groups_stay_in_one_fold() -> None:
     assert list(named.moments_.variables) == ["groups"]
     with pytest.raises(sf.LabelError, match="groups"):
         sf.LEACE().fit(x, concept=z, groups=np.linspace(0, 1, len(x)))
+    for n in (100, 300):  # with 100 rows there are no folds
+        with pytest.raises(sf.InputError, match="groups has 5 rows"):
+            sf.LEACE().fit(x[:n], concept=z[:n], groups=twice[:5])
 
 
 def test_more_rows_and_merges_forget_the_figures() -> None:

@@ -383,6 +383,7 @@ def test_small_arrays_may_travel(client: Any, table: Any) -> None:
         (lambda X, z, t: (t[0], z), "dask array"),
         (lambda X, z, t: (X[:, 0], z), "dask array"),
         (lambda X, z, t: (X[X[:, 0] > 0], t[1]), "compute_chunk_sizes"),
+        (lambda X, z, t: (X, z[0]), "single dask value"),
     ],
 )
 def test_dask_arrays_that_do_not_fit(table: Any, make: Any, text: str) -> None:

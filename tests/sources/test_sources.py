@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -1026,6 +1027,15 @@ def test_arguments_of_from_torch_that_do_not_fit(torch: Any) -> None:
         from_torch([(X, z)], {"z": z})
     with pytest.raises(InputError, match="neither a tensor nor batches"):
         from_torch(np.ones((3, 2)))
+
+
+@pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
+def test_sparse_tensors_are_refused(torch: Any, layout: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # CSR tensors are in beta
+        X = getattr(torch.ones(3, 2), layout)()
+    with pytest.raises(InputError, match="cannot be sliced by rows"):
+        from_torch(X)
 
 
 # --- optional dependencies -----------------------------------------------------------------------
