@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -10,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.linear_model import LogisticRegression
 
+from splince_fast._runtime.warn import warn
 from splince_fast.baselines._inputs import (
     ClassRows,
     Float,
@@ -262,7 +262,7 @@ class IterativeEraser(ErasingTransformer):
                 f"(accuracies {', '.join(f'{a:.3f}' for a in run.accuracies[:3])}; majority "
                 f"{data.selection.majority():.3f}), so the eraser is the identity"
             )
-            warnings.warn(notes[-1], NothingErasedWarning, stacklevel=3)
+            warn(notes[-1], NothingErasedWarning)
         self._projection = Projection(basis, basis, data.mean, method=type(self).__name__)
         self.report_ = ErasureReport(
             method=type(self).__name__,

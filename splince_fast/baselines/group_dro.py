@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -12,6 +11,7 @@ from numpy.typing import ArrayLike
 from sklearn.exceptions import ConvergenceWarning
 
 from splince_fast._runtime.progress import Progress
+from splince_fast._runtime.warn import warn
 from splince_fast.baselines._inputs import (
     Float,
     RandomState,
@@ -231,11 +231,10 @@ class GroupDRO(BalancedClassifier):
                     self.report_ = MinimaxReport(alpha, *problem.certificate(packed, sharpness))
                     self.coef_, self.intercept_ = coef, intercept - coef @ mean
         if self.solver == "exact" and self.report_.gap > self.tol:
-            warnings.warn(
+            warn(
                 f"the duality gap is {self.report_.gap:.1e}, above tol = {self.tol:g}: the head is "
                 "that far from the optimum at most; a larger alpha makes the problem easier",
                 ConvergenceWarning,
-                stacklevel=4,
             )
 
     def _online(self, problem: Minimax, data: CellData) -> Float:

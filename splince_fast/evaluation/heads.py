@@ -26,6 +26,7 @@ from splince_fast.evaluation._cells import cells_of_groups, check_classes, class
 from splince_fast.evaluation.metrics import counts_per_code
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassName, Columns, encode_one, names_array
+from splince_fast.labels.positions import check_index
 from splince_fast.moments.parameters import check_random_state
 
 Float = NDArray[np.float64]
@@ -168,6 +169,7 @@ def fit_head(
     random_state = check_random_state(random_state, bits=32)  # as scikit-learn takes
     if solver not in ("newton", "sgd"):
         raise InputError(f"solver is {solver!r}; choose 'newton' or 'sgd'")
+    check_index(X, y, "y")
     rows = np.asarray(as_rows(X), dtype=np.float64)
     columns = feature_names(X, rows.shape[1])
     encoded = encode_one(y, len(rows), name="y")

@@ -7,7 +7,6 @@ fairlearn's ``MetricFrame``; ``sensitive_features=`` is an alias of ``groups=``.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._runtime.warn import warn
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation._cells import FEW_ROWS, cells_of_groups, class_codes, common
 from splince_fast.evaluation.statistics import wilson_interval
@@ -224,7 +224,7 @@ def group_accuracy(
         )
         if strict:
             raise NotEnoughDataError(text)
-        warnings.warn(text, SplinceWarning, stacklevel=2)
+        warn(text, SplinceWarning)
     rows = []
     for i in present.tolist():
         limits = wilson_interval(float(n_correct[i]), int(counts[i]), level=interval)
@@ -295,10 +295,9 @@ def worst_group_accuracy(
         raise NotEnoughDataError(f"no cell has {min_rows} rows; the largest has {most}")
     worst = min(large)
     if worst == 0.0 and _is_constant(y_pred) and not _is_constant(y_true):
-        warnings.warn(
+        warn(
             "the predictor is constant, so the worst group has accuracy 0 whatever its quality",
             SplinceWarning,
-            stacklevel=2,
         )
     return worst
 
@@ -396,11 +395,10 @@ def tpr_gap(
     gaps = gap_per_class(a, b, z.codes, len(classes), len(z.classes))
     absent = int(np.isnan(gaps).sum())
     if absent:
-        warnings.warn(
+        warn(
             f"{absent} of {len(gaps)} classes of the task have no row in at least two classes of "
             "the concept: they have no gap and are left out",
             SplinceWarning,
-            stacklevel=2,
         )
     if average is None:
         return dict(zip(classes, gaps.tolist(), strict=True))

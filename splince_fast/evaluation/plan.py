@@ -25,6 +25,7 @@ from splince_fast.evaluation.splits import Protocol, Sizes, Split
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassCodes, Columns, Encoded, encode_one
 from splince_fast.labels.encoded import observed
+from splince_fast.labels.positions import check_index
 from splince_fast.methods.table import METHODS, key_of
 
 Float = NDArray[np.float64]
@@ -259,6 +260,8 @@ class Settings:
 
 def make_plan(X: object, settings: Settings) -> ComparisonPlan:
     """Check and read the arguments of a comparison."""
+    for name in ("task", "concept", "groups", "test"):
+        check_index(X, getattr(settings, name), name)
     rows = read_rows(X)
     n = len(rows)
     y = _observed(encode_one(settings.task, n, name="task"))

@@ -18,12 +18,14 @@ import scipy.stats
 from numpy.typing import NDArray
 
 from splince_fast._runtime.arrays import as_rows
+from splince_fast._runtime.warn import warn
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation import _logistic
 from splince_fast.evaluation._cells import class_codes
 from splince_fast.evaluation.heads import decide
 from splince_fast.exceptions import InputError, SplinceWarning
 from splince_fast.labels import Columns, encode_one
+from splince_fast.labels.positions import check_index
 from splince_fast.moments.parameters import check_random_state
 
 Float = NDArray[np.float64]
@@ -216,6 +218,7 @@ def leakage(
     if not is_integer(n_permutations) or n_permutations < 0:
         raise InputError(f"n_permutations is {n_permutations!r}; it must be a non-negative integer")
     random_state = check_random_state(random_state, bits=32)  # as scikit-learn takes
+    check_index(X_fresh, z_fresh, "z_fresh")
     array = as_rows(X_fresh, name="X_fresh")
     rows = np.asarray(array, dtype=np.float64)
     eps = np.finfo(array.dtype).eps if array.dtype.kind == "f" else 0.0
@@ -243,7 +246,7 @@ def leakage(
         rows, target, probes, permuted=permuted, random_state=random_state, residue=residue
     )
     if result.hint and group_codes is None:
-        warnings.warn(result.hint, SplinceWarning, stacklevel=2)
+        warn(result.hint, SplinceWarning)
     return result
 
 

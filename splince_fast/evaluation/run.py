@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import tempfile
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime.progress import Progress
 from splince_fast._runtime.version import library_version
+from splince_fast._runtime.warn import warn
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation._data import blocks, level_moments
 from splince_fast.evaluation._identity import key
@@ -288,7 +288,7 @@ def _data_notes(
             "duplicates, or keep them together with groups="
         )
     for note in notes:
-        warnings.warn(note, SplinceWarning, stacklevel=3)
+        warn(note, SplinceWarning)
     adjustments = dict.fromkeys(note for split in splits.values() for note in split.notes)
     return [*notes, *adjustments, *_weight_notes(splits)]
 

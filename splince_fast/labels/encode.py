@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._runtime.warn import warn
 from splince_fast.exceptions import LabelError, ManyClassesWarning, WholeNumbersWarning
 from splince_fast.labels.containers import (
     SPLIT_ADVICE,
@@ -206,12 +206,11 @@ def encode_one(values: object, n_rows: int, *, name: str, kind: str | None = Non
         encoded = _class_codes_of_array(data, missing)
     classes = encoded.classes
     if kind is None and len(classes) > MANY_CLASSES and type(classes[0]) is int:
-        warnings.warn(
+        warn(
             f"variable {name!r} holds integers, read as classes, and more than {MANY_CLASSES:,} "
             f"distinct values in one block; if they are quantities, pass kinds={{{name!r}: "
             "'continuous'} or cast them to float; if not, kinds={...: 'classes'} is silent",
             ManyClassesWarning,
-            stacklevel=2,
         )
     return encoded
 
@@ -232,14 +231,13 @@ def _warn_of_whole_numbers(columns: Columns, name: str) -> None:
     if not 3 <= len(distinct) <= min(FEW_VALUES, len(values) // 2):
         return
     examples = ", ".join(f"{value:.0f}" for value in distinct[:4])
-    warnings.warn(
+    warn(
         f"variable {name!r} holds floats, read as numbers, although they take only "
         f"{len(distinct)} values, all whole ({examples}{', ...' if len(distinct) > 4 else ''}): "
         f"classes become floats where a label is missing. Decide with kinds={{{name!r}: "
         f"'classes'}} or kinds={{{name!r}: 'continuous'}} (on the command line: --kind "
         f"{name}=classes or --kind {name}=continuous)",
         WholeNumbersWarning,
-        stacklevel=3,
     )
 
 

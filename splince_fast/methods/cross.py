@@ -14,7 +14,7 @@ from splince_fast._solve.options import Options
 from splince_fast._solve.selection import Selection, names_of
 from splince_fast.exceptions import InputError
 from splince_fast.methods.closed_forms import leace, mean_projection, sal, splince
-from splince_fast.methods.folds import FoldReport, evaluate_folds, warn
+from splince_fast.methods.folds import FoldReport, evaluate_folds
 from splince_fast.methods.method_call import MethodCall
 from splince_fast.methods.table import method_of
 from splince_fast.moments import Moments
@@ -192,7 +192,7 @@ def cross_report(
         classes_only=chosen.classes_only,
     )  # fmt: skip
     found = evaluate_folds(call, parts)
-    warn(found.warnings, 2)
+    found.warn()
     eraser = found.added_to(call.with_shrinkage(found.shrinkage).fit(merged(parts)))
     return CrossReport(
         chosen.label, found.folds, found.shrinkage, eraser, found.degenerate,

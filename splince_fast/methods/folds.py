@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.arrays import abbreviated
+from splince_fast._runtime.warn import warn
 from splince_fast._solve.factor import Factor
 from splince_fast._solve.options import INTENSITIES, Options
 from splince_fast._solve.selection import Span, span_of
@@ -107,6 +107,11 @@ class FoldEvaluation:
     remedies: tuple[tuple[str, float], ...]
     warnings: tuple[str, ...]
 
+    def warn(self) -> None:
+        """Raise the warnings."""
+        for note in self.warnings:
+            warn(note, UnseenRowsWarning)
+
     def added_to(self, eraser: Projection) -> Projection:
         """The eraser of all rows, with the means of these figures in its report."""
         return Projection._make(
@@ -144,7 +149,7 @@ def eraser_of(moments: Moments | Factored | Folds, call: MethodCall) -> Projecti
             raise
     if evaluation is None:
         return call.fit(moments._total())
-    warn(evaluation.warnings, 3)
+    evaluation.warn()
     return evaluation.added_to(call.with_shrinkage(evaluation.shrinkage).fit(moments._total()))
 
 
@@ -242,12 +247,6 @@ def _evaluated(
     )
 
 
-def warn(notes: Sequence[str], stacklevel: int) -> None:
-    """Warn of worse figures of held-out rows."""
-    for note in notes:
-        warnings.warn(note, UnseenRowsWarning, stacklevel=stacklevel + 1)
-
-
 def few_rows(eraser: Projection) -> Projection:
     """Warn of few rows, for an eraser without figures of held-out rows, and add it to the report.
 
@@ -265,7 +264,7 @@ def few_rows(eraser: Projection) -> Projection:
         "covariance is mostly noise, and held-out rows may be changed far more than fitted ones. "
         "Add rows, pass shrinkage='oas', or use SAL"
     )
-    warn([note], 2)
+    warn(note, UnseenRowsWarning)
     return Projection._make(
         eraser.left.T, eraser.right.T, eraser.mean, method=eraser.method,
         report=dataclasses.replace(report, warnings=(*report.warnings, note)),

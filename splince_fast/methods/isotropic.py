@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._runtime.warn import warn
 from splince_fast._solve import tolerances
 from splince_fast._solve.class_covariances import ClassStatistics
 from splince_fast._solve.class_maps import Support, support_of
@@ -167,7 +166,7 @@ def isotropic(
         eraser = Projection._make(found.left, found.right, whole.mean, method="isotropic") @ inner
     notes = _few_rows(name, classes, first, second, support.rank)
     for note in notes:
-        warnings.warn(note, UnseenRowsWarning, stacklevel=2)
+        warn(note, UnseenRowsWarning)
     with statistics(moments._total() if isinstance(moments, Folds) else moments) as stats:
         noise = stats.class_noise([name], None).get(name)
     # |L^+ (m_1 - m_0)|^2; no bound where the means differ off the range of S_w.

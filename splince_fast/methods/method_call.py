@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from splince_fast._kernels.factor import STATUS_INFEASIBLE, STATUS_OK
 from splince_fast._runtime.arrays import abbreviated
+from splince_fast._runtime.warn import warn
 from splince_fast._solve import tolerances
 from splince_fast._solve.factor import Factor
 from splince_fast._solve.held_out import Noise, equal_noise
@@ -197,7 +197,7 @@ class MethodCall(NamedTuple):
             if moved > SENSITIVITY and norm > _OBLIQUE * len(left) ** 0.5:
                 norms = column_norms(left, right)
                 notes += (self._sensitive(stats, memory, span_z, span_y, norms, moved),)
-                warnings.warn(notes[-1], PrecisionWarning, stacklevel=4)
+                warn(notes[-1], PrecisionWarning)
             noises: tuple[Noise, ...] = ()
             if options.rank_tol == "auto":  # other tolerances may leave some association
                 own = factor if whitened and not share else None
@@ -290,7 +290,7 @@ class MethodCall(NamedTuple):
             for name, count in counts.items()
         )
         for note in notes:
-            warnings.warn(note, ManyClassesWarning, stacklevel=5)
+            warn(note, ManyClassesWarning)
         return notes
 
 
@@ -445,7 +445,7 @@ def _warn(
             f"rounding level ({solution.noise:.1e} in units of correlation), so the eraser is the "
             "identity. If an association was expected, check that labels and rows belong together"
         )
-        warnings.warn(notes[-1], NothingErasedWarning, stacklevel=5)
+        warn(notes[-1], NothingErasedWarning)
     if solution.dropped:
         cut = options.max_amplification
         notes.append(
@@ -454,10 +454,10 @@ def _warn(
             + ("(to rounding)" if cut is None else f"(amplification above {cut:g})")
             + "; the report shows what is left of each variable"
         )
-        warnings.warn(notes[-1], DroppedDirectionsWarning, stacklevel=5)
+        warn(notes[-1], DroppedDirectionsWarning)
     for note in _imprecise(solution, erased, kept, admitted, left_over):
         notes.append(note)
-        warnings.warn(note, PrecisionWarning, stacklevel=5)
+        warn(note, PrecisionWarning)
     return tuple(notes)
 
 

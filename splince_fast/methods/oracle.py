@@ -17,7 +17,6 @@ Szz^{+1/2} A^T A Szz^{+1/2} = V diag(c^2) V^T, U = A Szz^{+1/2} V / c is orthono
 
 from __future__ import annotations
 
-import warnings
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -25,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._kernels.factor import STATUS_OK
+from splince_fast._runtime.warn import warn
 from splince_fast._solve import tolerances
 from splince_fast._solve.factor import Factor
 from splince_fast._solve.messages import raise_numerical
@@ -211,7 +211,7 @@ def oracle(
         maps = _maps(found, shifts[0], classes)
     after = Projection._make(left, right, mean, method="oracle", feature_names=feature_names)
     for note in report.warnings[1:]:
-        warnings.warn(note, PrecisionWarning, stacklevel=2)
+        warn(note, PrecisionWarning)
     return ConditionalEraser(shifts, after, fallback, maps=maps, method="oracle", report=report)
 
 
@@ -312,12 +312,11 @@ def _in_classes(classes: Classes, columns: list[LabelColumns]) -> tuple[Float, F
             if stats.n_rows <= factor.rank + 1:
                 few.append(name)
     if few:
-        warnings.warn(
+        warn(
             f"class(es) {listed(few)} have no more rows than x has dimensions: their maps fit the "
             "noise of these rows, and change new rows far more; leave classwise=False, or use "
             "fewer features",
             UnseenRowsWarning,
-            stacklevel=3,
         )
     whitened, solved, spans = (np.hstack(blocks) for blocks in zip(*parts, strict=True))
     return whitened, solved, spans

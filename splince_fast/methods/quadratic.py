@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._runtime.warn import warn
 from splince_fast._solve import class_covariances as shrinking
 from splince_fast._solve import tolerances
 from splince_fast._solve.class_covariances import ClassStatistics
@@ -197,7 +197,7 @@ def quadratic(
         left = shrinking.left_over(before, own, shrunk.share, shrunk.eigenvalues)
     notes = _notes(name, names, whole.rows, own, support.rank, shrunk.share, before, source.groups)
     for note in notes:
-        warnings.warn(note, UnseenRowsWarning, stacklevel=2)
+        warn(note, UnseenRowsWarning)
     label = "QLEACE" if keep is None else "q-SPLINCE" if optimal else "repair @ QLEACE"
     report = _report(
         label, name, whole, support, covariances, solution, coding, (before, left), optimal=optimal

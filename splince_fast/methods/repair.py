@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import NamedTuple, NoReturn
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 from splince_fast._kernels import spans
 from splince_fast._kernels.factor import STATUS_OK, Factor
 from splince_fast._runtime.arrays import check_feature_names
+from splince_fast._runtime.warn import warn
 from splince_fast._solve import tolerances
 from splince_fast._solve.messages import raise_numerical
 from splince_fast._solve.options import OPTIONS
@@ -161,7 +161,7 @@ def repair(
                 refuse_lost(found, "repair", list(map(LabelColumns.of, names, variables)))
             report = _report(erased, factor, found, span_t, float(strength), original)
     for note in report.warnings:
-        warnings.warn(note, PrecisionWarning, stacklevel=2)
+        warn(note, PrecisionWarning)
     return Projection._make(
         found.left, found.right, erased.mean, method="repair", report=report,
         feature_names=original.feature_names,

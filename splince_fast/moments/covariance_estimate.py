@@ -18,7 +18,6 @@ exact one repairs.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -26,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.arrays import abbreviated
+from splince_fast._runtime.warn import warn
 from splince_fast._solve import tolerances
 from splince_fast.exceptions import NotEnoughDataError, SampledScatterWarning
 from splince_fast.labels import VariableName
@@ -287,10 +287,9 @@ def _warn_of(variances: Float, sampled: Float, effective: float) -> None:
     found = np.flatnonzero(low | high)
     if len(found):
         shown = abbreviated(found)
-        warnings.warn(
+        warn(
             f"the sampled rows misstate the variance of {len(found)} feature(s) ({shown}) by more "
             f"than a factor of {_FACTOR:g}: rare rows carry them. What is erased and kept is "
             "exact, but x may be changed more than the report expects; take a larger subsample=",
             SampledScatterWarning,
-            stacklevel=6,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from splince_fast._runtime.extras import require
+from splince_fast._runtime.warn import warn
 from splince_fast.exceptions import IncompatibleMomentsError, InputError, OnePassWarning
 from splince_fast.methods.table import Function
 from splince_fast.moments import Moments
@@ -96,12 +96,11 @@ class Collected(BySite):
         """
         n_sites = len(self) // (self.placement.heads or 1)
         if n_sites > 1:
-            warnings.warn(
+            warn(
                 f"{n_sites} sites were fitted in one pass: each eraser is exact if it is "
                 "installed alone; together they leave part of the concept, possibly more than "
                 "without erasers. Use fit_layers to install them together",
                 OnePassWarning,
-                stacklevel=2,
             )
         fitted = self._fit(method, erase, keep, options)
         return Erasers(

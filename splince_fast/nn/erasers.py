@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -10,6 +9,7 @@ import numpy as np
 from scipy.linalg import block_diag
 
 from splince_fast._runtime.keywords import check_keywords
+from splince_fast._runtime.warn import warn
 from splince_fast.exceptions import InputError, OtherTokensWarning, SplinceError
 from splince_fast.methods.table import Function, method_of
 from splince_fast.moments import Moments
@@ -77,13 +77,12 @@ class Erasers(BySite):
         """
         fitted = self.apply_to
         if self.sequential and len(self) > 1 and tokens != fitted and fitted != "a function":
-            warnings.warn(
+            warn(
                 f"these erasers of {len(self)} sites were fitted one after the other with tokens "
                 f"{fitted!r} erased, and tokens {tokens!r} are erased now: later sites have "
                 "other activations than in the fit and keep part of the concept. Fit them with "
                 f"fit_layers(..., apply_to={tokens!r})",
                 OtherTokensWarning,
-                stacklevel=3,
             )
 
     def __str__(self) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from splince_fast._runtime.warn import warn
 from splince_fast.exceptions import FoldError, InputError, SplinceWarning
 from splince_fast.nn import running, sites
 from splince_fast.nn.erasers import Erasers, linear_part
@@ -386,17 +386,15 @@ def _fold_site(
 def _warn(replacement: WeightReplacement) -> None:
     """Warn about changes that the configuration of the model does not record."""
     if replacement.untied:
-        warnings.warn(
+        warn(
             f"the weights of {replacement.untied} were tied to others and are separate now "
             "(config.tie_word_embeddings is False): the model has that many parameters more",
             SplinceWarning,
-            stacklevel=3,
         )
     if replacement.added:
-        warnings.warn(
+        warn(
             f"the biases of {replacement.added} were added, and the configuration has none: "
             "from_pretrained drops them, and other engines do, too. Save the erasers and install "
             "them after loading, or fold with bias='drop'",
             SplinceWarning,
-            stacklevel=3,
         )

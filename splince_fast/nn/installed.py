@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
+from splince_fast._runtime.warn import warn
 from splince_fast.exceptions import InputError, NeverCalledError, NothingErasedWarning, SiteError
 from splince_fast.nn import running, sites
 from splince_fast.nn.call_selections import CallSelections
@@ -319,10 +319,9 @@ def install(
             site_erasers.append((module, site_eraser))
             rank_zero += [] if eraser.rank else [name]
     if rank_zero:
-        warnings.warn(
+        warn(
             f"the erasers at {rank_zero} have rank 0 and change nothing",
             NothingErasedWarning,
-            stacklevel=2,
         )
     return Installed(model, site_erasers, float(strength))
 

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import splince_fast as sf
+from splince_fast.evaluation import fit_head, leakage
+from splince_fast.evaluation.plan import Settings, make_plan
 
 pd = pytest.importorskip("pandas")
 
@@ -28,6 +30,9 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "erase": lambda z: sf.erase(X, z),
     "concept": lambda z: sf.LEACE().fit(X, concept=z),
     "task": lambda z: sf.SPLINCE().fit(X, z, concept=rng.permutation(Z.to_numpy())),
+    "head": lambda z: fit_head(X, z),
+    "leakage": lambda z: leakage(X, z, probes=("linear",)),
+    "compare": lambda z: make_plan(X, Settings(task=rng.permutation(100) % 2, concept=z)),
     "oracle": lambda z: sf.oracle(sf.Moments().update(X, {"z": Z}), erase="z")(X, {"z": z}),
 }
 
