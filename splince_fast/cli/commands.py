@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -21,16 +22,29 @@ def run(argv: Sequence[str] | None) -> int:
     except SystemExit as stop:  # argparse has printed the error
         return int(stop.code or 0)
     try:
-        with _plain_warnings():
+        with _plain_warnings(args):
             args.run(args)
     except BrokenPipeError:
         raise
     except (SplinceError, OSError) as error:
         missing = error.filename if isinstance(error, FileNotFoundError) else None
         text = str(error) if missing is None else f"there is no file {str(missing)!r}"
-        print(f"splince-fast: error: {text}", file=sys.stderr)
+        print(f"splince-fast: error: {_with_flags(text, args)}", file=sys.stderr)
         return 2
     return 0
+
+
+def _with_flags(text: str, args: argparse.Namespace) -> str:
+    """A text in which arguments of Python, ``min_scale=1e-8``, are flags of the command.
+
+    Names after a slash or a quote, as in paths, stay.
+    """
+    names = "|".join(map(re.escape, vars(args)))
+    return re.sub(
+        rf"(?<![\w/'\"-])({names})=('?)((?:[\w+-]+(?:\.\w+)*)?)\2",
+        lambda found: f"--{found[1].replace('_', '-')} {found[3]}".rstrip(),
+        text,
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -50,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 @contextmanager
-def _plain_warnings() -> Iterator[None]:
+def _plain_warnings(args: argparse.Namespace) -> Iterator[None]:
     """Print each warning of this package once, in one line without its source line."""
     printed: set[str] = set()
 
@@ -62,7 +76,7 @@ def _plain_warnings() -> Iterator[None]:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        text = str(message)
+        text = _with_flags(str(message), args)
         if issubclass(category, ManyClassesWarning):
             text += "; on the command line: --kind NAME=continuous or --kind NAME=classes"
         if text not in printed:

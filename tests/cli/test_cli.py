@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 import splince_fast as sf
 from splince_fast._runtime import files
 from splince_fast.cli import main, rows
+from splince_fast.cli.commands import _with_flags
 from splince_fast.cli.label_files import read_label_files
 from splince_fast.exceptions import InputError, LabelError, SplinceError, UnknownVariableError
 from splince_fast.labels import ClassCodes
@@ -324,7 +326,7 @@ FIT = ["fit", "X.npy", "--labels", "labels.csv", "--erase", "gender"]
 @pytest.mark.parametrize(
     ("argv", "text"),
     [
-        ([*FIT, "--method", "splince", "-o", "e"], "SPLINCE needs keep="),
+        ([*FIT, "--method", "splince", "-o", "e"], "SPLINCE needs --keep, the task"),
         ([*FIT, "--method", "leace", "--keep", "job", "-o", "e"], "LEACE keeps nothing"),
         (
             [*FIT, "--method", "mean_projection", "--shrinkage", ".1", "-o", "e"],
@@ -1103,3 +1105,19 @@ def test_tables_hold_the_labels_that_an_eraser_needs(tmp_path: Path, capsys: Any
     parquet.write_table(table.select(["x"]), source)
     assert main([*command, "--force"]) == 2
     assert "no column 'z'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("use min_scale=1e-08 or shrinkage='oas'.", "use --min-scale 1e-08 or --shrinkage oas."),
+        ("leave keep= out", "leave --keep out"),
+        ("shrinkage=0.5, or fewer rows", "--shrinkage 0.5, or fewer rows"),
+        ("no file 'data/keep=1/a.npy'", "no file 'data/keep=1/a.npy'"),
+        ("no file 'keep=1'", "no file 'keep=1'"),
+        ("pass refine= a source", "pass refine= a source"),  # no flag of the command
+    ],
+)
+def test_messages_name_the_flags_of_the_command(text: str, expected: str) -> None:
+    args = argparse.Namespace(keep=None, min_scale=None, shrinkage=None)
+    assert _with_flags(text, args) == expected
