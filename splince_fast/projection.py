@@ -554,15 +554,13 @@ def from_record(tensors: files.Tensors, metadata: Mapping[str, Any]) -> Projecti
                   "offset": (real, (d,)), "bias": (real, (r,))}
         | ({"shift": (real, (r,))} if "shift" in tensors else {})
     )  # fmt: skip
-    report, names = metadata["report"], metadata.get("feature_names")
-    if names is not None and len(names) != d:
-        raise FileFormatError(f"{len(names)} names of {d} features")
+    report = metadata["report"]
     new = Projection._make(
         np.ascontiguousarray(tensors["left"].T), np.ascontiguousarray(tensors["right"].T),
         tensors["mean"], tensors["bias"], str(metadata["method"]),
         None if report is None else Report.from_dict(report),
-        shift=tensors.get("shift"),  # absent in files of earlier versions, as the names
-        feature_names=None if names is None else tuple(map(str, names)),
+        shift=tensors.get("shift"),  # absent in files of earlier versions
+        feature_names=files.read_feature_names(metadata, d),
     )  # fmt: skip
     terms = np.abs(new._right) @ np.abs(new._mean) + np.abs(new._shift)
     size = np.abs(new.left) @ (terms + np.abs(new._shift))

@@ -35,6 +35,7 @@ cdef class Factor:
     cdef readonly double smallest   # about the smallest eigenvalue of c on its support
     cdef readonly double tolerance  # eigenvalues up to it are noise
     cdef readonly double variance   # trace of S
+    cdef public double rounding     # level of whitened spans that is rounding of the rows
     cdef object arrays              # keeps the memory behind the pointers
     cdef readonly object inverse_scale  # (d,): 1 / scale; 0 where constant or left out
     cdef readonly object left_out   # (n,) intp: features that vary and are not whitened

@@ -289,6 +289,7 @@ cdef class Factor:
             self.kind, self.width, self.status, self.constants)
         new.n_noise, new.admitted, new.columns = self.n_noise, self.admitted, self.columns
         new.smallest, new.tolerance, new.variance = self.smallest, self.tolerance, self.variance
+        new.rounding = self.rounding
         new.inverse_scale, new.left_out, new.arrays = self.inverse_scale, self.left_out, self
         new.c, new.scale, new.inverse = self.c, self.scale, self.inverse
         new.root, new.extra, new.noise = self.root, self.extra, self.noise
@@ -319,15 +320,15 @@ cdef class Factor:
         self.kernel = found
         return 0
 
-    def admit(self, const double[:, ::1] spans not None, double rounding=0.0):
+    def admit(self, const double[:, ::1] spans not None):
         """This factor with the noise directions as support in which `spans`, (k, d), stand out.
 
         Eigenvalues up to `tolerance` are noise, but what varies so little can still carry a trace:
         the cross-covariances are known to more digits than S. Let V_n be the noise space and
         T = V_n^T D^-1 spans. What the inaccuracy of S explains of T is at most
-        tolerance / sqrt(smallest), and the rounding of the rows explains `rounding`: a pivoted QR
-        of T rotates V_n such that the directions above both come first; they count as support with
-        the eigenvalue `tolerance`. Returns the factor itself where there are none.
+        tolerance / sqrt(smallest), and the rounding of the rows explains rounding sqrt(smallest): a
+        pivoted QR of T rotates V_n such that the directions above both come first; they count as
+        support with the eigenvalue `tolerance`. Returns the factor itself where there are none.
         """
         cdef int d = self.width, k = <int>spans.shape[0], n = self.n_noise, info = 0, m, lwork, i
         cdef int admitted = 0
@@ -347,7 +348,8 @@ cdef class Factor:
             cython_lapack.dgeqp3(&n, &k, &traces[0], &n, &pivots[0], &tau[0], &work[0], &lwork,
                                  &info)
             while (admitted < m and fabs(traces[<Py_ssize_t>admitted * n + admitted])
-                    > max(rounding, self.tolerance / sqrt(self.smallest))):
+                    > max(self.rounding * sqrt(self.smallest),
+                          self.tolerance / sqrt(self.smallest))):
                 admitted += 1
         if admitted == 0:
             return self

@@ -20,8 +20,7 @@ _FLOAT64: np.dtype[np.generic] = np.dtype(np.float64)
 # Kernel argument that stands for unit weights.
 NO_WEIGHT = np.empty(0)
 
-# Machine epsilon of the dtypes of rows that were rounded: entries of float64 and integers count as
-# exact.
+# Machine epsilon by dtype. Rows of float64 and of integers count as exact.
 _EPS = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 # A thread scans at least this many elements; fewer are faster on one thread.
@@ -57,12 +56,12 @@ class Rows:
             dtype = X.dtype
             if dtype is _FLOAT32 or dtype is _FLOAT64:
                 direct = bool(X.flags.c_contiguous and X.flags.aligned)
-                return cls(X, dtype, direct, 2.0**-23 if dtype is _FLOAT32 else 0.0)
+                return cls(X, dtype, direct, _EPS["float32"] if dtype is _FLOAT32 else 0.0)
         return cls.from_array(as_rows(X, width=width, name=name), getattr(X, "dtype", None))
 
     @classmethod
     def from_array(cls, array: NDArray[np.generic], dtype: object = None) -> Rows:
-        """Wrap a 2-D array of real numbers, without checks; `dtype` is that of the rows before."""
+        """Wrap a 2-D array of real numbers, without checks; `dtype` is that before conversion."""
         return cls(
             array, working_dtype(array.dtype), is_direct(array), eps_of(dtype or array.dtype)
         )
@@ -215,8 +214,8 @@ def check_feature_names(
     added, missing = sorted(set(names) - set(expected)), sorted(set(expected) - set(names))
     if added or missing:
         differences = [
-            f"{abbreviated(range(len(group)), group)} {verb}"
-            for group, verb in ((added, "new"), (missing, "missing"))
+            f"{abbreviated(range(len(group)), group)} {change}"
+            for group, change in ((added, "new"), (missing, "missing"))
             if group
         ]
         raise InputError(

@@ -249,6 +249,17 @@ def check_tensors(
             raise FileFormatError(f"the tensor {name!r} holds NaN or infinity")
 
 
+def read_feature_names(metadata: Mapping[str, Any], width: int | None) -> tuple[str, ...] | None:
+    """Return the names of the features in the metadata of a file, None where it has none.
+
+    FileFormatError unless they are as many as there are features.
+    """
+    names = metadata.get("feature_names")  # absent in files of earlier versions
+    if names is not None and len(names) != width:
+        raise FileFormatError(f"{len(names)} names of {width} features")
+    return None if names is None else tuple(map(str, names))
+
+
 def refuse_negative(tensors: Tensors, names: Iterable[str]) -> None:
     """Raise FileFormatError if a count or a weight is negative."""
     for name in names:

@@ -98,12 +98,8 @@ class Solution(NamedTuple):
         return tolerances.residual(self.whitened.shape[1], self.spread, self.size)
 
 
-def oblique(
-    factor: Factor, span_z: Float, span_y: Float, options: Options, rounding: float = 0.0
-) -> Solution:
+def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> Solution:
     """Erase the rows of `span_z`, (kz, d), and keep those of `span_y`, (ky, d).
-
-    Singular values up to `rounding` count as noise, beside those that the factor's does.
 
     The equations stand in the header of the kernel. Directions of the factor's noise space in
     which the spans stand out are admitted to the support first.
@@ -114,15 +110,14 @@ def oblique(
     tell them from what is kept, S is taken as block diagonal instead.
     """
     if factor.n_noise and not factor.admitted:
-        spans = np.concatenate([span_z, span_y])
-        factor = factor.admit(spans, rounding * factor.smallest**0.5)
+        factor = factor.admit(np.concatenate([span_z, span_y]))
     d, solver = factor.width, factor.solver
     whitened = solver != "none"
     if whitened:
         noise = tolerances.noise(d, factor.smallest)
     else:
         noise = tolerances.noise_unwhitened(factor.variance)
-    noise = max(noise, rounding)
+    noise = max(noise, factor.rounding)
     facts = (solver, factor.rank, factor.admitted, factor.variance, factor.inverse_scale)
     if factor.status != status.STATUS_OK:
         none, flat = np.empty((0, d)), np.empty(0)
@@ -156,7 +151,7 @@ def oblique(
         return solution
     infeasible = solution.status != status.STATUS_OK
     if infeasible or solution.dropped or solution.rank_z < len(span_z):
-        full = oblique(factor.reading_left_out(), span_z, span_y, options, rounding)
+        full = oblique(factor.reading_left_out(), span_z, span_y, options)
         if full.status == status.STATUS_OK and (
             infeasible or full.dropped < solution.dropped or full.rank_z > solution.rank_z
         ):
@@ -165,9 +160,8 @@ def oblique(
 
 
 def with_strength(
-    factor: Factor, solution: Solution, span_z: Float, span_y: Float, options: Options,
-    rounding: float = 0.0,
-) -> Solution:  # fmt: skip
+    factor: Factor, solution: Solution, span_z: Float, span_y: Float, options: Options
+) -> Solution:
     """P_b = (1 - b) P_LEACE + b P, b = ``options.strength``: the fraction b of X is given back.
 
     P = P_LEACE + X H^+ K^T, X = Cov(x, y) - P_LEACE Cov(x, y). Both maps have the same `left`,
@@ -182,15 +176,12 @@ def with_strength(
         P.
     span_z, span_y : (kz, d), (ky, d) float64
     options : Options
-    rounding : float
-        As for :func:`oblique`.
     """
     if solution.reads_left_out:
         factor = factor.reading_left_out()
     if factor.n_noise:  # same support, same basis of the erased span
-        spans = np.concatenate([span_z, span_y])
-        factor = factor.admit(spans, rounding * factor.smallest**0.5)
-    plain, b = oblique(factor, span_z, span_y[:0], options, rounding), options.strength
+        factor = factor.admit(np.concatenate([span_z, span_y]))
+    plain, b = oblique(factor, span_z, span_y[:0], options), options.strength
     least = solution.distortion_unkept
     return solution._replace(
         right=(1.0 - b) * plain.right + b * solution.right,

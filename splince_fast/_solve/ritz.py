@@ -51,7 +51,9 @@ class Subspace:
     def factor(self, metric: LowRank, like: Factor) -> Factor:
         """The factor whose whitening is B^T; `like` is that of the metric."""
         basis = np.ascontiguousarray(self.basis)
-        return kernels.of_columns(
+        made = kernels.of_columns(
             basis, metric.variances, metric.mean, smallest=like.smallest,
             constant=tolerances.CONSTANT, left_out=like.left_out,
         )  # fmt: skip
+        made.rounding = like.rounding
+        return made

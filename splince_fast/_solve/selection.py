@@ -150,7 +150,7 @@ def _of_columns(variable: Any, total: float) -> VariableReading:
 
 
 def _labelled(share: float) -> str:
-    """The fraction of rows with a label in words, where some have none."""
+    """The fraction of labelled rows in words; empty if all rows are labelled."""
     return "" if share == 1.0 else f", {share:.3g} of the rows labelled"
 
 

@@ -5,7 +5,7 @@
 `eigenvalue`    eigenvalues of the unit-diagonal covariance up to it are noise of its entries
 `computed`      deviations of features of erased rows that are rounding of the rows before
 `noise`         singular values of whitened spans up to it are noise of their sums
-`row_rounding`  the same, of the rounding of the rows themselves to their dtype
+`row_rounding`  singular values of spans up to it are rounding of the rows to their dtype
 `relative`      smaller singular values than this times the largest are rounding of the SVD
 `residual`      bound of the rounding of a constraint
 `AMPLIFICATION` an amplification above it leaves less than half the digits of float32 rows
@@ -117,7 +117,7 @@ def noise_unwhitened(variance: float) -> float:
 
 
 def row_rounding(error: float, deviation: float, smallest: float, n_rows: int) -> float:
-    """Level of spans that is rounding of the rows: all that rows erased in float32 still have.
+    """Rounding level of spans of rows that were rounded to their dtype, as erased rows are.
 
     An entry x is rounded by at most eps |x| / 2, and Cov(x, z) by the mean of n such errors:
     eps sqrt(E|x|^2 / n) / 2, divided by the root of the smallest eigenvalue where the span is

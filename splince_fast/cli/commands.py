@@ -35,9 +35,9 @@ def run(argv: Sequence[str] | None) -> int:
 
 
 def _with_flags(text: str, args: argparse.Namespace) -> str:
-    """A text in which arguments of Python, ``min_scale=1e-8``, are flags of the command.
+    """Replace arguments of Python in a text, such as ``min_scale=1e-8``, by flags of the command.
 
-    Names after a slash or a quote, as in paths, stay.
+    Names after a slash or a quote may be parts of paths, and are not replaced.
     """
     names = "|".join(map(re.escape, vars(args)))
     return re.sub(

@@ -166,7 +166,7 @@ def fit_head(
     True
     """
     check_alpha(alpha)
-    random_state = check_random_state(random_state, bits=32)  # as scikit-learn takes
+    random_state = check_random_state(random_state, bits=32)  # the range of scikit-learn
     if solver not in ("newton", "sgd"):
         raise InputError(f"solver is {solver!r}; choose 'newton' or 'sgd'")
     check_index(X, y, "y")

@@ -217,7 +217,7 @@ def leakage(
         raise InputError(f"cv is {cv!r}; it must be an integer of at least 2")
     if not is_integer(n_permutations) or n_permutations < 0:
         raise InputError(f"n_permutations is {n_permutations!r}; it must be a non-negative integer")
-    random_state = check_random_state(random_state, bits=32)  # as scikit-learn takes
+    random_state = check_random_state(random_state, bits=32)  # the range of scikit-learn
     check_index(X_fresh, z_fresh, "z_fresh")
     array = as_rows(X_fresh, name="X_fresh")
     rows = np.asarray(array, dtype=np.float64)
@@ -465,7 +465,8 @@ def _nonlinear_scores(name: str, rows: Float, target: ProbeTarget, random_state:
             logs = _gaussian_scores(fitted @ white, codes[train], new @ white, n_classes)
         else:
             fewest = np.bincount(codes[train]).min()
-            stop = len(train) >= 10 * n_classes and fewest > 1  # it stratifies a tenth of the rows
+            # Early stopping holds out a stratified tenth of the rows.
+            stop = len(train) >= 10 * n_classes and fewest > 1
             model: Any = MLPClassifier((128,), early_stopping=stop, random_state=random_state)
             if name == "boosting":
                 model = HistGradientBoostingClassifier(random_state=random_state)

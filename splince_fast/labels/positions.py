@@ -15,8 +15,8 @@ from splince_fast.exceptions import InputError, LabelError
 def check_index(X: Any, labels: Any, name: str = "labels") -> None:
     """Raise LabelError where labels have the pandas index of X in another order.
 
-    Labels belong to rows by position. A RangeIndex numbers them, and an index of other entries is
-    not that of X: neither is compared.
+    Labels belong to rows by position. A RangeIndex, and an index with other entries than that of X,
+    are not compared.
 
     Parameters
     ----------

@@ -187,7 +187,7 @@ def _evaluated(
     """`evaluate_folds` on the statistics of each fold, and of all other folds."""
     options, whitened = call.options, call.whitened
     alike = Options(solver=options.solver, min_scale=options.min_scale)
-    # The two folds of a pair are fitted to in turn: a factor serves the fit, and the other's test.
+    # With two folds, a factor serves the fit to its fold and the test of the other fit.
     factors = [test.factored(alike, 0.0, None) for test in tests] if len(tests) == 2 else None
 
     def solved(call: MethodCall, shrinkage: Shrinkage) -> list[Solved]:

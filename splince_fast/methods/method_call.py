@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from splince_fast._kernels.factor import STATUS_INFEASIBLE, STATUS_OK
 from splince_fast._runtime.arrays import abbreviated
 from splince_fast._runtime.warn import warn
-from splince_fast._solve import tolerances
 from splince_fast._solve.factor import Factor
 from splince_fast._solve.held_out import Noise, equal_noise
 from splince_fast._solve.messages import raise_infeasible, raise_numerical
@@ -55,7 +54,7 @@ _UNDERFLOW, _ROUNDING = 1e-150, 1e-10
 
 
 class Solved(NamedTuple):
-    """An eraser x - left^T right (x - mean) of moments, and what it was solved from.
+    """The eraser x - left^T right (x - mean) of moments, with the quantities behind it.
 
     Attributes
     ----------
@@ -70,8 +69,6 @@ class Solved(NamedTuple):
         Erased, and kept.
     gain : float or None
         Of the last extra pass over the rows.
-    rounding : float
-        Level of the spans that is rounding of the rows (`tolerances.row_rounding`).
     """
 
     left: Float
@@ -83,7 +80,6 @@ class Solved(NamedTuple):
     span_z: Span
     span_y: Span
     gain: float | None
-    rounding: float
 
 
 class MethodCall(NamedTuple):
@@ -148,20 +144,17 @@ class MethodCall(NamedTuple):
             factor = stats.identity()
         elif factor is None:
             factor = stats.factored(options, share, memory)
-        rounding = _row_rounding(stats, factor)
-        solution = oblique(factor, span_z.rows, span_y.rows, options, rounding)
+        solution = oblique(factor, span_z.rows, span_y.rows, options)
         if whitened and solution.rank_covariance < len(span_z.rows.T):
             _refuse_underflow(stats, span_z)
         if solution.status != STATUS_OK:
             _refuse(solution, span_z.names, span_y.names, self.method, options)
         if options.strength != 1:
-            solution = with_strength(factor, solution, span_z.rows, span_y.rows, options, rounding)
+            solution = with_strength(factor, solution, span_z.rows, span_y.rows, options)
         left, right = solution.left, solution.right
         if solution.null_basis is not None:
             left, right = with_null_space(solution, span_y.rows)
-        return Solved(
-            left, right, stats.mean, solution, factor, share, span_z, span_y, gain, rounding
-        )
+        return Solved(left, right, stats.mean, solution, factor, share, span_z, span_y, gain)
 
     def fit(self, moments: Moments | Factored) -> Projection:
         """The eraser with its report; warnings are raised and noted.
@@ -175,7 +168,7 @@ class MethodCall(NamedTuple):
         passes = None if self.refinement is None else self.refinement.passes
         with statistics(moments) as stats, stats.memory(whitened) as memory:
             solved = self.solve(stats, memory)
-            left, right, mean, solution, factor, share, span_z, span_y, gain, _ = solved
+            left, right, mean, solution, factor, share, span_z, span_y, gain = solved
             sample = stats.sample if whitened else None
             sketch = None if stats.metric is None else stats.metric.rank
             if sketch is not None and passes is None:
@@ -336,24 +329,9 @@ def _distortions(stats: Statistics, solved: Solved, options: Options) -> _Distor
     if solution.solver not in ("cholesky", "refined") or share or approximate:
         distortion, excess = _change(stats, solution, bool(share))
         if (solution.admitted or approximate) and span_y.names:
-            rows_z, rows_y = solved.span_z.rows, span_y.rows[:0]
-            plain = oblique(solved.factor, rows_z, rows_y, options, solved.rounding)
+            plain = oblique(solved.factor, solved.span_z.rows, span_y.rows[:0], options)
             unkept = _change(stats, plain, bool(share))[0]
     return _Distortions(distortion, unkept if span_y.names else distortion, excess)
-
-
-def _row_rounding(stats: Statistics, factor: Factor) -> float:
-    """Singular values of the spans that are rounding of the rows, in units of the factor."""
-    if not stats.row_eps:
-        return 0.0
-    variances, means = stats.variances, np.square(stats.mean)
-    if factor.solver == "none":
-        x, deviation, smallest = means.sum() + factor.variance, factor.variance, 1.0
-    else:
-        varies = factor.inverse_scale > 0
-        deviation, smallest = float(np.count_nonzero(varies)), factor.smallest
-        x = deviation + float(np.sum(means[varies] / variances[varies]))
-    return tolerances.row_rounding(stats.row_eps * x**0.5, deviation**0.5, smallest, stats.n_rows)
 
 
 def _admitted(solved: Solved) -> int:
@@ -361,7 +339,7 @@ def _admitted(solved: Solved) -> int:
     factor, spans = solved.factor, (solved.span_z, solved.span_y)
     # Explicit directions off the support are the caller's choice.
     rows = np.concatenate([span.rows for span in spans if span.names != ["directions"]])
-    full = factor.admit(rows, solved.rounding * factor.smallest**0.5)
+    full = factor.admit(rows)
     on_support, total = (float(np.sum(f.whiten(rows) ** 2)) for f in (factor, full))
     return full.admitted if total - on_support > NOISE_SHARE * total else 0
 

@@ -61,7 +61,13 @@ from numpy.typing import DTypeLike, NDArray
 
 from splince_fast._runtime.arrays import check_values
 from splince_fast._runtime.blocks import BLOCK_ROWS
-from splince_fast._runtime.files import Record, Tensors, check_tensors, refuse_negative
+from splince_fast._runtime.files import (
+    Record,
+    Tensors,
+    check_tensors,
+    read_feature_names,
+    refuse_negative,
+)
 from splince_fast.exceptions import FileFormatError, InputError
 from splince_fast.moments.accumulator import KINDS, Accumulator
 from splince_fast.moments.buffer import LabelledRows
@@ -177,7 +183,7 @@ def _read_classes(
         if name in result.parts:
             raise FileFormatError(f"the class {name!r} has two states")
         result.add_part(name, part)
-    result.feature_names = _read_feature_names(metadata, result.width)
+    result.feature_names = read_feature_names(metadata, result.width)
     return result
 
 
@@ -274,7 +280,7 @@ def from_tensors(tensors: Tensors, metadata: Mapping[str, Any]) -> Accumulator:
     if parameters.sketch_size is not None and parameters.sketch_size > width:
         raise FileFormatError(f"a sketch of {parameters.sketch_size} for {width} features")
     accumulator.state = _read_state(tensors, metadata, width, parameters)
-    accumulator.feature_names = _read_feature_names(metadata, width)
+    accumulator.feature_names = read_feature_names(metadata, width)
     for i, entry in enumerate(metadata["variables"]):
         own = part_of(tensors, f"variable.{i}.")
         name = tuple(entry["name"]) if isinstance(entry["name"], list) else entry["name"]
@@ -295,13 +301,6 @@ def from_tensors(tensors: Tensors, metadata: Mapping[str, Any]) -> Accumulator:
     if waiting is not None:
         accumulator.restore(waiting)
     return accumulator
-
-
-def _read_feature_names(metadata: Mapping[str, Any], width: int | None) -> tuple[str, ...] | None:
-    names = metadata.get("feature_names")  # absent in files of earlier versions
-    if names is not None and len(names) != width:
-        raise FileFormatError(f"{len(names)} names of {width} features")
-    return None if names is None else tuple(map(str, names))
 
 
 def _own(tensor: NDArray[Any]) -> NDArray[Any]:

@@ -375,7 +375,7 @@ class Moments:
             raise _no_moments(other)
         self.parameters.refuse_unlike(other.parameters)
         try:
-            check_feature_names(other.feature_names, self.feature_names, "the second moments")
+            check_feature_names(other.feature_names, self.feature_names, "the other moments")
         except InputError as error:
             raise IncompatibleMomentsError(str(error)) from None
 

@@ -146,14 +146,14 @@ class Snapshot:
     def identity(self) -> Factor:
         """The factor of the identity, for what is not whitened."""
         state = self._state
-        return factors.identity(state.second.diagonal(), state.weight)
+        return self._with_rounding(factors.identity(state.second.diagonal(), state.weight))
 
     def factored(self, options: Options, share: float, memory: Float | None) -> Factor:
         """The factor of Cov(x), of which `share` is isotropic."""
         d = len(self.mean)
         scatter, weight, n_rows, roundoff = self._scatter(options)
         left_out = weak_features(self.variances, self.mean, options.min_scale, roundoff, share)
-        return factors.dense(
+        factor = factors.dense(
             scatter,
             weight,
             self.mean,
@@ -164,6 +164,23 @@ class Snapshot:
             memory=memory,
             left_out=left_out,
         )
+        return self._with_rounding(factor)
+
+    def _with_rounding(self, factor: Factor) -> Factor:
+        """The factor, with the level of whitened spans that is rounding of the rows."""
+        if self.row_eps:
+            means = np.square(self.mean)
+            if factor.solver == "none":
+                x, deviation = means.sum() + factor.variance, factor.variance
+            else:
+                # Shrinkage gives constant features a scale.
+                varies = (factor.inverse_scale > 0) & (self.variances > 0)
+                deviation = float(np.count_nonzero(varies))
+                x = deviation + float(np.sum(means[varies] / self.variances[varies]))
+            factor.rounding = tolerances.row_rounding(
+                self.row_eps * x**0.5, deviation**0.5, factor.smallest, self.n_rows
+            )
+        return factor
 
     def factored_above(self, deviations: Float, memory: Float | None) -> Factor:
         """The factor of Cov(x) of erased rows; features that are rounding count as constant.
@@ -231,7 +248,7 @@ class SketchSnapshot(Snapshot):
         left_out = weak_features(
             self.variances, self.mean, options.min_scale, sketch.unit_roundoff, share
         )
-        return self.metric.factor(share, left_out)
+        return self._with_rounding(self.metric.factor(share, left_out))
 
     def remember(self, factor: Factor) -> None:
         """Do nothing: `gram` uses the metric."""
@@ -326,8 +343,6 @@ class Factored:
         Of the features, ddof = 0.
     feature_names : tuple of str or None
         Of the data.
-    row_eps : float
-        Machine epsilon of the rows' dtype; 0 for float64 and integers.
     shrinkage : float
         Fraction of the isotropic target in the covariance that was factored.
     factor : Factor
@@ -358,7 +373,6 @@ class Factored:
         self.n_rows, self.weight, self.mean = snapshot.n_rows, snapshot.weight, snapshot.mean
         self.variances = snapshot.variances
         self.n_features, self.feature_names = len(self.mean), snapshot.feature_names
-        self.row_eps = snapshot.row_eps
         self.shrinkage = snapshot.share(options)
         self._requested, self._solver = options.shrinkage, options.solver
         self._min_scale = options.min_scale

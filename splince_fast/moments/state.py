@@ -294,7 +294,7 @@ class State:
     # (d,): bound of the rounding in each sum of squares after removals that cancelled digits, such
     # as those of rows with a distant mean; None without such removals.
     lost: Float | None = None
-    row_eps: float = 0.0  # machine epsilon of the rows' dtype, the largest; 0 for exact rows
+    row_eps: float = 0.0  # largest machine epsilon of the rows' dtypes; 0 for exact rows
 
     @classmethod
     def of_variances(cls, width: int) -> State:

@@ -53,7 +53,7 @@ def _device(device: Any) -> torch.device:
     try:
         return torch.device(device)
     except (TypeError, RuntimeError) as error:
-        raise InputError(f"device is {device!r}; it is 'model' or a torch.device") from error
+        raise InputError(f"device is {device!r}; it must be 'model' or a torch.device") from error
 
 
 def collector_for(
@@ -76,7 +76,9 @@ def collector_for(
             "and joint"
         )
     if not (callable(labels) or isinstance(labels, Iterable)):
-        raise InputError(f"labels is {labels!r}; it is a key of the batches, keys, or a function")
+        raise InputError(
+            f"labels is {labels!r}; it must be a key of the batches, a list of keys, or a function"
+        )
     if weight not in ("token", "sequence"):
         raise InputError(f"weight is {weight!r}; it is 'token' or 'sequence'")
     return Collector(

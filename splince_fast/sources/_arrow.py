@@ -41,8 +41,9 @@ class ColumnNames(NamedTuple):
             if not isinstance(name, str):
                 raise InputError(
                     f"{name!r} is no column name; embedding=, labels= and "
-                    "sample_weight= take the names of columns as strings. Features in a column "
-                    "each become one of vectors by df['embedding'] = list(df[columns].to_numpy())"
+                    "sample_weight= take the names of columns as strings. For one column per "
+                    "feature, write a column of vectors: df['embedding'] = "
+                    "list(df[columns].to_numpy())"
                 )
         return cls(embedding, names, sample_weight)
 

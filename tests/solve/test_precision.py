@@ -572,3 +572,12 @@ def test_float32_rows_lose_associations_below_chance(strength: float) -> None:
     x += np.outer(sign, np.full(d, strength / n**0.5))
     moments = sf.Moments().update(x.astype(np.float32), {"z": z})
     assert sf.leace(moments, erase="z").rank == sf.sal(moments, erase="z").rank == 1
+
+
+def test_a_constant_feature_in_float32_is_shrunk_without_a_warning() -> None:
+    rng = np.random.default_rng(0)
+    z = rng.integers(0, 2, 200)
+    x = (rng.normal(size=(200, 4)) + z[:, None]).astype(np.float32)
+    x[:, 3] = 0.5
+    moments = sf.Moments().update(x, {"z": z})
+    assert sf.leace(moments, erase="z", shrinkage=0.1).rank == 1
