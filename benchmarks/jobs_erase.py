@@ -195,6 +195,14 @@ def _apply(where: str, dtype: str, rank: int) -> Contenders:
     return {**applied(X, eraser), CE: peers.apply_concept_erasure(X, eraser)}
 
 
+@job("apply/given array/float32/{d}/rank 1", "row", within(FLOOR, 1.5), faster(NUMPY, 3.0),
+     d=(300, 4096))  # fmt: skip
+def _widths(d: int) -> Contenders:
+    """Rows that fill no whole registers, and rows whose factors exceed the first cache."""
+    X = cached(*pick((100_000_000 // d, d), (300, 16))).X
+    return applied(X, orthogonal(X.shape[1], 1), X.copy())
+
+
 @job("apply/{form}/512/rank {rank}", "row", within("C order, float32", 2.0),
      form=("float16", "Fortran", "strided"), rank=(1, 16))  # fmt: skip
 def _forms(form: str, rank: int) -> Contenders:

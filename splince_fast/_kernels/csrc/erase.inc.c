@@ -4,8 +4,8 @@
    the same way whatever its neighbours, its layout and its place in memory: all that is not in C
    order passes through memory that is, group by group.
 
-   Rank 1 goes row by row: row i + 1 is measured while row i is written. Above, the products with
-   the factors are taken in tiles of ROWS x COLUMNS sums, which stay in registers. */
+   Rank 1 goes row by row, or by two rows: the next are measured while these are written. Above, the
+   products with the factors are taken in tiles of ROWS x COLUMNS sums, which stay in registers. */
 
 #ifndef SPLINCE_ERASE
 #define SPLINCE_ERASE
@@ -16,6 +16,10 @@
    in the first cache, and a panel of the map is read once for so many rows. */
 #define BATCH 32
 #define DEPTH 64
+/* Rank 1: above this width the factors, 24 bytes a feature, exceed a first cache of 32 KiB, and two
+   rows share them in registers. Narrow registers take one row: they store a line in pieces. */
+#define SHARED (WIDE ? 32768 / 24 : PTRDIFF_MAX)
+#define FAR 6656 /* numbers from those that are measured to those that are prefetched */
 #define PANELS 8 /* whose products with a tile of rows follow each other, along its cache lines */
 
 INLINE double *aligned(void *memory) {
@@ -99,54 +103,105 @@ static Index lost_row(const float *rows, Index n, Index width) {
 
 /* --- rank 1 ---------------------------------------------------------------------------------- */
 
-/* Measures row x, sum_j (x[j] - mean[j]) right[j], beside writing out[j] = y[j] + c (-left[j]).
+/* Rows that are measured and rows that are written, at a column. */
+typedef struct {
+    const T *x, *y; /* sums += (x - mean) right, and out = y + c (-left) */
+    T *out;
+    const double *mean, *right, *left;
+    Index down, below; /* numbers from a row to the next, of x and y, and of out */
+    Index ahead;       /* bytes from x to the lines that are prefetched */
+} NAME(Place);
 
-   Memory works on the stores, and on row `ahead`, while the sum is computed. All registers are
-   loaded before one is stored: a load waits for a store to an address 4096 k away. */
-INLINE double NAME(measure_and_write)(const Factors *map, const T *x, const T *ahead, const T *y,
-                                      double c, T *out, int measures, int writes, int streamed) {
-    const double *mean = map->mean, *right = map->measuring, *left = map->removing;
-    Index width = map->width, whole = width - width % COLUMNS;
-    D factor = all_f64(c), sums[2] = {all_f64(0.0), all_f64(0.0)}, found[2];
-    for (Index j = 0; j < whole; j += COLUMNS) {
-        if (measures) PREFETCH(ahead + j);
+/* Two registers of columns, or the last `count` columns, of several rows.
+
+   All registers are loaded before one is stored: a load waits for a store to an address 4096 k
+   away. The last columns pass through registers, too, so that their products are rounded alike. */
+INLINE void NAME(pass_columns)(NAME(Place) at, Index j, Index count, const D *c, D (*sums)[2],
+                               int rows, int measures, int writes, int streamed) {
+    const int whole = count == COLUMNS;
+    D found[2][2];
+    UNROLL(2)
+    for (int q = 0; q < 2; q++) {
+        const Index k = j + q * LANES;
+        const Index some = whole ? LANES : smaller(LANES, larger(0, count - q * LANES));
         UNROLL(2)
-        for (int q = 0; q < 2; q++) {
-            Index k = j + q * LANES;
-            if (measures) sums[q] += (LOAD(x + k) - get_f64(mean + k)) * get_f64(right + k);
-            if (writes) found[q] = multiply_add_f64(factor, get_f64(left + k), LOAD(y + k));
-        }
-        UNROLL(2)
-        for (int q = 0; q < 2; q++) {
-            if (!writes) continue;
-            if (streamed)
-                STREAM(out + j + q * LANES, found[q]);
-            else
-                STORE(out + j + q * LANES, found[q]);
+        for (int p = 0; p < rows; p++) {
+            if (measures) {
+                D x = NAME(load_some)(at.x + p * at.down + k, some) - get_f64(at.mean + k);
+                sums[p][q] = multiply_add_f64(x, get_f64(at.right + k), sums[p][q]);
+            }
+            if (writes)
+                found[p][q] = multiply_add_f64(c[p], get_f64(at.left + k),
+                                               NAME(load_some)(at.y + p * at.down + k, some));
         }
     }
     UNROLL(2)
-    for (int q = 0; q < 2; q++) { /* in registers too: products are rounded as those above */
-        Index j = whole + q * LANES, count = smaller(LANES, width - j);
-        if (measures && count > 0)
-            sums[q] += (NAME(load_some)(x + j, count) - get_f64(mean + j)) * get_f64(right + j);
+    for (int p = 0; p < rows; p++) {
+        for (int k = 0; measures && whole && k < COLUMNS * (int)sizeof(T); k += LINE)
+            PREFETCH((const char *)(at.x + p * at.down + j) + at.ahead + k);
+        T edge[COLUMNS], *out = at.out + p * at.below + j;
+        UNROLL(2)
+        for (int q = 0; writes && q < 2; q++) {
+            if (whole && streamed)
+                STREAM(out + q * LANES, found[p][q]);
+            else
+                STORE((whole ? out : edge) + q * LANES, found[p][q]);
+        }
+        if (writes && !whole && streamed)
+            stream(out, edge, (int)count * (int)sizeof(T));
+        else if (writes && !whole)
+            memcpy(out, edge, (size_t)count * sizeof(T));
     }
-    for (Index j = whole; j < width && writes; j++) out[j] = (T)(y[j] + c * left[j]);
-    return sum_of_lanes(sums[0] + sums[1]);
 }
 
-/* n rows, `down` numbers apart; those of `out` are `below` apart. */
-INLINE void NAME(erase_by_rows)(const Factors *map, const T *rows, Index down, Index n, T *out,
-                          Index below, int streamed) {
-    double shift = map->shift[0];
-    double c = NAME(measure_and_write)(map, rows, rows, rows, 0.0, out, 1, 0, 0) - shift;
-    for (Index i = 0; i + 1 < n; i++) {
-        const T *y = rows + i * down, *ahead = rows + smaller(i + AHEAD, n - 1) * down;
-        c = NAME(measure_and_write)(map, y + down, ahead, y, c, out + i * below, 1, 1, streamed) -
-            shift;
+/* All columns; c = sums - shift. */
+INLINE void NAME(pass_rows)(const Factors *map, NAME(Place) at, double *c, int rows, int measures,
+                            int writes, int streamed) {
+    const Index width = map->width, whole = width - width % COLUMNS;
+    D factors[2], sums[2][2];
+    for (int p = 0; p < rows; p++) {
+        factors[p] = all_f64(writes ? c[p] : 0.0);
+        sums[p][0] = sums[p][1] = all_f64(0.0);
     }
-    rows += (n - 1) * down, out += (n - 1) * below;
-    NAME(measure_and_write)(map, rows, rows, rows, c, out, 0, 1, streamed);
+    for (Index j = 0; j < whole; j += COLUMNS)
+        NAME(pass_columns)(at, j, COLUMNS, factors, sums, rows, measures, writes, streamed);
+    if (whole < width)
+        NAME(pass_columns)(at, whole, width - whole, factors, sums, rows, measures, writes,
+                           streamed);
+    for (int p = 0; p < rows && measures; p++)
+        c[p] = sum_of_lanes(sums[p][0] + sums[p][1]) - map->shift[0];
+}
+
+/* n rows from `at` on, a multiple of `rows`. Memory works on the stores of some rows, and on later
+   ones, while the sums of the next are computed. */
+INLINE void NAME(erase_groups)(const Factors *map, NAME(Place) at, Index n, int rows,
+                               int streamed) {
+    double c[2];
+    if (!n) return;
+    NAME(pass_rows)(map, at, c, rows, 1, 0, 0);
+    for (; n > rows; n -= rows) {
+        at.x += rows * at.down;
+        NAME(pass_rows)(map, at, c, rows, 1, 1, streamed);
+        at.y = at.x, at.out += rows * at.below;
+    }
+    NAME(pass_rows)(map, at, c, rows, 0, 1, streamed);
+}
+
+INLINE void NAME(erase_by_rows)(const Factors *map, const T *rows, Index down, Index n, T *out,
+                                Index below, int streamed) {
+    const int together = map->width > SHARED ? 2 : 1;
+    const Index first = n - n % together, step = together * down * (Index)sizeof(T);
+    NAME(Place) at = {rows, rows, out, map->mean, map->measuring, map->removing, down, below, 0};
+    /* The line that is half a page from the stores: one 4096 k away would wait for them. */
+    const Index far = FAR * (Index)sizeof(T);
+    const Index apart = (Index)((uintptr_t)rows - (uintptr_t)out) + step + far;
+    at.ahead = down == map->width ? far + (2048 - apart) % 4096 : AHEAD * step;
+    if (together == 1)
+        NAME(erase_groups)(map, at, first, 1, streamed);
+    else
+        NAME(erase_groups)(map, at, first, 2, streamed);
+    at.x = at.y = rows + first * down, at.out = out + first * below;
+    NAME(erase_groups)(map, at, n - first, 1, streamed);
 }
 
 /* --- other ranks ----------------------------------------------------------------------------- */
