@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime import erase_rows, files
 from splince_fast._runtime.arrays import (
+    as_mask,
     check_feature_names,
     feature_names,
     is_tensor,
@@ -258,7 +259,7 @@ class ConditionalEraser:
             check_feature_names(feature_names(X, self.n_features), self.feature_names)
             check_index(X, labels)
         dtype = erase_rows.result_dtype(rows.dtype)
-        chosen = erase_rows.as_mask(mask, rows.shape[:-1])
+        chosen = None if mask is None else as_mask(mask, rows.shape[:-1])
         flat_mask = None if chosen is None else chosen.reshape(-1)
         read = self._read(labels, rows.shape[:-1], flat_mask)
         if out is None:

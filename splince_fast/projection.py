@@ -11,7 +11,13 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from splince_fast._runtime import erase_rows, files
-from splince_fast._runtime.arrays import as_rows, check_feature_names, feature_names, is_tensor
+from splince_fast._runtime.arrays import (
+    as_mask,
+    as_rows,
+    check_feature_names,
+    feature_names,
+    is_tensor,
+)
 from splince_fast._runtime.erase_rows import Factors
 from splince_fast.exceptions import FileFormatError, InputError
 
@@ -289,7 +295,7 @@ class Projection:
         if self._names is not None and hasattr(X, "columns"):
             check_feature_names(feature_names(X, len(self._mean)), self._names)
         dtype = erase_rows.result_dtype(rows.dtype)
-        chosen = erase_rows.as_mask(mask, rows.shape[:-1])
+        chosen = None if mask is None else as_mask(mask, rows.shape[:-1])
         fresh = out is None
         if fresh:
             out = np.empty(rows.shape, dtype)

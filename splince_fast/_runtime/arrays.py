@@ -338,6 +338,20 @@ def abbreviated(numbers: Iterable[int], names: Sequence[object] | None = None) -
     return ", ".join(items[:5]) + ", ..." * (len(items) > 5)
 
 
+def as_mask(mask: Any, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Convert a mask to booleans; InputError unless it has `shape` and holds 0 and 1 only."""
+    array = torch_to_numpy(mask) if is_tensor(mask) else np.asarray(mask)
+    if array.shape != shape:
+        raise InputError(
+            f"mask has shape {array.shape}; it must have that of X without the features, {shape}"
+        )
+    if array.dtype.kind not in "biuf" or not ((array == 0) | (array == 1)).all():
+        raise InputError(
+            "mask must hold True and False, or 1 and 0, such as a tokeniser's attention_mask"
+        )
+    return array.astype(np.bool_, copy=False)
+
+
 def torch_to_numpy(tensor: Any) -> NDArray[Any]:
     """Return a NumPy view of a torch tensor; bfloat16 is converted to float32."""
     try:

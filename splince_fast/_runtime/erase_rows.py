@@ -97,22 +97,6 @@ def erase_lazily(eraser: Any, X: Any, width: int) -> Any:
     return X.map_blocks(eraser, dtype=dtype, meta=np.empty((0,) * X.ndim, dtype))
 
 
-def as_mask(mask: Any, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
-    """Convert a mask to booleans; InputError unless it has `shape` and holds 0 and 1 only."""
-    if mask is None:
-        return None
-    array = np.asarray(mask.detach().cpu() if hasattr(mask, "detach") else mask)
-    if array.shape != shape:
-        raise InputError(
-            f"mask has shape {array.shape}; it must have an entry per row of X, {shape}: True where"
-            " the row is erased"
-        )
-    binary = array.dtype.kind in "iu" and bool(((array == 0) | (array == 1)).all())
-    if array.dtype != np.bool_ and not binary:
-        raise InputError(f"mask has dtype {array.dtype}; pass booleans, or integers 0 and 1")
-    return array.astype(np.bool_, copy=False)
-
-
 def check_out(out: object, rows: NDArray[np.generic], dtype: np.dtype[np.generic]) -> None:
     """Raise InputError unless the result for `rows` can be written to `out`."""
     if not isinstance(out, np.ndarray) or out.shape != rows.shape or out.dtype != dtype:

@@ -20,13 +20,6 @@ _limit = threading.local()
 T = TypeVar("T")
 
 
-def _available() -> int:
-    """Return the number of processors available to the process."""
-    if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)))
-    return os.cpu_count() or 1
-
-
 def thread_count() -> int:
     """Return the number of threads: ``SPLINCE_FAST_NUM_THREADS``, or the available processors.
 
@@ -34,7 +27,9 @@ def thread_count() -> int:
     """
     text = os.environ.get(_VARIABLE, "")
     if not text:
-        return min(_available(), getattr(_limit, "threads", sys.maxsize))
+        affinity = hasattr(os, "sched_getaffinity")
+        processors = len(os.sched_getaffinity(0)) if affinity else os.cpu_count()
+        return min(max(1, processors or 1), getattr(_limit, "threads", sys.maxsize))
     if not (text.isascii() and text.isdecimal() and len(text) < 7) or int(text) < 1:
         raise InputError(f"{_VARIABLE} is {text[:20]!r}; set it to a positive integer or unset it")
     return int(text)

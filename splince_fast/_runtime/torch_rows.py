@@ -14,6 +14,7 @@ from torch.overrides import has_torch_function
 
 from splince_fast._kernels import row_kernels
 from splince_fast._runtime import erase_rows, threads
+from splince_fast._runtime.arrays import as_mask
 from splince_fast._runtime.erase_rows import Factors
 from splince_fast.exceptions import InputError
 
@@ -151,7 +152,7 @@ def erase_tensor(
     target_dtype = X.dtype if X.dtype.is_floating_point else torch.float64
     if out is not None:
         _check_out(out, X, target_dtype)
-    selected = erase_rows.as_mask(mask, tuple(X.shape[:-1]))
+    selected = None if mask is None else as_mask(mask, tuple(X.shape[:-1]))
     X = X.resolve_neg()
     plain = is_plain(X)
     if plain and X.device.type == "cpu" and X.dtype != torch.bfloat16:

@@ -203,7 +203,8 @@ def encode_one(values: object, n_rows: int, *, name: str, kind: str | None = Non
             return columns
         if floats:
             data, missing = whole_numbers(data, missing, name)
-        encoded = _class_codes_of_array(data, missing)
+        distinct, codes = _distinct(data, missing)
+        encoded = ClassCodes(tuple(map(bool, distinct) if data.dtype == bool else distinct), codes)
     classes = encoded.classes
     if kind is None and len(classes) > MANY_CLASSES and type(classes[0]) is int:
         warn(
@@ -255,35 +256,21 @@ def _class_codes_of_list(values: list[Any]) -> ClassCodes:
     return ClassCodes(classes, codes)
 
 
-def _class_codes_of_array(values: NDArray[Any], missing: NDArray[np.bool_] | None) -> ClassCodes:
-    """Give each integer or boolean its position among the sorted distinct values."""
-    if missing is None:
-        distinct, codes = _distinct(values)
-    else:
-        distinct, codes = _distinct_present(values, ~missing)
-    if values.dtype.kind == "b":
-        return ClassCodes(tuple(map(bool, distinct)), codes)
-    return ClassCodes(tuple(distinct), codes)
-
-
-def _distinct_present(
-    values: NDArray[np.generic], present: NDArray[np.bool_]
+def _distinct(
+    values: NDArray[Any], missing: NDArray[np.bool_] | None = None
 ) -> tuple[list[int], NDArray[np.intp]]:
-    """As `_distinct`, for the rows that are present; -1 elsewhere."""
-    codes = np.full(len(values), -1, dtype=np.intp)
-    distinct, codes[present] = _distinct(values[present])
-    return distinct, codes
-
-
-def _distinct(values: NDArray[Any]) -> tuple[list[int], NDArray[np.intp]]:
-    """Return the sorted distinct values of integers or booleans, and the position of each row."""
+    """Return the sorted distinct values of integers or booleans, and each row's position or -1."""
     n = len(values)
+    if missing is not None:
+        codes = np.full(n, -1, dtype=np.intp)
+        distinct, codes[~missing] = _distinct(values[~missing])
+        return distinct, codes
     if n <= 1:
         return values.tolist(), np.zeros(n, dtype=np.intp)
     low, high = int(values.min()), int(values.max())
     if high - low > 4 * n + 1024:  # too wide a range for a table
-        distinct, codes = np.unique(values, return_inverse=True)
-        return distinct.tolist(), codes
+        unique, codes = np.unique(values, return_inverse=True)
+        return unique.tolist(), codes
     if values.dtype == np.uint64:  # may exceed int64: subtract first
         offsets = (values - np.uint64(low)).astype(np.intp)
     else:
@@ -353,7 +340,7 @@ def _joint_cells(members: Sequence[ClassCodes]) -> ClassCodes:
     cells: list[tuple[Any, ...]] = [(name,) for name in members[0].classes]
     for member in members[1:]:
         width = len(member.classes)
-        present = (codes >= 0) & (member.codes >= 0)
-        observed, codes = _distinct_present(codes * width + member.codes, present)
+        missing = (codes < 0) | (member.codes < 0)
+        observed, codes = _distinct(codes * width + member.codes, missing)
         cells = [(*cells[cell // width], member.classes[cell % width]) for cell in observed]
     return ClassCodes(tuple(cells), codes)

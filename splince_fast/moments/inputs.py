@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime.arrays import (
     Rows,
+    as_mask,
     as_numbers,
     as_weights,
     check_feature_names,
     feature_names,
     is_sparse,
-    is_tensor,
-    torch_to_numpy,
 )
 from splince_fast._runtime.sparse import SparseRows
 from splince_fast.exceptions import InputError
@@ -79,26 +78,12 @@ def _flattened(X: Any, labels: Any, sample_weight: Any, mask: Any) -> tuple[Any,
     lead = array.shape[:-1]
     n = int(np.prod(lead))
     rows = array.reshape(n, array.shape[-1])
-    chosen = np.arange(n) if mask is None else np.flatnonzero(_as_mask(mask, lead))
+    chosen = np.arange(n) if mask is None else np.flatnonzero(as_mask(mask, lead))
     if labels is not None:
         labels = _spread(labels, lambda column, what: along(column, lead, chosen, what))
     if sample_weight is not None:
         sample_weight = along(sample_weight, lead, chosen, "sample_weight")
     return rows if mask is None else rows[chosen], labels, sample_weight
-
-
-def _as_mask(mask: object, lead: tuple[int, ...]) -> NDArray[np.bool_]:
-    """The mask, flat; True or 1 keeps a position."""
-    found = torch_to_numpy(mask) if is_tensor(mask) else np.asarray(mask)
-    if found.shape != lead:
-        raise InputError(
-            f"mask has shape {found.shape}; it must have that of X without the features, {lead}"
-        )
-    if found.dtype.kind not in "biuf" or not ((found == 0) | (found == 1)).all():
-        raise InputError(
-            "mask must hold True and False, or 1 and 0, such as a tokeniser's attention_mask"
-        )
-    return np.asarray(found, bool).reshape(-1)
 
 
 def _spread(labels: Any, change: Any) -> Any:

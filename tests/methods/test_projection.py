@@ -359,14 +359,15 @@ def test_what_a_mask_hides_may_be_anything() -> None:
     found = eraser(x, mask=mask)
     np.testing.assert_array_equal(found[2], x[2])
     np.testing.assert_array_equal(found[mask], eraser(x[mask]))
+    np.testing.assert_array_equal(found, eraser(x, mask=mask.astype(np.float32)))
     empty = eraser(np.empty((2, 0, 7)), mask=np.empty((2, 0), bool))
     assert empty.shape == (2, 0, 7)
 
 
 @pytest.mark.parametrize(
     ("mask", "text"),
-    [(np.ones(4, bool), r"shape \(4,\).*\(3, 5\)"), (np.ones((3, 5)), "float64"),
-     (np.full((3, 5), 2), "int64")],
+    [(np.ones(4, bool), r"shape \(4,\).*\(3, 5\)"), (np.full((3, 5), 0.5), "1 and 0"),
+     (np.full((3, 5), 2), "1 and 0")],
 )  # fmt: skip
 def test_masks_that_do_not_fit(mask: Any, text: str) -> None:
     with pytest.raises(sf.InputError, match=text):
