@@ -543,11 +543,11 @@ class Comparison:
                 continue
             start = {"seed": r.seed, "p": r.p, "eraser": r.eraser}
             if r.reason:
-                yield {**start, "head": r.head, "lambda": None, "metric": None, "value": None,
+                yield {**start, "head": r.head, "alpha": None, "metric": None, "value": None,
                        "n": r.sizes[2], "reason": r.reason}  # fmt: skip
             for head, alpha, values in ((r.head, r.alpha, r.values), *((PATH, *q) for q in r.path)):
                 for metric, value in values.items():
-                    yield {**start, "head": head, "lambda": alpha, "metric": metric,
+                    yield {**start, "head": head, "alpha": alpha, "metric": metric,
                            "value": value, "n": r.sizes[2], "reason": None}  # fmt: skip
 
     def to_frame(self, backend: str = "pandas") -> Any:
@@ -576,7 +576,7 @@ class Comparison:
         require(backend, "evaluate")
         schema = {
             "seed": narwhals.Int64, "p": narwhals.Float64, "eraser": narwhals.String,
-            "head": narwhals.String, "lambda": narwhals.Float64, "metric": narwhals.String,
+            "head": narwhals.String, "alpha": narwhals.Float64, "metric": narwhals.String,
             "value": narwhals.Float64, "n": narwhals.Int64, "reason": narwhals.String,
         }  # fmt: skip
         rows = list(self.rows())

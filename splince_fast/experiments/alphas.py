@@ -40,7 +40,7 @@ def run(options: RunOptions) -> Findings:
             values |= {f"{metric}/{e}/{alpha:g}": gap for e, gap in gaps.items()}
             intervals = {"SAL": sal, "LEACE": leace, "SPLINCE": splince}
             values |= {f"{metric}/mean/{e}/{alpha:g}": i.mean for e, i in intervals.items()}
-        columns = ("lambda", "SAL", "LEACE", "SPLINCE", "SPLINCE - LEACE", "SPLINCE - SAL")
+        columns = ("alpha", "SAL", "LEACE", "SPLINCE", "SPLINCE - LEACE", "SPLINCE - SAL")
         tables.append(Table(f"{metric}, p = {p}, one alpha for all", columns, tuple(rows)))
         weakest, strongest = min(alphas), max(alphas)
         weak, strong = (

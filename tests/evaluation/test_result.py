@@ -68,7 +68,7 @@ def test_the_long_form_is_complete(result: Comparison) -> None:
     pytest.importorskip("pandas")
     frame = result.to_frame()
     assert list(frame.columns) == [
-        "seed", "p", "eraser", "head", "lambda", "metric", "value", "n", "reason"
+        "seed", "p", "eraser", "head", "alpha", "metric", "value", "n", "reason"
     ]  # fmt: skip
     chosen = frame[
         (frame.metric == "worst_group") & (frame.eraser == "LEACE") & (frame["head"] == "frozen")
