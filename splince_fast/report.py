@@ -295,6 +295,8 @@ class Report:
     left_out : tuple of int
         Features that vary too little to be whitened (``min_scale``). What the others predict of
         their covariance with the concept is removed from them, exactly.
+    left_out_names : tuple of str
+        Their names, where the features have names.
     alpha : float
         Fraction of the change that is made: 1, or that of :meth:`Projection.scaled`. Below 1 no
         dimension is removed entirely, and a linear probe still reads what `variables` calls
@@ -348,6 +350,7 @@ class Report:
     warnings: tuple[str, ...]
     sensitivity: float | None = None
     left_out: tuple[int, ...] = ()
+    left_out_names: tuple[str, ...] = ()
     alpha: float = 1.0
     strength: float = 1.0
     frozen_head: FrozenHead | None = None
@@ -394,7 +397,8 @@ class Report:
                 if values.get(name) is not None
             }
             tuples = {
-                name: tuple(values.get(name, ())) for name in ("cosines", "warnings", "left_out")
+                name: tuple(values.get(name, ()))
+                for name in ("cosines", "warnings", "left_out", "left_out_names")
             }
             new = cls(**{**values, **parts, **tuples, "variables": variables})
         except (TypeError, KeyError, IndexError) as error:
@@ -593,6 +597,13 @@ class Report:
         """Whether variables are erased; False for a repair."""
         return {v.role for v in self.variables} != {"kept"}
 
+    @property
+    def _left_out(self) -> str:
+        """Number of the features that were left out, and the first of them."""
+        names = self.left_out_names
+        shown = abbreviated(range(len(names)), names) if names else abbreviated(self.left_out)
+        return f"{len(self.left_out)} feature(s) ({shown})"
+
     def _facts(self) -> list[tuple[str, str]]:
         """Label and text of each line of the summary."""
         support = "not factored" if self.rank_covariance is None else f"rank {self.rank_covariance}"
@@ -684,8 +695,7 @@ class Report:
                 ("sensitivity", f"float32 rounding moves rows by {self.sensitivity:.2g} deviations")
             )
         if self.left_out:
-            left_out = abbreviated(self.left_out)
-            facts.append(("not whitened", f"feature(s) {left_out}, of tiny deviation"))
+            facts.append(("not whitened", f"{self._left_out}, of tiny deviation"))
         if self.dropped:
             facts.append(("given up", f"{self.dropped} kept direction(s)"))
         if read := ", ".join(v.label for v in self.variables if v.kind):
@@ -830,8 +840,8 @@ class Report:
             )
         if self.left_out:
             lines.append(
-                f"Feature(s) {abbreviated(self.left_out)} vary too little to be whitened: the part "
-                "of their covariance with the concept that the others predict is removed."
+                f"{self._left_out} vary too little to be whitened: the part of their covariance "
+                "with the concept that the others predict is removed."
             )
         if self.rank_covariance is not None and self.rank_covariance < self.n_features:
             lines.append(
@@ -982,6 +992,7 @@ class Facts(NamedTuple):
     sensitivity: float
     noises: tuple[Noise, ...]  # of the erased variables; empty unless they are erased completely
     strength: float
+    feature_names: tuple[str, ...] | None
 
 
 def build_report(
@@ -1078,6 +1089,9 @@ def build_report(
         sketch=facts.sketch,
         sensitivity=facts.sensitivity,
         left_out=tuple(map(int, solution.left_out)),
+        left_out_names=tuple(facts.feature_names[i] for i in solution.left_out)
+        if facts.feature_names
+        else (),
         strength=facts.strength,
     )
 

@@ -207,12 +207,11 @@ class MethodCall(NamedTuple):
                 distortions.unkept, notes, variance,
                 None if sample is None else Sampling(sample.n_rows, distortions.excess),
                 None if sketch is None else SketchedCovariance(sketch, passes, gain),
-                moved, noises, float(options.strength),
+                moved, noises, float(options.strength), stats.feature_names,
             )  # fmt: skip
-            names = stats.feature_names
         report = partial(build_report, facts, solution, span_z, span_y, left, right)
         return Projection._make(
-            left, right, mean, method=self.method, report=report, feature_names=names
+            left, right, mean, method=self.method, report=report, feature_names=facts.feature_names
         )
 
     def _sensitive(
@@ -389,7 +388,8 @@ def _refuse_underflow(stats: Statistics, span: Span) -> None:
     features = np.flatnonzero(lost & (covariance < _UNDERFLOW))
     if len(features):
         raise InputError(
-            f"the squares of {len(features)} feature(s) ({abbreviated(features)}) underflow: "
+            f"the squares of {len(features)} feature(s) "
+            f"({abbreviated(features, stats.feature_names)}) underflow: "
             f"they vary with {listed(span.names)}, by less than 1e-161, and float64 holds no "
             "variance of theirs. Multiply them by a power of 10 before they are accumulated, such "
             "as X * 1e150"

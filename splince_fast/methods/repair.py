@@ -313,7 +313,7 @@ def _report(
             f"the repair is sensitive to rounding: erased rows rounded to float32 move by "
             f"{moved:.1e} of their deviation; use rows in float64, or keep fewer variables"
         )
-    sample = erased.sample
+    sample, names = erased.sample, original.feature_names
     return Report(
         method="repair", n_rows=erased.n_rows, weight=erased.weight, n_features=len(erased.mean),
         rank_covariance=factor.rank, rank=len(left), variables=tuple(variables),
@@ -323,4 +323,5 @@ def _report(
         shrinkage=erased.shrinkage if isinstance(erased, Factored) else 0.0,
         warnings=tuple(notes), sampling=None if sample is None else Sampling(sample.n_rows, None),
         sensitivity=moved, left_out=tuple(map(int, factor.left_out)), strength=strength,
+        left_out_names=tuple(names[i] for i in factor.left_out) if names else (),
     )  # fmt: skip

@@ -18,6 +18,7 @@ exact one repairs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -176,7 +177,7 @@ def sampled_covariance(sampled: SampledAccumulator) -> tuple[Float, Sampled]:
     missing[missing <= chance * diagonal] = 0.0
     missing[undetermined] = np.maximum(missing, chance * variances)[undetermined]
     diagonal += missing
-    _warn_of(variances, of_sample, effective)
+    _warn_of(variances, of_sample, effective, sampled.feature_names)
     quartic = None
     if inner.fourth is not None:
         quartic = inner.fourth.centred(inner.weight, inner.deviation, inner.scatter) / inner.weight
@@ -279,14 +280,16 @@ def _explained(
     return np.asarray((vectors[:, kept] / np.sqrt(values[kept])).T @ (cross * units[:, None]))
 
 
-def _warn_of(variances: Float, sampled: Float, effective: float) -> None:
+def _warn_of(
+    variances: Float, sampled: Float, effective: float, names: Sequence[str] | None
+) -> None:
     """Warn of features whose variance in the sample is far from that in all rows."""
     error = _ERRORS * (2.0 / effective) ** 0.5 * sampled
     low = (variances > _FACTOR * sampled) & (variances - sampled > error)
     high = (_FACTOR * variances < sampled) & (sampled - variances > error)
     found = np.flatnonzero(low | high)
     if len(found):
-        shown = abbreviated(found)
+        shown = abbreviated(found, names)
         warn(
             f"the sampled rows misstate the variance of {len(found)} feature(s) ({shown}) by more "
             f"than a factor of {_FACTOR:g}: rare rows carry them. What is erased and kept is "

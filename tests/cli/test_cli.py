@@ -178,7 +178,7 @@ def test_every_option_reaches_its_method(here: Path, capsys: pytest.CaptureFixtu
     report = sf.Projection.load("uneven").report
     assert report is not None
     assert report.left_out == (5,)
-    assert "feature(s) 5, of tiny deviation" in out
+    assert "1 feature(s) (5), of tiny deviation" in out
     told(capsys, *start, "--method", "Mean-Projection", "-o", "mean")
     told(capsys, *start, "--method", "sal", "-o", "sal")
     assert sf.Projection.load("mean").method == "MeanProjection"

@@ -10,6 +10,7 @@ import warnings
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -434,6 +435,9 @@ def test_features_whose_squares_underflow_are_refused(method: str, some: bool) -
 
     with pytest.raises(sf.InputError, match=r"\(0, 1.*underflow.*Multiply"):
         fit(units)
+    frame = pd.DataFrame(X * units, columns=list("abcd"))
+    with pytest.raises(sf.InputError, match=r"\('a', 'b'.*underflow"):
+        getattr(sf, method)(sf.Moments().update(frame, {"z": z, "y": y}), **options)
     assert fit(np.where(units < 1.0, units * 1e150, 1.0)).rank == 1
     constants = X * (units == 1.0) + 1e-170 if some else X
     eraser = getattr(sf, method)(sf.Moments().update(constants, {"z": z, "y": y}), **options)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
@@ -234,8 +235,9 @@ def test_exact_variances_repair_a_rare_feature(monkeypatch: pytest.MonkeyPatch) 
     n, d = 6000, 32
     X, labels = with_giants(n, d, axis=True)
     monkeypatch.setattr(sampled, "_inverse", lambda state: np.zeros(state.width))
-    with pytest.warns(SampledScatterWarning, match=r"1 feature\(s\) \(3\)"):
-        repaired = draws(X, labels, 5 * d / n, 60, leace)[0]
+    frame = pd.DataFrame(X, columns=[f"f{j}" for j in range(d)])
+    with pytest.warns(SampledScatterWarning, match=r"1 feature\(s\) \('f3'\)"):
+        repaired = draws(frame, labels, 5 * d / n, 60, leace)[0]
     assert repaired.max() < 1.0
     monkeypatch.setattr(covariance_estimate, "_BEYOND_CHANCE", 1e300)
     with pytest.warns(SampledScatterWarning):

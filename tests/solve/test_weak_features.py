@@ -6,6 +6,7 @@ Constraints are sums over n rows in extended precision, in units of each feature
 
 from __future__ import annotations
 
+import html
 import re
 import warnings
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -87,7 +89,7 @@ def test_noise_beside_features_of_any_units_is_left_out(scale: float, null_space
         assert not eraser.right[[2, 5]].any()  # nothing is read from them
         check(x, z, kept, eraser)
         assert report(eraser).sensitivity < 1e-6  # type: ignore[operator]
-        assert "feature(s) 2, 5" in str(report(eraser))
+        assert "2 feature(s) (2, 5), of tiny" in str(report(eraser))
         # Of the other features it is the eraser that never saw these two.
         others = np.delete(np.arange(8), [2, 5])
         alone = sf.Moments().update(x[:, others], {"z": z, "y": y})
@@ -238,7 +240,25 @@ def test_reports_give_both_back() -> None:
     assert sf.Report.from_dict(older).sensitivity is None
     for text in (str(found), found.explain(), found._repr_html_()):
         assert "sensitivity" in text
-    assert "vary too little" in found.explain()
+    assert "1 feature(s) (4) vary too little" in found.explain()
+
+
+@pytest.mark.filterwarnings("ignore:the eraser is sensitive:splince_fast.PrecisionWarning")
+@pytest.mark.parametrize("method", ["leace", "repair"])
+def test_features_left_out_are_named(method: str, tmp_path: Path) -> None:
+    x, z, y = rows()
+    x[:, 1:] *= 1e-5
+    frame = pd.DataFrame(x, columns=[f"<{j}>" for j in range(8)])
+    moments = sf.Moments().update(frame, {"z": z, "y": y[:, 0]})
+    if method == "repair":
+        eraser = sf.repair(moments.factored(min_scale=1e-3), before=moments, keep="y")
+    else:
+        eraser = sf.leace(moments, erase="z", min_scale=1e-3)
+    eraser.save(tmp_path / "eraser")
+    for found in (report(eraser), report(sf.Projection.load(tmp_path / "eraser"))):
+        assert found.left_out_names == tuple(f"<{j}>" for j in range(1, 8))
+        for text in (str(found), found.explain(), html.unescape(found._repr_html_())):
+            assert "7 feature(s) ('<1>', '<2>', '<3>', '<4>', '<5>', ...)" in text
 
 
 # --- sensitivity ---------------------------------------------------------------------------------
