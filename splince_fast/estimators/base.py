@@ -137,11 +137,14 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
                 self._refuse_missing_y("concept_from='y' makes it the concept")
             return columns_by_name(y, "concept")
         if concept is None:
+            task = "y, " if self._keeps_task else ""
+            use = "keeps" if self._keeps_task else "does not keep"
+            remedy = f"; {name}(concept_from='y') asks for that"
             raise InputError(
-                f"{name} was given no concept to erase. Pass fit(X, y, concept=z), or in a "
-                f"pipeline pipe.fit(X, y, {name.lower()}__concept=z). The y of a pipeline is the "
-                f"task and never silently becomes the concept; {name}(concept_from='y') asks for "
-                "that"
+                f"{name} was given no concept to erase. Pass fit(X, {task}concept=z), or in a "
+                f"pipeline pipe.fit(X, y, {name.lower()}__concept=z). y is the task, which {name} "
+                f"{use}, and never silently becomes the concept"
+                + (remedy if "concept_from" in self.get_params(deep=False) else "")
             )
         return columns_by_name(concept, "concept")
 

@@ -110,8 +110,9 @@ class _Eraser(ErasingTransformer):
         X : array-like or frame of shape (n_samples, n_features); sparse with `sketch_size`
             At least two rows; read once, and `passes` times more; not copied, not modified.
         y : array-like of shape (n_samples,) or (n_samples, k), mapping or frame, optional
-            The task. SPLINCE keeps its covariance with X; the other estimators ignore it. With
-            ``concept_from="y"`` it is the concept.
+            The task. SPLINCE and OracleSPLINCE keep its covariance with X. The other estimators
+            keep nothing (`kept_` is None) and ignore it: a pipeline passes y to every step. With
+            ``concept_from="y"`` it is the concept, and no estimator keeps anything.
         concept : array-like of shape (n_samples,) or (n_samples, k), mapping or frame
             Variables to erase; several variables, by name, are erased jointly. A missing label
             (None or NaN) leaves its row in the statistics of X.

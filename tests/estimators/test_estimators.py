@@ -404,8 +404,13 @@ def test_merge_refuses_what_does_not_belong_together(data: Data) -> None:
 @pytest.mark.parametrize("verb", ["fit", "partial_fit", "fit_transform"])
 def test_y_never_silently_becomes_the_concept(kind: Any, verb: str, data: Data) -> None:
     X, y, _ = data
-    with pytest.raises(InputError, match=r"concept=z.*pipeline.*never silently.*concept_from"):
+    with pytest.raises(
+        InputError, match=r"concept=z.*pipeline.*never silently.*concept_from"
+    ) as told:
         getattr(kind(), verb)(X, y)
+    keeps = kind is SPLINCE
+    assert f"which {kind.__name__} {'keeps' if keeps else 'does not keep'}," in str(told.value)
+    assert ("fit(X, y, concept=z)" if keeps else "fit(X, concept=z)") in str(told.value)
     with pytest.raises(InputError, match=f"{kind.__name__.lower()}__concept=z"):
         make_pipeline(kind(), LogisticRegression()).fit(X, y)
     with pytest.raises(TypeError):
