@@ -115,6 +115,10 @@ class UnseenRowsWarning(SplinceWarning):
     """Rows that an eraser was not fitted on are changed much more than those it was."""
 
 
+class LabelFeatureWarning(SplinceWarning):
+    """A feature of x equals the label of every row, up to offset, scale and coding of classes."""
+
+
 class ManyClassesWarning(SplinceWarning):
     """An integer variable has many values, and may be a quantity."""
 

@@ -57,6 +57,25 @@ def class_span(const double[:, ::1] sums not None, const double[::1] weights not
     return span_a
 
 
+def largest_correlation(const double[:, ::1] rows not None, const double[::1] variances not None):
+    """Largest squared correlation of a feature with a row; constant features count 0.
+
+    Parameters
+    ----------
+    rows : (k, d) float64, cross-covariances in units of deviations
+    variances : (d,) float64
+    """
+    cdef Py_ssize_t d = rows.shape[1], i, j
+    cdef double square, largest = 0.0
+    check_length(variances.shape[0], d, "variances")
+    for i in range(rows.shape[0]):
+        for j in range(d):
+            square = rows[i, j] * rows[i, j]
+            if square > largest * variances[j] and variances[j] > 0.0:
+                largest = square / variances[j]
+    return largest
+
+
 def column_deviations(const double[::1] z_sum not None, const double[:, ::1] squares not None,
                       const double[::1] reference not None, double weight):
     """(k,) standard deviations of the columns of a continuous variable.

@@ -129,6 +129,8 @@ def splince(
     ManyClassesWarning
         An integer variable of more than 24 classes has at least half the rank of x, or takes more
         than half of its variance: it may be a quantity.
+    LabelFeatureWarning
+        A feature equals a variable up to offset, scale and coding of classes: a label in x.
 
     Examples
     --------

@@ -548,7 +548,7 @@ def test_labels_of_one_dimension_are_accepted(data: Data) -> None:
     for shape in ((-1, 1), (-1,)):
         other = SPLINCE().fit(X, y.reshape(shape), concept=z.reshape(shape))
         assert np.array_equal(flat.projection_.matrix(), other.projection_.matrix())
-    continuous = SPLINCE().fit(X, y.astype(float), concept=X[:, 0].copy())
+    continuous = SPLINCE().fit(X, y.astype(float), concept=X[:, 0] + X[:, 1])
     assert continuous.projection_.rank == 1
 
 

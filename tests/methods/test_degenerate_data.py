@@ -225,6 +225,7 @@ def test_constant_data_erase_nothing_and_say_so(method: str) -> None:
     assert report(eraser).warnings
 
 
+@pytest.mark.filterwarnings("ignore::splince_fast.LabelFeatureWarning")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
 def test_no_trace_to_rounding_warns_at_any_scale(method: str, scale: float) -> None:
@@ -407,6 +408,7 @@ def test_many_rows_do_not_blur_what_is_infeasible() -> None:
         sf.splince(moments, erase="z", keep="y")
 
 
+@pytest.mark.filterwarnings("ignore::splince_fast.LabelFeatureWarning")
 def test_nearly_the_same_variable_is_feasible_and_costly() -> None:
     rng = np.random.default_rng(19)
     x = rng.normal(size=(2000, 6))

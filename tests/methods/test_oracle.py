@@ -185,6 +185,7 @@ def test_sampled_covariances_keep_the_constraints() -> None:
     np.testing.assert_allclose(cov(clean, labels["y"]), cov(X, labels["y"]), atol=1e-10)
 
 
+@pytest.mark.filterwarnings("ignore::splince_fast.LabelFeatureWarning")
 def test_continuous_task_and_continuous_concept() -> None:
     X, labels = data()
     score = X[:, 0] + np.random.default_rng(1).normal(size=len(X)) + 100.0

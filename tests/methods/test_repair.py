@@ -525,6 +525,7 @@ def hidden(kind: str) -> tuple[sf.Moments, dict[str, Any]]:
     return sf.Moments(**how).update(x, {"z": z, "y": y}), options
 
 
+@pytest.mark.filterwarnings("ignore::splince_fast.LabelFeatureWarning")
 @pytest.mark.filterwarnings("ignore::splince_fast.PrecisionWarning")
 @pytest.mark.parametrize(
     "kind", ["admitted", "left out", "left out, alone", "shrunk", "sample", "sketch"]

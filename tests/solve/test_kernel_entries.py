@@ -149,6 +149,11 @@ def entries() -> Iterator[Any]:
               frozenset({("sums", 1)})),
         id="class_span",
     )  # fmt: skip
+    yield pytest.param(
+        Entry(spans.largest_correlation, {"rows": numbers(K, D), "variances": np.ones(D)},
+              frozenset({("rows", 0)})),
+        id="largest_correlation",
+    )  # fmt: skip
     columns = {"squares": 9.0 * np.eye(K), "reference": np.zeros(K)}
     yield pytest.param(
         Entry(

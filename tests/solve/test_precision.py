@@ -357,6 +357,7 @@ def test_features_that_agree_to_rounding_warn_and_leace_is_its_own_reference(gap
 # --- canonical correlations ----------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore::splince_fast.LabelFeatureWarning")
 @pytest.mark.parametrize("missing", [0.0, 0.3])
 def test_singular_values_are_canonical_correlations(missing: float) -> None:
     rng = np.random.default_rng(1)
@@ -392,6 +393,7 @@ def test_separable_classes_have_correlation_one() -> None:
 # --- thresholds, each from both sides ------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore::splince_fast.LabelFeatureWarning")
 @pytest.mark.parametrize("spread", [2e-13, 1e-9])
 def test_a_feature_of_few_quanta_varies(spread: float) -> None:
     """Deviations of thousands of roundings of the mean are data; a few roundings are none."""
