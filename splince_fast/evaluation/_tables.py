@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from splince_fast.evaluation._cells import FEW_ROWS
+from splince_fast.evaluation.advice import FrozenHeadAdvice
 from splince_fast.evaluation.scoring import OF_FAIRNESS, SUMMARY, concept_key, headline
 from splince_fast.evaluation.statistics import MIN_SEEDS, Interval
 
@@ -337,19 +338,22 @@ def advice_lines(result: Comparison) -> list[str]:
     values, context = result.advice(), result.context
     if not values:
         return []
-    first = (
-        f"advice: overlap of concept and task rho = {values['rho']:.3f}; a frozen head shrunk "
-        f"below {values['threshold']:.2f} of the least-squares head has the smaller squared error "
-        "after SPLINCE, above after LEACE"
-    )
-    strong, weak = values["squared_error_strong"], values["squared_error_weak"]
-    if not math.isnan(strong) and not math.isnan(weak):
+    first = f"advice: {FrozenHeadAdvice(values['rho'], values['threshold'])}"
+    measured = {
+        max(context.alphas): values["squared_error_strong"],
+        min(context.alphas): values["squared_error_weak"],
+    }
+    if not any(map(math.isnan, measured.values())):
+        errors = " and ".join(f"{e:+.2g} at alpha {alpha:g}" for alpha, e in measured.items())
         first += (
-            f" (measured, frozen ridge heads: SPLINCE minus LEACE {strong:+.2g} at alpha "
-            f"{max(context.alphas):g}, {weak:+.2g} at {min(context.alphas):g})"
+            ". On the test rows, with ridge heads, the error after SPLINCE less that after LEACE "
+            f"is {errors}"
         )
     if values["task_classes"] == 2:
-        first += "; for two classes of like size both decide alike"
+        first += (
+            ". With two classes of about equal size such a head predicts nearly the same classes "
+            "after both erasers"
+        )
     lines = [first]
     for name in context.concepts:
         r2, before, rows = (
@@ -358,8 +362,8 @@ def advice_lines(result: Comparison) -> list[str]:
         )
         if not math.isnan(r2):
             lines.append(
-                f"advice: on new rows like the training rows R2 {r2:.3f} of {name} is expected "
-                f"after erasing (Pillai trace {before:.3f} before); half of it takes {rows:,.0f} "
-                "rows"
+                f"advice: after erasing, a linear probe is expected to find R2 {r2:.3f} of {name} "
+                "in new rows like the training rows (Pillai trace before erasing: "
+                f"{before:.3f}); {rows:,.0f} training rows would halve it"
             )
     return lines

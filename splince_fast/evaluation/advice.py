@@ -48,9 +48,9 @@ class FrozenHeadAdvice:
         if self.rho < 1e-6:
             return "concept and task do not overlap: LEACE and SPLINCE are the same map"
         return (
-            f"rho = {self.rho:.3f}: a frozen head has the smaller squared error after SPLINCE "
-            f"if regularisation has shrunk it below {self.threshold:.2f} of the least-squares "
-            "head, after LEACE above; for two classes of like size both decide alike"
+            "a frozen head has the smaller squared error after LEACE, unless regularisation has "
+            f"shrunk its weights below {self.threshold:.2f} times those of least squares: then "
+            f"after SPLINCE (overlap of concept and task: rho = {self.rho:.3f})"
         )
 
 
