@@ -13,12 +13,14 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from splince_fast._runtime import erase_rows, files
 from splince_fast._runtime.arrays import (
     as_mask,
+    as_reals,
     as_rows,
     check_feature_names,
     feature_names,
     is_tensor,
 )
 from splince_fast._runtime.erase_rows import Factors
+from splince_fast._solve.options import is_number
 from splince_fast.exceptions import FileFormatError, InputError
 
 if TYPE_CHECKING:
@@ -78,8 +80,8 @@ class Projection:
         method: str = "custom",
         report: Report | Callable[[], Report] | None = None,
     ) -> None:
-        factors = [_real(left, "left"), _real(right, "right")]
-        centre = _real(mean, "mean")
+        factors = [as_reals(left, "left"), as_reals(right, "right")]
+        centre = as_reals(mean, "mean")
         if centre.ndim != 1 or any(f.ndim != 2 for f in factors):
             raise InputError(
                 "left and right must be 2-D, of shape (d, r), and mean 1-D, of shape (d,)"
@@ -338,7 +340,7 @@ class Projection:
         folded = w - (w @ self.left) @ self._right
         shift = w @ self.offset
         if bias is not None:
-            column = bias if hasattr(bias, "shape") else _real(bias, "bias")
+            column = bias if hasattr(bias, "shape") else as_reals(bias, "bias")
             if tuple(column.shape) != (len(w),):
                 raise InputError(
                     f"bias has shape {tuple(column.shape)}; it must have one entry per row of "
@@ -431,7 +433,7 @@ class Projection:
         >>> eraser.scaled(0.5).report.alpha
         0.5
         """
-        if isinstance(alpha, bool) or not isinstance(alpha, int | float | np.number):
+        if not is_number(alpha):
             raise InputError(f"alpha is {alpha!r}; it must be a number between 0 and 1")
         if not 0 <= alpha <= 1:
             raise InputError(
@@ -594,20 +596,3 @@ def _balanced(left: Float, right: Float) -> tuple[Float, Float]:
     scales = (target / np.where(size > 0, size, target) for size in sizes)
     balanced = [f * s[:, None] for f, s in zip((left, right), scales, strict=True)]
     return balanced[0], balanced[1]
-
-
-def _real(values: ArrayLike, name: str) -> Float:
-    """An argument of the constructor as float64.
-
-    Raises
-    ------
-    InputError
-        It holds something else than real numbers.
-    """
-    try:
-        array = np.asarray(values)
-        if array.dtype.kind not in "fiubO":
-            raise TypeError(f"dtype {array.dtype}")
-        return array.astype(np.float64)
-    except (ValueError, TypeError) as error:
-        raise InputError(f"{name} cannot be read as an array of real numbers: {error}") from error

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from splince_fast._runtime.arrays import abbreviated
 from splince_fast._solve.frozen import best_strength
 from splince_fast._solve.held_out import Noise, certificate, expected_r2
+from splince_fast._solve.options import is_number
 from splince_fast.exceptions import FileFormatError, InputError
 
 if TYPE_CHECKING:
@@ -451,8 +452,7 @@ class Report:
         >>> round(eraser.report.certificate(delta=0.05)["z"], 4)
         0.0039
         """
-        number = isinstance(delta, float | int) and not isinstance(delta, bool)
-        if not number or not 0 < delta < 1:
+        if not is_number(delta) or not 0 < delta < 1:
             raise InputError(f"delta is {delta!r}; it must be a number between 0 and 1")
         erased = [v for v in self.variables if v.role == "erased"]
         if not erased:

@@ -14,7 +14,7 @@ from splince_fast._runtime.arrays import as_rows, check_feature_names, check_val
 from splince_fast._solve import factor as factors
 from splince_fast._solve import tolerances
 from splince_fast._solve.factor import Factor
-from splince_fast._solve.options import Options
+from splince_fast._solve.options import Options, is_integer
 from splince_fast.exceptions import ConstantVariableError, InputError, UnknownVariableError
 from splince_fast.labels import ClassCodes, Encoded, VariableName, encode
 from splince_fast.moments import Moments
@@ -272,9 +272,9 @@ def concept_strength(
         )
     if (X is None) != (labels is None):
         raise InputError("the permutation test needs both X and labels; pass both or neither")
-    if not isinstance(n_permutations, int) or n_permutations < 1:
+    if not is_integer(n_permutations) or n_permutations < 1:
         raise InputError(f"n_permutations is {n_permutations!r}; it must be a positive integer")
-    if not isinstance(random_state, int) or random_state < 0:
+    if not is_integer(random_state) or random_state < 0:
         raise InputError(f"random_state is {random_state!r}; it must be a non-negative integer")
     with statistics(moments) as known:
         variable = known.variable(name)

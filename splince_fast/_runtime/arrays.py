@@ -143,6 +143,23 @@ def as_rows(X: object, *, width: int | None = None, name: str = "X") -> NDArray[
     return array
 
 
+def as_reals(values: object, name: str) -> NDArray[np.float64]:
+    """Return an argument as an array of float64.
+
+    Raises
+    ------
+    InputError
+        It holds something else than real numbers.
+    """
+    try:
+        array = np.asarray(values)
+        if array.dtype.kind not in "fiubO":
+            raise TypeError(f"dtype {array.dtype}")
+        return array.astype(np.float64)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{name} cannot be read as an array of real numbers: {error}") from error
+
+
 def check_columns(shape: tuple[int, ...], width: int | None, name: str) -> None:
     """Raise InputError unless a 2-D shape has columns, and `width` of them where it is given."""
     if shape[1] == 0:

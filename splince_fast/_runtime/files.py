@@ -41,7 +41,7 @@ def write(
     Raises
     ------
     InputError
-        `path` is empty or a folder.
+        `path` is no name of a file, empty or a folder.
     OSError
         The folder does not exist, the disk is full, or the user has no permission.
     """
@@ -98,24 +98,33 @@ def _replacing(target: Path) -> Iterator[Path]:
         raise
 
 
+def as_path(path: object) -> Path:
+    """Return the path of a file; InputError for another type, or an empty name."""
+    try:
+        text = os.fsdecode(path)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise InputError(f"the path is {path!r}; pass the name of a file") from error
+    if not text:
+        raise InputError("the path is empty; name a file")
+    return Path(text)
+
+
 def writable_path(path: str | os.PathLike[str]) -> Path:
     """Return the path with symbolic links resolved.
 
     Raises
     ------
     InputError
-        The path is empty or a folder.
+        The path is no name of a file, empty or a folder.
     FileNotFoundError
         Its folder does not exist.
     """
-    text = os.fsdecode(path)
-    if not text:
-        raise InputError("the path is empty; name a file")
-    target = Path(os.path.realpath(text))
+    name = os.fspath(as_path(path))
+    target = Path(os.path.realpath(name))
     if target.is_dir():
-        raise InputError(f"{text!r} is a folder; name a file in it")
+        raise InputError(f"{name!r} is a folder; name a file in it")
     if not target.parent.exists():
-        raise FileNotFoundError(f"there is no folder for {text!r}; make it first")
+        raise FileNotFoundError(f"there is no folder for {name!r}; make it first")
     return target
 
 
@@ -147,12 +156,14 @@ def read(path: str | os.PathLike[str], kind: str, format_version: int) -> Record
     ------
     FileFormatError
         The file is damaged, of another program or kind, or of a newer format.
+    InputError
+        `path` is no name of a file.
     FileNotFoundError, PermissionError
         The file does not exist, or the user may not read it.
     """
     from safetensors import SafetensorError, safe_open
 
-    target = Path(path)
+    target = as_path(path)
     if not target.exists():
         raise FileNotFoundError(f"there is no file {target}")
     if not os.access(target, os.R_OK):
@@ -218,7 +229,7 @@ def kind_of(path: str | os.PathLike[str]) -> str | None:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(Path(path), framework="numpy") as file:
+        with safe_open(as_path(path), framework="numpy") as file:
             return (file.metadata() or {}).get("kind")
     except (SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError):
         return None  # `read` raises the error

@@ -10,6 +10,15 @@ from typing import Any
 from splince_fast.exceptions import InputError
 
 
+def as_names(value: object, argument: str) -> tuple[str, ...]:
+    """Return one name, or several, as a tuple; InputError for other values."""
+    names = (value,) if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
+    for name in names:
+        if not isinstance(name, str):
+            raise InputError(f"{argument} is {value!r}; pass a name, or a sequence of names")
+    return names
+
+
 def check_names(names: Iterable[str], valid: Iterable[str], where: str) -> None:
     """Raise InputError for a name that is not valid; the text suggests the nearest valid one."""
     known = list(valid)

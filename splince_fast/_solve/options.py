@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter, is_
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -64,15 +64,16 @@ class Option:
         return value
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float, np.integer, np.floating))
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value is a real number of Python or NumPy, and no boolean."""
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
 def _in_unit_interval(value: Any) -> bool:
-    return _is_number(value) and 0 <= float(value) <= 1
+    return is_number(value) and 0 <= float(value) <= 1
 
 
-def is_integer(value: object) -> bool:
+def is_integer(value: object) -> TypeGuard[int]:
     """Whether a value is an integer of Python or NumPy, and no boolean."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
@@ -95,7 +96,7 @@ OPTIONS = {
         Option(
             "max_amplification",
             None,
-            lambda a: a is None or (_is_number(a) and a >= 1),
+            lambda a: a is None or (is_number(a) and a >= 1),
             "a number of at least 1",
             "drop kept directions whose amplification, 1 / sin(angle to the concept), exceeds A",
             number=float,
@@ -152,7 +153,7 @@ OPTIONS = {
         Option(
             "strength",
             1,
-            lambda b: _in_unit_interval(b) and not isinstance(b, bool),
+            _in_unit_interval,
             "a number in [0, 1]",
             "fraction that is kept of the covariance that LEACE removes from the task; 1 is "
             "SPLINCE, 0 is LEACE",
@@ -170,11 +171,7 @@ READING = {
         Option(
             "subsample",
             1.0,
-            lambda p: (
-                p == "auto"
-                if isinstance(p, str)
-                else _is_number(p) and not isinstance(p, bool) and 0 < p <= 1
-            ),
+            lambda p: p == "auto" if isinstance(p, str) else is_number(p) and 0 < p <= 1,
             "a number above 0 and at most 1, the fraction of the rows for the covariance, or "
             "'auto'",
             "fraction of the rows for the covariance; 'auto' takes the smallest for which the rows "

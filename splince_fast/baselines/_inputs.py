@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_random_state
 
 from splince_fast._runtime.arrays import as_weights, check_values, column_names
-from splince_fast._solve.options import is_integer
+from splince_fast._solve.options import is_integer, is_number
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import encode_one
 from splince_fast.labels.encoded import observed
@@ -27,8 +27,7 @@ Validation = ArrayLike | tuple[Any, ...] | None
 
 def check_number(value: Any, name: str, low: float, *, strict: bool = True) -> None:
     """Raise InputError unless `value` is a finite real number above (or at) `low`."""
-    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    if not is_number or not np.isfinite(value) or value < low or (strict and value == low):
+    if not is_number(value) or not np.isfinite(value) or value < low or (strict and value == low):
         raise InputError(
             f"{name} is {value!r}; it must be a number {'above' if strict else 'of at least'} {low}"
         )
@@ -42,7 +41,7 @@ def check_count(value: Any, name: str) -> None:
 
 def check_validation_share(value: object) -> None:
     """Raise InputError unless `value` is a number in [0, 1)."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+    if not is_number(value) or not 0 <= value < 1:
         raise InputError(f"validation_share is {value!r}; it must be a number in [0, 1)")
 
 
@@ -66,9 +65,16 @@ def candidates(parameter: float | Sequence[float], name: str) -> list[float]:
 
 def generator(random_state: RandomState) -> np.random.Generator:
     """A generator of any random_state of scikit-learn; an integer is the seed itself."""
-    if random_state is None or isinstance(random_state, int | np.integer | np.random.Generator):
-        return np.random.default_rng(random_state)
-    return np.random.default_rng(check_random_state(random_state).randint(2**31 - 1))
+    try:
+        if random_state is None or isinstance(random_state, int | np.integer | np.random.Generator):
+            return np.random.default_rng(random_state)
+        source = check_random_state(random_state)
+    except ValueError as error:
+        raise InputError(
+            f"random_state is {random_state!r}; it must be None, a non-negative integer, a "
+            "Generator or a RandomState"
+        ) from error
+    return np.random.default_rng(source.randint(2**31 - 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ the ``y`` of a pipeline is the task and must not silently become the concept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeAlias, cast
 
 import numpy as np
@@ -495,9 +495,12 @@ class _Eraser(ErasingTransformer):
         >>> [eraser.n_samples_seen_ for eraser in sf.LEACE.from_folds(folds, erase="z")]
         [60, 60, 60]
         """
-        parts = [_checked(fold) for fold in folds]
+        parts = [_checked(fold) for fold in folds] if isinstance(folds, Iterable) else []
         if len(parts) < 2:
-            raise InputError(f"{len(parts)} fold(s) leave nothing to fit to; pass two or more")
+            raise InputError(
+                f"{len(parts)} fold(s) leave nothing to fit to; pass a sequence of two or more "
+                "Moments"
+            )
         total = sum(parts[1:], parts[0])
         rest = [total - part for part in parts]
         return [cls._prepared(keep, params)._solved(own, own, erase, keep) for own in rest]
@@ -943,7 +946,7 @@ class OracleSPLINCE(_Eraser):
 
     def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: object) -> Any:
         return oracle(
-            moments, erase=erase, keep=cast("Selection | None", keep or None),
+            moments, erase=erase, keep=cast("Selection | None", keep),
             strength=self.strength,
             missing=self.missing, classwise=self.classwise,
         )  # fmt: skip

@@ -114,4 +114,6 @@ def cells_of_groups(groups: object, n: int) -> ClassCodes:
         columns = {str(name): frame[name] for name in frame.columns}
     else:
         columns = {"groups": groups}
+    if not columns:
+        raise InputError("groups holds no column; pass at least one")
     return joint([class_codes(c, name, n, declared=True) for name, c in columns.items()])

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._runtime.files import as_path
 from splince_fast.exceptions import FileFormatError, InputError
 
 Codes = NDArray[np.intp]
@@ -298,7 +299,7 @@ class Journal:
         self.path: Path | None = None
         if folder is None:
             return
-        self.path = Path(folder) / _FILE
+        self.path = as_path(folder) / _FILE
         self.path.parent.mkdir(parents=True, exist_ok=True)
         written = self.path.read_bytes() if self.path.exists() else b""
         whole = written[: written.rfind(b"\n") + 1]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ import scipy.special
 from numpy.typing import NDArray
 
 from splince_fast._runtime.arrays import as_rows, check_feature_names, feature_names
+from splince_fast._solve.options import is_number
 from splince_fast.evaluation import _logistic
 from splince_fast.evaluation._cells import cells_of_groups, check_classes, class_codes, common
 from splince_fast.evaluation.metrics import counts_per_code
@@ -420,22 +421,20 @@ def ridge_path(
 
 def check_alpha(alpha: object) -> None:
     """Raise InputError for a penalty that is no finite number of at least 0."""
-    number = None if isinstance(alpha, bool) else alpha
-    if not isinstance(number, int | float | np.floating) or not 0 <= number < math.inf:
+    if not is_number(alpha) or not 0 <= alpha < math.inf:
         raise InputError(f"alpha is {alpha!r}; it must be a finite number of at least 0")
 
 
 def check_alphas(alphas: Any) -> tuple[float, ...]:
     """A descending tuple of distinct positive alphas."""
-    if isinstance(alphas, int | float):
-        alphas = (alphas,)
+    alphas = tuple(alphas) if isinstance(alphas, Iterable) else (alphas,)
     for alpha in alphas:
         check_alpha(alpha)
         if alpha == 0:
             raise InputError(
                 "alpha 0 is not tuned over; the head 'unregularised' is the fit without penalty"
             )
-    if not len(alphas):
+    if not alphas:
         raise InputError("alphas is empty; pass at least one penalty, such as (.01,)")
     return tuple(sorted({float(alpha) for alpha in alphas}, reverse=True))
 

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._runtime.arrays import as_weights
 from splince_fast._runtime.warn import warn
-from splince_fast._solve.options import is_integer
+from splince_fast._solve.options import is_integer, is_number
 from splince_fast.evaluation._cells import FEW_ROWS, cells_of_groups, class_codes, common
 from splince_fast.evaluation.statistics import wilson_interval
 from splince_fast.exceptions import InputError, NotEnoughDataError, SplinceWarning
@@ -199,7 +200,7 @@ def group_accuracy(
     ('b', 0.5, 0.75)
     """
     groups = _one_of(groups, sensitive_features)
-    if not 0 < interval < 1:
+    if not is_number(interval) or not 0 < interval < 1:
         raise InputError(f"interval is {interval!r}; it must lie between 0 and 1, such as .95")
     _, a, b = _read(y_true, y_pred)
     labelled, correct = a >= 0, a == b
@@ -473,6 +474,8 @@ def covariance_ratio(eraser: Projection, moments: Moments, name: VariableName) -
     >>> covariance_ratio(sf.leace(moments, erase="z"), moments, "z") < 1e-20
     True
     """
+    if not isinstance(moments, Moments):
+        raise InputError(f"moments is {type(moments).__name__}; pass the moments of the rows")
     S = moments.cross_covariance(name, ddof=0)
     if not isinstance(eraser, Projection) or eraser.n_features != len(S):
         width = f" of width {eraser.n_features}" if isinstance(eraser, Projection) else ""
@@ -508,13 +511,9 @@ def _is_constant(values: object) -> bool:
 
 
 def _weights(values: object, n: int) -> Float:
-    if values is None:
+    weight = as_weights(values, n)
+    if weight is None:
         return np.ones(n)
-    weight = np.asarray(values, dtype=np.float64)
-    if weight.shape != (n,) or not np.isfinite(weight).all() or (weight < 0).any():
-        raise InputError(
-            f"sample_weight has shape {weight.shape}; it must hold {n} finite numbers of at least 0"
-        )
     if not weight.any():
         raise NotEnoughDataError("all sample weights are 0")
     return weight

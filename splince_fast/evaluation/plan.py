@@ -19,7 +19,7 @@ from splince_fast.evaluation._erasers import ERASERS, ConceptLabels, SplitPart, 
 from splince_fast.evaluation._identity import UnreadableError, identity_of
 from splince_fast.evaluation._records import PATH, TestLabels
 from splince_fast.evaluation.heads import ALPHAS, check_alphas, check_rule
-from splince_fast.evaluation.probes import PROBES
+from splince_fast.evaluation.probes import check_probes
 from splince_fast.evaluation.scoring import own_metrics
 from splince_fast.evaluation.splits import Protocol, Sizes, Split
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
@@ -288,9 +288,7 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
     if parts is not None and settings.association is not None:
         raise InputError("test= names your own split and excludes association=")
     check_rule(settings.select)
-    for probe in settings.leakage:
-        if probe not in PROBES:
-            raise InputError(f"there is no probe {probe!r}; choose from {PROBES}")
+    probes = check_probes(settings.leakage, "leakage")
     max_rows = max(1, _JOB_BYTES // (8 * rows.shape[1]))
     sizes, note = _sizes(settings, protocol, [p for p in levels if p is not None], n, max_rows)
     check_finite(rows)
@@ -306,7 +304,7 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
         seeds=tuple(int(settings.random_state) + i for i in range(int(settings.n_seeds))),
         protocol=protocol, sizes=sizes, association_method=settings.association_method,
         unlabelled=bool(settings.unlabelled), select=settings.select,
-        alphas=check_alphas(settings.alphas), probes=tuple(settings.leakage),
+        alphas=check_alphas(settings.alphas), probes=probes,
         metrics=tuple(
             _component(k, m, m.score) for k, m in own_metrics(settings.metrics).items()
         ),

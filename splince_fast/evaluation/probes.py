@@ -18,6 +18,7 @@ import scipy.stats
 from numpy.typing import NDArray
 
 from splince_fast._runtime.arrays import as_rows
+from splince_fast._runtime.keywords import as_names
 from splince_fast._runtime.warn import warn
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation import _logistic
@@ -144,6 +145,15 @@ class Leakage:
         return "\n".join(lines)
 
 
+def check_probes(probes: object, name: str) -> tuple[str, ...]:
+    """Return one name of a probe, or several, as a tuple; InputError for unknown ones."""
+    names = as_names(probes, name)
+    for probe in names:
+        if probe not in PROBES:
+            raise InputError(f"there is no probe {probe!r}; choose from {PROBES}")
+    return names
+
+
 def leakage(
     X_fresh: object,
     z_fresh: object,
@@ -210,9 +220,7 @@ def leakage(
     >>> found["linear"].accuracy > 0.9
     True
     """
-    for name in probes:
-        if name not in PROBES:
-            raise InputError(f"there is no probe {name!r}; choose from {PROBES}")
+    probes = check_probes(probes, "probes")
     if not is_integer(cv) or cv < 2:
         raise InputError(f"cv is {cv!r}; it must be an integer of at least 2")
     if not is_integer(n_permutations) or n_permutations < 0:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from splince_fast._runtime.arrays import as_reals
 from splince_fast.evaluation._cells import class_codes
 from splince_fast.exceptions import InputError, NonFiniteError, NotEnoughDataError
 
@@ -147,14 +148,14 @@ def log_odds_regression(
     >>> round(found["stereotype"], 2)
     2.0
     """
-    y = np.asarray(log_odds, dtype=np.float64)
+    y = as_reals(log_odds, "log_odds")
     if "intercept" in scores:
         raise InputError("a score is named 'intercept', as is the constant; rename it")
     if y.ndim != 1 or not scores:
         raise InputError("pass log_odds of shape (n,) and at least one score by name")
     columns = [np.ones(len(y))]
     for name, score in scores.items():
-        column = np.asarray(score, dtype=np.float64)
+        column = as_reals(score, f"score {name!r}")
         if column.shape != y.shape:
             raise InputError(f"score {name!r} has shape {column.shape}, and log_odds {y.shape}")
         columns.append(column)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from splince_fast._runtime.extras import require
-from splince_fast._runtime.files import write_text
+from splince_fast._runtime.files import as_path, write_text
 from splince_fast.evaluation import _decision, _tables, statistics
 from splince_fast.evaluation._differences import Differences, Resampled, Verdict, verdict_of
 from splince_fast.evaluation._records import (
@@ -192,6 +192,8 @@ class Comparison:
         """
         if eraser not in self.context.erasers:
             raise InputError(f"there is no eraser {eraser!r}; there are {self.context.erasers}")
+        if alpha is not None and alpha not in self.context.alphas:
+            raise InputError(f"alpha is {alpha!r}; the comparison has {self.context.alphas}")
         records = self._records_of(self.level(p), self.head_of(metric, head), eraser)
         of_seed = {r.seed: r.values if alpha is None else dict(r.path).get(alpha, {})
                    for r in records}  # fmt: skip
@@ -534,7 +536,7 @@ class Comparison:
         from splince_fast.evaluation import report_html
 
         write_text(path, report_html.render(self))
-        return Path(path)
+        return as_path(path)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The long form: one dictionary per seed, p, eraser, head, alpha and metric."""
@@ -616,7 +618,7 @@ class Comparison:
             Truncated, foreign, or written by a version with another format.
         """
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = as_path(path).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise FileFormatError(f"{str(path)!r} holds no comparison: it is no text") from error
         return cls(*from_text(text, str(path)))

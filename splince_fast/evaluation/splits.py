@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._solve.options import is_integer
+from splince_fast._solve.options import is_integer, is_number
 from splince_fast.evaluation._cells import check_classes, class_codes
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassCodes, ClassName
@@ -371,7 +371,7 @@ def _most_associated(y: ClassCodes, z: ClassCodes) -> ClassName:
 
 def check_p(p: object) -> None:
     """Raise InputError for an association that is no number in [0, 1]."""
-    if isinstance(p, bool) or not isinstance(p, int | float | np.floating) or not 0 <= p <= 1:
+    if not is_number(p) or not 0 <= p <= 1:
         raise InputError(
             f"the association p is {p!r}; it is a probability P(z = aligned_class | y = 1) in [0, "
             "1]: .5 is none, 1 complete"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,7 +167,7 @@ def cross_report(
     >>> max(report.distortion) < 0.7
     True
     """
-    parts = list(folds) if not isinstance(folds, Moments) else []
+    parts = list(folds) if isinstance(folds, Iterable) else []
     if len(parts) < 2 or not all(isinstance(part, Moments) for part in parts):
         raise InputError(
             "folds must be a sequence of two or more Moments, of disjoint rows; "

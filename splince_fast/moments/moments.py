@@ -19,7 +19,7 @@ from splince_fast._runtime.arrays import check_feature_names, name_columns
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast._runtime.keywords import check_keywords
 from splince_fast._runtime.lock import Deferred, ReadersWriterLock, Reading
-from splince_fast._solve.options import Options, is_integer
+from splince_fast._solve.options import Options, is_integer, is_number
 from splince_fast.exceptions import (
     FileFormatError,
     IncompatibleMomentsError,
@@ -432,8 +432,7 @@ class Moments:
         >>> bool(np.allclose(balanced.mean, (X[:20].mean(axis=0) + X[20:].mean(axis=0)) / 2))
         True
         """
-        number = isinstance(factor, int | float | np.number) and not isinstance(factor, bool)
-        if not number or not 0 < factor < np.inf:
+        if not is_number(factor) or not 0 < factor < np.inf:
             raise InputError(f"the factor is {factor!r}; it must be a positive finite number")
         result = self._settled_copy()
         result._accumulator.scale(float(factor))

@@ -8,8 +8,10 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, Protocol, TypeVar, cast
 
+from splince_fast._runtime.files import as_path
 from splince_fast._runtime.lock import Deferred
 from splince_fast._runtime.progress import Progress
+from splince_fast._solve.options import is_number
 from splince_fast.exceptions import FileFormatError, InputError
 from splince_fast.labels import VariableName, encode
 from splince_fast.moments.digest import block_digest, file_stamps
@@ -56,11 +58,7 @@ def accumulate(
     client: object = None,
 ) -> T:
     """Fill a target from a source; see :meth:`splince_fast.Moments.from_blocks`."""
-    if (
-        not isinstance(checkpoint_seconds, int | float)
-        or isinstance(checkpoint_seconds, bool)
-        or not checkpoint_seconds >= 0
-    ):
+    if not is_number(checkpoint_seconds) or not checkpoint_seconds >= 0:
         raise InputError(
             f"checkpoint_seconds is {checkpoint_seconds!r}; it must be a number of at least 0"
         )
@@ -72,6 +70,7 @@ def accumulate(
     if checkpoint is None:
         run = Run(source, empty, None, None)
     else:
+        checkpoint = as_path(checkpoint)
         run = Run(source, *_resumed(source, empty, checkpoint), os.fspath(checkpoint))
     written = time.monotonic()
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.files import Tensors
+from splince_fast._solve.options import is_number
 from splince_fast.exceptions import (
     IncompatibleMomentsError,
     InputError,
@@ -199,7 +200,7 @@ def add_at(target: Float, index: NDArray[np.intp], added: Float, scratch: Float)
 
 def check_ddof(ddof: object) -> None:
     """Raise InputError unless `ddof` is a finite number."""
-    if not isinstance(ddof, (int, float, np.integer, np.floating)) or not np.isfinite(float(ddof)):
+    if not is_number(ddof) or not np.isfinite(ddof):
         raise InputError(f"ddof is {ddof!r}; it must be a finite number, such as 0 or 1")
 
 

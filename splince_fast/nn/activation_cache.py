@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from splince_fast._solve.options import is_number
+from splince_fast.exceptions import InputError
 from splince_fast.nn import sites
 from splince_fast.nn.memory import free_memory
 from splince_fast.nn.running import StopForward
@@ -246,8 +248,18 @@ class ActivationCache:
 
 
 def cache_limit(memory: int | None, device: torch.device) -> int:
-    """Return the size limit of a cache in bytes, by default a quarter of the free memory."""
-    return int(_MEMORY_FRACTION * (free_memory(device) or 0)) if memory is None else memory
+    """Return the size limit of a cache in bytes, by default a quarter of the free memory.
+
+    Raises
+    ------
+    InputError
+        `memory` is no number of bytes.
+    """
+    if memory is None:
+        return int(_MEMORY_FRACTION * (free_memory(device) or 0))
+    if not is_number(memory) or not memory >= 0:
+        raise InputError(f"memory is {memory!r}; it must be a number of bytes of at least 0")
+    return int(min(memory, 1 << 62))
 
 
 def _tensors(output: Any) -> list[Tensor] | None:

@@ -254,6 +254,8 @@ class Collected(BySite):
         MissingExtraError
             matplotlib is not installed.
         """
+        if not isinstance(after, Collected | None):
+            raise InputError(f"after is {after!r}; pass what collect returns, or None")
         figures = require("matplotlib.figure", "demo")
         figure = figures.Figure(figsize=(7.5, 4.2), layout="constrained")
         ax = figure.subplots()

@@ -28,6 +28,7 @@ def run(
     recipe: CollectionSpec,
 ) -> Collected:
     """Run a model on all batches with the hooks of a collector, and return the moments."""
+    running.check_inputs(batches, forward)
     device = running.device_of(model)
     keys = label_keys(collector.labels)
     collector.may_stop = running.may_stop_early(model, forward)

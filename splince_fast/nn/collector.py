@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import Module
 
+from splince_fast._runtime.keywords import as_names
 from splince_fast.exceptions import LabelError, NeverCalledError, SiteError
 from splince_fast.labels import encode
 from splince_fast.moments import Moments
@@ -262,7 +263,7 @@ def label_keys(labels: Labels) -> tuple[str, ...]:
     """Return the keys of labels in a batch, which are not passed to the model."""
     if callable(labels):
         return ()
-    return (labels,) if isinstance(labels, str) else tuple(labels)
+    return as_names(labels, "labels")
 
 
 def read_labels(batch: Any, labels: Labels) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from torch.nn import Module
 
 from splince_fast._runtime.extras import require
 from splince_fast._runtime.files import write_text
+from splince_fast._runtime.keywords import as_names
 from splince_fast._runtime.progress import Progress
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation._tables import Table, number
@@ -436,6 +437,9 @@ def effect(
         )
     if not is_integer(max_rows) or max_rows < 2:
         raise InputError(f"max_rows is {max_rows!r}; it must be an integer of at least 2")
+    running.check_inputs(texts, forward, "texts")
+    if loss is not None and not callable(loss):
+        raise InputError(f"loss is {loss!r}; it must be a function of output and inputs")
     roles = _roles(erasers, erase, keep)
     placement, rule = Placement(), tokens
     skip_ids: tuple[int, ...] = ()
@@ -484,10 +488,8 @@ def _roles(erasers: Mapping[str, Any], erase: Any, keep: Any) -> dict[str, str]:
         for variable in () if report is None else report.variables:
             reported[variable.role].append(variable.name)
     roles: dict[str, str] = {}
-    for role, names in (("erased", erase), ("kept", keep)):
-        if names is None:
-            names = reported[role]
-        variables = [names] if isinstance(names, str) else names
+    for role, argument, names in (("erased", "erase", erase), ("kept", "keep", keep)):
+        variables = reported[role] if names is None else as_names(names, argument)
         roles |= {name: role for name in variables if isinstance(name, str) and name not in roles}
     if "erased" not in roles.values():
         raise InputError(

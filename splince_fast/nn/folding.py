@@ -221,6 +221,8 @@ def fold(
             projections[name] = (
                 projection @ projections[name] if name in projections else projection
             )
+    if not projections:
+        raise InputError("erasers is empty; pass at least one projection by the name of a site")
     example = running.batch_to(example, running.device_of(model))
     replacement = WeightReplacement(model)
     placement = erasers.placement if isinstance(erasers, Erasers) else None

@@ -13,6 +13,7 @@ from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
 from splince_fast._runtime.warn import warn
+from splince_fast._solve.options import is_number
 from splince_fast.exceptions import InputError, NeverCalledError, NothingErasedWarning, SiteError
 from splince_fast.nn import running, sites
 from splince_fast.nn.call_selections import CallSelections
@@ -265,8 +266,7 @@ def install(
     >>> bool(np.abs(after["0"].cross_covariance("z")).max() < 1e-6)
     True
     """
-    number = isinstance(strength, int | float) and not isinstance(strength, bool)
-    if not number or not 0 < strength <= 1:
+    if not is_number(strength) or not 0 < strength <= 1:
         raise InputError(
             f"strength is {strength!r}; it must be a number above 0 and at most 1: 1 erases, and a "
             "fraction steers"
@@ -282,6 +282,8 @@ def install(
         if at is not None:
             raise InputError("at= is for a single Projection; these erasers name their sites")
         pairs = list(erasers.items())
+        if not pairs:
+            raise InputError("erasers is empty; pass at least one projection by the name of a site")
     else:
         if hasattr(erasers, "label_kinds"):
             check_projection(erasers)

@@ -174,6 +174,7 @@ def fit_layers(
     """
     if bias not in ("keep", "drop"):
         raise InputError(f"bias is {bias!r}; it is 'keep' or 'drop'")
+    running.check_inputs(batches, forward)
     inner = running.unwrap(model)
     placement = Placement.of(side, feature_dim, output, sites.number_of_heads(inner, heads))
     options = {} if on_infeasible is None else {"on_infeasible": on_infeasible}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -77,6 +77,18 @@ def may_stop_early(model: Module, forward: Callable[..., object] | None) -> bool
         hasattr(module, "_hf_hook") or any(kind.__name__ in _FSDP for kind in type(module).__mro__)
         for module in model.modules()
     )
+
+
+def check_inputs(batches: object, forward: object, name: str = "batches") -> None:
+    """Raise InputError unless batches can be read one by one, and `forward` is a function."""
+    readable = isinstance(batches, Iterable) or hasattr(type(batches), "__len__")
+    if not readable or isinstance(batches, str | bytes):
+        raise InputError(
+            f"{name} is {batches!r}; pass the batches themselves, such as a list, a DataLoader or "
+            "text_batches(...)"
+        )
+    if forward is not None and not callable(forward):
+        raise InputError(f"forward is {forward!r}; it must be a function of model and batch")
 
 
 def call(

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
+from splince_fast._solve.options import is_integer
 from splince_fast.exceptions import InputError, SiteError
 
 Key = int | str | None
@@ -296,12 +297,12 @@ def number_of_heads(model: Module, heads: object) -> int | None:
         number = getattr(config, heads, getattr(text_config, heads, None))
     if heads is None:
         return None
-    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+    if not is_integer(number) or number < 1:
         raise InputError(
             f"heads is {heads!r}; it is a positive integer, or the name of one in the model's "
             "configuration, such as 'num_attention_heads' or 'num_key_value_heads'"
         )
-    return number
+    return int(number)
 
 
 def merge_heads(name: str, x: Tensor, heads: int) -> Tensor:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self
 
 from splince_fast._runtime import files
+from splince_fast._solve.options import is_integer
 from splince_fast.exceptions import InputError
 
 
@@ -27,9 +28,11 @@ class Placement:
         """Validate arguments of :func:`collect`; InputError for invalid ones."""
         if side not in ("input", "output"):
             raise InputError(f"side is {side!r}; it is 'input' or 'output'")
-        if isinstance(feature_dim, bool) or not isinstance(feature_dim, int):
+        if not is_integer(feature_dim):
             raise InputError(f"feature_dim is {feature_dim!r}; it is the number of an axis")
-        if output is not None and (side == "input" or not isinstance(output, int | str)):
+        if output is not None and (
+            side == "input" or not (is_integer(output) or isinstance(output, str))
+        ):
             raise InputError(
                 f"output is {output!r}; it is the index or the name of an element of the module's "
                 "output, for side='output'"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from splince_fast._runtime.keywords import as_names
 from splince_fast._solve.options import is_integer
 from splince_fast.exceptions import InputError, LabelError
 from splince_fast.nn.tokens import MISSING_LABEL
@@ -157,7 +158,7 @@ def text_batches(
     >>> batch["gender"].tolist()  # from short to long
     [0, 1]
     """
-    names = [labels] if isinstance(labels, str) else list(labels)
+    names = as_names(labels, "labels")
     columns = _columns(dataset, [text, *names])
     if getattr(tokenizer, "pad_token", None) is None:
         raise InputError(
@@ -220,7 +221,13 @@ def _columns(dataset: Any, names: list[str]) -> dict[str, Any]:
             return {name: [row[name] for row in dataset] for name in names}
     else:
         columns = getattr(dataset, "column_names", getattr(dataset, "columns", dataset))
-        available = list(dataset if columns is None else columns)
+        columns = dataset if columns is None else columns
+        if not isinstance(columns, Iterable):
+            raise InputError(
+                f"the data set is {dataset!r}; pass a Hugging Face data set, a data frame, a "
+                "mapping of columns, or a list of rows"
+            )
+        available = list(columns)
         if all(name in available for name in names):
             return {name: _as_list(dataset[name]) for name in names}
     missing = [name for name in names if name not in available]

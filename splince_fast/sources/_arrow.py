@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime.blocks import choose_block_rows
 from splince_fast._runtime.extras import require
+from splince_fast._runtime.keywords import as_names
 from splince_fast.exceptions import InputError
 from splince_fast.labels.names import listed
 from splince_fast.sources.base import Block, PieceSource, Source, StreamSource
@@ -36,7 +37,7 @@ class ColumnNames(NamedTuple):
         cls, embedding: str, labels: Sequence[str] | str | None, sample_weight: str | None
     ) -> Self:
         """Accept one label name or several; InputError unless all names are strings."""
-        names = () if labels is None else (labels,) if isinstance(labels, str) else tuple(labels)
+        names = () if labels is None else as_names(labels, "labels")
         for name in (embedding, *names, "" if sample_weight is None else sample_weight):
             if not isinstance(name, str):
                 raise InputError(
