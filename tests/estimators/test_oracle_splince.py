@@ -114,3 +114,12 @@ def test_pipelines_and_searches_route_the_concept() -> None:
     output = OracleSPLINCE().set_output(transform="pandas").fit(frame, y, concept=z)
     assert list(output.transform(frame, concept=z).columns) == list(frame.columns)
     assert direct.feature_names_in_.tolist() == list(frame.columns)
+
+
+@pytest.mark.parametrize("wrong", ["", 0, [], {}])
+def test_an_empty_selection_to_keep_is_refused(wrong: Any) -> None:
+    X, y, z = data()
+    moments = sf.Moments().update(X, {"z": z, "y": y})
+    with pytest.raises(sf.SplinceError):
+        OracleSPLINCE.from_moments(moments, erase="z", keep=wrong)
+    assert OracleSPLINCE.from_moments(moments, erase="z").kept_ is None

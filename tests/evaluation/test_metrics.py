@@ -258,3 +258,22 @@ def test_text_beside_numbers_is_refused() -> None:
         with pytest.raises(LabelError, match="text equals no number"):
             function([1, 0], ["1", "0"])
         function([1, 0], [1.0, 0.0])
+
+
+def test_arguments_of_other_types_are_refused() -> None:
+    y, z = np.arange(40) % 2, np.arange(40) // 20
+    X = np.random.default_rng(0).normal(size=(40, 3))
+    moments = sf.Moments().update(X, {"z": z})
+    for call, text in (
+        (lambda: ev.group_accuracy(y, y, groups=z, interval=None), "interval is None"),
+        (lambda: ev.group_accuracy(y, y, groups=z, sample_weight="a"), "sample_weight cannot"),
+        (lambda: ev.group_accuracy(y, y, groups={}), "no column"),
+        (lambda: ev.covariance_ratio(sf.leace(moments, erase="z"), None, "z"), "moments is None"),
+        (lambda: ev.leakage(X, z, probes=None), "probes is None"),
+        (lambda: ev.log_odds_regression("a", s=X[:, 0]), "log_odds cannot be read"),
+        (lambda: ev.log_odds_regression(X[:, 0], s={}), "score 's' cannot be read"),
+        (lambda: ev.Comparison.load(None), "the path is None"),
+    ):
+        with pytest.raises(sf.InputError, match=text):
+            call()  # type: ignore[no-untyped-call]
+    assert len(ev.leakage(X, z, probes="linear", cv=2).probes) == 1

@@ -135,3 +135,41 @@ def test_parameters_out_of_range(options: dict[str, Any]) -> None:
     name = next(iter(options))
     with pytest.raises(sf.InputError, match=name):
         sf.splince(moments, erase="z", keep="y", **options)
+
+
+def test_numbers_of_numpy_pass_and_booleans_do_not() -> None:
+    X, z = np.random.default_rng(0).normal(size=(300, 3)), np.arange(300) % 2
+    X = X + z[:, None]
+    moments = sf.Moments().update(X, {"z": z})
+    half = np.float32(0.5)
+    eraser = sf.leace(moments, erase="z", shrinkage=half)
+    assert eraser.report is not None
+    assert eraser.report.certificate(delta=half) == eraser.report.certificate(delta=0.5)
+    found = sf.concept_strength(
+        moments, "z", X=X, labels={"z": z}, n_permutations=np.int64(9), random_state=np.int64(1)
+    )
+    assert found.p_value_permutation is not None
+    for call in (
+        lambda: sf.leace(moments, erase="z", shrinkage=True),
+        lambda: sf.sal(moments, erase="z", max_amplification=True),
+        lambda: eraser.scaled(True),
+        lambda: sf.concept_strength(moments, "z", n_permutations=True),
+    ):
+        with pytest.raises(sf.InputError, match="is True"):
+            call()
+
+
+@pytest.mark.parametrize("wrong", [None, 3, 2.5, True, object(), ["a"]])
+def test_paths_and_folds_of_other_types_are_refused(wrong: Any) -> None:
+    X, z = np.random.default_rng(0).normal(size=(300, 3)), np.arange(300) % 2
+    moments = sf.Moments().update(X, {"z": z})
+    for call in (sf.load_eraser, sf.Moments.load, sf.Projection.load, moments.save):
+        with pytest.raises(sf.InputError, match=r"the path is .*; pass the name of a file"):
+            call(wrong)
+    if wrong is not None:
+        with pytest.raises(sf.InputError, match="the path is"):
+            sf.Moments.from_blocks([(X, {"z": z})], checkpoint=wrong)
+    if not isinstance(wrong, list):
+        for fit in (sf.cross_report, sf.LEACE.from_folds):
+            with pytest.raises(sf.InputError, match="two or more"):
+                fit(wrong, erase="z")

@@ -844,3 +844,42 @@ def test_erasers_on_a_gpu() -> None:
         model.cuda()
         found = model(**{k: v.cuda() for k, v in batch.items()}).logits
     assert torch.allclose(found.cpu(), reference, atol=1e-4)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, np.float32(0.5), "a"])
+def test_arguments_of_other_types_are_refused(wrong: Any) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+    batches = [{"input": torch.randn(40, 3), "z": torch.arange(40) % 2}]
+    erasers = snn.fit_layers(model, batches, "0", "leace", erase="z", memory=np.int64(1 << 20))
+    for call in (
+        lambda: snn.collect(model, wrong, "0", labels="z"),
+        lambda: snn.fit_layers(model, wrong, "0", "leace", erase="z"),
+        lambda: snn.effect(model, erasers, wrong, erase="z"),
+    ):
+        with pytest.raises(sf.InputError, match="pass the batches themselves"):
+            call()
+    if wrong != "a":
+        with pytest.raises(sf.InputError, match="the path is"):
+            snn.Erasers.load(wrong)
+    if wrong is not None:
+        for forward in (
+            lambda: snn.collect(model, batches, "0", labels="z", forward=wrong),
+            lambda: snn.effect(model, erasers, batches, erase="z", forward=wrong),
+        ):
+            with pytest.raises(sf.InputError, match="forward is"):
+                forward()
+    for memory in ("a", -1, float("nan"), []):
+        with pytest.raises(sf.InputError, match="memory is"):
+            snn.fit_layers(model, batches, "0", "leace", erase="z", memory=memory)  # type: ignore[arg-type]
+    with pytest.raises(sf.InputError, match="erasers is empty"):
+        snn.install(model, {})
+    with pytest.raises(sf.InputError, match="erasers is empty"):
+        snn.fold(model, {}, batches[0])
+
+
+def test_a_strength_may_be_a_number_of_numpy() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+    batches = [{"input": torch.randn(40, 3), "z": torch.arange(40) % 2}]
+    erasers = snn.fit_layers(model, batches, "0", "leace", erase="z")
+    with snn.install(model, erasers, strength=np.float32(0.5)) as installed:
+        assert installed.strength == 0.5
