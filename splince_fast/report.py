@@ -698,7 +698,7 @@ class Report:
             facts.append(("not whitened", f"{self._left_out}, of tiny deviation"))
         if self.dropped:
             facts.append(("given up", f"{self.dropped} kept direction(s)"))
-        if read := ", ".join(v.label for v in self.variables if v.kind):
+        if read := "; ".join(v.label for v in self.variables if v.kind):
             facts.append(("read as", read))
         facts += [("warning", text) for text in self.warnings]
         return facts

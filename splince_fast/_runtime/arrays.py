@@ -325,8 +325,8 @@ def _cast_rows(X: NDArray[np.generic], name: str, columns: list[Any] | None = No
                 text = [j for j in range(X.shape[1]) if _has_text(X[:, j])]
                 where = f" in {listed_columns(text, columns)}"
             raise InputError(
-                f"{name} holds text{where}; real numbers are needed. Convert texts of digits by "
-                f"{name}.astype(float); an id or a postal code is a label, not a feature"
+                f"{name} holds text{where}; real numbers are needed. Drop columns of labels and "
+                f"ids, and convert texts of digits by {name}.astype(float)"
             )
         try:
             return X.astype(np.float64)

@@ -48,7 +48,7 @@ def format_of_rows(path: str | Path) -> str:
         raise InputError(f"there is no file {str(path)!r}")
     raise InputError(
         f"{str(path)!r} has no known format; rows are read from .npy, .npz, .safetensors, .pt and "
-        ".parquet files and from saved data sets"
+        ".parquet files and from saved data sets; numpy.save writes the numbers of a table of text"
     )
 
 
@@ -263,7 +263,14 @@ def embedding_missing(path: str) -> InputError:
         for field in require("pyarrow.parquet", "parquet").read_schema(path):
             storage = getattr(field.type, "storage_type", field.type)
             candidates += [field.name] if any(test(storage) for test in tests) else []
-    hint = f"; its columns of lists are {', '.join(map(repr, candidates))}" if candidates else ""
+    hint = ""
+    if candidates:
+        hint = f"; its columns of lists are {', '.join(map(repr, candidates))}"
+    elif format_of_rows(path) == "parquet":
+        hint = (
+            "; it has none: make one of a column per feature, in pandas by df['embedding'] = "
+            "list(df[features].to_numpy())"
+        )
     return InputError(f"{path!r} is a table; name its column of vectors with --embedding{hint}")
 
 

@@ -117,11 +117,13 @@ def _default_metric(result: Comparison, head: str | None, p: float | None) -> st
 def is_partial(result: Comparison, eraser: str) -> bool:
     """Whether an eraser leaves more than 1 % of the covariance with the concept.
 
-    INLP and R-LACE count as whole erasers: they remove the directions that a probe finds, not the
-    covariance.
+    INLP and R-LACE count as whole erasers if they remove any direction: those that a probe finds,
+    not the covariance.
     """
     role = dict(zip(result.context.erasers, result.context.eraser_roles, strict=True))[eraser]
-    if role.startswith(("INLP", "RLACE")) or "residual" not in result.metrics:
+    if "residual" not in result.metrics:
+        return False
+    if role.startswith(("INLP", "RLACE")) and result.mean("rank", eraser=eraser):
         return False
     return result.mean("residual", eraser=eraser) > MAX_RESIDUAL
 
@@ -230,7 +232,7 @@ class _Chooser:
         n = min(row.n for row in self.rows.values())
         reason = "the differences are equal at all seeds, so that no test can be made"
         if n < MIN_SEEDS:
-            reason = f"{n} seed(s), and a test takes {MIN_SEEDS} (n_seeds=)"
+            reason = f"{n} seed(s), and a test takes {MIN_SEEDS}"
         return (
             f"Not decided: {reason}. {self.best} has the best figure so far ({self._setting()}: "
             f"{self._value(self.best)}); {eraser} changes the rows least."
@@ -291,7 +293,7 @@ class _Chooser:
         texts: dict[str, list[str]] = {}
         for metric, head, text in settings:
             order = result.verdict(metric, head=head or None, p=self.p).order
-            leader = next((e for e in order if e != self.none), None)
+            leader = next((e for e in order if e in self.erasers), None)
             if leader is not None and leader != self.best:
                 texts.setdefault(leader, []).append(text)
         return " ".join(f"{leader} leads {_listing(by)}." for leader, by in texts.items())

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime.blocks import choose_block_rows
 from splince_fast._runtime.extras import require
-from splince_fast._runtime.keywords import as_names
 from splince_fast.exceptions import InputError
 from splince_fast.labels.names import listed
 from splince_fast.sources.base import Block, PieceSource, Source, StreamSource
@@ -37,7 +36,8 @@ class ColumnNames(NamedTuple):
         cls, embedding: str, labels: Sequence[str] | str | None, sample_weight: str | None
     ) -> Self:
         """Accept one label name or several; InputError unless all names are strings."""
-        names = () if labels is None else as_names(labels, "labels")
+        one = isinstance(labels, str) or not isinstance(labels, Iterable)
+        names: tuple[Any, ...] = () if labels is None else (labels,) if one else tuple(labels)
         for name in (embedding, *names, "" if sample_weight is None else sample_weight):
             if not isinstance(name, str):
                 raise InputError(

@@ -123,7 +123,7 @@ def test_a_table_without_a_column_of_vectors_names_those_that_fit(
     start = ["fit", "t.parquet", "--erase", "age", "-o", "e"]
     assert f"{advice}; its columns of lists are 'a', 'b'\n" in told(capsys, *start, code=2)
     start[1] = "none.parquet"
-    assert f"{advice}\n" in told(capsys, *start, code=2)
+    assert f"{advice}; it has none: make one" in told(capsys, *start, code=2)
 
 
 def test_integers_that_may_be_quantities_warn(

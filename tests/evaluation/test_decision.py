@@ -136,6 +136,18 @@ def test_partial_erasers_are_never_chosen() -> None:
     assert "leave the concept in the rows" in alone.decision().sentence
 
 
+def test_an_iterative_eraser_that_removed_nothing_is_never_chosen() -> None:
+    rng = np.random.default_rng(1)
+    z, y = rng.integers(0, 2, 400), rng.integers(0, 2, 400)
+    X = rng.normal(size=(400, 5)) + np.outer(y, np.eye(5)[1]) + 0.1 * np.outer(z, np.eye(5)[0])
+    found = run(X, y, z, n_seeds=3, erasers=("LEACE", "INLP"), alphas=(0.1,))
+    assert set(found.values("rank", eraser="INLP").values()) == {0.0}
+    decision = found.decision()
+    assert decision.eraser == "LEACE"
+    assert "INLP" in decision.sentence.partition("Left out")[2]
+    assert "INLP leads" not in decision.sentence
+
+
 def test_a_worst_group_of_few_rows_decides_nothing(plain: Comparison) -> None:
     X, y, z = data(200)
     few = run(X, y, z, n_seeds=3, erasers=("none", "LEACE", "SAL"), heads=("retrained",))
