@@ -450,3 +450,13 @@ def test_html_escapes_what_users_name(name: str) -> None:
     assert found.seen == {"table", "caption", "tr", "th", "td"}
     assert name in found.text
     assert "given up" in found.text
+
+
+def test_the_readings_of_several_variables_are_told_apart() -> None:
+    rng = np.random.default_rng(0)
+    z, job = np.where(rng.random(300) < 0.2, None, "a"), rng.choice(["b", "c"], 300)
+    z[:100] = "d"
+    moments = sf.Moments().update(rng.normal(size=(300, 3)), {"z": z, "job": job})
+    lines = str(sf.leace(moments, erase=["z", "job"]).report).splitlines()
+    (line,) = (line for line in lines if "read as" in line)
+    assert line.endswith("of the rows labelled; job: classes (2)")

@@ -819,6 +819,7 @@ def test_a_directory_is_read_in_order_without_hidden_files(pq: Any, tmp_path: Pa
         ({"embedding": "x"}, "no column named 'x'; its columns are"),
         ({"embedding": "e", "labels": ["q"]}, "no column named 'q'"),
         ({"embedding": "e", "labels": [1]}, "1 is no column name"),
+        ({"embedding": "e", "labels": 1}, "1 is no column name"),
         ({"embedding": ["a", "b"]}, "one column per feature, write a column of vectors"),
         ({"embedding": "e", "sample_weight": "q"}, "no column named 'q'"),
         ({"embedding": "z"}, "has the type int64, which is no embedding"),
