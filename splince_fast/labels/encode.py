@@ -235,8 +235,9 @@ def _warn_of_whole_numbers(columns: Columns, name: str) -> None:
     warn(
         f"variable {name!r} holds floats, read as numbers, although they take only "
         f"{len(distinct)} values, all whole ({examples}{', ...' if len(distinct) > 4 else ''}): "
-        f"classes become floats where a label is missing. Decide with kinds={{{name!r}: "
-        f"'classes'}} or kinds={{{name!r}: 'continuous'}} (on the command line: --kind "
+        "classes become floats where a label is missing. If these are classes, cast them to "
+        f"integers (in pandas 'Int64') or pass kinds={{{name!r}: 'classes'}}; if these are "
+        f"quantities, kinds={{{name!r}: 'continuous'}} is silent (on the command line: --kind "
         f"{name}=classes or --kind {name}=continuous)",
         WholeNumbersWarning,
     )

@@ -1093,7 +1093,9 @@ def test_twenty_choices_are_named(n: int, end: str) -> None:
 )
 def test_whole_floats_of_few_values_warn(column: Any) -> None:
     """One missing label makes pandas turn classes into floats, erased as one number."""
-    with pytest.warns(WholeNumbersWarning, match=r"variable 'z'.*kinds=\{'z': 'classes'\}.*--kind"):
+    with pytest.warns(
+        WholeNumbersWarning, match=r"variable 'z'.*'Int64'.*\{'z': 'classes'\}.*--kind"
+    ):
         found = encode_one(column, len(column), name="z")
     assert isinstance(found, Columns)
     assert isinstance(encode_one(column, len(column), name="z", kind="classes"), ClassCodes)
