@@ -282,8 +282,6 @@ def install(
         if at is not None:
             raise InputError("at= is for a single Projection; these erasers name their sites")
         pairs = list(erasers.items())
-        if not pairs:
-            raise InputError("erasers is empty; pass at least one projection by the name of a site")
     else:
         if hasattr(erasers, "label_kinds"):
             check_projection(erasers)

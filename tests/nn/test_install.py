@@ -872,8 +872,6 @@ def test_arguments_of_other_types_are_refused(wrong: Any) -> None:
         with pytest.raises(sf.InputError, match="memory is"):
             snn.fit_layers(model, batches, "0", "leace", erase="z", memory=memory)  # type: ignore[arg-type]
     with pytest.raises(sf.InputError, match="erasers is empty"):
-        snn.install(model, {})
-    with pytest.raises(sf.InputError, match="erasers is empty"):
         snn.fold(model, {}, batches[0])
 
 
