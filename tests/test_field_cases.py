@@ -160,7 +160,7 @@ def test_c31_rounding_left_in_erased_rows_is_below_a_relative_cut() -> None:
 def test_c32_a_thousand_million_rows_by_merging() -> None:
     """Counts in float32 stop at 2^24 rows of a class; here they are integers throughout."""
     X, z = normal(1000, 6) + 5, np.arange(1000) % 4
-    part = Moments().update(X, {"z": z, "y": X[:, 0] + 1})
+    part = Moments().update(X, {"z": z, "y": X[:, 0] + X[:, 1]})
     total, power, left = Moments(), part, 10**6
     while left:
         if left & 1:

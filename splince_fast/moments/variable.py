@@ -200,7 +200,7 @@ def add_at(target: Float, index: NDArray[np.intp], added: Float, scratch: Float)
 
 def check_ddof(ddof: object) -> None:
     """Raise InputError unless `ddof` is a finite number."""
-    if not is_number(ddof) or not np.isfinite(ddof):
+    if not is_number(ddof) or not np.isfinite(float(ddof)):
         raise InputError(f"ddof is {ddof!r}; it must be a finite number, such as 0 or 1")
 
 

@@ -157,6 +157,7 @@ def people() -> Any:
     return pd.DataFrame(X, columns=list("abcdefgh")).assign(age=40 + 10 * age)
 
 
+@pytest.mark.filterwarnings("ignore::splince_fast.LabelFeatureWarning")
 @pytest.mark.parametrize("alpha", [0.0, 0.25, 0.5, 1.0])
 def test_correlation_remover(alpha: float) -> None:
     X = people()
@@ -182,6 +183,7 @@ def test_without_the_sensitive_column_nothing_of_it_is_needed() -> None:
         remover(1.0).fit(X).transform(others)
 
 
+@pytest.mark.filterwarnings("ignore::splince_fast.LabelFeatureWarning")
 def test_several_sensitive_columns() -> None:
     X = people().assign(income=rows()[0][:, 1] + np.random.default_rng(1).normal(size=600))
     names = ["age", "income"]
