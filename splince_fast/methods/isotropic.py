@@ -13,7 +13,13 @@ from splince_fast._solve.held_out import Noise
 from splince_fast._solve.options import OPTIONS
 from splince_fast._solve.restore import Restoration, restore
 from splince_fast._solve.selection import Selection
-from splince_fast.exceptions import InfeasibleError, InputError, UnseenRowsWarning
+from splince_fast.exceptions import (
+    InfeasibleError,
+    InputError,
+    NothingErasedWarning,
+    SplinceWarning,
+    UnseenRowsWarning,
+)
 from splince_fast.labels.names import listed
 from splince_fast.methods.classes import (
     Classes,
@@ -29,6 +35,12 @@ from splince_fast.projection import Projection
 from splince_fast.report import IsotropicFit, Report, VariableReport
 
 Float = NDArray[np.float64]
+
+_NOTHING = (
+    "nothing was erased: the class means and covariances of {!r} differ by rounding only, so the "
+    "eraser is the identity. If a difference was expected, check that labels and rows belong "
+    "together"
+)
 
 
 def isotropic(
@@ -87,6 +99,8 @@ def isotropic(
 
     Warns
     -----
+    NothingErasedWarning
+        The classes differ by rounding only: the eraser is the identity.
     UnseenRowsWarning
         Few rows: most of the differences of the class covariances is noise, which the map fits.
 
@@ -121,13 +135,25 @@ def isotropic(
     support = support_of(whole.pooled, whole.mean, roundoff)
     first, second = whole.differences(support)
     # The part of m_1 - m_0 in the range of S_w, and L^+, which is zero off that range.
-    outside, inside = _outside(support, whole.means)
+    row_eps = max(part._state().row_eps for part in classes.values())
+    n_rows = whole.rows.astype(np.float64)
+    outside, inside = _outside(support, whole.means, 4.0 * row_eps / float(n_rows.min()) ** 0.5)
     whitener = support.whitener
     if support.basis is not None:
         whitener = support.basis @ (support.basis.T @ whitener)
+    # Rounding of the means in units of deviations, and of the products in the class covariances.
+    varies = whole.variances > 0
+    ratio = float(np.sum(whole.mean[varies] ** 2 / whole.variances[varies]))
+    rounding = tolerances.row_rounding(
+        row_eps * (support.rank + ratio) ** 0.5, support.rank**0.5, support.smallest,
+        int(n_rows.sum()),
+    )  # fmt: skip
+    p = whole.fractions
     kept, removed = _directions(
-        whitener.T @ inside, second - first, float(neutral), support.smallest
-    )
+        whitener.T @ inside, second - first, float(neutral),
+        max(tolerances.noise(support.rank, support.smallest), rounding / float(np.prod(p)) ** 0.5),
+        tolerances.eigenvalue(len(whitener), roundoff) * float(np.sum(1 / p)) / support.smallest,
+    )  # fmt: skip
     sides = whole.pooled @ whitener  # L, (d, r)
     left, right = (sides @ removed).T, (whitener @ removed).T
     if len(left):
@@ -164,9 +190,13 @@ def isotropic(
     eraser = inner
     if found is not None:
         eraser = Projection._make(found.left, found.right, whole.mean, method="isotropic") @ inner
-    notes = _few_rows(name, classes, first, second, support.rank)
+    if eraser.rank:
+        notes = _few_rows(name, classes, first, second, support.rank)
+        category: type[SplinceWarning] = UnseenRowsWarning
+    else:
+        notes, category = (_NOTHING.format(name),), NothingErasedWarning
     for note in notes:
-        warn(note, UnseenRowsWarning)
+        warn(note, category)
     with statistics(moments._total() if isinstance(moments, Folds) else moments) as stats:
         noise = stats.class_noise([name], None).get(name)
     # |L^+ (m_1 - m_0)|^2; no bound where the means differ off the range of S_w.
@@ -182,22 +212,22 @@ def isotropic(
 
 
 def _directions(
-    apart: Float, difference: Float, neutral: float, smallest: float
+    apart: Float, difference: Float, neutral: float, apart_noise: float, noise: float
 ) -> tuple[Float, Float]:
     """Orthonormal columns C that are kept, (r, q), and the complement, (r, r - q).
 
-    `apart` and `difference` are m_1 - m_0 and S_1 - S_0, white; pairs are made in the order of
-    size.
+    `apart` and `difference` are m_1 - m_0 and S_1 - S_0, white, with their rounding levels; pairs
+    are made in the order of size.
     """
     r = len(difference)
     size = float(np.linalg.norm(apart))
-    # A difference below rounding: the means are equal.
-    moved = size > tolerances.noise(r, smallest)
+    moved = size > apart_noise  # the means differ
     complement = np.linalg.qr(apart[:, None], mode="complete").Q[:, 1:] if moved else np.eye(r)
     inner = complement.T @ difference @ complement
     values, vectors = np.linalg.eigh(inner)
     vectors = complement @ vectors
-    limit = max(neutral, 8 * r * tolerances.EPS) * float(np.abs(values).max(initial=0.0))
+    relative = max(neutral, 8 * r * tolerances.EPS)
+    limit = max(relative * float(np.abs(values).max(initial=0.0)), noise)
     zero, plus = np.flatnonzero(np.abs(values) <= limit), np.flatnonzero(values > limit)[::-1]
     minus = np.flatnonzero(values < -limit)
     count = min(len(plus), len(minus))
@@ -212,10 +242,11 @@ def _directions(
     return kept, np.hstack(removed)
 
 
-def _outside(support: Support, means: Float) -> tuple[Float, Float]:
+def _outside(support: Support, means: Float, rounding: float) -> tuple[Float, Float]:
     """Orthonormal rows off the range of S_w, (t, d), and m_1 - m_0 without them.
 
-    Directions too small to read, and that of the means.
+    Directions too small to read, and that of the means if it is above `rounding` times their size,
+    the rounding of the rows.
     """
     rows, inside = [support.tiny.T], means[1] - means[0]
     if support.basis is not None:
@@ -224,7 +255,8 @@ def _outside(support: Support, means: Float) -> tuple[Float, Float]:
         off -= support.basis @ (support.basis.T @ off)  # a second pass, to rounding
         size = float(np.linalg.norm(off))
         # The error of the range is the rounding of S_w over its least eigenvalue there.
-        if size > tolerances.noise(len(off), support.smallest) * float(np.linalg.norm(means)):
+        noise = max(tolerances.noise(len(off), support.smallest), rounding)
+        if size > noise * float(np.linalg.norm(means)):
             rows.append(off[None] / size)
     outside = np.ascontiguousarray(np.vstack(rows))
     return outside, inside - (inside @ outside.T) @ outside

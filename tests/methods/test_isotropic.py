@@ -174,6 +174,21 @@ def test_files_and_bad_input(tmp_path: Any) -> None:
         sf.isotropic(sf.Moments().update(X, {"z": X[:, 0]}), erase="z")
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_erasing_twice_is_erasing_once(dtype: str) -> None:
+    """Rounding of erased rows is no difference; one of 1e-4 of the deviations is."""
+    X, labels = data(n=2000, d=9)
+    first = sf.Moments(by="z").update(X.astype(dtype), labels)
+    clean = sf.isotropic(first, erase="z")(X.astype(dtype))
+    with pytest.warns(sf.NothingErasedWarning):
+        again = sf.isotropic(sf.Moments(by="z").update(clean, labels), erase="z")
+    assert again.rank == 0
+    wide = np.where(labels["z"] == "a", 1.0 + 1e-4, 1.0)[:, None]
+    changed = clean.mean(0) + wide * (clean.astype(np.float64) - clean.mean(0))
+    moments = sf.Moments(by="z").update(changed.astype(dtype), labels)
+    assert sf.isotropic(moments, erase="z").rank > 0
+
+
 def test_few_rows_warn() -> None:
     X, labels = data(n=60, d=12)
     alike = np.random.default_rng(0).normal(size=X.shape)
