@@ -148,26 +148,6 @@ def test_other_columns_take_the_general_path(case: str) -> None:
         assert state_bytes(Moments(block_rows=N).update(X, {"z": Z})) == state_bytes(moments)
 
 
-def test_a_block_of_other_columns_among_indicators() -> None:
-    Z, X = changed(0.25), normal(N, D, seed=1)
-    moments = Moments(block_rows=200).update(X, {"z": Z})
-    check(moments, Rows.of(X, {"z": Z}))
-
-
-def test_codes_of_indicators() -> None:
-    Z = np.eye(3)[[2, 0, 1, 1]]
-    Z[2] = [0.0, -0.0, 0.0]
-    codes = indicator_codes(Z)
-    assert codes is not None
-    np.testing.assert_array_equal(codes, [2, 0, 3, 1])
-    Z[1, 1] = np.nan
-    assert indicator_codes(Z) is None
-    long = np.eye(3)[np.arange(1000) % 3]
-    np.testing.assert_array_equal(indicator_codes(long), np.arange(1000) % 3)
-    long[-1, -1] = 0.5
-    assert indicator_codes(long) is None
-
-
 def test_constant_columns_have_no_deviation() -> None:
     Z = np.zeros((N, K))
     Z[:, 4] = 1.0

@@ -160,19 +160,6 @@ def test_readers_return_what_the_caller_may_change() -> None:
 # --- labels within the stream --------------------------------------------------------------------
 
 
-def test_rows_without_a_label_count_for_everything_else() -> None:
-    X = normal(9, 2)
-    labels = {
-        "z": ["a", None, "b", None, "a", None, None, "b", "a"],
-        "y": np.array([0.0, 1.0, np.nan, 3.0, np.nan, 5.0, 6.0, 7.0, 8.0]),
-    }
-    moments = Moments().update(X, labels)
-    check(moments, Rows.of(X, labels))
-    assert moments.n_rows == 9
-    assert moments._variable("z").n_rows == 5
-    assert moments._variable("y").n_rows == 7
-
-
 @pytest.mark.parametrize(
     "nothing", [[None] * 5, np.full(5, np.nan), np.full(5, None), [float("nan")] * 5]
 )
@@ -318,37 +305,6 @@ def test_columns_of_two_values_are_as_exact_as_others(layout: str, size: int) ->
     assert error_of(Moments(block_rows=size).update(by_value), by_value) <= 1e-6
 
 
-@pytest.mark.parametrize("classes", [2, pytest.param(28, marks=pytest.mark.slow), 1000])
-@pytest.mark.parametrize("layout", ["alternating", "one in ten", "random", "unlike"])
-def test_labels_do_not_change_how_exact_columns_of_two_values_are(
-    layout: str, classes: int
-) -> None:
-    """Rows of a class are neighbours when they are turned, and all equal if it decides them."""
-    X = two_valued(8192, layout)
-    rng = np.random.default_rng(1)
-    for z in (rng.integers(0, classes, len(X)), (X[:, 0] > 0).astype(int)):
-        weight = rng.choice([0.5, 1.0, 3.0], len(X))
-        moments = Moments().update(X, {"z": z})
-        assert error_of(moments, X) <= 1e-6
-        weighted = Moments().update(X, {"z": z}, sample_weight=weight)
-        assert error_of(weighted, X, weight) <= 1e-6
-
-
-@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 64, 500, 4096])
-def test_sparse_and_rounded_columns_are_as_exact_as_others(size: int) -> None:
-    rng = np.random.default_rng(2)
-    columns = [
-        rng.random(20_000) < 1e-2,
-        np.maximum(rng.normal(size=20_000) - 1, 0),
-        rng.laplace(size=20_000) ** 3,
-        np.round(rng.normal(size=20_000)),
-        rng.random(20_000) < 0.3,
-    ]
-    X = np.column_stack(columns).astype(np.float32)
-    for rows in (X, np.sort(X, axis=0)):
-        assert error_of(Moments(block_rows=size).update(rows), rows) <= 1e-6
-
-
 RARE: dict[str, Callable[[np.random.Generator, int], Float]] = {
     "one row of 4096": lambda rng, n: np.arange(n)[:, None] % 4096 == 7,
     "five rows of 4096": lambda rng, n: np.arange(n)[:, None] % 4096 < 5,
@@ -370,16 +326,6 @@ def test_a_few_rows_may_hold_most_of_the_squares(case: str) -> None:
     # Some hundred products of less than half a unit each are lost or doubled: 400 * 2^-24 = 2e-5 at
     # worst, if BLAS adds up as many rows at a time.
     assert error_of(Moments().update(X), X) <= 1e-5
-
-
-def test_drift_that_leaves_the_first_rows_far_behind() -> None:
-    rng = np.random.default_rng(3)
-    X = rng.normal(size=(5000, 3)) + np.linspace(0, 1e6, 5000)[:, None]
-    z = rng.integers(0, 2, 5000)
-    moments = Moments(block_rows=64).update(X, {"z": z})
-    assert error_of(moments, X) <= 1e-12
-    tail = moments - Moments().update(X[:64], {"z": z[:64]})
-    assert tail.n_rows == 4936
 
 
 # --- scales --------------------------------------------------------------------------------------
@@ -602,15 +548,6 @@ def test_dtype_and_layout_of_memory_do_not_matter(dtype: str, layout: str) -> No
     assert state_bytes(flushed(moments)) == state_bytes(flushed(reference))
 
 
-def test_memory_maps_of_any_layout(tmp_path: Path) -> None:
-    for order in ("C", "F"):
-        path = tmp_path / f"{order}.npy"
-        np.save(path, np.asarray(normal(500, 4, np.float32), order=order))
-        mapped = np.load(path, mmap_mode="r")
-        assert isinstance(mapped, np.memmap)
-        check(Moments(block_rows=64).update(mapped), Rows.of(np.array(mapped)))
-
-
 def test_the_input_is_left_alone_and_not_kept() -> None:
     X, weight = normal(10, 2), np.full(10, 2.0)
     y, z = np.arange(10.0), np.arange(10)
@@ -738,12 +675,6 @@ def test_counts_beyond_two_to_the_31_and_weights_beyond_two_to_the_53() -> None:
     restored = pickle.loads(pickle.dumps(moments)) + once
     assert restored.n_rows == 7 * 2**57 + 14
     assert restored.class_counts("z")["a"] == 2 * 2**57 + 4
-
-
-def test_a_prevalent_and_a_rare_weight() -> None:
-    X, weight = normal(100, 2), np.ones(100)
-    weight[3] = 1e12
-    check(Moments(block_rows=9).update(X, sample_weight=weight), Rows.of(X, None, weight))
 
 
 # --- errors --------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 from naive_model import U32, U64, scatter_of
 
 from splince_fast import Moments
-from splince_fast._kernels import blas, row_kernels, sparse
+from splince_fast._kernels import row_kernels
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast.moments import block as reducing
 
@@ -153,12 +152,6 @@ def test_rows_of_a_part_are_sorted_by_their_combination_of_codes(
     assert (np.diff(order)[np.diff(cell) == 0] > 0).all()
 
 
-def test_no_variables_leave_rows_in_their_order() -> None:
-    order, cell = sorted_by_cell(np.empty((0, 9), np.intp), 0, 16)
-    np.testing.assert_array_equal(order, np.arange(9))
-    assert not cell.any()
-
-
 # --- the shift -----------------------------------------------------------------------------------
 
 
@@ -189,23 +182,6 @@ def test_a_sample_has_the_mean_and_the_squares_of_its_rows(
     assert (np.abs(shift - (x[0] + mean)) <= slack + 2 * U64 * np.abs(shift)).all()
     assert (np.abs(spread - squares) <= slack * w.sum() * size).all()
     assert (spread >= 0).all()
-
-
-@pytest.mark.usefixtures("level")
-@given(
-    value=constants,
-    n=st.integers(1, 50),
-    stride=st.integers(1, 9),
-    weighted=st.booleans(),
-)
-def test_a_sample_of_a_constant_column_is_exactly_that(
-    value: Any, n: int, stride: int, weighted: bool
-) -> None:
-    rows = np.full((n, 3), value)
-    weight = np.linspace(0.1, 3, n) if weighted else None
-    shift, spread = row_kernels.sample_columns(rows, None, weight, stride)
-    assert (shift == value).all()
-    assert (spread == 0.0).all()
 
 
 # --- reducing rows -------------------------------------------------------------------------------
@@ -246,13 +222,6 @@ def test_reducing_at_the_sizes_it_is_used(n: int, d: int, dtype: Any, weighted: 
         n, d, dtype, weighted=weighted, variables=2, classes=40, columns=2, offset=10.0,
         part_rows=part_rows,
     ).check()  # fmt: skip
-
-
-@given(st.integers(1, 10**6), st.sampled_from([np.float32, np.float64]))
-def test_parts_are_whole_groups_of_four_rows(width: int, dtype: Any) -> None:
-    part_rows = reducing.part_rows(width, np.dtype(dtype).itemsize)
-    assert 64 <= part_rows <= 512
-    assert part_rows % 4 == 0
 
 
 @pytest.mark.usefixtures("level")
@@ -306,13 +275,6 @@ def test_a_centred_block_may_lie_anywhere_in_a_cache_line(dtype: Any) -> None:
         assert (memory[offset + size :] == 7).all()
 
 
-def test_rows_that_may_not_be_written() -> None:
-    block = Block(40, 9, np.float32, variables=1, columns=1)
-    for array in (block.rows, block.shift, block.codes, block.values):
-        array.flags.writeable = False
-    block.check()
-
-
 @pytest.mark.parametrize("spoil", ["rows", "codes", "values", "weight", "turns"])
 def test_the_twin_is_not_the_kernel(spoil: str) -> None:
     """A control: the comparison sees a lost row, a lost class, a wrong weight or angle."""
@@ -339,20 +301,6 @@ def test_the_twin_is_not_the_kernel(spoil: str) -> None:
 UNTURNED = np.array([[1.0, 0.0]])
 
 
-@pytest.mark.usefixtures("level")
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("n", [3, 62, 800])
-def test_turning_changes_no_product(n: int, weighted: bool) -> None:
-    block = Block(n, 20, weighted=weighted, variables=1)
-    turned = block.reduced()["out"]
-    block.turns = UNTURNED
-    plain = block.reduced()["out"]
-    assert np.abs(turned - plain).max() > 0.1
-    size = np.sqrt(np.einsum("ij,ij->j", plain, plain))
-    slack = 8 * (n + 8) * U64 * np.outer(size, size)
-    assert (np.abs(turned.T @ turned - plain.T @ plain) <= slack).all()
-
-
 @pytest.mark.parametrize("pattern", ["alternating", "random", "unlike", "one in ten"])
 def test_turning_breaks_the_bias_of_equal_products(
     monkeypatch: pytest.MonkeyPatch, pattern: str
@@ -376,14 +324,6 @@ def test_turning_breaks_the_bias_of_equal_products(
     assert error() <= 1e-6
     monkeypatch.setattr(reducing, "_ROTATIONS", UNTURNED)
     assert error() > 1e-6
-
-
-def test_no_two_turns_are_alike() -> None:
-    """Angles t and t + pi / 2 give the same products up to their order and signs."""
-    angles = np.sort(np.arctan2(reducing._ROTATIONS[:, 1], reducing._ROTATIONS[:, 0]) % (np.pi / 2))
-    gaps = np.diff(np.append(angles, angles[0] + np.pi / 2))
-    assert gaps.min() > 0.1 * np.pi / 2 / len(angles)
-    np.testing.assert_allclose(np.linalg.norm(reducing._ROTATIONS, axis=1), 1.0, atol=2 * U64)
 
 
 # --- reducing a block: the shift, the precision --------------------------------------------------
@@ -530,18 +470,6 @@ def test_no_product_is_taken_before_every_stripe_is_centred(
     assert seen == [(True, 0)]
 
 
-def test_wide_blocks_of_float64_are_added_where_the_state_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A product of their own would take more memory than a block; float32 needs one anyway."""
-    monkeypatch.setattr(row_kernels, "wide", lambda: True)
-    kinds = np.dtype(np.float32), np.dtype(np.float64)
-    assert [reducing.Gram.serves(99, 99, dtype) for dtype in kinds] == [True, True]
-    assert [reducing.Gram.serves(99, 100, dtype) for dtype in kinds] == [True, False]
-    monkeypatch.setattr(row_kernels, "wide", lambda: False)
-    assert [reducing.Gram.serves(99, 99, dtype) for dtype in kinds] == [False, False]
-
-
 def uncentred(found: reducing.Reduced) -> Array:
     """Sums of squares about the shift, in extended precision."""
     wide = found.shifted.astype(np.longdouble)
@@ -622,30 +550,6 @@ def test_a_second_sweep_is_what_bounds_the_cost_of_a_shift(
     assert uncentred(reduce(X, np.empty(0))) > 5 * centred
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("n", [1, 16, 17, 500, 4096])
-def test_rows_in_random_order_are_swept_once(
-    monkeypatch: pytest.MonkeyPatch, n: int, weighted: bool
-) -> None:
-    original, calls = row_kernels.centre_columns, []
-
-    def counted(*arguments: Any) -> None:
-        calls.append(1)
-        original(*arguments)
-
-    monkeypatch.setattr(row_kernels, "centre_columns", counted)
-    monkeypatch.setenv("SPLINCE_FAST_NUM_THREADS", "1")
-    for seed in range(10):
-        calls.clear()
-        block = Block(n, 8, weighted=weighted, offset=1e4, variables=1, seed=seed)
-        reduce(block.rows, block.weight, block)
-        assert len(calls) == 1
-    block.rows[:: stride_of(n)] += 1e3  # the control
-    if n > 16:
-        reduce(block.rows, block.weight, block)
-        assert len(calls) == 3
-
-
 @pytest.mark.usefixtures("level")
 @given(
     n=st.integers(1, 200),
@@ -702,59 +606,6 @@ def test_a_constant_column_leaves_nothing(value: Any, n: int, weighted: bool, mi
     assert (found.residual[[0, 2]] == 0.0).all()
 
 
-@pytest.mark.parametrize("d", [1, 31, 300])
-@pytest.mark.parametrize("unit", [1e-45, 1.0, 1e45])
-@pytest.mark.parametrize("scale", [1e-25, 1.0, 1e20])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_a_block_reduces_in_the_precision_that_holds_it(
-    d: int, scale: float, unit: float, weighted: bool
-) -> None:
-    """Weights count, too: their roots multiply what float32 has to hold."""
-    n = 701
-    block = Block(n, d, weighted=weighted, variables=1, columns=1)
-    rows = (block.rows * scale).astype(np.float32)
-    block.reference = rows[:5].astype(np.float64).mean(axis=0)
-    weight = block.weight * unit
-    values = block.values
-    block.values = values * unit
-    found = reduce(rows, weight, block)
-    assert found.shifted.dtype in (np.float32, np.float64)
-    if scale == 1.0 and (unit == 1.0 or not weighted):
-        assert found.shifted.dtype == np.float32
-    if scale != 1.0 and (unit == 1.0 or not weighted):
-        assert found.shifted.dtype == np.float64
-    size = unit if weighted else 1.0
-    # Products as they are taken, in the dtype of the rows.
-    product = (found.shifted.T @ found.shifted)[:40, :40].astype(np.float64) / scale**2 / size
-    residual = found.residual[:40] / scale
-    scatter = product - found.weight / size * np.outer(residual, residual)
-    twin = reference.centre_block(
-        (rows[:, :40] / np.float64(scale)), block.weight, block.reference[:40] / scale,
-        block.codes, values, block.n_codes,
-    )  # fmt: skip
-    root = np.sqrt(np.diag(twin[0]))
-    assert np.max(np.abs(scatter - twin[0]) / np.outer(root, root)) <= 1e-6
-    deviation = found.deviation[:40] / scale / size
-    np.testing.assert_allclose(deviation, twin[1], atol=1e-9)
-    np.testing.assert_allclose(found.class_sums[:, :40] / scale / size, twin[2], atol=1e-9)
-    np.testing.assert_allclose(found.products[:, :40] / scale / unit, twin[3], atol=1e-9)
-
-
-@given(st.integers(0, 9000))
-def test_a_buffer_has_room_for_whole_groups_of_four(n: int) -> None:
-    assert n <= reducing.buffer_rows(n) < n + 4
-    assert reducing.buffer_rows(n) % 4 == 0
-
-
-def test_a_buffer_without_room_is_refused() -> None:
-    block = Block(9, 2)
-    with pytest.raises(RuntimeError, match="room"):
-        reducing.reduce_block(
-            block.rows, None, reducing.sample_block(block.rows, None), block.reference,
-            block.codes, 0, block.values, reducing.Centred(np.empty((8, 2))),
-        )  # fmt: skip
-
-
 # --- arguments that do not fit -------------------------------------------------------------------
 
 N, D, CLASSES = 11, 9, 3
@@ -802,6 +653,15 @@ def arguments_of(entry: str, dtype: Any) -> dict[str, Any]:
             "squares": np.ones(D), "mean": np.zeros(D), "spread": np.ones(D), "sampled": 1.0,
             "whole": 1.0, "far": 16.0, "roundings": 1e-13,
         },
+        "sweep_block": {
+            "block": taken, "inverse": np.ones(D), "columns": 16, "stripe": 16,
+            "sums": np.zeros((2, 4 + CLASSES, D)), "near": np.zeros((2, 4, D)),
+            "leverage": np.zeros((1, N)), "counter": np.zeros(1, np.int64),
+        },
+        "PackedFactors": {
+            "left": np.ones((2, D)), "right": np.ones((2, D)), "mean": np.zeros(D),
+            "shift": np.zeros(2),
+        },
         "count_classes": {"labels": codes_of(N), "weight": np.ones(N), "known": 1},
         "choose_rows": {"size": np.ones(N), "rate": 0.5, "start": 0},
     }[entry]  # fmt: skip
@@ -818,12 +678,13 @@ def call_of(entry: str, dtype: Any) -> Callable[..., Any]:
 
 ENTRIES = (
     "sample_columns", "Block", "centre_columns", "reduce_chunks", "add_lower",
-    "judge", "reference_is_far", "count_classes", "choose_rows",
+    "judge", "reference_is_far", "count_classes", "choose_rows", "sweep_block", "PackedFactors",
 )  # fmt: skip
 WRITTEN = {
     "centre_columns": {"out"},
     "reduce_chunks": {"panels", "product", "counters"},
     "add_lower": {"scatter"},
+    "sweep_block": {"sums", "near", "leverage", "counter"},
 }
 # Sizes that are an argument's own.
 FREE = {
@@ -832,6 +693,8 @@ FREE = {
     ("count_classes", "labels", 0), ("choose_rows", "size", 0),
     ("sample_columns", "rows", 1), ("sample_columns", "rows", 0), ("Block", "rows", 0),
 }  # fmt: skip
+# Sizes with room to spare.
+ROOMY = {("reduce_chunks", "panels", 1), ("sweep_block", "near", 2)}
 # Rows that the index does not name, and sizes that are taken from another argument.
 OPTIONAL = {"index", "weight", "offset"}
 
@@ -844,13 +707,13 @@ def misfits(entry: str, name: str, array: Array) -> Iterator[Array]:
             continue
         if array.shape[axis]:
             yield np.array(np.delete(array, -1, axis), order=order)
-        if (entry, name, axis) != ("reduce_chunks", "panels", 1):  # where room to spare is right
+        if (entry, name, axis) not in ROOMY:
             more = [(0, int(k == axis)) for k in range(array.ndim)]
             yield np.array(np.pad(array, more), order=order)
     for kind in (np.float16, np.int8, np.int32, np.complex128, array.dtype.newbyteorder()):
         yield np.array(array.astype(kind), order=order)
     yield array[None]
-    if entry != "reference_is_far":  # which takes diagonals
+    if entry != "reference_is_far" and array.size > 1:  # the former takes diagonals
         yield np.stack([array, array], axis=-1)[..., 0]
     if name in WRITTEN.get(entry, ()):
         locked = array.copy(order="K")
@@ -894,7 +757,8 @@ def test_an_argument_that_does_not_fit_is_refused(entry: str, dtype: Any) -> Non
         ("reduce_chunks", {"chunk": 0}), ("reduce_chunks", {"chunk": 6}),
         ("reduce_chunks", {"chunk": 12}), ("reduce_chunks", {"stripe": 0}),
         ("add_lower", {"first": -1}), ("add_lower", {"last": 6}),
-        ("count_classes", {"labels": np.full(N, -2)}),
+        ("count_classes", {"labels": np.full(N, -2)}), ("sweep_block", {"stripe": 0}),
+        ("sweep_block", {"columns": 0}), ("sweep_block", {"columns": 17}),
     ],
 )  # fmt: skip
 def test_a_number_out_of_range_is_refused(entry: str, change: dict[str, Any]) -> None:
@@ -959,14 +823,6 @@ def test_rows_are_chosen_by_the_hash_of_their_position(sizes: str, rate: float) 
     np.testing.assert_allclose(inclusion, expected[taken], rtol=n * U64)
 
 
-def test_an_instruction_set_that_is_not_there_is_refused() -> None:
-    used = row_kernels.level_name()
-    with pytest.raises(ValueError, match="baseline"):
-        row_kernels.use_level("avx1024")
-    assert row_kernels.level_name() == used
-    assert row_kernels.levels()[-1] == "baseline"
-
-
 # --- adding what was multiplied ------------------------------------------------------------------
 
 WIDTHS = [1, 2, 3, 17, 64, 65, 130, 200]
@@ -1000,93 +856,3 @@ def test_a_product_and_two_vectors_are_added(d: int, sign: float, product_of: An
     for first, last in pairwise([0, half // 3, half // 2, half]):
         row_kernels.add_lower(pieces, product, sign, vectors, coefficients, first, last)
     assert pieces.tobytes() == whole.tobytes()
-
-
-# --- BLAS verbs ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("d", WIDTHS)
-@pytest.mark.parametrize("n", [0, 1, 7, 300])
-def test_products_of_rows(n: int, d: int) -> None:
-    rows = np.random.default_rng(d).normal(size=(n, d))
-    scatter = symmetric(d)
-    upper = np.triu(scatter, 1)
-    expected = np.tril(scatter + rows.T @ rows)
-    slack = 4 * (n + 2) * U64 * (np.abs(scatter) + np.abs(rows).T @ np.abs(rows))
-    blas.syrk_f64_into(rows, scatter)
-    assert (np.abs(np.tril(scatter) - expected) <= slack).all()
-    np.testing.assert_array_equal(np.triu(scatter, 1), upper)  # never touched
-    narrow = rows.astype(np.float32)
-    product = np.full((d, d), 7, np.float32, order="F")
-    blas.syrk_f32_out(narrow, product)
-    if n:
-        size = np.abs(narrow).T @ np.abs(narrow)
-        twin = narrow.astype(np.float64).T @ narrow.astype(np.float64)
-        assert (np.abs(np.tril(product - twin)) <= 4 * (n + 2) * U32 * size).all()
-        assert (product[np.triu_indices(d, 1)] == 7).all()
-
-
-@pytest.mark.parametrize("d", WIDTHS)
-def test_mirror(d: int) -> None:
-    scatter = symmetric(d)
-    scatter[np.triu_indices(d, 1)] = np.nan
-    lower = np.tril(scatter).copy()
-    blas.mirror_lower(scatter)
-    np.testing.assert_array_equal(scatter, scatter.T)
-    np.testing.assert_array_equal(np.tril(scatter), lower)
-
-
-@pytest.mark.parametrize(
-    ("rows", "square"),
-    [
-        (np.ones((3, 2), np.float32), np.zeros((2, 2), order="F")),
-        (np.ones((3, 2)), np.zeros((2, 2), np.float32, order="F")),
-        (np.asfortranarray(np.ones((3, 2))), np.zeros((2, 2), order="F")),
-        (np.ones((3, 2)), np.zeros((2, 2))),
-    ],
-    ids=["rows too narrow", "scatter too narrow", "rows in F order", "scatter in C order"],
-)
-def test_verbs_refuse_another_dtype_or_order(rows: Array, square: Array) -> None:
-    with pytest.raises((ValueError, TypeError)):
-        blas.syrk_f64_into(rows, square)
-
-
-# --- one decorator owns the options --------------------------------------------------------------
-
-
-def test_every_kernel_is_compiled_and_releases_the_interpreter() -> None:
-    held = list(vars(sparse).values())
-    found = [
-        v for v in [*held, *(c for v in held for c in _closed_over(v))] if hasattr(v, "py_func")
-    ]
-    assert len(found) >= 3
-    for kernel in found:
-        assert kernel.targetoptions["nogil"]
-        assert "nnan" not in kernel.targetoptions["fastmath"]
-        assert "ninf" not in kernel.targetoptions["fastmath"]
-
-
-def _closed_over(value: Any) -> list[Any]:
-    """What the guards of conftest.py wrap."""
-    return (
-        list(inspect.getclosurevars(value).nonlocals.values()) if inspect.isfunction(value) else []
-    )
-
-
-def test_the_cache_may_be_unwritable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A read-only installation without a home directory compiles once in each process."""
-    import numba
-
-    original = numba.njit
-
-    def no_cache(*arguments: Any, **options: Any) -> Any:
-        if options.get("cache"):
-            raise RuntimeError("cannot cache function: no locator available")
-        return original(*arguments, **options)
-
-    monkeypatch.setattr(numba, "njit", no_cache)
-
-    def double(x: float) -> float:
-        return 2 * x
-
-    assert sparse.kernel(double)(4.0) == 8.0

@@ -19,7 +19,6 @@ import pytest
 from numpy.typing import NDArray
 
 import splince_fast as sf
-from splince_fast._kernels import row_kernels
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast.exceptions import (
     FileFormatError,
@@ -301,24 +300,6 @@ def test_drifting_rows_sorted_by_class() -> None:
     assert of_head > 1.5 * distortion(leace(full), covariance)
 
 
-def test_copies_of_few_rows() -> None:
-    """Zipf counts of 800 rows. Control: a hash of the content takes copies all or none."""
-    rng = np.random.default_rng(0)
-    n, d, distinct = 20_000, 32, 800
-    rows, labels = gaussian(distinct, d, 0.8)
-    share = 1.0 / np.arange(1, distinct + 1) ** 0.8
-    number = rng.choice(distinct, n, p=share / share.sum())
-    given = {name: column[number] for name, column in labels.items()}
-    rate = 20 * d / n
-    assert draws(rows[number], given, rate, 12, leace)[0].max() < 0.2
-    ranks = []
-    for seed in range(12):
-        kept = np.random.default_rng(seed).random(distinct) < rate
-        taken = rows[number][kept[number]]
-        ranks.append(np.linalg.matrix_rank(np.cov(taken.T)))
-    assert min(ranks) < d
-
-
 def test_weights_make_the_sample_unbiased() -> None:
     """Heavy tails: long rows are taken more often, and count less. Control: they count alike."""
     rng = np.random.default_rng(0)
@@ -571,34 +552,6 @@ def test_variances_and_tables_are_of_all_rows() -> None:
     assert np.abs(other - found).max() > 1e-4
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_the_table_of_classes_is_that_of_all_rows(weighted: bool) -> None:
-    rng = np.random.default_rng(2)
-    n, d = 5000, 300  # a block of several segments, and rows that wait
-    z, y = rng.integers(-1, 3, n), rng.integers(-1, 2, n)
-    weight = rng.random(n) + 0.5 if weighted else None
-    labels = {"z": np.array(["a", "b", "c", None], object)[z], "y": np.ma.array(y, mask=y < 0)}
-    moments = sf.Moments(subsample=0.3).update(
-        rng.normal(size=(n, d)), labels, sample_weight=weight
-    )
-    w = np.ones(n) if weight is None else weight
-    columns = [(z == c) * 1.0 for c in range(3)] + [(y == c) * 1.0 for c in range(2)]
-    features = np.stack(columns)
-    table = sample_of(moments).all_labels
-    places = [
-        table._index[name][list(moments.class_counts(name)).index(c)]
-        for name, classes in (("z", "abc"), ("y", (0, 1)))
-        for c in classes
-    ]
-    found = table.gram[np.ix_(places, places)]
-    # Sums of ones are exact; those of n weights round n times, on both sides.
-    bound = 0.0 if weight is None else 2 * n * 2.0**-53
-    np.testing.assert_allclose(found, (features * w) @ features.T, rtol=bound)
-    # Control: rows that lack a label count for the other variable, and have to.
-    both = (z >= 0) & (y >= 0)
-    assert not np.allclose(found, (features * w * both) @ features.T, rtol=0.1)
-
-
 def test_a_variable_of_many_classes_is_left_out_of_the_table() -> None:
     X, labels = gaussian(6000, 6, 1.0)
     labels["id"] = np.arange(6000) % 900
@@ -705,14 +658,6 @@ def test_report_states_rows_and_excess() -> None:
 def test_a_rate_out_of_range_is_refused(scatter: Any) -> None:
     with pytest.raises(InputError, match="above 0 and at most 1"):
         sf.Moments(subsample=scatter)
-
-
-def test_parts_of_a_source_have_seeds_of_their_own() -> None:
-    given = [{"subsample": scatter, "random_state": 3} for scatter in (0.5, 1.0)]
-    assert [sampled.part_of_sample(like, 0) for like in given] == given
-    seeds = [[sampled.part_of_sample(like, i)["random_state"] for i in (1, 2)] for like in given]
-    assert len({3, *seeds[0]}) == 3
-    assert seeds[1] == [3, 3]
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5, True, "a", 1 << 63])
@@ -842,66 +787,6 @@ def test_the_sweep_is_its_naive_twin(
         np.testing.assert_allclose(of_cells[there].sum(), w[all_of_it].sum(), rtol=rounding)
 
 
-def sweep_arguments(dtype: Any) -> dict[str, Any]:
-    """Valid arguments of `sweep_block`: two parts, stripes and variables."""
-    rng, (n, d) = np.random.default_rng(0), (20, 40)
-    block = row_kernels.Block(
-        rng.normal(size=(n, d)).astype(dtype), None, rng.random(n) + 0.1, rng.normal(size=d), None,
-        rng.integers(-1, 3, (2, n)), 3, rng.normal(size=(1, n)), 12,
-    )  # fmt: skip
-    return {
-        "block": block,
-        "inverse": rng.random(d),
-        "columns": 48,
-        "stripe": 16,
-        "sums": np.full((2, 6, d), np.nan),
-        "near": np.zeros((2, 4, d)),
-        "leverage": np.full((3, n), np.nan),
-        "counter": np.zeros(1, np.int64),
-    }
-
-
-def wrong(array: NDArray[Any]) -> Iterator[tuple[str, Any]]:
-    """Arrays that a kernel must not take for this one, each with its name."""
-    for axis in range(array.ndim):
-        yield f"longer {axis}", np.repeat(array, 3, axis=axis)
-        yield f"shorter {axis}", np.delete(array, 0, axis=axis)
-    yield "dtype", array.astype(np.int32)
-    yield "byte order", array.astype(">f8")
-    yield "dimensions", array[None]
-    yield "strided", np.repeat(array, 2, axis=-1)[..., ::2]
-    yield "None", None
-
-
-# Variants that are valid: wider work memory, and a counter that has run.
-VALID = {("near", "longer 2"), ("counter", "strided")}
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_sweep_refuses_what_would_leave_its_arrays(dtype: Any) -> None:
-    arrays = sweep_arguments(dtype)
-    row_kernels.sweep_block(*arrays.values())
-    assert np.isfinite(arrays["sums"]).all()  # the control: these are valid
-    assert np.isfinite(arrays["leverage"]).all()
-    for name, array in arrays.items():
-        if name == "block":
-            bad = [("None", None), ("rows", array.rows)]
-        elif isinstance(array, int):
-            bad = [("zero", 0), ("negative", -1), ("no multiple", array + 1)]
-        else:
-            bad = list(wrong(array))
-        for how, other in bad:
-            if (name, how) in VALID:
-                continue
-            with pytest.raises((ValueError, TypeError)):
-                row_kernels.sweep_block(*{**arrays, name: other}.values())
-    for name in ("sums", "near", "leverage", "counter"):
-        arrays[name].flags.writeable = False
-        with pytest.raises(ValueError, match="read-only"):
-            row_kernels.sweep_block(*arrays.values())
-        arrays[name].flags.writeable = True
-
-
 @pytest.mark.parametrize(
     ("first", "offset", "weight"), [(0, 3e152, 1.0), (300, 3e152, 1.0), (300, 3e149, 1e-50)]
 )
@@ -948,16 +833,3 @@ def test_folds_sort_the_classes_of_their_label_tables_too() -> None:
         own = held.sample.labels
         weights = np.diag(own.gram)[own._index["z"]]
         np.testing.assert_allclose(weights, counts, rtol=0.15)
-
-
-def test_whole_blocks_are_swept_where_they_lie() -> None:
-    """Without a copy to the buffer, also while sampled rows wait; rows that are no block wait."""
-    moments = sf.Moments(subsample=0.1, block_rows=64)
-    X = np.random.default_rng(0).normal(size=(64, 5))
-    for _ in range(3):
-        moments.update(X)
-    held = moments._accumulator
-    assert isinstance(held, SampledAccumulator)
-    assert held.sample.rows.has_pending
-    assert held.buffer is None
-    assert moments.update(X[:10])._accumulator.buffer is not None  # the control
