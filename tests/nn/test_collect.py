@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import splince_fast as sf  # noqa: E402
-from nn.conftest import hooks_in, identity, projection, tiny  # noqa: E402
+from nn.conftest import hooks_in, identity, tiny  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
 from splince_fast.nn import accumulate, memory  # noqa: E402
 from splince_fast.nn.collection import collector_for  # noqa: E402
@@ -539,29 +539,6 @@ def test_one_pass_over_several_sites_warns() -> None:
         pytest.warns(snn.OnePassWarning),
     ):
         found.erasers(sf.leace, erase="gender", shrinkge=0.1)
-
-
-def test_states_take_at_most_a_third_more_than_their_matrices() -> None:
-    """30 sites: within 1.3 times the states, besides one workspace."""
-    d = 576
-    layers = [torch.nn.Identity() for _ in range(30)]
-    model = torch.nn.Sequential(*layers)
-    collector = collector_for(
-        model, "*", labels="z", tokens="all", placement=Placement(), weight="token", skip_ids=(),
-        device="model", options={},
-    )  # fmt: skip
-    batch = {"z": np.arange(900) % 2}
-    with torch.no_grad(), collector.attached(model), collector.one_batch(batch):
-        model(torch.randn(900, d))
-    states = 30 * d * d * 8
-    held = sum(sums.nbytes for sums in collector.sums.values())
-    assert states / 2 < held <= 1.3 * states  # the triangle at least, or something is not counted
-    assert collector._work.nbytes <= 4096 * d * 8
-
-
-def test_projection_helper_is_a_projection() -> None:
-    P = projection(rank=2).matrix()
-    assert np.allclose(P @ P, P)
 
 
 def test_cuda_states_equal_those_of_the_cpu() -> None:

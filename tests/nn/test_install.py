@@ -31,7 +31,7 @@ from nn.conftest import (  # noqa: E402
     tiny,
 )
 from splince_fast import nn as snn  # noqa: E402
-from splince_fast.nn.call_selections import CallSelections, EnterCall  # noqa: E402
+from splince_fast.nn.call_selections import CallSelections  # noqa: E402
 
 # --- every form of output ------------------------------------------------------------------------
 
@@ -606,30 +606,6 @@ def test_threads_get_their_own_tokens() -> None:
         assert all(torch.allclose(f, reference[i], atol=1e-5) for f in found[i])
 
 
-def test_ancestors_of_sites_get_hooks_when_gradients_are_recorded() -> None:
-    """Only a backward pass needs them: decoding does not pay for them."""
-    model, batch = tiny("llama"), inputs("llama")
-    sites_and_calls = 2 + 2 * 2  # two sites; before and after the model and its base
-    with snn.install(model, {"model.layers.*": projection()}):
-        with torch.no_grad():
-            model(**batch)
-        assert hooks_in(model) == sites_and_calls
-        for _ in range(2):
-            model(**batch)
-            assert hooks_in(model) == sites_and_calls + 2 * 3  # and the list of layers
-        copied = copy.deepcopy(model)
-        copied(**batch)
-        assert hooks_in(copied) == hooks_in(model)
-        hooks = model._forward_pre_hooks.values()
-        selections = next(hook for hook in hooks if isinstance(hook, EnterCall)).selections
-        assert selections._by_input
-        selections._by_input.clear()
-        with torch.no_grad():
-            model(**batch)
-        assert not selections._by_input
-    assert hooks_in(model) == 0
-
-
 def test_a_first_call_with_gradients_beside_one_that_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -706,31 +682,6 @@ def test_generation_is_erased_with_and_without_cache_and_padding(tokens: str) ->
     if tokens != "last":  # without a cache only the last token of each call is erased
         assert torch.equal(slow, cached)
         assert torch.equal(beams[0], beams[1])
-
-
-@pytest.mark.parametrize("tokens", ["body", "first", "last"])
-def test_rules_select_tokens_of_a_generation(tokens: str) -> None:
-    """The prompt has four tokens and two pads; every later call has one token."""
-    model, p = tiny("llama"), projection()
-    ids = torch.randint(3, 50, (1, 6), generator=torch.Generator().manual_seed(3))
-    mask = torch.tensor([[0, 0, 1, 1, 1, 1]])
-    calls: list[list[bool]] = []
-
-    def look(module: Any, args: Any, output: Any) -> None:
-        h = (output if torch.is_tensor(output) else output[0])[0].double().numpy()
-        # What was erased has no part along the direction.
-        calls.append((np.abs(h @ p.right - p.bias)[:, 0] < 1e-5).tolist())
-
-    with snn.install(model, {"model.layers.0": p}, tokens=tokens):
-        handle = model.model.layers[0].register_forward_hook(look)
-        model.generate(
-            input_ids=ids, attention_mask=mask, max_new_tokens=4, do_sample=False, pad_token_id=0,
-            eos_token_id=None,
-        )  # fmt: skip
-        handle.remove()
-    prompt = {"body": [0, 0, 0, 1, 1, 1], "first": [0, 0, 1, 0, 0, 0], "last": [0, 0, 0, 0, 0, 1]}
-    assert calls[0] == [bool(v) for v in prompt[tokens]]
-    assert calls[1:] == [[tokens != "first"]] * 3
 
 
 def test_assisted_generation_is_erased() -> None:
@@ -823,16 +774,6 @@ def test_erasers_act_in_inference_mode_and_autocast() -> None:
         model(**batch).logits.sum().backward()  # nothing that was made there is kept
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert torch.isfinite(model(**batch).logits).all()
-
-
-def test_float16_overflows_as_in_torch() -> None:
-    model = torch.nn.Sequential(torch.nn.Identity())
-    p = sf.Projection(np.eye(16)[:, :1] * -60000, np.eye(16)[:, :1], np.zeros(16))
-    x = torch.full((1, 16), 2.0, dtype=torch.float16)
-    with snn.install(model, {"0": p}):
-        found = model(x)
-    assert torch.isinf(found[0, 0])
-    assert torch.equal(found[0, 1:], x[0, 1:])
 
 
 def test_erasers_on_a_gpu() -> None:
