@@ -388,20 +388,6 @@ def test_labels_of_any_container_are_sliced_by_position() -> None:
             assert column(container).tolist() == list(twin[expected])
 
 
-def test_series_are_sliced_by_position_where_pandas_would_slice_by_label() -> None:
-    class Series:
-        """As pandas before version 3 behaves with an index of floats."""
-
-        shape = (3,)
-        iloc = np.array([1, 2, 3])
-
-        def __getitem__(self, labels: slice) -> Any:
-            return self.iloc[:0]
-
-    blocks = from_arrays(np.ones((3, 2)), {"z": Series()}, block_rows=2)
-    assert [block.labels["z"].tolist() for block in blocks] == [[1, 2], [3]]
-
-
 def test_labels_may_be_a_frame_or_a_single_column() -> None:
     pd = pytest.importorskip("pandas")
     frame = pd.DataFrame({"z": [1, 2, 3], "y": ["a", "b", "c"]}, index=[2, 1, 0])
@@ -657,13 +643,6 @@ def test_vectors_keep_their_type(pq: Any, dtype: Any, tmp_path: Path) -> None:
     np.testing.assert_array_equal(block.X, data.X)
 
 
-def test_labels_stay_arrow_columns(pa: Any) -> None:
-    (block,) = from_parquet(arrow_table(Data(4, 3), "fixed"), embedding="e", labels=["name", "z"])
-    assert all(isinstance(values, pa.ChunkedArray) for values in block.labels.values())
-    (block,) = from_parquet(arrow_table(Data(4, 3), "fixed"), embedding="e")
-    assert block.labels is None
-
-
 def test_labels_from_dictionaries(pq: Any, pa: Any, tmp_path: Path) -> None:
     n = 3000
     names = [f"name {i % 700} {'x' * (i % 50)}" for i in range(n)]
@@ -759,13 +738,6 @@ def test_null_that_would_suit_another_width_is_named(pa: Any, pq: Any, tmp_path:
     assert next(blocks).X.shape == (1, 3)
     with pytest.raises(InputError, match=r"no vector .* row 1 of row group 0"):
         next(blocks)
-
-
-def test_width_that_changes_within_a_stream_is_named(pa: Any) -> None:
-    table = pa.table({"e": [[1.0, 2.0]] * 4 + [[1.0, 2.0, 3.0]] * 4})
-    source = from_parquet(table.to_reader(), embedding="e", block_rows=4)
-    with pytest.raises(InputError, match="3 values in row 4 of RecordBatchReader, where 2"):
-        list(source)
 
 
 @pytest.mark.parametrize("block_rows", [1000, 1500, 400])
@@ -1055,13 +1027,6 @@ def test_missing_extra_is_named(
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtraError, match=rf'pip install "splince_fast\[{extra}\]"'):
         call()
-
-
-def test_importing_sources_brings_no_optional_dependency() -> None:
-    heavy = "{'pyarrow', 'torch', 'pandas', 'datasets', 'polars', 'sklearn', 'numba'}"
-    code = f"import sys, splince_fast.sources; print({heavy} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout.strip() == "set()"
 
 
 # --- reading ahead -------------------------------------------------------------------------------
