@@ -284,15 +284,6 @@ def test_parquet_files_of_embeddings_or_of_labels(
     assert "cannot be read as Parquet" in err
 
 
-def test_without_pyarrow_the_extra_is_named(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    Path("labels.parquet").touch()
-    options = ["--labels", "labels.parquet", "--erase", "z", "--keep", "y", "-o", "e"]
-    assert "splince_fast[parquet]" in told(capsys, "fit", "X.npy", *options, code=2)
-
-
 def test_moments_and_checkpoint_are_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     start = ["fit", "X.npy", "--labels", "labels.csv", "--erase", "gender", "--keep", "job"]
     files = ["--save-moments", "m.safetensors", "--checkpoint", "c.safetensors"]
