@@ -632,13 +632,7 @@ def test_one_hot_task_with_or_without_its_last_column() -> None:
 
 
 def test_cascade_and_joint_fit() -> None:
-    """Erasing one concept after the other: the result depends on the rows of each stage.
-
-    A second eraser that is refitted to the output of the first, with the same task, equals the
-    joint fit: each subtracts multiples of e = zhat - BLP(zhat | yhat), and taking these variables
-    one concept after the other is Gram-Schmidt. A second stage that keeps less loses what the first
-    kept; one that was fitted to the raw rows brings back what the first erased.
-    """
+    """Erasing one concept after the other: the result depends on the rows of each stage."""
     rng = np.random.default_rng(3)
     X, y, a = make_data(600, d=10)
     b = np.where(rng.random(600) < 0.6, y, rng.integers(0, 2, size=600))
@@ -918,18 +912,6 @@ def test_first_step_of_a_pipeline(routed: bool, data: Data) -> None:
     assert np.allclose(clean, scaled.transform(X))
     with pytest.raises(InputError, match="never silently"):
         pipeline().fit(X, y)
-
-
-def test_pandas_and_polars_through_a_pipeline(routed: bool, data: Data) -> None:
-    X, y, z = data
-    for library, frame in (
-        ("pandas", pd.DataFrame(X, columns=list("abcdef"))),
-        ("polars", pl.DataFrame(X, schema=list("abcdef"))),
-    ):
-        pipe = make_pipeline(SPLINCE(), StandardScaler()).set_output(transform=library)
-        clean = pipe.fit_transform(frame, y, **concept_for(routed, "splince", z))
-        assert type(clean) is type(frame)
-        assert list(clean.columns) == list("abcdef")
 
 
 def test_cross_validation_slices_the_concept(routed: bool, data: Data) -> None:
