@@ -84,10 +84,7 @@ def test_rank_deficient_features(method: str, kind: str, dtype: Any) -> None:
 
 @pytest.mark.parametrize("rare", [1e-1, 1e-2, 1e-3, 1e-4])
 def test_one_hot_features_with_a_rare_category(rare: float) -> None:
-    """The dependency hardly shows in the last feature, and the covariance is singular all the same.
-
-    A held-out row whose shares do not sum to one lies off the support and must stay as it is there.
-    """
+    """A held-out row whose shares do not sum to one is off the support, and stays there."""
     rng = np.random.default_rng(1)
     shares = np.array([0.3, 0.25, 0.2, 0.15, 0.1 - rare, rare])
     category = rng.choice(6, size=20_000, p=shares / shares.sum())
@@ -121,11 +118,7 @@ def test_rank_deficient_features_in_their_own_units(method: str, units: float) -
 def test_concept_that_lives_in_the_difference_of_two_nearly_equal_features(
     dtype: Any, size: float
 ) -> None:
-    """x0 - x1 tells a class exactly and far above the rounding of the rows, beside another trace.
-
-    The covariance cannot resolve that difference, the cross-covariance can: it must be erased, at a
-    distortion that is not far above the optimum, or refused.
-    """
+    """The covariance cannot resolve x0 - x1, and the cross-covariance can: erased, or refused."""
     rng = np.random.default_rng(8)
     x = np.tile(rng.normal(size=(1000, 20)).astype(np.float32).astype(np.float64), (3, 1))
     z = np.repeat([0, 1, 2], 1000)

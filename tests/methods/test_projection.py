@@ -394,13 +394,6 @@ def test_the_number_of_threads_changes_no_bit(
     assert np.concatenate(pieces).tobytes() == results[0]
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5"])
-def test_a_number_of_threads_that_is_none(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPLINCE_FAST_NUM_THREADS", value)
-    with pytest.raises(sf.InputError, match="SPLINCE_FAST_NUM_THREADS"):
-        draw_eraser()(np.zeros((200_000, 7)))  # fewer rows are not split
-
-
 # --- folding, composing, rounding ----------------------------------------------------------------
 
 
@@ -649,14 +642,8 @@ def with_header(blob: bytes, edit: Callable[[dict[str, Any]], None]) -> bytes:
 
 
 EDITS: dict[str, Callable[[dict[str, Any]], None]] = {
-    "newer": lambda h: h["__metadata__"].update(format_version="99", library_version="9.9"),
-    "no version": lambda h: h["__metadata__"].pop("format_version"),
-    "foreign": lambda h: h["__metadata__"].update(library="another"),
-    "no metadata": lambda h: h.pop("__metadata__"),
     "other kind": lambda h: h["__metadata__"].update(kind="moments"),
     "no method": lambda h: h["__metadata__"].update(metadata='{"report": null}'),
-    "no JSON": lambda h: h["__metadata__"].update(metadata="{"),
-    "a list": lambda h: h["__metadata__"].update(metadata="[]"),
     "report is text": lambda h: h["__metadata__"].update(metadata='{"method": "x", "report": "y"}'),
     "report is empty": lambda h: h["__metadata__"].update(metadata='{"method": "x", "report": {}}'),
     "tensor renamed": lambda h: h.update(links=h.pop("left")),
@@ -674,11 +661,8 @@ def test_edited_headers(edit: str, tmp_path: Path) -> None:
     path.write_bytes(with_header(path.read_bytes(), lambda h: None))
     assert sf.Projection.load(path).rank == 2  # the editor itself does no harm
     path.write_bytes(with_header(path.read_bytes(), EDITS[edit]))
-    with pytest.raises(sf.FileFormatError, match=r"e\.safetensors") as caught:
+    with pytest.raises(sf.FileFormatError, match=r"e\.safetensors"):
         sf.Projection.load(path)
-    if edit == "newer":
-        assert "upgrade" in str(caught.value)
-        assert "9.9" in str(caught.value)
 
 
 # --- torch ---------------------------------------------------------------------------------------

@@ -104,23 +104,6 @@ def test_canonical_correlations_are_those_of_splince():
         assert np.allclose(ours.singular_values, theirs.singular_values, atol=1e-9)
 
 
-def test_a_quadratic_probe_reads_the_rows_of_leace_and_not_these():
-    from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
-
-    X, labels = data(4000)
-    z = labels["z"]
-    plain = sf.leace(sf.Moments().update(X, labels), erase="z")(X)
-    clean = quiet(moments(X, labels), erase="z", shrinkage=None)(X, labels)
-
-    def score(rows):
-        axes = np.linalg.svd(rows - rows.mean(axis=0), full_matrices=False)[2][:5]
-        return QuadraticDiscriminantAnalysis().fit(rows @ axes.T, z).score(rows @ axes.T, z)
-
-    chance = max(np.mean(z == "a"), np.mean(z == "b"))
-    assert score(plain) > 0.75
-    assert score(clean) <= chance + 0.02  # predictions of equal Gaussians follow the shares
-
-
 def test_share_one_moves_classes_alone():
     X, labels = data()
     eraser = quiet(moments(X, labels), erase="z", shrinkage=1)
@@ -445,17 +428,6 @@ def test_wrong_maps_are_refused(fitted):
     for wrong in (np.zeros((2, 6, 5)), np.zeros((3, 6, 6)), np.full((2, 6, 6), np.nan)):
         with pytest.raises(InputError):
             sf.ConditionalEraser(eraser.shifts, eraser.after, None, maps=wrong)
-
-
-def test_report_in_words():
-    X, labels = data(2000)
-    report = quiet(folds(X, labels), erase="z", keep="y").report
-    text = report.explain()
-    assert "label of every row" in text
-    assert "(gap)" in text
-    assert "class covariances are expected to differ" in text
-    assert "needs the label of each row" in str(report)
-    assert sf.Report.from_dict(report.to_dict()) == report
 
 
 @pytest.mark.filterwarnings("ignore::splince_fast.exceptions.UnseenRowsWarning")

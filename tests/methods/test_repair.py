@@ -223,19 +223,6 @@ def test_a_repair_leaves_linear_predictors_what_they_read() -> None:
     assert np.abs(clean[data.z == 1].mean(axis=0) - clean[data.z == 0].mean(axis=0)).max() < 1e-12
 
 
-def test_class_covariances_that_are_equal_stay_equal() -> None:
-    rng = np.random.default_rng(2)
-    t = rng.normal(size=(300, 4))
-    t = (t - t.mean(axis=0)) @ np.linalg.inv(np.linalg.cholesky(covariance(t, t))).T
-    rows, z = np.concatenate([t, t[:, ::-1] * [1, -1, 1, -1]]), np.repeat([0, 1], 300)
-    y = rows @ rng.normal(size=4) + rng.normal(size=600)
-    x = rows @ rng.normal(size=(4, 4)) + np.outer(z, rng.normal(size=4))
-    before, after = (sf.Moments().update(v, {"y": y}) for v in (x, rows))
-    clean = sf.repair(after, before=before, keep="y")(rows)
-    first, second = (covariance(clean[z == c], clean[z == c]) for c in (0, 1))
-    np.testing.assert_allclose(first, second, atol=1e-12)
-
-
 # --- rounding of the eraser is not read ----------------------------------------------------------
 
 

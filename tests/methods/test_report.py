@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import html.parser
+import html
 import json
 import pickle
 from typing import Any
@@ -216,16 +216,6 @@ def test_threshold_of_a_shrunk_head_is_where_the_two_methods_break_even(seed: in
 # --- the other methods ---------------------------------------------------------------------------
 
 
-def test_figures_of_leace() -> None:
-    data = draw_data(4)
-    found = report(sf.leace(data.moments(), erase="z"))
-    assert found.cosines == ()
-    assert found.amplification == 1.0
-    assert found.rho is found.frozen_head is None
-    assert found.distortion == pytest.approx(found.distortion_leace, rel=1e-12)
-    assert [v.role for v in found.variables] == ["erased"]
-
-
 @pytest.mark.parametrize("keep", [True, False])
 def test_figures_of_sal(keep: bool) -> None:
     data = draw_data(5, ky=1)
@@ -417,39 +407,17 @@ def test_text_of_a_report_states_its_figures() -> None:
     assert "given up" in given_up
 
 
-class Tags(html.parser.HTMLParser):
-    """Checks that tags nest, and collects them with the text between them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: set[str] = set()
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self.open.append(tag)
-        self.seen.add(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
 @pytest.mark.parametrize("name", ["gender", "<script>alert(1)</script>", "a&b", "x</td>", "'\""])
 def test_html_escapes_what_users_name(name: str) -> None:
     data = draw_data(11)
     moments = sf.Moments().update(data.x, {name: data.z, "y": data.y})
     with pytest.warns(sf.DroppedDirectionsWarning):
         eraser = sf.splince(moments, erase=name, keep="y", max_amplification=1.0)
-    found = Tags()
-    found.feed(report(eraser)._repr_html_())
-    found.close()
-    assert found.open == []
-    assert found.seen == {"table", "caption", "tr", "th", "td"}
-    assert name in found.text
-    assert "given up" in found.text
+    page = report(eraser)._repr_html_()
+    assert html.escape(name) in page
+    assert "<script" not in page
+    assert "x</td>" not in page
+    assert "given up" in page
 
 
 def test_the_readings_of_several_variables_are_told_apart() -> None:

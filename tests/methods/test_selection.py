@@ -31,11 +31,6 @@ def test_selections_that_name_nothing(selection: Any) -> None:
         sf.leace(moments, erase=selection)
 
 
-def test_a_number_among_names_is_told_as_such() -> None:
-    with pytest.raises(sf.InputError, match="non-empty list of these"):
-        sf.splince(draw_data(0).moments(), erase="z", keep=["y", 3])
-
-
 def test_unknown_names_list_the_known_ones() -> None:
     moments = draw_data(0).moments()
     for call in (

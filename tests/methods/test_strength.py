@@ -284,21 +284,6 @@ def test_beta_approximation_is_good_in_the_tail(p: int, q: int, n: int) -> None:
         assert abs(np.mean(values <= level) - level) < slack
 
 
-def test_a_trace_is_found_and_its_absence_too() -> None:
-    rng = np.random.default_rng(2)
-    z, other = rng.integers(0, 28, 4000), rng.integers(0, 28, 4000)
-    X = rng.normal(size=(4000, 40)) + 0.4 * rng.normal(size=(28, 40))[z]
-    moments = sf.Moments().update(X, {"there": z, "absent": other})
-    there, absent = concept_strength(moments, "there"), concept_strength(moments, "absent")
-    assert there.p_value < 1e-100
-    assert there.bound < 1e-3
-    assert "a linear association with 'there' beyond chance" in str(there)
-    assert absent.p_value > 0.01
-    assert "no linear association with 'absent' beyond chance" in str(absent)
-    assert abs(absent.pillai - absent.chance) < 4 * absent.chance_deviation
-    assert there.rank_z == absent.rank_z == len(there.correlations) == 27
-
-
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_erased_is_told_from_never_there(dtype: Any) -> None:
     rng = np.random.default_rng(4)
@@ -361,13 +346,6 @@ def test_recoding_the_concept_changes_nothing() -> None:
     assert as_classes.bound <= as_column.bound
 
 
-def test_order_and_splits_of_the_rows_change_nothing() -> None:
-    X, z = example()
-    order = np.random.default_rng(0).permutation(200)
-    parts = [sf.Moments(block_rows=7).update(X[s], {"z": z[s]}) for s in (order[:80], order[80:])]
-    same(strength(X, z), concept_strength(parts[0] + parts[1], "z"))
-
-
 def test_joint_cells() -> None:
     X, z = example()
     other = np.arange(200) % 2
@@ -387,18 +365,6 @@ def test_a_weight_of_two_is_the_row_twice_and_scale_is_the_sample_size() -> None
     assert scaled.n == round(effective) < doubled.n
     np.testing.assert_allclose(scaled.correlations, doubled.correlations, rtol=0, atol=CLOSE)
     assert scaled.p_value > doubled.p_value
-
-
-def test_missing_labels_count_as_rows_at_the_mean() -> None:
-    X, z = example()
-    two = [None if i % 3 == 0 else bool(v == 1) for i, v in enumerate(z)]
-    imputed = np.array([np.nan if v is None else float(v) for v in two])
-    imputed[np.isnan(imputed)] = np.nanmean(imputed)
-    found = strength(X, two)
-    same(replace(found, bound=1.0), replace(strength(X, imputed), bound=1.0))
-    gaps = np.where([v is None for v in two], np.nan, np.array([float(v or 0) for v in two]))
-    same(replace(found, bound=1.0), replace(strength(X, gaps), bound=1.0))
-    assert found.n == 200
 
 
 # --- where it gets difficult ---------------------------------------------------------------------
