@@ -95,15 +95,6 @@ def test_the_threshold_tells_which_eraser_serves_a_shrunk_head() -> None:
     assert f"{advice.threshold:.2f}" in str(advice)
 
 
-def test_an_infeasible_task_has_rho_one() -> None:
-    rng = np.random.default_rng(0)
-    z = rng.normal(size=200)
-    X = rng.normal(size=(200, 4)) + z[:, None]
-    advice = frozen_head_advice(sf.Moments().update(X, {"z": z, "y": -2 * z}), "z", "y")
-    assert advice.rho == pytest.approx(1.0)
-    assert advice.threshold == pytest.approx(0.0, abs=1e-6)
-
-
 def test_two_balanced_classes_are_decided_alike_whatever_the_squared_error() -> None:
     rng = np.random.default_rng(0)
     y = np.repeat([0, 1], 1000)

@@ -159,24 +159,6 @@ def test_a_thousand_classes_take_little_memory_and_print_ten() -> None:  # case 
     assert len(str(found).splitlines()) == 11
 
 
-@pytest.mark.parametrize("kind", ["list", "strings", "bools", "categorical", "polars"])
-def test_labels_of_any_kind_give_the_same_numbers(kind: str) -> None:  # case 14
-    pd, pl = pytest.importorskip("pandas"), pytest.importorskip("polars")
-    rng = np.random.default_rng(0)
-    y, guess, z = (rng.integers(0, 2, 50) for _ in range(3))
-    make = {
-        "list": list,
-        "strings": lambda v: np.array(["no", "yes"])[v],
-        "bools": lambda v: v.astype(bool),
-        "categorical": lambda v: pd.Series(np.array(["no", "yes"])[v], dtype="category"),
-        "polars": pl.Series,
-    }[kind]
-    expected = ev.tpr_gap(y, guess, concept=z), ev.worst_group_accuracy(y, guess, groups=(y, z))
-    y, guess, z = make(y), make(guess), make(z)
-    assert ev.tpr_gap(y, guess, concept=z) == expected[0]
-    assert ev.worst_group_accuracy(y, guess, groups=(y, z)) == expected[1]
-
-
 def test_weighting_by_training_cells() -> None:
     found = ev.group_accuracy([0, 0, 1, 1], [0, 0, 1, 0], groups=["a", "a", "b", "b"])
     assert found.weighted({"a": 3, "b": 1}) == pytest.approx(0.875)

@@ -82,12 +82,6 @@ def test_a_probe_is_at_chance_on_noise_that_it_could_learn_by_heart(
     assert model.score(X, z) > 1 / classes + 8 * error  # control: on rows that it has seen
 
 
-def test_a_ridge_probe_explains_nothing_of_noise_that_it_could_learn_by_heart() -> None:
-    rng = np.random.default_rng(0)
-    X, z = rng.normal(size=(100, 300)), rng.normal(size=100)
-    assert ev.leakage(X, z, probes=("linear",))["linear"].r2 < 0
-
-
 @pytest.mark.parametrize("probe", ["mlp", "boosting"])
 def test_non_linear_probes_find_what_a_linear_one_cannot(probe: str) -> None:
     rng = np.random.default_rng(0)
@@ -135,11 +129,7 @@ def test_rows_that_allow_no_probe_give_the_reason() -> None:  # case 3
 
 @pytest.mark.parametrize("constant", [0.5, 0.1])
 def test_folds_in_which_a_quantity_is_constant_have_no_r2(constant: float) -> None:
-    """One group holds both outliers, so that the others equal the mean of their training rows.
-
-    In the fold of the outliers the training target is constant, so that R^2 is 0 to rounding. With
-    0.1 the deviations of the other folds are rounding, not 0.
-    """
+    """One group holds both outliers, so that the others equal the mean of their training rows."""
     quantity = np.full(50, constant)
     quantity[:2] += 1, -1
     X, groups = np.random.default_rng(0).normal(size=(50, 3)), np.arange(50) // 5

@@ -91,55 +91,6 @@ def test_table_a_control_another_class_is_aligned(real_data: Find) -> None:
     assert abs(result.mean("worst_group", eraser="none") - 0.439) > 0.01
 
 
-def test_table_b_figures(real_data: Find) -> None:
-    X, y, z = load(real_data("toxicity_en_de_fr"))
-    result = ev.compare(
-        X, task=y, concept=z, association=(0.5, 0.9), aligned_class=0, sizes=(1600, 400, 600),
-        n_seeds=1,
-        progress=False,
-    )  # fmt: skip
-    # accuracy, worst group, kept covariance, distortion, probe; retrained, p = .9
-    expected = {
-        "none": (0.517, 0.000, 1.0, 0.0, 0.987),
-        "SAL": (0.558, 0.490, 0.011, 0.121, 0.477),
-        "LEACE": (0.557, 0.480, 0.012, 0.109, 0.478),
-        "SPLINCE": (0.520, 0.460, 1.000, 0.478, 0.455),
-    }
-    metrics = ("accuracy", "worst_group", "kept_covariance", "distortion", "probe_accuracy")
-    for eraser, row in expected.items():
-        for metric, value in zip(metrics, row, strict=True):
-            assert abs(result.mean(metric, eraser=eraser) - value) < 0.0015, (eraser, metric)
-    for eraser, (accuracy, worst) in {
-        "SAL": (0.548, 0.460), "LEACE": (0.578, 0.470), "SPLINCE": (0.522, 0.430)
-    }.items():  # fmt: skip
-        assert abs(result.mean("accuracy", eraser=eraser, head="frozen") - accuracy) < 0.0015
-        assert abs(result.mean("worst_group", eraser=eraser, head="frozen") - worst) < 0.0015
-    assert abs(result.mean("accuracy", eraser="SAL", p=0.5) - 0.613) < 0.0015
-
-
-@pytest.mark.slow
-def test_table_c_figures(real_data: Find) -> None:
-    X, y, z = load(real_data("bug_28_professions"))
-    with pytest.warns(UserWarning, match="test rows of a split occur"):
-        result = ev.compare(
-            X, task=y, concept=z, alphas=(1e-3,), n_seeds=2, progress=False,
-            erasers=("none", "LEACE", "SPLINCE"), random_state=0,
-        )  # fmt: skip
-    # accuracy, per class, gap, each within .01; probe; kept covariance; distortion
-    expected = {
-        "none": (0.375, 0.270, 0.149, 0.921, 1.0, 0.0),
-        "LEACE": (0.374, 0.266, 0.134, 0.539, 0.921, 0.033),
-        "SPLINCE": (0.373, 0.267, 0.135, 0.535, 1.0, 0.051),
-    }
-    metrics = ("accuracy", "class_accuracy", "tpr_gap", "probe_accuracy")
-    for eraser, row in expected.items():
-        for metric, value in zip(metrics, row, strict=False):
-            assert abs(result.mean(metric, eraser=eraser) - value) < 0.005, (eraser, metric)
-        for metric, value in zip(("kept_covariance", "distortion"), row[4:], strict=True):
-            assert abs(result.mean(metric, eraser=eraser) - value) < 0.0015, (eraser, metric)
-    assert result.mean("worst_group", eraser="SPLINCE") == 0.0
-
-
 @pytest.mark.slow
 def test_a_linear_probe_of_decorrelated_rows_finds_more_after_oracle_than_after_leace(
     real_data: Find,

@@ -78,13 +78,6 @@ def test_cells_whose_names_would_collide_are_told_apart() -> None:
     assert "'a · b' · 'c'" in result.context.cells
 
 
-def test_the_figure_of_alphas_says_that_nothing_was_tested(small: Comparison) -> None:
-    pytest.importorskip("matplotlib")
-    assert len(small.context.seeds) == 2
-    legend = small.plot("alphas").axes[0].get_legend()
-    assert legend.get_title().get_text() == "no test"
-
-
 def test_bars_of_groups_are_corrected_for_shared_rows() -> None:
     pytest.importorskip("matplotlib")
     X, y, z = data(600)

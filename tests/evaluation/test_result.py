@@ -6,8 +6,6 @@ import dataclasses
 import json
 import math
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import pytest
 from comparisons import changed, data, run
 
 from splince_fast import evaluation as ev
-from splince_fast.evaluation import Comparison, report_html, statistics
+from splince_fast.evaluation import Comparison, statistics
 from splince_fast.evaluation._decision import cards
 from splince_fast.evaluation._records import CellCount
 from splince_fast.exceptions import FileFormatError, InputError
@@ -174,25 +172,6 @@ def test_the_report_stands_alone(result: Comparison, tmp_path: Path) -> None:
     assert result.to_html(tmp_path / "again.html").read_text() == page  # and reproducible
 
 
-def test_the_report_opens_in_a_browser(result: Comparison, tmp_path: Path) -> None:
-    pytest.importorskip("jinja2")
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
-        pytest.skip("no chromium or google-chrome is installed")
-    path = result.to_html(tmp_path / "report.html")
-    found = subprocess.run(
-        [browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
-         f"--user-data-dir={tmp_path / 'profile'}", path.as_uri()],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
-    assert found.stdout.count("<button") > 20  # the script ran: heads of columns are buttons
-    # The first screen: what was compared, what came out, and two figures, before any table.
-    first = found.stdout.partition("<table")[0]
-    assert first.count('class="finding"') >= 3
-    assert first.count("<figure>") == 2
-    assert "resamplings of this data set" in first
-
-
 def test_notebooks_get_tables(result: Comparison) -> None:
     reader = Reader()
     page = result._repr_html_()
@@ -320,30 +299,6 @@ def test_a_worst_group_of_few_rows_is_marked() -> None:
 
 
 # -- sizes ------------------------------------------------------------------------------------
-
-
-def test_reports_state_the_sizes_of_all_splits() -> None:
-    X, y, z = data(400)
-    options: dict[str, Any] = {"association": (0.5, 0.9), "aligned_class": 1, "n_seeds": 3}
-    whole = run(X, y, z, groups=np.arange(400) // 3, heads=("retrained",), **options)
-    rows = run(X, y, z, heads=("retrained",), **options)
-    assert rows.context.same_test
-    assert not whole.context.same_test
-    assert "same at every p" in report_html.caption(rows, "association")
-    assert "differ between levels" in report_html.caption(whole, "association")
-    assert len(set(whole.sizes.values())) > 2
-    assert len(set(rows.sizes.values())) == 1
-    settings = " ".join(value for _, value in report_html.settings(whole))
-    printed = " ".join(str(whole).split())
-    for train, validation, test in whole.sizes.values():
-        used = (
-            f"{train} + {validation} + {test}, {(train + validation + test) / 400:.0%} of the rows"
-        )
-        assert used in settings
-        assert used in printed
-    told, plain = (str(r).split("\n\n")[1].splitlines()[0] for r in (whole, rows))
-    assert " to " in told
-    assert " to " not in plain
 
 
 def test_the_test_takes_the_sizes_of_its_level() -> None:

@@ -64,14 +64,6 @@ def test_parts_share_no_row_and_test_rows_are_the_same_at_every_p(p: float, seed
     assert np.array_equal(split.test, other.test)
 
 
-def test_three_classes_have_the_counts_of_the_paper_s_table() -> None:
-    y, z = np.repeat([0, 1], 9000), np.tile([0, 1, 2], 6000)
-    split = ev.spurious_split(y, z, p=0.9, sizes=(3332, 0, 600), aligned_class=0)
-    counts = [int(np.sum((y[split.train] == a) & (z[split.train] == b)))
-              for a in (1, 0) for b in (0, 1, 2)]  # fmt: skip
-    assert counts == [1499, 83, 83, 167, 750, 750]
-
-
 def test_a_mapping_aligns_every_class_with_the_fraction_p() -> None:
     y, z = np.repeat(["a", "b", "c"], 3000), np.tile(["u", "v", "w"], 3000)
     aligned_class = {"a": "u", "b": "v", "c": "w"}
@@ -204,21 +196,6 @@ def test_folds_that_choose_alpha_keep_groups_whole() -> None:
     assert np.ptp(np.bincount(free[cells == 0], minlength=FOLDS)) <= 1
     with pytest.raises(NotEnoughDataError, match="4 groups"):
         fold_of_rows(cells, np.arange(300) // 75, 0)
-
-
-def test_alphas_are_scored_in_folds_of_whole_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    X, y, _ = data(400)
-    groups = np.arange(400) // 5
-    seen: list[Any] = []
-
-    def watched(cells: Any, members: Any, seed: int) -> Any:
-        seen.append(members)
-        return fold_of_rows(cells, members, seed)
-
-    monkeypatch.setattr("splince_fast.evaluation._job.fold_of_rows", watched)
-    run(X, y, np.where(np.arange(400) < 330, 0, 1), groups=groups, n_seeds=1, erasers=("none",))
-    assert seen
-    assert all(members is not None and len(np.unique(members)) > 20 for members in seen)
 
 
 def test_groups_that_leave_no_rows_of_a_part_are_refused() -> None:

@@ -250,17 +250,6 @@ def test_weights_reach_estimators_classifiers_folds_and_unregularised_heads() ->
         assert (head == pytest.approx(accuracy)) is equal
 
 
-def test_folds_are_weighted_where_they_replace_small_validation_cells() -> None:
-    X, y, z = data(300)
-    weighted = run(
-        X, y, z, association=0.9, aligned_class=1, sizes=(240, 12, 40), n_seeds=1,
-        association_method="weights",
-        select="accuracy",
-    )  # fmt: skip
-    assert any("5 folds" in note for note in weighted.notes)
-    assert not weighted.failures
-
-
 @pytest.mark.slow
 def test_figures_do_not_depend_on_processes_and_a_folder_tells_methods_apart(
     tmp_path: Path,
