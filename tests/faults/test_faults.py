@@ -121,11 +121,7 @@ print(json.dumps(result))
 @posix
 @pytest.mark.parametrize(("name", "times"), [("SIGKILL", 20), ("SIGTERM", 5)])
 def test_a_killed_run_resumes_to_the_same_file(tmp_path: Path, name: str, times: int) -> None:
-    """Each run is killed at a random moment and resumed; its file ends up byte for byte the same.
-
-    A kill inside a write may leave a hidden ``.partial`` file beside the checkpoint, never a
-    damaged checkpoint.
-    """
+    """Killed at a random moment; a write may leave a hidden ``.partial`` file, never damage."""
     times *= max(FUZZ, 1)
     result = json.loads(
         script(KILLED, str(tmp_path), name, str(times), SPLINCE_FAST_NUM_THREADS="1")
