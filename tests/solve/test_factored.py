@@ -5,10 +5,7 @@ Modules: `methods.method_call`, `moments.snapshot`, `_solve.factor`.
 
 from __future__ import annotations
 
-import argparse
 import inspect
-import re
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -16,9 +13,7 @@ import pytest
 
 import splince_fast as sf
 from splince_fast._kernels.factor import STATUS_SINGULAR
-from splince_fast._runtime.lock import Reading
-from splince_fast._solve.options import OPTIONS, READING
-from splince_fast.cli import fit
+from splince_fast._solve.options import READING
 from splince_fast.methods import method_call
 from splince_fast.methods.table import METHODS
 
@@ -135,25 +130,6 @@ def test_updates_that_are_merged_do_not_change_a_snapshot(options: dict[str, Any
         np.testing.assert_array_equal(sf.sal(kept, erase=name).matrix(), matrix)
 
 
-def test_a_view_that_fails_keeps_no_lock() -> None:
-    """Another thread may write after a read whose view raised."""
-    whole = moments()
-
-    def fail(_: Any) -> None:
-        raise RuntimeError("no view")
-
-    with (
-        pytest.raises(RuntimeError, match="no view"),
-        Reading(whole._lock, whole._accumulator, fail),
-    ):
-        pass
-    with ThreadPoolExecutor(1) as other:
-        other.submit(whole.update, np.zeros((5, 12))).result(timeout=60)
-        with whole._locked(), pytest.raises(sf.SplinceError):  # the control: a reader keeps it
-            other.submit(whole.update, np.zeros((5, 12))).result(timeout=60)
-    assert whole.n_rows == 405
-
-
 def test_a_snapshot_costs_one_square_matrix() -> None:
     rng = np.random.default_rng(0)
     kept = sf.Moments().update(rng.normal(size=(900, 300)), {"z": np.arange(900) % 2}).factored()
@@ -249,8 +225,6 @@ def test_constants_take_no_rows_and_no_part_of_a_factor() -> None:
 
 # --- one declaration of options ------------------------------------------------------------------
 
-DECLARED = (*OPTIONS.values(), *READING.values())
-
 
 @pytest.mark.parametrize("method", ["splince", "leace", "sal", "mean_projection"])
 def test_signatures_are_those_of_the_table(method: str) -> None:
@@ -279,56 +253,6 @@ def test_parameters_of_estimators_are_those_of_the_table(name: str) -> None:
     assert found == {key: table[key].default for key in found}
     missing = set(table) - set(found)
     assert missing <= {"max_amplification", "on_infeasible"}
-
-
-def flags() -> dict[str, Any]:
-    """The arguments of `fit` on the command line, by the flag that sets them."""
-    parser = argparse.ArgumentParser()
-    fit.add(parser.add_subparsers())
-    commands = next(iter(parser._subparsers._group_actions))  # type: ignore[union-attr]
-    own = commands.choices["fit"]  # type: ignore[index, call-overload]
-    return {flag: action for action in own._actions for flag in action.option_strings}
-
-
-def test_arguments_of_moments_are_those_of_the_table() -> None:
-    parameters = inspect.signature(sf.Moments).parameters
-    for name in ("subsample", "sketch_size"):
-        assert parameters[name].default == READING[name].default
-
-
-@pytest.mark.parametrize("option", DECLARED, ids=lambda option: option.name)
-def test_flags_are_those_of_the_table(option: Any) -> None:
-    action = flags()[option.flag]
-    assert (action.dest, action.default) == (option.name, None)  # left out, the method decides
-    assert option.help in action.help
-    assert (option.default is None) == ("default" not in action.help)
-    for choice in option.choices:
-        assert choice in action.metavar
-        assert action.type(choice) == choice
-    letters = {"A": float, "N": int}
-    assert letters.get(action.metavar.split("|")[0]) == option.number
-    if option.number is not None:
-        word = "0.5" if option.number is float and option.name != "max_amplification" else "1"
-        assert type(action.type(word)) is option.number
-    with pytest.raises(argparse.ArgumentTypeError, match=re.escape(option.must_be)):
-        action.type("no such value")
-
-
-def test_every_flag_is_an_option_or_says_what_to_read_and_write() -> None:
-    known = {option.flag for option in DECLARED}
-    others = {
-        "-h", "--help", "--labels", "--erase", "--keep", "--method", "--embedding", "--key",
-        "--kind", "--groups", "--checkpoint", "--save-moments", "-o", "--output", "--force",
-    }  # fmt: skip
-    assert set(flags()) == known | others
-
-
-@pytest.mark.parametrize("option", DECLARED, ids=lambda option: option.name)
-def test_defaults_and_choices_pass_their_own_check(option: Any) -> None:
-    for value in (option.default, *option.choices):
-        option.check(value)
-    with pytest.raises(sf.InputError, match=option.name):
-        option.check("no such value")
 
 
 @pytest.mark.parametrize("estimator", [sf.SPLINCE, sf.LEACE])

@@ -238,11 +238,7 @@ def largest_trace(x: Float, z: NDArray[Any], eraser: sf.Projection) -> tuple[flo
 def test_the_bound_holds_for_each_feature_in_its_own_unit(
     method: Any, k: int, d: int, seed: int
 ) -> None:
-    """Rows of `left` are combinations of those of Cov(x, z): what rounds there is relative to them.
-
-    The bound has the spread of Cov(x, z), which for SAL is in the units of x. Far more features
-    than classes: the strongest k - 1 are never 1e14 apart, and no direction is given up.
-    """
+    """With far more features than classes no direction is given up in any of these units."""
     exponents = np.random.default_rng(seed).uniform(-7, 7, size=d)
     x, z = graded(exponents, k, seed)
     eraser = silently(method, sf.Moments().update(x, {"z": z}), erase="z")

@@ -484,10 +484,7 @@ def test_rank_deficient_covariance_is_solved_on_its_support(
 @example(seed=912, units=12.0, missing=5)  # needs the kernel's rows sorted by size
 @example(seed=6271, units=12.0, missing=1)
 def test_rank_deficient_covariance_in_any_units(seed: int, units: float, missing: int) -> None:
-    """Powers of two rescale S without rounding, so the map must follow them on the support.
-
-    Row by row, each in the unit of its feature: no feature pays for the units of others.
-    """
+    """Powers of two rescale S without rounding, so the map must follow them on the support."""
     d = 12
     plain = deficient(np.random.default_rng(seed), d, d - missing)
     scale = 2.0 ** np.round(np.random.default_rng(seed).uniform(-units, units, d) * 3.3)[:, None]
