@@ -45,14 +45,6 @@ def test_sparse_centring_equals_dense_centring() -> None:
     assert (centred.toarray()[implicit, 1] == -2.0).all()
 
 
-def test_duplicates_are_summed_and_the_matrix_of_the_caller_is_unchanged() -> None:
-    matrix = scipy.sparse.csr_array((np.array([1.0, 2.0, 4.0]), [1, 1, 0], [0, 2, 3]), (2, 3))
-    rows = SparseRows.of(matrix)
-    assert rows.array.nnz == 2
-    np.testing.assert_array_equal(rows.array.toarray(), [[0, 3, 0], [4, 0, 0]])
-    assert matrix.nnz == 3
-
-
 @pytest.mark.parametrize("index", [-1, 3])
 def test_a_sparse_index_out_of_bounds_is_an_error(index: int) -> None:
     matrix = scipy.sparse.csr_array((np.ones(2), [0, 2], [0, 1, 2]), (2, 3))

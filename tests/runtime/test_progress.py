@@ -6,7 +6,6 @@ import io
 import re
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -96,14 +95,6 @@ def test_bar_is_closed_before_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
         fail()
     assert stream.getvalue().endswith("\n")
-
-
-def test_no_thread_watches_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    before = threading.active_count()
-    with Progress(10, show=True) as bar:
-        bar.advance(1)
-        assert threading.active_count() == before
 
 
 def test_hidden_bar_does_not_import_tqdm() -> None:

@@ -32,7 +32,6 @@ from problems import (
 import splince_fast
 import splince_fast as sf
 from splince_fast import InputError, Moments, Projection, SplinceError, leace
-from splince_fast._kernels import blas, row_kernels
 from splince_fast._runtime import arrays
 from splince_fast._runtime import threads as thread_pool
 from splince_fast.methods import method_call
@@ -238,26 +237,6 @@ def test_the_number_of_threads_changes_no_byte(
         results.add(str([state_bytes(m) for m in (plain, weighted, both, both - plain)]))
         results.add(f"applied {applied.tobytes()!r}")
     assert len(results) == 2
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_two_threads_share_only_rows_of_two_pages(
-    monkeypatch: pytest.MonkeyPatch, eager: None, narrow_registers: None, dtype: Any
-) -> None:
-    original, ranges = row_kernels.centre_columns, []
-
-    def seen(*arguments: Any) -> None:
-        ranges.append(arguments[-2:])
-        original(*arguments)
-
-    monkeypatch.setattr(row_kernels, "centre_columns", seen)
-    page = 4096 // np.dtype(dtype).itemsize
-    for count, d, calls in ((2, 2 * page - 1, 1), (2, 2 * page, 2), (3, 2 * page - 1, 3)):
-        monkeypatch.setenv(VARIABLE, str(count))
-        ranges.clear()
-        Moments(block_rows=64).update(normal(64, d, dtype))
-        assert len(ranges) == calls
-        assert (min(ranges)[0], max(ranges)[1]) == (0, d)
 
 
 def test_the_scan_for_bad_numbers_sees_every_part(
@@ -560,45 +539,3 @@ def test_solving_leaves_the_moments_as_they_were() -> None:
     np.testing.assert_array_equal(grown.matrix(), matrix)
     late = erase("splince", data.moments())
     assert report(late).to_dict()["variables"][0]["rank"] == figures.variables[0].rank
-
-
-# --- the interpreter's lock ----------------------------------------------------------------------
-
-
-def steps_beside(work: Callable[[], object]) -> int:
-    """Steps that another Python thread makes while this one works, with short turns for both."""
-    count, stopped, interval = [0], threading.Event(), sys.getswitchinterval()
-
-    def step() -> None:
-        while not stopped.is_set():
-            count[0] += 1
-
-    thread = threading.Thread(target=step, daemon=True)
-    thread.start()
-    sys.setswitchinterval(1e-5)
-    try:
-        while not count[0]:
-            time.sleep(0.001)
-        before = count[0]
-        work()
-        return count[0] - before
-    finally:
-        sys.setswitchinterval(interval)
-        stopped.set()
-        thread.join()
-
-
-def test_other_threads_run_during_products_of_rows() -> None:
-    """SciPy's wrappers of BLAS hold the interpreter's lock, and a reader of blocks would wait."""
-    rows, product = normal(8192, 1024), np.zeros((1024, 1024), order="F")
-    small, single = rows.astype(np.float32), np.zeros((1024, 1024), np.float32, order="F")
-    products: dict[str, Callable[[], object]] = {
-        "syrk_f64_into": lambda: blas.syrk_f64_into(rows, product),
-        "syrk_f32_out": lambda: blas.syrk_f32_out(small, single),
-        "gemm_f64_into": lambda: blas.gemm_f64_into(rows, rows, product.T),
-    }
-    products["the control"] = lambda: pow(3, 1 << 21)  # a product of long integers
-    # The least of three: a thread may be taken off its processor while it has the lock.
-    steps = {name: min(steps_beside(work) for _ in range(3)) for name, work in products.items()}
-    held = steps.pop("the control")
-    assert min(steps.values()) > 4 * held, (steps, held)
