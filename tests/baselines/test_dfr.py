@@ -14,7 +14,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from splince_fast import InputError, LabelError, NotEnoughDataError
-from splince_fast.baselines import DFR, dfr
+from splince_fast.baselines import DFR
 
 
 def test_coefficients_equal_the_definition() -> None:
@@ -135,18 +135,6 @@ def test_a_cell_without_training_rows_is_named() -> None:
     mask = (data.y == 1) & (data.z == 0)
     with pytest.raises(NotEnoughDataError, match=r"the cell \(1, 0\)"):
         DFR().fit(data.X, data.y, groups=data.z, validation=mask)
-
-
-def test_ctrl_c_leaves_the_classifier_unfitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Interrupted:
-        def __init__(self, **_: Any) -> None:
-            raise KeyboardInterrupt
-
-    data, head = draw(n=400), DFR()
-    monkeypatch.setattr(dfr, "LogisticRegression", Interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        head.fit(data.X, data.y, groups=data.z)
-    assert not [name for name in vars(head) if name.endswith("_")]
 
 
 def test_figures_on_biographies_of_dfr(real_data: Callable[[str], Path]) -> None:

@@ -18,7 +18,7 @@ from sklearn.linear_model import LogisticRegression
 from splince_fast import InputError
 from splince_fast.baselines import GroupDRO, _minimax
 from splince_fast.baselines._linear import CellRows
-from splince_fast.baselines._minimax import Coordinates, Minimax
+from splince_fast.baselines._minimax import Minimax
 
 
 def cell_losses(head: Any, X: Any, y: Any, z: Any, margin: float = 0.0) -> np.ndarray:
@@ -98,61 +98,6 @@ def test_the_gap_is_a_number_where_probabilities_round_up(ulps: int) -> None:
     with mock.patch.object(problem, "log_proba", return_value=above):
         _, gap, _, _ = problem.certificate(problem.zeros(), 4.0)
     assert gap == pytest.approx(problem.certificate(problem.zeros(), 4.0)[1], rel=1e-13)
-
-
-@pytest.mark.parametrize("classes", [2, 3])
-def test_gradients_are_differences(classes: int) -> None:
-    data = draw(n=120, d=5, classes=classes, tied=0.6)
-    cells = 2 * data.y + data.z
-    weight = np.random.default_rng(0).uniform(0.5, 2, size=120)
-    rows = CellRows(data.X - 5, data.y, weight, cells)
-    problem = Minimax(rows, classes, alpha=0.1, margin=1.0)
-    point = np.random.default_rng(1).normal(size=problem.zeros().size)
-    _, slope = problem.smoothed(point, 10.0)
-    step = 1e-6
-    differences = [
-        (problem.smoothed(point + step * e, 10.0)[0] - problem.smoothed(point - step * e, 10.0)[0])
-        / (2 * step)
-        for e in np.eye(point.size)
-    ]
-    np.testing.assert_allclose(slope, differences, atol=1e-7)
-
-
-@pytest.mark.parametrize("factored", [True, False])
-@pytest.mark.parametrize("classes", [2, 3])
-def test_coordinates_change_no_value_and_improve_the_condition(
-    factored: bool, classes: int
-) -> None:
-    data = draw(n=400, d=5, classes=classes, tied=0.6)
-    X = (data.X - data.X.mean(axis=0)) * np.array([1, 3, 10, 30, 100])
-    rows = CellRows(X, data.y, np.ones(400), 2 * data.y + data.z)
-    problem = Minimax(rows, classes, alpha=0.1)
-    coordinates = Coordinates(problem, factored=factored)
-    rng = np.random.default_rng(1)
-    point = 0.01 * rng.normal(size=problem.zeros().size)
-    v = coordinates.of(point)
-    np.testing.assert_allclose(coordinates.parameters(v), point, rtol=1e-10)
-    _, slope = problem.smoothed(point, 10.0)
-    step = 1e-6 * rng.normal(size=v.size)
-    ahead, _ = problem.smoothed(coordinates.parameters(v + step), 10.0)
-    behind, _ = problem.smoothed(coordinates.parameters(v - step), 10.0)
-    assert (ahead - behind) / 2 == pytest.approx(
-        float(coordinates.gradient(slope) @ step), rel=1e-4
-    )
-
-    def condition(slope_of: Any) -> float:
-        """Of the Hessian at 0, by differences, in the weights of the first class."""
-        steps = 1e-5 * np.eye(v.size)[:5]
-        return float(np.linalg.cond([(slope_of(e) - slope_of(-e))[:5] for e in steps]))
-
-    def plain(u: np.ndarray) -> np.ndarray:
-        return problem.smoothed(u, 1e-3)[1]
-
-    def changed(u: np.ndarray) -> np.ndarray:
-        return coordinates.gradient(problem.smoothed(coordinates.parameters(u), 1e-3)[1])
-
-    assert condition(plain) > 100  # control
-    assert condition(changed) < 4
 
 
 def test_weights_are_repetitions_and_offsets_do_not_matter() -> None:

@@ -21,7 +21,6 @@ from splince_fast import (
     InputError,
     LabelError,
     NothingErasedWarning,
-    Projection,
     WholeNumbersWarning,
 )
 from splince_fast.baselines import INLP, inlp
@@ -167,35 +166,6 @@ def test_whole_floats_are_classes_without_a_warning_that_they_are_numbers() -> N
         assert eraser.classes_.tolist() == [0, 1, 2]
         with pytest.raises(WholeNumbersWarning):  # moments do read them as numbers
             sf.Moments().update(data.X, {"concept": data.z.astype(float)})
-
-
-@pytest.mark.parametrize("labels", ["strings", "booleans", "floats", "mapping", "frame"])
-def test_labels_of_any_kind_give_the_same_map(labels: str) -> None:
-    data = draw()
-    forms: dict[str, Any] = {
-        "strings": np.array(["f", "m"])[data.z],
-        "booleans": data.z == 1,
-        "floats": data.z.astype(float),
-        "mapping": {"gender": data.z},
-        "frame": pytest.importorskip("pandas").DataFrame({"gender": data.z}),
-    }
-    expected = INLP(random_state=0).fit(data.X, concept=data.z).projection_.matrix()
-    found = INLP(random_state=0).fit(data.X, concept=forms[labels]).projection_.matrix()
-    np.testing.assert_array_equal(found, expected)
-
-
-def test_the_projection_saves_composes_and_folds(tmp_path: Any) -> None:
-    data = draw()
-    first = INLP(random_state=0).fit(data.X, concept=data.z).projection_
-    first.save(tmp_path / "inlp.safetensors")
-    again = Projection.load(tmp_path / "inlp.safetensors")
-    np.testing.assert_array_equal(again(data.X), first(data.X))
-    assert again.method == "INLP"
-    second = sf.LEACE().fit(data.X, concept=data.y).projection_
-    np.testing.assert_allclose((second @ first)(data.X), second(first(data.X)), atol=1e-12)
-    weight = np.random.default_rng(0).normal(size=(3, 8))
-    folded, bias = first.fold_into(weight)
-    np.testing.assert_allclose(data.X @ folded.T + bias, first(data.X) @ weight.T, atol=1e-10)
 
 
 def test_a_pipeline_passes_the_concept() -> None:

@@ -211,17 +211,6 @@ def test_bad_input_is_refused(
     assert not hasattr(eraser, "n_features_in_")
 
 
-def test_ctrl_c_leaves_the_estimator_unfitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    data, eraser = draw(), RLACE(max_steps=20, check_every=10)
-    monkeypatch.setattr(rlace, "probe", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        eraser.fit(data.X, concept=data.z)
-    assert not [name for name in vars(eraser) if name.endswith("_")]
-
-
 def test_random_state_determines_the_map() -> None:
     data = draw()
     maps = [
