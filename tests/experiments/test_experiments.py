@@ -15,7 +15,7 @@ from splince_fast import evaluation as ev
 from splince_fast import experiments
 from splince_fast.evaluation.statistics import corrected_t
 from splince_fast.experiments import __main__ as command
-from splince_fast.experiments import balanced_heads, images, winobias
+from splince_fast.experiments import images, winobias
 from splince_fast.experiments._common import (
     Bounds,
     Claim,
@@ -65,14 +65,6 @@ def test_an_experiment_runs_on_shipped_data(
     if name in ("covariance", "images"):
         assert all(path.stat().st_size > 5000 for path in tmp_path.glob("*.png"))
         assert list(tmp_path.glob("*.png"))
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("no_data_folder")
-def test_figures_do_not_depend_on_the_number_of_processes() -> None:
-    one = balanced_heads.vision(RunOptions(quick=True, seeds=2)).values
-    two = balanced_heads.vision(RunOptions(quick=True, seeds=2, n_jobs=2)).values
-    assert one == two
 
 
 @pytest.mark.usefixtures("no_data_folder")
