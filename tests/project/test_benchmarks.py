@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -78,74 +76,7 @@ def test_contenders_of_every_job_give_the_same_result(bench: Any) -> None:
     assert np.abs(erased - kept).max() > 1e3 * maps * EPS, "control: another map is seen"
 
 
-def test_accumulating_gives_the_covariance_in_two_passes(bench: Any) -> None:
-    data = bench.data.problem(300, 8, offset=100.0)
-    truth = bench.jobs_numbers.two_pass_covariance(data.X)
-    way = bench.jobs_accumulate.accumulate(data, 7)
-    found = way.answer(way.run())
-    # Products of centred float32 rows: their sums err by n eps at most.
-    bound = 300 * np.finfo(np.float32).eps
-    assert bench.jobs_numbers.covariance_error(truth, found) < bound
-    crude = np.cov(data.X, rowvar=False, dtype=np.float32, bias=True) * 1.01
-    assert bench.jobs_numbers.covariance_error(truth, crude) > bound, "control: 1 % is seen"
-
-
-def test_floors_do_the_products_they_stand_for(bench: Any) -> None:
-    rng = np.random.default_rng(0)
-    X, Z = rng.normal(size=(50, 6)), rng.normal(size=(50, 3))
-    total, cross = np.zeros((6, 6), order="F"), np.zeros((6, 3), order="F")
-    for _ in range(2):
-        bench.jobs_accumulate.syrk_into(X, total)
-        bench.jobs_accumulate.gemm_into(X, Z, cross)
-    # 100 products per entry, each rounded once.
-    np.testing.assert_allclose(np.tril(total), np.tril(2 * X.T @ X), atol=100 * EPS * 100)
-    np.testing.assert_allclose(cross, 2 * X.T @ Z, atol=100 * EPS * 100)
-    moments = bench.data.problem(300, 6, "float64", classes=3).moments()
-    S, side = bench.jobs_erase.parts(moments, "z")
-    floor = bench.jobs_erase.lapack(moments, "z")
-    for _ in range(2):  # the second call starts from the same S
-        L, solved = floor.run()
-        np.testing.assert_allclose(np.tril(L) @ np.tril(L).T, S, atol=1e3 * EPS * np.abs(S).max())
-        np.testing.assert_allclose(np.tril(L) @ solved, side, atol=1e3 * EPS)
-
-
-# --- timing --------------------------------------------------------------------------------------
-
-
-def test_ratio_is_taken_round_by_round(bench: Any) -> None:
-    # A drift of the machine by 10 leaves a ratio of 2 in every round, but not in the medians.
-    fast, slow = (1.0, 10.0, 100.0, 1.0), (2.0, 20.0, 200.0, 2.0)
-    assert set(bench.timing.ratio(slow, fast).values()) == {2.0}
-    once = bench.timing.ratio(slow, (4.0,))
-    assert (once["low"], once["median"]) == (0.5, 2.75), "one number is compared with every round"
-
-
-def test_exponent_is_that_of_a_power_law(bench: Any) -> None:
-    assert bench.jobs_growth.exponent(3e-9 * 16**2 / (3e-9 * 64**2)) == pytest.approx(2.0)
-
-
 # --- what is made of the jobs --------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_smoke_run_measures_what_is_named() -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "benchmarks.smoke", "growth", "merge"],
-        capture_output=True, text=True, check=False, cwd=ROOT,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    assert len(result.stdout.splitlines()) == 2 + 9 + 1, "a header, and a line for every job"
-
-
-def test_control_a_failure_ends_the_smoke_run(bench: Any, monkeypatch: Any) -> None:
-    good = bench.jobs.Job("good", "call", lambda: {"splince_fast": 1.0})
-    bad = bench.jobs.Job("bad", "call", lambda: {"splince_fast": 1 / 0})
-    monkeypatch.setattr(bench.compare, "all_jobs", lambda: [good, bad])
-    bench.smoke.run(["good"])
-    with pytest.raises(ZeroDivisionError):
-        bench.smoke.run([])
-    with pytest.raises(SystemExit, match="no such benchmark"):
-        bench.smoke.run(["no such benchmark"])
 
 
 # --- the page ------------------------------------------------------------------------------------
