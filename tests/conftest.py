@@ -92,12 +92,6 @@ def guarded_kernels() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def narrow_registers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A processor on which blocks are multiplied by BLAS, and centred by `centre_columns`."""
-    monkeypatch.setattr(row_kernels, "wide", lambda: False)
-
-
 @pytest.fixture(scope="module", params=row_kernels.levels())
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each instruction set of this processor in turn."""
