@@ -595,3 +595,9 @@ def test_two_threads_that_save_to_one_path(monkeypatch: pytest.MonkeyPatch, path
     first.save(path)
     assert state_bytes(Moments.load(path)) == state_bytes(first)
     assert os.listdir(path.parent) == [path.name]
+
+
+def test_the_writer_refuses_numbers_that_json_lacks(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        files.write(tmp_path / "a", "kind", 1, {}, {"value": float("nan")})
+    assert os.listdir(tmp_path) == []

@@ -606,6 +606,15 @@ def test_a_constant_column_leaves_nothing(value: Any, n: int, weighted: bool, mi
     assert (found.residual[[0, 2]] == 0.0).all()
 
 
+def test_a_buffer_without_room_is_refused() -> None:
+    block = Block(9, 2)
+    with pytest.raises(RuntimeError, match="room"):
+        reducing.reduce_block(
+            block.rows, None, reducing.sample_block(block.rows, None), block.reference,
+            block.codes, 0, block.values, reducing.Centred(np.empty((8, 2))),
+        )  # fmt: skip
+
+
 # --- arguments that do not fit -------------------------------------------------------------------
 
 N, D, CLASSES = 11, 9, 3
