@@ -6,6 +6,7 @@ import dataclasses
 import html
 import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ from splince_fast.evaluation.metrics import CellAccuracy
 from splince_fast.evaluation.scoring import TableMetric, metric_of
 from splince_fast.evaluation.statistics import Interval
 from splince_fast.exceptions import FileFormatError, InputError
+
+# A number of a note; digits in names are none.
+_NUMBER = re.compile(r"(?<![\w'])\d[\d,.]*(e[+-]?\d+)?")
 
 
 class Comparison:
@@ -71,16 +75,17 @@ class Comparison:
 
     @property
     def notes(self) -> list[str]:
-        """Warnings of the data and of single records, each once."""
-        of_records = (
-            f"{r.eraser or 'advice'}{', ' + r.head if r.head else ''}: {note}"
-            for r in self.records for note in r.notes
-        )  # fmt: skip
+        """Warnings of the data and of single records, each once with the figures of one seed."""
+        of_records: dict[str, str] = {}
+        for r in self.records:
+            source = f"{r.eraser or 'advice'}{', ' + r.head if r.head else ''}: "
+            for note in r.notes:
+                of_records.setdefault(source + _NUMBER.sub("", note), source + note)
         unconverged = (
             f"{r.eraser}, {r.head}: the solver did not converge (marked ~)"
             for r in self.records if not r.converged
         )  # fmt: skip
-        return [*self.context.notes, *dict.fromkeys(of_records), *dict.fromkeys(unconverged)]
+        return [*self.context.notes, *of_records.values(), *dict.fromkeys(unconverged)]
 
     @property
     def sizes(self) -> dict[tuple[int, float | None], tuple[int, int, int]]:

@@ -44,6 +44,19 @@ def test_print_fits_a_hundred_columns_and_names_everything(result: Comparison) -
     assert "3 resamplings of this data set" in text
 
 
+def test_a_note_is_shown_once_for_all_seeds(result: Comparison) -> None:
+    record = result.records[0]
+    texts = ("3 of 'a2' move by 1.5e-2", "40 of 'a2' move by 0.25", "3 of 'a3' move by 1.5e-2")
+    noted = [dataclasses.replace(record, notes=(text,)) for text in texts]
+    found = Comparison([*noted, *result.records[1:]], result.context).notes
+    assert [sum(text in note for note in found) for text in texts] == [1, 0, 1]
+
+
+def test_rows_that_an_association_leaves_out_are_counted(result: Comparison) -> None:
+    used = sum(result.context.sizes)
+    assert any(f"association: {used:,} of 1,200 rows are used" in note for note in result.notes)
+
+
 def test_intervals_are_those_of_the_seeds(result: Comparison) -> None:
     values = list(result.values("accuracy", eraser="SAL").values())
     found = result.interval("accuracy", eraser="SAL")
