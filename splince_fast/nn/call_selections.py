@@ -2,7 +2,7 @@
 
 A tensor (B, T, d) at a site does not show which rows are padding, nor, during decoding with a
 cache, which positions they have. The arguments of the call do: `attention_mask`, `input_ids`,
-`past_key_values` and `position_ids`. Hooks on the model, and on ancestors of a site that take
+the cache and `position_ids`. Hooks on the model, and on ancestors of a site that take
 `input_ids`, compute the selection once per call, for all sites.
 
 Gradient checkpointing runs ancestors of a site again in the backward pass, outside of such a call.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import importlib.metadata
+import inspect
 import io
 import os
 from collections.abc import Callable, Iterator
@@ -243,6 +244,14 @@ def site_of(name: str, model: Any) -> str:
     found = SITES[name]
     assert found is not None
     return found
+
+
+def cache_name(model: Any) -> str:
+    """The argument for earlier tokens: transformers 5.24 renamed it to `cache` in most models."""
+    parameters = inspect.signature(model.forward).parameters
+    return next(
+        name for name in ("cache", "past_key_values", "cache_params", "state") if name in parameters
+    )
 
 
 def state_of(model: Any, name: str, batch: dict[str, Any]) -> Any:

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from nn.conftest import inputs, projection, tiny  # noqa: E402
+from nn.conftest import cache_name, inputs, projection, tiny  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
 
 
@@ -74,8 +74,8 @@ def test_static_caches_select_tokens_in_compiled_code(tokens: str) -> None:
         for start, stop in ((0, 5), (5, 6), (6, 7)):
             mask = torch.ones(2, stop, dtype=torch.long)
             step = run(
-                input_ids=ids[:, start:stop], attention_mask=mask, past_key_values=cache,
-                cache_position=torch.arange(start, stop), use_cache=True,
+                input_ids=ids[:, start:stop], attention_mask=mask, use_cache=True,
+                cache_position=torch.arange(start, stop), **{cache_name(model): cache},
             )  # fmt: skip
             found.append(step.logits[:, -1])
         return torch.stack(found)

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import splince_fast as sf  # noqa: E402
-from nn.conftest import hooks_in, tiny  # noqa: E402
+from nn.conftest import cache_name, hooks_in, tiny  # noqa: E402
 from nn.test_collect import text_batches  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
 
@@ -97,6 +97,7 @@ def test_every_head_is_erased(at: str, side: str, heads: str, n: int, tmp_path: 
         model, batches, at, sf.leace, erase="gender", tokens="all", side=side, heads=heads
     )
     assert len(erasers) == 2
+    cache = cache_name(model)
     erasers.save(tmp_path / "heads.safetensors")
     loaded = snn.Erasers.load(tmp_path / "heads.safetensors")
     assert loaded.placement.heads == n
@@ -113,7 +114,7 @@ def test_every_head_is_erased(at: str, side: str, heads: str, n: int, tmp_path: 
             with torch.no_grad():
                 full = model(input_ids=ids).logits
                 first = model(input_ids=ids[:, :1], use_cache=True)
-                second = model(input_ids=ids[:, 1:], past_key_values=first.past_key_values)
+                second = model(input_ids=ids[:, 1:], **{cache: first[cache]})
             np.testing.assert_allclose(second.logits[:, -1], full[:, -1], atol=1e-5)
         for i in range(n):
             own = slice(4 * i, 4 * i + 4)

@@ -22,6 +22,7 @@ torch = pytest.importorskip("torch")
 
 import splince_fast as sf  # noqa: E402
 from nn.conftest import (  # noqa: E402
+    cache_name,
     hooks_in,
     identity,
     inputs,
@@ -525,6 +526,7 @@ def test_skipped_ids_travel_with_the_erasers() -> None:
 def test_rules_select_tokens_after_a_cache() -> None:
     """One more in each row, or several of which some are padding; skipped ids, too."""
     model, site = tiny("llama"), "model.layers.0"
+    cache = cache_name(model)
     prompt = {"input_ids": torch.randint(3, 50, (2, 3)), "attention_mask": torch.ones(2, 3).long()}
     prompt["attention_mask"][0, 0] = 0
 
@@ -533,10 +535,10 @@ def test_rules_select_tokens_after_a_cache() -> None:
         found = []
         for erased in (False, True):
             with torch.no_grad():
-                past = model(**prompt, use_cache=True).past_key_values
+                past = model(**prompt, use_cache=True)[cache]
             batch = {"input_ids": torch.tensor(ids), "attention_mask": mask}
             with snn.install(model, given, tokens=tokens) if erased else nullcontext():
-                found.append(state_of(model, site, {**batch, "past_key_values": past}))
+                found.append(state_of(model, site, {**batch, cache: past}))
         return (found[0] != found[1]).any(-1).int().tolist()
 
     one, two, here = [[7], [8]], [[7, 8], [8, 7]], [[1, 1], [1, 0]]

@@ -11,7 +11,15 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import splince_fast as sf  # noqa: E402
-from nn.conftest import identity, inputs, is_erased, projection, site_of, tiny  # noqa: E402
+from nn.conftest import (  # noqa: E402
+    cache_name,
+    identity,
+    inputs,
+    is_erased,
+    projection,
+    site_of,
+    tiny,
+)
 from splince_fast import nn as snn  # noqa: E402
 from splince_fast.nn.tokens import TokenRule, select  # noqa: E402
 
@@ -34,17 +42,18 @@ def states(model: Any, name: str, run: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("name", "site", "state", "n", "padded"),
+    ("name", "site", "n", "padded"),
     [
-        ("mamba", "backbone.layers.1", "cache_params", 2, False),
-        ("mamba", "backbone.layers.1", "cache_params", 2, True),
-        ("rwkv", "rwkv.blocks.1", "state", 1, False),  # its own decoding mixes sequences
+        ("mamba", "backbone.layers.1", 2, False),
+        ("mamba", "backbone.layers.1", 2, True),
+        ("rwkv", "rwkv.blocks.1", 1, False),  # its own decoding mixes sequences
     ],
 )
 def test_decoding_with_a_state_erases_as_without(
-    name: str, site: str, state: str, n: int, padded: bool
+    name: str, site: str, n: int, padded: bool
 ) -> None:
     model, p = tiny(name), projection()
+    state = cache_name(model)
     ids = torch.randint(3, 50, (n, 6), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(ids)
     mask[0, : 2 * padded] = 0
@@ -103,6 +112,8 @@ def test_the_length_of_a_cache_is_read_in_all_its_forms() -> None:
     assert of(past_key_values=[(keys, keys)]) == yes
     assert of(past_key_values=[(keys[:, :, :0], keys)]) == no
     assert of(past_key_values=()) == no
+    assert of(cache=[(keys, keys)]) == yes  # as transformers 5.24 names it
+    assert of(cache=(), use_cache=True) == no
     assert of(cache_params=types.SimpleNamespace(seqlen_offset=3)) == yes
     assert of(cache_params=types.SimpleNamespace(seqlen_offset=0)) == no
     assert of(cache_params=types.SimpleNamespace(has_previous_state=True)) == yes
