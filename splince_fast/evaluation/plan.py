@@ -332,7 +332,7 @@ def _joint(columns: Sequence[Encoded]) -> ClassCodes | None:
 def _sizes(
     settings: Settings, protocol: Protocol | None, levels: list[float], n: int, max_rows: int
 ) -> tuple[Sizes | None, str]:
-    """Sizes of the splits of the protocol, and a note where they leave rows out."""
+    """Sizes of the splits of the protocol, and a note where a job cannot hold all rows."""
 
     def note(n_used: int) -> str:
         if n_used <= max_rows:
@@ -353,12 +353,6 @@ def _sizes(
         text = note(n if settings.weighted else total)
         if total > max_rows:
             sizes = splits.check_sizes([size * max_rows // total for size in sizes])
-        elif not settings.weighted and total < n:
-            text = (
-                f"association: {total:,} of {n:,} rows are used, so that every cell of task and "
-                "concept has its fraction at each level; weights instead of a subsample keep all "
-                "training rows"
-            )
     else:
         sizes, text = splits.check_sizes(settings.sizes), ""
     for p in levels:  # a shortage is an error before anything runs

@@ -290,7 +290,18 @@ def _data_notes(
     for note in notes:
         warn(note, SplinceWarning)
     adjustments = dict.fromkeys(note for split in splits.values() for note in split.notes)
-    return [*notes, *adjustments, *_weight_notes(splits)]
+    return [*notes, *adjustments, *_unused_rows_note(plan, splits), *_weight_notes(splits)]
+
+
+def _unused_rows_note(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> list[str]:
+    """Rows that the association levels leave out; of sizes of the caller's, nothing is said."""
+    used, n = max(sum(split.sizes) for split in splits.values()), int(plan.usable.sum())
+    if plan.protocol is None or plan.max_rows is None or plan.notes or used == n:
+        return []
+    return [
+        f"{used:,} of {n:,} rows are used: more would not give every cell of task and concept its "
+        "fraction at each level of association"
+    ]
 
 
 def _weight_notes(splits: Mapping[JobId, Split]) -> list[str]:
