@@ -60,8 +60,9 @@ def isotropic(
 
     leaves no difference. C has the u_i with w_i = 0, and for pairs w_i > 0 > w_j
 
-        (sqrt(-w_j) u_i + sqrt(w_i) u_j) / sqrt(w_i - w_j),
+        (sqrt(-w_j) u_i + s sqrt(w_i) u_j) / sqrt(w_i - w_j),    s = sign(u_i^T L^T L u_j),
 
+    where s is the sign of which the direction that the pair loses changes the rows less:
     n_0 + min(n_+, n_-) columns, the most there can be (Sylvester's law of inertia): about half of
     the dimensions survive, where a projection off the range of D leaves n_0. If the means differ
     off the range of S_w, too (a feature that holds the label, fewer rows than features), that
@@ -149,12 +150,12 @@ def isotropic(
         int(n_rows.sum()),
     )  # fmt: skip
     p = whole.fractions
+    sides = whole.pooled @ whitener  # L, (d, r)
     kept, removed = _directions(
-        whitener.T @ inside, second - first, float(neutral),
+        whitener.T @ inside, second - first, sides, float(neutral),
         max(tolerances.noise(support.rank, support.smallest), rounding / float(np.prod(p)) ** 0.5),
         tolerances.eigenvalue(len(whitener), roundoff) * float(np.sum(1 / p)) / support.smallest,
     )  # fmt: skip
-    sides = whole.pooled @ whitener  # L, (d, r)
     left, right = (sides @ removed).T, (whitener @ removed).T
     if len(left):
         # An exact projection that removes the difference of means, independent of the rounding of
@@ -212,12 +213,12 @@ def isotropic(
 
 
 def _directions(
-    apart: Float, difference: Float, neutral: float, apart_noise: float, noise: float
+    apart: Float, difference: Float, sides: Float, neutral: float, apart_noise: float, noise: float
 ) -> tuple[Float, Float]:
     """Orthonormal columns C that are kept, (r, q), and the complement, (r, r - q).
 
-    `apart` and `difference` are m_1 - m_0 and S_1 - S_0, white, with their rounding levels; pairs
-    are made in the order of size.
+    `apart` and `difference` are m_1 - m_0 and S_1 - S_0, white, with their rounding levels, and
+    `sides` is L, (d, r); pairs are made in the order of size.
     """
     r = len(difference)
     size = float(np.linalg.norm(apart))
@@ -234,9 +235,12 @@ def _directions(
     i, j = plus[:count], minus[:count]
     up, down = np.sqrt(values[i]), np.sqrt(-values[j])
     both = np.hypot(up, down)
-    kept = np.hstack([vectors[:, zero], (vectors[:, i] * down + vectors[:, j] * up) / both])
+    # The sign of an eigenvector is arbitrary, and the eraser must not depend on it.
+    along = np.einsum("ij,ij->j", sides @ vectors[:, i], sides @ vectors[:, j])
+    first, second = vectors[:, i], vectors[:, j] * np.copysign(1.0, along)
+    kept = np.hstack([vectors[:, zero], (first * down + second * up) / both])
     rest = np.concatenate([plus[count:], minus[count:]])
-    removed = [vectors[:, rest], (vectors[:, i] * up - vectors[:, j] * down) / both]
+    removed = [vectors[:, rest], (first * up - second * down) / both]
     if moved:
         removed.append(apart[:, None] / size)
     return kept, np.hstack(removed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from typing import Any
 
@@ -72,6 +73,46 @@ def test_as_many_dimensions_survive_as_the_signature_allows(seed: int, d: int) -
     rank = np.linalg.matrix_rank(np.cov(eraser(X).T, ddof=0).reshape(d, d), tol=1e-8)
     assert rank == expected == eraser.report.isotropic.n_kept
     assert eraser.rank == d - expected
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rotated_rows_give_the_rotated_eraser(seed: int) -> None:
+    """Eigenvectors, whose signs are arbitrary, do not decide."""
+    X, labels = data(seed=seed)
+    Q = np.linalg.qr(np.random.default_rng(seed).normal(size=(7, 7)))[0]
+    P, rotated = (
+        sf.isotropic(sf.Moments(by="z").update(rows, labels), erase="z").matrix()
+        for rows in (X, X @ Q)
+    )
+    np.testing.assert_allclose(rotated, Q.T @ P @ Q, atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_signs_of_the_pairs_are_those_of_the_least_change(seed: int) -> None:
+    """A naive twin tries all signs."""
+    X, labels = data(seed=seed)
+    z = labels["z"]
+    p = [np.mean(z == c) for c in np.unique(z)]
+    (m0, S0), (m1, S1) = classes(X, z)
+    values, vectors = np.linalg.eigh(p[0] * S0 + p[1] * S1)
+    L, whitener = vectors * np.sqrt(values), vectors / np.sqrt(values)
+    apart = whitener.T @ (m1 - m0)
+    basis = np.linalg.svd(apart[:, None])[0][:, 1:]
+    w, u = np.linalg.eigh(basis.T @ whitener.T @ (S1 - S0) @ whitener @ basis)
+    u, count = basis @ u, min(np.sum(w > 0), np.sum(w < 0))
+    unpaired = u[:, count : len(w) - count]
+    whole = np.cov(X.T, ddof=0)
+    changes = []
+    for signs in itertools.product((1, -1), repeat=count):
+        lost = [apart / np.linalg.norm(apart), *unpaired.T]
+        for k, sign in enumerate(signs):
+            plus, minus = np.sqrt(w[-1 - k]), np.sqrt(-w[k])
+            lost.append((plus * u[:, -1 - k] - sign * minus * u[:, k]) / np.hypot(plus, minus))
+        change = L @ np.array(lost).T @ np.array(lost) @ whitener.T
+        changes.append(np.trace(change @ whole @ change.T) / np.trace(whole))
+    found = sf.isotropic(sf.Moments(by="z").update(X, labels), erase="z").report.distortion
+    assert found == pytest.approx(min(changes), rel=1e-9)
+    assert max(changes) > 1.01 * min(changes)  # control
 
 
 def test_no_quadratic_predictor_beats_a_constant_and_after_leace_one_does() -> None:

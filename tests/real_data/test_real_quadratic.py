@@ -196,7 +196,7 @@ def test_prompts_of_one_noun_need_groups(real_data: Callable[[str], Path]) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("components", "neutral", "kept", "distortion"),
-    [(None, 0.0, 184, 0.667), (64, 0.1, 36, 0.688)],
+    [(None, 0.0, 184, 0.609), (64, 0.1, 36, 0.658)],
 )
 def test_isotropic_keeps_half_of_the_dimensions(
     components: int | None,
