@@ -52,7 +52,7 @@ class Rows:
     @classmethod
     def of(cls, X: object, *, width: int | None = None, name: str = "X") -> Rows:
         """Convert rows that a caller passed; arguments and errors as for :func:`as_rows`."""
-        if type(X) is np.ndarray and X.ndim == 2 and X.shape[1] == width:
+        if type(X) is np.ndarray and X.ndim == 2 and X.shape[1] == (width or X.shape[1] or -1):
             dtype = X.dtype
             if dtype is _FLOAT32 or dtype is _FLOAT64:
                 direct = bool(X.flags.c_contiguous and X.flags.aligned)

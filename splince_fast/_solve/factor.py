@@ -20,7 +20,7 @@ from splince_fast._solve.messages import raise_numerical
 
 Float = NDArray[np.float64]
 
-__all__ = ["Factor", "dense", "identity"]
+__all__ = ["Factor", "dense", "identity", "weak_features"]
 
 
 def identity(squares: Float, weight: float) -> Factor:
@@ -83,3 +83,31 @@ def dense(
     if made.status != kernels.STATUS_OK:
         raise_numerical(made.status, solver)
     return made
+
+
+def weak_features(
+    variances: Float, mean: Float, min_scale: float | str, roundoff: float, share: float
+) -> NDArray[np.intp]:
+    """Features that are left out of the whitening, in ascending order; constant ones aside.
+
+    Parameters
+    ----------
+    variances, mean : (d,) float64
+    min_scale : float or "auto"
+        Least deviation relative to the root mean square deviation. "auto" is `MIN_SCALE`, and
+        `roundoff` times the magnitude of each feature; it leaves out none where the covariance is
+        shrunk, which bounds the deviations from below.
+    roundoff : float
+        Unit roundoff of the products that the covariance was summed from.
+    share : float
+        Intensity of the shrinkage.
+    """
+    automatic = isinstance(min_scale, str)
+    if not min_scale or (automatic and share):
+        return np.asarray(kernels.NONE_LEFT_OUT)
+    least = tolerances.MIN_SCALE if isinstance(min_scale, str) else float(min_scale)
+    own = roundoff if automatic and roundoff > tolerances.EPS else 0.0
+    if not kernels.count_weak(variances, mean, least, own):
+        return np.asarray(kernels.NONE_LEFT_OUT)
+    weak = (variances < least * (least * variances.mean())) | (variances < (own * mean) ** 2)
+    return np.flatnonzero(weak & (variances > (tolerances.CONSTANT * mean) ** 2))

@@ -223,3 +223,35 @@ def with_null_space(solution: Solution, kept: Float) -> tuple[Float, Float]:
     schur = np.eye(len(left)) - into_null @ from_left
     apart: Float = np.asarray(np.linalg.solve(schur, right - into_null @ dual), np.float64)
     return np.concatenate([left, null]), np.concatenate([apart, dual - from_left @ apart])
+
+
+def column_norms(left: Float, right: Float) -> Float:
+    """(d,): norms of the columns of left^T right, from the factors, (r, d) each, in O(d r^2)."""
+    if not len(left):
+        return np.zeros(left.shape[1])
+    sizes = np.abs(left).max(axis=1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        units = np.where(sizes > 0, left / sizes, 0.0)
+        weights = right * sizes
+        squares = np.einsum("ij,ij->j", weights, (units @ units.T) @ weights)
+    return np.asarray(np.sqrt(np.maximum(squares, 0.0)))
+
+
+def sensitivity(left: Float, right: Float, mean: Float, variance: float) -> tuple[float, float]:
+    """sqrt E|(P - I) e|^2 over the deviation of x, where e rounds x to float32; and |P - I|_F.
+
+    The entries of e are independent, of deviation eps32 rms(x), with eps32 = 2^-23 and
+    rms(x)^2 = E|x|^2 / d. With tr Cov(x) = s^2 the figure is eps32 rms(x) |P - I|_F / s.
+
+    Parameters
+    ----------
+    left, right : (r, d) float64
+    mean : (d,) float64
+    variance : float
+        tr Cov(x).
+    """
+    if variance <= 0.0:
+        return 0.0, 0.0
+    norm, offset = status.amplified(left, right, mean, variance)
+    found: float = tolerances.EPS32 * norm * ((1.0 + offset) / len(mean)) ** 0.5
+    return min(found, float(np.finfo(np.float64).max)), norm

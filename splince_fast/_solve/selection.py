@@ -17,6 +17,7 @@ from splince_fast.labels import VariableName
 
 Float = NDArray[np.float64]
 Selection: TypeAlias = VariableName | Sequence[VariableName]
+Kept: TypeAlias = list[VariableName] | NDArray[Any] | None
 
 
 class Statistics(Protocol):
@@ -83,18 +84,24 @@ def names_of(selection: object, role: str) -> list[VariableName]:
     )
 
 
-def span_of(statistics: Statistics, selection: object, role: str, whitened: bool) -> Span:
-    """The cross-covariances that `selection` names, or the directions that it holds."""
-    if selection is None and role == "keep":
+def kept_of(selection: object) -> Kept:
+    """What is kept: names of variables, directions as the columns of an array, or None."""
+    # A list without a name holds the numbers of directions.
+    items = selection if isinstance(selection, list) else [selection]
+    if selection is None or not items or any(isinstance(item, (str, tuple)) for item in items):
+        return None if selection is None else names_of(selection, "keep")
+    return as_rows(_as_columns(selection), name="keep")
+
+
+def span_of(statistics: Statistics, selection: Kept, role: str, whitened: bool) -> Span:
+    """The cross-covariances with the variables of these names, or directions."""
+    if selection is None:
         return Span([], np.empty((0, len(statistics.mean))), [], [])
-    if role == "keep" and not isinstance(selection, (str, tuple)):
-        # A list without a name holds the numbers of directions.
-        items = selection if isinstance(selection, list) else [selection]
-        if items and not any(isinstance(item, (str, tuple)) for item in items):
-            return _directions(statistics.variances, selection, whitened)
-    names, blocks, counts = names_of(selection, role), [], []
+    if isinstance(selection, np.ndarray):
+        return _directions(statistics.variances, selection, whitened)
+    blocks, counts = [], []
     readings: list[Callable[[], VariableReading]] = []
-    for name in names:
+    for name in selection:
         variable = statistics.variable(name)
         columns = variable.span()
         if not len(columns):
@@ -110,7 +117,7 @@ def span_of(statistics: Statistics, selection: object, role: str, whitened: bool
         else:
             readings.append(partial(_of_columns, variable.copy(), statistics.weight))
     rows = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
-    return Span(list(map(str, names)), rows, counts, readings)
+    return Span(list(map(str, selection)), rows, counts, readings)
 
 
 def _of_classes(weights: Float, total: float) -> VariableReading:
@@ -158,10 +165,9 @@ def _of_directions(count: int) -> VariableReading:
     return VariableReading(f"directions ({count})", np.eye(count))
 
 
-def _directions(variances: Float, selection: object, whitened: bool) -> Span:
+def _directions(variances: Float, array: NDArray[Any], whitened: bool) -> Span:
     """Explicit directions, one per column of a (d, k) array, in units of x's deviations."""
     width = len(variances)
-    array = as_rows(_as_columns(selection), name="keep")
     if len(array) != width:
         raise InputError(
             f"keep has shape {array.shape}; directions are the columns of an array of shape "

@@ -151,7 +151,8 @@ class _Eraser(ErasingTransformer):
             else:
                 moments = Moments(**parameters)
                 moments.update(rows, erased | kept, sample_weight=sample_weight)
-            name_features(moments, getattr(self, "feature_names_in_", None))
+            if hasattr(self, "feature_names_in_"):
+                name_features(moments, self.feature_names_in_)
             if not moments.n_rows:
                 raise NotEnoughDataError(
                     "every sample_weight is zero, so no row is left to fit to; give some rows a "
@@ -1023,7 +1024,7 @@ def _split(
             name += "_"
         labels = labels | {name: groups}
     folds = Folds(2, groups=name, **parameters)
-    return folds.update(rows, labels, sample_weight=sample_weight)
+    return folds._update(rows, labels, sample_weight, merge_all=True)
 
 
 def _checked(moments: Moments) -> Moments:

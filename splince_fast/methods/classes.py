@@ -164,8 +164,9 @@ class Coding(NamedTuple):
             )
         kept = []
         with statistics(total) as stats:
-            span = span_of(stats, keep, "keep", True)
-            for name in names_of(keep, "keep"):
+            names = names_of(keep, "keep")
+            span = span_of(stats, names, "keep", True)
+            for name in names:
                 variable = stats.variable(name)
                 if variable.n_rows != stats.n_rows:
                     raise InputError(

@@ -13,7 +13,7 @@ from __future__ import annotations
 from numpy.typing import ArrayLike
 
 from splince_fast._solve.options import Options
-from splince_fast._solve.selection import Selection
+from splince_fast._solve.selection import Selection, kept_of, names_of
 from splince_fast.exceptions import InputError
 from splince_fast.methods.folds import eraser_of
 from splince_fast.methods.method_call import MethodCall
@@ -157,7 +157,8 @@ def splince(
             "keep is None; name what SPLINCE is to keep, or use leace, which keeps none"
         )
     again = Refinement.of(refine, passes)
-    return eraser_of(moments, MethodCall("SPLINCE", True, erase, keep, options, again))
+    erased, kept = names_of(erase, "erase"), kept_of(keep)
+    return eraser_of(moments, MethodCall("SPLINCE", True, erased, kept, options, again))
 
 
 def leace(
@@ -201,7 +202,8 @@ def leace(
     """
     options = Options(None, "raise", null_space, shrinkage, rank_tol, solver, min_scale)
     again = Refinement.of(refine, passes)
-    return eraser_of(moments, MethodCall("LEACE", True, erase, None, options, again))
+    erased = names_of(erase, "erase")
+    return eraser_of(moments, MethodCall("LEACE", True, erased, None, options, again))
 
 
 def sal(
@@ -247,7 +249,8 @@ def sal(
     True
     """
     options = Options(max_amplification, on_infeasible, rank_tol=rank_tol)
-    return eraser_of(moments, MethodCall("SAL", False, erase, keep, options))
+    erased, kept = names_of(erase, "erase"), kept_of(keep)
+    return eraser_of(moments, MethodCall("SAL", False, erased, kept, options))
 
 
 def mean_projection(
@@ -285,5 +288,6 @@ def mean_projection(
     1
     """
     options = Options(rank_tol=rank_tol)
-    call = MethodCall("MeanProjection", False, erase, None, options, classes_only=True)
+    erased = names_of(erase, "erase")
+    call = MethodCall("MeanProjection", False, erased, None, options, classes_only=True)
     return eraser_of(moments, call)

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from splince_fast._runtime.keywords import check_names
 from splince_fast._solve.options import Options
-from splince_fast._solve.selection import Selection, names_of
+from splince_fast._solve.selection import Selection, kept_of, names_of
 from splince_fast.exceptions import InputError
 from splince_fast.methods.closed_forms import leace, mean_projection, sal, splince
 from splince_fast.methods.folds import FoldReport, evaluate_folds
@@ -185,15 +185,14 @@ def cross_report(
             f"cross_report solves on folds, which {chosen.label} does not; choose one of "
             + "'splince', 'leace', 'sal', 'mean_projection'"
         )
-    names_of(erase, "erase")
     check_names(options, chosen.options, chosen.label)
     call = MethodCall(
-        chosen.label, chosen.whitened, erase, keep, Options(**options),
-        classes_only=chosen.classes_only,
+        chosen.label, chosen.whitened, names_of(erase, "erase"), kept_of(keep),
+        Options(**options), classes_only=chosen.classes_only,
     )  # fmt: skip
     found = evaluate_folds(call, parts)
     found.warn()
-    eraser = found.added_to(call.with_shrinkage(found.shrinkage).fit(merged(parts)))
+    eraser = call.with_shrinkage(found.shrinkage).fit(merged(parts), found.added_to)
     return CrossReport(
         chosen.label, found.folds, found.shrinkage, eraser, found.degenerate,
         found.rows_per_rank, found.remedies, found.warnings,

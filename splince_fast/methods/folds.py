@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,15 +111,8 @@ class FoldEvaluation:
         for note in self.warnings:
             warn(note, UnseenRowsWarning)
 
-    def added_to(self, eraser: Projection) -> Projection:
-        """The eraser of all rows, with the means of these figures in its report."""
-        return Projection._make(
-            eraser.left.T, eraser.right.T, eraser.mean, method=eraser.method,
-            report=partial(self._report, eraser), feature_names=eraser.feature_names,
-        )  # fmt: skip
-
-    def _report(self, eraser: Projection) -> Report:
-        report = cast(Report, eraser.report)  # every method writes a report
+    def added_to(self, report: Report) -> Report:
+        """The report of the eraser of all rows, with the means of these figures."""
         kept = [fold.kept for fold in self.folds if fold.kept is not None]
         return dataclasses.replace(
             report,
@@ -150,7 +142,8 @@ def eraser_of(moments: Moments | Factored | Folds, call: MethodCall) -> Projecti
     if evaluation is None:
         return call.fit(moments._total())
     evaluation.warn()
-    return evaluation.added_to(call.with_shrinkage(evaluation.shrinkage).fit(moments._total()))
+    call = call.with_shrinkage(evaluation.shrinkage)
+    return call.fit(moments._total(), evaluation.added_to)
 
 
 def evaluate_folds(call: MethodCall, folds: Sequence[Moments]) -> FoldEvaluation:
@@ -200,7 +193,8 @@ def _evaluated(
         return found
 
     def distortion(erasers: Sequence[Solved]) -> float:
-        return float(np.mean([_distortion(*pair) for pair in zip(erasers, tests, strict=True)]))
+        pairs = zip(erasers, tests, strict=True)
+        return float(np.mean([_distortion(e, test, test.gram(e.right)) for e, test in pairs]))
 
     shrinkage = options.shrinkage if whitened else None
     if shrinkage == "cv":
@@ -209,9 +203,15 @@ def _evaluated(
     erasers = solved(call, shrinkage)
     figures = []
     for i, (eraser, stats, test) in enumerate(zip(erasers, training, tests, strict=True)):
-        # Three or more held-out folds are factored one at a time: each factor is a d x d matrix.
-        factor = factors[i] if factors else test.factored(Options(), 0.0, None)
-        figures.append(_evaluate(eraser, stats, test, factor, call))
+        if factors:  # the other fit has the spans of this fold
+            factor, other = factors[i], erasers[1 - i]
+            span_z, span_y = other.span_z, other.span_y
+        else:
+            # Three or more folds are factored one at a time: each factor is a d x d matrix.
+            factor = test.factored(Options(), 0.0, None)
+            span_z = span_of(test, call.erase, "erase", whitened)
+            span_y = span_of(test, call.keep, "keep", whitened)
+        figures.append(_evaluate(eraser, stats, test, factor, span_z, span_y))
     fitted_deviations, held_out_deviations = (
         np.sqrt([stats.variances for stats in group]) for group in (training, tests)
     )
@@ -272,41 +272,44 @@ def few_rows(eraser: Projection) -> Projection:
     )  # fmt: skip
 
 
-def _distortion(eraser: Solved, stats: Statistics) -> float:
-    """E|r(x) - x|^2 over tr Cov(x), on the rows of these moments."""
+def _distortion(eraser: Solved, stats: Statistics, gram: Float) -> float:
+    """E|r(x) - x|^2 over tr Cov(x), on these rows; `gram` is right Cov(x) right^T."""
     left, right = eraser.left, eraser.right
     total = float(stats.variances.sum())
     if not len(left) or not total:
         return 0.0
     shift = right @ (stats.mean - eraser.mean)
     square = left @ left.T
-    spread = float(np.sum(square * stats.gram(right)))
+    spread = float(np.sum(square * gram))
     return (spread + float(shift @ square @ shift)) / total
 
 
 def _evaluate(
-    eraser: Solved, fitted: Statistics, test: Statistics, factor: Factor, call: MethodCall
+    eraser: Solved, fitted: Statistics, test: Statistics, factor: Factor, span_z: Span, span_y: Span
 ) -> FoldReport:
-    """All figures of one fold, `test` with its factor, for an eraser of the rows of `fitted`."""
-    whitened, left, right = call.whitened, eraser.left, eraser.right
-    span = span_of(test, call.erase, "erase", whitened)
+    """All figures of one fold, `test`, for an eraser of the rows of `fitted`.
+
+    `factor`, `span_z` and `span_y` are those of the fold.
+    """
+    left, right = eraser.left, eraser.right
     removed = factor.whiten(np.ascontiguousarray(left))
     outside = (left - factor.unwhiten(removed)) * factor.inverse_scale
     inside = _combinations_inside(outside, left * factor.inverse_scale)
     basis = _orthonormal_rows(inside @ removed)
-    trace, rank_z = _pillai(factor.whiten(span.rows), span, basis)
+    trace, rank_z = _pillai(factor.whiten(span_z.rows), span_z, basis)
     kept = None
-    if call.keep is not None:
-        cross = span_of(test, call.keep, "keep", whitened).rows
+    if span_y.names:
+        cross = span_y.rows
         change = ((cross @ right.T) @ left) * factor.inverse_scale
         size = float(np.linalg.norm(cross * factor.inverse_scale))
         kept = 1.0 - float(np.linalg.norm(change)) / size if size else 1.0
-    squares = (removed @ removed.T) @ test.gram(right)
+    gram = test.gram(right)
+    squares = (removed @ removed.T) @ gram
     norm = np.abs(np.linalg.eigvals(squares)).max(initial=1.0)
     return FoldReport(
         n_rows=test.n_rows,
-        distortion=_distortion(eraser, test),
-        distortion_fitted=_distortion(eraser, fitted),
+        distortion=_distortion(eraser, test, gram),
+        distortion_fitted=_distortion(eraser, fitted, fitted.gram(right)),
         concept=trace / rank_z,
         chance=min(1.0, (factor.rank - len(basis)) / (max(2, round(test.weight)) - 1)),
         kept=kept,

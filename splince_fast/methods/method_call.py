@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
@@ -16,11 +16,17 @@ from splince_fast._runtime.warn import warn
 from splince_fast._solve.factor import Factor
 from splince_fast._solve.held_out import Noise, equal_noise
 from splince_fast._solve.messages import raise_infeasible, raise_numerical
-from splince_fast._solve.oblique import Solution, oblique, with_null_space, with_strength
+from splince_fast._solve.oblique import (
+    Solution,
+    column_norms,
+    oblique,
+    sensitivity,
+    with_null_space,
+    with_strength,
+)
 from splince_fast._solve.options import Options
-from splince_fast._solve.selection import Span, names_of, span_of
+from splince_fast._solve.selection import Kept, Span, span_of
 from splince_fast._solve.tolerances import AMPLIFICATION, CONSTANT, NOISE_SHARE, SENSITIVITY
-from splince_fast._solve.weak_features import column_norms, sensitivity
 from splince_fast.exceptions import (
     DroppedDirectionsWarning,
     InputError,
@@ -38,7 +44,7 @@ from splince_fast.moments import Moments
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.snapshot import Factored, Statistics, statistics
 from splince_fast.projection import Projection
-from splince_fast.report import Facts, Sampling, SketchedCovariance, build_report
+from splince_fast.report import Facts, Report, Sampling, SketchedCovariance, build_report
 
 Float = NDArray[np.float64]
 
@@ -96,8 +102,8 @@ class MethodCall(NamedTuple):
         The label of the method.
     whitened : bool
         Whether Cov(x) is factored.
-    erase, keep
-        As the methods take them.
+    erase : list of VariableName
+    keep : list of VariableName, array of directions, or None
     options : Options
     refinement : Refinement or None
     classes_only : bool
@@ -106,8 +112,8 @@ class MethodCall(NamedTuple):
 
     method: str
     whitened: bool
-    erase: object
-    keep: object
+    erase: list[VariableName]
+    keep: Kept
     options: Options
     refinement: Refinement | None = None
     classes_only: bool = False
@@ -161,13 +167,19 @@ class MethodCall(NamedTuple):
             left, right = with_null_space(solution, span_y.rows)
         return Solved(left, right, stats.mean, solution, factor, share, span_z, span_y, gain)
 
-    def fit(self, moments: Moments | Factored) -> Projection:
+    def fit(
+        self,
+        moments: Moments | Factored,
+        complete: Callable[[Report], Report] | None = None,
+    ) -> Projection:
         """The eraser with its report; warnings are raised and noted.
 
         Parameters
         ----------
         moments : Moments or Factored
             Of the data.
+        complete : callable, optional
+            Applied to the report when it is first read.
         """
         options, whitened = self.options, self.whitened
         passes = None if self.refinement is None else self.refinement.passes
@@ -199,11 +211,11 @@ class MethodCall(NamedTuple):
             noises: tuple[Noise, ...] = ()
             if options.rank_tol == "auto":  # other tolerances may leave some association
                 own = factor if whitened and not share else None
-                noises = _noises(stats, names_of(self.erase, "erase"), solution, whitened, own)
+                noises = _noises(stats, self.erase, solution, whitened, own)
             if solution.rank_z and may_be_label(stats, span_z):
-                notes += _label_features(stats, names_of(self.erase, "erase"), _OF_CONCEPT)
-            if span_y.names and span_y.names != ["directions"] and may_be_label(stats, span_y):
-                notes += _label_features(stats, names_of(self.keep, "keep"), _OF_TASK)
+                notes += _label_features(stats, self.erase, _OF_CONCEPT)
+            if isinstance(self.keep, list) and may_be_label(stats, span_y):
+                notes += _label_features(stats, self.keep, _OF_TASK)
             rank = solution.rank_covariance
             changed = distortions.of_x
             if changed is not None:
@@ -219,6 +231,8 @@ class MethodCall(NamedTuple):
                 moved, noises, float(options.strength), stats.feature_names,
             )  # fmt: skip
         report = partial(build_report, facts, solution, span_z, span_y, left, right)
+        if complete is not None:
+            report = partial(_completed, report, complete)
         return Projection._make(
             left, right, mean, method=self.method, report=report, feature_names=facts.feature_names
         )
@@ -276,7 +290,7 @@ class MethodCall(NamedTuple):
             return ()
         kinds = stats.reading[0] or {}
         counts = {}
-        for name in names_of(self.erase, "erase"):
+        for name in self.erase:
             variable = stats.variable(name)
             if isinstance(variable, ClassSums) and name not in kinds:
                 count = int(np.count_nonzero(variable.weights))
@@ -293,6 +307,10 @@ class MethodCall(NamedTuple):
         for note in notes:
             warn(note, ManyClassesWarning)
         return notes
+
+
+def _completed(report: Callable[[], Report], complete: Callable[[Report], Report]) -> Report:
+    return complete(report())
 
 
 def _label_features(
@@ -390,9 +408,9 @@ def _left_in_small_features(stats: Statistics, solution: Solution, span: Float) 
     return rest / whole if whole else 0.0
 
 
-def _check_classes(stats: Statistics, erase: object) -> None:
+def _check_classes(stats: Statistics, erase: Sequence[VariableName]) -> None:
     """Raise LabelError for a continuous variable, which has no class means."""
-    for name in names_of(erase, "erase"):
+    for name in erase:
         if not isinstance(stats.variable(name), ClassSums):
             raise LabelError(
                 f"the variable {name!r} is continuous and has no class means; use sal, or "
@@ -456,20 +474,10 @@ def _warn(
             + "; the report shows what is left of each variable"
         )
         warn(notes[-1], DroppedDirectionsWarning)
-    for note in _imprecise(solution, erased, kept, admitted, left_over):
-        notes.append(note)
-        warn(note, PrecisionWarning)
-    return tuple(notes)
-
-
-def _imprecise(
-    solution: Solution, erased: list[str], kept: list[str], admitted: int, left_over: float
-) -> list[str]:
-    """Causes of lost digits, in words."""
-    notes = []
+    imprecise = []
     amplification, bound = solution.amplification, solution.bound
     if amplification > AMPLIFICATION:
-        notes.append(
+        imprecise.append(
             f"{listed(kept)} nearly lies in the span of {listed(erased)}: the longest correction "
             f"is {amplification:.1e} times LEACE's, and so is what rounding, noise and new rows "
             "add to it. Cap it with max_amplification= (for example 100), keep fewer variables, "
@@ -477,24 +485,26 @@ def _imprecise(
         )
     worst = max(solution.residual_z, solution.residual_y)
     if solution.rank_z and (bound >= 1 or worst > bound):
-        notes.append(
+        imprecise.append(
             f"rounding may undo what was erased or kept: residual {worst:.1e}, bound {bound:.1e} "
             "(relative to the cross-covariances). Typical causes: variables that nearly determine "
             "each other, or features that are combinations of others; drop such columns, pass "
             "shrinkage=1e-6, or cap max_amplification="
         )
     if admitted:
-        notes.append(
+        imprecise.append(
             f"x varies by less than its rounding level in {admitted} direction(s) that covary with "
             "the labels; their variance was set to that level. The constraints hold exactly, but "
             "x is changed more than the least possible, and new rows may be changed far more: drop "
             "features that are copies of others, accumulate in float64, or pass shrinkage=1e-6"
         )
     if solution.rank_z and left_over**2 > NOISE_SHARE:
-        notes.append(
+        imprecise.append(
             f"{left_over:.2%} of the covariance with {listed(erased)} is left, each feature in "
             "units of its deviation: some features are so small beside others that their "
             "covariance is below the rounding of the total variance. Scale all features alike "
             "first, or use leace, which does not depend on their units"
         )
-    return notes
+    for note in imprecise:
+        warn(note, PrecisionWarning)
+    return (*notes, *imprecise)

@@ -13,10 +13,10 @@ from splince_fast._runtime.arrays import check_feature_names
 from splince_fast._runtime.warn import warn
 from splince_fast._solve import tolerances
 from splince_fast._solve.messages import raise_numerical
+from splince_fast._solve.oblique import sensitivity
 from splince_fast._solve.options import OPTIONS
 from splince_fast._solve.restore import Restoration, restore
 from splince_fast._solve.selection import Selection, Span, names_of, span_of
-from splince_fast._solve.weak_features import sensitivity
 from splince_fast.exceptions import InfeasibleError, InputError, PrecisionWarning
 from splince_fast.labels import VariableName
 from splince_fast.labels.names import listed

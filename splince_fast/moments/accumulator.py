@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime import threads
 from splince_fast._runtime.arrays import Rows, eps_of
+from splince_fast._runtime.blocks import choose_block_rows
 from splince_fast.exceptions import (
     IncompatibleMomentsError,
     NotEnoughDataError,
@@ -126,10 +127,8 @@ class Accumulator:
         """Whether rows wait in the buffer."""
         return self.buffer is not None and self.buffer.filled > 0
 
-    @property
-    def has_pending(self) -> bool:
-        """Whether reading would first merge rows, of the buffer or of other parts of the state."""
-        return self.waiting
+    # Whether reading first merges rows, of the buffer or of other parts of the state.
+    has_pending = waiting
 
     def merge_pending(self) -> None:
         """Merge all waiting rows."""
@@ -185,13 +184,14 @@ class Accumulator:
         in_order: bool = False,
         checked: bool = False,
         index: NDArray[np.intp] | None = None,
+        merge_all: bool = False,
     ) -> None:
         """Add rows with valid labels: full blocks in place, the others through the buffer.
 
         With `in_order` the rows of a block follow each other as they came, whatever the size of
         the updates that brought them: no rows overtake those that wait. With `checked` their
         values were looked at before. With `index` only the rows that it numbers are added, in its
-        order; weights and labels are of those.
+        order; weights and labels are of those. With `merge_all` no rows wait afterwards.
 
         Raises
         ------
@@ -210,11 +210,12 @@ class Accumulator:
         batch = self._prepare(LabelledRows(rows.array, weight, {}, index), encoded)
         start = 0
         while start < n:
-            if rows.direct and n - start >= capacity and not (in_order and self.waiting):
-                whole = n == capacity
-                block = batch.block if whole else batch.block.slice(start, start + capacity)
+            fills = merge_all or n - start >= capacity
+            if rows.direct and fills and not (in_order and self.waiting):
+                stop = min(n, start + capacity)
+                block = batch.block if stop - start == n else batch.block.slice(start, stop)
                 self._merge(batch, block)
-                start += capacity
+                start = stop
                 continue
             buffer = self._buffer_for(capacity, width, rows.dtype)
             stop = min(n, start + buffer.room)
@@ -228,6 +229,8 @@ class Accumulator:
                     raise
             start = stop
         batch.state.row_eps = max(batch.state.row_eps, rows.eps)
+        if merge_all:
+            self.flush()
 
     def append_row(self, X: NDArray[np.generic], labels: object) -> bool:
         """Append a single row (1, d) to waiting rows of the same dtype and variables.
@@ -259,7 +262,7 @@ class Accumulator:
         """Number of further rows of this width and dtype that complete a block."""
         if self.buffer is not None and self.buffer.filled:
             return self.buffer.room
-        return self.parameters.capacity(rows.width, rows.dtype.itemsize)
+        return choose_block_rows(self.parameters.block_rows, rows.width, rows.dtype.itemsize)
 
     def _prepare(self, block: LabelledRows, encoded: Mapping[VariableName, Encoded]) -> Batch:
         """Encode labels by the classes of the state; the batch holds new variables and classes."""
@@ -289,7 +292,7 @@ class Accumulator:
 
     def _reserve(self, width: int, dtype: np.dtype[np.generic]) -> int:
         """Work memory for blocks of this width and dtype; returns the rows of a block."""
-        capacity = self.parameters.capacity(width, dtype.itemsize)
+        capacity = choose_block_rows(self.parameters.block_rows, width, dtype.itemsize)
         threads.thread_count()  # raises for an invalid setting
         self._work.reserve(capacity, width, dtype)
         return capacity
@@ -508,7 +511,7 @@ class Accumulator:
         if state is None:
             raise RuntimeError("rows wait for a state that does not exist")
         dtype = waiting.rows.dtype
-        capacity = self.parameters.capacity(state.width, dtype.itemsize)
+        capacity = choose_block_rows(self.parameters.block_rows, state.width, dtype.itemsize)
         blanks = {name: self.variables[name].blank for name in waiting.labels}
         # Files of earlier versions may have more waiting rows than a block of today.
         self.buffer = Buffer(max(capacity, len(waiting)), state.width, dtype)

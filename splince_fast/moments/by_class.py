@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.arrays import Rows
+from splince_fast._runtime.blocks import choose_block_rows
 from splince_fast.exceptions import IncompatibleMomentsError, InputError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, VariableName, class_key
 from splince_fast.moments.accumulator import Accumulator, check_column
@@ -95,6 +96,7 @@ class ClassAccumulator(Accumulator):
         in_order: bool = False,
         checked: bool = False,
         index: NDArray[np.intp] | None = None,
+        merge_all: bool = False,
     ) -> None:
         """Add rows to the parts of their classes; see the base class."""
         if not checked:
@@ -124,6 +126,7 @@ class ClassAccumulator(Accumulator):
                 in_order=in_order,
                 checked=True,
                 index=np.ascontiguousarray(numbers[places]),
+                merge_all=merge_all,
             )
 
     def _classes_of(
@@ -163,7 +166,7 @@ class ClassAccumulator(Accumulator):
 
     def room(self, rows: Rows) -> int:
         """Number of rows that complete a block, whatever rows wait."""
-        return self.parameters.capacity(rows.width, rows.dtype.itemsize)
+        return choose_block_rows(self.parameters.block_rows, rows.width, rows.dtype.itemsize)
 
     # -- algebra ---------------------------------------------------------------------------
 

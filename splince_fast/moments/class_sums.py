@@ -31,7 +31,8 @@ class ClassSums(Variable):
     """Sums per class. Arrays grow along their first axis when rows of new classes are added."""
 
     __slots__ = (
-        "_begun", "_looked_up", "_names", "_positions", "rows", "sums", "weights", "width",
+        "_begun", "_looked_up", "_names", "_positions", "n_columns", "rows", "sums", "weights",
+        "width",
     )  # fmt: skip
 
     kind = "classes"
@@ -45,7 +46,7 @@ class ClassSums(Variable):
         weights: Float | None = None,
         sums: Float | None = None,
     ) -> None:
-        k = len(names)
+        k = self.n_columns = len(names)
         self.width = width
         self._names = list(names)
         self._positions: dict[Hashable, int] = {}
@@ -116,6 +117,7 @@ class ClassSums(Variable):
     def learn(self, new_names: list[ClassName]) -> None:
         positions, start = self._positions, len(self._names)
         self._names += new_names
+        self.n_columns = len(self._names)
         if start and len(positions) == start:
             added = range(start, start + len(new_names))
             positions.update(zip(_keys(new_names), added, strict=True))
@@ -184,19 +186,18 @@ class ClassSums(Variable):
                 f"the classes of {name!r} are of type {type(ours[0]).__name__} on one side and "
                 f"{type(theirs[0]).__name__} on the other; use one type throughout"
             )
-        same = ours == theirs and not (ours and type(ours[0]) is tuple)  # tuples: True equals 1
-        new_names: list[ClassName] = []
+        names = ours
+        same = self._has_names_of(other)
         if not same:
             known = self.position_by_key
-            new_names = [c for c, k in zip(theirs, _keys(theirs), strict=True) if k not in known]
-        if sign < 0 and new_names:
+            others = zip(theirs, _keys(theirs), strict=True)
+            names = [*ours, *(name for name, key in others if key not in known)]
+        if sign < 0 and len(names) > len(ours):
             raise IncompatibleMomentsError(
-                f"cannot remove a part whose variable {name!r} has the class {new_names[0]!r}, "
+                f"cannot remove a part whose variable {name!r} has the class {names[len(ours)]!r}, "
                 "which the whole never saw: it is not a part of it"
             )
-        result = self.copy()
-        result.learn(new_names)
-        result.rows, result.weights, result.sums = result._padded()
+        result = ClassSums(self.width, names, *self._grown(len(names)))
         where = slice(None) if same else result.positions(theirs)
         rows, weights, sums = other._padded()
         result.rows[where] += sign * rows
@@ -236,6 +237,16 @@ class ClassSums(Variable):
         positions = self.position_by_key
         return np.array([positions[key] for key in _keys(names)], np.intp)
 
+    def positions_of(self, other: ClassSums) -> NDArray[np.intp] | slice:
+        """Positions of the classes of `other`, all of which are known."""
+        return slice(None) if self._has_names_of(other) else self.positions(other._names)
+
+    def _has_names_of(self, other: ClassSums) -> bool:
+        """Whether both have the same classes in the same order."""
+        names = self._names
+        tuples = bool(names) and type(names[0]) is tuple  # tuples compare True and 1 as equal
+        return names == other._names and not tuples
+
     def in_order(self, names: list[ClassName]) -> ClassSums:
         """The same sums with their classes in this order, which may name classes without rows."""
         result = ClassSums(self.width, names)
@@ -252,10 +263,6 @@ class ClassSums(Variable):
     @property
     def weight(self) -> float:
         return float(self.weights.sum())
-
-    @property
-    def n_columns(self) -> int:
-        return len(self._names)
 
     @property
     def described(self) -> str:
@@ -286,6 +293,10 @@ class ClassSums(Variable):
         size = len(self._names) if size is None else size
         if size == len(self.rows):
             return self.rows, self.weights, self.sums
+        return self._grown(size)
+
+    def _grown(self, size: int) -> tuple[Int, Float, Float]:
+        """A copy of the sums with zeros behind them, for `size` classes."""
         padded = np.zeros(size, np.int64), np.zeros(size), np.zeros((size, self.width))
         for target, source in zip(padded, (self.rows, self.weights, self.sums), strict=True):
             target[: len(source)] = source

@@ -32,8 +32,8 @@ class ColumnSums(Variable):
     """Sums of the columns of a continuous variable."""
 
     __slots__ = (
-        "_n_rows", "_weight", "names", "products", "reference", "squares", "width", "x_sum",
-        "z_sum",
+        "_n_rows", "_weight", "n_columns", "names", "products", "reference", "squares", "width",
+        "x_sum", "z_sum",
     )  # fmt: skip
 
     kind = "continuous"
@@ -53,6 +53,7 @@ class ColumnSums(Variable):
     ) -> None:
         self.width = width
         self.names = names
+        self.n_columns = len(names)
         self._n_rows = n_rows
         self._weight = weight
         self.reference = reference  # (k,); arbitrary before the first rows
@@ -261,10 +262,6 @@ class ColumnSums(Variable):
     @property
     def weight(self) -> float:
         return self._weight
-
-    @property
-    def n_columns(self) -> int:
-        return len(self.names)
 
     @property
     def unnamed(self) -> bool:

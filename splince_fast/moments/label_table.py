@@ -9,6 +9,7 @@ them (:mod:`splince_fast.moments.covariance_estimate`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
@@ -32,20 +33,22 @@ _NONE, _NO_INDEX = np.zeros((0, 0)), np.zeros(0, np.intp)
 _MOST = 256
 
 
+@dataclass(slots=True)
 class LabelTable:
     """The table of all variables.
 
     Attributes
     ----------
     gram : ndarray of shape (k, k)
+    index : dict of VariableName to ndarray
+        Rows of the Gram matrix, in the order of a variable's classes or columns; empty if left out.
+    origins : dict of VariableName to ndarray
+        Of the columns of continuous variables.
     """
 
-    def __init__(self) -> None:
-        self.gram: Float = np.zeros((0, 0))
-        # Rows of the Gram matrix, in the order of a variable's classes or columns; empty if left
-        # out.
-        self._index: dict[VariableName, Index] = {}
-        self._origins: dict[VariableName, Float] = {}
+    gram: Float = field(default_factory=lambda: np.zeros((0, 0)))
+    index: dict[VariableName, Index] = field(default_factory=dict)
+    origins: dict[VariableName, Float] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -55,21 +58,21 @@ class LabelTable:
     @property
     def is_compact(self) -> bool:
         """Whether the Gram matrix has no rows of variables that were left out."""
-        return sum(map(len, self._index.values())) == len(self.gram)
+        return sum(map(len, self.index.values())) == len(self.gram)
 
     def copy(self) -> LabelTable:
         """An independent copy."""
-        other = LabelTable()
-        other.gram = self.gram.copy()
-        other._index = {name: index.copy() for name, index in self._index.items()}
-        other._origins = {name: origin.copy() for name, origin in self._origins.items()}
-        return other
+        return LabelTable(
+            self.gram.copy(),
+            {name: index.copy() for name, index in self.index.items()},
+            {name: origin.copy() for name, origin in self.origins.items()},
+        )
 
     # -- filling ---------------------------------------------------------------------------
 
     def _make_room(self, name: VariableName, features: int) -> Index:
         """Reserve rows of the Gram matrix for the columns of a variable; none above the limit."""
-        index = self._index.get(name)
+        index = self.index.get(name)
         if index is None:
             index = np.zeros(0, np.intp)
         elif not len(index):
@@ -84,7 +87,7 @@ class LabelTable:
             gram[:size, :size] = self.gram
             self.gram = gram
             index = np.concatenate([index, np.arange(size, size + more)])
-        self._index[name] = index
+        self.index[name] = index
         return index
 
     def add(
@@ -103,7 +106,7 @@ class LabelTable:
         for name, column in labels.items():
             variable = variables[name]
             if isinstance(variable, ClassSums):
-                index = self._index.get(name, _NO_INDEX)
+                index = self.index.get(name, _NO_INDEX)
                 if len(index) != variable.n_columns:
                     index = self._make_room(name, variable.n_columns)
                 if len(index):
@@ -113,7 +116,7 @@ class LabelTable:
             index = self._make_room(name, variable.n_columns + 1)
             present = np.asarray(~np.isnan(column).any(axis=1))
             if len(index) and present.any():
-                origin = self._origins.setdefault(name, column[present.argmax()].copy())
+                origin = self.origins.setdefault(name, column[present.argmax()].copy())
                 values = np.where(present[:, None], column - origin, 0.0)
                 features.append((index, None, np.column_stack([values, present])))
         for i, first in enumerate(features):
@@ -125,7 +128,7 @@ class LabelTable:
 
     def reorder(self, name: VariableName, old: ClassSums, new: ClassSums) -> None:
         """Adopt the class order of `new` for a variable."""
-        before = self._index.get(name)
+        before = self.index.get(name)
         if before is None or not len(before):
             return
         index = self._make_room(name, new.n_columns)
@@ -135,7 +138,7 @@ class LabelTable:
         added = np.setdiff1d(np.arange(new.n_columns), kept)
         after = np.empty_like(index)
         after[np.concatenate([kept, added])] = index
-        self._index[name] = after
+        self.index[name] = after
 
     def merge(
         self,
@@ -150,20 +153,22 @@ class LabelTable:
         """
         size = len(other.gram)
         moves: list[tuple[Index, Index, Float]] = []
-        for name, index in other._index.items():
+        for name, index in other.index.items():
             mine, yours = ours[name], theirs[name]
             columns = isinstance(mine, ColumnSums)
-            target = self._make_room(name, mine.n_columns + (1 if columns else _none(index)))
+            # A number above the limit where the other side left the variable out.
+            others = 1 if columns else 0 if len(index) else _MOST
+            target = self._make_room(name, mine.n_columns + others)
             if not len(target) or not len(index):
                 continue
             shift = np.eye(len(index))
             if columns:
-                origin = other._origins.get(name)
+                origin = other.origins.get(name)
                 if origin is not None:
-                    shift[:-1, -1] = origin - self._origins.setdefault(name, origin.copy())
+                    shift[:-1, -1] = origin - self.origins.setdefault(name, origin.copy())
             else:
-                order = cast(ClassSums, mine).positions(cast(ClassSums, yours).names)
-                target = target[order[: len(index)]]
+                order = cast(ClassSums, mine).positions_of(cast(ClassSums, yours))
+                target = target[order][: len(index)]
             moves.append((target, index, shift))
         step = np.zeros((len(self.gram), size))
         for target, index, shift in moves:
@@ -174,7 +179,7 @@ class LabelTable:
 
     def columns_of(self, name: VariableName, variable: Variable) -> int:
         """Columns of a variable in the table; 0 if it was left out."""
-        return variable.n_columns if len(self._index.get(name, ())) else 0
+        return variable.n_columns if len(self.index.get(name, ())) else 0
 
     def covariance(
         self,
@@ -190,7 +195,7 @@ class LabelTable:
         parts: list[Float] = []
         where: list[Index] = []
         for name in names:
-            index, k = self._index[name], variables[name].n_columns
+            index, k = self.index[name], variables[name].n_columns
             own = self.gram[np.ix_(index, index)]
             if isinstance(variables[name], ColumnSums):
                 present = own[-1, -1]
@@ -215,7 +220,7 @@ class LabelTable:
 
         None where one of them was left out, or no row carries both.
         """
-        index = [self._index.get(name, _NO_INDEX) for name in (a, b)]
+        index = [self.index.get(name, _NO_INDEX) for name in (a, b)]
         block = self.gram[np.ix_(*index)]
         columns = [isinstance(variables[name], ColumnSums) for name in (a, b)]
         # Sums of each feature over the rows with both labels.
@@ -236,14 +241,14 @@ class LabelTable:
 
     def tensors(self, order: Sequence[VariableName]) -> Tensors:
         """The table as named arrays, in the order of the variables in `order`."""
-        entries = [(i, self._index[name]) for i, name in enumerate(order) if name in self._index]
+        entries = [(i, self.index[name]) for i, name in enumerate(order) if name in self.index]
         every = np.concatenate([index for _, index in entries]) if entries else _NO_INDEX
         tensors: Tensors = {"gram": self.gram[np.ix_(every, every)]}
         start = 0
         for i, index in entries:
             tensors[f"places.{i}"] = np.arange(start, start + len(index), dtype=np.int64)
             start += len(index)
-        for name, origin in self._origins.items():
+        for name, origin in self.origins.items():
             tensors[f"origin.{order.index(name)}"] = origin
         return tensors
 
@@ -267,12 +272,12 @@ class LabelTable:
                 raise FileFormatError(f"the table of labels has no valid index for {name!r}")
             if columns and len(index) not in (0, most):
                 raise FileFormatError(f"the table of labels lacks columns of {name!r}")
-            table._index[name] = index.astype(np.intp)
+            table.index[name] = index.astype(np.intp)
             used += index.tolist()
             if f"origin.{i}" in tensors:
                 key = f"origin.{i}"
                 check_tensors(tensors, {key: (np.float64, (variable.n_columns,))})
-                table._origins[name] = tensors[key]
+                table.origins[name] = tensors[key]
         if len(set(used)) < len(used):
             raise FileFormatError("the table of labels has a row twice")
         return table
@@ -292,8 +297,3 @@ def _products(first: _Features, second: _Features, weight: Float | None) -> Floa
     weighted = columns if weight is None else columns * weight[:, None]
     sums = [np.bincount(codes, column, len(p) + 1)[1:] for column in weighted.T]
     return np.array(sums, np.float64).T
-
-
-def _none(index: Index) -> int:
-    """A number of features above the limit if the other side left the variable out, else 0."""
-    return 0 if len(index) else _MOST

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, TypeVar, overload
 
@@ -51,6 +51,10 @@ from splince_fast.moments.variable import Variable, check_ddof
 T = TypeVar("T")
 Float = NDArray[np.float64]
 
+_IN_USE = (
+    "these moments are in use by another thread; give each thread its own Moments and add them up "
+    "afterwards"
+)
 _KIND, _KIND_OF_FOLDS = "moments", "folds"
 _MOST_FOLDS = 1024
 
@@ -163,7 +167,7 @@ class Moments:
             block_rows, kinds, joint, ledoit_wolf, subsample, random_state, sketch_size, by
         )  # fmt: skip
         self._accumulator = accumulator_of(parameters)
-        self._lock = _new_lock()
+        self._lock = ReadersWriterLock(_IN_USE)
 
     # -- filling ---------------------------------------------------------------------------
 
@@ -389,7 +393,7 @@ class Moments:
         """New moments around an accumulator."""
         new = cls.__new__(cls)
         new._accumulator = accumulator
-        new._lock = _new_lock()
+        new._lock = ReadersWriterLock(_IN_USE)
         return new
 
     def _settled_copy(self) -> Moments:
@@ -767,13 +771,6 @@ class Moments:
         self.__dict__.update(self._around(from_tensors(tensors, metadata)).__dict__)
 
 
-def _new_lock() -> ReadersWriterLock:
-    return ReadersWriterLock(
-        "these moments are in use by another thread; give each thread its own Moments and add "
-        "them up afterwards"
-    )
-
-
 def _no_moments(other: object) -> InputError:
     return InputError(f"moments combine with moments, not with {type(other).__name__}")
 
@@ -859,7 +856,7 @@ class Folds(Sequence[Moments]):
 
     def _total(self) -> Moments:
         """The folds merged, once for all solves, which only read the result."""
-        n_rows = [fold.n_rows for fold in self._folds]
+        n_rows = [fold._accumulator.n_rows for fold in self._folds]
         if self._merged is None or self._merged[0] != n_rows:
             self._merged = n_rows, merged(self._folds)
         return self._merged[1]
@@ -867,7 +864,7 @@ class Folds(Sequence[Moments]):
     @property
     def n_rows(self) -> int:
         """Rows of all folds."""
-        return sum(fold.n_rows for fold in self._folds)
+        return sum(fold._accumulator.n_rows for fold in self._folds)
 
     @property
     def n_features(self) -> int | None:
@@ -960,6 +957,12 @@ class Folds(Sequence[Moments]):
         InputError, NonFiniteError, LabelError
             Before anything changes.
         """
+        return self._update(X, labels, sample_weight)
+
+    def _update(
+        self, X: object, labels: object, sample_weight: object, *, merge_all: bool = False
+    ) -> Folds:
+        """Split rows into the folds; with `merge_all` none wait for a full block."""
         # Read and checked as a whole before any fold changes.
         batch = read_update(X, labels, sample_weight, None, self._any_with_rows()._accumulator)
         n = batch.n
@@ -992,6 +995,7 @@ class Folds(Sequence[Moments]):
                             in_order=True,
                             checked=True,
                             index=index,
+                            merge_all=merge_all,
                         )
                     begun[i] += len(index)
             self._position += batch.n_passed
@@ -1000,7 +1004,7 @@ class Folds(Sequence[Moments]):
 
     def _any_with_rows(self) -> Moments:
         """A fold that has rows, or the first one."""
-        return next((fold for fold in self._folds if fold.n_features), self._folds[0])
+        return next((fold for fold in self._folds if fold._accumulator.width), self._folds[0])
 
     def _fold_of_rows(self, batch: Update, n: int) -> NDArray[np.intp]:
         """The fold of each row."""
@@ -1072,7 +1076,7 @@ class Folds(Sequence[Moments]):
             return found, metadata["stream"]
 
 
-def name_features(moments: Moments | Folds, names: Sequence[str] | None) -> None:
+def name_features(moments: Moments | Folds, names: Iterable[str] | None) -> None:
     """Store the names of the features in moments, or in folds, that have none."""
     for part in moments if isinstance(moments, Folds) else (moments,):
         if names is not None and part.feature_names is None:

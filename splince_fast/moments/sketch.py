@@ -215,6 +215,7 @@ class SketchAccumulator(SweptAccumulator):
         in_order: bool = False,
         checked: bool = False,
         index: NDArray[np.intp] | None = None,
+        merge_all: bool = False,
     ) -> None:
         """Add rows; sparse ones at once, dense ones by full blocks.
 
@@ -225,7 +226,10 @@ class SketchAccumulator(SweptAccumulator):
         """
         self.check_width(rows.width)
         if not isinstance(rows, SparseRows):
-            super().update(rows, weight, encoded, in_order=in_order, checked=checked, index=index)
+            super().update(
+                rows, weight, encoded, in_order=in_order, checked=checked, index=index,
+                merge_all=merge_all,
+            )  # fmt: skip
             return
         if not checked:
             rows.check()

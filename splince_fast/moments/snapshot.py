@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 
 from splince_fast._solve import factor as factors
 from splince_fast._solve import tolerances
-from splince_fast._solve.factor import Factor
+from splince_fast._solve.factor import Factor, weak_features
 from splince_fast._solve.held_out import Noise, class_noise
 from splince_fast._solve.low_rank import LowRank, nystroem
 from splince_fast._solve.options import Options
 from splince_fast._solve.shrinkage import share
 from splince_fast._solve.tolerances import EPS
-from splince_fast._solve.weak_features import weak_features
 from splince_fast.exceptions import InputError
 from splince_fast.labels import VariableName
 from splince_fast.moments.accumulator import Accumulator
@@ -217,7 +216,7 @@ class Snapshot:
         """b Cov(x) b^T for b = `rows`, (r, d)."""
         import scipy.linalg.blas
 
-        product = scipy.linalg.blas.dsymm(1.0, self._state.scatter, rows.T, lower=1)
+        product = scipy.linalg.blas.dsymm(1.0, self._state.second.matrix, rows.T, lower=1)
         return np.asarray(rows @ product / self.weight)
 
 

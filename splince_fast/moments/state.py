@@ -119,7 +119,7 @@ class Scatter:
 
     def merge(self, other: Scatter, sign: int, gap: Float, coefficient: float) -> None:
         """Add sign (other + coefficient gap gap^T), the merge of a part or its removal."""
-        vectors = np.stack([gap, np.zeros(self.width)])
+        vectors = np.stack([gap, np.zeros(len(gap))])
         self.add(other.matrix, float(sign), vectors, np.array([sign * coefficient, 0.0]))
         self.unit_roundoff = max(self.unit_roundoff, other.unit_roundoff)
 

@@ -53,6 +53,8 @@ class Variable(ABC):
         The code or value of a missing label.
     width : int
         Features d of x.
+    n_columns : int
+        Number of classes or columns.
     """
 
     __slots__ = ()
@@ -60,6 +62,7 @@ class Variable(ABC):
     kind: ClassVar[str]
     blank: ClassVar[float]
     width: int
+    n_columns: int
 
     # -- filling ---------------------------------------------------------------------------
 
@@ -136,11 +139,6 @@ class Variable(ABC):
     @abstractmethod
     def weight(self) -> float:
         """Their weight."""
-
-    @property
-    @abstractmethod
-    def n_columns(self) -> int:
-        """Number of classes or columns."""
 
     @property
     @abstractmethod

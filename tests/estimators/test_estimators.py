@@ -191,13 +191,15 @@ def test_fit_reads_the_array_itself_once(
     """No copy and no second pass: fitting costs what the moments and the method cost."""
     X, y, z = make_data(n, dtype=dtype)
     seen = []
-    for state in (sf.Moments, Folds):
+    for state, name in ((sf.Moments, "update"), (Folds, "_update")):
 
-        def spy(self: Any, rows: Any, *args: Any, update: Any = state.update, **kwargs: Any) -> Any:
+        def spy(
+            self: Any, rows: Any, *args: Any, update: Any = getattr(state, name), **kwargs: Any
+        ) -> Any:
             seen.append(rows)
             return update(self, rows, *args, **kwargs)
 
-        monkeypatch.setattr(state, "update", spy)
+        monkeypatch.setattr(state, name, spy)
     kind().fit(X, y, concept=z)
     assert len(seen) == 1
     assert np.shares_memory(seen[0], X)

@@ -829,7 +829,7 @@ def test_folds_sort_the_classes_of_their_label_tables_too() -> None:
         held = fold._accumulator
         assert len(set(counts)) == 3  # control: another order has other counts
         table = held.sample.all_labels
-        assert np.diag(table.gram)[table._index["z"]].tolist() == counts
+        assert np.diag(table.gram)[table.index["z"]].tolist() == counts
         own = held.sample.labels
-        weights = np.diag(own.gram)[own._index["z"]]
+        weights = np.diag(own.gram)[own.index["z"]]
         np.testing.assert_allclose(weights, counts, rtol=0.15)

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from problems import EPS, Float
 
 import splince_fast as sf
-from splince_fast._solve.weak_features import column_norms, sensitivity, weak_features
+from splince_fast._solve.factor import weak_features
+from splince_fast._solve.oblique import column_norms, sensitivity
 
 EPS32 = 2.0**-23
 
