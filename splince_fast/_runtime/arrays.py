@@ -52,9 +52,9 @@ class Rows:
     @classmethod
     def of(cls, X: object, *, width: int | None = None, name: str = "X") -> Rows:
         """Convert rows that a caller passed; arguments and errors as for :func:`as_rows`."""
-        if type(X) is np.ndarray and X.ndim == 2 and X.shape[1] == (width or X.shape[1] or -1):
-            dtype = X.dtype
-            if dtype is _FLOAT32 or dtype is _FLOAT64:
+        if type(X) is np.ndarray and X.ndim == 2 and X.shape[1]:
+            dtype, fits = X.dtype, width is None or X.shape[1] == width
+            if fits and (dtype is _FLOAT32 or dtype is _FLOAT64):
                 direct = bool(X.flags.c_contiguous and X.flags.aligned)
                 return cls(X, dtype, direct, _EPS["float32"] if dtype is _FLOAT32 else 0.0)
         return cls.from_array(as_rows(X, width=width, name=name), getattr(X, "dtype", None))

@@ -20,7 +20,7 @@ from splince_fast.exceptions import InputError, SplinceError, UnseenRowsWarning
 from splince_fast.methods.method_call import MethodCall, Solved
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.cluster import merged
-from splince_fast.moments.snapshot import Factored, Statistics, statistics
+from splince_fast.moments.snapshot import Factored, Statistics
 from splince_fast.projection import Projection
 from splince_fast.report import HeldOut, Report
 
@@ -164,7 +164,7 @@ def evaluate_folds(call: MethodCall, folds: Sequence[Moments]) -> FoldEvaluation
     with ExitStack() as locks:
 
         def read(parts: Iterable[Moments]) -> list[Statistics]:
-            return [locks.enter_context(statistics(part)) for part in parts]
+            return [locks.enter_context(part._statistics()) for part in parts]
 
         tests, parts = read(folds), list(folds)
         if len(parts) == 2:

@@ -377,9 +377,10 @@ class Moments:
     def _check_like(self, other: object) -> None:
         if not isinstance(other, Moments):
             raise _no_moments(other)
-        self.parameters.refuse_unlike(other.parameters)
+        ours, theirs = self._accumulator, other._accumulator
+        ours.parameters.refuse_unlike(theirs.parameters)
         try:
-            check_feature_names(other.feature_names, self.feature_names, "the other moments")
+            check_feature_names(theirs.feature_names, ours.feature_names, "the other moments")
         except InputError as error:
             raise IncompatibleMomentsError(str(error)) from None
 

@@ -191,15 +191,16 @@ def test_fit_reads_the_array_itself_once(
     """No copy and no second pass: fitting costs what the moments and the method cost."""
     X, y, z = make_data(n, dtype=dtype)
     seen = []
-    for state, name in ((sf.Moments, "update"), (Folds, "_update")):
 
-        def spy(
-            self: Any, rows: Any, *args: Any, update: Any = getattr(state, name), **kwargs: Any
-        ) -> Any:
+    def spied(update: Any) -> Any:
+        def spy(self: Any, rows: Any, *args: Any, **kwargs: Any) -> Any:
             seen.append(rows)
             return update(self, rows, *args, **kwargs)
 
-        monkeypatch.setattr(state, name, spy)
+        return spy
+
+    monkeypatch.setattr(sf.Moments, "update", spied(sf.Moments.update))
+    monkeypatch.setattr(Folds, "_update", spied(Folds._update))
     kind().fit(X, y, concept=z)
     assert len(seen) == 1
     assert np.shares_memory(seen[0], X)
