@@ -451,7 +451,8 @@ def check_alpha(alpha: object) -> None:
 
 def check_alphas(alphas: Any) -> tuple[float, ...]:
     """A descending tuple of distinct positive alphas."""
-    alphas = tuple(alphas) if isinstance(alphas, Iterable) else (alphas,)
+    several = isinstance(alphas, Iterable) and getattr(alphas, "ndim", 1) != 0
+    alphas = tuple(alphas) if several else (alphas,)
     for alpha in alphas:
         check_alpha(alpha)
         if alpha == 0:

@@ -97,7 +97,7 @@ class GroupAccuracy:
             A negative or non-finite fraction, one for a cell without rows, or none at all.
         """
         accuracies = {row.cell: row.accuracy for row in self.rows}
-        bad = [cell for cell, w in by.items() if not (math.isfinite(w) and w >= 0)]
+        bad = [cell for cell, w in by.items() if not (is_number(w) and math.isfinite(w) and w >= 0)]
         if bad:
             raise InputError(
                 f"the fraction of cell {bad[0]!r} must be a finite number of at least 0"

@@ -169,6 +169,13 @@ def test_weighting_by_training_cells() -> None:
         found.weighted({"a": -1})
 
 
+def test_a_fraction_that_is_no_number_is_refused() -> None:
+    found = ev.group_accuracy([0, 1], [0, 1], groups=["a", "b"])
+    for fraction in ("a", None, math.nan):
+        with pytest.raises(InputError, match="fraction of cell 'b' must be a finite number"):
+            found.weighted({"a": 1, "b": fraction})  # type: ignore[dict-item]
+
+
 def test_covariance_ratio_follows_its_formula() -> None:
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, 300)
