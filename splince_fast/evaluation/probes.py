@@ -408,7 +408,9 @@ def _stratified(
 
 def _is_constant(rows: Float, residue: Float | float) -> bool:
     """Whether no feature has a deviation above `residue`."""
-    return not (rows.std(axis=0) > residue).any()
+    # The mean of n equal numbers is off by up to n roundings, which would be their deviation.
+    centred = rows - rows.mean(axis=0)
+    return not (centred.std(axis=0) > residue).any()
 
 
 def _scaled(rows: Float) -> Float:

@@ -60,6 +60,27 @@ def test_a_constant_feature_gets_no_weight() -> None:
 
 
 @pytest.mark.parametrize("penalty", ["l1", "l2"])
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 1e6 + 0.1])
+def test_a_constant_feature_whose_mean_is_rounded_changes_no_decision(
+    penalty: str, value: float
+) -> None:
+    data = draw(n=5000, d=4)
+    assert np.full((5000, 1), value).std(axis=0) > 0  # the rounding of the mean
+    plain, wider = (
+        DFR(C=0.3, penalty=penalty, n_subsets=2, random_state=0).fit(X, data.y, groups=data.z)
+        for X in (data.X, np.column_stack([data.X, np.full(5000, value)]))
+    )
+    # The feature is 0 to rounding after centring, so that both heads solve one problem.
+    assert abs(wider.coef_[0, -1]) < 1e-6
+    np.testing.assert_allclose(wider.coef_[0, :-1], plain.coef_[0], atol=1e-3)
+    np.testing.assert_allclose(
+        wider.decision_function(np.column_stack([data.X, np.full(5000, value)])),
+        plain.decision_function(data.X),
+        atol=1e-3,  # of the solvers
+    )
+
+
+@pytest.mark.parametrize("penalty", ["l1", "l2"])
 def test_several_classes_and_crossed_groups(penalty: str) -> None:
     data = draw(n=3000, d=9, k=3, classes=3, tied=0.5)
     other = np.random.default_rng(2).integers(0, 2, size=3000)

@@ -153,6 +153,19 @@ def test_rounding_residue_is_no_leakage() -> None:
     assert ev.leakage(X, z, probes=("linear",))["linear"].accuracy > 0.95
 
 
+@pytest.mark.parametrize("concept", ["classes", "quantity"])
+def test_equal_rows_are_at_chance_though_their_mean_is_rounded(concept: str) -> None:
+    n = 5000
+    X = np.full((n, 3), 0.1)
+    assert X.std(axis=0).max() > 64 * np.finfo(np.float64).eps * 0.1  # that of the mean alone
+    z = np.arange(n) % 2
+    if concept == "classes":
+        found = ev.leakage(X, z, probes=("linear", "quadratic"))
+        assert [(probe.accuracy, probe.auc) for probe in found.probes] == [(0.5, 0.5)] * 2
+    else:
+        assert ev.leakage(X, z + 0.5, probes=("linear",))["linear"].r2 == 0.0
+
+
 def test_arguments_out_of_range_are_refused() -> None:
     with pytest.raises(InputError, match="no probe 'svm'"):
         ev.leakage(np.eye(4), [0, 1, 0, 1], probes=("svm",))
