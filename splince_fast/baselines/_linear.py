@@ -234,7 +234,7 @@ def _labels(y: object) -> NDArray[np.generic]:
         labels = column_or_1d(y, warn=True)
         assert_all_finite(labels, input_name="y")
         check_classification_targets(labels)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:  # bytes are a TypeError
         raise LabelError(str(error)) from error
     return np.asarray(labels)
 

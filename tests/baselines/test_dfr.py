@@ -138,6 +138,7 @@ def test_predictions_are_class_names() -> None:
         ({}, {"y": None}, InputError, "requires y to be passed"),
         ({}, {"y": np.zeros(400, int)}, LabelError, "one class"),
         ({}, {"groups": [None] + [1] * 399}, LabelError, "has no group for 1 rows"),
+        ({}, {"y": np.array([b"p", b"q"] * 200)}, LabelError, "represented as bytes"),
     ],
 )
 def test_bad_input_is_refused(
