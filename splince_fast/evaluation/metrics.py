@@ -1,7 +1,8 @@
 """Metrics over the cells of groups: accuracies with intervals, gaps of true positive rates.
 
 Every metric takes ``(y_true, y_pred)`` first, so it can stand in ``make_scorer`` and in
-fairlearn's ``MetricFrame``; ``sensitive_features=`` is an alias of ``groups=``.
+fairlearn's ``MetricFrame``; ``sensitive_features=`` is an alias of ``groups=``. Columns belong
+together by position: one with the pandas index of ``y_true`` in another order is a LabelError.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from splince_fast.evaluation.statistics import wilson_interval
 from splince_fast.exceptions import InputError, NotEnoughDataError, SplinceWarning
 from splince_fast.labels import ClassName, VariableName
 from splince_fast.labels.encoded import observed
+from splince_fast.labels.positions import check_index
 from splince_fast.moments import Moments
 from splince_fast.projection import Projection
 
@@ -202,6 +204,7 @@ def group_accuracy(
     groups = _one_of(groups, sensitive_features)
     if not is_number(interval) or not 0 < interval < 1:
         raise InputError(f"interval is {interval!r}; it must lie between 0 and 1, such as .95")
+    check_index(y_true, groups, "groups", of="y_true")
     _, a, b = _read(y_true, y_pred)
     labelled, correct = a >= 0, a == b
     cells = cells_of_groups(groups, len(a))
@@ -391,6 +394,7 @@ def tpr_gap(
     concept = _one_of(concept, sensitive_features, "concept")
     if average not in ("rms", "mean", "max", None):
         raise InputError(f"average is {average!r}; choose 'rms', 'mean', 'max' or None")
+    check_index(y_true, concept, "concept", of="y_true")
     classes, a, b = _read(y_true, y_pred)
     z = observed(cells_of_groups(concept, len(a)))
     gaps = gap_per_class(a, b, z.codes, len(classes), len(z.classes))
@@ -495,6 +499,7 @@ def counts_per_code(codes: Codes, correct: NDArray[np.bool_], size: int = 0) -> 
 
 def _read(y_true: object, y_pred: object) -> tuple[tuple[ClassName, ...], Codes, Codes]:
     """Names of the true classes, and codes of the true and the predicted ones."""
+    check_index(y_true, y_pred, "y_pred", of="y_true")
     true = class_codes(y_true, "y_true")
     return true.classes, *common(true, class_codes(y_pred, "y_pred", len(true)))
 
