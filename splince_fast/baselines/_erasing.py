@@ -198,8 +198,9 @@ class IterativeEraser(ErasingTransformer):
                 f"the concept holds the variables {sorted(columns)}; {type(self).__name__} erases "
                 "one variable: pass one column, or joint cells as one"
             )
-        check_index(X, concept, "concept")
-        check_index(X, y, "y")
+        mask = None if isinstance(validation, tuple) else validation
+        for column, role in ((concept, "concept"), (y, "y"), (mask, "validation")):
+            check_index(X, column, role)
         rows = self._rows(X, reset=True, least=2)
         ((name, values),) = columns.items()
         inputs, names = [rows, values], "X, concept"

@@ -61,9 +61,9 @@ class GroupAccuracy:
     Attributes
     ----------
     rows : tuple of CellAccuracy
-        Cells with at least one row, in the order of their names.
+        Cells with at least one row of positive weight, in the order of their names.
     missing : tuple
-        Cells of the product of the groups that have no row.
+        Cells of the product of the groups that have none.
     n : int
         Rows with a true label.
     overall : float
@@ -215,12 +215,13 @@ def group_accuracy(
     inside = codes >= 0
     mass = np.bincount(codes[inside], weight[inside], size)
     mass_correct = np.bincount(codes[inside], (weight * correct)[inside], size)
-    present = np.flatnonzero((counts > 0) & (mass > 0))
+    has_rows = (counts > 0) & (mass > 0)
+    present = np.flatnonzero(has_rows)
     if not len(present):
         raise NotEnoughDataError(
             "no row has a true label, a group and a positive weight; check the labels"
         )
-    missing = tuple(cells.classes[i] for i in np.flatnonzero(counts == 0))
+    missing = tuple(cells.classes[i] for i in np.flatnonzero(~has_rows))
     if missing:
         text = (
             f"{len(missing)} of {size} cells have no row: {', '.join(map(repr, missing[:10]))}; "

@@ -113,6 +113,16 @@ def test_an_empty_cell_is_listed_and_warned_of_and_strict_raises() -> None:  # c
         ev.group_accuracy(y, guess, groups=groups, strict=True)
 
 
+def test_a_cell_whose_rows_all_weigh_nothing_is_listed_as_empty() -> None:
+    columns = [0, 1, 1, 0], [0, 0, 1, 0]
+    groups, weight = ["a", "b", "b", "a"], [1, 0, 0, 1]
+    with pytest.warns(SplinceWarning, match="1 of 2 cells have no row: 'b'"):
+        found = ev.group_accuracy(*columns, groups=groups, sample_weight=weight)
+    assert ([row.cell for row in found.rows], found.missing) == (["a"], ("b",))
+    with pytest.raises(NotEnoughDataError, match="'b'"):
+        ev.group_accuracy(*columns, groups=groups, sample_weight=weight, strict=True)
+
+
 def test_a_class_without_rows_in_a_group_has_no_gap() -> None:  # case 1
     with pytest.warns(SplinceWarning, match="1 of 2 classes"):
         found = ev.tpr_gap([0, 0, 1], [0, 1, 1], concept=["a", "b", "a"], average=None)

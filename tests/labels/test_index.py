@@ -24,7 +24,15 @@ SHUFFLED = Z.sample(frac=1, random_state=0)
 NUMBERED = Z.reset_index(drop=True)
 NUMBERS = X.reset_index(drop=True).sample(frac=1, random_state=1)  # a permutation of 0 ... 99
 
-TASK = np.arange(100) % 2
+TASK = np.arange(100) // 50
+ROW = np.arange(100) % 5 == 0
+
+
+def mask_of(z: Any) -> Any:
+    """A mask of validation rows, with the index of a column if that has one."""
+    return pd.Series(ROW, z.index) if hasattr(z, "index") else ROW
+
+
 CALLS: dict[str, Callable[[Any], Any]] = {
     "update": lambda z: sf.Moments().update(X, {"z": z}),
     "column": lambda z: sf.Moments().update(X, z),
@@ -39,6 +47,10 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "compare, concepts": lambda z: make_plan(X, Settings(task=TASK, concept=(TASK[::-1], z))),
     "select_head": lambda z: ev.select_head(X, z, X, z, groups=z),
     "RLACE": lambda z: baselines.RLACE(max_steps=1).fit(X, concept=z),
+    "mask": lambda z: baselines.DFR(C=1.0).fit(X, TASK, groups=TASK[::-1], validation=mask_of(z)),
+    "mask of RLACE": lambda z: baselines.RLACE(max_steps=1).fit(
+        X, concept=TASK, validation=mask_of(z)
+    ),
     "GroupDRO": lambda z: baselines.GroupDRO(alpha=1.0).fit(X, TASK, groups=(TASK[::-1], z)),
     "oracle": lambda z: sf.oracle(sf.Moments().update(X, {"z": Z}), erase="z")(X, {"z": z}),
 }
