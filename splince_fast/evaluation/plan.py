@@ -272,6 +272,10 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
     for name, encoded in [("task", y), *((f"concept {name!r}", c) for name, c in concepts.items())]:
         if isinstance(encoded, ClassCodes):
             check_classes(name, encoded)
+            continue
+        values = encoded.values[present(encoded)]
+        if len(values) and not np.ptp(values, axis=0).any():
+            raise LabelError(f"the {name} has one value in all of its rows, {values[0].tolist()}")
     concept_codes = _joint(list(concepts.values()))
     levels, protocol = _levels(settings, y, concept_codes)
     for name in ("n_seeds", "random_state"):

@@ -408,7 +408,8 @@ def add_scores(record: Record, predictions: Predictions, own: Mapping[str, Metri
     """
     values, notes, reason = predictions.scores(), record.notes, record.reason
     if isinstance(predictions, ClassPredictions) and np.ptp(predictions.y_pred) == 0:
-        notes += ("the head decides the same class everywhere, so its worst group has accuracy 0",)
+        worst = ", so its worst group has accuracy 0" * (values.get("worst_group") == 0.0)
+        notes += (f"the head decides the same class everywhere{worst}",)
     for name, metric in own.items():
         assert metric.score is not None
         try:

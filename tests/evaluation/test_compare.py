@@ -425,6 +425,16 @@ def test_invalid_arguments_are_refused_before_anything_runs(
         run(*data(), **change)
 
 
+def test_a_constant_quantity_is_refused_before_anything_runs() -> None:
+    X, y, z = data(100)
+    constant = np.where(np.arange(100) < 10, np.nan, 0.5)
+    for task, concept, name in ((constant, z, "task"), (y, {"a": constant}, "concept 'a'")):
+        with pytest.raises(LabelError, match=f"the {name} has one value in all of its rows"):
+            run(X, task, concept)
+    columns = np.stack([np.full(100, 0.5), X[:, 0]], axis=1)
+    assert not run(X, columns, z, erasers=("LEACE",), n_seeds=1).failures
+
+
 @pytest.mark.parametrize("names", [(), (1, "1")])
 def test_names_of_concepts_are_one_at_least_and_differ_as_text(names: tuple[Any, ...]) -> None:
     X, y, z = data(100)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from comparisons import data, run
+from sklearn.dummy import DummyClassifier
 from sklearn.metrics import accuracy_score, balanced_accuracy_score
 
 from splince_fast import evaluation as ev
@@ -153,6 +154,20 @@ def test_predictions_that_are_constant_but_for_rounding_have_no_correlation() ->
     assert len(result.values("concept_correlation", eraser="none")) == 2
     assert result.values("concept_correlation", eraser="LEACE") == {}
     assert result.mean("r2", eraser="LEACE") == pytest.approx(0, abs=0.05)
+
+
+def test_a_constant_head_has_a_worst_group_of_0_only_where_it_is_wrong() -> None:
+    X, y, z = data()
+    test = np.arange(900) >= 600
+    for task, concept, text in (
+        (np.where(test, 1, y), z, "everywhere"),
+        (y, X[:, 0], "everywhere"),  # no groups
+        (y, z, "everywhere, so its worst group has accuracy 0"),
+    ):
+        head = DummyClassifier(strategy="constant", constant=1)
+        result = run(X, task, concept, n_seeds=1, test=test, erasers=("none",), heads={"h": head})
+        assert f"none, h: the head decides the same class {text}" in result.notes
+    assert result.mean("worst_group", eraser="none") == 0
 
 
 def test_a_saved_result_keeps_directions(result: Comparison, tmp_path: Any) -> None:
