@@ -26,6 +26,7 @@ from splince_fast.baselines._inputs import (
 from splince_fast.estimators.base import ErasingTransformer, columns_by_name
 from splince_fast.exceptions import LabelError, NotEnoughDataError, NothingErasedWarning
 from splince_fast.labels.names import ClassName, names_array
+from splince_fast.labels.positions import check_index
 from splince_fast.projection import Projection
 
 _EPS = float(np.finfo(np.float64).eps)
@@ -197,6 +198,9 @@ class IterativeEraser(ErasingTransformer):
                 f"the concept holds the variables {sorted(columns)}; {type(self).__name__} erases "
                 "one variable: pass one column, or joint cells as one"
             )
+        mask = None if isinstance(validation, tuple) else validation
+        for column, role in ((concept, "concept"), (y, "y"), (mask, "validation")):
+            check_index(X, column, role)
         rows = self._rows(X, reset=True, least=2)
         ((name, values),) = columns.items()
         inputs, names = [rows, values], "X, concept"

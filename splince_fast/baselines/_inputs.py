@@ -16,6 +16,7 @@ from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import encode_one
 from splince_fast.labels.encoded import observed
 from splince_fast.labels.names import ClassName
+from splince_fast.labels.positions import check_index
 
 Float = NDArray[np.float64]
 Index = NDArray[np.intp]
@@ -53,7 +54,8 @@ def candidates(parameter: float | Sequence[float], name: str) -> list[float]:
     InputError
         An empty sequence, or a value that is no positive number.
     """
-    values = list(parameter) if isinstance(parameter, Sequence | np.ndarray) else [parameter]
+    several = isinstance(parameter, Sequence) or getattr(parameter, "ndim", 0) != 0
+    values: list[Any] = list(parameter) if several else [parameter]  # type: ignore[arg-type]
     if not values or isinstance(parameter, str):
         raise InputError(
             f"{name} is {parameter!r}; it must be a number or a non-empty sequence of them"
@@ -205,7 +207,9 @@ def append_validation(
     Raises
     ------
     InputError
-        The tuple does not hold one array for each column.
+        The tuple does not hold one array for each column, or text beside numbers.
+    LabelError
+        A column has the index of its rows in another order.
     """
     if not isinstance(validation, tuple):
         return columns, sample_weight, validation
@@ -214,6 +218,8 @@ def append_validation(
             f"validation is a tuple of {len(validation)}; pass ({names}) of the validation rows, "
             "or one boolean per row of X"
         )
+    for column in validation[1:]:
+        check_index(validation[0], column, "a column of validation")
     if column_names(validation[0]) is not None:
         validation = (read_frame(validation[0]), *validation[1:])
     pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(columns, validation, strict=True)]
@@ -222,6 +228,12 @@ def append_validation(
             raise InputError(
                 f"validation holds an array of shape {extra.shape} beside one of {column.shape}; "
                 f"pass ({names}) of the same width"
+            )
+        kinds = {column.dtype.kind, extra.dtype.kind}
+        if kinds & set("UST") and kinds - set("USTO"):
+            raise InputError(
+                f"validation holds an array of {extra.dtype} beside one of {column.dtype}: text "
+                "equals no number; convert one of them"
             )
     sizes = [(len(column), len(extra)) for column, extra in pairs]
     if len(set(sizes)) != 1:

@@ -32,6 +32,7 @@ from splince_fast.baselines._inputs import (
 from splince_fast.estimators.base import CheckedEstimator, columns_by_name
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassName, encode_one
+from splince_fast.labels.positions import check_index
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +116,17 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
             )
         if groups is not None and self.groups_from == "y":
             raise InputError(f"{name} has groups_from='y' and was given groups, too; leave out one")
+        mask = None if isinstance(validation, tuple) else validation
+        for column, role in ((y, "y"), (groups, "groups"), (mask, "validation")):
+            check_index(X, column, role)
         rows = self._rows(X, reset=True, least=2)
-        labels = _labels(y)
+        labels = of_fit = _labels(y)
         if isinstance(validation, tuple):
             inputs, input_names = [rows, labels], "X, y"
             if groups is not None:
                 inputs, input_names = [*inputs, _group_array(groups)], "X, y, groups"
-                validation = (*validation[:2], *map(_group_array, validation[2:]))
+                others = (_group_array(_in_order_of(groups, g)) for g in validation[2:])
+                validation = (*validation[:2], *others)
             inputs, sample_weight, validation = append_validation(
                 validation, inputs, input_names, sample_weight,
                 lambda X: self._rows(X, reset=False, least=1),
@@ -148,7 +153,7 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
                 "weight; mark other rows for validation, or leave the cell out"
             )
         # Classes in the dtype of y, as scikit-learn keeps them.
-        self.classes_ = np.unique(labels)
+        self.classes_ = np.unique(of_fit)
         self.cells_ = names
         return CellData(train, every.take(usable & mask) if mask.any() else train, names, rng)
 
@@ -230,7 +235,7 @@ def _labels(y: object) -> NDArray[np.generic]:
         labels = column_or_1d(y, warn=True)
         assert_all_finite(labels, input_name="y")
         check_classification_targets(labels)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:  # bytes are a TypeError
         raise LabelError(str(error)) from error
     return np.asarray(labels)
 
@@ -254,6 +259,27 @@ def _group_array(groups: Any) -> NDArray[Any]:
             "one length"
         )
     return np.stack([array.astype(object) for array in arrays], axis=1)
+
+
+def _in_order_of(groups: Any, others: Any) -> Any:
+    """Named columns of `others` in the order of those of `groups`; other forms as they are.
+
+    Raises
+    ------
+    InputError
+        Both have several columns, of other names.
+    """
+    if isinstance(groups, tuple) or isinstance(others, tuple):
+        return others
+    first, second = (columns_by_name(columns, "groups") for columns in (groups, others))
+    if len(first) != len(second) or len(first) == 1:
+        return others
+    if set(first) != set(second):
+        raise InputError(
+            f"validation has the groups {list(second)} and the fit {list(first)}; pass columns of "
+            "the same names"
+        )
+    return {name: second[name] for name in first}
 
 
 def _cells(

@@ -23,6 +23,7 @@ from splince_fast.exceptions import InputError
 
 # scikit-learn 1.8 renamed the L1 penalty.
 _HAS_PENALTY = inspect.signature(LogisticRegression).parameters["penalty"].default == "l2"
+_ROUNDINGS = 64
 _L1: dict[str, str | float] = {"penalty": "l1"} if _HAS_PENALTY else {"l1_ratio": 1.0}
 
 
@@ -157,7 +158,10 @@ class DFR(BalancedClassifier):
         train = data.train
         mean = train.rows.mean(axis=0)
         scale = train.rows.std(axis=0)
-        scale[scale == 0] = 1.0
+        # The deviation of a constant feature is the rounding of its mean: the range has none.
+        eps = float(np.finfo(np.float64).eps)
+        rounding = _ROUNDINGS * eps * np.abs(train.rows).max(axis=0)
+        scale[np.ptp(train.rows, axis=0) <= rounding] = 1.0
         counts = np.bincount(train.cells)
         members = [np.flatnonzero(train.cells == cell) for cell in range(len(counts))]
         subsets = [

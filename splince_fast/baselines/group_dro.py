@@ -8,6 +8,7 @@ from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import log_softmax
 from sklearn.exceptions import ConvergenceWarning
 
 from splince_fast._runtime.progress import Progress
@@ -23,6 +24,8 @@ from splince_fast.baselines._inputs import (
 from splince_fast.baselines._linear import BalancedClassifier, CellData
 from splince_fast.baselines._minimax import Minimax, minimise
 from splince_fast.exceptions import InputError
+
+_LARGEST = 1e150  # a coefficient whose square leaves the range of float64
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +182,8 @@ class GroupDRO(BalancedClassifier):
         Raises
         ------
         InputError, NonFiniteError, LabelError, NotEnoughDataError
-            The rows, labels or parameters are invalid; a cell has no training row.
+            The rows, labels or parameters are invalid; a cell has no training row; the steps of
+            "sgd" diverge.
 
         Warns
         -----
@@ -240,7 +244,7 @@ class GroupDRO(BalancedClassifier):
     def _online(self, problem: Minimax, data: CellData) -> Float:
         """Stochastic gradient steps; returns the epoch with the best worst cell."""
         rng, train, n_cells = data.rng, data.train, len(self.cells_)
-        packed, q = problem.zeros(), np.full(n_cells, 1.0 / n_cells)
+        packed, log_q = problem.zeros(), np.full(n_cells, -np.log(n_cells))
         members = [np.flatnonzero(train.cells == cell) for cell in range(n_cells)]
         cumulative = [np.cumsum(train.weight[rows]) for rows in members]
         best_score, best, idle = (-1.0, -1.0), packed, 0
@@ -254,10 +258,15 @@ class GroupDRO(BalancedClassifier):
                     ]
                 )
                 losses, gradients, present = problem.batch(packed, index)
-                q[present] *= np.exp(self.eta * losses[present])
-                q /= q.sum()
-                step = q @ gradients + problem.penalty_gradient(packed)
+                log_q[present] += self.eta * losses[present]
+                log_q = log_softmax(log_q)
+                step = np.exp(log_q) @ gradients + problem.penalty_gradient(packed)
                 packed = packed - self.step_size * step
+                if not np.abs(packed).max() < _LARGEST:
+                    raise InputError(
+                        f"the steps of solver='sgd' diverge at alpha = {problem.alpha:g}: pass a "
+                        f"step_size below {self.step_size:g}, a smaller alpha, or solver='exact'"
+                    )
             score = self._worst_and_mean(data.selection, *problem.unpack(packed))
             idle += 1
             if score > best_score:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from sklearn.base import clone
+from sklearn.base import clone, is_regressor
+from sklearn.utils.validation import has_fit_parameter
 
 from splince_fast._runtime.progress import Progress
 from splince_fast.baselines._erasing import (
@@ -113,6 +114,12 @@ class INLP(IterativeEraser):
         check_number(self.tol, "tol", 0.0, strict=False)
         if self.max_rank is not None:
             check_count(self.max_rank, "max_rank")
+        if self.probe is not None:
+            is_estimator = hasattr(self.probe, "get_params") and not isinstance(self.probe, type)
+            if not is_estimator or is_regressor(self.probe):
+                raise InputError(
+                    f"probe is {self.probe!r}; it must be a linear classifier, or None"
+                )
         if self.by_task and self.concept_from == "y":
             raise InputError("by_task needs a task as y, and concept_from='y' makes y the concept")
 
@@ -170,6 +177,11 @@ class INLP(IterativeEraser):
         if "random_state" in model.get_params() and model.get_params()["random_state"] is None:
             model.set_params(random_state=0)
         options = {} if (train.weight == 1.0).all() else {"sample_weight": train.weight}
+        if options and not has_fit_parameter(model, "sample_weight"):
+            raise InputError(
+                f"the probe {type(model).__name__} takes no sample_weight in fit; pass another "
+                "probe, or no weights"
+            )
         model.fit(train.rows, train.codes, **options)
         if not hasattr(model, "coef_"):
             raise InputError(

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast.exceptions import InputError, LabelError
-from splince_fast.labels import ClassCodes, encode_one
+from splince_fast.labels import ClassCodes, ClassName, encode_one
 from splince_fast.labels.encoded import observed
 
 Codes = NDArray[np.intp]
@@ -101,6 +101,18 @@ def joint(columns: Sequence[ClassCodes]) -> ClassCodes:
         for cell in combinations.tolist()
     ]
     return ClassCodes(tuple(names), codes.astype(np.intp))
+
+
+def texts_of(classes: Sequence[ClassName]) -> tuple[str, ...]:
+    """Distinct texts of classes; those of cells have their parts joined by " · "."""
+    for text in (str, repr):  # the name of a class may contain the separator
+        texts = tuple(
+            " · ".join(map(text, name)) if isinstance(name, tuple) else str(name)
+            for name in classes
+        )
+        if len(set(texts)) == len(texts):
+            break
+    return texts
 
 
 def cells_of_groups(groups: object, n: int) -> ClassCodes:

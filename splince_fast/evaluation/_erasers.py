@@ -282,20 +282,34 @@ def _random(data: FitData) -> Projection:
 
 def _of_estimator(spec: object, data: FitData) -> FittedEraser:
     """The map of an estimator, or of a baseline by its name, fitted on the scaled rows."""
+    from splince_fast.baselines._erasing import IterativeEraser
+
     if isinstance(spec, str):
         spec = getattr(import_module("splince_fast.baselines"), spec)()
     model = cloned(spec, data.seed)
     train, validation = data.train, data.validation
-    optional = {
+    rows, task, weights = train.rows, train.task, train.weights
+    optional: dict[str, Any] = {
         "concept": train.concept,
         "task": train.task,
         "validation": (validation.rows, validation.concept),
         "X_validation": validation.rows,
         "concept_validation": validation.concept,
     }
+    if isinstance(model, IterativeEraser):
+        # A mask passes on the task and the weights of validation rows, which a tuple does not; if
+        # there are none, the estimator draws its own.
+        del optional["validation"]
+        if n_validation := len(validation.rows):
+            rows = np.concatenate([rows, validation.rows])
+            task = np.concatenate([task, validation.task])
+            optional["validation"] = np.arange(len(rows)) >= len(rows) - n_validation
+            optional["concept"] = _joined(train.concept, validation.concept)
+            if weights is not None and validation.weights is not None:
+                weights = np.concatenate([weights, validation.weights])
     accepted = inspect.signature(model.fit).parameters
     arguments = {name: value for name, value in optional.items() if name in accepted}
-    model.fit(train.rows, train.task, **arguments, **weight_argument(model, train.weights))
+    model.fit(rows, task, **arguments, **weight_argument(model, weights))
     projection = getattr(model, "projection_", None)
     if not isinstance(projection, FittedEraser):
         raise InputError(
@@ -303,6 +317,13 @@ def _of_estimator(spec: object, data: FitData) -> FittedEraser:
             "estimator with a Projection in projection_, or a function of moments"
         )
     return projection
+
+
+def _joined(first: ConceptLabels, second: ConceptLabels) -> ConceptLabels:
+    """The concepts of two parts, one after the other."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        return {name: np.concatenate([first[name], second[name]]) for name in first}
+    return np.concatenate([first, second])
 
 
 def cloned(estimator: object, seed: int) -> Any:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from splince_fast.conditional import NEEDS_LABELS
 from splince_fast.evaluation import _logistic, advice, heads, probes
-from splince_fast.evaluation._cells import members
+from splince_fast.evaluation._cells import members, texts_of
 from splince_fast.evaluation._data import take_rows
 from splince_fast.evaluation._erasers import (
     FitData,
@@ -31,10 +31,13 @@ from splince_fast.evaluation._records import ADVICE, ERASER_ROW, PathPoint, Reco
 from splince_fast.evaluation.plan import ComparisonPlan, Component
 from splince_fast.evaluation.scoring import (
     OF_ERASERS,
+    ROUNDING,
     ClassPredictions,
     Erasure,
     QuantityPredictions,
     add_scores,
+    as_codes,
+    as_quantities,
     concept_key,
     reason_of,
     scores,
@@ -50,8 +53,6 @@ Codes = NDArray[np.intp]
 
 FOLDS = 5  # folds of the training rows, which choose alpha where validation cells are too small
 _PROBE_FOLDS = 5
-# Features of smaller deviation are rounding: unerased rows have mean variance 1.
-_ROUNDING = 2.0**-32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -211,7 +212,7 @@ class Job:
                 used, target = self._probe_target(name, concept)
                 n_unused = len(erased) - len(used)
                 rows = erased[used] if n_unused else erased
-                leakage = probes.probe_classes(rows, target, plan.probes, residue=_ROUNDING)
+                leakage = probes.probe_classes(rows, target, plan.probes, residue=ROUNDING)
                 if n_unused:
                     notes.append(
                         f"{n_unused} test rows have classes of {name!r} unseen in training: the "
@@ -220,7 +221,7 @@ class Job:
             else:
                 quantity = concept.values[self.split.test]
                 leakage = probes.probe_quantity(
-                    erased, quantity, cv=_PROBE_FOLDS, groups=groups, residue=_ROUNDING
+                    erased, quantity, cv=_PROBE_FOLDS, groups=groups, residue=ROUNDING
                 )
             if leakage.reason:
                 notes.append(f"leakage of {name!r} not measurable: {leakage.reason}")
@@ -409,7 +410,7 @@ class Job:
         plan = self.plan
         own = {metric.name: metric.spec for metric in plan.metrics}
         if isinstance(plan.task, Columns):
-            y_pred = np.asarray(y_pred, dtype=np.float64).reshape(len(self.test.task), -1)
+            y_pred = as_quantities(y_pred, self.test.task.shape)
             quantities = QuantityPredictions(self.test.task, y_pred, self._concept_number)
             return add_scores(record, quantities, own)
         if self._n_unseen:
@@ -418,6 +419,7 @@ class Job:
                 "count as errors"
             )
             record = dataclasses.replace(record, notes=(*record.notes, note))
+        y_pred = as_codes(y_pred, len(self.test.task), self.classes)
         if plan.test is not None:
             record = record.with_predictions(y_pred)
         predictions = ClassPredictions(
@@ -445,8 +447,7 @@ class Job:
     def _concept_classes(self) -> tuple[str, ...]:
         """Names of the joint classes of the concepts; empty where one is a quantity."""
         joint = self.plan.concept_codes
-        names = () if joint is None else joint.classes
-        return tuple(" · ".join(map(str, n)) if isinstance(n, tuple) else str(n) for n in names)
+        return () if joint is None else texts_of(joint.classes)
 
     @cached_property
     def _n_unseen(self) -> int:

@@ -20,7 +20,12 @@ import scipy.linalg
 import scipy.special
 from numpy.typing import NDArray
 
-from splince_fast._runtime.arrays import as_rows, check_feature_names, feature_names
+from splince_fast._runtime.arrays import (
+    as_rows,
+    check_feature_names,
+    check_values,
+    feature_names,
+)
 from splince_fast._solve.options import is_number
 from splince_fast.evaluation import _logistic
 from splince_fast.evaluation._cells import cells_of_groups, check_classes, class_codes, common
@@ -80,8 +85,10 @@ class Head:
         ------
         InputError
             Rows of another width, or a frame of other columns.
+        NonFiniteError
+            NaN or infinity.
         """
-        rows = np.asarray(as_rows(X, width=self.coef_.shape[1]), dtype=np.float64)
+        rows = _checked(X, "X", width=self.coef_.shape[1])
         check_feature_names(feature_names(X, rows.shape[1]), self.feature_names)
         scores = rows @ self.coef_.T + self.intercept_
         return np.asarray(scores[:, 0] if scores.shape[1] == 1 else scores)
@@ -151,7 +158,9 @@ def fit_head(
     InputError
         A parameter out of range, a `start` of another shape, or separable classes at alpha 0.
     LabelError
-        Fewer than two classes.
+        Fewer than two classes, or an index of y in another order than that of X.
+    NonFiniteError
+        NaN or infinity in X.
     NotEnoughDataError
         No row has a value of y, or all rows are equal.
 
@@ -170,8 +179,10 @@ def fit_head(
     random_state = check_random_state(random_state, bits=32)  # the range of scikit-learn
     if solver not in ("newton", "sgd"):
         raise InputError(f"solver is {solver!r}; choose 'newton' or 'sgd'")
+    if not isinstance(start, Head | None):
+        raise InputError(f"start is {type(start).__name__}; pass a Head, or None")
     check_index(X, y, "y")
-    rows = np.asarray(as_rows(X), dtype=np.float64)
+    rows = _checked(X, "X")
     columns = feature_names(X, rows.shape[1])
     encoded = encode_one(y, len(rows), name="y")
     if isinstance(encoded, Columns):
@@ -234,7 +245,10 @@ def select_head(
     InputError
         A parameter out of range.
     LabelError
-        Fewer than two classes, or quantities.
+        Fewer than two classes, or quantities; an index of labels in another order than that of
+        their rows.
+    NonFiniteError
+        NaN or infinity in the rows.
     NotEnoughDataError
         No validation row has a label.
 
@@ -251,8 +265,11 @@ def select_head(
     """
     alphas = check_alphas(alphas)
     check_rule(rule)
-    rows = np.asarray(as_rows(X), dtype=np.float64)
-    validation = np.asarray(as_rows(X_validation, width=rows.shape[1]), dtype=np.float64)
+    check_index(X, y, "y")
+    check_index(X_validation, y_validation, "y_validation")
+    check_index(X_validation, groups, "groups")
+    rows = _checked(X, "X")
+    validation = _checked(X_validation, "X_validation", width=rows.shape[1])
     columns = feature_names(X, rows.shape[1])
     check_feature_names(feature_names(X_validation, rows.shape[1]), columns, "X_validation")
     task = class_codes(y, "y", len(rows))
@@ -276,6 +293,13 @@ def select_head(
         fits.weights[j], fits.intercepts[j], task.classes, alphas[j],
         converged=bool(fits.converged[j]), validation=table,
     )  # fmt: skip
+
+
+def _checked(X: object, name: str, *, width: int | None = None) -> Float:
+    """Rows as float64; NonFiniteError for NaN or infinity, which no comparison of scores shows."""
+    rows = as_rows(X, name=name, width=width)
+    check_values(rows, name)
+    return np.asarray(rows, dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -427,7 +451,8 @@ def check_alpha(alpha: object) -> None:
 
 def check_alphas(alphas: Any) -> tuple[float, ...]:
     """A descending tuple of distinct positive alphas."""
-    alphas = tuple(alphas) if isinstance(alphas, Iterable) else (alphas,)
+    several = isinstance(alphas, Iterable) and getattr(alphas, "ndim", 1) != 0
+    alphas = tuple(alphas) if several else (alphas,)
     for alpha in alphas:
         check_alpha(alpha)
         if alpha == 0:

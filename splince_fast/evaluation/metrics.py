@@ -1,7 +1,8 @@
 """Metrics over the cells of groups: accuracies with intervals, gaps of true positive rates.
 
 Every metric takes ``(y_true, y_pred)`` first, so it can stand in ``make_scorer`` and in
-fairlearn's ``MetricFrame``; ``sensitive_features=`` is an alias of ``groups=``.
+fairlearn's ``MetricFrame``; ``sensitive_features=`` is an alias of ``groups=``. Columns belong
+together by position: one with the pandas index of ``y_true`` in another order is a LabelError.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from splince_fast.evaluation.statistics import wilson_interval
 from splince_fast.exceptions import InputError, NotEnoughDataError, SplinceWarning
 from splince_fast.labels import ClassName, VariableName
 from splince_fast.labels.encoded import observed
+from splince_fast.labels.positions import check_index
 from splince_fast.moments import Moments
 from splince_fast.projection import Projection
 
@@ -59,9 +61,9 @@ class GroupAccuracy:
     Attributes
     ----------
     rows : tuple of CellAccuracy
-        Cells with at least one row, in the order of their names.
+        Cells with at least one row of positive weight, in the order of their names.
     missing : tuple
-        Cells of the product of the groups that have no row.
+        Cells of the product of the groups that have none.
     n : int
         Rows with a true label.
     overall : float
@@ -97,7 +99,7 @@ class GroupAccuracy:
             A negative or non-finite fraction, one for a cell without rows, or none at all.
         """
         accuracies = {row.cell: row.accuracy for row in self.rows}
-        bad = [cell for cell, w in by.items() if not (math.isfinite(w) and w >= 0)]
+        bad = [cell for cell, w in by.items() if not (is_number(w) and math.isfinite(w) and w >= 0)]
         if bad:
             raise InputError(
                 f"the fraction of cell {bad[0]!r} must be a finite number of at least 0"
@@ -202,6 +204,7 @@ def group_accuracy(
     groups = _one_of(groups, sensitive_features)
     if not is_number(interval) or not 0 < interval < 1:
         raise InputError(f"interval is {interval!r}; it must lie between 0 and 1, such as .95")
+    check_index(y_true, groups, "groups", of="y_true")
     _, a, b = _read(y_true, y_pred)
     labelled, correct = a >= 0, a == b
     cells = cells_of_groups(groups, len(a))
@@ -212,12 +215,13 @@ def group_accuracy(
     inside = codes >= 0
     mass = np.bincount(codes[inside], weight[inside], size)
     mass_correct = np.bincount(codes[inside], (weight * correct)[inside], size)
-    present = np.flatnonzero((counts > 0) & (mass > 0))
+    has_rows = (counts > 0) & (mass > 0)
+    present = np.flatnonzero(has_rows)
     if not len(present):
         raise NotEnoughDataError(
             "no row has a true label, a group and a positive weight; check the labels"
         )
-    missing = tuple(cells.classes[i] for i in np.flatnonzero(counts == 0))
+    missing = tuple(cells.classes[i] for i in np.flatnonzero(~has_rows))
     if missing:
         text = (
             f"{len(missing)} of {size} cells have no row: {', '.join(map(repr, missing[:10]))}; "
@@ -391,6 +395,7 @@ def tpr_gap(
     concept = _one_of(concept, sensitive_features, "concept")
     if average not in ("rms", "mean", "max", None):
         raise InputError(f"average is {average!r}; choose 'rms', 'mean', 'max' or None")
+    check_index(y_true, concept, "concept", of="y_true")
     classes, a, b = _read(y_true, y_pred)
     z = observed(cells_of_groups(concept, len(a)))
     gaps = gap_per_class(a, b, z.codes, len(classes), len(z.classes))
@@ -495,6 +500,7 @@ def counts_per_code(codes: Codes, correct: NDArray[np.bool_], size: int = 0) -> 
 
 def _read(y_true: object, y_pred: object) -> tuple[tuple[ClassName, ...], Codes, Codes]:
     """Names of the true classes, and codes of the true and the predicted ones."""
+    check_index(y_true, y_pred, "y_pred", of="y_true")
     true = class_codes(y_true, "y_true")
     return true.classes, *common(true, class_codes(y_pred, "y_pred", len(true)))
 

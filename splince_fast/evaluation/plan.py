@@ -272,6 +272,10 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
     for name, encoded in [("task", y), *((f"concept {name!r}", c) for name, c in concepts.items())]:
         if isinstance(encoded, ClassCodes):
             check_classes(name, encoded)
+            continue
+        values = encoded.values[present(encoded)]
+        if len(values) and not np.ptp(values, axis=0).any():
+            raise LabelError(f"the {name} has one value in all of its rows, {values[0].tolist()}")
     concept_codes = _joint(list(concepts.values()))
     levels, protocol = _levels(settings, y, concept_codes)
     for name in ("n_seeds", "random_state"):
@@ -364,9 +368,20 @@ def _sizes(
 
 
 def _concept_columns(concept: object) -> dict[str, Any]:
-    """Concepts by name, from a column, or a mapping or tuple of columns."""
+    """Concepts by name, from a column, or a mapping or tuple of columns.
+
+    Raises
+    ------
+    InputError
+        A mapping without columns, or with two names of one text.
+    """
     if isinstance(concept, Mapping):
-        return {str(name): column for name, column in concept.items()}
+        columns = {str(name): column for name, column in concept.items()}
+        if len(columns) < max(1, len(concept)):
+            raise InputError(
+                f"concept maps the names {list(concept)}; pass at least one, and no two of one text"
+            )
+        return columns
     if isinstance(concept, tuple) and concept and not np.isscalar(concept[0]):
         return {f"concept[{i}]": column for i, column in enumerate(concept)}
     return {"concept": concept}
@@ -381,7 +396,8 @@ def _levels(
         if settings.aligned_class is not None:
             raise InputError("aligned_class= is for association=; the natural split aligns nothing")
         return (None,), None
-    values: Any = association if isinstance(association, Sequence | np.ndarray) else (association,)
+    several = isinstance(association, Sequence) or getattr(association, "ndim", 0) != 0
+    values: Any = association if several else (association,)
     for p in values:
         splits.check_p(p)
     if not len(values):

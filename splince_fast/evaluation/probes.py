@@ -17,7 +17,7 @@ import scipy.special
 import scipy.stats
 from numpy.typing import NDArray
 
-from splince_fast._runtime.arrays import as_rows
+from splince_fast._runtime.arrays import as_rows, check_values
 from splince_fast._runtime.keywords import as_names
 from splince_fast._runtime.warn import warn
 from splince_fast._solve.options import is_integer
@@ -204,6 +204,8 @@ def leakage(
     ------
     InputError
         A parameter out of range.
+    NonFiniteError
+        NaN or infinity in the rows.
 
     Warns
     -----
@@ -227,7 +229,9 @@ def leakage(
         raise InputError(f"n_permutations is {n_permutations!r}; it must be a non-negative integer")
     random_state = check_random_state(random_state, bits=32)  # the range of scikit-learn
     check_index(X_fresh, z_fresh, "z_fresh")
+    check_index(X_fresh, groups, "groups")
     array = as_rows(X_fresh, name="X_fresh")
+    check_values(array, "X_fresh")
     rows = np.asarray(array, dtype=np.float64)
     eps = np.finfo(array.dtype).eps if array.dtype.kind == "f" else 0.0
     residue = _ROUNDINGS * eps * np.abs(rows).max(axis=0, initial=0.0)
@@ -404,7 +408,9 @@ def _stratified(
 
 def _is_constant(rows: Float, residue: Float | float) -> bool:
     """Whether no feature has a deviation above `residue`."""
-    return not (rows.std(axis=0) > residue).any()
+    # The mean of n equal numbers is off by up to n roundings, which would be their deviation.
+    centred = rows - rows.mean(axis=0)
+    return not (centred.std(axis=0) > residue).any()
 
 
 def _scaled(rows: Float) -> Float:

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from splince_fast._runtime.arrays import as_reals
 from splince_fast.evaluation._cells import class_codes
 from splince_fast.exceptions import InputError, NonFiniteError, NotEnoughDataError
+from splince_fast.labels.positions import check_index
 
 Float = NDArray[np.float64]
 
@@ -134,6 +135,8 @@ def log_odds_regression(
     ------
     InputError
         No score, one named "intercept", different lengths, or collinear scores.
+    LabelError
+        A column has the pandas index of `log_odds` in another order.
     NonFiniteError
         NaN or infinity.
     NotEnoughDataError
@@ -148,6 +151,8 @@ def log_odds_regression(
     >>> round(found["stereotype"], 2)
     2.0
     """
+    for column, role in ((scores, "scores"), (clusters, "clusters")):
+        check_index(log_odds, column, role, of="log_odds")
     y = as_reals(log_odds, "log_odds")
     if "intercept" in scores:
         raise InputError("a score is named 'intercept', as is the constant; rename it")

@@ -19,6 +19,7 @@ from splince_fast._runtime.progress import Progress
 from splince_fast._runtime.version import library_version
 from splince_fast._runtime.warn import warn
 from splince_fast._solve.options import is_integer
+from splince_fast.evaluation._cells import texts_of
 from splince_fast.evaluation._data import blocks, level_moments
 from splince_fast.evaluation._identity import key
 from splince_fast.evaluation._job import Job
@@ -327,10 +328,6 @@ def _context(plan: ComparisonPlan, splits: Mapping[JobId, Split], notes: list[st
     aligned = None if plan.protocol is None else plan.protocol.aligned_class
     if isinstance(aligned, dict):
         aligned = ", ".join(f"{a} to {b}" for a, b in aligned.items())
-    cells: Sequence[Any] = () if plan.cells is None else plan.cells.classes
-    names = [" · ".join(map(str, name)) for name in cells]
-    if len(set(names)) < len(names):  # a class name may contain the separator
-        names = [" · ".join(map(repr, name)) for name in cells]
     test_rows = {job: np.sort(split.test) for job, split in splits.items()}
     same_test = all(
         np.array_equal(rows, test_rows[seed, plan.levels[0]])
@@ -342,7 +339,8 @@ def _context(plan: ComparisonPlan, splits: Mapping[JobId, Split], notes: list[st
         sizes=first.sizes, aligned_class="" if aligned is None else str(aligned),
         association_method=plan.association_method, alphas=plan.alphas,
         select=plan.select, probes=plan.probes, concepts=tuple(plan.concepts),
-        cells=tuple(names), fingerprint=plan.fingerprint, version=library_version(),
+        cells=() if plan.cells is None else texts_of(plan.cells.classes),
+        fingerprint=plan.fingerprint, version=library_version(),
         notes=tuple(notes), truth=truth,
         eraser_roles=tuple(e.role for e in plan.erasers),
         head_roles=tuple(h.role for h in plan.heads),

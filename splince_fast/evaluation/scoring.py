@@ -29,6 +29,9 @@ from splince_fast.projection import Projection
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
 
+# Deviations below this, relative to those of unerased rows or of the task, are rounding.
+ROUNDING = 2.0**-32
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:
@@ -165,12 +168,44 @@ class QuantityPredictions:
         return scores(OF_QUANTITIES, self)
 
     def columns(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """True and predicted values, (n,) for one column, for the caller's metrics."""
+        """Copies of true and predicted values, (n,) for one column, for the caller's metrics."""
         y_true, y_pred = (c[:, 0] if c.shape[1] == 1 else c for c in (self.y_true, self.y_pred))
-        return y_true, y_pred
+        return y_true.copy(), y_pred.copy()
 
 
 Predictions = ClassPredictions | QuantityPredictions
+
+
+def as_codes(y_pred: NDArray[Any], n: int, classes: Codes) -> Codes:
+    """Predictions of a head as (n,) codes of the classes that it was fitted to.
+
+    Raises
+    ------
+    InputError
+        Another shape, or a value that is no code of a class, such as a regressor predicts.
+    """
+    if y_pred.shape != (n,):
+        raise InputError(f"the head predicts shape {y_pred.shape} for {n} rows; it must be ({n},)")
+    bad = np.flatnonzero(~np.isin(y_pred, classes))
+    if len(bad):
+        raise InputError(
+            f"the head predicts {y_pred[bad[0]]!s}, which is no class that it was fitted to; the "
+            "task has classes, so pass a classifier"
+        )
+    return y_pred.astype(np.intp)
+
+
+def as_quantities(y_pred: NDArray[Any], shape: tuple[int, ...]) -> Float:
+    """Predictions of a head as float64 values of the shape (n, k) of the task.
+
+    Raises
+    ------
+    InputError
+        Another shape; for one column (n,) is one, too.
+    """
+    if y_pred.shape != shape and (*y_pred.shape, 1) != shape:
+        raise InputError(f"the head predicts shape {y_pred.shape}, and the task has {shape}")
+    return np.asarray(y_pred, dtype=np.float64).reshape(shape)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -184,7 +219,7 @@ class Erasure:
     task : str
         Name of the task among them.
     distortion : float
-        E|r(x) - x|^2 / E|x - E x|^2.
+        E|r(x) - x|^2 / E|x - E x|^2; NaN for rows without variance.
     rank : int or None
         None for a map that depends on labels.
     """
@@ -202,7 +237,8 @@ class Erasure:
         left, right = projection.left, projection.right
         moved = float(np.sum((left.T @ left) * (right.T @ S @ right).T))
         shift = left @ (right.T @ (moments.mean - projection.mean))
-        distortion = (moved + float(shift @ shift)) / float(np.trace(S))
+        variance = float(np.trace(S))
+        distortion = (moved + float(shift @ shift)) / variance if variance else math.nan
         ratios = {v: covariance_ratio(projection, moments, v) for v in (task, *concepts)}
         return cls(ratios, task, distortion, projection.rank)
 
@@ -218,7 +254,7 @@ class Erasure:
             )
             ratios[v] = left / whole if whole else math.nan
         variance = float(np.trace(before.covariance(ddof=0)))
-        return cls(ratios, task, change / variance, None)
+        return cls(ratios, task, change / variance if variance else math.nan, None)
 
 
 def _accuracy(predictions: ClassPredictions) -> float:
@@ -258,7 +294,9 @@ def _r2(predictions: QuantityPredictions) -> float:
 
 def _concept_correlation(predictions: QuantityPredictions) -> float | None:
     first, concept = predictions.y_pred[:, 0], predictions.concept
-    if concept is None or not np.ptp(concept) > 0 or not np.ptp(first) > 0:
+    # A prediction that is constant but for rounding has no correlation.
+    least = ROUNDING * float(np.ptp(predictions.y_true[:, 0]))
+    if concept is None or not np.ptp(concept) > 0 or not np.ptp(first) > least:
         return None
     return abs(float(np.corrcoef(first, concept)[0, 1]))
 
@@ -365,17 +403,20 @@ def scores(table: Mapping[str, Metric], subject: Predictions | Erasure) -> dict[
 def add_scores(record: Record, predictions: Predictions, own: Mapping[str, Metric]) -> Record:
     """A record with the metrics of predictions on the test rows.
 
-    A metric of the caller's own that fails is a reason beside the values of the others.
+    A metric of the caller's own that fails or is infinite is a reason beside the values of the
+    others.
     """
     values, notes, reason = predictions.scores(), record.notes, record.reason
     if isinstance(predictions, ClassPredictions) and np.ptp(predictions.y_pred) == 0:
-        notes += ("the head decides the same class everywhere, so its worst group has accuracy 0",)
-    if own:
-        y_true, y_pred = predictions.columns()
+        worst = ", so its worst group has accuracy 0" * (values.get("worst_group") == 0.0)
+        notes += (f"the head decides the same class everywhere{worst}",)
     for name, metric in own.items():
         assert metric.score is not None
         try:
-            values[name] = float(metric.score(y_true, y_pred))
+            value = float(metric.score(*predictions.columns()))  # which it may change
+            if math.isinf(value):
+                raise InputError(f"{value} has no mean; return NaN where the metric is undefined")
+            values[name] = value
         except Exception as error:
             reason = f"metric {name!r}: {reason_of(error)}"
     cells = predictions.cells()

@@ -14,6 +14,7 @@ from splince_fast._solve.options import is_integer, is_number
 from splince_fast.evaluation._cells import check_classes, class_codes
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassCodes, ClassName
+from splince_fast.labels.positions import check_index
 from splince_fast.moments.parameters import check_random_state
 
 Rows = NDArray[np.intp]
@@ -467,7 +468,8 @@ def spurious_split(
     InputError
         A parameter out of range.
     LabelError
-        A task or concept with one class, or with quantities; a class that is not there.
+        A task or concept with one class, or with quantities; a class that is not there; a column
+        with the pandas index of `task` in another order.
     NotEnoughDataError
         A cell has too few rows; the text names the largest feasible size.
 
@@ -492,6 +494,8 @@ def spurious_split(
     check_p(p)
     check_method(method)
     check_random_state(random_state)
+    check_index(task, concept, "concept", of="task")
+    check_index(task, groups, "groups", of="task")
     y = class_codes(task, "task")
     protocol = Protocol.of(y, class_codes(concept, "concept", len(y)), aligned_class, groups)
     sizes = protocol.largest_sizes([p]) if sizes is None else check_sizes(sizes)

@@ -144,8 +144,8 @@ def corrected_t(
     Returns
     -------
     TResult
-        NaN throughout for differences that are equal to rounding, of mean other than 0, without a
-        `min_variance`.
+        NaN throughout for infinite differences, and for those that are equal to rounding, of mean
+        other than 0, without a `min_variance`.
 
     Raises
     ------
@@ -156,6 +156,8 @@ def corrected_t(
     n = len(values)
     if n < 2:
         raise InputError(f"a test needs at least two differences, and there are {n}")
+    if np.isinf(values).any():
+        return TResult(*(math.nan,) * 4)
     mean = float(values.mean())
     error = math.sqrt((1 / n + ratio) * float(values.var(ddof=1)))
     bound = math.sqrt((1 / n + ratio) * min_variance)

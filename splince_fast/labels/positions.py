@@ -12,7 +12,7 @@ from splince_fast._runtime.arrays import is_tensor, torch_to_numpy
 from splince_fast.exceptions import InputError, LabelError
 
 
-def check_index(X: Any, labels: Any, name: str = "labels") -> None:
+def check_index(X: Any, labels: Any, name: str = "labels", *, of: str = "X") -> None:
     """Raise LabelError where labels have the pandas index of X in another order.
 
     Labels belong to rows by position. A RangeIndex, and an index with other entries than that of X,
@@ -21,12 +21,15 @@ def check_index(X: Any, labels: Any, name: str = "labels") -> None:
     Parameters
     ----------
     X : rows
-    labels : column, frame, or mapping of columns
+    labels : column, frame, or mapping or tuple of columns
+    name, of : str
+        Of the labels and of the rows, for the text of the error.
     """
     index: Any = getattr(X, "index", None)
     if not hasattr(index, "symmetric_difference"):
         return
-    columns = labels if isinstance(labels, Mapping) else {None: labels}
+    columns = dict(enumerate(labels)) if isinstance(labels, tuple) else labels
+    columns = columns if isinstance(columns, Mapping) else {None: columns}
     for key, column in columns.items():
         other: Any = getattr(column, "index", None)
         named = hasattr(other, "symmetric_difference") and type(other).__name__ != "RangeIndex"
@@ -35,8 +38,9 @@ def check_index(X: Any, labels: Any, name: str = "labels") -> None:
         if len(index) == len(other) and index.is_unique and index.symmetric_difference(other).empty:
             shown = name if key is None else f"{name}[{key!r}]"
             raise LabelError(
-                f"{shown} has the index of X in another order, and labels belong to rows by "
-                f"position; pass {shown}.loc[X.index], or {shown}.to_numpy() if the positions agree"
+                f"{shown} has the index of {of} in another order, and labels belong to rows by "
+                f"position; pass {shown}.loc[{of}.index], or {shown}.to_numpy() if the positions "
+                "agree"
             )
 
 

@@ -14,7 +14,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from splince_fast import InputError, LabelError, NotEnoughDataError
-from splince_fast.baselines import DFR
+from splince_fast.baselines import DFR, GroupDRO
 
 
 def test_coefficients_equal_the_definition() -> None:
@@ -57,6 +57,27 @@ def test_a_constant_feature_gets_no_weight() -> None:
     X = np.column_stack([data.X, np.full(400, 3.0)])
     head = DFR(random_state=0).fit(X, data.y, groups=data.z)
     assert head.coef_[0, -1] == 0
+
+
+@pytest.mark.parametrize("penalty", ["l1", "l2"])
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 1e6 + 0.1])
+def test_a_constant_feature_whose_mean_is_rounded_changes_no_decision(
+    penalty: str, value: float
+) -> None:
+    data = draw(n=5000, d=4)
+    assert np.full((5000, 1), value).std(axis=0) > 0  # the rounding of the mean
+    plain, wider = (
+        DFR(C=0.3, penalty=penalty, n_subsets=2, random_state=0).fit(X, data.y, groups=data.z)
+        for X in (data.X, np.column_stack([data.X, np.full(5000, value)]))
+    )
+    # The feature is 0 to rounding after centring, so that both heads solve one problem.
+    assert abs(wider.coef_[0, -1]) < 1e-6
+    np.testing.assert_allclose(wider.coef_[0, :-1], plain.coef_[0], atol=1e-3)
+    np.testing.assert_allclose(
+        wider.decision_function(np.column_stack([data.X, np.full(5000, value)])),
+        plain.decision_function(data.X),
+        atol=1e-3,  # of the solvers
+    )
 
 
 @pytest.mark.parametrize("penalty", ["l1", "l2"])
@@ -117,6 +138,7 @@ def test_predictions_are_class_names() -> None:
         ({}, {"y": None}, InputError, "requires y to be passed"),
         ({}, {"y": np.zeros(400, int)}, LabelError, "one class"),
         ({}, {"groups": [None] + [1] * 399}, LabelError, "has no group for 1 rows"),
+        ({}, {"y": np.array([b"p", b"q"] * 200)}, LabelError, "represented as bytes"),
     ],
 )
 def test_bad_input_is_refused(
@@ -128,6 +150,58 @@ def test_bad_input_is_refused(
     with pytest.raises(error, match=match):
         head.fit(data.X, arguments.pop("y"), **arguments)
     assert not hasattr(head, "n_features_in_")
+
+
+def test_named_groups_of_validation_rows_belong_by_their_names() -> None:
+    data, u = draw(d=4), np.random.default_rng(1).choice(["p", "q"], size=600)
+    train, test = np.arange(600) < 450, np.arange(600) >= 450
+    groups = {"z": data.z[train], "u": u[train]}
+
+    def fitted(others: dict[str, Any]) -> DFR:
+        validation = (data.X[test], data.y[test], others)
+        head = DFR(random_state=0, n_subsets=2)
+        return head.fit(data.X[train], data.y[train], groups=groups, validation=validation)
+
+    straight = fitted({"z": data.z[test], "u": u[test]})
+    turned = fitted({"u": u[test], "z": data.z[test]})
+    np.testing.assert_array_equal(turned.coef_, straight.coef_)
+    with pytest.raises(LabelError, match="mixes types"):  # control: other columns
+        fitted({"z": u[test], "u": data.z[test]})
+    with pytest.raises(InputError, match=r"the groups \['u', 'v'\] and the fit \['z', 'u'\]"):
+        fitted({"u": u[test], "v": data.z[test]})
+
+
+def test_validation_labels_of_another_type_change_no_class() -> None:
+    data = draw(d=4)
+    train, test = np.arange(600) < 450, np.arange(600) >= 450
+
+    def fitted(y: Any, z: Any) -> DFR:
+        head = DFR(random_state=0, n_subsets=2)
+        validation = (data.X[test], y, z)
+        return head.fit(data.X[train], data.y[train], groups=data.z[train], validation=validation)
+
+    y, z = data.y[test], data.z[test]
+    plain = fitted(y, z)
+    for other in (fitted(y.astype(float), z), fitted(y.astype(object), z), fitted(y == 1, z)):
+        assert other.classes_.dtype == data.y.dtype
+        np.testing.assert_array_equal(other.coef_, plain.coef_)
+    for bad in ((y.astype(str), z), (y, z.astype(str))):
+        with pytest.raises(InputError, match="text equals no number"):
+            fitted(*bad)
+
+
+def test_labels_in_another_order_than_the_rows_are_refused() -> None:
+    pd = pytest.importorskip("pandas")
+    data = draw(n=400)
+    frame = pd.DataFrame(data.X, index=np.arange(1000, 1400)).rename(columns=str)
+    y, z = (pd.Series(column, index=frame.index) for column in (data.y, data.z))
+    for head in (DFR(C=0.1), GroupDRO(alpha=0.1)):
+        head.fit(frame, y, groups=z, validation=(frame, y, z))
+        for labels, groups in ((y[::-1], z), (y, z[::-1]), (y, {"z": z[::-1]})):
+            with pytest.raises(LabelError, match="has the index of X in another order"):
+                head.fit(frame, labels, groups=groups)
+        with pytest.raises(LabelError, match="has the index of X in another order"):
+            head.fit(frame, y, groups=z, validation=(frame, y[::-1], z))
 
 
 def test_a_cell_without_training_rows_is_named() -> None:

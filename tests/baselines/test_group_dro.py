@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -152,6 +153,53 @@ def test_the_online_solver_restores_its_best_epoch() -> None:
     np.testing.assert_array_equal(patient.coef_, runs[stops[0]][0].coef_)
 
 
+def test_losses_of_any_size_leave_the_cell_weights_of_the_online_solver_finite() -> None:
+    """In float64 exp(eta L) is infinite from eta L = 710 on, as it is for rows in large units."""
+    data = draw(n=1000)
+    options: dict[str, Any] = {"solver": "sgd", "alpha": 1e-9, "eta": 1.0, "max_epochs": 3}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        head = GroupDRO(**options, random_state=0).fit(1e4 * data.X, data.y, groups=data.z)
+    assert np.isfinite(head.coef_).all()
+    assert sum(head.report_.cell_weights) == pytest.approx(1)
+    assert head.score(1e4 * data.X, data.y) > 0.6
+    with pytest.raises(InputError, match="the steps of solver='sgd' diverge at alpha = 1000"):
+        GroupDRO(solver="sgd", alpha=1e3, step_size=1.0).fit(data.X, data.y, groups=data.z)
+
+
+def test_cell_weights_grow_by_the_exponentials_of_their_losses() -> None:
+    """One epoch of two steps against the rule as it is written."""
+    data = draw(n=40, d=4)
+    settings: dict[str, Any] = {"alpha": 0.1, "batch_size": 20, "max_epochs": 1, "eta": 0.7}
+    head = GroupDRO(
+        solver="sgd", validation_share=0, step_size=0.5, random_state=3, **settings
+    ).fit(data.X, data.y, groups=data.z)
+    cells, rng = 2 * data.y + data.z, np.random.default_rng(3)
+    members = [np.flatnonzero(cells == g) for g in range(4)]
+    X = data.X - data.X.mean(axis=0)
+    w, b, q = np.zeros(4), 0.0, np.full(4, 0.25)
+    for _ in range(2):
+        counts = np.bincount(rng.integers(4, size=20), minlength=4)
+        drawn = [
+            rows[np.floor(rng.random(n) * len(rows)).astype(int)]
+            for rows, n in zip(members, counts, strict=True)
+        ]
+        losses, gradients = np.zeros(4), np.zeros((4, 5))
+        for g, rows in enumerate(drawn):
+            if len(rows):
+                p = 1 / (1 + np.exp(-(X[rows] @ w + b)))
+                right = np.where(data.y[rows] == 1, p, 1 - p)
+                losses[g] = -np.log(right).mean()
+                design = np.column_stack([X[rows], np.ones(len(rows))])
+                gradients[g] = (p - data.y[rows]) @ design / len(rows)
+        q = q * np.where(counts > 0, np.exp(0.7 * losses), 1.0)
+        q /= q.sum()
+        step = q @ gradients + 0.1 * np.append(w, 0.0)
+        w, b = w - 0.5 * step[:4], b - 0.5 * step[4]
+    np.testing.assert_allclose(head.coef_[0], w, rtol=1e-12)
+    np.testing.assert_allclose(head.intercept_[0], b - w @ data.X.mean(axis=0), rtol=1e-12)
+
+
 def test_a_gap_above_the_tolerance_warns() -> None:
     data = draw(n=300, d=4)
     with pytest.warns(ConvergenceWarning, match="duality gap"):
@@ -180,6 +228,7 @@ def test_validation_rows_choose_alpha() -> None:
     [
         ({"alpha": 0.0}, "alpha is 0.0"),
         ({"alpha": ()}, "alpha is"),
+        ({"alpha": np.array(0.1)}, r"alpha is array\(0.1\)"),
         ({"solver": "admm"}, "solver is 'admm'"),
         ({"margin": -1.0}, "margin is -1.0"),
         ({"eta": 0.0}, "eta is 0.0"),

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from baseline_data import Drawn, bug_parts, draw, figures
-from sklearn.linear_model import LogisticRegression
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import LinearSVC
@@ -23,7 +24,7 @@ from splince_fast import (
     NothingErasedWarning,
     WholeNumbersWarning,
 )
-from splince_fast.baselines import INLP, inlp
+from splince_fast.baselines import INLP, RLACE, inlp
 from splince_fast.exceptions import NotEnoughDataError
 
 
@@ -216,6 +217,33 @@ def test_bad_input_is_refused_before_anything_is_fitted(
     with pytest.raises(error, match=match):
         eraser.fit(data.X, **{"concept": data.z, **given})
     assert not hasattr(eraser, "n_features_in_")
+
+
+@pytest.mark.parametrize("probe", ["svm", LinearSVC, Ridge(), 3])
+def test_a_probe_that_is_no_classifier_is_refused(probe: Any) -> None:
+    data = draw()
+    with pytest.raises(InputError, match="it must be a linear classifier"):
+        INLP(probe=probe).fit(data.X, concept=data.z)
+
+
+def test_a_probe_without_weights_is_refused_with_weights() -> None:
+    data = draw()
+    probe, weight = LinearDiscriminantAnalysis(), np.arange(1.0, 601.0)
+    assert INLP(probe=probe, random_state=0).fit(data.X, concept=data.z).report_.rank
+    with pytest.raises(InputError, match="LinearDiscriminantAnalysis takes no sample_weight"):
+        INLP(probe=probe, random_state=0).fit(data.X, concept=data.z, sample_weight=weight)
+
+
+@pytest.mark.parametrize("eraser", [INLP(by_task=True), RLACE(max_steps=1)])
+def test_labels_in_another_order_than_the_rows_are_refused(eraser: Any) -> None:
+    pd = pytest.importorskip("pandas")
+    data = draw()
+    frame = pd.DataFrame(data.X, index=np.arange(1000, 1600)).rename(columns=str)
+    y, z = (pd.Series(column, index=frame.index) for column in (data.y, data.z))
+    eraser.fit(frame, y, concept=z)
+    for task, concept in ((y[::-1], z), (y, z[::-1]), (y, {"z": z[::-1]})):
+        with pytest.raises(LabelError, match="has the index of X in another order"):
+            eraser.fit(frame, task, concept=concept)
 
 
 def test_validation_of_one_class_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 from comparisons import data, rows_read, run
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression, Ridge
 
 import splince_fast as sf
 from splince_fast import evaluation as ev
@@ -314,6 +315,75 @@ def test_any_exception_of_an_eraser_a_head_or_a_metric_is_a_row(error: Exception
         run(X, y, z, strict=True, **options)
 
 
+class Predicting(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A head that predicts what `form` makes of the classes of a logistic head."""
+
+    def __init__(self, form: Any = None) -> None:
+        self.form = form
+
+    def fit(self, X: Any, y: Any) -> Predicting:
+        self.model_ = LogisticRegression().fit(X, y)
+        return self
+
+    def predict(self, X: Any) -> Any:
+        return self.form(self.model_.predict(X))
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (lambda classes: classes[:1], r"shape \(1,\) for 225 rows"),
+        (lambda classes: np.eye(2)[classes], r"shape \(225, 2\) for 225 rows"),
+        (lambda classes: 0 * classes + 0.25, "the head predicts 0.25, which is no class"),
+        (lambda classes: classes * np.nan, "the head predicts nan, which is no class"),
+        (lambda classes: classes - 1, "the head predicts -1, which is no class"),
+    ],
+)
+def test_predictions_that_are_no_classes_are_a_row(form: Any, text: str) -> None:
+    X, y, z = data()
+    result = run(
+        X, y, z, erasers=("none",), heads={"retrained": "retrained", "own": Predicting(form)}
+    )
+    ((eraser, head, reason),) = dict.fromkeys(result.failures)
+    assert (eraser, head) == ("none", "own")
+    assert re.search(text, reason)
+    assert result.mean("accuracy", eraser="none", head="retrained") > 0.5
+
+
+def test_a_regressor_is_no_head_for_classes_and_codes_of_any_type_are_classes() -> None:
+    X, y, z = data()
+    kinds = {"int": int, "float": float, "bool": bool}
+    heads = {name: Predicting(lambda c, kind=kind: c.astype(kind)) for name, kind in kinds.items()}
+    result = run(X, y, z, erasers=("none",), heads={**heads, "ridge": Ridge()})
+    assert {head for _, head, _ in result.failures} == {"ridge"}
+    assert all("pass a classifier" in reason for _, _, reason in result.failures)
+    values = [result.values("worst_group", eraser="none", head=head) for head in heads]
+    assert values[0] == values[1] == values[2]
+
+
+def test_predicted_quantities_of_another_shape_are_a_row() -> None:
+    X, _, z = data()
+
+    class Wide(Ridge):  # type: ignore[misc]
+        def predict(self, X: Any) -> Any:
+            return np.stack([super().predict(X)] * 2, axis=1)
+
+    result = run(X, X[:, 1], z, erasers=("none",), heads={"ridge": Ridge(), "wide": Wide()})
+    ((_, head, reason),) = dict.fromkeys(result.failures)
+    assert head == "wide"
+    assert "shape (225, 2), and the task has (225, 1)" in reason
+    assert result.mean("r2", eraser="none", head="ridge") > 0.9
+
+
+def test_equal_rows_have_no_distortion_and_heads_at_the_majority() -> None:
+    _, y, z = data(400)
+    with pytest.warns(SplinceWarning, match="occur among its training rows"):
+        result = run(np.full((400, 3), 0.5), y, z, erasers=("none", "LEACE"), heads=("retrained",))
+    assert not result.failures
+    assert np.isnan(result.mean("distortion", eraser="LEACE"))
+    assert result.mean("accuracy", eraser="none") == result.mean("accuracy", eraser="LEACE")
+
+
 def test_ctrl_c_is_no_row() -> None:
     def stopped(moments: Any) -> Any:
         raise KeyboardInterrupt
@@ -327,6 +397,8 @@ def test_ctrl_c_is_no_row() -> None:
     [
         ({"association": 1.2}, InputError, "probability"),
         ({"association": ()}, InputError, "empty"),
+        ({"association": np.array(0.9)}, InputError, "association p is array"),
+        ({"alphas": np.array(0.1)}, InputError, "alpha is array"),
         ({"erasers": ("LACE",)}, InputError, "no eraser 'LACE'"),
         ({"heads": ("tuned",)}, InputError, "no head 'tuned'"),
         ({"erasers": (eraser_of, eraser_of)}, InputError, "two erasers"),
@@ -351,6 +423,23 @@ def test_invalid_arguments_are_refused_before_anything_runs(
     monkeypatch.setattr(sf.Moments, "update", never)
     with pytest.raises(error, match=match):
         run(*data(), **change)
+
+
+def test_a_constant_quantity_is_refused_before_anything_runs() -> None:
+    X, y, z = data(100)
+    constant = np.where(np.arange(100) < 10, np.nan, 0.5)
+    for task, concept, name in ((constant, z, "task"), (y, {"a": constant}, "concept 'a'")):
+        with pytest.raises(LabelError, match=f"the {name} has one value in all of its rows"):
+            run(X, task, concept)
+    columns = np.stack([np.full(100, 0.5), X[:, 0]], axis=1)
+    assert not run(X, columns, z, erasers=("LEACE",), n_seeds=1).failures
+
+
+@pytest.mark.parametrize("names", [(), (1, "1")])
+def test_names_of_concepts_are_one_at_least_and_differ_as_text(names: tuple[Any, ...]) -> None:
+    X, y, z = data(100)
+    with pytest.raises(InputError, match="concept maps the names"):
+        run(X, y, {name: z for name in names})
 
 
 def test_one_class_and_missing_values_are_refused_before_anything_runs() -> None:  # cases 7, 17

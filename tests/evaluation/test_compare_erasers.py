@@ -49,6 +49,62 @@ def test_inlp_is_fitted_on_the_scaled_training_rows_and_stops_by_the_validation_
     assert result.mean("residual", eraser="none") == pytest.approx(1.0)
 
 
+def test_weights_of_validation_rows_decide_when_inlp_stops() -> None:
+    """A rare concept: by validation rows of equal weight the majority class is hard to beat."""
+    rng = np.random.default_rng(0)
+    z, y = (rng.random(6000) < 0.15).astype(int), rng.integers(0, 2, 6000)
+    X = rng.normal(size=(6000, 8)) + 0.6 * np.outer(z, np.eye(8)[0]) + np.outer(y, np.eye(8)[1])
+    options: dict[str, Any] = {"p": 0.9, "sizes": (700, 100, 200), "aligned_class": 1}
+    split = ev.spurious_split(y, z, method="weights", **options)
+    assert split.weights is not None
+    assert split.validation_weights is not None
+    result = run(
+        X, y, z, erasers=("INLP",), association=0.9, association_method="weights",
+        sizes=(700, 100, 200), aligned_class=1, heads=("retrained",),
+    )  # fmt: skip
+    rows = X[split.train]
+    mean = np.average(rows, axis=0, weights=split.weights)
+    unit = np.sqrt(np.average((rows - mean) ** 2, axis=0, weights=split.weights).mean())
+    both = np.concatenate([split.train, split.validation])
+    inside = np.arange(len(both)) >= len(split.train)
+
+    def fitted(of_validation: Any) -> Any:
+        weights = np.concatenate([split.weights, of_validation])
+        return INLP(random_state=0).fit(
+            (X[both] - mean) / unit, concept=z[both], validation=inside, sample_weight=weights
+        )
+
+    report = fitted(split.validation_weights).report_
+    assert result.mean("rank", eraser="INLP") == report.rank > 0
+    assert result.mean("distortion", eraser="INLP") == pytest.approx(report.distortion, rel=1e-9)
+    with pytest.warns(sf.NothingErasedWarning):  # control: of equal weight
+        assert fitted(np.ones(len(split.validation))).report_.rank == 0
+
+
+def test_inlp_by_task_gets_the_task_of_validation_rows() -> None:
+    X, y, z = data()
+    eraser = INLP(by_task=True, random_state=0)
+    result = run(X, y, z, erasers={"by task": eraser}, heads=("retrained",))
+    assert not result.failures
+    order = np.random.default_rng(0).permutation(900)
+    held, train = order[225:315], order[315:]
+    rows = X[train]
+    mean, unit = rows.mean(axis=0), np.sqrt(rows.var(axis=0).mean())
+    model = eraser.fit(
+        (rows - mean) / unit, y[train], concept=z[train],
+        validation=((X[held] - mean) / unit, z[held], y[held]),
+    )  # fmt: skip
+    assert result.mean("rank", eraser="by task") == model.report_.rank > 0
+
+
+def test_baselines_draw_validation_rows_where_the_split_has_none() -> None:
+    X, y, z = data()
+    erasers = {"INLP": "INLP", "RLACE": RLACE(max_steps=100)}
+    result = run(X, y, z, erasers=erasers, association=0.7, sizes=(300, 0, 100))
+    assert not result.failures
+    assert result.mean("rank", eraser="INLP") > 0
+
+
 def test_baselines_as_names_and_as_estimators_with_parameters() -> None:
     X, y, z = data()
     quick = RLACE(max_steps=300, check_every=100)

@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 import splince_fast as sf
 from splince_fast import evaluation as ev
 from splince_fast.evaluation import _logistic, heads
-from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
+from splince_fast.exceptions import InputError, LabelError, NonFiniteError, NotEnoughDataError
 
 LADDER = (1.0, 0.1, 0.01, 0.001, 0.0001)
 
@@ -172,6 +172,47 @@ def test_a_start_of_another_shape_is_refused() -> None:
             ev.fit_head(X, y, solver="sgd", start=start)
     with pytest.raises(InputError, match="random_state is -1"):
         ev.fit_head(X, y, solver="sgd", random_state=-1)
+
+
+def test_a_start_that_is_no_head_is_refused() -> None:
+    X, y, _ = data(0)
+    with pytest.raises(InputError, match="start is ndarray; pass a Head"):
+        ev.fit_head(X, y, solver="sgd", start=np.zeros((1, 12)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_rows_with_nan_are_neither_fitted_nor_predicted(number: float) -> None:
+    X, y, z = data(0)
+    head = ev.fit_head(X, y)
+    bad = X.copy()
+    bad[7, 2] = number
+    for call, name in (
+        (lambda: ev.fit_head(bad, y), "X"),
+        (lambda: ev.fit_head(bad, X[:, 0]), "X"),
+        (lambda: ev.select_head(bad, y, X, y, groups=z), "X"),
+        (lambda: ev.select_head(X, y, bad, y, groups=z), "X_validation"),
+        (lambda: head.predict(bad), "X"),  # NaN > 0 is False: it was the first class
+        (lambda: head.predict_proba(bad), "X"),
+    ):
+        with pytest.raises(NonFiniteError, match=rf"{name} contains NaN.*rows 7"):
+            call()
+
+
+def test_selection_refuses_labels_in_another_order_than_the_rows() -> None:
+    pd = pytest.importorskip("pandas")
+    X, y, z = data(0)
+    frame = pd.DataFrame(X, index=np.arange(1000, 1400)).rename(columns=str)
+    straight = pd.Series(y, index=frame.index)
+    turned = straight.iloc[::-1]
+    plain = ev.select_head(frame, straight, frame, straight, groups=z)
+    assert plain.validation == ev.select_head(X, y, X, y, groups=z).validation
+    for labels, of_validation, groups, name in (
+        (turned, straight, z, "y"),
+        (straight, turned, z, "y_validation"),
+        (straight, straight, turned, "groups"),
+    ):
+        with pytest.raises(LabelError, match=f"{name} has the index of X in another order"):
+            ev.select_head(frame, labels, frame, of_validation, groups=groups)
 
 
 def test_a_quantity_without_values_is_refused() -> None:

@@ -113,6 +113,16 @@ def test_an_empty_cell_is_listed_and_warned_of_and_strict_raises() -> None:  # c
         ev.group_accuracy(y, guess, groups=groups, strict=True)
 
 
+def test_a_cell_whose_rows_all_weigh_nothing_is_listed_as_empty() -> None:
+    columns = [0, 1, 1, 0], [0, 0, 1, 0]
+    groups, weight = ["a", "b", "b", "a"], [1, 0, 0, 1]
+    with pytest.warns(SplinceWarning, match="1 of 2 cells have no row: 'b'"):
+        found = ev.group_accuracy(*columns, groups=groups, sample_weight=weight)
+    assert ([row.cell for row in found.rows], found.missing) == (["a"], ("b",))
+    with pytest.raises(NotEnoughDataError, match="'b'"):
+        ev.group_accuracy(*columns, groups=groups, sample_weight=weight, strict=True)
+
+
 def test_a_class_without_rows_in_a_group_has_no_gap() -> None:  # case 1
     with pytest.warns(SplinceWarning, match="1 of 2 classes"):
         found = ev.tpr_gap([0, 0, 1], [0, 1, 1], concept=["a", "b", "a"], average=None)
@@ -167,6 +177,13 @@ def test_weighting_by_training_cells() -> None:
         found.weighted({"c": 1})
     with pytest.raises(InputError, match="finite"):
         found.weighted({"a": -1})
+
+
+def test_a_fraction_that_is_no_number_is_refused() -> None:
+    found = ev.group_accuracy([0, 1], [0, 1], groups=["a", "b"])
+    for fraction in ("a", None, math.nan):
+        with pytest.raises(InputError, match="fraction of cell 'b' must be a finite number"):
+            found.weighted({"a": 1, "b": fraction})  # type: ignore[dict-item]
 
 
 def test_covariance_ratio_follows_its_formula() -> None:

@@ -15,7 +15,7 @@ from sklearn.preprocessing import StandardScaler
 
 import splince_fast as sf
 from splince_fast import evaluation as ev
-from splince_fast.exceptions import InputError, SplinceWarning
+from splince_fast.exceptions import InputError, LabelError, NonFiniteError, SplinceWarning
 
 
 def rows(seed: int, classes: int, n: int = 300, d: int = 8) -> tuple[Any, Any]:
@@ -153,6 +153,19 @@ def test_rounding_residue_is_no_leakage() -> None:
     assert ev.leakage(X, z, probes=("linear",))["linear"].accuracy > 0.95
 
 
+@pytest.mark.parametrize("concept", ["classes", "quantity"])
+def test_equal_rows_are_at_chance_though_their_mean_is_rounded(concept: str) -> None:
+    n = 5000
+    X = np.full((n, 3), 0.1)
+    assert X.std(axis=0).max() > 64 * np.finfo(np.float64).eps * 0.1  # that of the mean alone
+    z = np.arange(n) % 2
+    if concept == "classes":
+        found = ev.leakage(X, z, probes=("linear", "quadratic"))
+        assert [(probe.accuracy, probe.auc) for probe in found.probes] == [(0.5, 0.5)] * 2
+    else:
+        assert ev.leakage(X, z + 0.5, probes=("linear",))["linear"].r2 == 0.0
+
+
 def test_arguments_out_of_range_are_refused() -> None:
     with pytest.raises(InputError, match="no probe 'svm'"):
         ev.leakage(np.eye(4), [0, 1, 0, 1], probes=("svm",))
@@ -163,6 +176,26 @@ def test_arguments_out_of_range_are_refused() -> None:
     for random_state in (-1, None, 1 << 32):
         with pytest.raises(InputError, match="random_state is"):
             ev.leakage(np.eye(4), [0, 1, 0, 1], random_state=random_state)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+@pytest.mark.parametrize("concept", ["classes", "quantity"])
+def test_rows_with_nan_are_refused_and_are_not_at_chance(number: float, concept: str) -> None:
+    X, z = rows(0, 2)
+    X[17, 3] = number
+    column = z if concept == "classes" else z + 0.5
+    with pytest.raises(NonFiniteError, match=r"X_fresh contains NaN.*rows 17"):
+        ev.leakage(X, column, probes=("linear",))
+
+
+def test_labels_and_groups_in_another_order_than_the_rows_are_refused() -> None:
+    pd = pytest.importorskip("pandas")
+    X, z = rows(0, 2)
+    frame = pd.DataFrame(X, index=np.arange(1000, 1300)).rename(columns=str)
+    column = pd.Series(z, index=frame.index).iloc[::-1]
+    for labels, groups, name in ((column, None, "z_fresh"), (z, column, "groups")):
+        with pytest.raises(LabelError, match=f"{name} has the index of X in another order"):
+            ev.leakage(frame, labels, groups=groups, probes=("linear",))
 
 
 def test_the_quadratic_probe_reads_covariances_and_the_linear_one_does_not() -> None:

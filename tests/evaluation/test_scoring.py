@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from comparisons import data, run
+from sklearn.dummy import DummyClassifier
 from sklearn.metrics import accuracy_score, balanced_accuracy_score
 
 from splince_fast import evaluation as ev
@@ -120,6 +121,55 @@ def test_names_and_kinds_of_own_metrics_are_checked() -> None:
         run(X, y, z, metrics={"mine": ev.Metric(error_rate, lower_is_better="yes")})  # type: ignore[arg-type]
 
 
+def test_a_metric_that_changes_its_arguments_changes_no_other_figure() -> None:
+    def overwriting(y_true: Any, y_pred: Any) -> float:
+        y_true[:] = y_true[0]
+        y_pred[:] = y_pred[0]
+        return 0.0
+
+    X, y, z = data()
+    for task in (y, X[:, 1] - X[:, 0]):
+        plain, after = (
+            run(X, task, z, metrics={"first": first, "last": error_rate})
+            for first in (error_rate, overwriting)
+        )
+        for old, new in zip(plain.records, after.records, strict=True):
+            assert new.values | {"first": 0.0} == old.values | {"first": 0.0}
+
+
+def test_an_infinite_metric_is_a_reason_and_no_significant_difference() -> None:
+    X, y, z = data()
+    endless = ev.Metric(lambda y_true, y_pred: np.inf, lower_is_better=True)
+    result = run(X, y, z, n_seeds=3, erasers=("none", "LEACE"), metrics={"endless": endless})
+    assert "endless" not in result.metrics
+    assert all("'endless': inf has no mean" in reason for _, _, reason in result.failures)
+    assert {head for _, head, _ in result.failures} == {"retrained", "frozen"}
+    assert result.mean("accuracy", eraser="none") > 0.5
+
+
+def test_predictions_that_are_constant_but_for_rounding_have_no_correlation() -> None:
+    X = data()[0]
+    concept = X[:, 0] + X[:, 1]
+    result = run(X, 3 * concept + 0.1, concept, erasers=("none", "LEACE"))
+    assert len(result.values("concept_correlation", eraser="none")) == 2
+    assert result.values("concept_correlation", eraser="LEACE") == {}
+    assert result.mean("r2", eraser="LEACE") == pytest.approx(0, abs=0.05)
+
+
+def test_a_constant_head_has_a_worst_group_of_0_only_where_it_is_wrong() -> None:
+    X, y, z = data()
+    test = np.arange(900) >= 600
+    for task, concept, text in (
+        (np.where(test, 1, y), z, "everywhere"),
+        (y, X[:, 0], "everywhere"),  # no groups
+        (y, z, "everywhere, so its worst group has accuracy 0"),
+    ):
+        head = DummyClassifier(strategy="constant", constant=1)
+        result = run(X, task, concept, n_seeds=1, test=test, erasers=("none",), heads={"h": head})
+        assert f"none, h: the head decides the same class {text}" in result.notes
+    assert result.mean("worst_group", eraser="none") == 0
+
+
 def test_a_saved_result_keeps_directions(result: Comparison, tmp_path: Any) -> None:
     result.save(tmp_path / "r.json")
     loaded = Comparison.load(tmp_path / "r.json")
@@ -173,6 +223,16 @@ def test_fairness_metrics_are_those_of_fairlearn_and_of_counting() -> None:
     assert found["equalized_odds"] == 1.0  # false positive rates 0, 1, 0
     assert found["demographic_parity"] == 1.0 - 0.0
     assert found["selection_rate[a]"] == pytest.approx(1 / 3)
+    # The parts of two cells of the concepts may have one text.
+    first, second = np.array(["x", "x · y"])[z], np.array(["z", "y · z"])[np.arange(900) % 2]
+    joined = run(X, y, (first, second), heads=("retrained",), erasers=("none",), leakage=())
+    four = run(X, y, (z, np.arange(900) % 2), heads=("retrained",), erasers=("none",), leakage=())
+    rates = [
+        sorted(v for k, v in r.records[1].values.items() if k.startswith("selection_rate"))
+        for r in (joined, four)
+    ]
+    assert len(rates[0]) == 4
+    assert rates[0] == rates[1]
     X, y, z = data(400)
     three = run(X, np.arange(400) % 3, z, heads=("retrained",), erasers=("none",), leakage=())
     assert "demographic_parity" not in three.metrics  # defined for two classes of the task

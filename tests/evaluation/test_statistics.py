@@ -38,6 +38,11 @@ def test_equal_differences_have_no_test() -> None:
         st.corrected_t([0.1], 0.2)
 
 
+def test_infinite_differences_have_no_test() -> None:
+    for values in ([np.inf, np.inf, np.inf], [0.1, np.inf, 0.2], [0.1, -np.inf, np.inf]):
+        assert all(map(math.isnan, st.corrected_t(values, 0.3)))
+
+
 def test_holm_is_the_step_down_rule() -> None:
     assert st.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert st.holm([0.5, math.nan])[0] == 0.5

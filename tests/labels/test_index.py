@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import splince_fast as sf
+from splince_fast import baselines
+from splince_fast import evaluation as ev
 from splince_fast.evaluation import fit_head, leakage
 from splince_fast.evaluation.plan import Settings, make_plan
 
@@ -22,6 +24,15 @@ SHUFFLED = Z.sample(frac=1, random_state=0)
 NUMBERED = Z.reset_index(drop=True)
 NUMBERS = X.reset_index(drop=True).sample(frac=1, random_state=1)  # a permutation of 0 ... 99
 
+TASK = np.arange(100) // 50
+ROW = np.arange(100) % 5 == 0
+
+
+def mask_of(z: Any) -> Any:
+    """A mask of validation rows, with the index of a column if that has one."""
+    return pd.Series(ROW, z.index) if hasattr(z, "index") else ROW
+
+
 CALLS: dict[str, Callable[[Any], Any]] = {
     "update": lambda z: sf.Moments().update(X, {"z": z}),
     "column": lambda z: sf.Moments().update(X, z),
@@ -33,6 +44,14 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "head": lambda z: fit_head(X, z),
     "leakage": lambda z: leakage(X, z, probes=("linear",)),
     "compare": lambda z: make_plan(X, Settings(task=rng.permutation(100) % 2, concept=z)),
+    "compare, concepts": lambda z: make_plan(X, Settings(task=TASK, concept=(TASK[::-1], z))),
+    "select_head": lambda z: ev.select_head(X, z, X, z, groups=z),
+    "RLACE": lambda z: baselines.RLACE(max_steps=1).fit(X, concept=z),
+    "mask": lambda z: baselines.DFR(C=1.0).fit(X, TASK, groups=TASK[::-1], validation=mask_of(z)),
+    "mask of RLACE": lambda z: baselines.RLACE(max_steps=1).fit(
+        X, concept=TASK, validation=mask_of(z)
+    ),
+    "GroupDRO": lambda z: baselines.GroupDRO(alpha=1.0).fit(X, TASK, groups=(TASK[::-1], z)),
     "oracle": lambda z: sf.oracle(sf.Moments().update(X, {"z": Z}), erase="z")(X, {"z": z}),
 }
 
@@ -50,6 +69,26 @@ def test_labels_of_another_index_or_of_none_belong_to_rows_by_position(
     call: str, labels: Any
 ) -> None:
     CALLS[call](labels)
+
+
+@pytest.mark.parametrize(
+    ("call", "of"),
+    [
+        (lambda z: ev.group_accuracy(Z, z, groups=Z), "y_true"),
+        (lambda z: ev.group_accuracy(Z, Z, groups=(Z, z)), "y_true"),
+        (lambda z: ev.worst_group_accuracy(Z, Z, groups={"z": z}), "y_true"),
+        (lambda z: ev.class_accuracy(Z, z), "y_true"),
+        (lambda z: ev.tpr_gap(Z, Z, concept=z), "y_true"),
+        (lambda z: ev.spurious_split(Z, z, p=0.5, sizes=(4, 0, 4)), "task"),
+        (lambda z: ev.spurious_split(Z, TASK, p=0.5, sizes=(4, 0, 4), groups=z), "task"),
+        (lambda z: ev.log_odds_regression(X["a"], score=z), "log_odds"),
+        (lambda z: ev.log_odds_regression(X["a"], clusters=z + 2 * TASK, score=X["b"]), "log_odds"),
+    ],
+)
+def test_columns_in_another_order_of_the_index_are_refused(call: Any, of: str) -> None:
+    with pytest.raises(sf.LabelError, match=rf"another order.*\.loc\[{of}\.index\]"):
+        call(SHUFFLED)
+    call(SHUFFLED.to_numpy())
 
 
 def test_numbers_of_rows_are_no_index() -> None:
