@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._solve.options import is_integer
+from splince_fast.estimators.base import columns_by_name
 from splince_fast.evaluation import splits
 from splince_fast.evaluation._cells import check_classes, class_codes, joint, members
 from splince_fast.evaluation._data import check_finite, fingerprint, labels_of, present, read_rows
@@ -368,23 +369,20 @@ def _sizes(
 
 
 def _concept_columns(concept: object) -> dict[str, Any]:
-    """Concepts by name, from a column, or a mapping or tuple of columns.
+    """Concepts by name, from a column, or a mapping, frame or tuple of columns.
 
     Raises
     ------
     InputError
-        A mapping without columns, or with two names of one text.
+        No columns, or two names of one text.
     """
-    if isinstance(concept, Mapping):
-        columns = {str(name): column for name, column in concept.items()}
-        if len(columns) < max(1, len(concept)):
-            raise InputError(
-                f"concept maps the names {list(concept)}; pass at least one, and no two of one text"
-            )
-        return columns
     if isinstance(concept, tuple) and concept and not np.isscalar(concept[0]):
         return {f"concept[{i}]": column for i, column in enumerate(concept)}
-    return {"concept": concept}
+    by_name = columns_by_name(concept, "concept")
+    columns = {str(name): column for name, column in by_name.items()}
+    if len(columns) < len(by_name):
+        raise InputError(f"concept maps the names {list(by_name)}; pass no two of one text")
+    return columns
 
 
 def _levels(

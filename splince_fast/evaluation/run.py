@@ -86,7 +86,8 @@ def compare(
         another column. Maps and files are read block by block; a job holds its own rows, in
         float64.
     task, concept : column of shape (n,)
-        Labels of any kind. Several concepts as a mapping or tuple of columns are erased jointly.
+        Labels of any kind. Several concepts as a mapping, frame or tuple of columns are erased
+        jointly.
         Floats are a quantity; the association protocol needs classes.
     groups : column of shape (n,), optional
         Rows of one group (a person, a document) stay in one part and in one fold, those that

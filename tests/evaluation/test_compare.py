@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import polars as pl
 import pytest
 from comparisons import data, rows_read, run
 from sklearn.base import BaseEstimator, ClassifierMixin
@@ -438,8 +440,17 @@ def test_a_constant_quantity_is_refused_before_anything_runs() -> None:
 @pytest.mark.parametrize("names", [(), (1, "1")])
 def test_names_of_concepts_are_one_at_least_and_differ_as_text(names: tuple[Any, ...]) -> None:
     X, y, z = data(100)
-    with pytest.raises(InputError, match="concept maps the names"):
+    with pytest.raises(InputError, match=r"at least one column|no two of one text"):
         run(X, y, {name: z for name in names})
+
+
+def test_a_frame_of_concepts_is_a_mapping_of_its_columns() -> None:
+    X, y, z = data(300)
+    columns = {"gender": z, "race": np.arange(300) % 2}
+    frames = (columns, pd.DataFrame(columns), pl.DataFrame(columns))
+    found = [run(X, y, concept, n_seeds=1, erasers=("LEACE",)) for concept in frames]
+    assert found[0].context.concepts == ("gender", "race")
+    assert [r.table("accuracy") for r in found[1:]] == [found[0].table("accuracy")] * 2
 
 
 def test_one_class_and_missing_values_are_refused_before_anything_runs() -> None:  # cases 7, 17
