@@ -497,6 +497,14 @@ def test_classes_as_a_task_go_with_a_quantity_as_concept(n: int) -> None:
         assert chosen == {0.01}
 
 
+def test_without_cells_accuracy_chooses_alpha() -> None:
+    from splince_fast.evaluation.heads import choose
+
+    scored = [(float("nan"), accuracy) for accuracy in (0.6, 0.8, 0.7)]
+    for rule in ("worst_group", "accuracy"):
+        assert choose(scored, (1.0, 0.1, 0.01), rule) == 1
+
+
 def test_estimators_get_classes_beside_a_quantity_as_columns_of_a_mapping() -> None:
     X, y, _ = data(900)
     rng = np.random.default_rng(4)
