@@ -64,6 +64,9 @@ def test_intervals_are_those_of_the_seeds(result: Comparison) -> None:
     assert found.error == pytest.approx(np.std(values, ddof=1) / 3**0.5)
     point = result.values("accuracy", eraser="SAL", alpha=0.001)
     assert len(point) == 3
+    assert result.values("accuracy", eraser="SAL", alpha=np.float32(0.001)) == point
+    with pytest.raises(InputError, match="the comparison has"):
+        result.values("accuracy", eraser="SAL", alpha=0.5)
 
 
 def test_a_star_needs_the_test(result: Comparison) -> None:
