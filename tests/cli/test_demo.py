@@ -23,7 +23,8 @@ from splince_fast.exceptions import NotEnoughDataError
 from splince_fast.experiments.demo import experiment, table
 from splince_fast.experiments.demo.experiment import METHODS, NounSplit, Results, SplitFigures
 from splince_fast.experiments.demo.professions import ProfessionData
-from splince_fast.experiments.erasers import ERASERS
+from splince_fast.experiments.erasers import ERASERS, fit_method
+from splince_fast.projection import Projection
 
 Float = NDArray[np.float64]
 N_TEMPLATES, WIDTH = 6, 12
@@ -301,6 +302,38 @@ def test_json_holds_every_split(data: ProfessionData) -> None:
 
 
 # -- the figure ----------------------------------------------------------------------------------
+
+
+def test_the_plane_shows_all_that_the_erasers_do(data: ProfessionData) -> None:
+    pytest.importorskip("matplotlib", reason="drawing needs the extra demo")
+    from splince_fast.experiments.demo.figure import Plane
+
+    results = experiment.run(data, n_splits=2, train_correlation=0.3)
+    plane = Plane(data, results)
+    rows = results.splits[0].train
+    moments = experiment.accumulate(data, rows)
+    X = data.activations[rows]
+
+    def fitted(method: str) -> Projection:
+        return fit_method(method, moments, erase="stereotype", keep="factual")
+
+    for method, points in plane.erased.items():
+        change = fitted(method)(X) - X
+        moved = np.linalg.norm(points - plane.states, axis=1)
+        np.testing.assert_allclose(moved, np.linalg.norm(change, axis=1), atol=1e-10)
+        assert np.linalg.norm(plane.covariance(points, plane.z)) < 1e-12
+    before = plane.covariance(plane.states, plane.y)
+    np.testing.assert_allclose(plane.covariance(plane.erased["SPLINCE"], plane.y), before)
+    assert not np.allclose(plane.covariance(plane.erased["LEACE"], plane.y), before, rtol=0.01)
+    np.testing.assert_allclose(np.cov(plane.whitened.T, ddof=0), np.eye(2), atol=1e-12)
+    for points in (plane.states, plane.whitened):
+        for score in (plane.z, plane.y):
+            assert (points @ plane.covariance(points, score) @ (score - score.mean())) > 0
+    a, b = (plane.covariance(plane.whitened, score) for score in (plane.z, plane.y))
+    assert a @ b / np.linalg.norm(a) / np.linalg.norm(b) == pytest.approx(plane.cosine)
+    report = fitted("SPLINCE").report
+    assert report is not None
+    assert report.cosines[0] == pytest.approx(abs(plane.cosine))
 
 
 # -- the command, on the shipped states ------------------------------------------------------------
