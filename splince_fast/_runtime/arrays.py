@@ -357,7 +357,12 @@ def abbreviated(numbers: Iterable[int], names: Sequence[object] | None = None) -
 
 def as_mask(mask: Any, shape: tuple[int, ...]) -> NDArray[np.bool_]:
     """Convert a mask to booleans; InputError unless it has `shape` and holds 0 and 1 only."""
-    array = torch_to_numpy(mask) if is_tensor(mask) else np.asarray(mask)
+    if is_tensor(mask):
+        mask = torch_to_numpy(mask)
+    try:
+        array = np.asarray(mask)
+    except ValueError as error:
+        raise InputError(f"mask cannot be read as an array: {error}") from error
     if array.shape != shape:
         raise InputError(
             f"mask has shape {array.shape}; it must have that of X without the features, {shape}"

@@ -13,6 +13,7 @@ from typing import Any
 
 from splince_fast._runtime.extras import require
 from splince_fast._runtime.files import as_path, write_text
+from splince_fast._solve.options import is_number
 from splince_fast.evaluation import _decision, _tables, statistics
 from splince_fast.evaluation._differences import Differences, Resampled, Verdict, verdict_of
 from splince_fast.evaluation._records import (
@@ -197,8 +198,11 @@ class Comparison:
         """
         if eraser not in self.context.erasers:
             raise InputError(f"there is no eraser {eraser!r}; there are {self.context.erasers}")
-        if alpha is not None and alpha not in self.context.alphas:
-            raise InputError(f"alpha is {alpha!r}; the comparison has {self.context.alphas}")
+        if alpha is not None:
+            if not is_number(alpha) or alpha not in self.context.alphas:
+                raise InputError(f"alpha is {alpha!r}; the comparison has {self.context.alphas}")
+            # The path is looked up by hash, in which NumPy's float32 differs from an equal float.
+            alpha = self.context.alphas[self.context.alphas.index(alpha)]
         records = self._records_of(self.level(p), self.head_of(metric, head), eraser)
         of_seed = {r.seed: r.values if alpha is None else dict(r.path).get(alpha, {})
                    for r in records}  # fmt: skip

@@ -13,12 +13,16 @@ from splince_fast._solve.selection import Span
 from splince_fast._solve.tolerances import CONSTANT, EPS32
 from splince_fast.labels import VariableName
 from splince_fast.moments.class_sums import ClassSums
+from splince_fast.moments.column_sums import ColumnSums
 from splince_fast.moments.snapshot import Statistics
 
 Float = NDArray[np.float64]
 
-# Least squared correlation that counts as 1: sums of float32 rows round it by up to 3 EPS32.
-_EQUAL = 1.0 - 8.0 * EPS32
+# A squared correlation counts as 1 if it is as near as this: sums of float32 rows round it by up to
+# 3 EPS32, those of float64 rows by far less. An outlier can take a correlation almost as near.
+_OF_FLOAT32, _OF_FLOAT64 = 8.0 * EPS32, 1e-11
+# Deviations within the classes that the values of two classes lie apart.
+_APART = 4.0
 # Least rows of each of two classes: below it a feature of few values may agree by chance.
 _ROWS = 10
 
@@ -26,7 +30,13 @@ _ROWS = 10
 def may_be_label(stats: Statistics, span: Span) -> bool:
     """Whether `label_features` may find any; exact where each variable has one row."""
     rows = span.rows
-    return len(rows) > len(span.counts) or largest_correlation(rows, stats.variances) > _EQUAL
+    return len(rows) > len(span.counts) or (
+        largest_correlation(rows, stats.variances) > 1.0 - _rounding(stats)
+    )
+
+
+def _rounding(stats: Statistics) -> float:
+    return _OF_FLOAT32 if stats.row_eps >= EPS32 else _OF_FLOAT64
 
 
 def label_features(
@@ -41,30 +51,44 @@ def label_features(
     names : sequence of VariableName
         The variables; those with missing labels are not compared.
     """
-    least = _EQUAL * np.maximum(stats.variances, (CONSTANT * stats.mean) ** 2)
+    variances = np.maximum(stats.variances, (CONSTANT * stats.mean) ** 2)
+    least = (1.0 - _rounding(stats)) * variances
     found = []
     for name in names:
         variable = stats.variable(name)
         if variable.n_rows < max(2 * _ROWS, stats.n_rows):
             continue
+        features = np.empty(0, np.intp)
         if isinstance(variable, ClassSums):
-            features = _coded(variable, least)
-        else:
-            features = np.flatnonzero((variable.span() ** 2 > least).any(axis=0))
+            features = _coded(variable, variances, least)
+        elif isinstance(variable, ColumnSums):
+            rows = variable.span()[_frequent(variable)]
+            features = np.flatnonzero((rows**2 > least).any(axis=0))
         if len(features):
             found.append((name, abbreviated(features, stats.feature_names)))
     return found
 
 
-def _coded(variable: ClassSums, least: Float) -> NDArray[np.intp]:
+def _frequent(variable: ColumnSums) -> NDArray[np.bool_]:
+    """Columns that vary, but for indicators of a rare class or of all but a rare one."""
+    deviations = variable.deviations()
+    varies = deviations > 0.0
+    mean = (variable.reference + variable.z_sum / variable.weight)[varies]
+    indicator = np.abs(mean - mean**2 - deviations[varies] ** 2) <= 1e-9 * np.abs(mean)
+    rarer = variable.n_rows * np.minimum(mean, 1.0 - mean)
+    return np.asarray(~indicator | (rarer > _ROWS - 0.5))
+
+
+def _coded(variable: ClassSums, variances: Float, least: Float) -> NDArray[np.intp]:
     """Features with one value per class, another one for each, of the variance above `least`."""
     present = variable.weights > 0.0
     if np.count_nonzero(variable.rows[present] >= _ROWS) < 2:
         return np.empty(0, np.intp)
-    p, sums = variable.weights[present] / variable.weight, variable.sums[present]
+    p, sums = variable.weights[present] / variable.weight, variable.sums[present] / variable.weight
     between = np.einsum("kj,kj,k->j", sums, sums, 1.0 / p) - sums.sum(axis=0) ** 2
-    features = np.flatnonzero(between > least * variable.weight**2)
+    features = np.flatnonzero(between > least)
     values = np.sort(sums[:, features] / p[:, None], axis=0)
     gaps = np.diff(values, axis=0).min(axis=0, initial=np.inf)
-    sizes = variable.weight * np.sqrt(least[features])
-    return np.asarray(features[gaps > (1.0 - _EQUAL) * sizes])
+    # An outlying value of one class leaves the others a small share of the variance.
+    within = np.maximum(variances - between, (2.0 * EPS32) ** 2 * variances)[features]
+    return np.asarray(features[gaps**2 > _APART**2 * within])

@@ -342,6 +342,8 @@ class Factored:
         Of the features, ddof = 0.
     feature_names : tuple of str or None
         Of the data.
+    row_eps : float
+        Machine epsilon of the rows' dtype; 0 for float64 and integers.
     shrinkage : float
         Fraction of the isotropic target in the covariance that was factored.
     factor : Factor
@@ -372,6 +374,7 @@ class Factored:
         self.n_rows, self.weight, self.mean = snapshot.n_rows, snapshot.weight, snapshot.mean
         self.variances = snapshot.variances
         self.n_features, self.feature_names = len(self.mean), snapshot.feature_names
+        self.row_eps = snapshot.row_eps
         self.shrinkage = snapshot.share(options)
         self._requested, self._solver = options.shrinkage, options.solver
         self._min_scale = options.min_scale

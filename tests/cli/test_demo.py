@@ -23,7 +23,8 @@ from splince_fast.exceptions import NotEnoughDataError
 from splince_fast.experiments.demo import experiment, table
 from splince_fast.experiments.demo.experiment import METHODS, NounSplit, Results, SplitFigures
 from splince_fast.experiments.demo.professions import ProfessionData
-from splince_fast.experiments.erasers import ERASERS
+from splince_fast.experiments.erasers import ERASERS, fit_method
+from splince_fast.projection import Projection
 
 Float = NDArray[np.float64]
 N_TEMPLATES, WIDTH = 6, 12
@@ -252,6 +253,42 @@ def test_paired_test_against_scipy() -> None:
     assert table.paired_test(second, first, 0.25).p == pytest.approx(1 - found.p, rel=1e-12)
 
 
+def test_the_table_has_a_line_per_method_and_its_figures() -> None:
+    results = made_up_like_the_paper(0.5)
+    lines = table.table(results).splitlines()
+    assert "30 training prompts (thinned)" in lines[0]
+    assert "= 0.26" in lines[0]
+    for name in ("exp(beta_stereo)", "exp(beta_fact)", "residual z", "kept y", "distortion"):
+        assert name in lines[1]
+    assert [line.split()[0] for line in lines[2:]] == list(METHODS)
+    assert {len(line) for line in lines[1:]} == {len(lines[1])}
+    assert len(lines[1]) <= 100
+    assert str(table.odds_factor(results, "LEACE", "factual")) in lines[4]
+    assert lines[4].split()[-6:] == ["1.0e-15", "0.750", "1.23", "%", "-0.05", "0.004"]
+
+
+@pytest.mark.parametrize(("advantage", "starred"), [(0.5, True), (0.003, False), (-0.5, False)])
+def test_star_and_reading_follow_the_figures(advantage: float, starred: bool) -> None:
+    results = made_up_like_the_paper(advantage)
+    assert ("]*" in table.table(results).splitlines()[-1]) is starred
+    stereotype, factual = table.paper_comparison(results).splitlines()
+    said = "significant as in the paper" if starred else "not significant unlike the paper"
+    assert f", {said}; " in factual
+    difference = np.mean(results.column("SPLINCE", "factual") - results.column("LEACE", "factual"))
+    assert f"SPLINCE's is {np.exp(difference):.2f} times LEACE's" in factual
+    assert "LEACE kept 75.0% of |Cov(x, y)|" in factual
+    assert "2.72 becomes SAL 0.82, LEACE 1.00, SPLINCE 1.11: nearer to 1 for all, as" in stereotype
+    assert stereotype.endswith("holds 1 for LEACE.")
+
+
+def test_reading_says_where_erasing_did_not_help() -> None:
+    values = {method: [1.0, 1.02] for method in METHODS}
+    worse = values | {"SAL": [-2.0, -2.02], "LEACE": [0.5, 0.52]}
+    results = made_up(values | {"SPLINCE": [1.0, 1.03]}, worse)
+    assert "nearer to 1 for LEACE, unlike the paper" in table.paper_comparison(results)
+    assert "holds 1 for none" in table.paper_comparison(results)
+
+
 def test_json_holds_every_split(data: ProfessionData) -> None:
     results = experiment.run(data, n_splits=2)
     run = json.loads(json.dumps(table.to_dict(data, [results])))["runs"][0]
@@ -265,6 +302,38 @@ def test_json_holds_every_split(data: ProfessionData) -> None:
 
 
 # -- the figure ----------------------------------------------------------------------------------
+
+
+def test_the_plane_shows_all_that_the_erasers_do(data: ProfessionData) -> None:
+    pytest.importorskip("matplotlib", reason="drawing needs the extra demo")
+    from splince_fast.experiments.demo.figure import Plane
+
+    results = experiment.run(data, n_splits=2, train_correlation=0.3)
+    plane = Plane(data, results)
+    rows = results.splits[0].train
+    moments = experiment.accumulate(data, rows)
+    X = data.activations[rows]
+
+    def fitted(method: str) -> Projection:
+        return fit_method(method, moments, erase="stereotype", keep="factual")
+
+    for method, points in plane.erased.items():
+        change = fitted(method)(X) - X
+        moved = np.linalg.norm(points - plane.states, axis=1)
+        np.testing.assert_allclose(moved, np.linalg.norm(change, axis=1), atol=1e-10)
+        assert np.linalg.norm(plane.covariance(points, plane.z)) < 1e-12
+    before = plane.covariance(plane.states, plane.y)
+    np.testing.assert_allclose(plane.covariance(plane.erased["SPLINCE"], plane.y), before)
+    assert not np.allclose(plane.covariance(plane.erased["LEACE"], plane.y), before, rtol=0.01)
+    np.testing.assert_allclose(np.cov(plane.whitened.T, ddof=0), np.eye(2), atol=1e-12)
+    for points in (plane.states, plane.whitened):
+        for score in (plane.z, plane.y):
+            assert (points @ plane.covariance(points, score) @ (score - score.mean())) > 0
+    a, b = (plane.covariance(plane.whitened, score) for score in (plane.z, plane.y))
+    assert a @ b / np.linalg.norm(a) / np.linalg.norm(b) == pytest.approx(plane.cosine)
+    report = fitted("SPLINCE").report
+    assert report is not None
+    assert report.cosines[0] == pytest.approx(abs(plane.cosine))
 
 
 # -- the command, on the shipped states ------------------------------------------------------------

@@ -31,6 +31,7 @@ from splince_fast.exceptions import (
     NotEnoughDataError,
     SplinceWarning,
 )
+from splince_fast.labels import encode
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -61,6 +62,25 @@ def test_every_row_is_accumulated_at_most_once_per_seed(monkeypatch: pytest.Monk
     assert sum(seen) <= 2 * len(X)
     per_level = sum(train for train, _, _ in result.sizes.values())
     assert per_level > 2 * len(X)  # control: one reading per level would have taken more
+
+
+def test_merged_moments_equal_those_of_each_level() -> None:
+    from splince_fast.evaluation._data import level_moments
+
+    X, y, z = data()
+    parts = [
+        ev.spurious_split(y, z, p=p, sizes=(300, 30, 100), aligned_class=1).train
+        for p in (0.5, 0.7, 0.9)
+    ]
+    labels = {"task": y, "concept": z}
+    read = level_moments(X, encode(labels, len(X)), [(rows, None) for rows in parts])
+    for rows, merged in zip(parts, read, strict=True):
+        direct = sf.Moments().update(X[rows], {"task": y[rows], "concept": z[rows]})
+        assert merged.covariance() == pytest.approx(direct.covariance(), abs=1e-12)
+        for name in labels:
+            assert merged.cross_covariance(name) == pytest.approx(
+                direct.cross_covariance(name), abs=1e-12
+            )
 
 
 def test_heads_and_frozen_heads_are_those_of_a_plain_script() -> None:
@@ -595,6 +615,14 @@ def test_classes_as_a_task_go_with_a_quantity_as_concept(n: int) -> None:
         # The alpha is chosen by accuracy, which 100 would leave at chance
         chosen = {r.alpha for r in result.records if r.head == "retrained"}
         assert chosen == {0.01}
+
+
+def test_without_cells_accuracy_chooses_alpha() -> None:
+    from splince_fast.evaluation.heads import choose
+
+    scored = [(float("nan"), accuracy) for accuracy in (0.6, 0.8, 0.7)]
+    for rule in ("worst_group", "accuracy"):
+        assert choose(scored, (1.0, 0.1, 0.01), rule) == 1
 
 
 def test_estimators_get_classes_beside_a_quantity_as_columns_of_a_mapping() -> None:

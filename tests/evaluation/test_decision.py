@@ -102,6 +102,15 @@ def test_accuracy_of_sampling_is_that_of_the_best_linear_rule(p: float, distance
     assert math.isnan(sampling_accuracy(r2, 0.3))  # more than two classes
 
 
+def test_every_column_has_a_definition(plain: Comparison) -> None:
+    from splince_fast.evaluation import report_html
+
+    found = dict(report_html.definitions(plain))
+    for table in (plain.table(metric) for metric in plain.metrics):
+        assert table.title.partition(",")[0] in found
+    assert all(found.values())
+
+
 def test_partial_erasers_are_never_chosen() -> None:
     X, y, z = data(600)
     erasers = ("none", "LEACE", "LEACE*0.5", "random")

@@ -47,6 +47,21 @@ def test_a_quantity_that_is_constant_in_groups_is_permuted_by_groups() -> None:
         assert np.array_equal(new[3::3], new[5::3])
 
 
+def test_a_probe_permutes_a_quantity_within_the_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    groups, seen = np.arange(60) // 3, []
+
+    def watched(values: Any, members: Any, generator: Any) -> Any:
+        seen.append(members)
+        return permutation_within(values, members, generator)
+
+    monkeypatch.setattr(probes, "permutation_within", watched)
+    X, z = rng.normal(size=(60, 3)), rng.normal(size=20)[groups]
+    ev.leakage(X, z, probes=("linear",), n_permutations=4, groups=groups)
+    assert len(seen) >= 4
+    assert all(np.array_equal(members, groups) for members in seen)
+
+
 def test_a_permutation_as_good_as_the_labels_counts_against_them() -> None:
     assert permutation_test(0.5, [0.5, 0.4, 0.6]) == (pytest.approx(0.5), 3 / 4)
     assert permutation_test(0.7, [0.5, 0.4, 0.6])[1] == 1 / 4

@@ -15,7 +15,7 @@ import pytest
 from comparisons import changed, data, run
 
 from splince_fast import evaluation as ev
-from splince_fast.evaluation import Comparison, statistics
+from splince_fast.evaluation import Comparison, report_html, statistics
 from splince_fast.evaluation._decision import cards
 from splince_fast.evaluation._records import CellCount
 from splince_fast.exceptions import FileFormatError, InputError
@@ -64,6 +64,9 @@ def test_intervals_are_those_of_the_seeds(result: Comparison) -> None:
     assert found.error == pytest.approx(np.std(values, ddof=1) / 3**0.5)
     point = result.values("accuracy", eraser="SAL", alpha=0.001)
     assert len(point) == 3
+    assert result.values("accuracy", eraser="SAL", alpha=np.float32(0.001)) == point
+    with pytest.raises(InputError, match="the comparison has"):
+        result.values("accuracy", eraser="SAL", alpha=0.5)
 
 
 def test_a_star_needs_the_test(result: Comparison) -> None:
@@ -312,6 +315,22 @@ def test_a_worst_group_of_few_rows_is_marked() -> None:
 
 
 # -- sizes ------------------------------------------------------------------------------------
+
+
+def test_reports_state_the_sizes_of_all_splits() -> None:
+    X, y, z = data(400)
+    options: dict[str, Any] = {"association": (0.5, 0.9), "aligned_class": 1, "n_seeds": 3}
+    whole = run(X, y, z, groups=np.arange(400) // 3, heads=("retrained",), **options)
+    rows = run(X, y, z, heads=("retrained",), **options)
+    assert "same at every p" in report_html.caption(rows, "association")
+    assert "differ between levels" in report_html.caption(whole, "association")
+    assert len(set(whole.sizes.values())) > 2
+    settings = " ".join(value for _, value in report_html.settings(whole))
+    printed = " ".join(str(whole).split())
+    for sizes in whole.sizes.values():
+        used = f"{sizes[0]} + {sizes[1]} + {sizes[2]}, {sum(sizes) / 400:.0%} of the rows"
+        assert used in settings
+        assert used in printed
 
 
 def test_the_test_takes_the_sizes_of_its_level() -> None:

@@ -198,6 +198,21 @@ def test_folds_that_choose_alpha_keep_groups_whole() -> None:
         fold_of_rows(cells, np.arange(300) // 75, 0)
 
 
+def test_alphas_are_scored_in_folds_of_whole_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, y, _ = data(400)
+    groups = np.arange(400) // 5
+    seen: list[Any] = []
+
+    def watched(cells: Any, members: Any, seed: int) -> Any:
+        seen.append(members)
+        return fold_of_rows(cells, members, seed)
+
+    monkeypatch.setattr("splince_fast.evaluation._job.fold_of_rows", watched)
+    run(X, y, np.where(np.arange(400) < 330, 0, 1), groups=groups, n_seeds=1, erasers=("none",))
+    assert seen
+    assert all(members is not None and len(np.unique(members)) > 20 for members in seen)
+
+
 def test_groups_that_leave_no_rows_of_a_part_are_refused() -> None:
     X, y, z = data(n=60)
     for groups, text in (([1] * 60, "0 training and 60 test"), ([None] * 60, "60 training and 0")):

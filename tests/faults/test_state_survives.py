@@ -82,6 +82,25 @@ def test_weight_zero_is_absence_of_the_label_too() -> None:
 # --- removal -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("value", [0.0, 0.1, 333.0])
+def test_a_feature_that_is_constant_in_the_rest_has_no_variance(dtype: Any, value: float) -> None:
+    """Rounding left by a removal is no variance: it is exactly 0, and no eraser whitens it."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        X, z = rng.normal(size=(300, 6)), rng.integers(0, 2, 300)
+        X[:200, 2] = value
+        X = X.astype(dtype)
+        whole = Moments().update(X[:200], {"z": z[:200]}) + Moments().update(
+            X[200:], {"z": z[200:]}
+        )
+        rest = whole - Moments().update(X[200:], {"z": z[200:]})
+        covariance = rest.covariance()
+        assert (covariance[2] == 0).all()
+        assert (np.diag(np.delete(np.delete(covariance, 2, 0), 2, 1)) > 0.1).all()
+        assert sf.leace(rest, erase="z").report.rank_covariance == 5
+
+
 def test_what_a_removal_leaves_can_be_stored() -> None:
     """Sums of squares of a constant label are not left negative."""
     for seed in range(60):
@@ -434,3 +453,13 @@ def test_a_waiting_class_beyond_the_last_is_refused(tmp_path: Path) -> None:
     files.write(path, "moments", 1, tensors, metadata)
     with pytest.raises(FileFormatError, match="class"):
         Moments.load(path)
+
+
+@pytest.mark.parametrize("offset", [1e8, 1e12])
+def test_removal_leaves_room_for_the_rounding_of_an_offset(offset: float) -> None:
+    """Features far from 0 that are constant in the rest: rounding leaves negative squares."""
+    for seed in range(40):
+        X = normal(200, 4, seed) + offset
+        X[:100] = offset + 0.1 * (seed % 3)
+        rest = Moments(block_rows=16).update(X) - Moments(block_rows=7).update(X[100:])
+        assert rest.n_rows == 100

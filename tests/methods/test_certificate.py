@@ -320,6 +320,20 @@ def test_snapshots_files_and_dictionaries_keep_it(tmp_path: Path) -> None:
         Report.from_dict(values).certificate()
 
 
+def test_report_states_the_certificate_in_words() -> None:
+    X, z = Population(800, 6, 0.2, 2.0).draw(np.random.default_rng(4))
+    own, plain = (
+        sf.leace(sf.Moments(by=by).update(X, {"z": z}), erase="z").report for by in ("z", None)
+    )
+    for report, assumed in ((own, False), (plain, True)):
+        text = (
+            f"In 95 % of fits a linear predictor explains at most {report.certificate()['z']:.2g} "
+        )
+        assert text in report.explain()
+        assert ("Moments(by='z')" in report.explain()) == assumed
+        assert ("equal class covariances" in str(report)) == assumed
+
+
 def test_certificate_refuses_bad_levels_and_reports() -> None:
     X, z = Population(300, 6, gap=1.0).draw(np.random.default_rng(5))
     moments = sf.Moments().update(X, {"z": z})

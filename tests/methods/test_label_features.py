@@ -81,6 +81,29 @@ def test_few_rows_and_missing_labels_are_no_evidence() -> None:
     assert not told(Z, "z", labels={"z": known})
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_outliers_that_label_and_feature_share_are_no_evidence(dtype: Any) -> None:
+    """One class, or one row, holds nearly all of the variance; the other rows tell them apart."""
+    code = np.where(CODE == 2, -999.0 if dtype is np.float64 else -99_999.0, CODE + RNG.random(N))
+    assert not told(code, "job", dtype=dtype)
+    far = np.where(np.arange(N) == 5, 1e6, AGE)
+    if dtype is np.float64:  # float32 rows do not resolve the others beside it
+        assert not told(np.where(far == 1e6, far, X[:, 0]), "age", labels={"age": far})
+
+
+@pytest.mark.parametrize("rare", [1, 9, 10])
+def test_indicators_of_a_rare_class_are_no_evidence(rare: int) -> None:
+    one = (np.arange(N) < rare).astype(float)
+    for indicators in (np.column_stack([one, Z, np.ones(N)]), 1.0 - one[:, None]):
+        assert bool(told(one, "z", labels={"z": indicators})) == (rare == 10)
+
+
+def test_snapshots_are_compared_too() -> None:
+    kept = sf.Moments().update(np.column_stack([X, Z]), {"z": Z}).factored()
+    with pytest.warns(sf.LabelFeatureWarning, match=r"feature\(s\) 4 "):
+        sf.leace(kept, erase="z")
+
+
 def test_estimators_warn_once() -> None:
     rows = np.column_stack([X, Z])
     with pytest.warns(sf.LabelFeatureWarning, match=r"feature\(s\) 4 .*'concept'") as seen:

@@ -367,7 +367,7 @@ def test_what_a_mask_hides_may_be_anything() -> None:
 @pytest.mark.parametrize(
     ("mask", "text"),
     [(np.ones(4, bool), r"shape \(4,\).*\(3, 5\)"), (np.full((3, 5), 0.5), "1 and 0"),
-     (np.full((3, 5), 2), "1 and 0")],
+     (np.full((3, 5), 2), "1 and 0"), ([[1], [1, 0]], "cannot be read")],
 )  # fmt: skip
 def test_masks_that_do_not_fit(mask: Any, text: str) -> None:
     with pytest.raises(sf.InputError, match=text):

@@ -430,6 +430,17 @@ def test_wrong_maps_are_refused(fitted):
             sf.ConditionalEraser(eraser.shifts, eraser.after, None, maps=wrong)
 
 
+def test_report_in_words():
+    X, labels = data(2000)
+    report = quiet(folds(X, labels), erase="z", keep="y").report
+    text = report.explain()
+    assert "label of every row" in text
+    assert "(gap)" in text
+    assert "class covariances are expected to differ" in text
+    assert "needs the label of each row" in str(report)
+    assert sf.Report.from_dict(report.to_dict()) == report
+
+
 @pytest.mark.filterwarnings("ignore::splince_fast.exceptions.UnseenRowsWarning")
 def test_bounds_cover_rounded_rows_of_classes_of_unlike_scale() -> None:
     """Rank 1, deviations that differ up to 1e4 times, and means far from 0."""

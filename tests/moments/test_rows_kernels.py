@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from naive_model import U32, U64, scatter_of
 
 from splince_fast import Moments
-from splince_fast._kernels import row_kernels
+from splince_fast._kernels import row_kernels, sparse
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast.moments import block as reducing
 
@@ -865,3 +866,44 @@ def test_a_product_and_two_vectors_are_added(d: int, sign: float, product_of: An
     for first, last in pairwise([0, half // 3, half // 2, half]):
         row_kernels.add_lower(pieces, product, sign, vectors, coefficients, first, last)
     assert pieces.tobytes() == whole.tobytes()
+
+
+# --- one decorator owns the options --------------------------------------------------------------
+
+
+def test_every_kernel_is_compiled_and_releases_the_interpreter() -> None:
+    held = list(vars(sparse).values())
+    found = [
+        v for v in [*held, *(c for v in held for c in _closed_over(v))] if hasattr(v, "py_func")
+    ]
+    assert len(found) >= 3
+    for kernel in found:
+        assert kernel.targetoptions["nogil"]
+        assert "nnan" not in kernel.targetoptions["fastmath"]
+        assert "ninf" not in kernel.targetoptions["fastmath"]
+
+
+def _closed_over(value: Any) -> list[Any]:
+    """What the guards of conftest.py wrap."""
+    return (
+        list(inspect.getclosurevars(value).nonlocals.values()) if inspect.isfunction(value) else []
+    )
+
+
+def test_the_cache_may_be_unwritable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read-only installation without a home directory compiles once in each process."""
+    import numba
+
+    original = numba.njit
+
+    def no_cache(*arguments: Any, **options: Any) -> Any:
+        if options.get("cache"):
+            raise RuntimeError("cannot cache function: no locator available")
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(numba, "njit", no_cache)
+
+    def double(x: float) -> float:
+        return 2 * x
+
+    assert sparse.kernel(double)(4.0) == 8.0

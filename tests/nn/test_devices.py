@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import splince_fast as sf  # noqa: E402
+from nn.conftest import projection  # noqa: E402
+from splince_fast import nn as snn  # noqa: E402
 from splince_fast.exceptions import NonFiniteError  # noqa: E402
 from splince_fast.labels import encode  # noqa: E402
 from splince_fast.moments.block import Workspace  # noqa: E402
@@ -18,13 +23,51 @@ from splince_fast.moments.parameters import Parameters  # noqa: E402
 from splince_fast.moments.state import Scatter  # noqa: E402
 from splince_fast.nn import accumulate, memory  # noqa: E402
 from splince_fast.nn.accumulate import RowLabels, SiteSums  # noqa: E402
+from splince_fast.nn.collector import SelectedRows  # noqa: E402
+from splince_fast.nn.hooks import SiteEraser  # noqa: E402
+from splince_fast.nn.running import batch_to  # noqa: E402
+from splince_fast.nn.tokens import Selection  # noqa: E402
 
 PARAMETERS = Parameters.of(None, None, (), False)
 CPU = torch.device("cpu")
 GPUS = [torch.device("cuda:0"), torch.device("cuda:1")]
 
 
+class Operations(TorchDispatchMode):  # type: ignore[misc]
+    """Names and options of the operations that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, dict[str, Any]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append((str(func.overloadpacket), kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    def options(self, name: str) -> list[dict[str, Any]]:
+        return [options for seen, options in self.seen if seen == f"aten.{name}"]
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tensors of any device, which pinning leaves as they are."""
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        yield
+
+
 # --- rows that are taken -------------------------------------------------------------------------
+
+
+def test_an_index_is_copied_to_each_device_once(fake: None) -> None:
+    selected = SelectedRows(RowLabels(2, 0, None, {}, np.arange(2)), torch.tensor([0, 2]), 2)
+    for _ in range(2):
+        for device in (*GPUS, CPU):
+            # An index on another device would be an error here as it is there.
+            assert selected.select(torch.empty(3, 4, device=device)).device == device
+    assert list(selected._copies) == [*GPUS, CPU]
+    with pytest.raises(RuntimeError, match="same device"):  # control
+        torch.empty(3, 4, device=GPUS[0]).index_select(0, torch.tensor([0, 2]))
 
 
 @pytest.fixture
@@ -83,6 +126,53 @@ def test_sums_on_a_device_equal_those_of_the_core(width: int, sums: Any) -> None
 
 
 # --- copies --------------------------------------------------------------------------------------
+
+
+def test_erasers_are_copied_when_they_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, list[Any]] = {}
+
+    def on(self: SiteEraser, device: Any) -> None:
+        asked.setdefault(self.name, []).append(device)
+
+    monkeypatch.setattr(SiteEraser, "on", on)
+    parts = [torch.nn.Linear(16, 16, device="meta") for device in GPUS]
+    with FakeTensorMode():
+        for part, device in zip(parts, GPUS, strict=True):
+            part.weight = torch.nn.Parameter(torch.empty(16, 16, device=device))
+    snn.install(torch.nn.Sequential(*parts, torch.nn.ReLU()), {"?": projection()})
+    # A module without weights may get its input from any of them.
+    assert asked == {"0": GPUS[:1], "1": GPUS[1:], "2": GPUS}
+
+
+def test_copies_to_a_gpu_are_asynchronous_and_those_to_the_host_are_not(fake: None) -> None:
+    def blocks(run: Any) -> list[bool]:
+        with Operations() as operations:
+            run()
+        copies = operations.options("_to_copy")
+        return [not options.get("non_blocking", False) for options in copies]
+
+    here, there = torch.zeros(2, 3), torch.zeros(2, 3, device=GPUS[0])
+    mask = torch.zeros(2, 3, dtype=torch.bool)
+    assert blocks(lambda: memory.to_device(here, GPUS[0])) == [False]
+    assert blocks(lambda: batch_to({"a": [here]}, GPUS[0])) == [False]
+    rows = torch.zeros(2, 3, 4)
+    assert blocks(lambda: Selection(mask, "body").mask_for("a", rows.to(GPUS[0])))[1:] == [False]
+    # What the host reads has to be there.
+    assert blocks(lambda: memory.to_device(there, CPU)) == [True]
+    assert blocks(lambda: batch_to(there, CPU)) == [True]
+    far = torch.zeros(2, 3, dtype=torch.bool, device=GPUS[0])
+    assert blocks(lambda: Selection(far, "body").mask_for("a", rows)) == [True]
+
+
+def test_a_copy_to_a_gpu_comes_from_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[Any] = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(self) or self)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        values = torch.zeros(2)
+        memory.to_device(values, CPU)
+        assert not pinned
+        memory.to_device(values, GPUS[0])
+    assert pinned == [values]
 
 
 def test_memory_that_torch_reserves_without_use_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

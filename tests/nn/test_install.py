@@ -32,7 +32,7 @@ from nn.conftest import (  # noqa: E402
     tiny,
 )
 from splince_fast import nn as snn  # noqa: E402
-from splince_fast.nn.call_selections import CallSelections  # noqa: E402
+from splince_fast.nn.call_selections import CallSelections, EnterCall  # noqa: E402
 
 # --- every form of output ------------------------------------------------------------------------
 
@@ -606,6 +606,30 @@ def test_threads_get_their_own_tokens() -> None:
     for i in (0, 1):
         assert len(found[i]) == 30
         assert all(torch.allclose(f, reference[i], atol=1e-5) for f in found[i])
+
+
+def test_ancestors_of_sites_get_hooks_when_gradients_are_recorded() -> None:
+    """Only a backward pass needs them: decoding does not pay for them."""
+    model, batch = tiny("llama"), inputs("llama")
+    sites_and_calls = 2 + 2 * 2  # two sites; before and after the model and its base
+    with snn.install(model, {"model.layers.*": projection()}):
+        with torch.no_grad():
+            model(**batch)
+        assert hooks_in(model) == sites_and_calls
+        for _ in range(2):
+            model(**batch)
+            assert hooks_in(model) == sites_and_calls + 2 * 3  # and the list of layers
+        copied = copy.deepcopy(model)
+        copied(**batch)
+        assert hooks_in(copied) == hooks_in(model)
+        hooks = model._forward_pre_hooks.values()
+        selections = next(hook for hook in hooks if isinstance(hook, EnterCall)).selections
+        assert selections._by_input
+        selections._by_input.clear()
+        with torch.no_grad():
+            model(**batch)
+        assert not selections._by_input
+    assert hooks_in(model) == 0
 
 
 def test_a_first_call_with_gradients_beside_one_that_runs(

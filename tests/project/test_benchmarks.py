@@ -76,6 +76,18 @@ def test_contenders_of_every_job_give_the_same_result(bench: Any) -> None:
     assert np.abs(erased - kept).max() > 1e3 * maps * EPS, "control: another map is seen"
 
 
+def test_ratio_is_taken_round_by_round(bench: Any) -> None:
+    # A drift of the machine by 10 leaves a ratio of 2 in every round, but not in the medians.
+    fast, slow = (1.0, 10.0, 100.0, 1.0), (2.0, 20.0, 200.0, 2.0)
+    assert set(bench.timing.ratio(slow, fast).values()) == {2.0}
+    once = bench.timing.ratio(slow, (4.0,))
+    assert (once["low"], once["median"]) == (0.5, 2.75), "one number is compared with every round"
+
+
+def test_exponent_is_that_of_a_power_law(bench: Any) -> None:
+    assert bench.jobs_growth.exponent(3e-9 * 16**2 / (3e-9 * 64**2)) == pytest.approx(2.0)
+
+
 # --- what is made of the jobs --------------------------------------------------------------------
 
 

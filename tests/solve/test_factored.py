@@ -6,6 +6,7 @@ Modules: `methods.method_call`, `moments.snapshot`, `_solve.factor`.
 from __future__ import annotations
 
 import inspect
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 
 import splince_fast as sf
 from splince_fast._kernels.factor import STATUS_SINGULAR
+from splince_fast._runtime.lock import Reading
 from splince_fast._solve.options import READING
 from splince_fast.methods import method_call
 from splince_fast.methods.table import METHODS
@@ -128,6 +130,25 @@ def test_updates_that_are_merged_do_not_change_a_snapshot(options: dict[str, Any
         assert np.abs(whole.cross_covariance(name) - old).max() > 0.01
     for name, matrix in zip(sums, before, strict=True):
         np.testing.assert_array_equal(sf.sal(kept, erase=name).matrix(), matrix)
+
+
+def test_a_view_that_fails_keeps_no_lock() -> None:
+    """Another thread may write after a read whose view raised."""
+    whole = moments()
+
+    def fail(_: Any) -> None:
+        raise RuntimeError("no view")
+
+    with (
+        pytest.raises(RuntimeError, match="no view"),
+        Reading(whole._lock, whole._accumulator, fail),
+    ):
+        pass
+    with ThreadPoolExecutor(1) as other:
+        other.submit(whole.update, np.zeros((5, 12))).result(timeout=60)
+        with whole._locked(), pytest.raises(sf.SplinceError):  # the control: a reader keeps it
+            other.submit(whole.update, np.zeros((5, 12))).result(timeout=60)
+    assert whole.n_rows == 405
 
 
 def test_a_snapshot_costs_one_square_matrix() -> None:

@@ -388,6 +388,20 @@ def test_labels_of_any_container_are_sliced_by_position() -> None:
             assert column(container).tolist() == list(twin[expected])
 
 
+def test_series_are_sliced_by_position_where_pandas_would_slice_by_label() -> None:
+    class Series:
+        """As pandas before version 3 behaves with an index of floats."""
+
+        shape = (3,)
+        iloc = np.array([1, 2, 3])
+
+        def __getitem__(self, labels: slice) -> Any:
+            return self.iloc[:0]
+
+    blocks = from_arrays(np.ones((3, 2)), {"z": Series()}, block_rows=2)
+    assert [block.labels["z"].tolist() for block in blocks] == [[1, 2], [3]]
+
+
 def test_labels_may_be_a_frame_or_a_single_column() -> None:
     pd = pytest.importorskip("pandas")
     frame = pd.DataFrame({"z": [1, 2, 3], "y": ["a", "b", "c"]}, index=[2, 1, 0])
