@@ -296,9 +296,10 @@ def _data_notes(
 
 
 def _unused_rows_note(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> list[str]:
-    """Rows that the association levels leave out; of sizes of the caller's, nothing is said."""
+    """Rows that the subsamples of association levels leave out; no note with `sizes`."""
     used, n = max(sum(split.sizes) for split in splits.values()), int(plan.usable.sum())
-    if plan.protocol is None or plan.max_rows is None or plan.notes or used == n:
+    subsampled = plan.protocol is not None and plan.association_method == "subsample"
+    if not subsampled or plan.max_rows is None or plan.notes or used == n:
         return []
     return [
         f"{used:,} of {n:,} rows are used: more would not give every cell of task and concept its "
