@@ -86,10 +86,14 @@ def names_of(selection: object, role: str) -> list[VariableName]:
 
 def kept_of(selection: object) -> Kept:
     """What is kept: names of variables, directions as the columns of an array, or None."""
+    if selection is None:
+        return None
     # A list without a name holds the numbers of directions.
-    items = selection if isinstance(selection, list) else [selection]
-    if selection is None or not items or any(isinstance(item, (str, tuple)) for item in items):
-        return None if selection is None else names_of(selection, "keep")
+    if isinstance(selection, (str, tuple)) or (
+        isinstance(selection, list)
+        and (not selection or any(isinstance(item, (str, tuple)) for item in selection))
+    ):
+        return names_of(selection, "keep")
     return as_rows(_as_columns(selection), name="keep")
 
 

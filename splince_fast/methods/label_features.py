@@ -27,12 +27,14 @@ _APART = 4.0
 _ROWS = 10
 
 
-def may_be_label(stats: Statistics, span: Span) -> bool:
-    """Whether `label_features` may find any; exact where each variable has one row."""
-    rows = span.rows
-    return len(rows) > len(span.counts) or (
-        largest_correlation(rows, stats.variances) > 1.0 - _rounding(stats)
-    )
+def may_be_label(stats: Statistics, names: Sequence[VariableName], span: Span) -> bool:
+    """Whether `label_features` may find any; exact but for three or more classes."""
+    if largest_correlation(span.rows, stats.variances) > 1.0 - _rounding(stats):
+        return True
+    for name, count in zip(names, span.counts, strict=True):
+        if count > 1 and isinstance(stats.variable(name), ClassSums):
+            return True
+    return False
 
 
 def _rounding(stats: Statistics) -> float:

@@ -212,9 +212,9 @@ class MethodCall(NamedTuple):
             if options.rank_tol == "auto":  # other tolerances may leave some association
                 own = factor if whitened and not share else None
                 noises = _noises(stats, self.erase, solution, whitened, own)
-            if solution.rank_z and may_be_label(stats, span_z):
+            if solution.rank_z and may_be_label(stats, self.erase, span_z):
                 notes += _label_features(stats, self.erase, _OF_CONCEPT)
-            if isinstance(self.keep, list) and may_be_label(stats, span_y):
+            if isinstance(self.keep, list) and may_be_label(stats, self.keep, span_y):
                 notes += _label_features(stats, self.keep, _OF_TASK)
             rank = solution.rank_covariance
             changed = distortions.of_x

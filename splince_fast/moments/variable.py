@@ -215,15 +215,15 @@ def denominator(weight: float, ddof: float, name: object) -> float:
 
 def look_up(variables: Mapping[VariableName, Variable], name: VariableName) -> Variable:
     """The variable of this name; UnknownVariableError if there is none."""
-    # Compared with a list of the names: a tuple may hold unhashable items.
-    if not isinstance(name, (str, tuple)) or name not in list(variables):
+    try:
+        return variables[name]
+    except (KeyError, TypeError):  # what is not hashable is a TypeError
         names = ", ".join(map(repr, variables)) or "none"
         hint = f"; Moments(joint=[{name!r}]) does it" if isinstance(name, tuple) else ""
         raise UnknownVariableError(
             f"no variable {name!r} was accumulated, or none of its labels is present; the "
             f"variables are: {names}{hint}"
-        )
-    return variables[name]
+        ) from None
 
 
 def refuse_other_kind(name: object, ours: Variable, theirs: Variable) -> None:
