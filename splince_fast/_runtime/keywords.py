@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 from splince_fast.exceptions import InputError
@@ -17,6 +17,12 @@ def as_names(value: object, argument: str) -> tuple[str, ...]:
         if not isinstance(name, str):
             raise InputError(f"{argument} is {value!r}; pass a name, or a sequence of names")
     return names
+
+
+def as_values(value: Any) -> list[Any]:
+    """Return the items of a sequence or array as a list; a list of one for any other value."""
+    several = isinstance(value, Sequence) or getattr(value, "ndim", 0) != 0
+    return list(value) if several else [value]
 
 
 def check_names(names: Iterable[str], valid: Iterable[str], where: str) -> None:

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar
 
 from splince_fast.exceptions import SplinceError
 
@@ -119,6 +119,23 @@ class ReadersWriterLock:
         if not self._depth:
             self._writer = None
 
+    def acquire_read(self, source: PendingRows | None) -> None:
+        """Acquire a read lock, and merge buffered rows first; the caller defers interrupts."""
+        if self._process is not _process:
+            self._reset_for_process()
+        me = threading.get_ident()
+        with self._mutex:
+            if self._writer is not None and self._writer != me:
+                raise SplinceError(self._message)
+            if source is not None and source.has_pending:
+                while self._readers and source.has_pending:
+                    self._waiting += 1
+                    self._changed.wait()
+                    self._waiting -= 1
+                if source.has_pending:
+                    source.merge_pending()
+            self._readers[me] = self._readers.get(me, 0) + 1
+
 
 class Reading(Generic[T]):
     """Context of a read lock, which returns `source`, or ``view(source)``.
@@ -139,22 +156,10 @@ class Reading(Generic[T]):
         self._deferred = Deferred()
 
     def __enter__(self) -> T:
-        lock, source, me = self._lock, cast(Any, self._source), threading.get_ident()
+        source: Any = self._source
         self._deferred.__enter__()
         try:
-            if lock._process is not _process:
-                lock._reset_for_process()
-            with lock._mutex:
-                if lock._writer is not None and lock._writer != me:
-                    raise SplinceError(lock._message)
-                if source is not None and source.has_pending:
-                    while lock._readers and source.has_pending:
-                        lock._waiting += 1
-                        lock._changed.wait()
-                        lock._waiting -= 1
-                    if source.has_pending:
-                        source.merge_pending()
-                lock._readers[me] = lock._readers.get(me, 0) + 1
+            self._lock.acquire_read(source)
         except BaseException:
             self._deferred.__exit__()
             raise

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_random_state
 
 from splince_fast._runtime.arrays import as_weights, check_values, column_names
+from splince_fast._runtime.keywords import as_values
 from splince_fast._solve.options import is_integer, is_number
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import encode_one
@@ -54,8 +55,7 @@ def candidates(parameter: float | Sequence[float], name: str) -> list[float]:
     InputError
         An empty sequence, or a value that is no positive number.
     """
-    several = isinstance(parameter, Sequence) or getattr(parameter, "ndim", 0) != 0
-    values: list[Any] = list(parameter) if several else [parameter]  # type: ignore[arg-type]
+    values = as_values(parameter)
     if not values or isinstance(parameter, str):
         raise InputError(
             f"{name} is {parameter!r}; it must be a number or a non-empty sequence of them"

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._runtime.keywords import as_values
 from splince_fast._solve.options import is_integer
 from splince_fast.estimators.base import columns_by_name
 from splince_fast.evaluation import splits
@@ -381,7 +382,7 @@ def _concept_columns(concept: object) -> dict[str, Any]:
     by_name = columns_by_name(concept, "concept")
     columns = {str(name): column for name, column in by_name.items()}
     if len(columns) < len(by_name):
-        raise InputError(f"concept maps the names {list(by_name)}; pass no two of one text")
+        raise InputError(f"concept has the names {list(by_name)}; pass names that differ as text")
     return columns
 
 
@@ -394,8 +395,7 @@ def _levels(
         if settings.aligned_class is not None:
             raise InputError("aligned_class= is for association=; the natural split aligns nothing")
         return (None,), None
-    several = isinstance(association, Sequence) or getattr(association, "ndim", 0) != 0
-    values: Any = association if several else (association,)
+    values = as_values(association)
     for p in values:
         splits.check_p(p)
     if not len(values):

@@ -93,7 +93,9 @@ def variables_of(labels: object, default_name: str) -> Mapping[Any, Any]:
 
 
 def read_column(values: Any, name: str, kind: str | None) -> Raw:
-    """Read any container but an array."""
+    """Read any container."""
+    if isinstance(values, np.ndarray):
+        return _read_array(values, name)
     declared = read_declared(values, name)
     if declared is not None:
         return declared
@@ -102,9 +104,9 @@ def read_column(values: Any, name: str, kind: str | None) -> Raw:
     if isinstance(values, Mapping | Set):
         refuse(name, f"is a {type(values).__name__}, which has no rows; pass a list or an array")
     if hasattr(values, "detach"):
-        return read_array(_host_array(values, name), name)
+        return _read_array(_host_array(values, name), name)
     if hasattr(values, "tocsr"):  # a SciPy sparse matrix, as scikit-learn's OneHotEncoder gives
-        return read_array(values.toarray(), name)
+        return _read_array(values.toarray(), name)
     table = _tabular(values, name)
     if table is not None:
         is_frame = hasattr(table, "columns")
@@ -120,7 +122,7 @@ def read_column(values: Any, name: str, kind: str | None) -> Raw:
                 f"variable {name!r}: {type(values).__name__} did not give a NumPy array "
                 f"({error}); convert it first"
             ) from error
-        return read_array(array, name)
+        return _read_array(array, name)
     refuse(name, f"is {values!r:.80}, not a column; pass a list or array of one label per row")
 
 
@@ -178,7 +180,7 @@ def _read_series(series: Any, name: str) -> Raw:
     if dtype == nw.Boolean or dtype.is_float() or (dtype.is_integer() and not wide):
         missing = series.is_null().to_numpy()
         if not missing.any():
-            return read_array(series.to_numpy(), name)
+            return _read_array(series.to_numpy(), name)
         # NumPy integers and booleans have no null: fill
         filled = series.fill_null(False if dtype == nw.Boolean else 0)
         return Raw(filled.to_numpy(), missing)
@@ -293,7 +295,7 @@ def _read_frame(frame: Any, name: str, kind: str | None) -> Raw:
     return Raw(np.stack(parts, axis=1), columns=columns)
 
 
-def read_array(array: NDArray[Any], name: str) -> Raw:
+def _read_array(array: NDArray[Any], name: str) -> Raw:
     """Read a NumPy array by its dtype."""
     if not 1 <= array.ndim <= 2 or (array.ndim == 2 and array.shape[1] == 0):
         form = "is a scalar" if array.ndim == 0 else f"has the shape {array.shape}"

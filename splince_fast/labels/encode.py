@@ -14,7 +14,6 @@ from splince_fast.labels.containers import (
     SPLIT_ADVICE,
     check_indicators,
     float_copy,
-    read_array,
     read_column,
     refuse,
     refuse_infinite,
@@ -177,10 +176,7 @@ def encode_one(values: object, n_rows: int, *, name: str, kind: str | None = Non
         if kind == "classes":
             refuse(name, "cannot be classes: it is encoded as numbers")
         return values
-    if isinstance(values, np.ndarray):
-        data, missing, names, categories, unknown = read_array(values, name)
-    else:
-        data, missing, names, categories, unknown = read_column(values, name, kind)
+    data, missing, names, categories, unknown = read_column(values, name, kind)
     if len(data) != n_rows:
         refuse_length(data, n_rows, name)
     if kind == "continuous" and (isinstance(data, list) or categories is not None):

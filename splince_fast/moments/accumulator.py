@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime import threads
 from splince_fast._runtime.arrays import Rows, eps_of
-from splince_fast._runtime.blocks import choose_block_rows
 from splince_fast.exceptions import (
     IncompatibleMomentsError,
     NotEnoughDataError,
@@ -262,7 +261,7 @@ class Accumulator:
         """Number of further rows of this width and dtype that complete a block."""
         if self.buffer is not None and self.buffer.filled:
             return self.buffer.room
-        return choose_block_rows(self.parameters.block_rows, rows.width, rows.dtype.itemsize)
+        return self.parameters.capacity(rows.width, rows.dtype.itemsize)
 
     def _prepare(self, block: LabelledRows, encoded: Mapping[VariableName, Encoded]) -> Batch:
         """Encode labels by the classes of the state; the batch holds new variables and classes."""
@@ -292,7 +291,7 @@ class Accumulator:
 
     def _reserve(self, width: int, dtype: np.dtype[np.generic]) -> int:
         """Work memory for blocks of this width and dtype; returns the rows of a block."""
-        capacity = choose_block_rows(self.parameters.block_rows, width, dtype.itemsize)
+        capacity = self.parameters.capacity(width, dtype.itemsize)
         threads.thread_count()  # raises for an invalid setting
         self._work.reserve(capacity, width, dtype)
         return capacity
@@ -511,7 +510,7 @@ class Accumulator:
         if state is None:
             raise RuntimeError("rows wait for a state that does not exist")
         dtype = waiting.rows.dtype
-        capacity = choose_block_rows(self.parameters.block_rows, state.width, dtype.itemsize)
+        capacity = self.parameters.capacity(state.width, dtype.itemsize)
         blanks = {name: self.variables[name].blank for name in waiting.labels}
         # Files of earlier versions may have more waiting rows than a block of today.
         self.buffer = Buffer(max(capacity, len(waiting)), state.width, dtype)

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.arrays import Rows
-from splince_fast._runtime.blocks import choose_block_rows
 from splince_fast.exceptions import IncompatibleMomentsError, InputError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, VariableName, class_key
 from splince_fast.moments.accumulator import Accumulator, check_column
@@ -166,7 +165,7 @@ class ClassAccumulator(Accumulator):
 
     def room(self, rows: Rows) -> int:
         """Number of rows that complete a block, whatever rows wait."""
-        return choose_block_rows(self.parameters.block_rows, rows.width, rows.dtype.itemsize)
+        return self.parameters.capacity(rows.width, rows.dtype.itemsize)
 
     # -- algebra ---------------------------------------------------------------------------
 

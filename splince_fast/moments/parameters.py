@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from splince_fast._runtime.blocks import check_block_rows
+from splince_fast._runtime.blocks import check_block_rows, choose_block_rows
 from splince_fast._solve.options import check_reading, is_integer
 from splince_fast.exceptions import IncompatibleMomentsError, InputError
 
@@ -89,6 +89,10 @@ class Parameters:
     def as_arguments(self) -> dict[str, Any]:
         """The keyword arguments of an empty object of the same parameters."""
         return asdict(self)
+
+    def capacity(self, width: int, itemsize: int) -> int:
+        """Rows of a block of numbers of this size."""
+        return choose_block_rows(self.block_rows, width, itemsize)
 
     def refuse_unlike(self, other: Parameters) -> None:
         """Raise IncompatibleMomentsError where two states cannot be combined."""

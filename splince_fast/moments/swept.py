@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from splince_fast._kernels import row_kernels
 from splince_fast._runtime import threads
 from splince_fast._runtime.arrays import check_values
-from splince_fast._runtime.blocks import choose_block_rows
 from splince_fast._runtime.memory import aligned
 from splince_fast.labels import VariableName
 from splince_fast.moments.accumulator import Accumulator, Batch
@@ -39,7 +38,7 @@ class SweptAccumulator(Accumulator):
     def _reserve(self, width: int, dtype: np.dtype[np.generic]) -> int:
         """Rows of a block, which is reduced in place without work memory."""
         threads.thread_count()  # raises for an invalid setting
-        capacity = choose_block_rows(self.parameters.block_rows, width, dtype.itemsize)
+        capacity = self.parameters.capacity(width, dtype.itemsize)
         self._work.capacities[width, dtype] = capacity
         return capacity
 

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from splince_fast._runtime.arrays import Rows, eps_of, torch_to_numpy
-from splince_fast._runtime.blocks import choose_block_rows
 from splince_fast.exceptions import InputError, NonFiniteError
 from splince_fast.labels import Encoded, VariableName
 from splince_fast.moments import Moments
@@ -201,7 +200,7 @@ class DeviceAccumulator(Accumulator):
         return State(np.zeros(width), 0, 0.0, np.zeros(width), second, None)
 
     def _reserve(self, width: int, dtype: Any) -> int:
-        return choose_block_rows(self.parameters.block_rows, width, dtype.itemsize)
+        return self.parameters.capacity(width, dtype.itemsize)
 
     def _buffer_for(self, capacity: int, width: int, dtype: Any) -> Buffer:
         buffer = self.buffer
