@@ -158,7 +158,7 @@ class DFR(BalancedClassifier):
         train = data.train
         mean = train.rows.mean(axis=0)
         scale = train.rows.std(axis=0)
-        # The deviation of a constant feature is the rounding of its mean: the range has none.
+        # The deviation of a constant feature can be the rounding of its mean, its range cannot.
         eps = float(np.finfo(np.float64).eps)
         rounding = _ROUNDINGS * eps * np.abs(train.rows).max(axis=0)
         scale[np.ptp(train.rows, axis=0) <= rounding] = 1.0

@@ -297,8 +297,8 @@ def _of_estimator(spec: object, data: FitData) -> FittedEraser:
         "concept_validation": validation.concept,
     }
     if isinstance(model, IterativeEraser):
-        # A mask passes on the task and the weights of validation rows, which a tuple does not; if
-        # there are none, the estimator draws its own.
+        # Validation rows are marked by a mask: a tuple would lose their task and weights. Without
+        # any, the estimator draws its own.
         del optional["validation"]
         if n_validation := len(validation.rows):
             rows = np.concatenate([rows, validation.rows])

@@ -408,7 +408,7 @@ def _stratified(
 
 def _is_constant(rows: Float, residue: Float | float) -> bool:
     """Whether no feature has a deviation above `residue`."""
-    # The mean of n equal numbers is off by up to n roundings, which would be their deviation.
+    # Centred first: the computed mean of equal numbers can differ from them by n roundings.
     centred = rows - rows.mean(axis=0)
     return not (centred.std(axis=0) > residue).any()
 

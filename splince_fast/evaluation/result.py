@@ -30,7 +30,7 @@ from splince_fast.evaluation.scoring import TableMetric, metric_of
 from splince_fast.evaluation.statistics import Interval
 from splince_fast.exceptions import FileFormatError, InputError
 
-# A number of a note; digits in names are none.
+# A number in a note. Digits inside names do not match.
 _NUMBER = re.compile(r"(?<![\w'])\d[\d,.]*(e[+-]?\d+)?")
 
 
@@ -76,7 +76,7 @@ class Comparison:
 
     @property
     def notes(self) -> list[str]:
-        """Warnings of the data and of single records, each once with the figures of one seed."""
+        """Warnings about the data and about records; those that differ by numbers alone once."""
         of_records: dict[str, str] = {}
         for r in self.records:
             source = f"{r.eraser or 'advice'}{', ' + r.head if r.head else ''}: "

@@ -87,8 +87,7 @@ def compare(
         float64.
     task, concept : column of shape (n,)
         Labels of any kind. Several concepts as a mapping, frame or tuple of columns are erased
-        jointly.
-        Floats are a quantity; the association protocol needs classes.
+        jointly. Floats are a quantity; the association protocol needs classes.
     groups : column of shape (n,), optional
         Rows of one group (a person, a document) stay in one part and in one fold, those that
         choose alpha included; with `test` a group in several parts is an error.
@@ -296,7 +295,7 @@ def _data_notes(
 
 
 def _unused_rows_note(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> list[str]:
-    """Rows that the subsamples of association levels leave out; no note with `sizes`."""
+    """Note on the rows that the subsamples of association levels leave out; none with `sizes`."""
     used, n = max(sum(split.sizes) for split in splits.values()), int(plan.usable.sum())
     subsampled = plan.protocol is not None and plan.association_method == "subsample"
     if not subsampled or plan.max_rows is None or plan.notes or used == n:

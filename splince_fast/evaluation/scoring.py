@@ -413,7 +413,7 @@ def add_scores(record: Record, predictions: Predictions, own: Mapping[str, Metri
     for name, metric in own.items():
         assert metric.score is not None
         try:
-            value = float(metric.score(*predictions.columns()))  # which it may change
+            value = float(metric.score(*predictions.columns()))  # on copies
             if math.isinf(value):
                 raise InputError(f"{value} has no mean; return NaN where the metric is undefined")
             values[name] = value

@@ -62,12 +62,12 @@ def isotropic(
 
         (sqrt(-w_j) u_i + s sqrt(w_i) u_j) / sqrt(w_i - w_j),    s = sign(u_i^T L^T L u_j),
 
-    where s is the sign of which the direction that the pair loses changes the rows less:
-    n_0 + min(n_+, n_-) columns, the most there can be (Sylvester's law of inertia): about half of
-    the dimensions survive, where a projection off the range of D leaves n_0. If the means differ
-    off the range of S_w, too (a feature that holds the label, fewer rows than features), that
-    direction is removed as well. With `keep`, a common linear map restores Cov(x, y) at the least
-    further change (:func:`splince_fast.repair`).
+    where s is the one of the two signs that changes the rows less. C has n_0 + min(n_+, n_-)
+    columns, the most there can be (Sylvester's law of inertia): about half of the dimensions
+    survive, where a projection off the range of D leaves n_0. If the means differ off the range of
+    S_w, too (a feature that holds the label, fewer rows than features), that direction is removed
+    as well. With `keep`, a common linear map restores Cov(x, y) at the least further change
+    (:func:`splince_fast.repair`).
 
     Parameters
     ----------

@@ -18,17 +18,17 @@ from splince_fast.moments.snapshot import Statistics
 
 Float = NDArray[np.float64]
 
-# A squared correlation counts as 1 if it is as near as this: sums of float32 rows round it by up to
-# 3 EPS32, those of float64 rows by far less. An outlier can take a correlation almost as near.
+# Tolerances of a squared correlation of 1. Sums of float32 rows round it by up to 3 EPS32, sums of
+# float64 rows by far less. A larger tolerance would take outliers for labels.
 _OF_FLOAT32, _OF_FLOAT64 = 8.0 * EPS32, 1e-11
-# Deviations within the classes that the values of two classes lie apart.
+# Least distance of the values of two classes, in deviations within the classes.
 _APART = 4.0
 # Least rows of each of two classes: below it a feature of few values may agree by chance.
 _ROWS = 10
 
 
 def may_be_label(stats: Statistics, names: Sequence[VariableName], span: Span) -> bool:
-    """Whether `label_features` may find any; exact but for three or more classes."""
+    """Whether `label_features` can find a feature: always for three or more classes, else exact."""
     if largest_correlation(span.rows, stats.variances) > 1.0 - _rounding(stats):
         return True
     for name, count in zip(names, span.counts, strict=True):
@@ -72,7 +72,7 @@ def label_features(
 
 
 def _frequent(variable: ColumnSums) -> NDArray[np.bool_]:
-    """Columns that vary, but for indicators of a rare class or of all but a rare one."""
+    """Mask over the columns that vary: False for the indicator of a rare class or of all others."""
     deviations = variable.deviations()
     varies = deviations > 0.0
     mean = (variable.reference + variable.z_sum / variable.weight)[varies]
@@ -91,6 +91,6 @@ def _coded(variable: ClassSums, variances: Float, least: Float) -> NDArray[np.in
     features = np.flatnonzero(between > least)
     values = np.sort(sums[:, features] / p[:, None], axis=0)
     gaps = np.diff(values, axis=0).min(axis=0, initial=np.inf)
-    # An outlying value of one class leaves the others a small share of the variance.
+    # An outlier in one class has most of the variance, so the other classes are compared by theirs.
     within = np.maximum(variances - between, (2.0 * EPS32) ** 2 * variances)[features]
     return np.asarray(features[gaps**2 > _APART**2 * within])
