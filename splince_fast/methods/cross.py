@@ -18,7 +18,6 @@ from splince_fast.methods.folds import FoldReport, evaluate_folds
 from splince_fast.methods.method_call import MethodCall
 from splince_fast.methods.table import method_of
 from splince_fast.moments import Moments
-from splince_fast.moments.cluster import merged
 from splince_fast.projection import Projection
 
 
@@ -192,7 +191,7 @@ def cross_report(
     )  # fmt: skip
     found = evaluate_folds(call, parts)
     found.warn()
-    eraser = call.with_shrinkage(found.shrinkage).fit(merged(parts), found.added_to)
+    eraser = call.with_shrinkage(found.shrinkage).fit(Moments._merged(parts), found.added_to)
     return CrossReport(
         chosen.label, found.folds, found.shrinkage, eraser, found.degenerate,
         found.rows_per_rank, found.remedies, found.warnings,

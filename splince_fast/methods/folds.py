@@ -19,7 +19,6 @@ from splince_fast._solve.selection import Span, span_of
 from splince_fast.exceptions import InputError, SplinceError, UnseenRowsWarning
 from splince_fast.methods.method_call import MethodCall, Solved
 from splince_fast.moments import Folds, Moments
-from splince_fast.moments.cluster import merged
 from splince_fast.moments.snapshot import Factored, Statistics
 from splince_fast.projection import Projection
 from splince_fast.report import HeldOut, Report
@@ -170,7 +169,7 @@ def evaluate_folds(call: MethodCall, folds: Sequence[Moments]) -> FoldEvaluation
         if len(parts) == 2:
             training = tests[::-1]
         else:  # sums of the others, not total - part: nothing cancels
-            training = read(merged(parts[:i] + parts[i + 1 :]) for i in range(len(parts)))
+            training = read(Moments._merged(parts[:i] + parts[i + 1 :]) for i in range(len(parts)))
         return _evaluated(call, training, tests)
 
 

@@ -9,8 +9,10 @@ from numpy.typing import NDArray
 
 from splince_fast._kernels.spans import largest_correlation
 from splince_fast._runtime.arrays import abbreviated
+from splince_fast._runtime.warn import warn
 from splince_fast._solve.selection import Span
 from splince_fast._solve.tolerances import CONSTANT, EPS32
+from splince_fast.exceptions import LabelFeatureWarning
 from splince_fast.labels import VariableName
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.column_sums import ColumnSums
@@ -25,26 +27,16 @@ _OF_FLOAT32, _OF_FLOAT64 = 8.0 * EPS32, 1e-11
 _APART = 4.0
 # Least rows of each of two classes: below it a feature of few values may agree by chance.
 _ROWS = 10
+_EFFECTS = {
+    "erase": ", and rows in which it is missing or wrong would not be erased completely",
+    "keep": ", from which models read the task",
+}
 
 
-def may_be_label(stats: Statistics, names: Sequence[VariableName], span: Span) -> bool:
-    """Whether `label_features` can find a feature: always for three or more classes, else exact."""
-    if largest_correlation(span.rows, stats.variances) > 1.0 - _rounding(stats):
-        return True
-    for name, count in zip(names, span.counts, strict=True):
-        if count > 1 and isinstance(stats.variable(name), ClassSums):
-            return True
-    return False
-
-
-def _rounding(stats: Statistics) -> float:
-    return _OF_FLOAT32 if stats.row_eps >= EPS32 else _OF_FLOAT64
-
-
-def label_features(
-    stats: Statistics, names: Sequence[VariableName]
-) -> list[tuple[VariableName, str]]:
-    """Variables that features give up to offset, scale and coding of classes, and these features.
+def warn_of_labels(
+    stats: Statistics, names: Sequence[VariableName], span: Span, role: str
+) -> tuple[str, ...]:
+    """Warn of features that give a label up to offset, scale and coding of classes; the warnings.
 
     Parameters
     ----------
@@ -52,23 +44,38 @@ def label_features(
         Of the data.
     names : sequence of VariableName
         The variables; those with missing labels are not compared.
+    span : Span
+        Of these variables.
+    role : {"erase", "keep"}
     """
+    least = 1.0 - (_OF_FLOAT32 if stats.row_eps >= EPS32 else _OF_FLOAT64)
+    if largest_correlation(span.rows, stats.variances) <= least:
+        # A code of three or more classes can be a feature that correlates with no indicator.
+        counts = zip(names, span.counts, strict=True)
+        if not any(k > 1 and isinstance(stats.variable(name), ClassSums) for name, k in counts):
+            return ()
     variances = np.maximum(stats.variances, (CONSTANT * stats.mean) ** 2)
-    least = (1.0 - _rounding(stats)) * variances
-    found = []
+    least_variances = least * variances
+    notes = []
     for name in names:
         variable = stats.variable(name)
         if variable.n_rows < max(2 * _ROWS, stats.n_rows):
             continue
         features = np.empty(0, np.intp)
         if isinstance(variable, ClassSums):
-            features = _coded(variable, variances, least)
+            features = _coded(variable, variances, least_variances)
         elif isinstance(variable, ColumnSums):
             rows = variable.span()[_frequent(variable)]
-            features = np.flatnonzero((rows**2 > least).any(axis=0))
+            features = np.flatnonzero((rows**2 > least_variances).any(axis=0))
         if len(features):
-            found.append((name, abbreviated(features, stats.feature_names)))
-    return found
+            notes.append(
+                f"feature(s) {abbreviated(features, stats.feature_names)} equal the label "
+                f"{name!r}, up to offset, scale and coding of classes: a label was left in x"
+                f"{_EFFECTS[role]}. Drop the feature(s) and fit again"
+            )
+    for note in notes:
+        warn(note, LabelFeatureWarning)
+    return tuple(notes)
 
 
 def _frequent(variable: ColumnSums) -> NDArray[np.bool_]:

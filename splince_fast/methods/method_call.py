@@ -31,14 +31,13 @@ from splince_fast.exceptions import (
     DroppedDirectionsWarning,
     InputError,
     LabelError,
-    LabelFeatureWarning,
     ManyClassesWarning,
     NothingErasedWarning,
     PrecisionWarning,
 )
 from splince_fast.labels import VariableName
 from splince_fast.labels.names import listed
-from splince_fast.methods.label_features import label_features, may_be_label
+from splince_fast.methods.label_features import warn_of_labels
 from splince_fast.methods.refine import Refinement
 from splince_fast.moments import Moments
 from splince_fast.moments.class_sums import ClassSums
@@ -56,9 +55,6 @@ _BLAMED, _SMALL, _OFFSET = 0.1, 0.1, 100.0
 _OBLIQUE = 10.0
 # Integer labels of more distinct values may be quantities: digits, months and hours have fewer.
 _FEW_CLASSES = 24
-# Effects of a label that was left among the features.
-_OF_CONCEPT = ", and rows in which it is missing or wrong would not be erased completely"
-_OF_TASK = ", from which models read the task"
 # A feature of variance 0 underflows if its largest covariance is below the first number; it is
 # constant if that covariance is below the second number times its mean.
 _UNDERFLOW, _ROUNDING = 1e-150, 1e-10
@@ -212,10 +208,10 @@ class MethodCall(NamedTuple):
             if options.rank_tol == "auto":  # other tolerances may leave some association
                 own = factor if whitened and not share else None
                 noises = _noises(stats, self.erase, solution, whitened, own)
-            if solution.rank_z and may_be_label(stats, self.erase, span_z):
-                notes += _label_features(stats, self.erase, _OF_CONCEPT)
-            if isinstance(self.keep, list) and may_be_label(stats, self.keep, span_y):
-                notes += _label_features(stats, self.keep, _OF_TASK)
+            if solution.rank_z:
+                notes += warn_of_labels(stats, self.erase, span_z, "erase")
+            if isinstance(self.keep, list):
+                notes += warn_of_labels(stats, self.keep, span_y, "keep")
             rank = solution.rank_covariance
             changed = distortions.of_x
             if changed is not None:
@@ -311,20 +307,6 @@ class MethodCall(NamedTuple):
 
 def _completed(report: Callable[[], Report], complete: Callable[[Report], Report]) -> Report:
     return complete(report())
-
-
-def _label_features(
-    stats: Statistics, names: Sequence[VariableName], effect: str
-) -> tuple[str, ...]:
-    """Warn of labels that were left among the features."""
-    notes = tuple(
-        f"feature(s) {features} equal the label {name!r}, up to offset, scale and coding of "
-        f"classes: a label was left in x{effect}. Drop the feature(s) and fit again"
-        for name, features in label_features(stats, names)
-    )
-    for note in notes:
-        warn(note, LabelFeatureWarning)
-    return notes
 
 
 def _noises(

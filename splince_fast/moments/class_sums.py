@@ -146,7 +146,7 @@ class ClassSums(Variable):
             labels, weight, len(self._names)
         )
         # Allocate before mutating: memory for every class, and for the sums of `commit`.
-        grown = self._padded(size) if size > len(self.rows) else None
+        grown = self._grown(size) if size > len(self.rows) else None
         scratch = np.empty((len(present), self.width))
         return Request(codes, len(present), None, (present, rows, weights, grown, scratch))
 
@@ -285,18 +285,17 @@ class ClassSums(Variable):
 
     # -- storing ---------------------------------------------------------------------------
 
-    def _padded(self, size: int | None = None) -> tuple[Int, Float, Float]:
-        """The sums, with zeros for the classes that only waiting rows have, or for `size` classes.
+    def _padded(self) -> tuple[Int, Float, Float]:
+        """The sums, with zeros for the classes that only waiting rows have."""
+        if len(self._names) == len(self.rows):
+            return self.rows, self.weights, self.sums
+        return self._grown(len(self._names))
+
+    def _grown(self, size: int) -> tuple[Int, Float, Float]:
+        """A copy of the sums with zeros behind them, for `size` classes.
 
         Zeros that are never written to take no memory: most declared classes may never occur.
         """
-        size = len(self._names) if size is None else size
-        if size == len(self.rows):
-            return self.rows, self.weights, self.sums
-        return self._grown(size)
-
-    def _grown(self, size: int) -> tuple[Int, Float, Float]:
-        """A copy of the sums with zeros behind them, for `size` classes."""
         padded = np.zeros(size, np.int64), np.zeros(size), np.zeros((size, self.width))
         for target, source in zip(padded, (self.rows, self.weights, self.sums), strict=True):
             target[: len(source)] = source

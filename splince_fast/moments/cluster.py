@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -107,19 +107,6 @@ def state_of_file_blocks(
     return state_of(kind, islice(source.iter_from(first), stop - first), like, what)
 
 
-def merged(states: Sequence[Moments]) -> Moments:
-    """(new) sum of states, at least one."""
-    first, *others = states
-    for other in others:
-        first._check_like(other)
-    with first._locked() as accumulator:
-        total = accumulator.copy()
-    for other in others:
-        with other._locked() as accumulator:
-            total.add(accumulator)
-    return first._around(total)
-
-
 def digest_of(part: Any, parameters: Parameters, values: Any = None) -> str:
     """Digest of the first block of a part."""
     block = next(iter(part if values is None else part.filled(values)))
@@ -181,7 +168,7 @@ class _Engine:
         """Future of the sum of states."""
         while len(states) > 1:
             states = [
-                self._submit(merged, states[i : i + _FAN_IN])
+                self._submit(self._kind._merged, states[i : i + _FAN_IN])
                 for i in range(0, len(states), _FAN_IN)
             ]
         return states[0]

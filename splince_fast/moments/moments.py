@@ -31,7 +31,6 @@ from splince_fast.exceptions import (
 from splince_fast.labels import ClassCodes, ClassName, VariableName, class_key
 from splince_fast.moments.accumulator import Accumulator, check_column
 from splince_fast.moments.by_class import ClassAccumulator, rows_of
-from splince_fast.moments.cluster import merged
 from splince_fast.moments.format import (
     NEWEST,
     accumulator_of,
@@ -396,6 +395,18 @@ class Moments:
         new._accumulator = accumulator
         new._lock = ReadersWriterLock(_IN_USE)
         return new
+
+    @staticmethod
+    def _merged(parts: Sequence[Moments]) -> Moments:
+        """(new) sum of moments, at least one."""
+        first, *others = parts
+        with first._locked() as accumulator:
+            total = accumulator.copy()
+        for part in others:
+            first._check_like(part)
+            with part._locked() as accumulator:
+                total.add(accumulator)
+        return first._around(total)
 
     def _settled_copy(self) -> Moments:
         """A copy with all rows merged."""
@@ -823,9 +834,8 @@ class Folds(Sequence[Moments]):
         if groups is not None and not isinstance(groups, str):
             raise InputError(f"groups is {groups!r}; it must be the name of a variable")
         check_keywords(parameters, Moments, where="Moments")
-        first = Moments(**parameters)
-        others = [Moments._empty(first.parameters) for _ in range(1, int(n_folds))]
-        self._folds = (first, *others)
+        checked = Parameters.of(**parameters)
+        self._folds = tuple(Moments._empty(checked) for _ in range(int(n_folds)))
         self._merged: tuple[list[int], Moments] | None = None
         self._groups = groups
         self._position = 0
@@ -853,13 +863,13 @@ class Folds(Sequence[Moments]):
     @property
     def total(self) -> Moments:
         """(new) moments of all rows: the folds merged."""
-        return merged(self._folds)
+        return Moments._merged(self._folds)
 
     def _total(self) -> Moments:
         """The folds merged, once for all solves, which only read the result."""
         n_rows = [fold._accumulator.n_rows for fold in self._folds]
         if self._merged is None or self._merged[0] != n_rows:
-            self._merged = n_rows, merged(self._folds)
+            self._merged = n_rows, self.total
         return self._merged[1]
 
     @property

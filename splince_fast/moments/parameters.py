@@ -42,10 +42,10 @@ class Parameters:
     @classmethod
     def of(
         cls,
-        block_rows: Any,
-        kinds: Any,
-        joint: Any,
-        ledoit_wolf: Any,
+        block_rows: Any = None,
+        kinds: Any = None,
+        joint: Any = (),
+        ledoit_wolf: Any = False,
         subsample: Any = 1.0,
         random_state: Any = 0,
         sketch_size: Any = None,
