@@ -253,14 +253,6 @@ def _names_of(batch: Batch, name: VariableName) -> tuple[Any, ...]:
     return tuple(new or cast(ColumnSums, variable).names)
 
 
-def _part(column: Encoded, rows: slice) -> Encoded:
-    """Some rows of an encoded column, with all its classes."""
-    if isinstance(column, ClassCodes):
-        return column[rows]
-    present = None if column.present is None else column.present[rows]
-    return Columns(column.columns, column.values[rows], present)
-
-
 def part_of_sample(like: Mapping[str, object], first: int) -> dict[str, Any]:
     """Arguments of moments for the part of a source that begins with block number `first`.
 

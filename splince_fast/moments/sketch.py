@@ -24,7 +24,7 @@ from splince_fast._runtime.hashing import splitmix64
 from splince_fast._runtime.sparse import SparseRows, parts, subtracted
 from splince_fast.exceptions import InputError
 from splince_fast.labels import Encoded, VariableName
-from splince_fast.moments.accumulator import Accumulator, Batch, sweep_of
+from splince_fast.moments.accumulator import Batch, sweep_of
 from splince_fast.moments.block import rows_of
 from splince_fast.moments.buffer import LabelledRows
 from splince_fast.moments.state import Diagonal, Scatter, State, head_mean
@@ -331,9 +331,3 @@ def _reduce_sparse(
 def far_from_zero(mean: Float, variances: Float) -> NDArray[np.intp]:
     """Columns whose sums about 0 lose digits, as their mean is many deviations from 0."""
     return np.flatnonzero(np.abs(mean) > _FAR * np.sqrt(variances))
-
-
-def sketch_of(accumulator: Accumulator) -> Sketch | None:
-    """The sketch of an accumulator; None without one."""
-    second = None if accumulator.state is None else accumulator.state.second
-    return second if isinstance(second, Sketch) else None
