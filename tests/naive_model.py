@@ -22,7 +22,7 @@ FUZZ = int(os.environ.get("SPLINCE_FAST_FUZZ", "0"))
 
 # Module and name of the kernel that reduces small blocks on this processor; its first argument is
 # the block.
-SWEEP: tuple[Any, str] = (
+REDUCTION: tuple[Any, str] = (
     row_kernels,
     "reduce_chunks" if row_kernels.wide() else "centre_columns",
 )

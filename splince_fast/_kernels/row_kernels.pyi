@@ -48,7 +48,7 @@ def reduce_chunks(
     product: NDArray[Any],
     counters: NDArray[np.int64],
 ) -> None: ...
-def sweep_block(
+def sum_block(
     block: Block,
     inverse: Float,
     columns: int,

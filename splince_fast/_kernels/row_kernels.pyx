@@ -47,7 +47,7 @@ cdef extern from "csrc/kernels.h" nogil:
         Index height, step, chunk, stripe
         void* product
         Phase* phases
-    ctypedef struct Sweep:
+    ctypedef struct BlockSums:
         const CBlock* block
         const double* inverse
         double* sums
@@ -79,7 +79,7 @@ cdef extern from "csrc/kernels.h" nogil:
             double* scatter, Index width, const void* product, Index apart, double sign,
             const double* vectors, const double* coefficients, Index first,
             Index last) noexcept nogil
-        void (*run_sweep[2])(const Sweep*, AtomicInt64*) noexcept nogil
+        void (*sum_block[2])(const BlockSums*, AtomicInt64*) noexcept nogil
         Index (*factors_size)(Index rank, Index width) noexcept nogil
         void (*pack_factors)(
             Factors*, const double* left, const double* right, const double* mean,
@@ -226,7 +226,7 @@ cdef class Block:
     weight : (n,) float64 > 0, or None for unit weights
     shift : (d,) float64
         Point about which rows are summed: y_i = x_i - shift.
-    offset : (d,) float64, or None for `sweep_block`
+    offset : (d,) float64, or None for `sum_block`
         shift - reference.
     codes : (v, n) intp, rows of the class sums to add each row to; -1 for none
     n_codes : int
@@ -374,7 +374,7 @@ def sample_columns(rows, const Index[::1] index, const double[::1] weight, Index
 
 def centre_columns(Block block not None, const double[:, ::1] rotations not None, out, Index first,
                    Index last):
-    """Reduce a block in the columns first..last, and centre it there, in one sweep over memory.
+    """Reduce a block in the columns first..last, and centre it there, in one pass over memory.
 
     With the attributes of `Block`, c = codes[., i] and k classes::
 
@@ -446,7 +446,7 @@ def reduce_chunks(Block block not None, const double[:, ::1] rotations not None,
         level.reduce_chunks[block.dtype](&c, &memory, &held[0])
 
 
-def sweep_block(
+def sum_block(
     Block block not None, const double[::1] inverse not None, Index columns, Index stripe,
     double[:, :, ::1] sums not None, double[:, :, ::1] near not None,
     double[:, ::1] leverage not None, int64_t[::1] counter not None,
@@ -472,7 +472,7 @@ def sweep_block(
     leverage : (d / stripe rounded up, n) float64, overwritten
     counter : (1,) int64, 0
     """
-    cdef Sweep s
+    cdef BlockSums s
     cdef const CBlock* c = &block.c
     cdef Index parts = (c.n + c.part_rows - 1) // c.part_rows
     s.block, s.stripe, s.columns, s.pitch = c, stripe, columns, near.shape[2]
@@ -487,7 +487,7 @@ def sweep_block(
     s.inverse, s.sums, s.near = &inverse[0], &sums[0, 0, 0], &near[0, 0, 0]
     s.leverage = &leverage[0, 0]
     with nogil:
-        level.run_sweep[block.dtype](&s, <AtomicInt64*>&counter[0])
+        level.sum_block[block.dtype](&s, <AtomicInt64*>&counter[0])
 
 
 def add_lower(double[::1, :] scatter not None, const Real[::1, :] product not None, double sign,

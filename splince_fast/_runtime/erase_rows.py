@@ -100,8 +100,8 @@ def erase_lazily(eraser: Any, X: Any, width: int) -> Any:
 def check_out(out: object, rows: NDArray[np.generic], dtype: np.dtype[np.generic]) -> None:
     """Raise InputError unless the result for `rows` can be written to `out`."""
     if not isinstance(out, np.ndarray) or out.shape != rows.shape or out.dtype != dtype:
-        found = f"{out.dtype} of shape {out.shape}" if isinstance(out, np.ndarray) else type(out)
-        raise InputError(f"out is {found}; it must be an array of {dtype} of shape {rows.shape}")
+        given = f"{out.dtype} of shape {out.shape}" if isinstance(out, np.ndarray) else type(out)
+        raise InputError(f"out is {given}; it must be an array of {dtype} of shape {rows.shape}")
     if not out.flags.writeable:
         raise InputError("out is read-only; open a memmap with mode 'r+', or pass a writable array")
     if self_overlaps(out.shape, out.strides, out.itemsize):
@@ -141,14 +141,14 @@ def erase(
     out: NDArray[np.generic],
     mask: NDArray[np.bool_] | None = None,
     progress: bool | None = False,
-    fresh: bool = False,
+    uninitialised: bool = False,
 ) -> None:
     """Write the erased rows of X (..., d) to `out`; rows where the mask is False are copied.
 
-    `fresh` states that `out` is uninitialised memory. Raises InputError if a finite result is out
-    of range of float16.
+    `uninitialised` states that `out` was never written. Raises InputError if a finite result is
+    out of range of float16.
     """
-    streamed = out.nbytes >= _STREAMED_BYTES and not fresh
+    streamed = out.nbytes >= _STREAMED_BYTES and not uninitialised
     streamed = streamed and out.shape[-1] * out.itemsize >= _STREAMED_ROW
     hidden = progress is False or (progress is None and X.nbytes < _LONG_BYTES)
     shown = nullcontext() if hidden else Progress(X.size // X.shape[-1], show=progress)

@@ -158,10 +158,10 @@ def adjusted(squares: Float, n: int, rank_x: int, ratio: float = 1.0) -> tuple[f
     ratio : float
         Of the noise, as in :class:`Noise`.
     """
-    found = np.asarray(squares)
+    unbiased = np.asarray(squares)
     if n > rank_x + 1:
-        found = found - (1 - found) * ratio * rank_x / (n - rank_x - 1)
-    return tuple(map(float, np.clip(found, 0.0, 1.0)))
+        unbiased = unbiased - (1 - unbiased) * ratio * rank_x / (n - rank_x - 1)
+    return tuple(map(float, np.clip(unbiased, 0.0, 1.0)))
 
 
 def trace_left(squares: Sequence[float], m: float) -> float:

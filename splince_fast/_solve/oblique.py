@@ -127,7 +127,7 @@ def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> S
             None,
         )  # fmt: skip
     largest = options.max_amplification
-    found = kernels.oblique(
+    result = kernels.oblique(
         factor,
         span_z,
         span_y,
@@ -144,9 +144,9 @@ def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> S
         null = np.concatenate([constants, factor.null_basis.T])
     outside = None
     if factor.n_null:
-        outside = span_z - factor.unwhiten(found[3][: len(span_z)])
+        outside = span_z - factor.unwhiten(result[3][: len(span_z)])
         outside[:, factor.left_out] = 0.0
-    solution = Solution._make((*found, noise, *facts, null, factor.left_out, False, outside))
+    solution = Solution._make((*result, noise, *facts, null, factor.left_out, False, outside))
     if not len(factor.left_out) or solver == "refined":
         return solution
     infeasible = solution.status != status.STATUS_OK
@@ -253,5 +253,5 @@ def sensitivity(left: Float, right: Float, mean: Float, variance: float) -> tupl
     if variance <= 0.0:
         return 0.0, 0.0
     norm, offset = status.amplified(left, right, mean, variance)
-    found: float = tolerances.EPS32 * norm * ((1.0 + offset) / len(mean)) ** 0.5
-    return min(found, float(np.finfo(np.float64).max)), norm
+    moved: float = tolerances.EPS32 * norm * ((1.0 + offset) / len(mean)) ** 0.5
+    return min(moved, float(np.finfo(np.float64).max)), norm

@@ -209,7 +209,7 @@ def check_reading(
     for option, value in zip(READING.values(), (subsample, sketch_size, passes), strict=True):
         if value is not option.default:
             option.check(value)
-    whole = f"needs the whole covariance, and sketch_size={sketch_size} keeps none; "
+    need = f"needs the whole covariance, and sketch_size={sketch_size} keeps none; "
     if sketch_size is None:
         if passes:
             raise InputError(
@@ -223,9 +223,9 @@ def check_reading(
             "where they do"
         )
     elif isinstance(shrinkage, str):
-        raise InputError(f"shrinkage {shrinkage!r} {whole}pass a number in [0, 1], or none")
+        raise InputError(f"shrinkage {shrinkage!r} {need}pass a number in [0, 1], or none")
     elif solver != "auto":
-        raise InputError(f"solver {solver!r} {whole}leave it at 'auto'")
+        raise InputError(f"solver {solver!r} {need}leave it at 'auto'")
     elif passes and shrinkage:
         raise InputError(
             f"passes is {passes} and shrinkage {shrinkage}: refining takes the covariance as it "

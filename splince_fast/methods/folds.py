@@ -185,11 +185,11 @@ def _evaluated(
     def solved(call: MethodCall, shrinkage: Shrinkage) -> list[Solved]:
         call = call.with_shrinkage(shrinkage)
         own = factors[::-1] if factors and shrinkage is None else [None] * len(training)
-        found = []
+        solutions = []
         for stats, factor in zip(training, own, strict=True):
             with stats.memory(call.whitened and factor is None) as memory:
-                found.append(call.solve(stats, memory, factor))
-        return found
+                solutions.append(call.solve(stats, memory, factor))
+        return solutions
 
     def distortion(erasers: Sequence[Solved]) -> float:
         pairs = zip(erasers, tests, strict=True)
@@ -279,8 +279,8 @@ def _distortion(eraser: Solved, stats: Statistics, gram: Float) -> float:
         return 0.0
     shift = right @ (stats.mean - eraser.mean)
     square = left @ left.T
-    spread = float(np.sum(square * gram))
-    return (spread + float(shift @ square @ shift)) / total
+    of_rows = float(np.sum(square * gram))
+    return (of_rows + float(shift @ square @ shift)) / total
 
 
 def _evaluate(

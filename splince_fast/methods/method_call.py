@@ -386,8 +386,8 @@ def _left_in_small_features(stats: Statistics, solution: Solution, span: Float) 
     deviations = np.sqrt(stats.variances)
     varies = deviations > CONSTANT * np.abs(stats.mean)
     left = span - (span @ solution.right.T) @ solution.left
-    rest, whole = (float(np.linalg.norm(c[:, varies] / deviations[varies])) for c in (left, span))
-    return rest / whole if whole else 0.0
+    rest, total = (float(np.linalg.norm(c[:, varies] / deviations[varies])) for c in (left, span))
+    return rest / total if total else 0.0
 
 
 def _check_classes(stats: Statistics, erase: Sequence[VariableName]) -> None:

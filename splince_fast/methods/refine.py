@@ -26,11 +26,11 @@ from splince_fast._solve.oblique import oblique
 from splince_fast._solve.options import MOST_PASSES, Options, is_integer
 from splince_fast._solve.ritz import Subspace
 from splince_fast.exceptions import InputError
+from splince_fast.moments.block_sums import BlockSums
 from splince_fast.moments.inputs import read_update
 from splince_fast.moments.sketch import add_images, add_outer, far_from_zero
 from splince_fast.moments.snapshot import Factored, SketchSnapshot, Statistics
 from splince_fast.moments.state import EPS64
-from splince_fast.moments.swept import Sweep
 from splince_fast.sources._prefetch import prefetched
 from splince_fast.sources.base import Source, StreamSource
 
@@ -110,21 +110,21 @@ class ExtraPasses:
             array = subtracted(rows.array, shift) if len(far) else rows.array
             mean = mean - shift
             csr, batch = parts(array), NO_WEIGHT if weight is None else weight
-            whole = float(len(rows)) if weight is None else float(weight.sum())
+            weight_sum = float(len(rows)) if weight is None else float(weight.sum())
             total, squares = np.zeros(len(mean)), np.empty(len(mean))
             none = np.empty((0, len(rows)), np.intp), np.empty((0, len(rows)))
             nothing = np.empty((0, len(mean)))
             kernels.sum_rows(*csr, batch, *none, total, nothing, nothing)
-            kernels.sum_squares(*csr, batch, mean, whole, squares)
+            kernels.sum_squares(*csr, batch, mean, weight_sum, squares)
             left = add_images(array, weight, mean, vectors, out)
             add_outer(out, -1.0, mean, left)
-            return total - whole * mean, squares, whole
+            return total - weight_sum * mean, squares, weight_sum
         array = np.ascontiguousarray(rows.array, rows.dtype)
         no_codes, no_values = np.empty((0, len(array)), np.intp), np.empty((0, len(array)))
-        sweep = Sweep(array, weight, mean, no_codes, 0, no_values)
-        sweep.run(np.zeros(len(mean)))
+        block_sums = BlockSums(array, weight, mean, no_codes, 0, no_values)
+        block_sums.compute(np.zeros(len(mean)))
         add_images(array, weight, mean, vectors, out)
-        return sweep.total, sweep.squares, sweep.whole
+        return block_sums.total, block_sums.squares, block_sums.weight_sum
 
     def _compare(
         self, n_rows: int, weight: float, total: Float, squares: Float, image: Float
@@ -138,13 +138,13 @@ class ExtraPasses:
             raise _other(name, f"its rows weigh {weight:.12g}, and theirs {stats.weight:.12g}")
         deviation = np.sqrt(stats.variances)
         offset = 64 * EPS64 * (np.abs(stats.mean) + deviation)
-        shifted = np.abs(total) / weight > roundings * deviation + offset
+        mean_differs = np.abs(total) / weight > roundings * deviation + offset
         bound = roundings * stats.variances + 2 * deviation * offset + offset**2
-        spread = np.abs(squares / weight - stats.variances) > bound
-        found = np.flatnonzero(shifted | spread)
-        if len(found):
-            what = "mean" if shifted[found[0]] else "variance"
-            raise _other(name, f"the {what} of feature {found[0]} differs")
+        variance_differs = np.abs(squares / weight - stats.variances) > bound
+        features = np.flatnonzero(mean_differs | variance_differs)
+        if len(features):
+            what = "mean" if mean_differs[features[0]] else "variance"
+            raise _other(name, f"the {what} of feature {features[0]} differs")
         # An image of a sign vector sums over all features: its bound is the sum of their roundings.
         all_deviations, all_offsets = deviation.sum(), offset.sum()
         allowed = (roundings * deviation + offset) * all_deviations
@@ -239,9 +239,11 @@ class Refinement:
         subspace = Subspace(columns, images)
         factor, after = change(subspace)
         for _ in range(1, self.passes):
-            fresh = first.solve(np.ascontiguousarray(subspace.residual(spans) * (inverse > 0)))
-            columns = np.concatenate([columns, fresh])
-            images = np.concatenate([images, reader.images(fresh)])
+            new_columns = first.solve(
+                np.ascontiguousarray(subspace.residual(spans) * (inverse > 0))
+            )
+            columns = np.concatenate([columns, new_columns])
+            images = np.concatenate([images, reader.images(new_columns)])
             subspace, before = Subspace(columns, images), after
             factor, after = change(subspace)
         gain = 1.0 - after / before if 0.0 < before < np.inf else 0.0

@@ -78,7 +78,7 @@ class Batch:
 
     block: LabelledRows
     variables: dict[VariableName, Variable]  # of its labels, new ones included
-    fresh: dict[VariableName, Any]  # arguments of `learn`
+    new_names: dict[VariableName, Any]  # arguments of `learn`
     state: State  # of the accumulator; a new one before the first rows
     learned: bool = False
 
@@ -217,9 +217,9 @@ class Accumulator:
                 start = stop
                 continue
             buffer = self._buffer_for(capacity, width, rows.dtype)
-            stop = min(n, start + buffer.room)
+            stop = min(n, start + buffer.n_free)
             self._wait(batch, batch.block.slice(start, stop), buffer)
-            if not buffer.room:
+            if not buffer.n_free:
                 try:
                     self.flush()
                 except BaseException:
@@ -257,10 +257,10 @@ class Accumulator:
             self.state.row_eps = max(self.state.row_eps, eps_of(X.dtype))
         return appended
 
-    def room(self, rows: Rows) -> int:
+    def n_missing(self, rows: Rows) -> int:
         """Number of further rows of this width and dtype that complete a block."""
         if self.buffer is not None and self.buffer.filled:
-            return self.buffer.room
+            return self.buffer.n_free
         return self.parameters.capacity(rows.width, rows.dtype.itemsize)
 
     def _prepare(self, block: LabelledRows, encoded: Mapping[VariableName, Encoded]) -> Batch:
@@ -271,17 +271,17 @@ class Accumulator:
             state = self._empty_state(width)
         batch = Batch(block, {}, {}, state, learned=state is self.state)
         for name, column in encoded.items():
-            kind, known = KIND_OF_COLUMN[type(column)], self.variables.get(name)
-            variable = known if type(known) is kind else kind.new(width, column)
-            labels, fresh = variable.begin(column, name)
+            kind, existing = KIND_OF_COLUMN[type(column)], self.variables.get(name)
+            variable = existing if type(existing) is kind else kind.new(width, column)
+            labels, new_names = variable.begin(column, name)
             if labels is None:
                 continue
-            if known is not None and known is not variable:
-                raise contradiction(name, known.kind, kind.kind)
+            if existing is not None and existing is not variable:
+                raise contradiction(name, existing.kind, kind.kind)
             batch.block.labels[name] = labels
             batch.variables[name] = variable
-            if fresh is not None or name not in self.variables:
-                batch.fresh[name] = fresh
+            if new_names is not None or name not in self.variables:
+                batch.new_names[name] = new_names
                 batch.learned = False
         return batch
 
@@ -297,7 +297,7 @@ class Accumulator:
         return capacity
 
     def _buffer_for(self, capacity: int, width: int, dtype: np.dtype[np.generic]) -> Buffer:
-        """A buffer with room for a row of this dtype; waiting rows are widened or merged."""
+        """A buffer with memory for a row of this dtype; waiting rows are widened or merged."""
         buffer = self.buffer
         if buffer is None:
             return Buffer(capacity, width, dtype)
@@ -315,10 +315,10 @@ class Accumulator:
 
     def _learn(self, batch: Batch) -> None:
         """Register the new variables and classes of the batch."""
-        for name, fresh in batch.fresh.items():
+        for name, new_names in batch.new_names.items():
             variable = batch.variables[name]
-            if fresh is not None:
-                variable.learn(fresh)
+            if new_names is not None:
+                variable.learn(new_names)
             self.variables[name] = variable
         self.state = batch.state
         batch.learned = True
@@ -361,7 +361,7 @@ class Accumulator:
         asked: list[Request] = []
         for name, labels in block.labels.items():
             asked.append(moved.get(name, batch.variables[name]).ask(labels, weight))
-        codes, n_sums, values = sweep_of(asked, n)
+        codes, n_sums, values = joined_requests(asked, n)
         reduced = reduce_block(
             rows, weight, sample, reference, codes, n_sums, values,
             self._work.for_block(n, rows.shape[1], rows.dtype), index,
@@ -515,12 +515,12 @@ class Accumulator:
         # Files of earlier versions may have more waiting rows than a block of today.
         self.buffer = Buffer(max(capacity, len(waiting)), state.width, dtype)
         self.buffer.append(waiting, blanks)
-        if not self.buffer.room or len(self.buffer.rows) > capacity:
+        if not self.buffer.n_free or len(self.buffer.rows) > capacity:
             self.flush()
             self.buffer = None
 
 
-def sweep_of(asked: list[Request], n: int) -> tuple[NDArray[np.intp], int, Float]:
+def joined_requests(asked: list[Request], n: int) -> tuple[NDArray[np.intp], int, Float]:
     """The requests of all variables as one: codes (v, n), their number of sums, values (q, n)."""
     values: list[Float] = []
     codes = [request.codes for request in asked if request.codes is not None]

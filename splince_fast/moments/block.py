@@ -216,9 +216,9 @@ class Sample:
     """Mean of some rows of a block, and their weighted sum of squares about it."""
 
     shift: Float  # (d,)
-    spread: Float  # (d,)
+    squares: Float  # (d,)
     weight: float  # of these rows
-    whole: float  # of all rows
+    block_weight: float  # of all rows
 
 
 @dataclass(slots=True)
@@ -254,10 +254,10 @@ def sample_block(rows: NDArray[Any], weight: Float | None, index: Codes | None =
     """
     n = len(rows) if index is None else len(index)
     stride = math.ceil(n**0.5 / 4)
-    shift, spread = row_kernels.sample_columns(rows, index, weight, stride)
+    shift, squares = row_kernels.sample_columns(rows, index, weight, stride)
     if weight is None:
-        return Sample(shift, spread, float(-(-n // stride)), float(n))
-    return Sample(shift, spread, float(weight[::stride].sum()), float(weight.sum()))
+        return Sample(shift, squares, float(-(-n // stride)), float(n))
+    return Sample(shift, squares, float(weight[::stride].sum()), float(weight.sum()))
 
 
 def reduce_block(
@@ -281,7 +281,7 @@ def reduce_block(
     the uncentred sum is at most five times the centred one then. V is the larger of the sample's
     sum of squares about its own mean and w |x - m|^2 of the row furthest from s alone. Where the
     condition fails, which for normal rows in random order takes a deviation of eight standard
-    errors, a second sweep uses s = m.
+    errors, a second pass uses s = m.
 
     Where float32 products would overflow or underflow, the block is reduced in float64.
 
@@ -290,7 +290,7 @@ def reduce_block(
     rows : (m, d) float32 or float64, C-contiguous; values may be unchecked
     weight : (n,) float64 > 0, or None for unit weights
     sample : Sample
-        Of this block; its shift is overwritten by a second sweep.
+        Of this block; its shift is overwritten by a second pass.
     reference : (d,) float64
     codes : (v, n) intp into n_codes rows of class sums, -1 for none
     values : (q, n) float64
@@ -306,7 +306,7 @@ def reduce_block(
         As `check_values`.
     """
     n, d = len(rows) if index is None else len(index), rows.shape[1]
-    shift, whole = sample.shift, sample.whole
+    shift, weight_sum = sample.shift, sample.block_weight
     offset = shift - reference
     by_matrix = len(values) >= MATRIX_PRODUCT_FROM
     block = row_kernels.Block(
@@ -315,16 +315,16 @@ def reduce_block(
     )  # fmt: skip
     lightest, heaviest = (1.0, 1.0) if weight is None else (weight.min(), weight.max())
     memory.reduce(block)
-    weights = whole, lightest, heaviest
-    suspect, far, narrow = block.judge(sample.spread, *weights, _EXCESS)
+    weights = weight_sum, lightest, heaviest
+    suspect, far, narrow = block.judge(sample.squares, *weights, _EXCESS)
     if suspect:
         check_values(rows_of(rows, index, 0, n))
     total = block.sums[0]
     if far:
-        shift += total / whole
+        shift += total / weight_sum
         np.subtract(shift, reference, out=offset)
         memory.reduce(block)
-        narrow = block.judge(sample.spread, *weights, np.inf)[2]
+        narrow = block.judge(sample.squares, *weights, np.inf)[2]
     if rows.dtype == np.float32 and narrow:
         wide = rows_of(rows, index, 0, n).astype(np.float64)
         return reduce_block(
@@ -336,8 +336,8 @@ def reduce_block(
         products = np.empty((len(values), d))
         add_products(rows, values, shift, offset, products, index)
     return Reduced(
-        n, whole, total + whole * offset, total / whole, memory.shifted, memory.product,
-        block.sums[2 : 2 + n_codes], products,
+        n, weight_sum, total + weight_sum * offset, total / weight_sum, memory.shifted,
+        memory.product, block.sums[2 : 2 + n_codes], products,
     )  # fmt: skip
 
 

@@ -99,7 +99,7 @@ class Buffer:
         return True
 
     @property
-    def room(self) -> int:
+    def n_free(self) -> int:
         return len(self.rows) - self.filled
 
     @property
@@ -116,7 +116,7 @@ class Buffer:
         return wide
 
     def append(self, block: LabelledRows, blanks: Mapping[VariableName, float]) -> None:
-        """Copy at most `room` rows in; `filled` changes last.
+        """Copy at most `n_free` rows in; `filled` changes last.
 
         Parameters
         ----------

@@ -143,10 +143,10 @@ class ClassAccumulator(Accumulator):
             )
         existing = {class_key(name): name for name in self.parts if name is not None}
         names = [existing.get(class_key(name), name) for name in column.classes]
-        found: dict[ClassName | None, NDArray[np.intp]] = {
+        positions: dict[ClassName | None, NDArray[np.intp]] = {
             name: np.flatnonzero(column.codes == i) for i, name in enumerate(names)
         }
-        return {**found, None: np.flatnonzero(column.codes < 0)}
+        return {**positions, None: np.flatnonzero(column.codes < 0)}
 
     def _empty_part(self) -> Accumulator:
         """An empty accumulator that shares the work memory."""
@@ -163,7 +163,7 @@ class ClassAccumulator(Accumulator):
         """Return False, so that the caller adds the row by `update`."""
         return False
 
-    def room(self, rows: Rows) -> int:
+    def n_missing(self, rows: Rows) -> int:
         """Number of rows that complete a block, whatever rows wait."""
         return self.parameters.capacity(rows.width, rows.dtype.itemsize)
 

@@ -189,9 +189,9 @@ class ClassSums(Variable):
         names = ours
         same = self._has_names_of(other)
         if not same:
-            known = self.position_by_key
+            positions = self.position_by_key
             others = zip(theirs, _keys(theirs), strict=True)
-            names = [*ours, *(name for name, key in others if key not in known)]
+            names = [*ours, *(name for name, key in others if key not in positions)]
         if sign < 0 and len(names) > len(ours):
             raise IncompatibleMomentsError(
                 f"cannot remove a part whose variable {name!r} has the class {names[len(ours)]!r}, "

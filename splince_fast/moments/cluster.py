@@ -211,17 +211,17 @@ def fold(run: Run, source: Source, client: Any, bar: Any, write_if_due: Any) -> 
             wave, state, start, end = pending[0]
             blocks = f"blocks {wave[0].first} to {wave[-1].stop - 1}"
             try:
-                found = state.result()
+                total = state.result()
                 digests = tuple("" if d is None else d.result() for d in (start, end))
             except Exception as error:
                 error.add_note(f"{blocks} of {source.name} were under way on {client}")
                 raise
             pending.popleft()
-            run.fold(found, wave[-1].stop, *digests)
+            run.fold(total, wave[-1].stop, *digests)
             rows = sum(group.rows for group in wave)
             per_row = (source.nbytes or 0) // (source.n_rows or 1)
             bar.advance(rows, rows * per_row)
-            del state, start, end, found
+            del state, start, end, total
             submit()
             write_if_due()
     finally:

@@ -94,8 +94,8 @@ class ColumnSums(Variable):
             values = np.where(column.present[:, None], values, np.nan)
         return values, names if unnamed and names != self.names else None
 
-    def learn(self, fresh: list[str]) -> None:
-        self.names = fresh
+    def learn(self, new_names: list[str]) -> None:
+        self.names = new_names
 
     def ask(self, labels: Float, weight: Float | None) -> Request:
         import splince_fast._kernels.blas as blas_kernels
@@ -208,7 +208,7 @@ class ColumnSums(Variable):
                 "whole's, which has more of them: it is not a part of it"
             )
         if sign < 0:
-            result._settle(self)
+            result._clear_rounding(self)
         return result
 
     def _refuse_other_columns(self, other: ColumnSums, sign: int, name: object) -> None:
@@ -229,13 +229,13 @@ class ColumnSums(Variable):
                 f"whole with {self._n_rows}: it is not a part of it"
             )
 
-    def _settle(self, whole: ColumnSums) -> None:
+    def _clear_rounding(self, before: ColumnSums) -> None:
         """Set variances that are rounding to exactly 0, after a removal.
 
         About the value itself: far from the reference point the square of the mean hides it.
         """
-        squares = np.einsum("ii->i", whole.squares)
-        noise = EPS64 * (64 + 8 * whole._n_rows**0.5) * squares
+        squares = np.einsum("ii->i", before.squares)
+        noise = EPS64 * (64 + 8 * before._n_rows**0.5) * squares
         of_mean = self.z_sum**2 / self._weight
         constant = np.flatnonzero(np.einsum("ii->i", self.squares) - of_mean <= noise)
         self.reference[constant] += self.z_sum[constant] / self._weight
@@ -388,12 +388,12 @@ class Indicators:
         """sum w (z - t), (k,), and sum w (z - t)(z - t)^T, (k, k), which is exactly symmetric."""
         t, counted = self._reference, np.zeros(len(self._reference) + 1)
         counted[self._present] = self._weights
-        weights, whole = counted[:-1], float(self._weights.sum())
-        half = np.outer(t, weights - 0.5 * whole * t)
+        weights, weight_sum = counted[:-1], float(self._weights.sum())
+        half = np.outer(t, weights - 0.5 * weight_sum * t)
         squares = -(half + half.T)
         # A sum of non-negative terms, exactly 0 for a constant column.
-        np.fill_diagonal(squares, weights * (1.0 - t) ** 2 + (whole - weights) * t**2)
-        return weights - whole * t, squares
+        np.fill_diagonal(squares, weights * (1.0 - t) ** 2 + (weight_sum - weights) * t**2)
+        return weights - weight_sum * t, squares
 
     def products(self, class_sums: Float) -> Float:
         """sum w (z - t)(x - r)^T, and sum w (x - r) in the last row; allocates nothing.

@@ -153,7 +153,7 @@ def sampled_covariance(sampled: SampledAccumulator) -> tuple[Float, Sampled]:
     state, sample = sampled.seen(), sampled.sample
     inner, effective = sample.rows.seen(), sample.effective
     variances = state.second.diagonal() / state.weight
-    whole = inner.scatter / inner.weight
+    covariance = inner.scatter / inner.weight
     names = _explaining(sampled, effective)
     aligned = {
         name: _aligned(sample.rows.variables.get(name), sampled.variables[name]) for name in names
@@ -162,10 +162,12 @@ def sampled_covariance(sampled: SampledAccumulator) -> tuple[Float, Sampled]:
         aligned, sample.labels, inner.weight, names, state.width,
     )  # fmt: skip
     explained = _explained(sampled.variables, sample.all_labels, state.weight, names, state.width)
-    of_sample = np.diagonal(whole).copy()
+    of_sample = np.diagonal(covariance).copy()
     syrk = scipy.linalg.blas.dsyrk
     degrees = effective / max(1.0, effective - len(own))
-    matrix = whole if not len(own) else syrk(-1.0, own.T, 1.0, whole, lower=1, overwrite_c=1)
+    matrix = (
+        covariance if not len(own) else syrk(-1.0, own.T, 1.0, covariance, lower=1, overwrite_c=1)
+    )
     matrix *= degrees
     chance = _BEYOND_CHANCE * (2.0 / effective) ** 0.5
     undetermined = _undetermined(sampled, matrix, variances, explained)
@@ -240,22 +242,22 @@ def _undetermined(
 
 def _explaining(sampled: SampledAccumulator, effective: float) -> list[VariableName]:
     """The variables that x is regressed on: those of fewest columns first, up to a limit."""
-    table, room = sampled.sample.all_labels, _SHARE_OF_LABELS * effective
+    table, n_left = sampled.sample.all_labels, _SHARE_OF_LABELS * effective
     columns = {n: table.columns_of(n, v) for n, v in sampled.variables.items() if v.n_rows}
     names: list[VariableName] = []
     for name in sorted(columns, key=lambda n: columns[n]):
-        if 0 < columns[name] <= room:
+        if 0 < columns[name] <= n_left:
             names.append(name)
-            room -= columns[name]
+            n_left -= columns[name]
     return names
 
 
-def _aligned(variable: Variable | None, whole: Variable) -> Variable:
+def _aligned(variable: Variable | None, of_all: Variable) -> Variable:
     """A variable of the sample with the classes of the whole, in their order."""
     if variable is None:
-        variable = whole.empty_like()
+        variable = of_all.empty_like()
     if isinstance(variable, ClassSums):
-        return variable.in_order(cast(ClassSums, whole).names)
+        return variable.in_order(cast(ClassSums, of_all).names)
     return variable
 
 
@@ -287,12 +289,12 @@ def _warn_of(
     error = _ERRORS * (2.0 / effective) ** 0.5 * sampled
     low = (variances > _FACTOR * sampled) & (variances - sampled > error)
     high = (_FACTOR * variances < sampled) & (sampled - variances > error)
-    found = np.flatnonzero(low | high)
-    if len(found):
-        shown = abbreviated(found, names)
+    features = np.flatnonzero(low | high)
+    if len(features):
+        shown = abbreviated(features, names)
         warn(
-            f"the sampled rows misstate the variance of {len(found)} feature(s) ({shown}) by more "
-            f"than a factor of {_FACTOR:g}: rare rows carry them. What is erased and kept is "
+            f"the sampled rows misstate the variance of {len(features)} feature(s) ({shown}) by "
+            f"more than a factor of {_FACTOR:g}: rare rows carry them. What is erased and kept is "
             "exact, but x may be changed more than the report expects; take a larger subsample=",
             SampledScatterWarning,
         )

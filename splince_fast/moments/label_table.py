@@ -233,9 +233,11 @@ class LabelTable:
             block, first = block[:-1], first[:-1]
         if columns[1]:
             block, second = block[:, :-1], second[:-1]
-        found = np.zeros([variables[name].n_columns for name in (a, b)])
-        found[: block.shape[0], : block.shape[1]] = block / both - np.outer(first, second) / both**2
-        return found, both
+        covariance = np.zeros([variables[name].n_columns for name in (a, b)])
+        covariance[: block.shape[0], : block.shape[1]] = (
+            block / both - np.outer(first, second) / both**2
+        )
+        return covariance, both
 
     # -- storing ---------------------------------------------------------------------------
 

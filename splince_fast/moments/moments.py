@@ -996,8 +996,8 @@ class Folds(Sequence[Moments]):
             begun = [0] * len(self._folds)
             while any(first < len(index) for first, index in zip(begun, chosen, strict=True)):
                 for i, fold in enumerate(self._folds):
-                    room = fold._accumulator.room(batch.rows)
-                    index = chosen[i][begun[i] : begun[i] + room]
+                    n_missing = fold._accumulator.n_missing(batch.rows)
+                    index = chosen[i][begun[i] : begun[i] + n_missing]
                     if len(index):
                         fold._accumulator.update(
                             batch.rows,
@@ -1076,15 +1076,15 @@ class Folds(Sequence[Moments]):
             described, groups, position = (
                 metadata["folds"], metadata["groups"], metadata["position"]
             )  # fmt: skip
-            found = Folds(len(described), groups=groups)
+            restored = Folds(len(described), groups=groups)
             if not isinstance(position, int) or not 0 <= position < 1 << 63:
                 raise FileFormatError("the number of rows seen is negative or no number")
-            found._position = position
-            found._folds = tuple(
+            restored._position = position
+            restored._folds = tuple(
                 Moments._around(from_tensors(part_of(tensors, f"fold.{i}."), own))
                 for i, own in enumerate(described)
             )
-            return found, metadata["stream"]
+            return restored, metadata["stream"]
 
 
 def name_features(moments: Moments | Folds, names: Iterable[str] | None) -> None:

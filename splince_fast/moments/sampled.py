@@ -2,7 +2,7 @@
 
 Any positive definite matrix in place of Cov(x) gives an eraser with exact constraints; it alone
 decides how much more than the least possible is changed. So sums per class and variances are
-taken from all rows, in one sweep that copies nothing, and the scatter from rows that a hash of
+taken from all rows, in one pass that copies nothing, and the scatter from rows that a hash of
 their position in the stream selects, with weights 1 / pi (Horvitz and Thompson 1952)::
 
     pi_i = min(1, p max(1, q_i / mean q)),    q_i = w_i sum_j (x_ij - mean_j)^2 / v_j
@@ -26,14 +26,14 @@ from splince_fast._runtime.hashing import splitmix64
 from splince_fast._solve.options import check_reading
 from splince_fast.exceptions import InputError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, VariableName
-from splince_fast.moments.accumulator import Accumulator, Batch, sweep_of
+from splince_fast.moments.accumulator import Accumulator, Batch, joined_requests
+from splince_fast.moments.block_sums import BlockSums, DiagonalAccumulator
 from splince_fast.moments.buffer import LabelledRows
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.column_sums import ColumnSums
 from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.state import EPS64, Diagonal, State, head_mean
-from splince_fast.moments.swept import Sweep, SweptAccumulator
 from splince_fast.sources.base import Source
 
 Float = NDArray[np.float64]
@@ -80,7 +80,7 @@ class SampledRows:
         return weight * weight / self.squares if self.squares > 0 else 0.0
 
 
-class SampledAccumulator(SweptAccumulator):
+class SampledAccumulator(DiagonalAccumulator):
     """An accumulator whose state keeps variances, beside a sample that keeps the scatter.
 
     Attributes
@@ -122,17 +122,17 @@ class SampledAccumulator(SweptAccumulator):
         weight = None if block.weight is None else np.ascontiguousarray(block.weight)
         shift = state.mean if state.weight else head_mean(rows, weight, index)
         asked = [batch.variables[name].ask(labels, weight) for name, labels in block.labels.items()]
-        codes, n_sums, values = sweep_of(asked, n)
-        sweep = Sweep(rows, weight, shift, codes, n_sums, values, index)
+        codes, n_sums, values = joined_requests(asked, n)
+        block_sums = BlockSums(rows, weight, shift, codes, n_sums, values, index)
         first = not state.weight
-        sweep.run(np.zeros(len(shift)) if first else _inverse(state))
-        sweep.check()
-        variances = Diagonal(sweep.variances)
-        own = State(shift, n, sweep.whole, sweep.total.copy(), variances, None)
+        block_sums.compute(np.zeros(len(shift)) if first else _inverse(state))
+        block_sums.check()
+        variances = Diagonal(block_sums.variances)
+        own = State(shift, n, block_sums.weight_sum, block_sums.total.copy(), variances, None)
         if first:
-            sweep.run(_inverse(own))
-        met = self._meet(state, own)
-        size = sweep.leverage.sum(axis=0)
+            block_sums.compute(_inverse(own))
+        common = self._common_reference(state, own)
+        size = block_sums.leverage.sum(axis=0)
         if weight is not None:
             size *= weight
         position = (int(self._key) + self.sample.position) % 2**64
@@ -143,15 +143,15 @@ class SampledAccumulator(SweptAccumulator):
         # Allocate before mutating.
         where = chosen if index is None else index[chosen]
         self._take(rows, where, shares, labels, names)
-        self._add_sums(batch, block, asked, own, sweep.sums, met)
+        self._add_sums(batch, block, asked, own, block_sums.sums, common)
         self.sample.position += n
         self.sample.squares += float(shares @ shares)
         if len(values):
             self.sample.all_labels.add(block.labels, batch.variables, weight)
         else:  # one row per cell
-            some, weights = sweep.cells
-            few = {name: column[some] for name, column in block.labels.items()}
-            self.sample.all_labels.add(few, batch.variables, weights)
+            first, weights = block_sums.cells
+            labels_of_cells = {name: column[first] for name, column in block.labels.items()}
+            self.sample.all_labels.add(labels_of_cells, batch.variables, weights)
         if len(chosen):
             self.sample.labels.add(labels, batch.variables, shares)
 
@@ -246,8 +246,8 @@ def _inverse(state: State) -> Float:
 
 def _names_of(batch: Batch, name: VariableName) -> tuple[Any, ...]:
     """The classes or columns of a variable, new ones of the batch included."""
-    variable, fresh = batch.variables[name], batch.fresh.get(name)
-    new = [] if batch.learned or fresh is None else list(fresh)
+    variable, new_names = batch.variables[name], batch.new_names.get(name)
+    new = [] if batch.learned or new_names is None else list(new_names)
     if isinstance(variable, ClassSums):
         return (*variable.names, *new)
     return tuple(new or cast(ColumnSums, variable).names)
@@ -267,13 +267,13 @@ def part_of_sample(like: Mapping[str, object], first: int) -> dict[str, Any]:
 
 def with_rate(parameters: Mapping[str, Any], source: Source, folds: int) -> dict[str, Any]:
     """The arguments of moments with `subsample` checked for a source, "auto" replaced."""
-    found = dict(parameters)
-    if "subsample" in found:
-        check_reading(found["subsample"], found.get("sketch_size"))
-        found["subsample"] = rate_for(
-            found["subsample"], source.n_rows, source.n_features, source.name, folds
+    arguments = dict(parameters)
+    if "subsample" in arguments:
+        check_reading(arguments["subsample"], arguments.get("sketch_size"))
+        arguments["subsample"] = rate_for(
+            arguments["subsample"], source.n_rows, source.n_features, source.name, folds
         )
-    return found
+    return arguments
 
 
 def rate_for(
@@ -283,9 +283,9 @@ def rate_for(
 
     Rows are split into `folds` moments; an eraser is fitted to all but one.
     """
-    known = n_rows is not None and n_features is not None
+    sized = n_rows is not None and n_features is not None
     if isinstance(subsample, str):
-        if not known:
+        if not sized:
             raise InputError(
                 f"subsample='auto' needs the number of rows and features beforehand, which {name} "
                 "does not tell; pass a number, such as 22 * d / n for d features and about n rows"
@@ -295,7 +295,7 @@ def rate_for(
         while rate / 2 * fitted >= enough:
             rate /= 2
         return rate
-    if known and subsample < 1:
+    if sized and subsample < 1:
         expected, needed = subsample * cast(int, n_rows), LEAST_ROWS * cast(int, n_features)
         if expected < needed:
             raise InputError(

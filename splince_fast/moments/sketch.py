@@ -24,11 +24,11 @@ from splince_fast._runtime.hashing import splitmix64
 from splince_fast._runtime.sparse import SparseRows, parts, subtracted
 from splince_fast.exceptions import InputError
 from splince_fast.labels import Encoded, VariableName
-from splince_fast.moments.accumulator import Batch, sweep_of
+from splince_fast.moments.accumulator import Batch, joined_requests
 from splince_fast.moments.block import rows_of
+from splince_fast.moments.block_sums import BlockSums, DiagonalAccumulator, class_weights
 from splince_fast.moments.buffer import LabelledRows
 from splince_fast.moments.state import Diagonal, Scatter, State, head_mean
-from splince_fast.moments.swept import Sweep, SweptAccumulator, class_weights
 
 Float = NDArray[np.float64]
 Signs = NDArray[np.int8]
@@ -49,11 +49,11 @@ def signs(width: int, rank: int, seed: int) -> Signs:
     key = splitmix64(splitmix64(np.array([seed], np.uint64)))[0]
     numbers = splitmix64(np.arange(width * words, dtype=np.uint64) + key)
     octets = numbers.astype("<u8").view(np.uint8).reshape(width, 8 * words)
-    found = np.unpackbits(octets, axis=1, count=rank).view(np.int8)
-    found *= 2
-    found -= 1
-    found.flags.writeable = False
-    return found
+    drawn = np.unpackbits(octets, axis=1, count=rank).view(np.int8)
+    drawn *= 2
+    drawn -= 1
+    drawn.flags.writeable = False
+    return drawn
 
 
 def times(rows: Float, vectors: NDArray[np.generic]) -> Float:
@@ -102,9 +102,9 @@ def add_images(
         import splince_fast._kernels.sparse as kernels
 
         total = np.zeros(m)
-        given = np.empty(0) if weight is None else weight
+        row_weights = np.empty(0) if weight is None else weight
         centre = times(shift[None], vectors)[0]
-        kernels.add_images(*parts(rows), given, vectors, centre, np.empty(m), total, out)
+        kernels.add_images(*parts(rows), row_weights, vectors, centre, np.empty(m), total, out)
         return total
     n, d = rows.shape
     step = max(64, _PIECE // n)
@@ -189,7 +189,7 @@ _HEAD = 16
 _FAR = 16.0
 
 
-class SketchAccumulator(SweptAccumulator):
+class SketchAccumulator(DiagonalAccumulator):
     """An accumulator whose state is variances and a sketch, O(d (r + k)) numbers."""
 
     @property
@@ -240,9 +240,9 @@ class SketchAccumulator(SweptAccumulator):
         for start in range(0, len(rows), step):
             self._merge(batch, batch.block.slice(start, min(len(rows), start + step)))
 
-    def room(self, rows: Rows) -> int:
+    def n_missing(self, rows: Rows) -> int:
         """Number of rows that complete a block; sparse rows are not buffered."""
-        return max(1, len(rows)) if isinstance(rows, SparseRows) else super().room(rows)
+        return max(1, len(rows)) if isinstance(rows, SparseRows) else super().n_missing(rows)
 
     def _empty_state(self, width: int) -> State:
         sketch = Sketch.of(width, self.sketch_size, self.parameters.random_state)
@@ -255,10 +255,10 @@ class SketchAccumulator(SweptAccumulator):
         weight = None if block.weight is None else np.ascontiguousarray(block.weight)
         like = cast(Sketch, state.second)
         asked = [batch.variables[name].ask(labels, weight) for name, labels in block.labels.items()]
-        codes, n_sums, values = sweep_of(asked, n)
+        codes, n_sums, values = joined_requests(asked, n)
         reduce = _reduce_sparse if is_sparse(rows) else _reduce_dense
         own, sums = reduce(rows, weight, like, codes, n_sums, values)
-        self._add_sums(batch, block, asked, own, sums, self._meet(state, own))
+        self._add_sums(batch, block, asked, own, sums, self._common_reference(state, own))
         if len(block.labels) > 1:
             self.pairs.add(block.labels, batch.variables, weight, within=False)
 
@@ -273,15 +273,15 @@ def _reduce_dense(
 ) -> tuple[State, tuple[Float, Float, Float, Float]]:
     """State and sums of a block of dense rows, about a point near its mean."""
     shift = head_mean(rows[:_HEAD], None if weight is None else weight[:_HEAD])
-    sweep = Sweep(rows, weight, shift, codes, n_sums, values)
-    sweep.run(np.zeros(len(shift)))
-    sweep.check()
-    sketch = Sketch.of_block(like, sweep.variances)
+    block_sums = BlockSums(rows, weight, shift, codes, n_sums, values)
+    block_sums.compute(np.zeros(len(shift)))
+    block_sums.check()
+    sketch = Sketch.of_block(like, block_sums.variances)
     add_images(rows, weight, shift, like.signs, sketch.images)
-    residual = sweep.total / sweep.whole
-    add_outer(sketch.images, -sweep.whole, residual, times(residual[None], like.signs)[0])
-    own = State(shift, len(rows), sweep.whole, sweep.total.copy(), sketch, None)
-    return own, sweep.sums
+    residual = block_sums.total / block_sums.weight_sum
+    add_outer(sketch.images, -block_sums.weight_sum, residual, times(residual[None], like.signs)[0])
+    own = State(shift, len(rows), block_sums.weight_sum, block_sums.total.copy(), sketch, None)
+    return own, block_sums.sums
 
 
 def _reduce_sparse(
@@ -300,31 +300,31 @@ def _reduce_sparse(
     import splince_fast._kernels.sparse as kernels
 
     n, d = rows.shape
-    given = NO_WEIGHT if weight is None else weight
-    whole = float(n) if weight is None else float(weight.sum())
+    row_weights = NO_WEIGHT if weight is None else weight
+    weight_sum = float(n) if weight is None else float(weight.sum())
 
-    def swept(rows: object) -> tuple[Float, Float, Float, Float]:
+    def summed(rows: object) -> tuple[Float, Float, Float, Float]:
         csr = parts(rows)
         total, squares = np.zeros(d), np.empty(d)
         class_sums, products = np.zeros((n_sums, d)), np.zeros((len(values), d))
-        kernels.sum_rows(*csr, given, codes, values, total, class_sums, products)
-        kernels.sum_squares(*csr, given, total / whole, whole, squares)
+        kernels.sum_rows(*csr, row_weights, codes, values, total, class_sums, products)
+        kernels.sum_squares(*csr, row_weights, total / weight_sum, weight_sum, squares)
         return total, np.maximum(squares, 0.0, out=squares), class_sums, products
 
     shift = np.zeros(d)
-    total, squares, class_sums, products = swept(rows)
-    far = far_from_zero(total / whole, squares / whole)
+    total, squares, class_sums, products = summed(rows)
+    far = far_from_zero(total / weight_sum, squares / weight_sum)
     if len(far):
         head = rows[:_HEAD][:, far].toarray()
         shift[far] = head_mean(head, None if weight is None else weight[:_HEAD])
         rows = subtracted(rows, shift)
-        total, squares, class_sums, products = swept(rows)
-    mean = total / whole
+        total, squares, class_sums, products = summed(rows)
+    mean = total / weight_sum
     sketch = Sketch.of_block(like, squares)
     left = add_images(rows, weight, mean, like.signs, sketch.images)
     add_outer(sketch.images, -1.0, mean, left)  # about the mean, not about the shift
-    own = State(shift, n, whole, total, sketch, None)
-    weights = class_weights(codes, n_sums, given)
+    own = State(shift, n, weight_sum, total, sketch, None)
+    weights = class_weights(codes, n_sums, row_weights)
     return own, (class_sums, weights, products, values.sum(axis=1))
 
 

@@ -366,10 +366,10 @@ class State:
         """
         if self.weight == 0.0:
             return head_mean(rows, weight, index)
-        if not self._is_far_with(sample.shift, sample.spread, sample.weight, sample.whole):
+        if not self._is_far_with(sample.shift, sample.squares, sample.weight, sample.block_weight):
             return self.reference
-        block = sample.whole * (sample.shift - self.reference)
-        drift = (self.deviation + block) / (self.weight + sample.whole)
+        block = sample.block_weight * (sample.shift - self.reference)
+        drift = (self.deviation + block) / (self.weight + sample.block_weight)
         return np.asarray(self.reference + drift)
 
     def fourth_about(self, reference: Float) -> FourthMoment | None:

@@ -88,7 +88,7 @@ def accumulate(
                 cluster.fold(run, source, client, bar, write_if_due)
             else:
                 with prefetched(source, run.first_block) as reader:
-                    for block in run.unseen(reader):
+                    for block in run.remaining(reader):
                         run.add(block)
                         bar.advance(int(block.X.shape[0]), getattr(block.X, "nbytes", 0))
                         write_if_due()
@@ -114,8 +114,8 @@ def _resumed(source: Source, empty: T, checkpoint: Path) -> tuple[T, dict[str, A
     path = os.fspath(checkpoint)
     if not os.path.exists(path):
         return empty, None
-    found, stream = empty._read_checkpoint(path)
-    if stream is None or found._arguments() != empty._arguments():
+    target, stream = empty._read_checkpoint(path)
+    if stream is None or target._arguments() != empty._arguments():
         raise _foreign(path, "it holds a state of other parameters, or of no source")
     _check_stream(path, stream)
     if stream["source"] != _identity(source):
@@ -123,7 +123,7 @@ def _resumed(source: Source, empty: T, checkpoint: Path) -> tuple[T, dict[str, A
     for name, stamp in file_stamps(source.files).items():
         if stream.get("files", {}).get(name, stamp) != stamp:
             raise _foreign(path, f"the file {name} was written again since")
-    return found, stream
+    return target, stream
 
 
 def _foreign(path: str, why: str) -> FileFormatError:
@@ -189,7 +189,7 @@ class Run:
         """Whether blocks were added since the last checkpoint."""
         return self.position > max(0, self._written)
 
-    def unseen(self, reader: Iterator[Block]) -> Iterator[Block]:
+    def remaining(self, reader: Iterator[Block]) -> Iterator[Block]:
         """Yield the blocks after the checkpoint; compare the first and the last one before it."""
         number = self.first_block
         for block in reader:
@@ -228,7 +228,7 @@ class Run:
     def check_position(self) -> None:
         """Compare the blocks around the position with their digests in the checkpoint."""
         if self.position:
-            next(self.unseen(islice(self._source.iter_from(self.first_block), 2)), None)
+            next(self.remaining(islice(self._source.iter_from(self.first_block), 2)), None)
 
     @property
     def writes(self) -> bool:
@@ -268,13 +268,13 @@ class Run:
     def _check_variables(self, block: Block) -> None:
         """Raise FileFormatError if the block after a checkpoint has other variables."""
         parameters = self.target.parameters
-        fresh = encode(
+        variables = encode(
             block.labels,
             int(block.X.shape[0]),
             kinds=parameters.kinds or None,
             joint=parameters.joint,
         )
-        foreign = [name for name in fresh if name not in self._variables | self._unread]
+        foreign = [name for name in variables if name not in self._variables | self._unread]
         if foreign:
             raise FileFormatError(
                 f"the checkpoint {self._checkpoint} was written with the variables "

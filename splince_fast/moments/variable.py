@@ -84,7 +84,7 @@ class Variable(ABC):
         """
 
     @abstractmethod
-    def learn(self, fresh: Any) -> None:
+    def learn(self, new_names: Any) -> None:
         """Register the new names that `begin` returned."""
 
     @abstractmethod

@@ -24,7 +24,7 @@ from splince_fast._runtime.arrays import Rows, eps_of, torch_to_numpy
 from splince_fast.exceptions import InputError, NonFiniteError
 from splince_fast.labels import Encoded, VariableName
 from splince_fast.moments import Moments
-from splince_fast.moments.accumulator import Accumulator, Batch, sweep_of
+from splince_fast.moments.accumulator import Accumulator, Batch, joined_requests
 from splince_fast.moments.block import Reduced, Workspace
 from splince_fast.moments.buffer import Buffer, LabelledRows
 from splince_fast.moments.moments import from_accumulator
@@ -220,7 +220,7 @@ class DeviceAccumulator(Accumulator):
         rows: Tensor = block.rows
         exact = rows.dtype == torch.float64 or _fast_float64(self.device)
         requests = [batch.variables[name].ask(z, block.weight) for name, z in block.labels.items()]
-        codes, n_sums, values = sweep_of(requests, n)
+        codes, n_sums, values = joined_requests(requests, n)
         coefficients = _coefficients(block.weight, codes, n_sums, values)
         totals = coefficients.sum(axis=1)
         with no_autocast(rows):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from naive_model import SWEEP, state_bytes
+from naive_model import REDUCTION, state_bytes
 from numpy.typing import NDArray
 
 import splince_fast as sf
@@ -127,7 +127,7 @@ def test_an_update_while_another_thread_reads_a_fold_is_refused() -> None:
 def test_control_c_waits_until_every_fold_has_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in a run with a checkpoint, which must not hold rows of one fold alone."""
     X, labels = table()
-    original = getattr(*SWEEP)
+    original = getattr(*REDUCTION)
     sent: list[int] = []
 
     def interrupted(*arguments: Any) -> None:
@@ -137,7 +137,7 @@ def test_control_c_waits_until_every_fold_has_its_rows(monkeypatch: pytest.Monke
             signal.raise_signal(signal.SIGINT)
 
     folds = Folds(2, block_rows=16)
-    monkeypatch.setattr(*SWEEP, interrupted)
+    monkeypatch.setattr(*REDUCTION, interrupted)
     with pytest.raises(KeyboardInterrupt):
         folds.update(X, labels)
     assert sent
@@ -155,7 +155,7 @@ def test_an_interrupted_run_resumes_from_its_checkpoint(
     """Ctrl-C during a block: its rows count once."""
     X, labels = table()
     source = sources.from_arrays(X, labels, block_rows=100)
-    original = getattr(*SWEEP)
+    original = getattr(*REDUCTION)
     sent: list[int] = []
 
     def interrupted(*arguments: Any) -> None:
@@ -166,7 +166,7 @@ def test_an_interrupted_run_resumes_from_its_checkpoint(
 
     path = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(*SWEEP, interrupted)
+        patch.setattr(*REDUCTION, interrupted)
         with pytest.raises(KeyboardInterrupt):
             sf.Moments.from_blocks(source, folds=folds, block_rows=16, checkpoint=path)
     assert len(sent) >= 9

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from naive_model import (
     LAYOUTS,
-    SWEEP,
+    REDUCTION,
     Rows,
     Table,
     block_sizes,
@@ -1044,7 +1044,7 @@ def test_merging_that_runs_out_of_memory_changes_neither_side(
 def test_control_c_waits_until_the_update_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     X, labels = labelled(40, 1)
     moments = Moments(block_rows=8)
-    original = getattr(*SWEEP)
+    original = getattr(*REDUCTION)
     sent: list[bool] = []
 
     def interrupted(*args: Any) -> None:
@@ -1054,7 +1054,7 @@ def test_control_c_waits_until_the_update_is_whole(monkeypatch: pytest.MonkeyPat
             signal.raise_signal(signal.SIGINT)
 
     handler = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(*SWEEP, interrupted)
+    monkeypatch.setattr(*REDUCTION, interrupted)
     with pytest.raises(KeyboardInterrupt):
         moments.update(X, labels)
     assert len(sent) == 3
@@ -1070,13 +1070,13 @@ def test_control_c_waits_until_the_update_is_whole(monkeypatch: pytest.MonkeyPat
 
 def test_control_c_that_the_program_ignores_or_handles(monkeypatch: pytest.MonkeyPatch) -> None:
     X = normal(20, 3, np.float32)
-    original = getattr(*SWEEP)
+    original = getattr(*REDUCTION)
 
     def interrupted(*args: Any) -> None:
         signal.raise_signal(signal.SIGINT)
         original(*args)
 
-    monkeypatch.setattr(*SWEEP, interrupted)
+    monkeypatch.setattr(*REDUCTION, interrupted)
     heard: list[int] = []
     before = signal.getsignal(signal.SIGINT)
     try:

@@ -391,27 +391,27 @@ def multiplied(block: Block, threads: int) -> reducing.Reduced:
     columns=st.integers(0, 2),
     seed=st.integers(0, 999),
 )
-def test_a_pass_that_multiplies_equals_a_sweep_and_a_product(
+def test_a_pass_that_multiplies_equals_two_passes(
     n: int, d: int, dtype: Any, weighted: bool, variables: int, columns: int, seed: int
 ) -> None:
     """A product is a sum of n + 3 terms at most, in any order; no number depends on the threads."""
     block = Block(
         n, d, dtype, weighted=weighted, variables=variables, columns=columns, offset=3.0, seed=seed
     )
-    swept, found = reduce(block.rows, block.weight, block), multiplied(block, 1)
-    assert swept.product is None
+    in_two, found = reduce(block.rows, block.weight, block), multiplied(block, 1)
+    assert in_two.product is None
     size = np.abs(block.rows).max() + np.abs(block.reference).max()
     slack = 8 * (n + 8) * U64 * size
     weights = np.abs(block.weight if weighted else np.ones(n)).sum()
-    assert np.abs(found.residual - swept.residual).max() <= slack
-    assert np.abs(found.deviation - swept.deviation).max() <= slack * weights
-    assert np.abs(found.class_sums - swept.class_sums).max(initial=0) <= slack * weights
+    assert np.abs(found.residual - in_two.residual).max() <= slack
+    assert np.abs(found.deviation - in_two.deviation).max() <= slack * weights
+    assert np.abs(found.class_sums - in_two.class_sums).max(initial=0) <= slack * weights
     shares = np.abs(block.values).sum(axis=1, keepdims=True)
-    assert (np.abs(found.products - swept.products) <= slack * shares).all()
-    wide = swept.shifted.astype(np.longdouble)
+    assert (np.abs(found.products - in_two.products) <= slack * shares).all()
+    wide = in_two.shifted.astype(np.longdouble)
     exact, magnitude = np.tril(wide.T @ wide), np.tril(np.abs(wide).T @ np.abs(wide))
     u = U32 if dtype is np.float32 else U64
-    # Rows that two compilations of a sweep store may differ by a rounding.
+    # Rows that two compilations of a pass store may differ by a rounding.
     bound = (n + 3 + 8) * u * magnitude
     assert (np.abs(found.product - exact) <= bound).all()
     if n > 8 and d > 1:  # the control: a row that is missing shows
@@ -540,10 +540,10 @@ def test_a_shift_costs_at_most_a_factor_of_five(
     "order", ["small where sampled", "large where sampled", "constant where sampled",
               "period of the stride"],
 )  # fmt: skip
-def test_a_second_sweep_is_what_bounds_the_cost_of_a_shift(
+def test_a_second_pass_is_what_bounds_the_cost_of_a_shift(
     monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
-    """The control: orders that mislead the sample, with and without a second sweep."""
+    """The control: orders that mislead the sample, with and without a second pass."""
     X = adversarial(order, 2000, np.random.default_rng(0), 1e3)[:, None]
     centred = np.diag(scatter_of(X))
     assert uncentred(reduce(X, np.empty(0))) <= (1 + 1e-12) * centred
@@ -565,7 +565,7 @@ def test_a_second_sweep_is_what_bounds_the_cost_of_a_shift(
 def test_rows_by_number_have_the_bits_of_their_copy(
     n: int, d: int, dtype: Any, weighted: bool, columns: int, scale: float, misled: bool, seed: int
 ) -> None:
-    """With a second sweep and in float64 where float32 overflows, too."""
+    """With a second pass and in float64 where float32 overflows, too."""
     block = Block(n, d, weighted=weighted, variables=2, columns=columns, seed=seed)
     rng = np.random.default_rng(seed)
     lying = (rng.normal(size=(2 * n, d)) * scale).astype(dtype)
@@ -597,7 +597,7 @@ def test_rows_by_number_have_the_bits_of_their_copy(
     misled=st.booleans(),
 )
 def test_a_constant_column_leaves_nothing(value: Any, n: int, weighted: bool, misled: bool) -> None:
-    """Also where another column asks for a second sweep."""
+    """Also where another column asks for a second pass."""
     rows = np.full((n, 3), value)
     rows[:, 1] = 0.0
     if misled:
@@ -663,7 +663,7 @@ def arguments_of(entry: str, dtype: Any) -> dict[str, Any]:
             "squares": np.ones(D), "mean": np.zeros(D), "spread": np.ones(D), "sampled": 1.0,
             "whole": 1.0, "far": 16.0, "roundings": 1e-13,
         },
-        "sweep_block": {
+        "sum_block": {
             "block": taken, "inverse": np.ones(D), "columns": 16, "stripe": 16,
             "sums": np.zeros((2, 4 + CLASSES, D)), "near": np.zeros((2, 4, D)),
             "leverage": np.zeros((1, N)), "counter": np.zeros(1, np.int64),
@@ -688,13 +688,13 @@ def call_of(entry: str, dtype: Any) -> Callable[..., Any]:
 
 ENTRIES = (
     "sample_columns", "Block", "centre_columns", "reduce_chunks", "add_lower",
-    "judge", "reference_is_far", "count_classes", "choose_rows", "sweep_block", "PackedFactors",
+    "judge", "reference_is_far", "count_classes", "choose_rows", "sum_block", "PackedFactors",
 )  # fmt: skip
 WRITTEN = {
     "centre_columns": {"out"},
     "reduce_chunks": {"panels", "product", "counters"},
     "add_lower": {"scatter"},
-    "sweep_block": {"sums", "near", "leverage", "counter"},
+    "sum_block": {"sums", "near", "leverage", "counter"},
 }
 # Sizes that are an argument's own.
 FREE = {
@@ -704,7 +704,7 @@ FREE = {
     ("sample_columns", "rows", 1), ("sample_columns", "rows", 0), ("Block", "rows", 0),
 }  # fmt: skip
 # Sizes with room to spare.
-ROOMY = {("reduce_chunks", "panels", 1), ("sweep_block", "near", 2)}
+ROOMY = {("reduce_chunks", "panels", 1), ("sum_block", "near", 2)}
 # Rows that the index does not name, and sizes that are taken from another argument.
 OPTIONAL = {"index", "weight", "offset"}
 
@@ -767,8 +767,8 @@ def test_an_argument_that_does_not_fit_is_refused(entry: str, dtype: Any) -> Non
         ("reduce_chunks", {"chunk": 0}), ("reduce_chunks", {"chunk": 6}),
         ("reduce_chunks", {"chunk": 12}), ("reduce_chunks", {"stripe": 0}),
         ("add_lower", {"first": -1}), ("add_lower", {"last": 6}),
-        ("count_classes", {"labels": np.full(N, -2)}), ("sweep_block", {"stripe": 0}),
-        ("sweep_block", {"columns": 0}), ("sweep_block", {"columns": 17}),
+        ("count_classes", {"labels": np.full(N, -2)}), ("sum_block", {"stripe": 0}),
+        ("sum_block", {"columns": 0}), ("sum_block", {"columns": 17}),
     ],
 )  # fmt: skip
 def test_a_number_out_of_range_is_refused(entry: str, change: dict[str, Any]) -> None:

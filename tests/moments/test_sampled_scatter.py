@@ -2,7 +2,8 @@
 
 Every property has its control: the step that secures it is left out, and the figure breaks.
 
-Modules: `moments.covariance_estimate`, `moments.label_table`, `moments.sampled`, `moments.swept`.
+Modules: `moments.block_sums`, `moments.covariance_estimate`, `moments.label_table`,
+`moments.sampled`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from splince_fast.exceptions import (
     NotEnoughDataError,
     SampledScatterWarning,
 )
-from splince_fast.moments import covariance_estimate, sampled, swept
+from splince_fast.moments import block_sums, covariance_estimate, sampled
 from splince_fast.moments.sampled import SampledAccumulator
 
 Float = NDArray[np.float64]
@@ -381,7 +382,7 @@ def test_any_size_of_update_gives_the_same_bits(dtype: Any) -> None:
 def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch, classes: int) -> None:
     X, labels = gaussian(4096, 600, 1.0)
     labels["z"] = np.arange(len(X)) % classes
-    segment = swept._segment_rows(len(X), 600, 2 + classes)
+    segment = block_sums._segment_rows(len(X), 600, 2 + classes)
     assert (segment < len(X)) == (classes == 2)
     found = []
     for count in ("1", "2", "3"):
@@ -746,12 +747,12 @@ def test_damaged_files_are_refused(key: str, value: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("columns", [2, 9])  # swept, or multiplied as a matrix
+@pytest.mark.parametrize("columns", [2, 9])  # in the pass, or multiplied as a matrix
 # One segment, and several; columns that fill no register, no cache line, no stripe.
 @pytest.mark.parametrize(
     ("n", "d", "segments"), [(3, 5, 1), (203, 209, 1), (203, 1100, 1), (2803, 400, 2)]
 )
-def test_the_sweep_is_its_naive_twin(
+def test_block_sums_are_its_naive_twin(
     dtype: Any, weighted: bool, columns: int, n: int, d: int, segments: int, level: str
 ) -> None:
     """Also of rows that lie among others."""
@@ -763,23 +764,23 @@ def test_the_sweep_is_its_naive_twin(
     codes = np.stack([rng.integers(-1, 3, n), np.where(rng.random(n) < 0.5, 3, 4)]).astype(np.intp)
     values, inverse, shift = rng.normal(size=(columns, n)), rng.random(d), rng.normal(size=d)
     given = rows if index is None else lying
-    sweep = swept.Sweep(given, weight, shift, codes, 5, values, index)
-    sweep.run(inverse)
+    sums_of_block = block_sums.BlockSums(given, weight, shift, codes, 5, values, index)
+    sums_of_block.compute(inverse)
     w = np.ones(n) if weight is None else weight
     y = rows.astype(np.float64) - shift
     near = {"rtol": 1e-12, "atol": 1e-11}
-    np.testing.assert_allclose(sweep.total, w @ y, **near)
-    np.testing.assert_allclose(sweep.squares, w @ (y * y), **near)
-    np.testing.assert_allclose(sweep.leverage.sum(axis=0), (y * y) @ inverse, **near)
-    np.testing.assert_allclose(sweep.products, values @ y, **near)
+    np.testing.assert_allclose(sums_of_block.total, w @ y, **near)
+    np.testing.assert_allclose(sums_of_block.squares, w @ (y * y), **near)
+    np.testing.assert_allclose(sums_of_block.leverage.sum(axis=0), (y * y) @ inverse, **near)
+    np.testing.assert_allclose(sums_of_block.products, values @ y, **near)
     sums = np.zeros((5, d))
     for column in codes:
         np.add.at(sums, column[column >= 0], (w[:, None] * y)[column >= 0])
-    np.testing.assert_allclose(sweep.class_sums, sums, **near)
-    np.testing.assert_allclose(sweep.sums[3], values.sum(axis=1), **near)
-    assert sweep.leverage.shape == (-(-d // swept.STRIPE), n)
-    assert len(sweep._sums) == segments
-    chosen, of_cells = sweep.cells
+    np.testing.assert_allclose(sums_of_block.class_sums, sums, **near)
+    np.testing.assert_allclose(sums_of_block.sums[3], values.sum(axis=1), **near)
+    assert sums_of_block.leverage.shape == (-(-d // block_sums.STRIPE), n)
+    assert len(sums_of_block._sums) == segments
+    chosen, of_cells = sums_of_block.cells
     rounding = 2 * n * 2.0**-53
     for pair in np.unique(codes.T, axis=0):  # a cell has a row in every segment
         there, all_of_it = ((pair == c.T).all(axis=1) for c in (codes[:, chosen], codes))
@@ -808,7 +809,7 @@ def test_rows_that_are_too_large_are_refused_though_none_is_sampled(
 def test_infinities_in_two_segments_are_refused() -> None:
     """Their sum has no value; an error says so, and no warning (the tests make it an error)."""
     X, labels = gaussian(4096, 300, 1.0)
-    assert len(X) > 2 * swept._segment_rows(len(X), 300, 6)
+    assert len(X) > 2 * block_sums._segment_rows(len(X), 300, 6)
     moments = sf.Moments(subsample=0.5).update(X, labels)
     before = moments.copy()
     X[[100, 4000], 5] = np.inf, -np.inf

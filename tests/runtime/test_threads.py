@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from naive_model import SWEEP, Rows, check, state_bytes, summed
+from naive_model import REDUCTION, Rows, check, state_bytes, summed
 from problems import (
     METHODS,
     Float,
@@ -299,7 +299,7 @@ def test_a_second_thread_gets_an_error_and_not_a_wrong_number(
 ) -> None:
     X, labels = normal(50, 4), {"z": np.arange(50) % 2}
     moments = Moments(block_rows=16).update(X, labels)
-    original = getattr(*SWEEP)
+    original = getattr(*REDUCTION)
     seen: list[Any] = []
 
     def meanwhile(*arguments: Any) -> None:
@@ -307,7 +307,7 @@ def test_a_second_thread_gets_an_error_and_not_a_wrong_number(
         if not seen:
             seen.append(in_thread(lambda: USES[use](moments, tmp_path)))
 
-    monkeypatch.setattr(*SWEEP, meanwhile)
+    monkeypatch.setattr(*REDUCTION, meanwhile)
     moments.update(X, labels)
     assert isinstance(seen[0], SplinceError)
     assert "thread" in str(seen[0])

@@ -105,7 +105,7 @@ typedef struct {
     Index pitch;
     Index columns; /* of a task, a multiple of `stripe` */
     Index stripe;  /* columns whose part of a row's leverage is one number */
-} Sweep;
+} BlockSums;
 
 /* A matrix in memory; its numbers lie at multiples of their size. */
 typedef struct {
@@ -142,7 +142,7 @@ typedef struct {
                          double sign, const double *vectors, const double *coefficients,
                          Index first, Index last);
     /* Threads share the tasks by `next`, 0 before. */
-    void (*run_sweep[2])(const Sweep *sweep, _Atomic(int64_t) *next);
+    void (*sum_block[2])(const BlockSums *sums, _Atomic(int64_t) *next);
     /* Numbers that the factors of a map of this rank and width take, and how they are packed. */
     Index (*factors_size)(Index rank, Index width);
     void (*pack_factors)(Factors *map, const double *left, const double *right, const double *mean,

@@ -33,7 +33,7 @@ EXPANDED_PRAGMA(GCC target(TARGET))
 #define NAME(x) x##_f64
 #include "moments.inc.c"
 #include "erase.inc.c"
-#include "sweep.inc.c"
+#include "block_sums.inc.c"
 #undef T
 #undef V
 #undef NAME
@@ -43,7 +43,7 @@ EXPANDED_PRAGMA(GCC target(TARGET))
 #define NAME(x) x##_f32
 #include "moments.inc.c"
 #include "erase.inc.c"
-#include "sweep.inc.c"
+#include "block_sums.inc.c"
 
 #define PAIR(function) {function##_f32, function##_f64}
 
@@ -55,7 +55,7 @@ const Level LEVEL = {
     .reduce_chunks = PAIR(reduce_chunks),
     .sample_columns = PAIR(sample_columns),
     .add_lower = PAIR(add_lower),
-    .run_sweep = PAIR(run_sweep),
+    .sum_block = PAIR(sum_block),
     .factors_size = factors_size,
     .pack_factors = pack_factors,
     .erase = PAIR(erase),

@@ -1,4 +1,4 @@
-/* The parts of a block reduced to the sums and leverages of `sweep_block` (row_kernels.pyx). A task
+/* The parts of a block reduced to the sums and leverages of `sum_block` (row_kernels.pyx). A task
    is some columns of a part. The rows of a cell, those of equal codes, are summed group by group,
    and their sum is added to each of its classes. */
 
@@ -39,7 +39,7 @@ INLINE void NAME(add_squares)(const T *const x[GROUP], const T *const later[GROU
 }
 
 /* Add the rows order[start..stop], in the columns first..last, to the sums in `near`. */
-static void NAME(sweep_cell)(const Sweep *s, Index start, Index stop, Index end, Index first,
+static void NAME(sum_cell)(const BlockSums *s, Index start, Index stop, Index end, Index first,
                              Index last, double *near) {
     const Block *b = s->block;
     for (Index k = start; k < stop; k += GROUP) {
@@ -59,7 +59,7 @@ static void NAME(sweep_cell)(const Sweep *s, Index start, Index stop, Index end,
     }
 }
 
-static void NAME(sweep_task)(const Sweep *s, Index task) {
+static void NAME(sum_task)(const BlockSums *s, Index task) {
     const Block *b = s->block;
     Index shares = pieces(b->width, s->columns), g = task / shares, d = b->width;
     Index first = task % shares * s->columns, last = smaller(first + s->columns, d);
@@ -77,7 +77,7 @@ static void NAME(sweep_task)(const Sweep *s, Index task) {
     for (Index start = begin, stop; start < end; start = stop) {
         for (stop = start + 1; stop < end && b->cell[stop] == b->cell[start];) stop++;
         memset(cell_sum + first, 0, bytes);
-        NAME(sweep_cell)(s, start, stop, end, first, last, near);
+        NAME(sum_cell)(s, start, stop, end, first, last, near);
         for (Index j = first; j < last; j++) total[j] += cell_sum[j];
         for (Index v = 0; v < b->variables; v++) {
             Index code = b->codes[v * b->n + b->order[start]];
@@ -96,7 +96,7 @@ static void NAME(sweep_task)(const Sweep *s, Index task) {
     }
 }
 
-static void NAME(run_sweep)(const Sweep *s, _Atomic(int64_t) *next) {
+static void NAME(sum_block)(const BlockSums *s, _Atomic(int64_t) *next) {
     Index tasks = pieces(s->block->n, s->block->part_rows) * pieces(s->block->width, s->columns);
-    for (int64_t task; (task = atomic_fetch_add(next, 1)) < tasks;) NAME(sweep_task)(s, task);
+    for (int64_t task; (task = atomic_fetch_add(next, 1)) < tasks;) NAME(sum_task)(s, task);
 }

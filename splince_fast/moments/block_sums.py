@@ -32,7 +32,7 @@ _MOST_SEGMENTS = 7
 STRIPE = 192
 
 
-class SweptAccumulator(Accumulator):
+class DiagonalAccumulator(Accumulator):
     """An accumulator whose blocks are reduced without a copy, and without a d x d product."""
 
     def _reserve(self, width: int, dtype: np.dtype[np.generic]) -> int:
@@ -42,7 +42,9 @@ class SweptAccumulator(Accumulator):
         self._work.capacities[width, dtype] = capacity
         return capacity
 
-    def _meet(self, state: State, own: State) -> tuple[Float, dict[VariableName, Variable]]:
+    def _common_reference(
+        self, state: State, own: State
+    ) -> tuple[Float, dict[VariableName, Variable]]:
         """The common reference point of a state and a block, and the variables that move to it."""
         reference = state.reference_with(own)
         return reference, {} if reference is state.reference else self._moved(state, reference)
@@ -54,14 +56,14 @@ class SweptAccumulator(Accumulator):
         asked: list[Request],
         own: State,
         sums: tuple[Float, Float, Float, Float],
-        met: tuple[Float, dict[VariableName, Variable]],
+        common: tuple[Float, dict[VariableName, Variable]],
     ) -> None:
         """Add the state `own` of a block and its sums for the variables.
 
         `sums` are those per class, the weights of the classes, the products with columns, and the
         sums of these columns; all about the reference point of `own`.
         """
-        reference, moved = met
+        reference, moved = common
         class_sums, class_weights, products, value_sums = sums
         offset = own.reference - reference
         class_sums += class_weights[:, None] * offset
@@ -71,8 +73,8 @@ class SweptAccumulator(Accumulator):
         self._commit(batch, block, moved, asked, class_sums, products)
 
 
-class Sweep:
-    """Sums of one block about `shift`; every call of `run` computes them anew.
+class BlockSums:
+    """Sums of one block about `shift`; every call of `compute` computes them anew.
 
     Attributes
     ----------
@@ -93,7 +95,7 @@ class Sweep:
         n, d = len(rows) if index is None else len(index), rows.shape[1]
         self._rows, self._index, self._codes, self._n_codes = rows, index, codes, n_codes
         self.leverage = np.empty((-(-d // STRIPE), n))
-        self.whole = float(n) if weight is None else float(weight.sum())
+        self.weight_sum = float(n) if weight is None else float(weight.sum())
         self._least = 1.0 if weight is None else min(1.0, weight.min())
         self._given = values
         self._products: Float | None = None
@@ -112,7 +114,7 @@ class Sweep:
         ordered = np.ones(n) if weight is None else weight[order]
         self.cells = order[starts], np.add.reduceat(ordered, starts)
 
-    def run(self, inverse: Float) -> None:
+    def compute(self, inverse: Float) -> None:
         """Compute total, squares, class_sums, products and leverage."""
         n, (segments, _, d), pieces = self._block.n, self._sums.shape, 1
         if segments == 1:
@@ -121,7 +123,7 @@ class Sweep:
         near, counter = aligned((segments, 4, -(-d // 8) * 8)), np.zeros(1, np.int64)
 
         def work(first: int, last: int) -> None:
-            row_kernels.sweep_block(
+            row_kernels.sum_block(
                 self._block, inverse, width, STRIPE, self._sums, near, self.leverage, counter
             )
 
@@ -141,11 +143,11 @@ class Sweep:
     @property
     def variances(self) -> Float:
         """(d,): sums of squares about the mean of the block, not divided by its weight."""
-        return np.maximum(0.0, self.squares - self.total**2 / self.whole)
+        return np.maximum(0.0, self.squares - self.total**2 / self.weight_sum)
 
     @property
     def sums(self) -> tuple[Float, Float, Float, Float]:
-        """The arguments of `SweptAccumulator._add_sums`."""
+        """The arguments of `DiagonalAccumulator._add_sums`."""
         rows, weights = self.cells
         weights = class_weights(self._codes.take(rows, axis=1), self._n_codes, weights)
         return self.class_sums, weights, self.products, self._given.sum(axis=1)
