@@ -549,7 +549,7 @@ def test_variances_and_tables_are_of_all_rows() -> None:
     found = known.all_labels.covariance(["z", "t"], variables, float(weight.sum()))
     np.testing.assert_allclose(found[np.ix_(order, order)], expected, atol=1e-9)
     # Control: the table of the sample is another one.
-    other = known.labels.covariance(["z", "t"], variables, known.rows.seen().weight)
+    other = known.labels.covariance(["z", "t"], variables, known.rows.nonempty_state().weight)
     assert np.abs(other - found).max() > 1e-4
 
 
