@@ -65,8 +65,8 @@ def merged_variables(
         if ours_or_empty is None:
             if sign < 0:
                 raise IncompatibleMomentsError(
-                    f"cannot remove a part that has the variable {name!r}, which the whole never "
-                    "saw: it is not a part of it"
+                    f"cannot remove moments with the variable {name!r}, which the whole does not "
+                    "have: they are not a part of the whole"
                 )
             ours_or_empty = variable.empty_like()
         result[name] = ours_or_empty.merged(variable, shift, sign, name)
@@ -307,7 +307,7 @@ class Accumulator:
         return capacity
 
     def _buffer_for(self, capacity: int, width: int, dtype: np.dtype[np.generic]) -> Buffer:
-        """Return a buffer for rows of this dtype; convert or merge rows of another dtype in it."""
+        """Return a buffer for this dtype; buffered rows of other dtypes are converted or merged."""
         buffer = self.buffer
         if buffer is None:
             return Buffer(capacity, width, dtype)
@@ -395,7 +395,7 @@ class Accumulator:
         class_sums: Float,
         products: Float,
     ) -> None:
-        """Replace variables by `moved`, which have a new reference point; then add the sums."""
+        """Replace variables by `moved`, with a new reference point, and add the sums of a block."""
         if moved:
             self.variables.update(moved)
             batch.variables.update({name: moved[name] for name in block.labels if name in moved})
@@ -410,7 +410,7 @@ class Accumulator:
             first, row = first + request.n_sums, row + k
 
     def _moved(self, state: State, reference: Float) -> dict[VariableName, Variable]:
-        """Return the variables with sums about `reference`; empty if that is the current point."""
+        """Return the variables about a new `reference`; empty if the point is unchanged."""
         if not state.weight or reference is state.reference:
             return {}
         step = state.reference - reference
@@ -508,7 +508,7 @@ class Accumulator:
             variable.scale(factor)
 
     def sort_classes(self, name: VariableName, order: list[ClassName]) -> None:
-        """Reorder the classes of a variable to `order`, which may add classes; no buffered rows."""
+        """Change the class order of a variable to `order`, which may add classes."""
         if self.state is not None:
             old = cast(ClassSums, self.variables.get(name, ClassSums(self.state.width)))
             new = self.variables[name] = old.in_order(order)

@@ -23,8 +23,8 @@ Codes = NDArray[np.intp]
 # Least number of elements per thread: for fewer, the start of a thread costs more than it saves.
 _GRAIN = 1 << 20
 # Bytes per row of a stripe, the columns that one thread centres. Hardware prefetching follows rows
-# within a page: narrower stripes take up to 1.5 times as long. More than `_FEW_THREADS` threads
-# gain more than that, even while BLAS threads spin.
+# within a page: narrower stripes take up to 1.5 times as long. With more than `_FEW_THREADS`
+# threads, stripes may be narrower: further threads save more time, even while BLAS threads spin.
 _PAGE, _FEW_THREADS = 4096, 2
 _LINE = 64  # bytes of a cache line
 # Rows per float32 matrix product: more rows lose precision, fewer rows cost more memory traffic.
@@ -204,12 +204,15 @@ class Workspace:
 
 @lru_cache(maxsize=64)
 def part_rows(width: int, itemsize: int) -> int:
-    """Return the rows per part of a block, from shape and dtype alone for reproducible results."""
+    """Return the number of rows per part of a block.
+
+    It depends on shape and dtype alone, so that results are reproducible.
+    """
     return min(512, max(64, _PART_BYTES // (width * itemsize))) // 4 * 4
 
 
 def buffer_rows(block_rows: int) -> int:
-    """Return the rows of work memory for a block: a multiple of 4, which the kernel requires."""
+    """Return the number of rows of work memory for a block, a multiple of 4 for the kernel."""
     return -(-block_rows // 4) * 4
 
 
@@ -234,7 +237,7 @@ class Reduced:
     # The scatter is shifted^T shifted - weight residual residual^T. Either `shifted` or the product
     # shifted^T shifted is set:
     shifted: NDArray[np.generic] | None  # (m, d): sqrt(w) (x - shift), rotated in pairs
-    product: NDArray[np.generic] | None  # (at least d, d), Fortran-ordered; lower triangle
+    product: NDArray[np.generic] | None  # (m, d), m >= d, Fortran-ordered; lower triangle valid
     class_sums: Float  # (c, d): sum w (x - reference) per class
     products: Float  # (q, d): values (x - reference)
 
@@ -245,7 +248,7 @@ def rows_of(rows: NDArray[np.generic], index: Codes | None, start: int, stop: in
 
 
 def sample_block(rows: NDArray[Any], weight: Float | None, index: Codes | None = None) -> Sample:
-    """Return mean and squares of about 4 sqrt(n) rows of a block; values may be invalid.
+    """Return mean and sum of squares of about 4 sqrt(n) rows of a block; values may be invalid.
 
     Parameters
     ----------
@@ -352,7 +355,7 @@ def add_products(
 ) -> None:  # fmt: skip
     """Compute products = values (rows - shift + offset) in float64, 512 rows at a time.
 
-    They use SciPy's BLAS, like all other products: the threads of a second BLAS would spin.
+    SciPy's BLAS is used, as for all other products: the threads of a second BLAS would spin.
     """
     import splince_fast._kernels.blas as blas_kernels
 

@@ -139,7 +139,7 @@ class BlockSums:
             )
 
         threads.split(work, max(segments, pieces), grain=1)
-        with np.errstate(over="ignore", invalid="ignore"):  # `check` raises for such rows
+        with np.errstate(over="ignore", invalid="ignore"):  # `check` raises an error for such rows
             sums = functools.reduce(np.add, self._sums)  # in the order of segments
         self.total: Float = sums[0]
         self.squares: Float = sums[1]

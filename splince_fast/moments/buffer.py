@@ -59,8 +59,8 @@ class LabelledRows:
 class Buffer:
     """Memory for the labelled rows of a block that is not full yet.
 
-    A row of a wider dtype converts the buffered rows to this dtype, so that alternating dtypes cost
-    no more than the wider dtype alone.
+    Buffered rows are converted when a row of a wider dtype is added, so that alternating dtypes
+    cost no more than the wider dtype alone.
 
     Attributes
     ----------

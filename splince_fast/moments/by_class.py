@@ -37,7 +37,7 @@ class ClassAccumulator(Accumulator):
 
     @property
     def variables(self) -> dict[VariableName, Variable]:
-        """The variables of all rows; while rows are pending, each variable of one of the parts."""
+        """Variables of all rows; while rows are pending, each variable as in one of the parts."""
         if not self.has_pending:
             return self._total
         return {name: v for part in self.parts.values() for name, v in part.variables.items()}
@@ -189,8 +189,8 @@ class ClassAccumulator(Accumulator):
         for name in theirs:
             if name not in self.parts and theirs[name].n_rows:
                 raise IncompatibleMomentsError(
-                    f"cannot remove a part with rows of the class {name!r}, which the whole never "
-                    "saw: it is not a part of it"
+                    f"cannot remove moments with rows of the class {name!r}, which the whole does "
+                    "not have: they are not a part of the whole"
                 )
         for name, own in self.parts.items():
             result.parts[name] = own.without(theirs[name]) if name in theirs else own.copy()
@@ -246,7 +246,7 @@ def class_of(part: Accumulator, by: str) -> ClassName | None:
     variable = part.variables.get(by)
     if not isinstance(variable, ClassSums):
         return None
-    # Only `sort_classes` gives a part several classes; its rows are merged by then.
+    # A part has several class names only after `sort_classes`, when no rows are pending.
     return variable.names[int(np.argmax(variable.tensors()["rows"]))]
 
 

@@ -114,7 +114,7 @@ class ClassSums(Variable):
             # Joint classes are tuples: (True,) and (1,) are different classes that compare equal.
             if before is classes or (before == classes and type(classes[0]) is not tuple):
                 return lookup.take(column.codes, mode="wrap"), None
-        # Code -1, a missing label, takes the last entry.
+        # Code -1, a missing label, indexes the last entry, which is -1.
         lookup = np.full(len(classes) + 1, -1, np.intp)
         if n_known:
             positions = map(self.position_by_key.get, _keys(classes), repeat(-1))
@@ -208,8 +208,8 @@ class ClassSums(Variable):
             names = [*ours, *(name for name, key in others if key not in known_keys)]
         if sign < 0 and len(names) > len(ours):
             raise IncompatibleMomentsError(
-                f"cannot remove a part whose variable {name!r} has the class {names[len(ours)]!r}, "
-                "which the whole never saw: it is not a part of it"
+                f"cannot remove moments whose variable {name!r} has the class "
+                f"{names[len(ours)]!r}, which the whole does not have: they are not a part of it"
             )
         result = ClassSums(self.width, names, *self._grown(len(names)))
         positions = slice(None) if same else result.positions(theirs)
@@ -235,8 +235,8 @@ class ClassSums(Variable):
         empty = self.rows == 0
         if (self.weights[~empty] <= 0).any():
             raise IncompatibleMomentsError(
-                f"cannot remove a part whose rows of {name!r} weigh as much as the whole's, "
-                "which has more of them: it is not a part of it"
+                f"cannot remove moments whose rows of a class of {name!r} have the weight of all "
+                "such rows of the whole, which has more rows: they are not a part of it"
             )
         self.weights[empty] = 0.0
         self.sums[empty] = 0.0

@@ -91,7 +91,7 @@ def groups_of(source: Source, position: int, width: int) -> Iterator[Group]:
 def state_of(
     kind: type[Moments], part: Any, like: dict[str, Any], what: str, values: Any = None
 ) -> Moments:
-    """Return the moments of a part of a source; `values` are the values of its lazy columns."""
+    """Return the moments of a part of a source; `values` are those of the lazy columns."""
     worker = require("distributed", "dask").get_worker()
     moments = kind(**like)
     try:
@@ -109,7 +109,7 @@ def state_of(
 def state_of_file_blocks(
     kind: type[Moments], source: Source, first: int, stop: int, like: dict[str, Any], what: str
 ) -> Moments:
-    """Return what `state_of` returns, for blocks of a source without a method ``part``."""
+    """Return the moments of blocks of a source that has no method ``part``."""
     return state_of(kind, islice(source.iter_from(first), stop - first), like, what)
 
 
@@ -120,7 +120,7 @@ def digest_of(part: Any, parameters: Parameters, values: Any = None) -> str:
 
 
 def digest_of_file_block(source: Source, number: int, parameters: Parameters) -> str:
-    """Return what `digest_of` returns, for a block of a source without a method ``part``."""
+    """Return the digest of a block of a source that has no method ``part``."""
     return digest_of(source.iter_from(number), parameters)
 
 

@@ -221,8 +221,8 @@ class ColumnSums(Variable):
         result.squares += sign * squares
         if result._weight <= 0:
             raise IncompatibleMomentsError(
-                f"cannot remove a part whose rows labelled with {name!r} weigh as much as the "
-                "whole's, which has more of them: it is not a part of it"
+                f"cannot remove moments whose rows labelled with {name!r} have the weight of all "
+                "such rows of the whole, which has more rows: they are not a part of it"
             )
         if sign < 0:
             result._clear_rounding(self)

@@ -9,11 +9,11 @@ residual part W = S_m - R_m R_m^T is computed from the m sampled rows. The estim
 D is diagonal: the variance in all rows minus the estimated variance, for features where sampling
 error does not explain the difference. `_undetermined` describes its other entries.
 
-An eraser depends on M through the regression of the coordinates that change on the coordinates that
-do not. The residuals of x about the labels have less variance than x, by the squared multiple
-correlation of x with v, so that fewer rows by this factor give the same precision. Model-assisted
-estimation in surveys uses the same step (Saerndal, Swensson and Wretman 1992). If only a few rows,
-none of them sampled, give a feature its variance, D contains the variance.
+An eraser depends on M through the regression of the coordinates that change on the coordinates
+that do not. The residuals of x about the labels have the variance of x times 1 - R^2, with R the
+multiple correlation of x with v, and the number of rows for a given precision decreases by the same
+factor. Model-assisted estimation in surveys uses the same step (Saerndal, Swensson and Wretman
+1992). If only a few rows, none of them sampled, give a feature its variance, D restores it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Sampled:
     def change(
         self, left: Float, right: Float, gram: Float, regressors: int
     ) -> tuple[float, float | None]:
-        """Return E|left^T right (x - mean)|^2 without bias, and its excess over the minimum.
+        """Estimate E|left^T right (x - mean)|^2 without bias, and the excess over the minimum.
 
         The part of the removed coordinates that the labels do not explain is the residual of a
         regression on p coordinates, fitted to the m sampled rows. In the sample, the variance of
@@ -197,7 +197,7 @@ def sampled_covariance(sampled: SampledAccumulator) -> tuple[Float, Sampled]:
 def _undetermined(
     sampled: SampledAccumulator, matrix: Float, variances: Float, explained: Float
 ) -> NDArray[np.intp]:
-    """Return features that are linear combinations of others in the sample, not in all rows.
+    """Return features that depend linearly on others in the sample, but not in all rows.
 
     For example, two words may occur together in every sampled row, but separately in other rows.
     Then W has no variance along the difference of the two features, and R R^T has only the

@@ -8,8 +8,8 @@ from splince_fast._runtime.memory import total_memory
 
 # Least number of rows: with fewer, held-out values have large standard errors.
 LEAST_ROWS = 200
-# With more features than the first number, least number of rows per feature: factorisation then
-# takes longer than reading the rows.
+# For more features than the first number, the second is the least number of rows per feature: with
+# fewer rows, the factorisations take longer than reading the rows.
 _FEW_FEATURES, _ROWS_PER_FEATURE = 512, 4
 # Number of d x d matrices of a fit in two folds (two states, and up to two per factor), and the
 # largest fraction of the machine's memory for them.

@@ -30,7 +30,7 @@ Index = NDArray[np.intp]
 _Features = tuple[Index, Index | None, Float]
 
 _NONE, _NO_INDEX = np.zeros((0, 0)), np.zeros(0, np.intp)
-# Variables with more label features are left out: the table has the square of their number.
+# Variables with more label features are left out: the size of the table is quadratic in them.
 _MAX_FEATURES = 256
 
 
@@ -74,9 +74,9 @@ class LabelTable:
     # -- filling ---------------------------------------------------------------------------
 
     def _reserve(self, name: VariableName, n_features: int) -> Index:
-        """Return rows of the Gram matrix for the label features of a variable, and add them.
+        """Return the rows of the Gram matrix for a variable; rows that do not exist are added.
 
-        The result is empty if the variable has too many features.
+        The result is empty if the variable is left out.
         """
         index = self.index.get(name)
         if index is None:
@@ -164,7 +164,7 @@ class LabelTable:
         for name, index in other.index.items():
             variable, other_variable = ours[name], theirs[name]
             columns = isinstance(variable, ColumnSums)
-            # A class-coded variable that `other` leaves out has more features than the limit here.
+            # A variable that `other` leaves out is left out here, too.
             n_further = 1 if columns else 0 if len(index) else _MAX_FEATURES
             target = self._reserve(name, variable.n_columns + n_further)
             if not len(target) or not len(index):

@@ -84,8 +84,8 @@ class Moments:
         Accumulate the fourth moments that ``shrinkage="ledoit-wolf"`` needs: O(d) more state and
         another pass over each block.
     subsample : float in (0, 1]
-        Fraction of the rows from which the covariance of x is estimated. Sums per class, means and
-        variances are computed from all rows, so that constraints stay exact; see the notes.
+        Fraction of the rows that are sampled to estimate the covariance of x. Sums per class, means
+        and variances are computed from all rows, so that constraints stay exact; see the notes.
     sketch_size : int, optional
         Number of columns of random signs by which the scatter is multiplied. The variances and
         these products replace the d x d scatter: O(d (sketch_size + k)) numbers for k classes and
@@ -112,11 +112,11 @@ class Moments:
     definite matrix in place of the covariance gives an eraser with the same constraints; the matrix
     determines only how far the distortion exceeds the minimum. With ``subsample=p``, row i of the
     stream is sampled with probability pi_i = min(1, p max(1, q_i / mean q)) by a hash of i, and has
-    weight w_i / pi_i; q_i is w_i times the sum of its squared deviations, each divided by the
-    variance of the feature in all previous blocks. The covariance is estimated by the residuals of
-    the sampled rows about the labels, plus the part that the labels explain in all rows. For
-    Gaussian x and m sampled rows, a fraction f of all rows, the distortion exceeds the minimum by
-    the fraction
+    weight w_i / pi_i; q_i is w_i times the sum of its squared deviations from the mean, each
+    divided by the variance of the feature; mean and variances are those of the previous blocks. The
+    covariance is estimated from the residuals of the sampled rows about the labels, plus the part
+    that the labels explain in all rows. For Gaussian x and m sampled rows, a fraction f of all
+    rows, the distortion exceeds the minimum by the fraction
 
         (1 - f) (1 - R^2) p / (m - p - 2)
 

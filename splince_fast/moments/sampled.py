@@ -2,14 +2,15 @@
 
 Any positive definite matrix in place of Cov(x) gives an eraser with exact constraints; the matrix
 determines only how far the change of x exceeds the minimum. Therefore sums per class and variances
-are computed from all rows, without a copy, and the scatter from a sample of a fraction of about p.
+are computed from all rows, without a copy, and the scatter from a sample of a fraction p of them.
 A hash of the position of row i in the stream selects it with probability pi_i; its weight is
 w_i / pi_i (Horvitz and Thompson 1952)::
 
     pi_i = min(1, p max(1, q_i / mean q)),    q_i = w_i sum_j (x_ij - mean_j)^2 / v_j
 
-The mean and the variances v are those of all previous blocks. A row that is the only one with
-variance in some direction has a large q_i: it is sampled, where a uniform sample would miss it.
+The mean and the variances v are those of all previous blocks, or of the first block. A row that is
+the only one with variance in some direction has a large q_i: it is sampled, where a uniform sample
+would miss it.
 """
 
 from __future__ import annotations
@@ -237,7 +238,7 @@ class SampledAccumulator(DiagonalAccumulator):
 
 
 def _inverse(state: State) -> Float:
-    """Return 1 / variance, (d,), of a variance above its rounding error; 0 if all are constant."""
+    """Return 1 / variance, (d,), with a lower bound on the variance; 0 if no feature varies."""
     variances = state.second.diagonal() / state.weight
     largest = variances.max(initial=0.0)
     if not largest > 0.0:
@@ -267,7 +268,7 @@ def part_of_sample(like: Mapping[str, object], first: int) -> dict[str, Any]:
 
 
 def with_rate(parameters: Mapping[str, Any], source: Source, folds: int) -> dict[str, Any]:
-    """Return the arguments of moments, with `subsample` validated for a source and not "auto"."""
+    """Return the arguments of moments, with `subsample` validated and "auto" replaced."""
     arguments = dict(parameters)
     if "subsample" in arguments:
         check_reading(arguments["subsample"], arguments.get("sketch_size"))

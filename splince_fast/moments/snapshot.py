@@ -86,7 +86,7 @@ class Snapshot:
     def class_noise(
         self, names: Sequence[VariableName], factor: Factor | None
     ) -> dict[VariableName, Noise]:
-        """Return the noise of Cov(x, z) for z the variable `by` of the moments.
+        """Return the noise of Cov(x, z), with z the variable of the argument `by` of the moments.
 
         Parameters
         ----------
@@ -170,7 +170,7 @@ class Snapshot:
         return self._with_rounding(factor)
 
     def _with_rounding(self, factor: Factor) -> Factor:
-        """Set `factor.rounding`, the rounding error of whitened spans from the rows' dtype."""
+        """Set `factor.rounding`, the rounding error of whitened spans; return `factor`."""
         if self.row_eps:
             means = np.square(self.mean)
             if factor.solver == "none":
@@ -186,7 +186,7 @@ class Snapshot:
         return factor
 
     def factored_above(self, deviations: Float, memory: Float | None) -> Factor:
-        """Return the factor of Cov(x) of erased rows; rounding errors count as constant features.
+        """Return the factor of Cov(x) of erased rows, without features that are rounding error.
 
         `deviations`, (d,), are the standard deviations of the rows before erasure, from which the
         level of rounding errors is computed (`tolerances.computed`).
@@ -352,7 +352,7 @@ class Factored:
     shrinkage : float
         Weight of the isotropic target in the factored covariance.
     factor : Factor
-        L with L L^T the covariance; whitens and unwhitens.
+        Factor L of the covariance L L^T; whitens and unwhitens.
     reading : tuple
         `kinds` and `joint` of the moments.
     pairs : LabelTable
@@ -418,7 +418,7 @@ class Factored:
     def class_noise(
         self, names: Sequence[VariableName], factor: Factor | None
     ) -> dict[VariableName, Noise]:
-        """Return the noise of Cov(x, z) for z the variable `by` of the moments.
+        """Return the noise of Cov(x, z), with z the variable of the argument `by` of the moments.
 
         Parameters
         ----------

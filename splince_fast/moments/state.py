@@ -35,11 +35,9 @@ _GRAIN = 1 << 20
 _NO_PRODUCT = np.empty((0, 0), order="F")
 # Number of first rows whose mean becomes the first reference point.
 _HEAD = 256
-# The reference point moves to the mean if their distance, in some feature, exceeds this multiple of
-# the standard deviation,
-_FAR = 16.0
-# and exceeds this fraction of |r|, which is above the rounding error of a constant feature.
-_ROUNDINGS = 1024 * EPS64
+# The reference point r moves to the mean if their distance, in some feature, exceeds _FAR times the
+# standard deviation and _ROUNDINGS times |r|, a bound of the rounding error of a constant feature.
+_FAR, _ROUNDINGS = 16.0, 1024 * EPS64
 # Sums of squares of d numbers up to this are finite for every practical d.
 _LARGEST = 1e140
 # A removal that leaves less than this fraction of a sum of squares loses precision: the rounding
@@ -149,7 +147,7 @@ class Scatter:
         self.matrix[:, features] = 0.0
 
     def reset(self) -> None:
-        """Remove all rows."""
+        """Set all sums to 0."""
         self.matrix[...] = 0.0
         self.unit_roundoff = EPS64
 

@@ -124,8 +124,8 @@ class Variable(ABC):
     def varies(self, features: NDArray[np.intp], gap: Float, rounding: Float) -> NDArray[np.bool_]:
         """Return, for each of `features`, whether its mean differs between labels.
 
-        `gap`, (d,), is the mean of x minus the reference point. Only differences above `rounding`,
-        (d,), count: of a class mean, or per standard deviation of z.
+        `gap`, (d,), is the mean of x minus the reference point. Differences up to `rounding`, (d,),
+        do not count; a difference is that of a class mean, or a change per standard deviation of z.
         """
 
     @abstractmethod
