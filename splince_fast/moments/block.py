@@ -324,16 +324,16 @@ def reduce_block(
     lightest, heaviest = (1.0, 1.0) if weight is None else (weight.min(), weight.max())
     memory.reduce(block)
     weights = weight_sum, lightest, heaviest
-    suspect, far, narrow = block.judge(sample.squares, *weights, _EXCESS)
-    if suspect:
+    needs_check, off_centre, needs_float64 = block.judge(sample.squares, *weights, _EXCESS)
+    if needs_check:
         check_values(rows_of(rows, index, 0, n))
     total = block.sums[0]
-    if far:
+    if off_centre:
         shift += total / weight_sum
         np.subtract(shift, reference, out=offset)
         memory.reduce(block)
-        narrow = block.judge(sample.squares, *weights, np.inf)[2]
-    if rows.dtype == np.float32 and narrow:
+        needs_float64 = block.judge(sample.squares, *weights, np.inf)[2]
+    if rows.dtype == np.float32 and needs_float64:
         wide = rows_of(rows, index, 0, n).astype(np.float64)
         return reduce_block(
             wide, weight, sample_block(wide, weight), reference, codes, n_codes, values,

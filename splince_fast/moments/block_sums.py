@@ -131,11 +131,11 @@ class BlockSums:
         if segments == 1:
             pieces = max(1, min(d // max(STRIPE, _GRAIN // n), threads.thread_count()))
         width = -(-d // (pieces * STRIPE)) * STRIPE
-        near, counter = aligned((segments, 4, -(-d // 8) * 8)), np.zeros(1, np.int64)
+        scratch, counter = aligned((segments, 4, -(-d // 8) * 8)), np.zeros(1, np.int64)
 
         def work(first: int, last: int) -> None:
             row_kernels.sum_block(
-                self._block, inverse, width, STRIPE, self._sums, near, self.leverage, counter
+                self._block, inverse, width, STRIPE, self._sums, scratch, self.leverage, counter
             )
 
         threads.split(work, max(segments, pieces), grain=1)

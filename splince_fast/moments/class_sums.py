@@ -165,7 +165,7 @@ class ClassSums(Variable):
         return Request(codes, len(present), None, (present, rows, weights, grown, scratch))
 
     def commit(self, request: Request, class_sums: Float, products: Float) -> None:
-        present, rows, weights, grown, scratch = request.kept
+        present, rows, weights, grown, scratch = request.commit_data
         if grown is not None:
             self.rows, self.weights, self.sums = grown
         self.rows[present] += rows
@@ -241,13 +241,15 @@ class ClassSums(Variable):
         self.weights[empty] = 0.0
         self.sums[empty] = 0.0
 
-    def varies(self, features: NDArray[np.intp], gap: Float, rounding: Float) -> NDArray[np.bool_]:
+    def varies(
+        self, features: NDArray[np.intp], mean_deviation: Float, rounding: Float
+    ) -> NDArray[np.bool_]:
         weights = self.weights[:, None]
-        excess = np.abs(self.sums[:, features] - weights * gap[features])
+        excess = np.abs(self.sums[:, features] - weights * mean_deviation[features])
         return np.asarray((excess > weights * rounding[features]).any(axis=0))
 
-    def clear(self, features: NDArray[np.intp], gap: Float) -> None:
-        self.sums[:, features] = np.outer(self.weights, gap[features])
+    def clear(self, features: NDArray[np.intp], mean_deviation: Float) -> None:
+        self.sums[:, features] = np.outer(self.weights, mean_deviation[features])
 
     def positions(self, names: list[ClassName]) -> NDArray[np.intp]:
         """Return the positions in the sums of classes that the variable has."""

@@ -89,7 +89,7 @@ def groups_of(source: Source, position: int, width: int) -> Iterator[Group]:
 
 
 def state_of(
-    kind: type[Moments], part: Any, like: dict[str, Any], what: str, values: Any = None
+    kind: type[Moments], part: Any, like: dict[str, Any], note: str, values: Any = None
 ) -> Moments:
     """Return the moments of a part of a source; `values` are those of the lazy columns."""
     worker = require("distributed", "dask").get_worker()
@@ -101,16 +101,16 @@ def state_of(
             with moments._locked():
                 pass  # the lock merges buffered rows
     except Exception as error:
-        error.add_note(f"while {what} were accumulated")
+        error.add_note(f"while {note} were accumulated")
         raise
     return moments.copy()  # a copy has no work memory
 
 
 def state_of_file_blocks(
-    kind: type[Moments], source: Source, first: int, stop: int, like: dict[str, Any], what: str
+    kind: type[Moments], source: Source, first: int, stop: int, like: dict[str, Any], note: str
 ) -> Moments:
     """Return the moments of blocks of a source that has no method ``part``."""
-    return state_of(kind, islice(source.iter_from(first), stop - first), like, what)
+    return state_of(kind, islice(source.iter_from(first), stop - first), like, note)
 
 
 def digest_of(part: Any, parameters: Parameters, values: Any = None) -> str:
@@ -155,13 +155,13 @@ class _Engine:
     def state(self, group: Group) -> Any:
         """Return a future of the state of a group."""
         like = part_of_sample(self._like, group.first)
-        what = f"blocks {group.first} to {group.stop - 1} of {self._source.name}"
+        note = f"blocks {group.first} to {group.stop - 1} of {self._source.name}"
         if self._handle is not None:
             return self._submit(
-                state_of_file_blocks, self._kind, self._handle, group.first, group.stop, like, what
+                state_of_file_blocks, self._kind, self._handle, group.first, group.stop, like, note
             )
         part, values = self._part(group.first, group.stop)
-        return self._submit(state_of, self._kind, part, like, what, values)
+        return self._submit(state_of, self._kind, part, like, note, values)
 
     def digest(self, number: int, parameters: Parameters) -> Any:
         """Return a future of the digest of a block."""

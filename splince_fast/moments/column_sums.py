@@ -150,11 +150,11 @@ class ColumnSums(Variable):
         if root is not None:
             columns *= root
             columns[:, k] = w
-        kept = (n_present, float(w.sum()), squares[:k, k], squares[:k, :k], reference, None)
-        return Request(None, 0, columns.T, kept)
+        commit_data = (n_present, float(w.sum()), squares[:k, k], squares[:k, :k], reference, None)
+        return Request(None, 0, columns.T, commit_data)
 
     def commit(self, request: Request, class_sums: Float, products: Float) -> None:
-        n_rows, weight, z_sum, squares, self.reference, indicators = request.kept
+        n_rows, weight, z_sum, squares, self.reference, indicators = request.commit_data
         if indicators is not None:
             products = indicators.products(class_sums)
         self._n_rows += n_rows
@@ -262,14 +262,16 @@ class ColumnSums(Variable):
         self.squares[constant, :] = 0.0
         self.squares[:, constant] = 0.0
 
-    def varies(self, features: NDArray[np.intp], gap: Float, rounding: Float) -> NDArray[np.bool_]:
+    def varies(
+        self, features: NDArray[np.intp], mean_deviation: Float, rounding: Float
+    ) -> NDArray[np.bool_]:
         size = np.sqrt(np.maximum(np.diag(self.squares), 0.0) * self._weight)[:, None]
-        excess = np.abs(self.products[:, features] - np.outer(self.z_sum, gap[features]))
+        excess = np.abs(self.products[:, features] - np.outer(self.z_sum, mean_deviation[features]))
         return np.asarray((excess > size * rounding[features]).any(axis=0))
 
-    def clear(self, features: NDArray[np.intp], gap: Float) -> None:
-        self.x_sum[features] = self._weight * gap[features]
-        self.products[:, features] = np.outer(self.z_sum, gap[features])
+    def clear(self, features: NDArray[np.intp], mean_deviation: Float) -> None:
+        self.x_sum[features] = self._weight * mean_deviation[features]
+        self.products[:, features] = np.outer(self.z_sum, mean_deviation[features])
 
     # -- reading ---------------------------------------------------------------------------
 

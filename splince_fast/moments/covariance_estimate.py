@@ -157,15 +157,15 @@ def sampled_covariance(sampled: SampledAccumulator) -> tuple[Float, Sampled]:
 
     _refuse_below(sampled, 2)
     state, sample = sampled.nonempty_state(), sampled.sample
-    inner, effective = sample.rows.nonempty_state(), sample.effective
+    sample_state, effective = sample.rows.nonempty_state(), sample.effective
     variances = state.second.diagonal() / state.weight
-    covariance = inner.scatter / inner.weight
+    covariance = sample_state.scatter / sample_state.weight
     names = _regressors(sampled, effective)
     aligned = {
         name: _aligned(sample.rows.variables.get(name), sampled.variables[name]) for name in names
     }
     in_sample = _explained(
-        aligned, sample.labels, inner.weight, names, state.width,
+        aligned, sample.labels, sample_state.weight, names, state.width,
     )  # fmt: skip
     explained = _explained(sampled.variables, sample.all_labels, state.weight, names, state.width)
     sample_variances = np.diagonal(covariance).copy()
@@ -186,11 +186,16 @@ def sampled_covariance(sampled: SampledAccumulator) -> tuple[Float, Sampled]:
     diagonal += repaired
     _warn_of(variances, sample_variances, effective, sampled.feature_names)
     quartic = None
-    if inner.fourth is not None:
-        quartic = inner.fourth.centred(inner.weight, inner.deviation, inner.scatter) / inner.weight
+    if sample_state.fourth is not None:
+        quartic = (
+            sample_state.fourth.centred(
+                sample_state.weight, sample_state.deviation, sample_state.scatter
+            )
+            / sample_state.weight
+        )
     return matrix, Sampled(
-        repaired, explained, inner.n_rows, effective, inner.n_rows / state.n_rows, len(in_sample),
-        inner.unit_roundoff, quartic,
+        repaired, explained, sample_state.n_rows, effective, sample_state.n_rows / state.n_rows,
+        len(in_sample), sample_state.unit_roundoff, quartic,
     )  # fmt: skip
 
 
@@ -214,7 +219,7 @@ def _undetermined(
     """
     import scipy.linalg
 
-    inner, varies = sampled.sample.rows.nonempty_state(), variances > 0
+    sample_state, varies = sampled.sample.rows.nonempty_state(), variances > 0
     nothing = np.empty(0, np.intp)
     n_varying = int(np.count_nonzero(varies))
     if not len(explained) or sampled.sample.rows.n_rows < LEAST_ROWS * n_varying:
@@ -229,7 +234,7 @@ def _undetermined(
         np.einsum("ii->i", copy)[~varies] = 1.0
         return copy
 
-    tolerance = tolerances.eigenvalue(n_varying, inner.unit_roundoff)
+    tolerance = tolerances.eigenvalue(n_varying, sample_state.unit_roundoff)
     lapack = scipy.linalg.lapack
     factor, failed = lapack.dpotrf(scaled(), lower=1, overwrite_a=1)
     if not failed and np.diagonal(factor).min() ** 2 > tolerance:
@@ -242,7 +247,9 @@ def _undetermined(
     )
     residual = np.linalg.norm(projected[:, rank:] - projected[:, :rank] @ combinations, axis=0)
     offset = 1.0 + np.abs(sampled.nonempty_state().mean * units).max()
-    noise = _ROUNDINGS * inner.unit_roundoff * offset * (1.0 + np.abs(combinations).sum(axis=0))
+    noise = (
+        _ROUNDINGS * sample_state.unit_roundoff * offset * (1.0 + np.abs(combinations).sum(axis=0))
+    )
     return np.asarray(order[rank:][residual > noise], np.intp)
 
 

@@ -199,14 +199,14 @@ def _sample_to_tensors(
     """Return the tensors of a sample, and add its entries to `metadata`."""
     sample, order = accumulator.sample, list(accumulator.variables)
     parameters = accumulator.parameters
-    inner, described = to_tensors(sample.rows, packed=packed)
+    sample_tensors, described = to_tensors(sample.rows, packed=packed)
     metadata |= {
         "scatter": parameters.subsample,
         "seed": parameters.random_state,
         "position": sample.position,
         "sample": described,
     }
-    tensors: Tensors = {f"sample.{key}": tensor for key, tensor in inner.items()}
+    tensors: Tensors = {f"sample.{key}": tensor for key, tensor in sample_tensors.items()}
     for prefix, table in (("labels.", sample.labels), ("all_labels.", sample.all_labels)):
         tensors |= {prefix + key: tensor for key, tensor in table.tensors(order).items()}
     tensors["weights.squares"] = np.array([sample.squares])
@@ -219,22 +219,25 @@ def _read_sample(
     accumulator: SampledAccumulator,
 ) -> None:
     """Set the sample of an accumulator from the output of `_sample_to_tensors`."""
-    inner = from_tensors(part_of(tensors, "sample."), metadata["sample"])
+    sample_rows = from_tensors(part_of(tensors, "sample."), metadata["sample"])
     position = metadata["position"]
     if not isinstance(position, int) or not 0 <= position < 1 << 62:
         raise FileFormatError("the position of the sample is not a number of rows")
     check_tensors(tensors, {"weights.squares": (np.float64, (1,))})
     refuse_negative(tensors, ("weights.squares",))
-    if isinstance(inner, SampledAccumulator) or inner.width not in (None, accumulator.width):
+    if isinstance(sample_rows, SampledAccumulator) or sample_rows.width not in (
+        None,
+        accumulator.width,
+    ):
         raise FileFormatError("the sample has another number of features")
-    if inner.n_rows > accumulator.n_rows:
+    if sample_rows.n_rows > accumulator.n_rows:
         raise FileFormatError("more rows were sampled than there are")
     labels, all_labels = (
         LabelTable.read(part_of(tensors, prefix), accumulator.variables)
         for prefix in ("labels.", "all_labels.")
     )
     squares = float(tensors["weights.squares"][0])
-    accumulator.sample = SampledRows(inner, squares, labels, all_labels, position)
+    accumulator.sample = SampledRows(sample_rows, squares, labels, all_labels, position)
 
 
 def part_of(tensors: Tensors, prefix: str) -> Tensors:

@@ -36,7 +36,7 @@ class Update(NamedTuple):
     rows: Rows
     weight: Float | None
     encoded: Mapping[VariableName, Encoded]
-    kept: NDArray[np.intp] | None  # positions of the rows with nonzero weight; None for all rows
+    positions: NDArray[np.intp] | None  # of rows with nonzero weight; None for all
     n_passed: int  # number of rows, including those of weight zero
     n: int  # number of rows with nonzero weight
     feature_names: tuple[str, ...] | None  # columns of a data frame
@@ -75,14 +75,16 @@ def _flattened(X: Any, labels: Any, sample_weight: Any, mask: Any) -> tuple[Any,
     array = as_numbers(X)
     if array.ndim < 2:
         raise InputError(f"X has shape {array.shape}; it must be (n, d), or (batch, token, d)")
-    lead = array.shape[:-1]
-    n = int(np.prod(lead))
+    leading = array.shape[:-1]
+    n = int(np.prod(leading))
     rows = array.reshape(n, array.shape[-1])
-    selected = np.arange(n) if mask is None else np.flatnonzero(as_mask(mask, lead))
+    selected = np.arange(n) if mask is None else np.flatnonzero(as_mask(mask, leading))
     if labels is not None:
-        labels = _map_columns(labels, lambda column, what: along(column, lead, selected, what))
+        labels = _map_columns(
+            labels, lambda column, description: along(column, leading, selected, description)
+        )
     if sample_weight is not None:
-        sample_weight = along(sample_weight, lead, selected, "sample_weight")
+        sample_weight = along(sample_weight, leading, selected, "sample_weight")
     return rows if mask is None else rows[selected], labels, sample_weight
 
 
@@ -96,7 +98,7 @@ def _map_columns(labels: Any, function: Any) -> Any:
 def _taken_labels(labels: Any, index: NDArray[np.intp], n: int) -> Any:
     """Return the labels of the rows `index`; for other lengths than n, `encode` raises later."""
 
-    def select(column: Any, what: str) -> Any:
+    def select(column: Any, description: str) -> Any:
         shape = getattr(column, "shape", None)
         try:
             length = shape[0] if shape else len(column)

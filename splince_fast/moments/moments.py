@@ -1024,7 +1024,7 @@ class Folds(Sequence[Moments]):
 
     def _fold_of_rows(self, batch: Update, n: int) -> NDArray[np.intp]:
         """Return the fold of each row, (n,)."""
-        index = np.arange(n) if batch.kept is None else batch.kept
+        index = np.arange(n) if batch.positions is None else batch.positions
         hashed = splitmix64(index.astype(np.uint64) + np.uint64(self._position))
         if self._groups is not None:
             column = batch.encoded.get(self._groups)

@@ -95,8 +95,10 @@ class SampledAccumulator(DiagonalAccumulator):
 
     def __init__(self, parameters: Parameters) -> None:
         super().__init__(parameters)
-        inner = Parameters(parameters.block_rows, parameters.kinds, (), parameters.ledoit_wolf)
-        self.sample = SampledRows(Accumulator(inner))
+        sample_parameters = Parameters(
+            parameters.block_rows, parameters.kinds, (), parameters.ledoit_wolf
+        )
+        self.sample = SampledRows(Accumulator(sample_parameters))
         self._key = splitmix64(np.array([parameters.random_state], np.uint64))[0]
 
     @property

@@ -168,12 +168,14 @@ class Sketch(Diagonal):
             self.matrix.copy(), self.unit_roundoff, images=self.images.copy(), signs=self.signs
         )
 
-    def merge(self, other: Scatter, sign: int, gap: Float, coefficient: float) -> None:
+    def merge(self, other: Scatter, sign: int, difference: Float, coefficient: float) -> None:
         assert isinstance(other, Sketch)
-        self.matrix += sign * (other.matrix + coefficient * gap * gap)
+        self.matrix += sign * (other.matrix + coefficient * difference * difference)
         (np.add if sign > 0 else np.subtract)(self.images, other.images, out=self.images)
         if coefficient:
-            add_outer(self.images, sign * coefficient, gap, times(gap[None], self.signs)[0])
+            add_outer(
+                self.images, sign * coefficient, difference, times(difference[None], self.signs)[0]
+            )
 
     def clear(self, features: NDArray[np.intp]) -> None:
         self.matrix[features] = 0.0

@@ -116,9 +116,9 @@ class Scatter:
             blas_kernels.syrk_f64_into(shifted, self.matrix)
             self.add(_NO_PRODUCT, 1.0, vectors, coefficients)
 
-    def merge(self, other: Scatter, sign: int, gap: Float, coefficient: float) -> None:
-        """Add sign (other + coefficient gap gap^T), to merge or remove a part."""
-        vectors = np.stack([gap, np.zeros(len(gap))])
+    def merge(self, other: Scatter, sign: int, difference: Float, coefficient: float) -> None:
+        """Add sign (other + coefficient difference difference^T), to merge or remove a part."""
+        vectors = np.stack([difference, np.zeros(len(difference))])
         self.add(other.matrix, float(sign), vectors, np.array([sign * coefficient, 0.0]))
         self.unit_roundoff = max(self.unit_roundoff, other.unit_roundoff)
 
@@ -197,8 +197,8 @@ class Diagonal(Scatter):
     def diagonal(self) -> Float:
         return self.matrix
 
-    def merge(self, other: Scatter, sign: int, gap: Float, coefficient: float) -> None:
-        self.matrix += sign * (other.diagonal() + coefficient * gap * gap)
+    def merge(self, other: Scatter, sign: int, difference: Float, coefficient: float) -> None:
+        self.matrix += sign * (other.diagonal() + coefficient * difference * difference)
 
     def clear(self, features: NDArray[np.intp]) -> None:
         self.matrix[features] = 0.0
@@ -436,7 +436,7 @@ class State:
         self.n_rows += block.n_rows
         self.weight += block.weight
 
-    def _gap(
+    def _mean_difference(
         self, weight: float, mean: Float, deviation: Float | None = None
     ) -> tuple[Float, float]:
         """Return the difference g of the means, and the coefficient of g g^T in the sum."""
@@ -462,9 +462,11 @@ class State:
             moved = other.fourth.moved(shift, other.weight, other.deviation, other.scatter)
             fourth.quartic += moved.quartic
             fourth.cubic += moved.cubic
-        gap, coefficient = self._gap(other.weight, added / other.weight, deviation)
+        difference, coefficient = self._mean_difference(
+            other.weight, added / other.weight, deviation
+        )
         total = deviation + added
-        self.second.merge(other.second, 1, gap, coefficient)
+        self.second.merge(other.second, 1, difference, coefficient)
         self.reference, self.deviation, self.fourth = reference, total, fourth
         self.lost = _sum_of(self.lost, other.lost)
         self.row_eps = max(self.row_eps, other.row_eps)
@@ -532,8 +534,8 @@ class State:
         self.n_rows -= part.n_rows
         self.weight -= part.weight
         self.deviation -= deviation
-        gap, coefficient = self._gap(part.weight, deviation / part.weight)
-        self.second.merge(part.second, -1, gap, coefficient)
+        difference, coefficient = self._mean_difference(part.weight, deviation / part.weight)
+        self.second.merge(part.second, -1, difference, coefficient)
         diagonal = self.second.diagonal()
         if (diagonal < -impossible).any():
             raise IncompatibleMomentsError(

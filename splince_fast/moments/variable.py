@@ -39,7 +39,7 @@ class Request(NamedTuple):
     codes: Codes | None  # (n,): class sum of each row, below n_sums; -1 for none
     n_sums: int
     values: Float | None  # (q, n): coefficients of the rows in q sums, including the weights
-    kept: tuple[Any, ...]  # data of the variable for `commit`
+    commit_data: tuple[Any, ...]  # for `commit`, specific to the kind of variable
 
 
 class Variable(ABC):
@@ -121,16 +121,19 @@ class Variable(ABC):
         """
 
     @abstractmethod
-    def varies(self, features: NDArray[np.intp], gap: Float, rounding: Float) -> NDArray[np.bool_]:
+    def varies(
+        self, features: NDArray[np.intp], mean_deviation: Float, rounding: Float
+    ) -> NDArray[np.bool_]:
         """Return, for each of `features`, whether its mean differs between labels.
 
-        `gap`, (d,), is the mean of x minus the reference point. Differences up to `rounding`, (d,),
-        do not count; a difference is that of a class mean, or a change per standard deviation of z.
+        `mean_deviation`, (d,), is the mean of x minus the reference point. Differences up to
+        `rounding`, (d,), do not count; a difference is that of a class mean, or a change per
+        standard deviation of z.
         """
 
     @abstractmethod
-    def clear(self, features: NDArray[np.intp], gap: Float) -> None:
-        """Make features constant, equal to the reference point plus `gap`, (d,), in every row."""
+    def clear(self, features: NDArray[np.intp], mean_deviation: Float) -> None:
+        """Make features constant, equal to the reference point plus `mean_deviation`, (d,)."""
 
     # -- reading ---------------------------------------------------------------------------
 
