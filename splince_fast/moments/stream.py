@@ -122,7 +122,7 @@ def _resumed(source: Source, empty: T, checkpoint: Path) -> tuple[T, dict[str, A
         raise _foreign(path, f"it was written for {stream['source']}")
     for name, stamp in file_stamps(source.files).items():
         if stream.get("files", {}).get(name, stamp) != stamp:
-            raise _foreign(path, f"the file {name} was changed later")
+            raise _foreign(path, f"the file {name} was written again later")
     return target, stream
 
 
