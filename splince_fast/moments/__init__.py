@@ -1,4 +1,4 @@
-"""The mergeable state: everything that erasers need to know of the data."""
+"""First and second moments of x and of labelled variables, from which erasers are computed."""
 
 from splince_fast.moments.moments import Folds, Moments
 

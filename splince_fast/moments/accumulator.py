@@ -1,7 +1,8 @@
-"""One update: prepare, reduce, commit. Nothing is registered before the commit.
+"""Sums of all rows, and their update in three steps: encode labels, reduce a block, commit.
 
-The accumulator holds the state of x, the sums of every variable, and the rows that wait. It takes
-valid input only; :class:`splince_fast.Moments` checks.
+New variables and classes are registered at the commit. The accumulator holds the state of x, the
+sums of every variable, and the buffered rows. It expects input that
+:class:`splince_fast.Moments` has validated.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ Float = NDArray[np.float64]
 
 KIND_OF_COLUMN: dict[type[Any], type[Variable]] = {ClassCodes: ClassSums, Columns: ColumnSums}
 KINDS: dict[str, type[Variable]] = {kind.kind: kind for kind in KIND_OF_COLUMN.values()}
-# Smaller arrays are allocated; larger ones borrow the work memory, which saves page faults.
+# Arrays with fewer numbers are allocated; larger ones use the work memory, which saves page faults.
 _SMALL = 1 << 16
 
 
 def check_column(variable: Variable, column: object, name: object) -> None:
-    """Raise LabelError where an encoded column contradicts earlier blocks of a variable."""
+    """Raise LabelError if an encoded column contradicts earlier blocks of its variable."""
     kind = KIND_OF_COLUMN[type(column)]
     if type(variable) is kind:
         variable.begin(column, name)
@@ -53,10 +54,10 @@ def merged_variables(
     shift: NDArray[np.float64],
     sign: int,
 ) -> dict[VariableName, Variable]:
-    """Variables of both sides (sign 1) or of the first without the second (sign -1).
+    """Return the variables of `ours` plus (sign 1) or minus (sign -1) those of `theirs`.
 
-    `shift` is the reference point of their state minus that of ours. What only one side has is
-    shared with it where it is ours, and copied where it is theirs.
+    `shift` is the reference point of `theirs` minus the reference point of `ours`. Variables that
+    only `ours` has are returned without a copy; variables that only `theirs` has are copied.
     """
     result = dict(ours)
     for name, variable in theirs.items():
@@ -64,8 +65,8 @@ def merged_variables(
         if ours_or_empty is None:
             if sign < 0:
                 raise IncompatibleMomentsError(
-                    f"cannot remove a part that has the variable {name!r}, which the whole never "
-                    "saw: it is not a part of it"
+                    f"cannot remove moments with the variable {name!r}, which the whole does not "
+                    "have: they are not a part of the whole"
                 )
             ours_or_empty = variable.empty_like()
         result[name] = ours_or_empty.merged(variable, shift, sign, name)
@@ -74,13 +75,13 @@ def merged_variables(
 
 @dataclass(slots=True)
 class Batch:
-    """Rows of an update with labels encoded by the classes of the state, and new names."""
+    """Rows of one update, their encoded labels, and the variables of the labels."""
 
     block: LabelledRows
-    variables: dict[VariableName, Variable]  # of its labels, new ones included
-    new_names: dict[VariableName, Any]  # arguments of `learn`
-    state: State  # of the accumulator; a new one before the first rows
-    learned: bool = False
+    variables: dict[VariableName, Variable]  # variables of the labels, including new ones
+    new_names: dict[VariableName, Any]  # arguments of `Variable.learn`
+    state: State  # state of the accumulator; a new one before the first rows
+    learned: bool = False  # whether new variables and classes are registered
 
 
 class Accumulator:
@@ -90,12 +91,13 @@ class Accumulator:
     ----------
     parameters : Parameters
     state : State or None
-        None before the first rows.
+        Moments of x; None before the first rows.
     variables : dict of VariableName to Variable
+        Sums of each variable.
     buffer : Buffer or None
-        Rows that wait for a block to fill up.
+        Rows that do not fill a block yet.
     feature_names : tuple of str or None
-        Names of the features, where rows came as a data frame.
+        Names of the features, if rows came as a data frame.
     """
 
     # Whether rows are always added in order, as by `update(in_order=True)`.
@@ -107,69 +109,69 @@ class Accumulator:
         self.variables: dict[VariableName, Variable] = {}
         self.buffer: Buffer | None = None
         self.feature_names: tuple[str, ...] | None = None
-        self.pairs = LabelTable()  # of rows with several labels
+        self.pairs = LabelTable()  # products of labels between variables
         self._work = Workspace() if work is None else work
 
     @property
     def width(self) -> int | None:
-        """Features d; None before the first rows."""
+        """Number of features d; None before the first rows."""
         return None if self.state is None else len(self.state.reference)
 
     @property
     def n_rows(self) -> int:
-        """Rows seen, waiting ones included."""
+        """Number of rows, including buffered rows."""
         merged = 0 if self.state is None else self.state.n_rows
         return merged + (0 if self.buffer is None else self.buffer.filled)
 
     @property
-    def waiting(self) -> bool:
-        """Whether rows wait in the buffer."""
+    def has_buffered(self) -> bool:
+        """Whether the buffer holds rows."""
         return self.buffer is not None and self.buffer.filled > 0
 
-    # Whether reading first merges rows, of the buffer or of other parts of the state.
-    has_pending = waiting
+    # Whether a reader must call `merge_pending` first.
+    has_pending = has_buffered
 
     def merge_pending(self) -> None:
-        """Merge all waiting rows."""
+        """Merge all buffered rows into the sums."""
         self.flush()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the state and of the work memory."""
+        """Bytes of the state, the variables, the buffer and the work memory."""
         total = self._work.nbytes
         total += 0 if self.state is None else self.state.nbytes
         total += 0 if self.buffer is None else self.buffer.nbytes
         total += self.pairs.nbytes
         return total + sum(variable.nbytes for variable in self.variables.values())
 
-    def seen(self) -> State:
-        """The state of x.
+    def nonempty_state(self) -> State:
+        """Return the state of x.
 
         Raises
         ------
         NotEnoughDataError
-            Nothing was merged yet.
+            No rows were merged yet.
         """
         if self.state is None or self.state.weight == 0:
             raise NotEnoughDataError("these moments are empty; call update(X, labels) first")
         return self.state
 
     def variable(self, name: VariableName) -> Variable:
-        """The sums of one variable.
+        """Return the sums of one variable.
 
         Raises
         ------
         UnknownVariableError
-            No such variable was seen.
+            No labels of this variable were added.
         """
         return look_up(self.variables, name)
 
     def described(self) -> dict[VariableName, str]:
-        """Kind and size of each variable in words, waiting rows included."""
+        """Return the kind and size of each variable as text, including buffered rows."""
         return {name: variable.described for name, variable in self.variables.items()}
 
     def workspace(self, size: int) -> AbstractContextManager[Float]:
-        """Memory for `size` float64 numbers, for a solve."""
+        """Return a context manager that yields memory for `size` float64 numbers."""
         return nullcontext(np.empty(size)) if size < _SMALL else self._work.borrowed(size)
 
     # -- prepare ---------------------------------------------------------------------------
@@ -185,17 +187,23 @@ class Accumulator:
         index: NDArray[np.intp] | None = None,
         merge_all: bool = False,
     ) -> None:
-        """Add rows with valid labels: full blocks in place, the others through the buffer.
+        """Add rows with valid labels: full blocks directly, the remainder through the buffer.
 
-        With `in_order` the rows of a block follow each other as they came, whatever the size of
-        the updates that brought them: no rows overtake those that wait. With `checked` their
-        values were looked at before. With `index` only the rows that it numbers are added, in its
-        order; weights and labels are of those. With `merge_all` no rows wait afterwards.
+        Parameters
+        ----------
+        in_order : bool
+            Preserve the row order across updates: never add rows before buffered rows.
+        checked : bool
+            The values of the rows are already validated.
+        index : (n,) intp, optional
+            Positions of the rows to add; `weight` and `encoded` belong to these n rows.
+        merge_all : bool
+            Leave no rows in the buffer.
 
         Raises
         ------
         NonFiniteError, InputError, LabelError
-            Before anything changes.
+            The input is invalid; nothing has changed.
         """
         in_order = in_order or self.ordered
         n, width = rows.array.shape
@@ -203,14 +211,15 @@ class Accumulator:
             n = len(index)
         capacity = self._work.capacities.get((width, rows.dtype))
         capacity = capacity or self._reserve(width, rows.dtype)
-        # The reduction of a single whole block checks its values.
-        if not (checked or (rows.direct and n == capacity and not (in_order and self.waiting))):
+        # The reduction of a single full block validates its values.
+        in_place = rows.direct and not (in_order and self.has_buffered)
+        if not (checked or (in_place and n == capacity)):
             rows.check()
         batch = self._prepare(LabelledRows(rows.array, weight, {}, index), encoded)
         start = 0
         while start < n:
             fills = merge_all or n - start >= capacity
-            if rows.direct and fills and not (in_order and self.waiting):
+            if rows.direct and fills and not (in_order and self.has_buffered):
                 stop = min(n, start + capacity)
                 block = batch.block if stop - start == n else batch.block.slice(start, stop)
                 self._merge(batch, block)
@@ -218,7 +227,7 @@ class Accumulator:
                 continue
             buffer = self._buffer_for(capacity, width, rows.dtype)
             stop = min(n, start + buffer.n_free)
-            self._wait(batch, batch.block.slice(start, stop), buffer)
+            self._append_to_buffer(batch, batch.block.slice(start, stop), buffer)
             if not buffer.n_free:
                 try:
                     self.flush()
@@ -232,12 +241,13 @@ class Accumulator:
             self.flush()
 
     def append_row(self, X: NDArray[np.generic], labels: object) -> bool:
-        """Append a single row (1, d) to waiting rows of the same dtype and variables.
+        """Append a single row (1, d) to buffered rows of the same dtype and variables.
 
         Returns
         -------
         bool
-            False, with nothing changed, for every input that `update` has to check or learn from.
+            False, with nothing changed, for input that must be validated or has new classes:
+            the caller passes it to `update`.
         """
         columns = {} if labels is None else labels
         if self.buffer is None or type(columns) is not dict:
@@ -248,7 +258,7 @@ class Accumulator:
             codes[name] = variable.code_of(column, name) if type(variable) is ClassSums else -1
             if codes[name] < 0:
                 return False
-        # Labels may call other code, which may update this object.
+        # Reading the labels may run user code, which may update this object.
         parameters, buffer = self.parameters, self.buffer
         if buffer is None or parameters.joint or not parameters.kinds.keys() <= codes.keys():
             return False
@@ -258,13 +268,13 @@ class Accumulator:
         return appended
 
     def n_missing(self, rows: Rows) -> int:
-        """Number of further rows of this width and dtype that complete a block."""
+        """Return the number of further rows of this width and dtype that complete a block."""
         if self.buffer is not None and self.buffer.filled:
             return self.buffer.n_free
         return self.parameters.capacity(rows.width, rows.dtype.itemsize)
 
     def _prepare(self, block: LabelledRows, encoded: Mapping[VariableName, Encoded]) -> Batch:
-        """Encode labels by the classes of the state; the batch holds new variables and classes."""
+        """Encode labels with the classes of the state; return a batch with the new variables."""
         width = block.rows.shape[1]
         state = self.state
         if state is None:
@@ -286,18 +296,18 @@ class Accumulator:
         return batch
 
     def _empty_state(self, width: int) -> State:
-        """The state of x before the first rows."""
+        """Return the state of x without rows."""
         return State.empty(width, fourth=self.parameters.ledoit_wolf)
 
     def _reserve(self, width: int, dtype: np.dtype[np.generic]) -> int:
-        """Work memory for blocks of this width and dtype; returns the rows of a block."""
+        """Allocate work memory for blocks of this width and dtype; return the rows per block."""
         capacity = self.parameters.capacity(width, dtype.itemsize)
         threads.thread_count()  # raises for an invalid setting
         self._work.reserve(capacity, width, dtype)
         return capacity
 
     def _buffer_for(self, capacity: int, width: int, dtype: np.dtype[np.generic]) -> Buffer:
-        """A buffer with memory for a row of this dtype; waiting rows are widened or merged."""
+        """Return a buffer for this dtype; buffered rows of other dtypes are converted or merged."""
         buffer = self.buffer
         if buffer is None:
             return Buffer(capacity, width, dtype)
@@ -323,8 +333,8 @@ class Accumulator:
         self.state = batch.state
         batch.learned = True
 
-    def _wait(self, batch: Batch, block: LabelledRows, buffer: Buffer) -> None:
-        """Append rows to the buffer."""
+    def _append_to_buffer(self, batch: Batch, block: LabelledRows, buffer: Buffer) -> None:
+        """Append rows to the buffer, and register their new variables and classes."""
         blanks = {name: variable.blank for name, variable in batch.variables.items()}
         filled = buffer.filled
         try:
@@ -338,7 +348,7 @@ class Accumulator:
         self.buffer = buffer
 
     def flush(self) -> None:
-        """Merge the rows that wait."""
+        """Merge the buffered rows into the sums."""
         buffer = self.buffer
         if buffer is not None and buffer.filled and self.state is not None:
             block, dtype = buffer.contents(), buffer.rows.dtype
@@ -349,7 +359,7 @@ class Accumulator:
             buffer.clear()
 
     def _merge(self, batch: Batch, block: LabelledRows) -> None:
-        """Reduce a block and add it to the state and to its variables."""
+        """Reduce a block to sums, and add them to the state and to the variables."""
         state, rows, index = batch.state, block.rows, block.index
         n = len(rows) if index is None else len(index)
         weight = None if block.weight is None else np.ascontiguousarray(block.weight)
@@ -358,10 +368,10 @@ class Accumulator:
         moved = {}
         if reference is not state.reference:
             moved = self._moved(state, reference)
-        asked: list[Request] = []
+        requests: list[Request] = []
         for name, labels in block.labels.items():
-            asked.append(moved.get(name, batch.variables[name]).ask(labels, weight))
-        codes, n_sums, values = joined_requests(asked, n)
+            requests.append(moved.get(name, batch.variables[name]).ask(labels, weight))
+        codes, n_sums, values = joined_requests(requests, n)
         reduced = reduce_block(
             rows, weight, sample, reference, codes, n_sums, values,
             self._work.for_block(n, rows.shape[1], rows.dtype), index,
@@ -372,7 +382,7 @@ class Accumulator:
             fourth.add_rows(rows, weight, reference, index)
         state.merge_block(reference, reduced, self._work.product)
         state.fourth = fourth
-        self._commit(batch, block, moved, asked, reduced.class_sums, reduced.products)
+        self._commit(batch, block, moved, requests, reduced.class_sums, reduced.products)
         if len(block.labels) > 1:
             self.pairs.add(block.labels, batch.variables, weight, within=False)
 
@@ -381,18 +391,18 @@ class Accumulator:
         batch: Batch,
         block: LabelledRows,
         moved: dict[VariableName, Variable],
-        asked: list[Request],
+        requests: list[Request],
         class_sums: Float,
         products: Float,
     ) -> None:
-        """Replace variables by those in `moved`, then add the sums of a block to its variables."""
+        """Replace variables by `moved`, with a new reference point, and add the sums of a block."""
         if moved:
             self.variables.update(moved)
             batch.variables.update({name: moved[name] for name in block.labels if name in moved})
         if not batch.learned:
             self._learn(batch)
         first = row = 0
-        for name, request in zip(block.labels, asked, strict=True):
+        for name, request in zip(block.labels, requests, strict=True):
             k = 0 if request.values is None else len(request.values)
             batch.variables[name].commit(
                 request, class_sums[first : first + request.n_sums], products[row : row + k]
@@ -400,7 +410,7 @@ class Accumulator:
             first, row = first + request.n_sums, row + k
 
     def _moved(self, state: State, reference: Float) -> dict[VariableName, Variable]:
-        """Variables with sums about a new `reference`; empty if the reference point stays."""
+        """Return the variables about a new `reference`; empty if the point is unchanged."""
         if not state.weight or reference is state.reference:
             return {}
         step = state.reference - reference
@@ -409,7 +419,7 @@ class Accumulator:
     # -- algebra ---------------------------------------------------------------------------
 
     def check_like(self, other: Accumulator) -> None:
-        """Raise IncompatibleMomentsError where the two cannot be combined."""
+        """Raise IncompatibleMomentsError if two accumulators cannot be combined."""
         ours, theirs = self.width, other.width
         if ours is not None and theirs is not None and ours != theirs:
             raise IncompatibleMomentsError(
@@ -425,7 +435,7 @@ class Accumulator:
             )
 
     def add(self, other: Accumulator) -> None:
-        """Add the sums of another accumulator, in place; no rows wait on either side."""
+        """Add the sums of another accumulator, in place; both buffers are empty."""
         self.check_like(other)
         theirs = other.state
         if theirs is None:
@@ -447,7 +457,7 @@ class Accumulator:
         self.feature_names = self.feature_names or other.feature_names
 
     def without(self, part: Accumulator) -> Accumulator:
-        """The accumulator without a part; no rows wait on either side."""
+        """Return a copy without the rows of `part`; both buffers are empty."""
         self.check_like(part)
         result = self.copy()
         theirs, state = part.state, result.state
@@ -468,7 +478,7 @@ class Accumulator:
                     f"cannot remove this part: more rows would carry the variable {name!r} than "
                     "are left, so it is not a part of the whole"
                 )
-            # Class sums have more digits than float32 products.
+            # A feature is not constant if class means differ: class sums are precise to float64.
             constant = constant[~variable.varies(constant, state.mean_deviation, rounding)]
         if len(constant):
             state.second.clear(constant)
@@ -479,7 +489,7 @@ class Accumulator:
         return result
 
     def copy(self) -> Accumulator:
-        """An independent copy, waiting rows included."""
+        """Return an independent copy, including buffered rows."""
         other = type(self)(self.parameters)
         other.state = None if self.state is None else self.state.copy()
         other.variables = {name: v.copy() for name, v in self.variables.items()}
@@ -490,7 +500,7 @@ class Accumulator:
         return other
 
     def scale(self, factor: float) -> None:
-        """Multiply every weight by a factor; no rows wait."""
+        """Multiply every weight by a factor; the buffer is empty."""
         if self.state is not None:
             self.state.scale(factor)
         self.pairs.gram *= factor
@@ -498,35 +508,35 @@ class Accumulator:
             variable.scale(factor)
 
     def sort_classes(self, name: VariableName, order: list[ClassName]) -> None:
-        """Reorder the classes of a variable to `order`, which may hold new ones; no rows wait."""
+        """Change the class order of a variable to `order`, which may add classes."""
         if self.state is not None:
             old = cast(ClassSums, self.variables.get(name, ClassSums(self.state.width)))
             new = self.variables[name] = old.in_order(order)
             self.pairs.reorder(name, old, new)
 
-    def restore(self, waiting: LabelledRows) -> None:
-        """Buffer rows whose labels are already encoded by the classes of this state."""
+    def restore(self, buffered: LabelledRows) -> None:
+        """Buffer rows whose labels are already encoded with the classes of this state."""
         state = self.state
         if state is None:
-            raise RuntimeError("rows wait for a state that does not exist")
-        dtype = waiting.rows.dtype
+            raise RuntimeError("buffered rows need a state")
+        dtype = buffered.rows.dtype
         capacity = self.parameters.capacity(state.width, dtype.itemsize)
-        blanks = {name: self.variables[name].blank for name in waiting.labels}
-        # Files of earlier versions may have more waiting rows than a block of today.
-        self.buffer = Buffer(max(capacity, len(waiting)), state.width, dtype)
-        self.buffer.append(waiting, blanks)
+        blanks = {name: self.variables[name].blank for name in buffered.labels}
+        # Files of earlier versions may hold more buffered rows than a block has now.
+        self.buffer = Buffer(max(capacity, len(buffered)), state.width, dtype)
+        self.buffer.append(buffered, blanks)
         if not self.buffer.n_free or len(self.buffer.rows) > capacity:
             self.flush()
             self.buffer = None
 
 
-def joined_requests(asked: list[Request], n: int) -> tuple[NDArray[np.intp], int, Float]:
-    """The requests of all variables as one: codes (v, n), their number of sums, values (q, n)."""
+def joined_requests(requests: list[Request], n: int) -> tuple[NDArray[np.intp], int, Float]:
+    """Join the requests of all variables: codes (v, n), number of class sums, values (q, n)."""
     values: list[Float] = []
-    codes = [request.codes for request in asked if request.codes is not None]
+    codes = [request.codes for request in requests if request.codes is not None]
     stacked = np.empty((len(codes), n), np.intp)
     row = n_sums = 0
-    for request in asked:
+    for request in requests:
         if request.codes is not None:
             np.add(request.codes, n_sums, out=stacked[row])
             if n_sums and request.codes.min() < 0:
@@ -536,6 +546,6 @@ def joined_requests(asked: list[Request], n: int) -> tuple[NDArray[np.intp], int
             values.append(request.values)
     values = values or [np.empty((0, n))]
     joined = values[0] if len(values) == 1 else np.concatenate(values)
-    if len(joined) < MATRIX_PRODUCT_FROM:  # the kernel reads along rows
+    if len(joined) < MATRIX_PRODUCT_FROM:  # the kernel needs contiguous rows
         joined = np.ascontiguousarray(joined)
     return stacked, n_sums, joined

@@ -1,4 +1,4 @@
-"""Reduction of one block to its own moments: work memory, the pass over threads, the sums."""
+"""Reduction of a block of rows to its moments: work memory, passes over threads, and sums."""
 
 from __future__ import annotations
 
@@ -20,38 +20,40 @@ from splince_fast._runtime.arrays import check_values
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
 
-# Fewer elements per thread cost more in starting it than they save.
+# Least number of elements per thread: for fewer, the start of a thread costs more than it saves.
 _GRAIN = 1 << 20
-# Hardware prefetching follows rows within a page: stripes narrower than a page take up to 1.5 times
-# as long. More than `_FEW_THREADS` threads gain more than that, also while BLAS threads spin.
+# Bytes per row of a stripe, the columns that one thread centres. Hardware prefetching follows rows
+# within a page: narrower stripes take up to 1.5 times as long. With more than `_FEW_THREADS`
+# threads, stripes may be narrower: further threads save more time, even while BLAS threads spin.
 _PAGE, _FEW_THREADS = 4096, 2
 _LINE = 64  # bytes of a cache line
-# Rows per float32 product: longer sums lose digits, shorter ones are read and written more often.
+# Rows per float32 matrix product: more rows lose precision, fewer rows cost more memory traffic.
 _CHUNK_ROWS = 256
-# Fewer multiplications per thread cost more in starting it than they save.
+# Blocks with fewer multiplications, n d^2, are reduced by one thread.
 _GRAIN_PRODUCTS = 1 << 26
-# Threads for each stripe that is centred: centring takes about a tenth of the time of one thread,
-# so that fewer stripes than threads suffice.
+# Threads per stripe. Centring takes about a tenth of the time of a reduction on one thread, so that
+# fewer stripes than threads suffice.
 _THREADS_PER_STRIPE = 4
-# A part of a block fits in a processor's second-level cache.
+# Bytes of a part of a block, which fits into the second-level cache of a processor.
 _PART_BYTES = 1 << 20
 # Rotation angles of row pairs: multiples of the golden angle are well separated.
 _ANGLES = np.arange(256) * (np.pi * (3.0 - 5.0**0.5))
 _ROTATIONS = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)
-# Padding between panels, against conflicts in a set-associative cache.
+# Rows of padding between panels, against conflicts in a set-associative cache.
 _GAP_ROWS = 4
-# Largest ratio of |mean - shift|^2 to the variance of a column, beyond which a second pass centres.
+# A second pass is needed if |mean - shift|^2 of a column exceeds this multiple of its variance.
 _EXCESS = 4.0
 # At or above this many label columns, GEMM is faster than the fused loop.
 MATRIX_PRODUCT_FROM = 8
 
 
 class Centred:
-    """Memory in which the rows of a block are centred, for BLAS to multiply.
+    """Memory for the centred rows of a block, which BLAS multiplies.
 
     Parameters
     ----------
-    out : ndarray of shape (at least n rounded up to a multiple of 4, d), dtype of the rows
+    out : ndarray of shape (m, d), dtype of the rows
+        m is at least n, rounded up to a multiple of 4.
     """
 
     product = None
@@ -60,11 +62,11 @@ class Centred:
         self.shifted = out
 
     def reduce(self, block: row_kernels.Block) -> None:
-        """Call `centre_columns` in stripes, over threads."""
+        """Centre the rows of a block, in stripes of columns over threads."""
         n, d = block.n, self.shifted.shape[1]
         out = self.shifted = self.shifted[: buffer_rows(n)]
         if len(out) < n:
-            raise RuntimeError("the work buffer has no room for the block")
+            raise RuntimeError("the work memory is too small for the block")
 
         def work(first: int, last: int) -> None:
             row_kernels.centre_columns(block, _ROTATIONS, out, first, last)
@@ -76,34 +78,34 @@ class Centred:
 
 
 class Gram:
-    """Memory in which blocks are centred and multiplied in one pass, chunk by chunk.
+    """Memory in which a block is centred and multiplied by itself in one pass over its rows.
 
     Parameters
     ----------
     block_rows, width : int
-        Rows and features d of most blocks.
+        Number of rows and number of features d of most blocks.
     dtype : dtype
-        float32 or float64, that of the rows.
+        Dtype of the rows, float32 or float64.
 
     Attributes
     ----------
     size : int
-        Size of the memory that `place` needs, in float64 numbers.
+        Size of the memory for `place`, in float64 numbers.
     """
 
     shifted = None
 
     def __init__(self, block_rows: int, width: int, dtype: np.dtype[np.generic]) -> None:
         self._width, self._dtype = width, dtype
-        self._lanes = lanes = row_kernels.register_width(dtype.itemsize)
+        self._register_width = lanes = row_kernels.register_width(dtype.itemsize)
         self._chunk = min(_CHUNK_ROWS, buffer_rows(block_rows))
         self._padded = padded = -(-width // lanes) * lanes
         numbers = (2 * (self._chunk + _GAP_ROWS) + padded) * padded
         self.size = -(-numbers * dtype.itemsize // 8) + _LINE // 8
 
     def place(self, memory: Float) -> Gram:
-        """Use this memory, of float64, which may be overwritten between two blocks."""
-        padded, n_panels = self._padded, 2 * self._padded // self._lanes
+        """Use `memory`, float64, as work memory; it may be overwritten between two blocks."""
+        padded, n_panels = self._padded, 2 * self._padded // self._register_width
         start = -memory.ctypes.data % _LINE // 8
         flat: NDArray[np.generic] = memory[start:].view(self._dtype)
         end = 2 * (self._chunk + _GAP_ROWS) * padded
@@ -114,19 +116,19 @@ class Gram:
 
     @staticmethod
     def serves(block_rows: int, width: int, dtype: np.dtype[np.generic]) -> bool:
-        """Whether products of such rows are computed here rather than by BLAS.
+        """Return whether this class, and not BLAS, multiplies blocks of this shape and dtype.
 
-        The processor has to have wide registers. The product of rows of float64, which BLAS adds
-        to the state where it is, must not take more memory than a block.
+        It requires a processor with wide registers and, for float64, a product that takes no more
+        memory than a block: BLAS adds float64 products to the state without further memory.
         """
         return row_kernels.wide() and (dtype == np.float32 or width <= block_rows)
 
     def reduce(self, block: row_kernels.Block) -> None:
-        """Call `reduce_chunks` in every thread."""
+        """Centre and multiply the rows of a block, in chunks of rows over threads."""
         n, d = block.n, self._width
         count = threads.thread_count() if n * d * d >= _GRAIN_PRODUCTS else 1
         stripe = max(_PAGE // self._dtype.itemsize, -(-d // max(1, count // _THREADS_PER_STRIPE)))
-        stripe = -(-stripe // self._lanes) * self._lanes
+        stripe = -(-stripe // self._register_width) * self._register_width
         counters = np.zeros((-(-n // self._chunk) + 1, 16), np.int64)
 
         def work(first: int, last: int) -> None:
@@ -138,14 +140,14 @@ class Gram:
 
 
 class Workspace:
-    """Memory in which blocks are reduced; solves borrow it in between.
+    """Memory in which blocks are reduced; solves use it between two blocks.
 
     Attributes
     ----------
     capacities : dict
-        Rows of a block, by width and dtype, for which there is room.
+        Rows per block for which memory is allocated, by width and dtype.
     product : ndarray of float32, shape (d, d), or None
-        Takes the product of a block of float32 rows with itself, unless a :class:`Gram` does.
+        Output of the product of a float32 block with itself, unless a :class:`Gram` holds it.
     """
 
     def __init__(self) -> None:
@@ -177,7 +179,7 @@ class Workspace:
         self.capacities[width, dtype] = block_rows
 
     def for_block(self, n: int, width: int, dtype: np.dtype[np.generic]) -> Centred | Gram:
-        """The memory in the form that `reduce_block` needs for n rows."""
+        """Return the memory in the form that `reduce_block` needs for n rows."""
         gram = self._grams.get((width, dtype))
         if gram is not None:
             return gram
@@ -187,9 +189,9 @@ class Workspace:
 
     @contextmanager
     def borrowed(self, size: int) -> Iterator[Float]:
-        """Memory for `size` float64 numbers: this one if it is large enough and free, else new.
+        """Yield memory for `size` float64 numbers: the work memory if it is free and large enough.
 
-        Fresh memory for a large factorisation costs page faults, and the job its peak.
+        New memory for a large factorisation would cost page faults and raise the peak of memory.
         """
         if self._memory.size < size or not self._borrowed.acquire(blocking=False):
             yield np.empty(size)
@@ -202,55 +204,58 @@ class Workspace:
 
 @lru_cache(maxsize=64)
 def part_rows(width: int, itemsize: int) -> int:
-    """Rows of a part: a function of shape and dtype alone, so that results are reproducible."""
+    """Return the number of rows per part of a block.
+
+    It depends on shape and dtype alone, so that results are reproducible.
+    """
     return min(512, max(64, _PART_BYTES // (width * itemsize))) // 4 * 4
 
 
 def buffer_rows(block_rows: int) -> int:
-    """Rows of a work buffer for a block, a multiple of 4 as the kernel needs."""
+    """Return the number of rows of work memory for a block, a multiple of 4 for the kernel."""
     return -(-block_rows // 4) * 4
 
 
 @dataclass(slots=True)
 class Sample:
-    """Mean of some rows of a block, and their weighted sum of squares about it."""
+    """Weighted mean and sum of squares of a sample of the rows of a block."""
 
-    shift: Float  # (d,)
-    squares: Float  # (d,)
-    weight: float  # of these rows
-    block_weight: float  # of all rows
+    shift: Float  # (d,): mean of the sampled rows
+    squares: Float  # (d,): sum w (x - shift)^2 over the sampled rows
+    weight: float  # weight sum of the sampled rows
+    block_weight: float  # weight sum of the block
 
 
 @dataclass(slots=True)
 class Reduced:
-    """The moments of one block; sums are of deviations from the reference."""
+    """Moments of one block; sums are of deviations x - reference from the reference point."""
 
     n_rows: int
     weight: float
-    deviation: Float  # (d,)
-    residual: Float  # (d,): mean of the block minus the shift of `shifted`
+    deviation: Float  # (d,): sum w (x - reference)
+    residual: Float  # (d,): mean of the block minus the shift that `shifted` subtracts
     # The scatter is shifted^T shifted - weight residual residual^T. Either `shifted` or the product
     # shifted^T shifted is set:
-    shifted: NDArray[np.generic] | None  # (m, d)
-    product: NDArray[np.generic] | None  # (at least d, d), Fortran-ordered; lower triangle
-    class_sums: Float  # (c, d)
-    products: Float  # (q, d)
+    shifted: NDArray[np.generic] | None  # (m, d): sqrt(w) (x - shift), rotated in pairs
+    product: NDArray[np.generic] | None  # (m, d), m >= d, Fortran-ordered; lower triangle valid
+    class_sums: Float  # (c, d): sum w (x - reference) per class
+    products: Float  # (q, d): values (x - reference)
 
 
 def rows_of(rows: NDArray[np.generic], index: Codes | None, start: int, stop: int) -> NDArray[Any]:
-    """Rows start to stop - 1 of the block ``rows[index]``, or of `rows` without an index."""
+    """Return rows start to stop - 1 of ``rows[index]``, or of `rows` if `index` is None."""
     return rows[start:stop] if index is None else rows[index[start:stop]]
 
 
 def sample_block(rows: NDArray[Any], weight: Float | None, index: Codes | None = None) -> Sample:
-    """Mean and squares of 4 sqrt(n) rows of a block; values may be unchecked.
+    """Return mean and sum of squares of about 4 sqrt(n) rows of a block; values may be invalid.
 
     Parameters
     ----------
     rows : (m, d) float32 or float64, C-contiguous
     weight : (n,) float64 > 0, or None for unit weights
     index : (n,) intp, optional
-        The n >= 1 rows of the block among them, in its order; all without it.
+        Positions in `rows` of the n >= 1 rows of the block; by default all rows.
     """
     n = len(rows) if index is None else len(index)
     stride = math.ceil(n**0.5 / 4)
@@ -271,39 +276,42 @@ def reduce_block(
     memory: Centred | Gram,
     index: Codes | None = None,
 ) -> Reduced:
-    """Reduce a block in one pass over memory, columns split over threads.
+    """Reduce a block to its moments in one pass over memory, with columns split over threads.
 
     With shift s, block mean m, weight W and r = m - s, the scatter about the mean is
 
-        sum w (x - m)^2 = sum w (x - s)^2 - W r^2,
+        sum w (x - m)^2 = sum w (x - s)^2 - W r^2.
 
-    and the subtraction costs few digits while W r^2 <= 4 V for a lower bound V of the left side:
-    the uncentred sum is at most five times the centred one then. V is the larger of the sample's
-    sum of squares about its own mean and w |x - m|^2 of the row furthest from s alone. Where the
-    condition fails, which for normal rows in random order takes a deviation of eight standard
-    errors, a second pass uses s = m.
+    The subtraction loses little precision while W r^2 <= 4 V for a lower bound V of the left side:
+    the sum about s is then at most five times the sum about m. V is the larger of two bounds: the
+    sum of squares of the sample about its own mean, and w |x - m|^2 of the row furthest from s. If
+    the inequality fails, a second pass uses s = m. For normal rows in random order it fails if s is
+    eight standard errors from m.
 
-    Where float32 products would overflow or underflow, the block is reduced in float64.
+    A block whose float32 products would overflow or underflow is reduced in float64.
 
     Parameters
     ----------
-    rows : (m, d) float32 or float64, C-contiguous; values may be unchecked
+    rows : (m, d) float32 or float64, C-contiguous; values may be invalid
     weight : (n,) float64 > 0, or None for unit weights
     sample : Sample
-        Of this block; its shift is overwritten by a second pass.
+        Sample of the block; a second pass overwrites its shift.
     reference : (d,) float64
-    codes : (v, n) intp into n_codes rows of class sums, -1 for none
+        Reference point, which is subtracted from x in all sums.
+    codes : (v, n) intp
+        For each of v variables, the class sum of each row, below n_codes; -1 for none.
     values : (q, n) float64
+        Coefficients of the rows in q sums of products.
     memory : Centred or Gram
-        Overwritten. With a :class:`Gram` the product is taken in the same pass.
+        Work memory, overwritten. A :class:`Gram` computes the product in the same pass.
     index : (n,) intp, optional
-        The n >= 1 rows of the block among `rows`, in its order, which are read where they lie; all
-        without it.
+        Positions in `rows` of the n >= 1 rows of the block, which are not copied; by default all
+        rows.
 
     Raises
     ------
     NonFiniteError, InputError
-        As `check_values`.
+        As for `check_values`.
     """
     n, d = len(rows) if index is None else len(index), rows.shape[1]
     shift, weight_sum = sample.shift, sample.block_weight
@@ -316,16 +324,16 @@ def reduce_block(
     lightest, heaviest = (1.0, 1.0) if weight is None else (weight.min(), weight.max())
     memory.reduce(block)
     weights = weight_sum, lightest, heaviest
-    suspect, far, narrow = block.judge(sample.squares, *weights, _EXCESS)
-    if suspect:
+    needs_check, off_centre, needs_float64 = block.judge(sample.squares, *weights, _EXCESS)
+    if needs_check:
         check_values(rows_of(rows, index, 0, n))
     total = block.sums[0]
-    if far:
+    if off_centre:
         shift += total / weight_sum
         np.subtract(shift, reference, out=offset)
         memory.reduce(block)
-        narrow = block.judge(sample.squares, *weights, np.inf)[2]
-    if rows.dtype == np.float32 and narrow:
+        needs_float64 = block.judge(sample.squares, *weights, np.inf)[2]
+    if rows.dtype == np.float32 and needs_float64:
         wide = rows_of(rows, index, 0, n).astype(np.float64)
         return reduce_block(
             wide, weight, sample_block(wide, weight), reference, codes, n_codes, values,
@@ -347,7 +355,7 @@ def add_products(
 ) -> None:  # fmt: skip
     """Compute products = values (rows - shift + offset) in float64, 512 rows at a time.
 
-    SciPy's BLAS, which computes all other products, is used: threads of a second BLAS would spin.
+    SciPy's BLAS is used, as for all other products: the threads of a second BLAS would spin.
     """
     import splince_fast._kernels.blas as blas_kernels
 

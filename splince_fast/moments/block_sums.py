@@ -1,4 +1,4 @@
-"""States of O(d) or O(d r) numbers: a block is summed where it lies, about a point of its own."""
+"""Accumulators without a d x d product: blocks are summed without a copy, each about its shift."""
 
 from __future__ import annotations
 
@@ -21,65 +21,73 @@ from splince_fast.moments.variable import Request, Variable
 
 Float = NDArray[np.float64]
 
-# Fewer elements per thread cost more in starting it than they save.
+# Least number of elements per thread: for fewer, the start of a thread costs more than it saves.
 _GRAIN = 3 << 17
-# Rows pass `check_values` if the sums of squares about a finite point are below this.
+# Rows are valid if their sums of squares about a finite point are at most this.
 _LARGEST = 1e280
-# A few processors saturate the memory. Of two threads the first, which starts earlier, takes one
-# task more.
+# Largest number of segments of a block: a few threads saturate the memory bandwidth. It is odd: of
+# two threads, the first starts earlier and takes one segment more.
 _MOST_SEGMENTS = 7
 # Columns per stripe: `leverage` holds one partial sum per row and stripe.
 STRIPE = 192
 
 
 class DiagonalAccumulator(Accumulator):
-    """An accumulator whose blocks are reduced without a copy, and without a d x d product."""
+    """An accumulator that reduces blocks without a copy and without a d x d product."""
 
     def _reserve(self, width: int, dtype: np.dtype[np.generic]) -> int:
-        """Rows of a block, which is reduced in place without work memory."""
+        """Return the rows per block; the reduction needs no work memory."""
         threads.thread_count()  # raises for an invalid setting
         capacity = self.parameters.capacity(width, dtype.itemsize)
         self._work.capacities[width, dtype] = capacity
         return capacity
 
     def _common_reference(
-        self, state: State, own: State
+        self, state: State, block_state: State
     ) -> tuple[Float, dict[VariableName, Variable]]:
-        """The common reference point of a state and a block, and the variables that move to it."""
-        reference = state.reference_with(own)
+        """Return a reference point for a state and a block, and the variables that move to it."""
+        reference = state.reference_with(block_state)
         return reference, {} if reference is state.reference else self._moved(state, reference)
 
     def _add_sums(
         self,
         batch: Batch,
         block: LabelledRows,
-        asked: list[Request],
-        own: State,
+        requests: list[Request],
+        block_state: State,
         sums: tuple[Float, Float, Float, Float],
         common: tuple[Float, dict[VariableName, Variable]],
     ) -> None:
-        """Add the state `own` of a block and its sums for the variables.
+        """Add the state of a block, and the sums of the block to its variables.
 
-        `sums` are those per class, the weights of the classes, the products with columns, and the
-        sums of these columns; all about the reference point of `own`.
+        Parameters
+        ----------
+        block_state : State
+            Moments of x in the block.
+        sums : tuple of ndarray
+            Sums of x per class, weight sums of the classes, products of x with label columns, and
+            sums of the label columns, all about the reference point of `block_state`.
+        common : tuple
+            Result of `_common_reference`.
         """
         reference, moved = common
         class_sums, class_weights, products, value_sums = sums
-        offset = own.reference - reference
+        offset = block_state.reference - reference
         class_sums += class_weights[:, None] * offset
         if len(products):
             products += np.outer(value_sums, offset)
-        batch.state.add(own, reference)
-        self._commit(batch, block, moved, asked, class_sums, products)
+        batch.state.add(block_state, reference)
+        self._commit(batch, block, moved, requests, class_sums, products)
 
 
 class BlockSums:
-    """Sums of one block about `shift`; every call of `compute` computes them anew.
+    """Sums of one block about `shift`; every call of `compute` computes all of them.
 
     Attributes
     ----------
     cells : tuple of (c,) intp and (c,) float64
-        A row of each cell, the rows of equal codes in a segment, and the weight of the cell.
+        One row of each cell, and the weight sum of each cell: a cell is the rows of a segment
+        with equal codes.
     """
 
     def __init__(
@@ -97,7 +105,7 @@ class BlockSums:
         self.leverage = np.empty((-(-d // STRIPE), n))
         self.weight_sum = float(n) if weight is None else float(weight.sum())
         self._least = 1.0 if weight is None else min(1.0, weight.min())
-        self._given = values
+        self._values = values
         self._products: Float | None = None
         if len(values) >= MATRIX_PRODUCT_FROM:
             self._products = np.empty((len(values), d))
@@ -115,20 +123,23 @@ class BlockSums:
         self.cells = order[starts], np.add.reduceat(ordered, starts)
 
     def compute(self, inverse: Float) -> None:
-        """Compute total, squares, class_sums, products and leverage."""
+        """Compute total, squares, class_sums, products and leverage.
+
+        `leverage` is the sum of inverse_j (x_ij - shift_j)^2 over the features j of a stripe.
+        """
         n, (segments, _, d), pieces = self._block.n, self._sums.shape, 1
         if segments == 1:
             pieces = max(1, min(d // max(STRIPE, _GRAIN // n), threads.thread_count()))
         width = -(-d // (pieces * STRIPE)) * STRIPE
-        near, counter = aligned((segments, 4, -(-d // 8) * 8)), np.zeros(1, np.int64)
+        scratch, counter = aligned((segments, 4, -(-d // 8) * 8)), np.zeros(1, np.int64)
 
         def work(first: int, last: int) -> None:
             row_kernels.sum_block(
-                self._block, inverse, width, STRIPE, self._sums, near, self.leverage, counter
+                self._block, inverse, width, STRIPE, self._sums, scratch, self.leverage, counter
             )
 
         threads.split(work, max(segments, pieces), grain=1)
-        with np.errstate(over="ignore", invalid="ignore"):  # `check` raises for such rows
+        with np.errstate(over="ignore", invalid="ignore"):  # `check` raises an error for such rows
             sums = functools.reduce(np.add, self._sums)  # in the order of segments
         self.total: Float = sums[0]
         self.squares: Float = sums[1]
@@ -136,37 +147,37 @@ class BlockSums:
         self.products = sums[2 + self._n_codes :] if self._products is None else self._products
 
     def check(self) -> None:
-        """Raise the errors of :func:`check_values` for the rows."""
+        """Raise the error of :func:`check_values` if a value of the rows is invalid."""
         if not self.squares.max() <= _LARGEST * self._least:
             check_values(rows_of(self._rows, self._index, 0, self._block.n))
 
     @property
     def variances(self) -> Float:
-        """(d,): sums of squares about the mean of the block, not divided by its weight."""
+        """(d,): sums of squares about the mean of the block, not divided by its weight sum."""
         return np.maximum(0.0, self.squares - self.total**2 / self.weight_sum)
 
     @property
     def sums(self) -> tuple[Float, Float, Float, Float]:
-        """The arguments of `DiagonalAccumulator._add_sums`."""
+        """The argument `sums` of `DiagonalAccumulator._add_sums`."""
         rows, weights = self.cells
         weights = class_weights(self._codes.take(rows, axis=1), self._n_codes, weights)
-        return self.class_sums, weights, self.products, self._given.sum(axis=1)
+        return self.class_sums, weights, self.products, self._values.sum(axis=1)
 
 
 @lru_cache(maxsize=64)
 def _segment_rows(n: int, d: int, n_sums: int) -> int:
-    """Rows of a segment, a multiple of 4: each segment has sums of its own.
+    """Return the number of rows per segment, a multiple of 4; segments are summed separately.
 
-    Their number depends on shapes alone, and sums take a small fraction of the block. Where it is
-    1, with many classes or very wide rows, threads share columns instead.
+    The number of segments depends on shapes alone, and is so small that the sums take a small
+    fraction of the memory of the block. If it is 1, threads split the columns instead.
     """
     count = max(1, min(_MOST_SEGMENTS, n * d // _GRAIN, n // (16 * n_sums)))
     return -(-n // (4 * count)) * 4
 
 
 def class_weights(codes: NDArray[np.intp], n_codes: int, weight: Float) -> Float:
-    """Weight of the rows in each class sum; `weight` is empty for unit weights."""
-    weights = np.zeros(n_codes + 1)  # the first one of missing labels
+    """Return the weight sum of the rows in each class sum; `weight` is empty for unit weights."""
+    weights = np.zeros(n_codes + 1)  # the first entry is that of missing labels
     for column in codes:
         weights += np.bincount(column + 1, weight if len(weight) else None, n_codes + 1)
     return weights[1:]

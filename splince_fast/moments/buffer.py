@@ -1,4 +1,4 @@
-"""The buffer of rows until a block is full."""
+"""Buffer of labelled rows that do not fill a block yet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Float = NDArray[np.float64]
 
 _PART_BYTES = 1 << 20
 _FLOAT32 = np.dtype(np.float32)
-# Rows with a smaller sum of squares pass the check of values in every dtype.
+# Rows with a sum of squares up to this are valid in every dtype.
 _LARGEST_SQUARES = 1e38
 
 
@@ -27,7 +27,7 @@ class LabelledRows:
     rows: NDArray[np.generic]  # (m, d)
     weight: Float | None  # (n,), None for unit weights
     labels: dict[VariableName, Labels] = field(default_factory=dict)
-    index: NDArray[np.intp] | None = None  # (n,): which of `rows`, None for all of them
+    index: NDArray[np.intp] | None = None  # (n,): positions in `rows`; None for all rows
 
     def __len__(self) -> int:
         return int(self.rows.shape[0]) if self.index is None else len(self.index)
@@ -35,9 +35,8 @@ class LabelledRows:
     def slice(self, start: int, stop: int) -> LabelledRows:
         if start == 0 and stop == len(self):
             return self
-        whole = self.index is None
         return LabelledRows(
-            self.rows[start:stop] if whole else self.rows,
+            self.rows[start:stop] if self.index is None else self.rows,
             None if self.weight is None else self.weight[start:stop],
             {name: labels[start:stop] for name, labels in self.labels.items()},
             None if self.index is None else self.index[start:stop],
@@ -50,7 +49,7 @@ class LabelledRows:
             out[...] = rows
         elif rows.dtype == out.dtype and rows.flags.c_contiguous and rows.flags.aligned:
             np.take(rows, index, axis=0, out=out, mode="clip")
-        else:  # in parts of the size of a cache
+        else:  # in parts that fit into the cache
             step = max(1, _PART_BYTES // max(1, rows.shape[1] * rows.dtype.itemsize))
             for start in range(0, len(index), step):
                 part = index[start : start + step]
@@ -58,17 +57,17 @@ class LabelledRows:
 
 
 class Buffer:
-    """Labelled rows that wait for a block to fill up.
+    """Memory for the labelled rows of a block that is not full yet.
 
-    Rows of another dtype widen those that wait, so that rows of two dtypes in turn cost no more
-    than rows of the wider one.
+    Buffered rows are converted when a row of a wider dtype is added, so that alternating dtypes
+    cost no more than the wider dtype alone.
 
     Attributes
     ----------
     rows : ndarray of shape (capacity, d)
-        Rows from `filled` on are unused.
+        Memory for the rows; rows from position `filled` on are unused.
     filled : int
-        Rows that wait.
+        Number of buffered rows.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class Buffer:
         dtype: np.dtype[np.generic],
         empty: Callable[[int], Any] | None = None,
     ) -> None:
-        # `empty` allocates float64 numbers as an array, or as a tensor where `dtype` is torch's.
+        # `empty` allocates float64 numbers: an array, or a tensor if `dtype` is a torch dtype.
         size = -(-capacity * width * dtype.itemsize // 8)
         self._memory: Float = np.empty(size) if empty is None else empty(size)
         self._width = width
@@ -92,7 +91,7 @@ class Buffer:
         return flat[: capacity * self._width].reshape(capacity, self._width)
 
     def offers(self, capacity: int, dtype: np.dtype[np.generic]) -> bool:
-        """Give an empty buffer this capacity and dtype; False where its memory is too small."""
+        """Set capacity and dtype of an empty buffer; return False if its memory is too small."""
         if self.filled or self._memory.nbytes < capacity * self._width * dtype.itemsize:
             return False
         self.rows = self._view(capacity, dtype)
@@ -108,7 +107,7 @@ class Buffer:
         return self._memory.nbytes + sum(a.nbytes for a in others if a is not None)
 
     def widened(self, capacity: int, dtype: np.dtype[np.generic]) -> Buffer:
-        """The same rows in a buffer of another dtype."""
+        """Return a new buffer of this capacity and dtype with a copy of the rows."""
         wide = Buffer(capacity, self._width, dtype)
         if self.filled:
             contents = self.contents()
@@ -116,12 +115,12 @@ class Buffer:
         return wide
 
     def append(self, block: LabelledRows, blanks: Mapping[VariableName, float]) -> None:
-        """Copy at most `n_free` rows in; `filled` changes last.
+        """Copy at most `n_free` rows into the buffer; `filled` changes last.
 
         Parameters
         ----------
         blanks : dict
-            A missing label of each variable of the block.
+            The missing label, as a code or value, of each variable of the block.
         """
         capacity, start = len(self.rows), self.filled
         stop = start + len(block)
@@ -145,13 +144,13 @@ class Buffer:
         self.filled = stop
 
     def append_row(self, X: NDArray[np.generic], codes: Mapping[VariableName, int]) -> bool:
-        """Append a row (1, d) with a class code for every variable of the waiting rows.
+        """Append a row (1, d) with a class code for every variable of the buffered rows.
 
         Returns
         -------
         bool
-            False, with nothing changed, unless the row is usable as it is: of a dtype that the
-            waiting rows hold, finite, and not the one that completes a block.
+            False, with nothing changed, if the buffer is empty, holds weights or has other
+            variables, or if the row is not finite, has a wider dtype, or would complete a block.
         """
         start, rows = self.filled, self.rows
         if (
@@ -173,7 +172,7 @@ class Buffer:
         return True
 
     def contents(self) -> LabelledRows:
-        """The waiting rows, as views."""
+        """Return the buffered rows, as views."""
         stop = self.filled
         # After a failed append a new variable may have only missing labels.
         labels = {name: labels[:stop] for name, labels in self._labels.items()}
@@ -191,5 +190,5 @@ class Buffer:
 
 
 def _blank(labels: Labels) -> float:
-    """A missing label, in an array of labels."""
+    """Return the missing label of an array of labels: NaN for values, -1 for class codes."""
     return np.nan if labels.dtype.kind == "f" else -1

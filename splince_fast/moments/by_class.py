@@ -1,4 +1,4 @@
-"""Sums of x and of all variables per class of one variable; their total is that of all rows."""
+"""Sums of x and of all variables for each class of one variable, and their total."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ MOST_CLASSES = 64
 
 
 class ClassAccumulator(Accumulator):
-    """One accumulator per class of a variable, and one for the rows without its label.
+    """One accumulator (part) per class of a variable, and one for the rows without a label.
 
-    The state and the variables of the base class are those of all rows: the parts merged, in the
-    order of their names. They are made when they are read.
+    The state and the variables of the base class are the total: the sum of all parts, in the order
+    of the class names, which `merge_pending` computes.
     """
 
     def __init__(self, parameters: Parameters) -> None:
@@ -37,7 +37,7 @@ class ClassAccumulator(Accumulator):
 
     @property
     def variables(self) -> dict[VariableName, Variable]:
-        """The merged variables; while rows are pending, those of one part per name."""
+        """Variables of all rows; while rows are pending, each variable as in one of the parts."""
         if not self.has_pending:
             return self._total
         return {name: v for part in self.parts.values() for name, v in part.variables.items()}
@@ -48,36 +48,36 @@ class ClassAccumulator(Accumulator):
 
     def described(self) -> dict[VariableName, str]:
         texts = super().described()
-        keys: dict[VariableName, set[object]] = {}  # of the classes in all parts
+        keys: dict[VariableName, set[object]] = {}  # class keys over all parts
         for part in self.parts.values():
             for name, variable in part.variables.items():
                 if isinstance(variable, ClassSums):
                     keys.setdefault(name, set()).update(variable.position_by_key)
-        return texts | {name: f"{len(own)} classes" for name, own in keys.items()}
+        return texts | {name: f"{len(classes)} classes" for name, classes in keys.items()}
 
     @property
     def width(self) -> int | None:
-        """Features d; None before the first rows."""
+        """Number of features d; None before the first rows."""
         return next((part.width for part in self.parts.values() if part.width), None)
 
     @property
     def n_rows(self) -> int:
-        """Rows seen, waiting ones included."""
+        """Number of rows, including buffered rows."""
         return sum(part.n_rows for part in self.parts.values())
 
     @property
     def has_pending(self) -> bool:
-        """Whether rows wait, or the total lacks rows of the parts."""
+        """Whether rows are buffered, or rows of the parts are missing in the total."""
         return not self._merged or any(part.has_pending for part in self.parts.values())
 
     @property
     def nbytes(self) -> int:
         """Bytes of the states of all classes, of the total and of the work memory."""
-        own = sum(part.nbytes - self._work.nbytes for part in self.parts.values())
-        return super().nbytes + own
+        parts = sum(part.nbytes - self._work.nbytes for part in self.parts.values())
+        return super().nbytes + parts
 
     def merge_pending(self) -> None:
-        """Merge all waiting rows, and the parts into the total."""
+        """Merge all buffered rows into the parts, and add the parts to the total."""
         for part in self.parts.values():
             part.merge_pending()
         total = Accumulator(self.parameters)
@@ -97,15 +97,13 @@ class ClassAccumulator(Accumulator):
         index: NDArray[np.intp] | None = None,
         merge_all: bool = False,
     ) -> None:
-        """Add rows to the parts of their classes; see the base class."""
+        """Add rows to the parts of their classes; arguments as in the base class."""
         if not checked:
             rows.check()
         n = len(rows.array) if index is None else len(index)
         numbers = np.arange(n) if index is None else index
-        chosen = {
-            name: places for name, places in self._classes_of(encoded, n).items() if len(places)
-        }
-        parts = self.parts | {name: self._empty_part() for name in chosen if name not in self.parts}
+        classes = {k: v for k, v in self._classes_of(encoded, n).items() if len(v)}
+        parts = self.parts | {k: self._empty_part() for k in classes if k not in self.parts}
         if len(parts) > MOST_CLASSES + (None in parts):
             raise InputError(
                 f"by={self.parameters.by!r} has more than {MOST_CLASSES} classes, and each keeps a "
@@ -117,21 +115,21 @@ class ClassAccumulator(Accumulator):
                     check_column(part.variables[key], column, key)
         self._merged = False
         self.parts = parts
-        for name, places in chosen.items():
+        for name, positions in classes.items():
             parts[name].update(
                 rows,
-                None if weight is None else weight[places],
-                {key: _present(rows_of(column, places)) for key, column in encoded.items()},
+                None if weight is None else weight[positions],
+                {key: _present(rows_of(column, positions)) for key, column in encoded.items()},
                 in_order=in_order,
                 checked=True,
-                index=np.ascontiguousarray(numbers[places]),
+                index=np.ascontiguousarray(numbers[positions]),
                 merge_all=merge_all,
             )
 
     def _classes_of(
         self, encoded: Mapping[VariableName, Encoded], n: int
     ) -> dict[ClassName | None, NDArray[np.intp]]:
-        """Positions of the rows of each class; under None, of those without a label."""
+        """Return the positions of the rows of each class; the key None is for missing labels."""
         by = self.parameters.by
         column = encoded.get(by) if by is not None else None
         if column is None:
@@ -149,13 +147,13 @@ class ClassAccumulator(Accumulator):
         return {**positions, None: np.flatnonzero(column.codes < 0)}
 
     def _empty_part(self) -> Accumulator:
-        """An empty accumulator that shares the work memory."""
+        """Return an empty accumulator that shares the work memory."""
         part = Accumulator(self.parameters)
         part._work = self._work
         return part
 
     def add_part(self, name: ClassName | None, part: Accumulator) -> None:
-        """Add an accumulator for the rows of a new class."""
+        """Add an accumulator that holds the rows of a new class."""
         part._work = self._work
         self.parts[name], self._merged = part, False
 
@@ -164,13 +162,13 @@ class ClassAccumulator(Accumulator):
         return False
 
     def n_missing(self, rows: Rows) -> int:
-        """Number of rows that complete a block, whatever rows wait."""
+        """Return the number of rows of a full block, regardless of buffered rows."""
         return self.parameters.capacity(rows.width, rows.dtype.itemsize)
 
     # -- algebra ---------------------------------------------------------------------------
 
     def add(self, other: Accumulator) -> None:
-        """Add the parts of another accumulator; neither side has pending rows."""
+        """Add the parts of another accumulator; neither accumulator has pending rows."""
         self.check_like(other)
         theirs = _parts_of(other)
         parts = dict(self.parts)
@@ -183,7 +181,7 @@ class ClassAccumulator(Accumulator):
         self.merge_pending()
 
     def without(self, part: Accumulator) -> Accumulator:
-        """The accumulator without the rows of `part`; neither side has pending rows."""
+        """Return a copy without the rows of `part`; neither accumulator has pending rows."""
         self.check_like(part)
         result = ClassAccumulator(self.parameters)
         result.feature_names = self.feature_names
@@ -191,8 +189,8 @@ class ClassAccumulator(Accumulator):
         for name in theirs:
             if name not in self.parts and theirs[name].n_rows:
                 raise IncompatibleMomentsError(
-                    f"cannot remove a part with rows of the class {name!r}, which the whole never "
-                    "saw: it is not a part of it"
+                    f"cannot remove moments with rows of the class {name!r}, which the whole does "
+                    "not have: they are not a part of the whole"
                 )
         for name, own in self.parts.items():
             result.parts[name] = own.without(theirs[name]) if name in theirs else own.copy()
@@ -200,7 +198,7 @@ class ClassAccumulator(Accumulator):
         return result
 
     def copy(self) -> ClassAccumulator:
-        """An independent copy, waiting rows included."""
+        """Return an independent copy, including buffered rows."""
         other = ClassAccumulator(self.parameters)
         other.parts = {name: part.copy() for name, part in self.parts.items()}
         for part in other.parts.values():
@@ -209,7 +207,7 @@ class ClassAccumulator(Accumulator):
         return other
 
     def scale(self, factor: float) -> None:
-        """Multiply every weight by a factor; no rows wait."""
+        """Multiply every weight by a factor; all buffers are empty."""
         for part in self.parts.values():
             part.scale(factor)
         self._merged = False
@@ -221,16 +219,16 @@ class ClassAccumulator(Accumulator):
         self._merged = False
 
 
-def rows_of(column: Encoded, chosen: NDArray[np.intp]) -> Encoded:
-    """Some rows of an encoded column, with all its classes."""
+def rows_of(column: Encoded, index: NDArray[np.intp]) -> Encoded:
+    """Return the rows `index` of an encoded column, with all classes of the column."""
     if isinstance(column, ClassCodes):
-        return ClassCodes(column.classes, column.codes[chosen])
-    present = None if column.present is None else column.present[chosen]
-    return Columns(column.columns, column.values[chosen], present)
+        return ClassCodes(column.classes, column.codes[index])
+    present = None if column.present is None else column.present[index]
+    return Columns(column.columns, column.values[index], present)
 
 
 def _present(column: Encoded) -> Encoded:
-    """A column with only those classes that its rows have."""
+    """Return a column without the classes that occur in no row."""
     if not isinstance(column, ClassCodes):
         return column
     codes = column.codes
@@ -238,17 +236,17 @@ def _present(column: Encoded) -> Encoded:
     kept = np.flatnonzero(counts)
     if len(kept) == len(column.classes):
         return column
-    places = np.full(len(counts) + 1, -1, codes.dtype)
-    places[kept] = np.arange(len(kept))
-    return ClassCodes(tuple(column.classes[i] for i in kept.tolist()), places[codes])
+    new_codes = np.full(len(counts) + 1, -1, codes.dtype)
+    new_codes[kept] = np.arange(len(kept))
+    return ClassCodes(tuple(column.classes[i] for i in kept.tolist()), new_codes[codes])
 
 
 def class_of(part: Accumulator, by: str) -> ClassName | None:
-    """The class of the rows of a part; None where they carry no label."""
+    """Return the class of the rows of a part; None if the rows carry no label."""
     variable = part.variables.get(by)
     if not isinstance(variable, ClassSums):
         return None
-    # Several names only after `sort_classes`, when their rows have been merged.
+    # A part has several class names only after `sort_classes`, when no rows are pending.
     return variable.names[int(np.argmax(variable.tensors()["rows"]))]
 
 
@@ -258,7 +256,7 @@ def _parts_of(other: Accumulator) -> dict[ClassName | None, Accumulator]:
 
 
 def _sorted(parts: Mapping[ClassName | None, Accumulator]) -> list[ClassName | None]:
-    """Sorted names; None, for rows without a label, comes first."""
+    """Return the sorted class names; None, for rows without a label, comes first."""
     return sorted(
         parts, key=lambda name: ("", "") if name is None else ("a", repr(class_key(name)))
     )

@@ -1,4 +1,7 @@
-"""A class-coded variable: per class c, n_c, w_c = sum w_i and s_c = sum w_i (x_i - r)."""
+"""Sums of a class-coded variable: n_c, w_c = sum w_i and s_c = sum w_i (x_i - r) per class c.
+
+r is the reference point of the state of x, n_c the number of rows of the class.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,17 @@ Int = NDArray[np.int64]
 
 
 class ClassSums(Variable):
-    """Sums per class. Arrays grow along their first axis when rows of new classes are added."""
+    """Sums per class; the arrays have one row per class, and new classes add rows.
+
+    Attributes
+    ----------
+    rows : (k,) int64
+        Number of rows of each class.
+    weights : (k,) float64
+        Weight sum of each class.
+    sums : (k, d) float64
+        sum w (x - r) of each class.
+    """
 
     __slots__ = (
         "_begun", "_looked_up", "_names", "_positions", "n_columns", "rows", "sums", "weights",
@@ -53,8 +66,9 @@ class ClassSums(Variable):
         self.rows = np.zeros(k, np.int64) if rows is None else rows
         self.weights = np.zeros(k) if weights is None else weights
         self.sums = np.zeros((k, width)) if sums is None else sums
-        # Caches. `_looked_up`: the classes of the last block, and their positions followed by -1.
-        # `_begun`: the same and the new classes, for a block with new classes, until `learn`.
+        # Caches. `_looked_up`: classes of the last column, and their positions followed by -1.
+        # `_begun`: classes and positions of a column with new classes, and the new classes, until
+        # `learn` is called.
         self._looked_up: tuple[tuple[ClassName, ...], Codes] | None = None
         self._begun: tuple[tuple[ClassName, ...], Codes, list[ClassName]] | None = None
 
@@ -67,11 +81,11 @@ class ClassSums(Variable):
     def position_by_key(self) -> dict[Hashable, int]:
         """Position of each class in the sums, by class key.
 
-        Made on the first look-up: a column may declare many classes that never occur.
+        Computed on first use, since a column may declare many classes that never occur.
         """
         positions, names = self._positions, self._names
         if len(positions) < len(names):
-            # Complete before it is assigned: several threads may read.
+            # The dictionary is complete before the assignment, since other threads may read it.
             positions = dict(zip(_keys(names), range(len(names)), strict=True))
             self._positions = positions
         return positions
@@ -97,10 +111,10 @@ class ClassSums(Variable):
             )
         if self._looked_up is not None:
             before, lookup = self._looked_up
-            # Tuples of joint classes compare equal where one holds True and the other 1.
+            # Joint classes are tuples: (True,) and (1,) are different classes that compare equal.
             if before is classes or (before == classes and type(classes[0]) is not tuple):
                 return lookup.take(column.codes, mode="wrap"), None
-        # Code -1, a missing label, selects the last entry.
+        # Code -1, a missing label, indexes the last entry, which is -1.
         lookup = np.full(len(classes) + 1, -1, np.intp)
         if n_known:
             positions = map(self.position_by_key.get, _keys(classes), repeat(-1))
@@ -126,9 +140,9 @@ class ClassSums(Variable):
         self._begun = None
 
     def code_of(self, column: object, name: str) -> int:
-        """Code of the single label of a column, if its class is registered.
+        """Return the code of the single label of a column, if the class is registered.
 
-        -1 for a column of any other kind or length, and for a missing label.
+        Return -1 for a missing label, for another kind of column, and for another length.
         """
         if type(column) is np.ndarray:
             if column.shape != (1,) or column.dtype.kind not in "biuU":
@@ -141,17 +155,17 @@ class ClassSums(Variable):
         return int(lookup[declared.data[0]]) if declared.categories is classes else -1
 
     def ask(self, labels: Codes, weight: Float | None) -> Request:
-        # Only classes that occur take part; code -1 is not counted.
+        # Sums are requested for the classes that occur in `labels`; code -1 is not counted.
         codes, present, rows, weights, size = row_kernels.count_classes(
             labels, weight, len(self._names)
         )
-        # Allocate before mutating: memory for every class, and for the sums of `commit`.
+        # Allocate before mutating: arrays for all classes, and scratch memory for `commit`.
         grown = self._grown(size) if size > len(self.rows) else None
         scratch = np.empty((len(present), self.width))
         return Request(codes, len(present), None, (present, rows, weights, grown, scratch))
 
     def commit(self, request: Request, class_sums: Float, products: Float) -> None:
-        present, rows, weights, grown, scratch = request.kept
+        present, rows, weights, grown, scratch = request.commit_data
         if grown is not None:
             self.rows, self.weights, self.sums = grown
         self.rows[present] += rows
@@ -189,26 +203,29 @@ class ClassSums(Variable):
         names = ours
         same = self._has_names_of(other)
         if not same:
-            positions = self.position_by_key
+            known_keys = self.position_by_key
             others = zip(theirs, _keys(theirs), strict=True)
-            names = [*ours, *(name for name, key in others if key not in positions)]
+            names = [*ours, *(name for name, key in others if key not in known_keys)]
         if sign < 0 and len(names) > len(ours):
             raise IncompatibleMomentsError(
-                f"cannot remove a part whose variable {name!r} has the class {names[len(ours)]!r}, "
-                "which the whole never saw: it is not a part of it"
+                f"cannot remove moments whose variable {name!r} has the class "
+                f"{names[len(ours)]!r}, which the whole does not have: they are not a part of it"
             )
         result = ClassSums(self.width, names, *self._grown(len(names)))
-        where = slice(None) if same else result.positions(theirs)
+        positions = slice(None) if same else result.positions(theirs)
         rows, weights, sums = other._padded()
-        result.rows[where] += sign * rows
-        result.weights[where] += sign * weights
-        result.sums[where] += sign * (sums + weights[:, None] * shift)
+        result.rows[positions] += sign * rows
+        result.weights[positions] += sign * weights
+        result.sums[positions] += sign * (sums + weights[:, None] * shift)
         if sign < 0:
             result._check_part(name)
         return result
 
     def _check_part(self, name: object) -> None:
-        """Raise IncompatibleMomentsError where a removal left negative sums."""
+        """Raise IncompatibleMomentsError if a removal left a negative count or weight sum.
+
+        Classes without rows get sums of exactly 0.
+        """
         if (self.rows < 0).any():
             worst = self.names[int(np.argmin(self.rows))]
             raise IncompatibleMomentsError(
@@ -218,40 +235,42 @@ class ClassSums(Variable):
         empty = self.rows == 0
         if (self.weights[~empty] <= 0).any():
             raise IncompatibleMomentsError(
-                f"cannot remove a part whose rows of {name!r} weigh as much as the whole's, "
-                "which has more of them: it is not a part of it"
+                f"cannot remove moments whose rows of a class of {name!r} have the weight of all "
+                "such rows of the whole, which has more rows: they are not a part of it"
             )
         self.weights[empty] = 0.0
         self.sums[empty] = 0.0
 
-    def varies(self, features: NDArray[np.intp], gap: Float, rounding: Float) -> NDArray[np.bool_]:
+    def varies(
+        self, features: NDArray[np.intp], mean_deviation: Float, rounding: Float
+    ) -> NDArray[np.bool_]:
         weights = self.weights[:, None]
-        beyond = np.abs(self.sums[:, features] - weights * gap[features])
-        return np.asarray((beyond > weights * rounding[features]).any(axis=0))
+        excess = np.abs(self.sums[:, features] - weights * mean_deviation[features])
+        return np.asarray((excess > weights * rounding[features]).any(axis=0))
 
-    def clear(self, features: NDArray[np.intp], gap: Float) -> None:
-        self.sums[:, features] = np.outer(self.weights, gap[features])
+    def clear(self, features: NDArray[np.intp], mean_deviation: Float) -> None:
+        self.sums[:, features] = np.outer(self.weights, mean_deviation[features])
 
     def positions(self, names: list[ClassName]) -> NDArray[np.intp]:
-        """Positions of known classes in the order of the sums."""
+        """Return the positions in the sums of classes that the variable has."""
         positions = self.position_by_key
         return np.array([positions[key] for key in _keys(names)], np.intp)
 
     def positions_of(self, other: ClassSums) -> NDArray[np.intp] | slice:
-        """Positions of the classes of `other`, all of which are known."""
+        """Return the positions in the sums of the classes of `other`, all of which exist here."""
         return slice(None) if self._has_names_of(other) else self.positions(other._names)
 
     def _has_names_of(self, other: ClassSums) -> bool:
-        """Whether both have the same classes in the same order."""
+        """Return whether `other` has the same classes in the same order."""
         names = self._names
-        tuples = bool(names) and type(names[0]) is tuple  # tuples compare True and 1 as equal
+        tuples = bool(names) and type(names[0]) is tuple  # (True,) equals (1,)
         return names == other._names and not tuples
 
     def in_order(self, names: list[ClassName]) -> ClassSums:
-        """The same sums with their classes in this order, which may name classes without rows."""
+        """Return a copy with the classes `names`, in this order; they may include new classes."""
         result = ClassSums(self.width, names)
-        where = result.positions(self._names)
-        result.rows[where], result.weights[where], result.sums[where] = self._padded()
+        index = result.positions(self._names)
+        result.rows[index], result.weights[index], result.sums[index] = self._padded()
         return result
 
     # -- reading ---------------------------------------------------------------------------
@@ -272,29 +291,33 @@ class ClassSums(Variable):
         return self.names
 
     def cross_covariance(self, ddof: float, name: object) -> Float:
-        """(d, k): Cov(x, 1[z = c]) = (s_c - (w_c / w) s) / (w - ddof), s the sum over classes."""
+        """(d, k): Cov(x, 1[z = c]) = (s_c - (w_c / w) s) / (w - ddof), with s = sum_c s_c."""
         weight = self.weight
         over = denominator(weight, ddof, name)
         total = self.sums.sum(axis=0)
-        share = self.weights / weight
-        return np.asarray((self.sums - share[:, None] * total).T / over)
+        fractions = self.weights / weight
+        return np.asarray((self.sums - fractions[:, None] * total).T / over)
 
     def span(self) -> Float:
-        """(k', d): rows that span Cov(x, z), ddof = 0, in units of deviations; none if constant."""
+        """Return rows (k', d) that span the columns of Cov(x, z), ddof = 0.
+
+        They are the covariances with the indicators of all classes except the most frequent one,
+        scaled to unit standard deviation; there are none if z is constant.
+        """
         return spans.class_span(self.sums, self.weights)
 
     # -- storing ---------------------------------------------------------------------------
 
     def _padded(self) -> tuple[Int, Float, Float]:
-        """The sums, with zeros for the classes that only waiting rows have."""
+        """Return the arrays, with zeros for the classes that occur only in buffered rows."""
         if len(self._names) == len(self.rows):
             return self.rows, self.weights, self.sums
         return self._grown(len(self._names))
 
     def _grown(self, size: int) -> tuple[Int, Float, Float]:
-        """A copy of the sums with zeros behind them, for `size` classes.
+        """Return a copy of the arrays, padded with zeros to `size` classes.
 
-        Zeros that are never written to take no memory: most declared classes may never occur.
+        Unwritten zeros take no memory, which matters if most declared classes never occur.
         """
         padded = np.zeros(size, np.int64), np.zeros(size), np.zeros((size, self.width))
         for target, source in zip(padded, (self.rows, self.weights, self.sums), strict=True):
@@ -326,7 +349,7 @@ class ClassSums(Variable):
 
 
 def _keys(names: Sequence[ClassName]) -> Iterable[Hashable]:
-    """Class keys of names of one type; only the names of joint classes need a call each."""
+    """Return the class keys of names of one type; only tuples need a call of `class_key` each."""
     if len(names) and type(names[0]) is tuple:
         return map(class_key, names)
     return zip(map(type, names), names, strict=True)

@@ -1,8 +1,9 @@
-"""A whole source on a dask cluster: groups of blocks as pure tasks, merged by a tree.
+"""Accumulation of a source on a dask cluster: one task per group of blocks, merged by a tree.
 
-Groups, waves and the order of merging follow from the data alone: any number of workers, and any
-task that is run again after a worker was lost, gives the same bits. What has been folded is always
-the state of a prefix of the blocks, so that a checkpoint is that of the serial engine.
+A group consists of consecutive blocks, a wave of consecutive groups, which are merged into one
+state. Groups, waves and the order of merging depend on the data alone, so that the result is bit
+for bit the same for every number of workers, even if workers are lost. The total is always the
+state of a prefix of the blocks, so that checkpoints are the same as without a cluster.
 """
 
 from __future__ import annotations
@@ -25,18 +26,23 @@ if TYPE_CHECKING:
     from splince_fast.moments.moments import Moments
     from splince_fast.moments.stream import Run
 
-# A state takes 8 d^2 bytes; 16 d rows take 64 d^2 in float32, so that sending states is cheap.
+# A group has at least this number of rows per feature, or this number of bytes. 16 d rows of
+# float32 take 64 d^2 bytes; the state of a group, which is sent, takes 8 d^2 bytes.
 _ROWS_PER_FEATURE = 16
 _GROUP_BYTES = 1 << 29
+# Number of states that one task adds.
 _FAN_IN = 4
+# Number of groups per wave, and number of waves that are submitted before the first result.
 _WAVE = 64
 _WAVES_AHEAD = 2
+# Number of times that dask runs a failed task again.
 _RETRIES = 2
+# Largest number of bytes of a source in memory that is sent to the workers.
 _MOST_SHIPPED = 1 << 26
 
 
 class Group(NamedTuple):
-    """Blocks first..stop, and the wave that they belong to."""
+    """The blocks first to stop - 1, their wave, and their number of rows."""
 
     first: int
     stop: int
@@ -45,7 +51,7 @@ class Group(NamedTuple):
 
 
 def check(client: object, source: Source) -> None:
-    """Raise InputError unless the blocks of `source` can be read on the workers of `client`."""
+    """Raise InputError unless the workers of `client` can read the blocks of `source`."""
     require("distributed", "dask")
     if not hasattr(client, "submit") or not hasattr(client, "compute"):
         raise InputError(f"client is a {type(client).__name__}; pass a dask.distributed.Client")
@@ -63,7 +69,7 @@ def check(client: object, source: Source) -> None:
 
 
 def groups_of(source: Source, position: int, width: int) -> Iterator[Group]:
-    """Groups of consecutive blocks from block number `position` on."""
+    """Yield the groups of consecutive blocks from block number `position` on."""
     sizes = source.block_sizes()
     assert sizes is not None
     per_row = (source.nbytes or 0) / (source.n_rows or 1)
@@ -79,13 +85,13 @@ def groups_of(source: Source, position: int, width: int) -> Iterator[Group]:
         yield Group(max(first, position), stop, index // _WAVE, rows)
 
 
-# -- tasks: pure functions -----------------------------------------------------------------
+# -- functions of tasks --------------------------------------------------------------------
 
 
 def state_of(
-    kind: type[Moments], part: Any, like: dict[str, Any], what: str, values: Any = None
+    kind: type[Moments], part: Any, like: dict[str, Any], note: str, values: Any = None
 ) -> Moments:
-    """Moments of the blocks of a part of a source; `values` are those of its lazy columns."""
+    """Return the moments of a part of a source; `values` are those of the lazy columns."""
     worker = require("distributed", "dask").get_worker()
     moments = kind(**like)
     try:
@@ -93,28 +99,28 @@ def state_of(
             for block in part if values is None else part.filled(values):
                 moments.update(block.X, block.labels, sample_weight=block.sample_weight)
             with moments._locked():
-                pass  # merge waiting rows
+                pass  # the lock merges buffered rows
     except Exception as error:
-        error.add_note(f"while {what} were accumulated")
+        error.add_note(f"while {note} were accumulated")
         raise
-    return moments.copy()  # without the work memory
+    return moments.copy()  # a copy has no work memory
 
 
 def state_of_file_blocks(
-    kind: type[Moments], source: Source, first: int, stop: int, like: dict[str, Any], what: str
+    kind: type[Moments], source: Source, first: int, stop: int, like: dict[str, Any], note: str
 ) -> Moments:
-    """As `state_of`, for a source without ``part``, which is sent as a whole."""
-    return state_of(kind, islice(source.iter_from(first), stop - first), like, what)
+    """Return the moments of blocks of a source that has no method ``part``."""
+    return state_of(kind, islice(source.iter_from(first), stop - first), like, note)
 
 
 def digest_of(part: Any, parameters: Parameters, values: Any = None) -> str:
-    """Digest of the first block of a part."""
+    """Return the digest of the first block of a part."""
     block = next(iter(part if values is None else part.filled(values)))
     return block_digest(block.X, block.labels, block.sample_weight, parameters)
 
 
 def digest_of_file_block(source: Source, number: int, parameters: Parameters) -> str:
-    """As `digest_of`, for a source without ``part``, which is sent as a whole."""
+    """Return the digest of a block of a source that has no method ``part``."""
     return digest_of(source.iter_from(number), parameters)
 
 
@@ -129,7 +135,7 @@ class _Engine:
         self._kind, self._like = type(target), target._arguments()
         self._handle: object = None
         if not hasattr(source, "part"):
-            # Loaded by a task rather than scattered: tasks of lost workers run again.
+            # A task loads the source: dask runs tasks of lost workers again, but not `scatter`.
             packed = _packed(source)
             self._handle = client.submit(pickle.loads, packed, pure=False, retries=_RETRIES)
 
@@ -137,7 +143,7 @@ class _Engine:
         return self._client.submit(function, *arguments, pure=False, retries=_RETRIES)
 
     def _part(self, first: int, stop: int) -> tuple[object, object]:
-        """A part of the source, and futures of those of its chunks that are on the cluster."""
+        """Return a part of the source, and futures of its lazy chunks on the cluster, or None."""
         futures_of = require("distributed", "dask").futures_of
         part = self._source.part(first, stop)  # type: ignore[attr-defined]
         lazy = list(part.lazy)
@@ -147,25 +153,25 @@ class _Engine:
         return part, self._client.compute(lazy, retries=_RETRIES)
 
     def state(self, group: Group) -> Any:
-        """Future of the state of a group."""
+        """Return a future of the state of a group."""
         like = part_of_sample(self._like, group.first)
-        what = f"blocks {group.first} to {group.stop - 1} of {self._source.name}"
+        note = f"blocks {group.first} to {group.stop - 1} of {self._source.name}"
         if self._handle is not None:
             return self._submit(
-                state_of_file_blocks, self._kind, self._handle, group.first, group.stop, like, what
+                state_of_file_blocks, self._kind, self._handle, group.first, group.stop, like, note
             )
         part, values = self._part(group.first, group.stop)
-        return self._submit(state_of, self._kind, part, like, what, values)
+        return self._submit(state_of, self._kind, part, like, note, values)
 
     def digest(self, number: int, parameters: Parameters) -> Any:
-        """Future of the digest of a block."""
+        """Return a future of the digest of a block."""
         if self._handle is not None:
             return self._submit(digest_of_file_block, self._handle, number, parameters)
         part, values = self._part(number, number + 1)
         return self._submit(digest_of, part, parameters, values)
 
     def tree(self, states: list[Any]) -> Any:
-        """Future of the sum of states."""
+        """Return a future of the sum of states, which are added by a tree."""
         while len(states) > 1:
             states = [
                 self._submit(self._kind._merged, states[i : i + _FAN_IN])
@@ -186,7 +192,7 @@ def _packed(source: Source) -> bytes:
 
 
 def fold(run: Run, source: Source, client: Any, bar: Any, write_if_due: Any) -> None:
-    """Add every block that is not in `run` yet, wave by wave, in order."""
+    """Add the remaining blocks of a source to `run`, in waves and in order."""
     engine = _Engine(client, source, run.target)
     width = source.n_features
     if width is None:

@@ -1,8 +1,9 @@
-"""A continuous variable z: over the rows that carry a value, with t a reference point for z,
+"""Sums of a continuous variable z over the labelled rows, with reference points r of x and t of z.
 
-n, w, sum w (x - r), sum w (z - t), sum w (z - t)(x - r)^T and sum w (z - t)(z - t)^T.
-Columns that are indicators (a row holds a single 1 and zeros, or zeros alone) take no matrix
-product: their products with x are class sums, those with each other weights of classes.
+They are the number of rows, the weight sum, sum w (x - r), sum w (z - t), sum w (z - t)(x - r)^T
+and sum w (z - t)(z - t)^T. If the columns of z are indicators (each row holds one 1 and zeros, or
+zeros only), no matrix product is needed: the products with x are class sums, and the products of
+two columns are weight sums of classes.
 """
 
 from __future__ import annotations
@@ -24,12 +25,28 @@ from splince_fast.moments.variable import Request, Variable, add_at, denominator
 
 Float = NDArray[np.float64]
 
-# Sums of squares of larger labels overflow float64.
+# Sums of squares of labels above this overflow float64.
 _LARGEST = 1e140
 
 
 class ColumnSums(Variable):
-    """Sums of the columns of a continuous variable."""
+    """Sums of the columns of a continuous variable z.
+
+    Attributes
+    ----------
+    names : list of str
+        Names of the k columns.
+    reference : (k,) float64
+        Reference point t of z; arbitrary before the first rows.
+    x_sum : (d,) float64
+        sum w (x - r).
+    z_sum : (k,) float64
+        sum w (z - t).
+    products : (k, d) float64
+        sum w (z - t)(x - r)^T.
+    squares : (k, k) float64
+        sum w (z - t)(z - t)^T.
+    """
 
     __slots__ = (
         "_n_rows", "_weight", "n_columns", "names", "products", "reference", "squares", "width",
@@ -56,11 +73,11 @@ class ColumnSums(Variable):
         self.n_columns = len(names)
         self._n_rows = n_rows
         self._weight = weight
-        self.reference = reference  # (k,); arbitrary before the first rows
-        self.x_sum = x_sum  # (d,)
-        self.z_sum = z_sum  # (k,)
-        self.products = products  # (k, d)
-        self.squares = squares  # (k, k)
+        self.reference = reference
+        self.x_sum = x_sum
+        self.z_sum = z_sum
+        self.products = products
+        self.squares = squares
 
     @classmethod
     def _empty(cls, width: int, names: list[str]) -> ColumnSums:
@@ -109,9 +126,9 @@ class ColumnSums(Variable):
             labels = np.where(missing[:, None], 0.0, labels)
         reference = self.reference
         if not self._n_rows and n_present:
-            shown = labels[~missing]
-            # Relative to the first value, so that a constant column has exactly its value.
-            reference = shown[0] + (w[~missing] @ (shown - shown[0])) / w.sum()
+            values = labels[~missing]
+            # Deviations from the first value, so that the mean of a constant column is exact.
+            reference = values[0] + (w[~missing] @ (values - values[0])) / w.sum()
         codes = indicator_codes(labels) if k >= MATRIX_PRODUCT_FROM else None
         if codes is not None:
             codes[missing] = -1
@@ -120,7 +137,7 @@ class ColumnSums(Variable):
             return Request(
                 indicators.codes, indicators.n_classes, None, (n_present, float(w.sum()), *sums)
             )
-        # z - t and a column of ones: times sqrt(w) for the squares, and later times w for products.
+        # z - t and a column of ones, times sqrt(w) for `squares`, and then times w for `products`.
         columns = np.empty((n, k + 1))
         np.subtract(labels, reference, out=columns[:, :k])
         columns[:, k] = 1.0
@@ -133,11 +150,11 @@ class ColumnSums(Variable):
         if root is not None:
             columns *= root
             columns[:, k] = w
-        kept = (n_present, float(w.sum()), squares[:k, k], squares[:k, :k], reference, None)
-        return Request(None, 0, columns.T, kept)
+        commit_data = (n_present, float(w.sum()), squares[:k, k], squares[:k, :k], reference, None)
+        return Request(None, 0, columns.T, commit_data)
 
     def commit(self, request: Request, class_sums: Float, products: Float) -> None:
-        n_rows, weight, z_sum, squares, self.reference, indicators = request.kept
+        n_rows, weight, z_sum, squares, self.reference, indicators = request.commit_data
         if indicators is not None:
             products = indicators.products(class_sums)
         self._n_rows += n_rows
@@ -204,15 +221,15 @@ class ColumnSums(Variable):
         result.squares += sign * squares
         if result._weight <= 0:
             raise IncompatibleMomentsError(
-                f"cannot remove a part whose rows labelled with {name!r} weigh as much as the "
-                "whole's, which has more of them: it is not a part of it"
+                f"cannot remove moments whose rows labelled with {name!r} have the weight of all "
+                "such rows of the whole, which has more rows: they are not a part of it"
             )
         if sign < 0:
             result._clear_rounding(self)
         return result
 
     def _refuse_other_columns(self, other: ColumnSums, sign: int, name: object) -> None:
-        """Raise IncompatibleMomentsError where the columns of the two sides differ."""
+        """Raise IncompatibleMomentsError if the columns differ or a removed part is too large."""
         if self.n_columns != other.n_columns:
             raise IncompatibleMomentsError(
                 f"the variable {name!r} has {self.n_columns} columns on one side and "
@@ -230,28 +247,31 @@ class ColumnSums(Variable):
             )
 
     def _clear_rounding(self, before: ColumnSums) -> None:
-        """Set variances that are rounding to exactly 0, after a removal.
+        """Set variances that are rounding error to exactly 0, after a removal.
 
-        About the value itself: far from the reference point the square of the mean hides it.
+        The reference point of a constant column becomes its value: the sum of squares about a
+        distant point would hide that the column is constant.
         """
         squares = np.einsum("ii->i", before.squares)
         noise = EPS64 * (64 + 8 * before._n_rows**0.5) * squares
-        of_mean = self.z_sum**2 / self._weight
-        constant = np.flatnonzero(np.einsum("ii->i", self.squares) - of_mean <= noise)
+        squares_of_mean = self.z_sum**2 / self._weight
+        constant = np.flatnonzero(np.einsum("ii->i", self.squares) - squares_of_mean <= noise)
         self.reference[constant] += self.z_sum[constant] / self._weight
         self.z_sum[constant] = 0.0
         self.products[constant] = 0.0
         self.squares[constant, :] = 0.0
         self.squares[:, constant] = 0.0
 
-    def varies(self, features: NDArray[np.intp], gap: Float, rounding: Float) -> NDArray[np.bool_]:
+    def varies(
+        self, features: NDArray[np.intp], mean_deviation: Float, rounding: Float
+    ) -> NDArray[np.bool_]:
         size = np.sqrt(np.maximum(np.diag(self.squares), 0.0) * self._weight)[:, None]
-        beyond = np.abs(self.products[:, features] - np.outer(self.z_sum, gap[features]))
-        return np.asarray((beyond > size * rounding[features]).any(axis=0))
+        excess = np.abs(self.products[:, features] - np.outer(self.z_sum, mean_deviation[features]))
+        return np.asarray((excess > size * rounding[features]).any(axis=0))
 
-    def clear(self, features: NDArray[np.intp], gap: Float) -> None:
-        self.x_sum[features] = self._weight * gap[features]
-        self.products[:, features] = np.outer(self.z_sum, gap[features])
+    def clear(self, features: NDArray[np.intp], mean_deviation: Float) -> None:
+        self.x_sum[features] = self._weight * mean_deviation[features]
+        self.products[:, features] = np.outer(self.z_sum, mean_deviation[features])
 
     # -- reading ---------------------------------------------------------------------------
 
@@ -265,7 +285,7 @@ class ColumnSums(Variable):
 
     @property
     def unnamed(self) -> bool:
-        """Whether the names of the columns are their numbers."""
+        """Whether the columns are named by their numbers, "0" to str(k - 1)."""
         return _unnamed(self.names)
 
     @property
@@ -276,22 +296,26 @@ class ColumnSums(Variable):
         raise LabelError(f"the variable {name!r} is continuous; it has no classes")
 
     def cross_covariance(self, ddof: float, name: object) -> Float:
-        """(d, k): (sum w (x-r)(z-t)^T - sum w (x-r) sum w (z-t)^T / w) / (w - ddof)."""
+        """(d, k): (sum w (x-r)(z-t)^T - sum w (x-r) sum w (z-t)^T / W) / (W - ddof), W = sum w."""
         over = denominator(self._weight, ddof, name)
         columns = self.products - np.outer(self.z_sum / self._weight, self.x_sum)
         return np.asarray(columns.T / over)
 
     def reference_mean(self) -> Float:
-        """(k,): mean of z over the labelled rows."""
+        """Return the mean of z over the labelled rows, (k,)."""
         return np.asarray(self.reference + self.z_sum / self._weight)
 
     def variance(self) -> Float:
-        """Cov(z, z) with ddof = 0."""
+        """Return Cov(z, z), (k, k), with ddof = 0."""
         mean = self.z_sum / self._weight
         return np.asarray(self.squares / self._weight - np.outer(mean, mean))
 
     def span(self) -> Float:
-        """(k', d): Cov(x, z), ddof = 0, in units of z's deviations; constant columns left out."""
+        """Return rows (k', d) that span the columns of Cov(x, z), ddof = 0.
+
+        They are the covariances with each column of z that is not constant, scaled to unit standard
+        deviation.
+        """
         if self._weight == 0:
             return np.zeros((0, self.width))
         return spans.column_span(
@@ -299,7 +323,7 @@ class ColumnSums(Variable):
         )
 
     def deviations(self) -> Float:
-        """(k,) standard deviations, ddof = 0; exactly 0 where constant but for rounding."""
+        """Return standard deviations, (k,), ddof = 0; exactly 0 for constant columns."""
         return spans.column_deviations(self.z_sum, self.squares, self.reference, self._weight)
 
     # -- storing ---------------------------------------------------------------------------
@@ -350,28 +374,29 @@ def _unnamed(names: list[str]) -> bool:
 
 Codes = NDArray[np.intp]
 
-# Rows per step.
+# Rows that `indicator_codes` reads at once.
 _PART_ROWS = 256
 
 
 class Indicators:
-    """The indicators of a block about a reference point t, with memory for their sums.
+    """Sums of a block of indicators z about a reference point t, with preallocated memory.
 
     Parameters
     ----------
     codes : (n,) intp
-        As :func:`indicator_codes` returns them, -1 for a missing label.
+        Result of :func:`indicator_codes`, with -1 for a missing label.
     weight : (n,) float64, or None for unit weights
     reference : (k,) float64
+        Reference point t.
     width : int
-        Features d of x.
+        Number of features d of x.
 
     Attributes
     ----------
     codes : (n,) intp
-        Numbers of the classes that occur, in the order of their first rows; -1 where missing.
+        Codes of the classes that occur, numbered by first occurrence; -1 if missing.
     n_classes : int
-        Number of classes that occur; rows of zeros are one of them.
+        Number of classes that occur; rows of zeros form one class.
     """
 
     def __init__(self, codes: Codes, weight: Float | None, reference: Float, width: int) -> None:
@@ -380,28 +405,30 @@ class Indicators:
             codes, weight, k + 1
         )
         self.n_classes, self._reference = len(self._present), reference
-        # The last class collects the rows of zeros.
+        # The last row is for the class of the rows of zeros.
         self._products = np.zeros((k + 1, width))
         self._total, self._scratch = np.empty(width), np.empty((self.n_classes, width))
 
     def label_sums(self) -> tuple[Float, Float]:
-        """sum w (z - t), (k,), and sum w (z - t)(z - t)^T, (k, k), which is exactly symmetric."""
+        """Return sum w (z - t), (k,), and sum w (z - t)(z - t)^T, (k, k), exactly symmetric."""
         t, counted = self._reference, np.zeros(len(self._reference) + 1)
         counted[self._present] = self._weights
         weights, weight_sum = counted[:-1], float(self._weights.sum())
         half = np.outer(t, weights - 0.5 * weight_sum * t)
         squares = -(half + half.T)
-        # A sum of non-negative terms, exactly 0 for a constant column.
+        # The diagonal as a sum of non-negative terms: exactly 0 for a constant column.
         np.fill_diagonal(squares, weights * (1.0 - t) ** 2 + (weight_sum - weights) * t**2)
         return weights - weight_sum * t, squares
 
     def products(self, class_sums: Float) -> Float:
-        """sum w (z - t)(x - r)^T, and sum w (x - r) in the last row; allocates nothing.
+        """Return sum w (z - t)(x - r)^T, with sum w (x - r) as the last row, (k + 1, d).
+
+        No memory is allocated.
 
         Parameters
         ----------
         class_sums : (n_classes, d) float64
-            sum w (x - r) of the rows of each class.
+            sum w (x - r) over the rows of each class.
         """
         products, total = self._products, self._total
         np.sum(class_sums, axis=0, out=total)
@@ -413,7 +440,9 @@ class Indicators:
 
 
 def indicator_codes(labels: Float) -> Codes | None:
-    """Number of the column that is 1 in each row, k in rows of zeros; None unless rows are such.
+    """Return the column that is 1 in each row, or k for a row of zeros, (n,).
+
+    Return None if a row is neither zeros nor an indicator.
 
     Parameters
     ----------

@@ -1,19 +1,19 @@
-"""Cov(x) from a sample: its residual about the labels, and what all rows say exactly.
+"""Estimate of Cov(x) from a sample of the rows, with labels and variances of all rows.
 
-With v the labels (indicators and columns, centred over the rows that carry them), R R^T =
-C_xv C_vv^+ C_vx is the part of Cov(x) that they explain. It is taken from all rows, and only the
-rest W = S_m - R_m R_m^T from the m sampled ones::
+Let v be the labels: indicators and columns, centred over the labelled rows, of rank k. The part of
+Cov(x) that the labels explain, R R^T = C_xv C_vv^+ C_vx, is computed from all rows. Only the
+residual part W = S_m - R_m R_m^T is computed from the m sampled rows. The estimate is::
 
     M = m / (m - k) W + R R^T + D
 
-with k the rank of v. D is diagonal: the variance of all rows less that of the sample, of features
-where chance does not explain the difference; see `_undetermined` for what else it holds.
+D is diagonal: the variance in all rows minus the estimated variance, for features where sampling
+error does not explain the difference. `_undetermined` describes its other entries.
 
-An eraser depends on M by the regression of the coordinates that it changes on those that it does
-not. These residuals have less variance than x, by the squared multiple correlation of x with v: so
-many fewer rows do as well. Model-assisted estimation in surveys rests on the same step (Saerndal,
-Swensson and Wretman 1992). Rows that a sample misses leave a feature without variance, which its
-exact one repairs.
+An eraser depends on M through the regression of the coordinates that change on the coordinates
+that do not. The residuals of x about the labels have the variance of x times 1 - R^2, with R the
+multiple correlation of x with v, and the number of rows for a given precision decreases by the same
+factor. Model-assisted estimation in surveys uses the same step (Saerndal, Swensson and Wretman
+1992). If only a few rows, none of them sampled, give a feature its variance, D restores it.
 """
 
 from __future__ import annotations
@@ -37,40 +37,40 @@ from splince_fast.moments.variable import Variable
 
 Float = NDArray[np.float64]
 
-# Largest number of label columns per sampled row.
-_SHARE_OF_LABELS = 0.1
-# Ratio between the variances of all rows and of the sample, and Gaussian standard errors of their
-# difference, beyond both of which a warning is raised.
+# x is regressed on at most this number of label columns per sampled row.
+_COLUMNS_PER_ROW = 0.1
+# A warning is raised if the variances of a feature in all rows and in the sample differ by more
+# than this factor, and by more than this number of Gaussian standard errors.
 _FACTOR, _ERRORS = 2.0, 6.0
-# A feature's variance is corrected if it exceeds the estimate by more than this many Gaussian
-# standard errors.
-_BEYOND_CHANCE = 4.0
-# Label correlations below this many unit roundoffs of the rows are rounding.
+# The variance of a feature is corrected if, in all rows, it exceeds the estimate by more than this
+# number of Gaussian standard errors.
+_STANDARD_ERRORS = 4.0
+# Covariances with the labels below this number of unit roundoffs are rounding errors.
 _ROUNDINGS = 64.0
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Sample behind an estimate of Cov(x).
+    """Sample from which Cov(x) was estimated.
 
     Attributes
     ----------
     repaired : ndarray of shape (d,)
-        Part of its diagonal that the exact variances have added.
+        Diagonal of D, the correction by the variances of all rows.
     explained : ndarray of shape (k, d)
-        Rows r_i with sum r_i r_i^T = R R^T.
+        Rows r_i with sum r_i r_i^T = R R^T, the part of Cov(x) that the labels explain.
     n_rows : int
-        Rows of the sample.
+        Number of sampled rows.
     effective : float
-        Rows of equal weight that say as much.
+        Effective number m of sampled rows, (sum w)^2 / sum w^2.
     fraction : float
-        Share of all rows that was sampled.
+        Fraction of all rows that was sampled.
     n_labels : int
-        k.
+        Rank k of the labels.
     unit_roundoff : float
-        Of the products in the scatter.
+        Unit roundoff of the products in the scatter of the sample.
     quartic : float or None
-        Mean of |x - mean|^4 over the sample, where it was accumulated.
+        Mean of |x - mean|^4 over the sample; None if it was not accumulated.
     """
 
     repaired: Float
@@ -85,25 +85,28 @@ class Sampled:
     def change(
         self, left: Float, right: Float, gram: Float, regressors: int
     ) -> tuple[float, float | None]:
-        """Unbiased E|left^T right (x - mean)|^2, and its expected excess over the least value.
+        """Estimate E|left^T right (x - mean)|^2 without bias, and the excess over the minimum.
 
-        Of the removed coordinates, what the labels do not explain are residuals of a regression
-        on p = `regressors` coordinates, fitted to the sample: it understates their variance by
-        1 - p / (m - k), and theirs on new rows exceeds the least by p / (m - p - 2). Of all rows
-        the sampled ones are a share f::
+        The part of the removed coordinates that the labels do not explain is the residual of a
+        regression on p coordinates, fitted to the m sampled rows. In the sample, the variance of
+        this residual is too small by the factor 1 - p / (m - k); in the other rows, it exceeds
+        the minimum by the fraction p / (m - p - 2). If the sample is a fraction f of all rows, the
+        expected excess over the minimum is::
 
-            excess = (1 - f) p / (m - p - 2)
+            (1 - f) p / (m - p - 2)
 
-        relative to the part that the labels do not explain; what is returned is relative to the
-        whole of the least. It is None where m is too small for the formula, and the first figure
-        is as the sample says then.
+        of the part that the labels do not explain. The excess is returned as a fraction of the
+        whole minimum. It is None if m is too small for the formula; the first result is then the
+        uncorrected estimate.
 
         Parameters
         ----------
         left, right : (r, d) float64
-            Factors of what is removed.
+            Factors of the removed part of x.
         gram : (r, r) float64
-            right Cov(x) right^T as the sample says.
+            right Cov(x) right^T, estimated from the sample.
+        regressors : int
+            Number p of coordinates.
         """
         square = left @ left.T
         inside = right @ self.explained.T
@@ -119,12 +122,13 @@ class Sampled:
 
 
 def refuse_few(sampled: SampledAccumulator) -> None:
-    """Raise NotEnoughDataError below 4 sampled rows for each feature that varies."""
-    _refuse_below(sampled, LEAST_ROWS * int(np.count_nonzero(sampled.seen().second.diagonal())))
+    """Raise NotEnoughDataError unless there are 4 sampled rows per feature that varies."""
+    varies = sampled.nonempty_state().second.diagonal() != 0
+    _refuse_below(sampled, LEAST_ROWS * int(np.count_nonzero(varies)))
 
 
 def _refuse_below(sampled: SampledAccumulator, needed: int) -> None:
-    rows, state = sampled.sample.rows.n_rows, sampled.seen()
+    rows, state = sampled.sample.rows.n_rows, sampled.nonempty_state()
     if rows < needed:
         raise NotEnoughDataError(
             f"the covariance of {state.width} features rests on {rows:,} sampled rows of "
@@ -135,95 +139,102 @@ def _refuse_below(sampled: SampledAccumulator, needed: int) -> None:
 
 
 def sampled_covariance(sampled: SampledAccumulator) -> tuple[Float, Sampled]:
-    """M of an accumulator (no rows wait), (d, d) Fortran-ordered, its lower triangle meaningful.
+    """Return the estimate M of Cov(x), and the sample; the accumulator has no buffered rows.
+
+    M is (d, d), Fortran-ordered; only its lower triangle is valid.
 
     Raises
     ------
     NotEnoughDataError
-        There is nothing to estimate from.
+        There are fewer than two sampled rows.
 
     Warns
     -----
     SampledScatterWarning
-        The variance of a feature differs much between all rows and the sample.
+        The variances of a feature in all rows and in the sample differ too much.
     """
     import scipy.linalg.blas
 
     _refuse_below(sampled, 2)
-    state, sample = sampled.seen(), sampled.sample
-    inner, effective = sample.rows.seen(), sample.effective
+    state, sample = sampled.nonempty_state(), sampled.sample
+    sample_state, effective = sample.rows.nonempty_state(), sample.effective
     variances = state.second.diagonal() / state.weight
-    covariance = inner.scatter / inner.weight
-    names = _explaining(sampled, effective)
+    covariance = sample_state.scatter / sample_state.weight
+    names = _regressors(sampled, effective)
     aligned = {
         name: _aligned(sample.rows.variables.get(name), sampled.variables[name]) for name in names
     }
-    own = _explained(
-        aligned, sample.labels, inner.weight, names, state.width,
+    in_sample = _explained(
+        aligned, sample.labels, sample_state.weight, names, state.width,
     )  # fmt: skip
     explained = _explained(sampled.variables, sample.all_labels, state.weight, names, state.width)
-    of_sample = np.diagonal(covariance).copy()
+    sample_variances = np.diagonal(covariance).copy()
     syrk = scipy.linalg.blas.dsyrk
-    degrees = effective / max(1.0, effective - len(own))
-    matrix = (
-        covariance if not len(own) else syrk(-1.0, own.T, 1.0, covariance, lower=1, overwrite_c=1)
-    )
-    matrix *= degrees
-    chance = _BEYOND_CHANCE * (2.0 / effective) ** 0.5
+    matrix = covariance
+    if len(in_sample):
+        matrix = syrk(-1.0, in_sample.T, 1.0, covariance, lower=1, overwrite_c=1)
+    matrix *= effective / max(1.0, effective - len(in_sample))
+    sampling_error = _STANDARD_ERRORS * (2.0 / effective) ** 0.5
     undetermined = _undetermined(sampled, matrix, variances, explained)
     if len(explained):
         matrix = syrk(1.0, explained.T, 1.0, matrix, lower=1, overwrite_c=1)
     diagonal = np.einsum("ii->i", matrix)
-    # Smaller differences are chance: correcting them would shrink directions of small variance.
-    missing = variances - diagonal
-    missing[missing <= chance * diagonal] = 0.0
-    missing[undetermined] = np.maximum(missing, chance * variances)[undetermined]
-    diagonal += missing
-    _warn_of(variances, of_sample, effective, sampled.feature_names)
+    # Corrections within the sampling error would inflate directions of small variance.
+    repaired = variances - diagonal
+    repaired[repaired <= sampling_error * diagonal] = 0.0
+    repaired[undetermined] = np.maximum(repaired, sampling_error * variances)[undetermined]
+    diagonal += repaired
+    _warn_of(variances, sample_variances, effective, sampled.feature_names)
     quartic = None
-    if inner.fourth is not None:
-        quartic = inner.fourth.centred(inner.weight, inner.deviation, inner.scatter) / inner.weight
+    if sample_state.fourth is not None:
+        quartic = (
+            sample_state.fourth.centred(
+                sample_state.weight, sample_state.deviation, sample_state.scatter
+            )
+            / sample_state.weight
+        )
     return matrix, Sampled(
-        missing, explained, inner.n_rows, effective, inner.n_rows / state.n_rows, len(own),
-        inner.unit_roundoff, quartic,
+        repaired, explained, sample_state.n_rows, effective, sample_state.n_rows / state.n_rows,
+        len(in_sample), sample_state.unit_roundoff, quartic,
     )  # fmt: skip
 
 
 def _undetermined(
     sampled: SampledAccumulator, matrix: Float, variances: Float, explained: Float
 ) -> NDArray[np.intp]:
-    """Features that are combinations of others in the sample, but not in all rows.
+    """Return features that depend linearly on others in the sample, but not in all rows.
 
-    Two words may have come together in every sampled row, and apart in others. W has no variance
-    along their difference then, and R R^T as much as the labels say of it: the labels would seem
-    to explain it wholly, and an eraser would change x along it without measure. What such a
-    feature j has of its own is b = e_j - sum_i c_i e_i, W b = 0, from a Cholesky factorisation
-    with pivots, and all rows vary along it where R^T b is not zero to rounding. So much variance
-    as chance can hide is given to them.
+    For example, two words may occur together in every sampled row, but separately in other rows.
+    Then W has no variance along the difference of the two features, and R R^T has only the
+    variance that the labels explain. The labels would seem to explain the difference fully, and an
+    eraser could change x along it without bound. For such a feature j, a Cholesky factorisation
+    with pivoting gives b = e_j - sum_i c_i e_i with W b = 0. Over all rows, x varies along b if
+    R^T b is not zero up to rounding errors. D adds to the variance of j as much as sampling error
+    can hide.
 
     Returns
     -------
     (q,) intp
-        Empty where rows of x are too few to say so, as a solve with shrinkage allows.
+        Empty with fewer than 4 sampled rows per feature, for which solves require shrinkage.
     """
     import scipy.linalg
 
-    inner, alive = sampled.sample.rows.seen(), variances > 0
+    sample_state, varies = sampled.sample.rows.nonempty_state(), variances > 0
     nothing = np.empty(0, np.intp)
-    n_alive = int(np.count_nonzero(alive))
-    if not len(explained) or sampled.sample.rows.n_rows < LEAST_ROWS * n_alive:
+    n_varying = int(np.count_nonzero(varies))
+    if not len(explained) or sampled.sample.rows.n_rows < LEAST_ROWS * n_varying:
         return nothing
-    units = 1.0 / np.sqrt(np.where(alive, variances, np.inf))
+    units = 1.0 / np.sqrt(np.where(varies, variances, np.inf))
 
     def scaled() -> Float:
-        """(new) W in units of deviations; the unit of a constant feature is 1."""
-        own = np.array(matrix, order="F")
-        own *= units
-        own *= units[:, None]
-        np.einsum("ii->i", own)[~alive] = 1.0
-        return own
+        """Return a copy of W for features of unit variance, with 1 for constant features."""
+        copy = np.array(matrix, order="F")
+        copy *= units
+        copy *= units[:, None]
+        np.einsum("ii->i", copy)[~varies] = 1.0
+        return copy
 
-    tolerance = tolerances.eigenvalue(n_alive, inner.unit_roundoff)
+    tolerance = tolerances.eigenvalue(n_varying, sample_state.unit_roundoff)
     lapack = scipy.linalg.lapack
     factor, failed = lapack.dpotrf(scaled(), lower=1, overwrite_a=1)
     if not failed and np.diagonal(factor).min() ** 2 > tolerance:
@@ -231,18 +242,20 @@ def _undetermined(
     factor, order, rank, _ = lapack.dpstrf(scaled(), tol=tolerance, lower=1, overwrite_a=1)
     order -= 1
     projected = (explained * units)[:, order]
-    shares = scipy.linalg.solve_triangular(
+    combinations = scipy.linalg.solve_triangular(
         factor[:rank, :rank], factor[rank:, :rank].T, lower=True, trans=1
     )
-    residual = np.linalg.norm(projected[:, rank:] - projected[:, :rank] @ shares, axis=0)
-    offset = 1.0 + np.abs(sampled.seen().mean * units).max()
-    noise = _ROUNDINGS * inner.unit_roundoff * offset * (1.0 + np.abs(shares).sum(axis=0))
+    residual = np.linalg.norm(projected[:, rank:] - projected[:, :rank] @ combinations, axis=0)
+    offset = 1.0 + np.abs(sampled.nonempty_state().mean * units).max()
+    noise = (
+        _ROUNDINGS * sample_state.unit_roundoff * offset * (1.0 + np.abs(combinations).sum(axis=0))
+    )
     return np.asarray(order[rank:][residual > noise], np.intp)
 
 
-def _explaining(sampled: SampledAccumulator, effective: float) -> list[VariableName]:
-    """The variables that x is regressed on: those of fewest columns first, up to a limit."""
-    table, n_left = sampled.sample.all_labels, _SHARE_OF_LABELS * effective
+def _regressors(sampled: SampledAccumulator, effective: float) -> list[VariableName]:
+    """Return the variables on which x is regressed: fewest columns first, up to a limit."""
+    table, n_left = sampled.sample.all_labels, _COLUMNS_PER_ROW * effective
     columns = {n: table.columns_of(n, v) for n, v in sampled.variables.items() if v.n_rows}
     names: list[VariableName] = []
     for name in sorted(columns, key=lambda n: columns[n]):
@@ -253,7 +266,7 @@ def _explaining(sampled: SampledAccumulator, effective: float) -> list[VariableN
 
 
 def _aligned(variable: Variable | None, of_all: Variable) -> Variable:
-    """A variable of the sample with the classes of the whole, in their order."""
+    """Return a variable of the sample with the classes of `of_all`, in the same order."""
     if variable is None:
         variable = of_all.empty_like()
     if isinstance(variable, ClassSums):
@@ -264,7 +277,7 @@ def _aligned(variable: Variable | None, of_all: Variable) -> Variable:
 def _explained(
     variables: Any, table: LabelTable, weight: float, names: list[VariableName], width: int
 ) -> Float:
-    """(k, d): rows r_i with sum r_i r_i^T = C_xv C_vv^+ C_vx."""
+    """Return rows r_i, (k, d), with sum r_i r_i^T = C_xv C_vv^+ C_vx."""
     parts = [np.zeros((0, width))]
     for name in names:
         variable = variables[name]
@@ -285,7 +298,7 @@ def _explained(
 def _warn_of(
     variances: Float, sampled: Float, effective: float, names: Sequence[str] | None
 ) -> None:
-    """Warn of features whose variance in the sample is far from that in all rows."""
+    """Warn of features whose variances in all rows and in the sample differ too much."""
     error = _ERRORS * (2.0 / effective) ** 0.5 * sampled
     low = (variances > _FACTOR * sampled) & (variances - sampled > error)
     high = (_FACTOR * variances < sampled) & (sampled - variances > error)
@@ -293,8 +306,8 @@ def _warn_of(
     if len(features):
         shown = abbreviated(features, names)
         warn(
-            f"the sampled rows misstate the variance of {len(features)} feature(s) ({shown}) by "
-            f"more than a factor of {_FACTOR:g}: rare rows carry them. What is erased and kept is "
-            "exact, but x may be changed more than the report expects; take a larger subsample=",
+            f"the variance of {len(features)} feature(s) ({shown}) in the sampled rows is wrong by "
+            f"more than a factor of {_FACTOR:g}, because a few rows contribute most of it. Erasure "
+            "is exact, but x may change more than the report expects; pass a larger subsample=",
             SampledScatterWarning,
         )

@@ -1,4 +1,4 @@
-"""Digests by which a checkpoint knows the data it was made of."""
+"""Digests of the data of a checkpoint, to recognise the data when a run resumes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from splince_fast.moments.parameters import Parameters
 
 
 def block_digest(X: object, labels: object, sample_weight: object, parameters: Parameters) -> str:
-    """Hexadecimal digest of the rows, labels and weights of a block, in any container."""
+    """Return a hexadecimal digest of the rows, labels and weights of a block."""
     digest = hashlib.sha256()
 
     def add(name: str, array: object) -> None:
@@ -48,7 +48,7 @@ def block_digest(X: object, labels: object, sample_weight: object, parameters: P
 
 
 def file_stamps(paths: Iterable[str]) -> dict[str, list[int]]:
-    """Size and time of the last change, in nanoseconds, of each file."""
+    """Return size (bytes) and modification time (ns) of each file."""
     stamps = {}
     for path in paths:
         status = os.stat(path)

@@ -1,4 +1,4 @@
-"""Whether a fit splits its rows into folds."""
+"""Rule for whether a fit splits its rows into folds."""
 
 from __future__ import annotations
 
@@ -6,32 +6,33 @@ import math
 
 from splince_fast._runtime.memory import total_memory
 
-# Fewer rows give held-out figures of little precision.
+# Least number of rows: with fewer, held-out values have large standard errors.
 LEAST_ROWS = 200
-# Up to this width factoring costs less than reading; for wider rows, least number of rows per
-# feature.
+# For more features than the first number, the second is the least number of rows per feature: with
+# fewer rows, the factorisations take longer than reading the rows.
 _FEW_FEATURES, _ROWS_PER_FEATURE = 512, 4
-# Memory of a fit in folds: number of d x d matrices (two states, and up to two per factor), and the
+# Number of d x d matrices of a fit in two folds (two states, and up to two per factor), and the
 # largest fraction of the machine's memory for them.
-_MATRICES, _SHARE = 6, 0.25
+_MATRICES, _MEMORY_FRACTION = 6, 0.25
 
 
 def use_folds(n_rows: int | None, n_features: int | None) -> bool:
-    """Whether a fit splits its rows into two folds, for a report on held-out rows.
+    """Return whether a fit splits its rows into two folds, for a report on held-out rows.
 
-    At least 200 rows; at least 4 per feature where there are more than 512, since factoring two
-    halves would cost more than reading the rows; and 6 d^2 doubles in a quarter of the memory of
-    the machine. An unknown number counts as large enough.
+    It does if all three conditions hold: there are at least 200 rows; at least 4 rows per feature
+    if there are more than 512 features, since the factorisations would otherwise take longer than
+    reading the rows; and 6 d^2 float64 numbers take at most a quarter of the machine's memory. An
+    unknown number of rows or features counts as sufficient.
 
     Parameters
     ----------
     n_rows, n_features : int or None
-        Shape of the rows, where it is known.
+        Number of rows and of features; None if unknown.
 
     Returns
     -------
     bool
-        The same for the same shape on the same machine: the eraser depends on it by rounding.
+        Depends on the shape and the machine only, since folds change the eraser by rounding errors.
 
     Examples
     --------
@@ -47,4 +48,4 @@ def use_folds(n_rows: int | None, n_features: int | None) -> bool:
     if n_features > _FEW_FEATURES and rows < _ROWS_PER_FEATURE * n_features:
         return False
     memory = total_memory()
-    return memory is None or 8 * _MATRICES * n_features**2 <= _SHARE * memory
+    return memory is None or 8 * _MATRICES * n_features**2 <= _MEMORY_FRACTION * memory

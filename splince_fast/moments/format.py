@@ -1,54 +1,60 @@
-"""Every tensor of a .moments file; an accumulator to tensors and back, bit for bit.
+"""Conversion of an accumulator to the tensors of a .moments file and back, bit for bit.
 
 =======================  =====================  ===================================================
-tensor                   dtype, shape           what it is
+tensor                   dtype, shape           content
 =======================  =====================  ===================================================
-reference                float64 (d,)           the point r that sums are taken about
+reference                float64 (d,)           reference point r, which sums of x subtract
 weight                   float64 (1,)           sum w
 deviation                float64 (d,)           sum w (x - r)
 scatter                  float64 (d, d)         sum w (x - mean)(x - mean)^T, both triangles
-scatter.lower            float64 (d(d+1)/2,)    its lower triangle by columns; in pickles instead
-quartic, cubic           float64 (1,), (d,)     sum w |x - r|^4 and sum w |x - r|^2 (x - r), where
-                                                they were asked for
-lost                     float64 (d,)           rounding that removals left in the diagonal of the
-                                                scatter, where there were any
-variable.<i>.<sum>       see `tensors` of the   the sums of variable i of the metadata
-                         kinds of variable
-staged.rows              float32 or float64     rows that wait for a full block
+scatter.lower            float64 (d(d+1)/2,)    lower triangle of the scatter by columns; replaces
+                                                ``scatter`` in pickles
+quartic, cubic           float64 (1,), (d,)     sum w |x - r|^4 and sum w |x - r|^2 (x - r), with
+                                                ``ledoit_wolf`` only
+lost                     float64 (d,)           bound of the rounding error of the diagonal of the
+                                                scatter, after removals that lost precision
+variable.<i>.<sum>       see `tensors` of each  sums of variable i of the metadata
+                         kind of variable
+staged.rows              float32 or float64     buffered rows
                          (n, d)
-staged.weight            float64 (n,)           their weights, if not all 1
-staged.<i>               int64 (n,) or          their labels for variable i: classes, -1 where
-                         float64 (n, k)         missing; or values, NaN where missing
+staged.weight            float64 (n,)           weights of the buffered rows, if not all 1
+staged.<i>               int64 (n,) or          labels of the buffered rows for variable i: class
+                         float64 (n, k)         codes, -1 if missing; or values, NaN if missing
+pairs.<tensor>                                  products of the labels of different variables:
+                                                tensors of a `LabelTable`
 =======================  =====================  ===================================================
 
-The metadata are the parameters, ``width``, ``n_rows``, ``float32_products``, ``row_eps``, which is
-the machine epsilon of the rows' dtype, ``feature_names`` if the rows had them, and, for each
+The metadata are the parameters, ``width``, ``n_rows``, ``float32_products``, ``row_eps`` (the
+machine epsilon of the rows' dtype), ``feature_names`` if the rows had names, and, for each
 variable, ``name``, ``kind`` and ``names``.
 
-Format 2 is that of a state whose scatter is of a sample of the rows. It has, in place of the
-scatter:
+Format 2 is for a state with the scatter of a sample of the rows. In place of the scatter it has:
 
 =======================  =====================  ===================================================
-variances                float64 (d,)           its diagonal, of all rows
+variances                float64 (d,)           diagonal of the scatter of all rows
 sample.<tensor>                                 every tensor of the state of the sampled rows, with
-                                                their weights w / pi; its metadata are ``sample``
+                                                weights w / pi; the metadata are in ``sample``
 weights.squares          float64 (1,)           sum (w / pi)^2
-labels.gram              float64 (k, k)         sum (w / pi) f f^T of the features f of the labels
-labels.places.<i>        int64 (c,)             rows of variable i in it
-labels.origin.<i>        float64 (c,)           what its columns are taken about
-all_labels.<tensor>                             the same three, of all rows
+labels.gram              float64 (k, k)         sum (w / pi) f f^T of the label features f
+labels.places.<i>        int64 (c,)             rows of ``labels.gram`` for variable i
+labels.origin.<i>        float64 (c,)           origin that the columns of variable i subtract
+all_labels.<tensor>                             the three tensors of ``labels``, for all rows
 =======================  =====================  ===================================================
 
-and in the metadata ``subsample``, ``seed`` and ``position``, the rows that were offered.
+Its metadata also have ``scatter`` (the argument `subsample`), ``seed`` and ``position``, the number
+of rows from which the sample was drawn.
 
-Format 3 is that of a state with a sketch in place of the scatter:
+Format 3 is for a state with a sketch. In place of the scatter it has:
 
 =======================  =====================  ===================================================
-variances                float64 (d,)           the diagonal of the scatter
+variances                float64 (d,)           diagonal of the scatter
 images                   float64 (d, r)         the scatter times r columns of random signs
 =======================  =====================  ===================================================
 
-and in the metadata ``rank``, r, and ``seed``, which gives the signs.
+Its metadata also have ``rank``, the number r, and ``seed``, which determines the signs.
+
+Format 4 adds ``pairs`` and the states of classes: tensor ``class.<i>.<tensor>``, with the metadata
+of each state in ``classes``, and the name of the variable in ``by``.
 """
 
 from __future__ import annotations
@@ -78,14 +84,14 @@ from splince_fast.moments.sampled import SampledAccumulator, SampledRows
 from splince_fast.moments.sketch import Sketch, SketchAccumulator, signs
 from splince_fast.moments.state import EPS32, EPS64, Diagonal, FourthMoment, Scatter, State
 
-# Newest file format.
+# Version number of the newest file format.
 NEWEST = 4
-# Bound of `block_rows` in a file: the first update of a loaded state allocates a block.
+# Largest number of bytes of a block in a file, since the next update allocates a block.
 _MOST_BYTES = 1 << 35
 
 
 def format_of(accumulator: Accumulator) -> int:
-    """The oldest file format that can hold a state."""
+    """Return the oldest file format that can hold the state."""
     parameters = accumulator.parameters
     if len(accumulator.pairs.gram):
         return 4
@@ -97,9 +103,9 @@ def format_of(accumulator: Accumulator) -> int:
 
 
 def to_tensors(accumulator: Accumulator, *, packed: bool = False) -> Record:
-    """Named tensors and JSON metadata of a whole accumulator, waiting rows included.
+    """Return named tensors and JSON metadata of an accumulator, including buffered rows.
 
-    `packed` stores the lower triangle of the scatter alone, for pickles: half the bytes.
+    With `packed`, for pickles, only the lower triangle of the scatter is stored.
     """
     parameters = accumulator.parameters
     if isinstance(accumulator, ClassAccumulator):
@@ -151,33 +157,33 @@ def to_tensors(accumulator: Accumulator, *, packed: bool = False) -> Record:
         metadata["pairs"] = sorted(pairs)
         tensors |= {f"pairs.{key}": tensor for key, tensor in pairs.items()}
     if accumulator.buffer is not None and accumulator.buffer.filled:
-        tensors |= _waiting_to_tensors(accumulator, accumulator.buffer.contents())
+        tensors |= _buffered_to_tensors(accumulator, accumulator.buffer.contents())
     return tensors, metadata
 
 
 def _classes_to_tensors(accumulator: ClassAccumulator, packed: bool) -> Record:
-    """The states of all classes, by number."""
+    """Return the tensors of the states of all classes, numbered, and the metadata."""
     tensors: Tensors = {}
     described = []
     for i, part in enumerate(part for part in accumulator.parts.values() if part.n_rows):
-        own, metadata = to_tensors(part, packed=packed)
-        tensors |= {f"class.{i}.{key}": tensor for key, tensor in own.items()}
+        part_tensors, metadata = to_tensors(part, packed=packed)
+        tensors |= {f"class.{i}.{key}": tensor for key, tensor in part_tensors.items()}
         described.append(metadata)
-    nothing = Accumulator(accumulator.parameters)
-    nothing.feature_names = accumulator.feature_names
-    _, empty = to_tensors(nothing)
-    return tensors, {**empty, "by": accumulator.parameters.by, "classes": described}
+    empty = Accumulator(accumulator.parameters)
+    empty.feature_names = accumulator.feature_names
+    _, metadata_without_rows = to_tensors(empty)
+    return tensors, {**metadata_without_rows, "by": accumulator.parameters.by, "classes": described}
 
 
 def _read_classes(
     tensors: Tensors, metadata: Mapping[str, Any], parameters: Parameters
 ) -> ClassAccumulator:
-    """The inverse of `_classes_to_tensors`."""
+    """Return the accumulator of tensors and metadata from `_classes_to_tensors`."""
     result, by = ClassAccumulator(parameters), metadata["by"]
     for i, described in enumerate(metadata["classes"]):
         part = from_tensors(part_of(tensors, f"class.{i}."), described)
         if isinstance(part, ClassAccumulator) or result.width not in (None, part.width):
-            raise FileFormatError("the state of a class is not one of these rows")
+            raise FileFormatError("the state of a class has another number of features")
         part.parameters = parameters
         name = class_of(part, by)
         if name in result.parts:
@@ -190,17 +196,17 @@ def _read_classes(
 def _sample_to_tensors(
     accumulator: SampledAccumulator, metadata: dict[str, Any], packed: bool
 ) -> Tensors:
-    """Tensors of a sample; entries are added to the metadata."""
+    """Return the tensors of a sample, and add its entries to `metadata`."""
     sample, order = accumulator.sample, list(accumulator.variables)
     parameters = accumulator.parameters
-    inner, described = to_tensors(sample.rows, packed=packed)
+    sample_tensors, described = to_tensors(sample.rows, packed=packed)
     metadata |= {
         "scatter": parameters.subsample,
         "seed": parameters.random_state,
         "position": sample.position,
         "sample": described,
     }
-    tensors: Tensors = {f"sample.{key}": tensor for key, tensor in inner.items()}
+    tensors: Tensors = {f"sample.{key}": tensor for key, tensor in sample_tensors.items()}
     for prefix, table in (("labels.", sample.labels), ("all_labels.", sample.all_labels)):
         tensors |= {prefix + key: tensor for key, tensor in table.tensors(order).items()}
     tensors["weights.squares"] = np.array([sample.squares])
@@ -212,51 +218,54 @@ def _read_sample(
     metadata: Mapping[str, Any],
     accumulator: SampledAccumulator,
 ) -> None:
-    """The inverse of `_sample_to_tensors`."""
-    inner = from_tensors(part_of(tensors, "sample."), metadata["sample"])
+    """Set the sample of an accumulator from the output of `_sample_to_tensors`."""
+    sample_rows = from_tensors(part_of(tensors, "sample."), metadata["sample"])
     position = metadata["position"]
     if not isinstance(position, int) or not 0 <= position < 1 << 62:
-        raise FileFormatError("the number of rows offered to the sample is no number")
+        raise FileFormatError("the position of the sample is not a number of rows")
     check_tensors(tensors, {"weights.squares": (np.float64, (1,))})
     refuse_negative(tensors, ("weights.squares",))
-    if isinstance(inner, SampledAccumulator) or inner.width not in (None, accumulator.width):
-        raise FileFormatError("the sample is not one of these rows")
-    if inner.n_rows > accumulator.n_rows:
+    if isinstance(sample_rows, SampledAccumulator) or sample_rows.width not in (
+        None,
+        accumulator.width,
+    ):
+        raise FileFormatError("the sample has another number of features")
+    if sample_rows.n_rows > accumulator.n_rows:
         raise FileFormatError("more rows were sampled than there are")
     labels, all_labels = (
         LabelTable.read(part_of(tensors, prefix), accumulator.variables)
         for prefix in ("labels.", "all_labels.")
     )
     squares = float(tensors["weights.squares"][0])
-    accumulator.sample = SampledRows(inner, squares, labels, all_labels, position)
+    accumulator.sample = SampledRows(sample_rows, squares, labels, all_labels, position)
 
 
 def part_of(tensors: Tensors, prefix: str) -> Tensors:
-    """Tensors whose names begin with a prefix, which is removed."""
+    """Return the tensors whose names begin with a prefix, without the prefix."""
     return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
 
 
-def _waiting_to_tensors(accumulator: Accumulator, block: LabelledRows) -> Tensors:
+def _buffered_to_tensors(accumulator: Accumulator, block: LabelledRows) -> Tensors:
     tensors: Tensors = {"staged.rows": block.rows}
     if block.weight is not None:
         tensors["staged.weight"] = block.weight
     order = list(accumulator.variables)
     for name, labels in block.labels.items():
-        wide = np.int64 if labels.dtype.kind == "i" else np.float64
-        tensors[f"staged.{order.index(name)}"] = labels.astype(wide, copy=False)
+        dtype = np.int64 if labels.dtype.kind == "i" else np.float64
+        tensors[f"staged.{order.index(name)}"] = labels.astype(dtype, copy=False)
     return tensors
 
 
 def from_tensors(tensors: Tensors, metadata: Mapping[str, Any]) -> Accumulator:
-    """The inverse of `to_tensors`; arrays are copied where they cannot be written to.
+    """Return the accumulator of the output of `to_tensors`; read-only arrays are copied.
 
     Raises
     ------
     FileFormatError
-        A tensor is missing, of the wrong dtype or shape, or holds impossible numbers. Metadata of
+        A tensor is missing, has the wrong dtype or shape, or holds invalid numbers. Metadata of
         the wrong form may raise KeyError, TypeError, ValueError or AttributeError instead.
     """
-    tensors = {key: _own(tensor) for key, tensor in tensors.items()}
+    tensors = {key: _writable(tensor) for key, tensor in tensors.items()}
     joint = [tuple(names) for names in metadata["joint"]]
     parameters = Parameters.of(
         metadata["block_rows"], metadata["kinds"], joint, metadata["ledoit_wolf"],
@@ -282,9 +291,9 @@ def from_tensors(tensors: Tensors, metadata: Mapping[str, Any]) -> Accumulator:
     accumulator.state = _read_state(tensors, metadata, width, parameters)
     accumulator.feature_names = read_feature_names(metadata, width)
     for i, entry in enumerate(metadata["variables"]):
-        own = part_of(tensors, f"variable.{i}.")
+        sums = part_of(tensors, f"variable.{i}.")
         name = tuple(entry["name"]) if isinstance(entry["name"], list) else entry["name"]
-        accumulator.variables[name] = KINDS[entry["kind"]].read(width, entry, own)
+        accumulator.variables[name] = KINDS[entry["kind"]].read(width, entry, sums)
         if accumulator.variables[name].n_rows > accumulator.state.n_rows:
             raise FileFormatError(f"more rows carry the variable {name!r} than there are")
     if "pairs" in metadata:
@@ -294,17 +303,17 @@ def from_tensors(tensors: Tensors, metadata: Mapping[str, Any]) -> Accumulator:
             raise FileFormatError(f"the tensor {'pairs.' + min(missing)!r} is missing")
         accumulator.pairs = LabelTable.read(pairs, accumulator.variables)
         if not accumulator.pairs.is_compact:
-            raise FileFormatError("the table of label pairs has rows of no variable")
-    waiting = _read_waiting(tensors, accumulator, width)
+            raise FileFormatError("the table of label pairs has rows that belong to no variable")
+    buffered = _read_buffered(tensors, accumulator, width)
     if sampled is not None:
         _read_sample(tensors, metadata, sampled)
-    if waiting is not None:
-        accumulator.restore(waiting)
+    if buffered is not None:
+        accumulator.restore(buffered)
     return accumulator
 
 
-def _own(tensor: NDArray[Any]) -> NDArray[Any]:
-    """A writable array; that of a pickle buffer may be read-only, and is copied."""
+def _writable(tensor: NDArray[Any]) -> NDArray[Any]:
+    """Return the array if it is writable, else a copy: pickle buffers may be read-only."""
     return tensor if tensor.flags.writeable else tensor.copy(order="K")
 
 
@@ -345,8 +354,10 @@ def _read_state(
     roundoff = EPS32 if metadata["float32_products"] else EPS64
     second: Scatter
     if rank is not None:
-        own = signs(width, rank, parameters.random_state)
-        second = Sketch(tensors["variances"], roundoff, images=tensors["images"], signs=own)
+        second = Sketch(
+            tensors["variances"], roundoff, images=tensors["images"],
+            signs=signs(width, rank, parameters.random_state),
+        )  # fmt: skip
     elif sampled:
         second = Diagonal(tensors["variances"], roundoff)
     elif lower:
@@ -361,7 +372,7 @@ def _read_state(
     lost = tensors.get("lost")
     if lost is not None:
         refuse_negative(tensors, ("lost",))
-    # Absent in files of earlier versions.
+    # The key is missing in files of earlier versions.
     eps = metadata.get("row_eps", EPS32 if metadata["float32_products"] else 0.0)
     if not isinstance(eps, float) or not 0.0 <= eps < 1.0:
         raise FileFormatError(f"the epsilon of the rows is {eps!r}")
@@ -370,8 +381,8 @@ def _read_state(
     )
 
 
-def _read_waiting(tensors: Tensors, accumulator: Accumulator, width: int) -> LabelledRows | None:
-    """Waiting rows, with labels encoded by the variables of the file."""
+def _read_buffered(tensors: Tensors, accumulator: Accumulator, width: int) -> LabelledRows | None:
+    """Return the buffered rows, with labels encoded with the variables of the file."""
     rows = tensors.get("staged.rows")
     if rows is None:
         return None
@@ -379,7 +390,7 @@ def _read_waiting(tensors: Tensors, accumulator: Accumulator, width: int) -> Lab
     dtype = np.float32 if rows.dtype == np.float32 else np.float64
     check_tensors(tensors, {"staged.rows": (dtype, (n, width))})
     if n > (accumulator.parameters.block_rows or BLOCK_ROWS):
-        raise FileFormatError("more rows wait than a block holds")
+        raise FileFormatError("the buffer has more rows than a block")
     try:
         check_values(rows, "staged.rows")
     except InputError as error:
@@ -398,7 +409,7 @@ def _read_waiting(tensors: Tensors, accumulator: Accumulator, width: int) -> Lab
 
 
 def accumulator_of(parameters: Parameters) -> Accumulator:
-    """An empty accumulator of the kind that the parameters ask for."""
+    """Return an empty accumulator of the class that the parameters require."""
     if parameters.by is not None:
         return ClassAccumulator(parameters)
     if parameters.sketch_size is not None:

@@ -1,7 +1,7 @@
-"""The arguments of `update` as rows, weights and encoded labels of one length.
+"""Validation of the arguments of `update`: rows, weights and encoded labels of one length.
 
-Leading dimensions become one, rows that are masked out or of weight zero are dropped before their
-values and labels are looked at: they are absent, whatever they hold.
+Leading dimensions are flattened. Rows that are masked out or have weight zero are dropped before
+values and labels are validated.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ Float = NDArray[np.float64]
 
 
 class Update(NamedTuple):
-    """The arguments of one update, read and checked."""
+    """Validated arguments of one update."""
 
     rows: Rows
     weight: Float | None
     encoded: Mapping[VariableName, Encoded]
-    kept: NDArray[np.intp] | None  # positions of these rows in X, where some were dropped
-    n_passed: int
-    n: int  # number of rows
-    feature_names: tuple[str, ...] | None  # of a data frame
+    positions: NDArray[np.intp] | None  # of rows with nonzero weight; None for all
+    n_passed: int  # number of rows, including those of weight zero
+    n: int  # number of rows with nonzero weight
+    feature_names: tuple[str, ...] | None  # columns of a data frame
 
 
 def read_update(
     X: object, labels: object, sample_weight: object, mask: object, accumulator: Accumulator
 ) -> Update:
-    """Read and check the arguments of `Moments.update`."""
+    """Return the validated arguments of `Moments.update`."""
     state, parameters = accumulator.state, accumulator.parameters
     width = None if state is None else len(state.reference)
     if mask is not None or len(getattr(X, "shape", ())) > 2:
@@ -65,38 +65,40 @@ def read_update(
         index = np.flatnonzero(weight)
         labels = None if labels is None else _taken_labels(labels, index, n)
         rows, weight = rows.select(index), weight[index]
-    left = n if index is None else len(index)
-    encoded = encode(labels, left, kinds=parameters.kinds or None, joint=parameters.joint)
-    return Update(rows, weight, encoded, index, n, left, names)
+    n_kept = n if index is None else len(index)
+    encoded = encode(labels, n_kept, kinds=parameters.kinds or None, joint=parameters.joint)
+    return Update(rows, weight, encoded, index, n, n_kept, names)
 
 
 def _flattened(X: Any, labels: Any, sample_weight: Any, mask: Any) -> tuple[Any, Any, Any]:
-    """(n, d) rows of an array of shape (..., d), at the positions where `mask` is True."""
+    """Return rows (n, d), labels and weights of X, (..., d), where `mask`, (...), is True."""
     array = as_numbers(X)
     if array.ndim < 2:
         raise InputError(f"X has shape {array.shape}; it must be (n, d), or (batch, token, d)")
-    lead = array.shape[:-1]
-    n = int(np.prod(lead))
+    leading = array.shape[:-1]
+    n = int(np.prod(leading))
     rows = array.reshape(n, array.shape[-1])
-    chosen = np.arange(n) if mask is None else np.flatnonzero(as_mask(mask, lead))
+    selected = np.arange(n) if mask is None else np.flatnonzero(as_mask(mask, leading))
     if labels is not None:
-        labels = _spread(labels, lambda column, what: along(column, lead, chosen, what))
+        labels = _map_columns(
+            labels, lambda column, description: along(column, leading, selected, description)
+        )
     if sample_weight is not None:
-        sample_weight = along(sample_weight, lead, chosen, "sample_weight")
-    return rows if mask is None else rows[chosen], labels, sample_weight
+        sample_weight = along(sample_weight, leading, selected, "sample_weight")
+    return rows if mask is None else rows[selected], labels, sample_weight
 
 
-def _spread(labels: Any, change: Any) -> Any:
-    """Apply ``change(column, description)`` to every column of labels."""
+def _map_columns(labels: Any, function: Any) -> Any:
+    """Apply ``function(column, description)`` to every label column."""
     if isinstance(labels, Mapping):
-        return {name: change(column, f"labels[{name!r}]") for name, column in labels.items()}
-    return change(labels, "labels")
+        return {name: function(column, f"labels[{name!r}]") for name, column in labels.items()}
+    return function(labels, "labels")
 
 
 def _taken_labels(labels: Any, index: NDArray[np.intp], n: int) -> Any:
-    """Labels of some rows; `encode` raises for columns of another length."""
+    """Return the labels of the rows `index`; for other lengths than n, `encode` raises later."""
 
-    def change(column: Any, what: str) -> Any:
+    def select(column: Any, description: str) -> Any:
         shape = getattr(column, "shape", None)
         try:
             length = shape[0] if shape else len(column)
@@ -104,4 +106,4 @@ def _taken_labels(labels: Any, index: NDArray[np.intp], n: int) -> Any:
             return column
         return taken(column, index) if length == n else column
 
-    return _spread(labels, change)
+    return _map_columns(labels, select)

@@ -1,9 +1,9 @@
-"""Second moments of the labels themselves, within and between variables: sum w f f^T.
+"""Second moments of labels, within and between variables: sum w f f^T.
 
-The features f of a class-coded variable are the indicators of its classes, 0 where the label is
-missing. Those of a continuous one are its columns about an origin, and an indicator of their
-presence, all 0 where it is missing. The residual of x about its regression on the labels needs
-them (:mod:`splince_fast.moments.covariance_estimate`).
+The label features f of a class-coded variable are the indicators of its classes. The label
+features of a continuous variable are its columns minus an origin, and an indicator of presence. All
+are 0 for a missing label. The residual of x about its regression on the labels needs these moments
+(:mod:`splince_fast.moments.covariance_estimate`).
 """
 
 from __future__ import annotations
@@ -25,25 +25,28 @@ from splince_fast.moments.variable import Labels, Variable
 Float = NDArray[np.float64]
 Index = NDArray[np.intp]
 
-# One variable: its rows of the table; codes of its classes, or None; values of its columns.
+# Label features of a variable in n rows: rows of the Gram matrix; class codes + 1, (n,), or None;
+# values of the features, (n, k), if there are no codes.
 _Features = tuple[Index, Index | None, Float]
 
 _NONE, _NO_INDEX = np.zeros((0, 0)), np.zeros(0, np.intp)
-# Variables of more features are left out: the table grows with their square.
-_MOST = 256
+# Variables with more label features are left out: the size of the table is quadratic in them.
+_MAX_FEATURES = 256
 
 
 @dataclass(slots=True)
 class LabelTable:
-    """The table of all variables.
+    """Gram matrix of the label features of all variables.
 
     Attributes
     ----------
     gram : ndarray of shape (k, k)
+        sum w f f^T.
     index : dict of VariableName to ndarray
-        Rows of the Gram matrix, in the order of a variable's classes or columns; empty if left out.
+        Rows of the Gram matrix for the classes or columns of each variable, in this order; empty
+        for a variable that is left out.
     origins : dict of VariableName to ndarray
-        Of the columns of continuous variables.
+        Origin that is subtracted from the columns of each continuous variable.
     """
 
     gram: Float = field(default_factory=lambda: np.zeros((0, 0)))
@@ -52,16 +55,16 @@ class LabelTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the gram."""
+        """Bytes of the Gram matrix."""
         return self.gram.nbytes
 
     @property
     def is_compact(self) -> bool:
-        """Whether the Gram matrix has no rows of variables that were left out."""
+        """Whether every row of the Gram matrix belongs to a variable."""
         return sum(map(len, self.index.values())) == len(self.gram)
 
     def copy(self) -> LabelTable:
-        """An independent copy."""
+        """Return an independent copy."""
         return LabelTable(
             self.gram.copy(),
             {name: index.copy() for name, index in self.index.items()},
@@ -70,19 +73,22 @@ class LabelTable:
 
     # -- filling ---------------------------------------------------------------------------
 
-    def _make_room(self, name: VariableName, features: int) -> Index:
-        """Reserve rows of the Gram matrix for the columns of a variable; none above the limit."""
+    def _reserve(self, name: VariableName, n_features: int) -> Index:
+        """Return the rows of the Gram matrix for a variable; rows that do not exist are added.
+
+        The result is empty if the variable is left out.
+        """
         index = self.index.get(name)
         if index is None:
             index = np.zeros(0, np.intp)
         elif not len(index):
             return index
-        if features > _MOST:
+        if n_features > _MAX_FEATURES:
             self.gram[index, :] = 0.0
             self.gram[:, index] = 0.0
             index = np.zeros(0, np.intp)
-        elif features > len(index):
-            size, more = len(self.gram), features - len(index)
+        elif n_features > len(index):
+            size, more = len(self.gram), n_features - len(index)
             gram = np.zeros((size + more, size + more))
             gram[:size, :size] = self.gram
             self.gram = gram
@@ -98,9 +104,9 @@ class LabelTable:
         *,
         within: bool = True,
     ) -> None:
-        """Add the labels of some rows, encoded by `variables`.
+        """Add the products of labels, which are encoded with the classes of `variables`.
 
-        Without `within` only products of two variables are added.
+        With `within`, the products of a variable with itself are included.
         """
         features: list[_Features] = []
         for name, column in labels.items():
@@ -108,12 +114,12 @@ class LabelTable:
             if isinstance(variable, ClassSums):
                 index = self.index.get(name, _NO_INDEX)
                 if len(index) != variable.n_columns:
-                    index = self._make_room(name, variable.n_columns)
+                    index = self._reserve(name, variable.n_columns)
                 if len(index):
-                    # Cell 0 counts missing labels, code -1.
+                    # Code + 1: cell 0 counts missing labels.
                     features.append((index, column + 1, _NONE))
                 continue
-            index = self._make_room(name, variable.n_columns + 1)
+            index = self._reserve(name, variable.n_columns + 1)
             present = np.asarray(~np.isnan(column).any(axis=1))
             if len(index) and present.any():
                 origin = self.origins.setdefault(name, column[present.argmax()].copy())
@@ -127,11 +133,11 @@ class LabelTable:
                     self.gram[np.ix_(second[0], first[0])] += block.T
 
     def reorder(self, name: VariableName, old: ClassSums, new: ClassSums) -> None:
-        """Adopt the class order of `new` for a variable."""
+        """Change the class order of a variable from `old` to `new`, which may have more classes."""
         before = self.index.get(name)
         if before is None or not len(before):
             return
-        index = self._make_room(name, new.n_columns)
+        index = self._reserve(name, new.n_columns)
         if not len(index):
             return
         kept = new.positions(old.names)
@@ -147,18 +153,20 @@ class LabelTable:
         ours: Mapping[VariableName, Variable],
         theirs: Mapping[VariableName, Variable],
     ) -> None:
-        """Add a table, or subtract it; `ours` are the merged variables, `theirs` those of `other`.
+        """Add (sign 1) or subtract (sign -1) a table.
 
-        Columns about their origin t' are about ours t with f + (t' - t) times the presence.
+        `ours` are the variables after the merge, `theirs` the variables of `other`. A column f
+        about the origin t' becomes f + (t' - t) p about the origin t of this table, with p the
+        indicator of presence.
         """
         size = len(other.gram)
         moves: list[tuple[Index, Index, Float]] = []
         for name, index in other.index.items():
-            mine, yours = ours[name], theirs[name]
-            columns = isinstance(mine, ColumnSums)
-            # A number above the limit where the other side left the variable out.
-            others = 1 if columns else 0 if len(index) else _MOST
-            target = self._make_room(name, mine.n_columns + others)
+            variable, other_variable = ours[name], theirs[name]
+            columns = isinstance(variable, ColumnSums)
+            # A variable that `other` leaves out is left out here, too.
+            n_further = 1 if columns else 0 if len(index) else _MAX_FEATURES
+            target = self._reserve(name, variable.n_columns + n_further)
             if not len(target) or not len(index):
                 continue
             shift = np.eye(len(index))
@@ -167,7 +175,7 @@ class LabelTable:
                 if origin is not None:
                     shift[:-1, -1] = origin - self.origins.setdefault(name, origin.copy())
             else:
-                order = cast(ClassSums, mine).positions_of(cast(ClassSums, yours))
+                order = cast(ClassSums, variable).positions_of(cast(ClassSums, other_variable))
                 target = target[order][: len(index)]
             moves.append((target, index, shift))
         step = np.zeros((len(self.gram), size))
@@ -178,7 +186,7 @@ class LabelTable:
     # -- reading ---------------------------------------------------------------------------
 
     def columns_of(self, name: VariableName, variable: Variable) -> int:
-        """Columns of a variable in the table; 0 if it was left out."""
+        """Return the number of columns of a variable; 0 if the variable is left out."""
         return variable.n_columns if len(self.index.get(name, ())) else 0
 
     def covariance(
@@ -187,28 +195,29 @@ class LabelTable:
         variables: Mapping[VariableName, Variable],
         weight: float,
     ) -> Float:
-        """Cov(v, v), ddof = 0, over rows of this weight, of variables centred over labelled rows.
+        """Return Cov(v, v), ddof = 0, for variables that are centred over the labelled rows.
 
-        v = f - mean f where there is a label and 0 elsewhere, so that Cov(x, v) is the share of
-        the labelled rows times their Cov(x, z).
+        v = f - mean f in labelled rows and 0 in others, so that Cov(x, v) is Cov(x, z) over the
+        labelled rows times the weight fraction of these rows. `weight` is the weight sum of all
+        rows.
         """
         parts: list[Float] = []
-        where: list[Index] = []
+        indices: list[Index] = []
         for name in names:
             index, k = self.index[name], variables[name].n_columns
-            own = self.gram[np.ix_(index, index)]
+            block = self.gram[np.ix_(index, index)]
             if isinstance(variables[name], ColumnSums):
-                present = own[-1, -1]
-                centred = np.concatenate([np.eye(k), -own[:-1, -1:] / (present or 1.0)], axis=1)
+                present = block[-1, -1]
+                centred = np.concatenate([np.eye(k), -block[:-1, -1:] / (present or 1.0)], axis=1)
             else:
-                sums = np.diag(own)
+                sums = np.diag(block)
                 centred = np.zeros((k, len(index)))
                 centred[: len(index)] = np.eye(len(index)) - (sums / (sums.sum() or 1.0))[:, None]
             parts.append(centred)
-            where.append(index)
+            indices.append(index)
         step = np.zeros((sum(map(len, parts)), len(self.gram)))
         start = 0
-        for part, index in zip(parts, where, strict=True):
+        for part, index in zip(parts, indices, strict=True):
             step[start : start + len(part), index] = part
             start += len(part)
         return np.asarray(step @ self.gram @ step.T / weight)
@@ -216,9 +225,9 @@ class LabelTable:
     def pair_covariance(
         self, a: VariableName, b: VariableName, variables: Mapping[VariableName, Variable]
     ) -> tuple[Float, float] | None:
-        """Covariance (k_a, k_b) of two variables, and the weight of the rows that carry both.
+        """Return Cov(a, b), (k_a, k_b), over the rows with both labels, and their weight sum.
 
-        None where one of them was left out, or no row carries both.
+        Return None if a variable is left out, or no row has both labels.
         """
         index = [self.index.get(name, _NO_INDEX) for name in (a, b)]
         block = self.gram[np.ix_(*index)]
@@ -242,10 +251,10 @@ class LabelTable:
     # -- storing ---------------------------------------------------------------------------
 
     def tensors(self, order: Sequence[VariableName]) -> Tensors:
-        """The table as named arrays, in the order of the variables in `order`."""
+        """Return the table as named arrays, with the variables numbered as in `order`."""
         entries = [(i, self.index[name]) for i, name in enumerate(order) if name in self.index]
-        every = np.concatenate([index for _, index in entries]) if entries else _NO_INDEX
-        tensors: Tensors = {"gram": self.gram[np.ix_(every, every)]}
+        rows = np.concatenate([index for _, index in entries]) if entries else _NO_INDEX
+        tensors: Tensors = {"gram": self.gram[np.ix_(rows, rows)]}
         start = 0
         for i, index in entries:
             tensors[f"places.{i}"] = np.arange(start, start + len(index), dtype=np.int64)
@@ -256,7 +265,7 @@ class LabelTable:
 
     @classmethod
     def read(cls, tensors: Tensors, variables: Mapping[VariableName, Variable]) -> LabelTable:
-        """The inverse of `tensors`; FileFormatError where they are impossible."""
+        """Return the table of `tensors`; raise FileFormatError if they are invalid."""
         table = cls()
         gram = tensors.get("gram")
         size = 0 if gram is None or not gram.ndim else len(gram)
@@ -268,11 +277,11 @@ class LabelTable:
             if index is None:
                 continue
             columns = isinstance(variable, ColumnSums)
-            most = variable.n_columns + (1 if columns else 0)
-            fits = index.dtype == np.int64 and index.ndim == 1 and len(index) <= most
+            n_features = variable.n_columns + (1 if columns else 0)
+            fits = index.dtype == np.int64 and index.ndim == 1 and len(index) <= n_features
             if not fits or (len(index) and not 0 <= index.min() <= index.max() < size):
                 raise FileFormatError(f"the table of labels has no valid index for {name!r}")
-            if columns and len(index) not in (0, most):
+            if columns and len(index) not in (0, n_features):
                 raise FileFormatError(f"the table of labels lacks columns of {name!r}")
             table.index[name] = index.astype(np.intp)
             used += index.tolist()
@@ -286,7 +295,7 @@ class LabelTable:
 
 
 def _products(first: _Features, second: _Features, weight: Float | None) -> Float:
-    """sum w f g^T of the features of two variables, by counts of cells or by matrix products."""
+    """Return sum w f g^T for the features of two variables, by counting or matrix products."""
     (p, codes, values), (q, others, columns) = first, second
     if codes is not None and others is not None:
         shape = len(p) + 1, len(q) + 1

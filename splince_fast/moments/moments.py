@@ -1,4 +1,4 @@
-"""The mergeable state: Moments of all rows, and Folds, moments of disjoint parts of the rows."""
+"""`Moments`, first and second moments that can be added; `Folds`, moments of disjoint rows."""
 
 from __future__ import annotations
 
@@ -61,79 +61,81 @@ _MOST_FOLDS = 1024
 class Moments:
     """Streaming, mergeable first and second moments of x and of labelled variables.
 
-    One pass over the data in blocks of any size gives the mean and covariance of x and its
-    cross-covariance with every variable; from them any number of erasers follow. The state is
-    float64 and takes O(d^2) memory whatever the number of rows.
+    One pass over the data in blocks of any size gives the mean and covariance of x, and the
+    cross-covariance of x with every variable; any number of erasers are computed from them. The
+    state is float64 and takes O(d^2) memory for any number of rows.
 
-    Contracts, to rounding: updating with a block equals merging the moments of that block;
+    Up to rounding errors, an update with a block equals the addition of the moments of this block;
     ``a + b`` equals the moments of both data sets, in any order or grouping; ``(a + b) - b``
-    equals ``a``; a weight of 2 equals the row twice, a weight of 0 its absence.
+    equals ``a``; a row of weight 2 equals two such rows, and a row of weight 0 equals no row.
 
     Parameters
     ----------
     block_rows : int, optional
-        Rows of a block; smaller updates are buffered until a block is full. The default is 4096,
-        fewer where a block would exceed 64 MiB.
+        Rows per block; smaller updates are buffered until a block is full. The default is 4096, or
+        fewer if a block would exceed 64 MiB.
     kinds : mapping of str to {"classes", "continuous"}, optional
-        Decides how a variable is read where its dtype does not: strings, bools and integers are
-        classes, floats continuous.
+        Kind of each variable for which the dtype gives the wrong kind: by default, strings, bools
+        and integers are classes, and floats are continuous.
     joint : sequence of tuples of str, optional
-        Class-coded variables whose joint cells are accumulated, too, under the tuple as name:
-        ``joint=[("gender", "race")]``.
+        Class-coded variables whose combinations are accumulated as classes of one more variable,
+        with the tuple as its name: ``joint=[("gender", "race")]``.
     ledoit_wolf : bool
-        Accumulate, too, what ``shrinkage="ledoit-wolf"`` needs of the fourth moments: O(d) more
-        state and another pass over each block.
+        Accumulate the fourth moments that ``shrinkage="ledoit-wolf"`` needs: O(d) more state and
+        another pass over each block.
     subsample : float in (0, 1]
-        Fraction of the rows that the covariance of x is estimated from. Sums per class, means and
-        variances are of all rows, so that constraints stay exact; see the notes.
+        Fraction of the rows that are sampled to estimate the covariance of x. Sums per class, means
+        and variances are computed from all rows, so that constraints stay exact; see the notes.
     sketch_size : int, optional
-        Keep no d x d matrix, but the variances and the products of the scatter with this many
-        columns of random signs: O(d (sketch_size + k)) numbers for k classes and columns of labels.
-        0 keeps variances alone. Rows may be sparse then. See the notes.
+        Number of columns of random signs by which the scatter is multiplied. The variances and
+        these products replace the d x d scatter: O(d (sketch_size + k)) numbers for k classes and
+        label columns. Rows may then be sparse. 0 keeps the variances only. See the notes.
     random_state : int
-        Of the choice of the sampled rows, and of the signs of a sketch.
+        Seed of the sampled rows, and of the signs of a sketch.
     by : str, optional
-        Class-coded variable whose classes have a scatter each, in :attr:`by_class`: O(k d^2)
-        numbers for k classes, at most 64. The total is that of all rows.
+        Class-coded variable, for each class of which the scatter is accumulated separately, in
+        :attr:`by_class`: O(k d^2) numbers for k classes, at most 64.
 
     Notes
     -----
-    *A sketch of the covariance.* With ``sketch_size=r`` the state is diag(S) and Y = S O of the
-    scatter S, O a (d, r) matrix of random signs. In the place of S stands
+    *Sketch of the covariance.* With ``sketch_size=r``, the state consists of the diagonal of the
+    scatter S and of Y = S O, with O a (d, r) matrix of random signs. S is approximated by
 
         D + Y (O^T Y)^+ Y^T,    D = diag(S) - diag(Y (O^T Y)^+ Y^T) >= 0
 
-    (a Nystroem approximation with the exact variances). Constraints are exact, as they are for any
-    positive definite matrix. How much more than the least is changed depends on the data, and is
-    not known before ``refine=`` of a method has read the rows once more; the report states no
-    distortion until then. Both sides of ``+`` and ``-`` need the same sketch_size and random_state.
+    (a Nystroem approximation with the exact variances). Constraints are exact, as for any positive
+    definite matrix in place of S. The distortion exceeds the minimum by an amount that depends on
+    the data; it is unknown, and missing in the report, unless ``refine=`` of a method reads the
+    rows again. Both operands of ``+`` and ``-`` need the same sketch_size and random_state.
 
-    *A sampled scatter.* A covariance costs O(n d^2), all other sums O(n d). Any positive definite
-    matrix in its place gives an eraser that erases and keeps as much, and alone decides how much
-    more than the least possible it changes. With ``subsample=p`` row i of the stream is taken with
-    probability pi_i = min(1, p max(1, q_i / mean q)), decided by a hash of i, and counts w_i / pi_i
-    times; q_i is the sum of its squared deviations in units of the variances so far. Erasers rest
-    on the residuals of these rows about the labels, to which is added what all rows say. For
-    Gaussian x and m sampled rows, a share f of all, the distortion exceeds the least by the factor
+    *Sampled scatter.* A covariance takes O(n d^2) operations, all other sums O(n d). Any positive
+    definite matrix in place of the covariance gives an eraser with the same constraints; the matrix
+    determines only how far the distortion exceeds the minimum. With ``subsample=p``, row i of the
+    stream is sampled with probability pi_i = min(1, p max(1, q_i / mean q)) by a hash of i, and has
+    weight w_i / pi_i; q_i is w_i times the sum of its squared deviations from the mean, each
+    divided by the variance of the feature; mean and variances are those of the previous blocks. The
+    covariance is estimated from the residuals of the sampled rows about the labels, plus the part
+    that the labels explain in all rows. For Gaussian x and m sampled rows, a fraction f of all
+    rows, the distortion exceeds the minimum by the fraction
 
         (1 - f) (1 - R^2) p / (m - p - 2)
 
-    on average, with p = d less the rank of what is erased and kept, and R^2 the squared multiple
-    correlation of the removed coordinates with the labels. 21 d rows cost at most 5 percent. The
-    report states the rows and the excess; fewer than 4 d rows are refused. Reading the moments
-    between updates ends a block, which changes the rows that are sampled later.
+    on average, with p = d minus the rank of the erased and kept variables, and R^2 the squared
+    multiple correlation of the removed coordinates with the labels. 21 d rows give an excess of at
+    most 5 percent. The report states the number of rows and the excess; fewer than 4 d rows raise
+    an error. Reading the moments between updates ends a block, which changes the later sample.
 
-    Every block is centred close to its own mean and merged by the pairwise formula of Chan, Golub
-    and LeVeque (1983), so the result does not depend on offset, drift or order beyond rounding.
-    Products are taken in float32 for data of at most 32 bits and added up in float64: entries of
-    the covariance are then exact to about 1e-7 of the standard deviations, to 1e-6 for columns
-    that take few distinct values, and to 4e-6 where a few rows of a block hold most of a column's
-    sum of squares.
+    *Precision.* Every block is centred close to its mean and merged by the pairwise formula of
+    Chan, Golub and LeVeque (1983): offset, drift and order of the data change the result by
+    rounding errors only. Products are computed in float32 for data of at most 32 bits, and added in
+    float64: entries of the covariance are then exact to about 1e-7 of the standard deviations, to
+    1e-6 for columns with few distinct values, and to 4e-6 if a few rows of a block contribute most
+    of the sum of squares of a column.
 
-    A row whose label for some variable is missing counts for x and for the other variables.
+    *Missing labels.* A row without a label for one variable counts for x and for other variables.
 
-    One thread at a time may use an object: a second one gets an error, not a wrong number.
-    Different objects can be filled from different threads and then merged.
+    *Threads.* One thread at a time may update an object; a second thread gets an error.
+    Different objects can be filled by different threads and then added.
 
     Examples
     --------
@@ -178,19 +180,18 @@ class Moments:
         Parameters
         ----------
         X : array-like of shape (n, d), or (batch, token, d)
-            float16, bfloat16, float32, float64, integers or bools; any memory layout; NumPy,
-            torch, pandas or polars. n may be 0. Any number of leading dimensions become one. With
-            `sketch_size`, a matrix or array of scipy.sparse, too, which is never made dense.
+            Rows of float16, bfloat16, float32, float64, integers or bools; any memory layout;
+            NumPy, torch, pandas or polars. n may be 0. Leading dimensions are flattened. With
+            `sketch_size`, also a matrix or array of scipy.sparse, which is never made dense.
         labels : mapping of str to column(s), frame, or a single column, optional
-            See :mod:`splince_fast.labels`; a bare column is the variable "concept". With leading
-            dimensions, a column has one entry per sequence, (batch,), or per position,
-            (batch, token).
+            Labels of the rows, see :mod:`splince_fast.labels`; a single column is the variable
+            "concept". With leading dimensions, a column has one entry per sequence, (batch,), or
+            per position, (batch, token).
         sample_weight : array-like of shape (n,), optional
-            Non-negative frequencies; rows of weight 0 are left out. With leading dimensions as a
-            column of labels.
-        mask : array-like of bool with the shape of X but for the features, optional
-            True, or 1, where there is a row; what stands elsewhere, such as padding, is not
-            looked at.
+            Non-negative frequencies; rows of weight 0 are ignored. With leading dimensions, the
+            shape is that of a label column.
+        mask : array-like of bool with the shape of X without the last dimension, optional
+            True or 1 for rows to add; other rows, such as padding, are ignored.
 
         Returns
         -------
@@ -200,7 +201,7 @@ class Moments:
         Raises
         ------
         InputError, NonFiniteError, LabelError
-            Before anything changes: after a failed update the state is what it was.
+            The input is invalid; the state is unchanged.
 
         Examples
         --------
@@ -270,50 +271,50 @@ class Moments:
         checkpoint_seconds: float = 60.0,
         **parameters: Any,
     ) -> Moments | Folds:
-        """Accumulate a whole source, reading the next block while one is accumulated.
+        """Accumulate a source, and read the next block while a block is accumulated.
 
         Parameters
         ----------
         blocks : Source or iterable of (X, labels) or (X, labels, sample_weight)
             See :mod:`splince_fast.sources`.
         folds : int, optional
-            At least 2: split the rows into this many moments, as :class:`splince_fast.Folds`.
+            Number of folds into which rows are split, at least 2, for
+            :class:`splince_fast.Folds`.
         groups : str, optional
-            With `folds`: name of a variable of the labels whose classes stay together, each in
-            one fold. It serves the grouping alone and is not accumulated.
+            With `folds`, name of a variable of the labels: rows of one class stay in one fold.
+            The variable is not accumulated.
         client : dask.distributed.Client, optional
-            Accumulate on its workers, which read their blocks themselves: the source must be of
-            files that they see, or of a dask array. Only states travel. The result has the same
-            bits whatever the number of workers, and whichever of them are lost.
+            Cluster on whose workers to accumulate. The workers read the blocks: the source must
+            consist of files that every worker can read, or of a dask array. Only states are sent.
+            The result is bit for bit the same for any number of workers, even if workers are lost.
         progress : bool, optional
             Show a progress bar on stderr; by default only in a terminal or notebook, after two
             seconds.
         checkpoint : path, optional
-            The state is written there atomically now and then, when the source fails or Ctrl-C
-            comes, and at the end. If the file exists, accumulation resumes behind the last block
-            that it holds; the result is the same to the last bit as without the interruption. The
-            checkpoint knows its data by digests of the first and the last block, and by size and
-            time of files.
+            File to which the state is written atomically: at intervals, after an error of the
+            source or Ctrl-C, and at the end. If the file exists, accumulation resumes after the
+            last block in it; the result is bit for bit the same as without interruption. The data
+            are compared with the checkpoint by digests of the first and last block, and by size
+            and modification time of files.
         checkpoint_seconds : float
-            How often; 0 is after every block.
+            Seconds between two writes of the checkpoint; 0 writes after every block.
         **parameters
-            The arguments of the class. ``subsample="auto"`` takes the smallest power of 1/2 that
+            Arguments of the class. ``subsample="auto"`` takes the smallest power of 1/2 that
             leaves 22 sampled rows per feature, so that the distortion is expected to exceed the
-            least by at most 5 percent.
+            minimum by at most 5 percent.
 
         Returns
         -------
         Moments or Folds
-            :class:`splince_fast.Folds` where `folds` is given: ``Folds.from_blocks`` is the long
-            form.
+            :class:`splince_fast.Folds` if `folds` is given, as from ``Folds.from_blocks``.
 
         Raises
         ------
         FileFormatError
             The checkpoint belongs to another source, other data or other parameters.
         InputError
-            A parameter out of range; ``subsample="auto"`` for a source of unknown length, or a
-            rate that leaves fewer than 4 rows per feature.
+            A parameter is out of range; ``subsample="auto"`` for a source of unknown length; or a
+            `subsample` that leaves fewer than 4 rows per feature.
         """
 
         if folds is None and groups is not None:
@@ -336,24 +337,24 @@ class Moments:
 
     @property
     def parameters(self) -> Parameters:
-        """The arguments that the object was made with."""
+        """Arguments of the object."""
         return self._accumulator.parameters
 
     def _arguments(self) -> dict[str, Any]:
-        """The keyword arguments of an empty object of the same parameters."""
+        """Return the keyword arguments of an empty object with the same parameters."""
         return self.parameters.as_arguments()
 
     # -- algebra ---------------------------------------------------------------------------
 
     def __add__(self, other: Moments) -> Moments:
-        """Moments of both data sets together."""
+        """Return the moments of both data sets together."""
         self._check_like(other)
-        result = self._settled_copy()
+        result = self._merged_copy()
         result += other
         return result
 
     def __iadd__(self, other: Moments) -> Moments:
-        """Merge the other moments into this object, in place."""
+        """Add the other moments to this object, in place."""
         self._check_like(other)
         part = other.copy() if other is self else other
         with Deferred(), self._lock, part._locked() as theirs:
@@ -362,13 +363,13 @@ class Moments:
         return self
 
     def __sub__(self, part: Moments) -> Moments:
-        """Moments of the rows that are not in `part`, which must have been added before."""
+        """Return the moments without the rows of `part`, which must be part of them."""
         self._check_like(part)
         with self._locked() as ours, part._locked() as theirs:
             return self._around(ours.without(theirs))
 
     def __radd__(self, other: object) -> Moments:
-        """Support ``sum(parts)``, which begins with 0."""
+        """Return a copy for ``0 + moments``, with which ``sum(parts)`` begins."""
         if isinstance(other, int) and other == 0:
             return self.copy()
         raise _no_moments(other)
@@ -385,12 +386,12 @@ class Moments:
 
     @classmethod
     def _empty(cls, parameters: Parameters) -> Moments:
-        """Moments without rows, of checked parameters."""
+        """Return empty Moments with validated parameters."""
         return cls._around(accumulator_of(parameters))
 
     @classmethod
     def _around(cls, accumulator: Accumulator) -> Moments:
-        """New moments around an accumulator."""
+        """Return new moments that hold this accumulator."""
         new = cls.__new__(cls)
         new._accumulator = accumulator
         new._lock = ReadersWriterLock(_IN_USE)
@@ -398,7 +399,7 @@ class Moments:
 
     @staticmethod
     def _merged(parts: Sequence[Moments]) -> Moments:
-        """(new) sum of moments, at least one."""
+        """Return the sum of at least one moments, as a new object."""
         first, *others = parts
         with first._locked() as accumulator:
             total = accumulator.copy()
@@ -408,33 +409,32 @@ class Moments:
                 total.add(accumulator)
         return first._around(total)
 
-    def _settled_copy(self) -> Moments:
-        """A copy with all rows merged."""
+    def _merged_copy(self) -> Moments:
+        """Return a copy with all buffered rows merged into the sums."""
         with self._locked() as accumulator:
             return self._around(accumulator.copy())
 
     def scaled(self, factor: float) -> Moments:
-        """Moments of the same rows with every weight times a factor.
+        """Return the moments of the same rows with every weight multiplied by a factor.
 
-        So parts that were accumulated once are merged in any proportions: with m_g the moments of
-        cell g, ``sum(m_g.scaled(share_g / m_g.weight))`` are those of the rows with the cells
-        weighted to given shares.
+        Parts that were accumulated separately can be added in any proportions: with m_g the moments
+        of cell g, the sum of ``m_g.scaled(p_g / m_g.weight)`` has the cells with weights p_g.
 
         Parameters
         ----------
         factor : float
-            Positive and finite.
+            Factor of the weights, positive and finite.
 
         Returns
         -------
         Moments
-            A new object: ``weight`` is multiplied, ``n_rows``, ``mean`` and ``covariance(ddof=0)``
-            stay.
+            A new object: ``weight`` is multiplied; ``n_rows``, ``mean`` and
+            ``covariance(ddof=0)`` are unchanged.
 
         Raises
         ------
         InputError
-            `factor` is no positive finite number.
+            `factor` is not a positive finite number.
 
         Examples
         --------
@@ -450,12 +450,12 @@ class Moments:
         """
         if not is_number(factor) or not 0 < factor < np.inf:
             raise InputError(f"the factor is {factor!r}; it must be a positive finite number")
-        result = self._settled_copy()
+        result = self._merged_copy()
         result._accumulator.scale(float(factor))
         return result
 
     def copy(self) -> Moments:
-        """An independent copy, rows that wait for a full block included."""
+        """Return an independent copy, including buffered rows."""
         with Reading(self._lock):
             return self._around(self._accumulator.copy())
 
@@ -463,26 +463,25 @@ class Moments:
 
     @property
     def n_rows(self) -> int:
-        """Rows seen, those of weight 0 not counted."""
+        """Number of rows, without rows of weight 0."""
         return self._accumulator.n_rows
 
     @property
     def n_features(self) -> int | None:
-        """Width d of the rows; None before the first of them."""
+        """Number of features d; None before the first rows."""
         return self._accumulator.width
 
     @property
     def feature_names(self) -> tuple[str, ...] | None:
-        """Columns of the first data frame among the rows; None if all were arrays.
+        """Column names of the first data frame among the rows; None if all rows were arrays.
 
-        Frames that are added later, and moments that are merged, must have the same columns in
-        the same order.
+        Later data frames, and moments to be added, must have the same columns in the same order.
         """
         return self._accumulator.feature_names
 
     @property
     def weight(self) -> float:
-        """Total weight of the rows seen."""
+        """Weight sum of the rows."""
         with self._locked() as accumulator:
             return 0.0 if accumulator.state is None else accumulator.state.weight
 
@@ -493,14 +492,14 @@ class Moments:
         Raises
         ------
         NotEnoughDataError
-            Nothing was seen yet.
+            No rows were added yet.
         """
         return self._state().mean
 
     def covariance(self, *, ddof: float = 1) -> Float:
         """(d, d) float64: sum w (x - mean)(x - mean)^T / (weight - ddof), in units of x squared.
 
-        With ``subsample`` below 1 it is that of the sampled rows alone, weighted by 1 / pi.
+        With ``subsample`` below 1, it is computed from the sampled rows, weighted by 1 / pi.
 
         Parameters
         ----------
@@ -515,7 +514,7 @@ class Moments:
         Raises
         ------
         NotEnoughDataError
-            The total weight is not above `ddof`.
+            The weight sum is not above `ddof`.
         InputError
             The moments were made with ``sketch_size``.
         """
@@ -529,7 +528,7 @@ class Moments:
         with self._locked() as accumulator:
             if isinstance(accumulator, SampledAccumulator):
                 accumulator = accumulator.sample.rows
-            state = accumulator.seen()
+            state = accumulator.nonempty_state()
             if state.weight - ddof <= 0:
                 raise NotEnoughDataError(
                     f"a covariance with ddof = {ddof:g} needs a total weight above it, and the "
@@ -540,15 +539,15 @@ class Moments:
         return full
 
     def cross_covariance(self, name: VariableName, *, ddof: float = 1) -> Float:
-        """(d, k) float64: covariance of x with a variable, over the rows that carry its label.
+        """(d, k) float64: covariance of x with a variable, over the rows with a label.
 
-        One column per class, of its 0/1 indicator and in the order of :meth:`classes`, or per
-        continuous column.
+        There is one column per class, for its 0/1 indicator, in the order of :meth:`classes`; or
+        one column per column of a continuous variable.
 
         Parameters
         ----------
         name : str or tuple of str
-            The variable.
+            Name of the variable.
         ddof : float
             Delta degrees of freedom.
 
@@ -560,41 +559,46 @@ class Moments:
         Raises
         ------
         UnknownVariableError
-            No such variable was seen.
+            There is no such variable.
         NotEnoughDataError
-            The weight of the labelled rows is not above `ddof`.
+            The weight sum of the labelled rows is not above `ddof`.
         """
         with self._locked() as accumulator:
             return accumulator.variable(name).cross_covariance(ddof, name)
 
     def classes(self, name: VariableName) -> tuple[ClassName, ...]:
-        """Names of the classes of a class-coded variable, in the order of its columns.
+        """Return the class names of a class-coded variable, in the order of its columns.
 
         Parameters
         ----------
         name : str or tuple of str
-            The variable.
+            Name of the variable.
 
         Raises
         ------
         UnknownVariableError, LabelError
-            No such variable, or a continuous one.
+            There is no such variable, or it is continuous.
         """
         with self._locked() as accumulator:
             return tuple(accumulator.variable(name).class_names(name))
 
     def class_counts(self, name: VariableName) -> dict[ClassName, int]:
-        """Rows of each class of a class-coded variable; errors as for :meth:`classes`.
+        """Return the number of rows of each class of a class-coded variable.
 
         Parameters
         ----------
         name : str or tuple of str
-            The variable.
+            Name of the variable.
 
         Returns
         -------
         dict
             Number of rows by class.
+
+        Raises
+        ------
+        UnknownVariableError, LabelError
+            There is no such variable, or it is continuous.
         """
         with self._locked() as accumulator:
             variable = accumulator.variable(name)
@@ -603,12 +607,12 @@ class Moments:
 
     @property
     def variables(self) -> dict[VariableName, str]:
-        """Variables seen, each with its kind: "classes" or "continuous"."""
+        """Kind of each variable: "classes" or "continuous"."""
         return {name: variable.kind for name, variable in self._accumulator.variables.items()}
 
     @property
     def by_class(self) -> dict[ClassName | None, Moments]:
-        """Moments of the rows of each class of the variable `by`; None: rows without its label.
+        """Moments of each class of the variable `by`; the key None is for rows without a label.
 
         Raises
         ------
@@ -647,20 +651,20 @@ class Moments:
         return object.__sizeof__(self) + self.nbytes
 
     def _locked(self) -> AbstractContextManager[Accumulator]:
-        """The accumulator with all rows merged, locked against changes by other threads.
+        """Return a context manager that yields the accumulator, without buffered rows, locked.
 
-        Any number of threads may hold it at a time: they solve in parallel. Ctrl-C is delivered at
-        the end.
+        Any number of threads may read at the same time; updates raise an error. Ctrl-C is deferred
+        to the end.
         """
         return Reading(self._lock, self._accumulator)
 
     def _state(self) -> State:
-        """The state of x with every row merged."""
+        """Return the state of x after buffered rows are merged."""
         with self._locked() as accumulator:
-            return accumulator.seen()
+            return accumulator.nonempty_state()
 
     def _variable(self, name: VariableName) -> Variable:
-        """The sums of one variable with every row merged; UnknownVariableError without any."""
+        """Return the sums of one variable after buffered rows are merged."""
         with self._locked() as accumulator:
             return accumulator.variable(name)
 
@@ -668,10 +672,11 @@ class Moments:
         self, shrinkage: float | str | None = None, *, solver: str = "auto",
         min_scale: float | str = "auto",
     ) -> Factored:  # fmt: skip
-        """An immutable snapshot with Cov(x) factored, for several erasers from the same moments.
+        """Return an immutable snapshot with Cov(x) factored, for several erasers.
 
-        Every method and :func:`splince_fast.concept_strength` take it in place of the moments.
-        Factoring costs O(d^3), once; each eraser then O(d^2) for every column of its variables.
+        Every method and :func:`splince_fast.concept_strength` accept the snapshot in place of
+        moments. The factorisation takes O(d^3) operations; each eraser then takes O(d^2) for every
+        column of its variables.
 
         Parameters
         ----------
@@ -681,15 +686,15 @@ class Moments:
         Returns
         -------
         Factored
-            Holds d^2 float64 numbers (2 d^2 where Cov(x) is rank deficient); later updates of
-            the moments do not change it.
+            Snapshot of d^2 float64 numbers, or 2 d^2 if Cov(x) is rank deficient; later updates
+            of the moments do not change it.
 
         Raises
         ------
         NotEnoughDataError
-            Nothing was seen yet.
+            No rows were added yet.
         InputError
-            A parameter out of range.
+            A parameter is out of range.
 
         Examples
         --------
@@ -707,7 +712,7 @@ class Moments:
             return Factored(snapshot, options)
 
     def _statistics(self) -> AbstractContextManager[Snapshot]:
-        """The statistics that a solve reads, locked against updates."""
+        """Return a context manager that yields the statistics for a solve, locked."""
         return Reading(self._lock, self._accumulator, snapshot_of)
 
     def __repr__(self) -> str:
@@ -722,28 +727,28 @@ class Moments:
     # -- persistence -----------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state, rows that wait for a full block included, to a safetensors file.
+        """Write the state, including buffered rows, to a safetensors file.
 
         Parameters
         ----------
         path : path
-            The file; whatever happens, it holds either what it held before or the whole state.
+            Path of the file, which is replaced atomically.
         """
         self._write(path, None)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Moments:
-        """Read a state back; it continues exactly where the saved one stood.
+        """Read moments from a file; further updates continue as if they had not been saved.
 
         Parameters
         ----------
         path : path
-            A file written by :meth:`save`, or a checkpoint; folds are merged.
+            A file of :meth:`save`, or a checkpoint; the folds of a checkpoint are added.
 
         Raises
         ------
         FileFormatError
-            Truncated, foreign, inconsistent, or written by a newer version.
+            The file is truncated, inconsistent, of another kind, or of a newer version.
         FileNotFoundError
             There is no such file.
         """
@@ -764,19 +769,19 @@ class Moments:
             return cls._around(from_tensors(tensors, metadata)), metadata["stream"]
 
     def _write_checkpoint(self, path: str | os.PathLike[str], stream: dict[str, object]) -> None:
-        """Write the state and the position in its source, a JSON object."""
+        """Write the state and the position in its source, `stream`, a JSON object."""
         self._write(path, stream)
 
     def _read_checkpoint(self, path: str | os.PathLike[str]) -> tuple[Moments, object]:
-        """The state and the position in its source that a checkpoint holds."""
+        """Return the state of a checkpoint and the position in its source."""
         return self._read(path)
 
     def __getstate__(self) -> dict[str, Any]:
         with Reading(self._lock):
             tensors, metadata = to_tensors(self._accumulator, packed=True)
-            # Arrays that later updates change are copied under the lock.
-            own = {k: t if k.endswith("scatter.lower") else t.copy() for k, t in tensors.items()}
-            return {"tensors": own, "metadata": metadata}
+            # Copied under the lock: later updates change all arrays except the packed scatter.
+            copies = {k: t if k.endswith("scatter.lower") else t.copy() for k, t in tensors.items()}
+            return {"tensors": copies, "metadata": metadata}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         tensors, metadata = state["tensors"], state["metadata"]
@@ -788,33 +793,33 @@ def _no_moments(other: object) -> InputError:
 
 
 class Folds(Sequence[Moments]):
-    """A sequence of moments into which the rows of a stream are split.
+    """A sequence of moments, into which the rows of a stream are split.
 
-    Row number i of the stream goes to fold ``splitmix64(i) mod n``; with `groups`, every row of a
-    class of that variable goes to the fold of the class's digest. The choice depends on nothing
-    else: a stream gives the same bits for every block size.
+    Row number i of the stream is in fold ``splitmix64(i) mod n``; with `groups`, the fold of a row
+    depends on a digest of its class name instead. Folds are bit for bit the same for every block
+    size.
 
     Parameters
     ----------
     n_folds : int
-        At least 2.
+        Number of folds, at least 2.
     groups : str, optional
-        A variable of the labels. It serves the grouping alone and is not accumulated; a row
-        without its label is assigned by its number.
+        Name of a variable of the labels: rows of one class stay in one fold, and a row without a
+        label is assigned by its number. The variable is not accumulated.
     **parameters
         As for :class:`Moments`.
 
     Raises
     ------
     InputError
-        `n_folds` or `groups` out of range.
+        `n_folds` or `groups` is invalid.
 
     Notes
     -----
-    Every method takes them in place of moments: the eraser is that of all rows, its report says
-    what it does to held-out rows (:func:`splince_fast.cross_report`), and ``shrinkage="cv"`` can
-    be chosen. The first eraser merges the folds; their sum is kept for the next one, until rows
-    are added.
+    Every method accepts folds in place of moments: the eraser is fitted to all rows, the report
+    includes the effect on held-out rows (:func:`splince_fast.cross_report`), and
+    ``shrinkage="cv"`` is available. The first eraser adds the folds; later erasers use the same
+    sum, until rows are added.
 
     Examples
     --------
@@ -825,7 +830,7 @@ class Folds(Sequence[Moments]):
     >>> folds = sf.Moments.from_blocks([(X, {"z": z})], folds=2)
     >>> len(folds), folds.total.n_rows
     (2, 1000)
-    >>> eraser = sf.leace(folds[0], erase="z")  # to be judged on folds[1]
+    >>> eraser = sf.leace(folds[0], erase="z")  # folds[1] is held out
     """
 
     def __init__(self, n_folds: int, *, groups: str | None = None, **parameters: Any) -> None:
@@ -834,8 +839,8 @@ class Folds(Sequence[Moments]):
         if groups is not None and not isinstance(groups, str):
             raise InputError(f"groups is {groups!r}; it must be the name of a variable")
         check_keywords(parameters, Moments, where="Moments")
-        checked = Parameters.of(**parameters)
-        self._folds = tuple(Moments._empty(checked) for _ in range(int(n_folds)))
+        validated = Parameters.of(**parameters)
+        self._folds = tuple(Moments._empty(validated) for _ in range(int(n_folds)))
         self._merged: tuple[list[int], Moments] | None = None
         self._groups = groups
         self._position = 0
@@ -862,11 +867,11 @@ class Folds(Sequence[Moments]):
 
     @property
     def total(self) -> Moments:
-        """(new) moments of all rows: the folds merged."""
+        """Moments of all rows, as a new object."""
         return Moments._merged(self._folds)
 
     def _total(self) -> Moments:
-        """The folds merged, once for all solves, which only read the result."""
+        """Return the moments of all rows, cached: callers must not change them."""
         n_rows = [fold._accumulator.n_rows for fold in self._folds]
         if self._merged is None or self._merged[0] != n_rows:
             self._merged = n_rows, self.total
@@ -874,27 +879,27 @@ class Folds(Sequence[Moments]):
 
     @property
     def n_rows(self) -> int:
-        """Rows of all folds."""
+        """Number of rows of all folds."""
         return sum(fold._accumulator.n_rows for fold in self._folds)
 
     @property
     def n_features(self) -> int | None:
-        """Width d of the rows; None before the first of them."""
+        """Number of features d; None before the first rows."""
         return next((fold.n_features for fold in self._folds if fold.n_features), None)
 
     @property
     def feature_names(self) -> tuple[str, ...] | None:
-        """Names of the features, as :attr:`Moments.feature_names`."""
+        """Names of the features, as in :attr:`Moments.feature_names`."""
         return self._any_with_rows().feature_names
 
     @property
     def parameters(self) -> Parameters:
-        """The arguments that each of the moments was made with."""
+        """Arguments of the moments of each fold."""
         return self._folds[0].parameters
 
     @property
     def variables(self) -> dict[VariableName, str]:
-        """Variables seen in any fold, each with its kind."""
+        """Kind of each variable in any fold: "classes" or "continuous"."""
         return {name: kind for fold in self._folds for name, kind in fold.variables.items()}
 
     # -- filling ---------------------------------------------------------------------------
@@ -911,7 +916,7 @@ class Folds(Sequence[Moments]):
         checkpoint_seconds: float = 60.0,
         **parameters: object,
     ) -> Folds:
-        """Accumulate a whole source, its rows split into folds.
+        """Accumulate a source, with rows split into folds.
 
         Parameters
         ----------
@@ -920,21 +925,21 @@ class Folds(Sequence[Moments]):
         folds : int
             Number of folds, at least 2.
         groups : str, optional
-            Name of a class-coded variable of the labels whose classes stay together.
+            Name of a class-coded variable of the labels: rows of one class stay in one fold.
         progress, checkpoint, checkpoint_seconds
             As for :meth:`Moments.from_blocks`.
         **parameters
-            The arguments of :class:`Moments`.
+            Arguments of :class:`Moments`.
 
         Returns
         -------
         Folds
-            With the classes of every variable in sorted order.
+            The folds, with the classes of every variable in sorted order.
 
         Raises
         ------
         FileFormatError, InputError
-            As :meth:`Moments.from_blocks`.
+            As for :meth:`Moments.from_blocks`.
 
         Examples
         --------
@@ -956,7 +961,7 @@ class Folds(Sequence[Moments]):
         )._sort_classes()  # fmt: skip
 
     def update(self, X: object, labels: object = None, *, sample_weight: object = None) -> Folds:
-        """Split rows into the folds.
+        """Split rows into folds, and add them.
 
         Parameters
         ----------
@@ -966,15 +971,15 @@ class Folds(Sequence[Moments]):
         Raises
         ------
         InputError, NonFiniteError, LabelError
-            Before anything changes.
+            The input is invalid; the folds are unchanged.
         """
         return self._update(X, labels, sample_weight)
 
     def _update(
         self, X: object, labels: object, sample_weight: object, *, merge_all: bool = False
     ) -> Folds:
-        """Split rows into the folds; with `merge_all` none wait for a full block."""
-        # Read and checked as a whole before any fold changes.
+        """Split rows into folds, and add them; with `merge_all` no rows stay in buffers."""
+        # All rows are validated before a fold changes.
         batch = read_update(X, labels, sample_weight, None, self._any_with_rows()._accumulator)
         n = batch.n
         try:
@@ -991,13 +996,13 @@ class Folds(Sequence[Moments]):
         with Deferred(), ExitStack() as locks:
             for fold in self._folds:
                 locks.enter_context(fold._lock)
-            chosen = [np.flatnonzero(fold_of == i) for i in range(len(self._folds))]
-            # One block per fold in turn: the rows are then still in cache for the others.
-            begun = [0] * len(self._folds)
-            while any(first < len(index) for first, index in zip(begun, chosen, strict=True)):
+            rows_of_fold = [np.flatnonzero(fold_of == i) for i in range(len(self._folds))]
+            # One block per fold in turn: rows of the folds alternate in memory, and stay in cache.
+            n_added = [0] * len(self._folds)
+            while any(n < len(rows) for n, rows in zip(n_added, rows_of_fold, strict=True)):
                 for i, fold in enumerate(self._folds):
                     n_missing = fold._accumulator.n_missing(batch.rows)
-                    index = chosen[i][begun[i] : begun[i] + n_missing]
+                    index = rows_of_fold[i][n_added[i] : n_added[i] + n_missing]
                     if len(index):
                         fold._accumulator.update(
                             batch.rows,
@@ -1008,18 +1013,18 @@ class Folds(Sequence[Moments]):
                             index=index,
                             merge_all=merge_all,
                         )
-                    begun[i] += len(index)
+                    n_added[i] += len(index)
             self._position += batch.n_passed
             name_features(self, batch.feature_names)
         return self
 
     def _any_with_rows(self) -> Moments:
-        """A fold that has rows, or the first one."""
+        """Return the first fold that has rows; without rows, the first fold."""
         return next((fold for fold in self._folds if fold._accumulator.width), self._folds[0])
 
     def _fold_of_rows(self, batch: Update, n: int) -> NDArray[np.intp]:
-        """The fold of each row."""
-        index = np.arange(n) if batch.kept is None else batch.kept
+        """Return the fold of each row, (n,)."""
+        index = np.arange(n) if batch.positions is None else batch.positions
         hashed = splitmix64(index.astype(np.uint64) + np.uint64(self._position))
         if self._groups is not None:
             column = batch.encoded.get(self._groups)
@@ -1033,10 +1038,10 @@ class Folds(Sequence[Moments]):
         return (hashed % np.uint64(len(self._folds))).astype(np.intp)
 
     def _sort_classes(self) -> Folds:
-        """Give every fold the same classes in sorted order, whatever the size of the blocks."""
+        """Give every fold the same classes in sorted order, independent of the size of blocks."""
         for fold in self._folds:
             with fold._locked():
-                pass  # merge waiting rows
+                pass  # the lock merges buffered rows
         self._merged = None
         for name, kind in self.variables.items():
             if kind != "classes":
@@ -1053,24 +1058,24 @@ class Folds(Sequence[Moments]):
     # -- storing ---------------------------------------------------------------------------
 
     def _arguments(self) -> dict[str, Any]:
-        """The arguments of empty folds of the same parameters, as JSON."""
+        """Return the arguments of empty folds with the same parameters, as JSON values."""
         return {"folds": len(self), "groups": self._groups, **self.parameters.as_arguments()}
 
     def _write_checkpoint(self, path: str | os.PathLike[str], stream: dict[str, object]) -> None:
-        """Write the folds and the position in their source."""
+        """Write the folds and the position in their source, `stream`."""
         tensors: files.Tensors = {}
         metadata: list[dict[str, Any]] = []
         for i, fold in enumerate(self._folds):
             with Reading(fold._lock):
-                own, described = to_tensors(fold._accumulator)
-                tensors |= {f"fold.{i}.{key}": tensor.copy() for key, tensor in own.items()}
+                of_fold, described = to_tensors(fold._accumulator)
+                tensors |= {f"fold.{i}.{key}": tensor.copy() for key, tensor in of_fold.items()}
                 metadata.append(described)
         described = {"groups": self._groups, "position": self._position, "stream": stream}
         version = max(format_of(fold._accumulator) for fold in self._folds)
         files.write(path, _KIND_OF_FOLDS, version, tensors, {"folds": metadata, **described})
 
     def _read_checkpoint(self, path: str | os.PathLike[str]) -> tuple[Folds, object]:
-        """The folds and the position in their source that a checkpoint holds."""
+        """Return the folds of a checkpoint and the position in their source."""
         tensors, metadata = files.read(path, _KIND_OF_FOLDS, NEWEST)
         with files.consistent(path, "accumulate again"):
             described, groups, position = (
@@ -1078,45 +1083,45 @@ class Folds(Sequence[Moments]):
             )  # fmt: skip
             restored = Folds(len(described), groups=groups)
             if not isinstance(position, int) or not 0 <= position < 1 << 63:
-                raise FileFormatError("the number of rows seen is negative or no number")
+                raise FileFormatError("the position is not a number of rows")
             restored._position = position
             restored._folds = tuple(
-                Moments._around(from_tensors(part_of(tensors, f"fold.{i}."), own))
-                for i, own in enumerate(described)
+                Moments._around(from_tensors(part_of(tensors, f"fold.{i}."), fold_metadata))
+                for i, fold_metadata in enumerate(described)
             )
             return restored, metadata["stream"]
 
 
 def name_features(moments: Moments | Folds, names: Iterable[str] | None) -> None:
-    """Store the names of the features in moments, or in folds, that have none."""
+    """Set feature names in moments, or in folds, that have none."""
     for part in moments if isinstance(moments, Folds) else (moments,):
         if names is not None and part.feature_names is None:
             part._accumulator.feature_names = tuple(map(str, names))
 
 
 def _digest(name: ClassName) -> int:
-    """64 bits that depend on the name of a class alone."""
+    """Return 64 bits of a digest of a class name."""
     digest = hashlib.blake2b(repr(class_key(name)).encode(), digest_size=8)
     return int.from_bytes(digest.digest(), "little")
 
 
 def from_accumulator(accumulator: Accumulator, parameters: Parameters) -> Moments:
-    """Moments that take over the state of an accumulator whose rows are all merged.
+    """Return moments with the state of an accumulator, which has no buffered rows.
 
-    They have work memory of their own, and `parameters` in the place of the accumulator's.
+    The arrays are shared; the parameters are `parameters`.
     """
-    own = Accumulator(parameters)
-    own.state, own.variables = accumulator.state, accumulator.variables
-    own.pairs = accumulator.pairs
-    return Moments._around(own)
+    result = Accumulator(parameters)
+    result.state, result.variables = accumulator.state, accumulator.variables
+    result.pairs = accumulator.pairs
+    return Moments._around(result)
 
 
 def to_record(moments: Moments) -> files.Record:
-    """Named tensors and JSON metadata of the whole state, consistent while others update it."""
+    """Return named tensors and JSON metadata of moments, consistent under concurrent updates."""
     state = moments.__getstate__()
     return state["tensors"], state["metadata"]
 
 
 def from_record(tensors: files.Tensors, metadata: Mapping[str, Any]) -> Moments:
-    """The inverse of `to_record`, with the errors of `from_tensors`."""
+    """Return the moments of a record; errors as for `from_tensors`."""
     return Moments._around(from_tensors(tensors, metadata))

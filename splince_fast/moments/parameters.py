@@ -1,4 +1,4 @@
-"""Arguments of the state, checked once."""
+"""Validated arguments of `Moments`."""
 
 from __future__ import annotations
 
@@ -13,21 +13,25 @@ from splince_fast.exceptions import IncompatibleMomentsError, InputError
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Arguments of `Moments`, checked.
+    """Validated arguments of `Moments`.
 
     Attributes
     ----------
     block_rows : int or None
+        Rows per block; None for a number that depends on width and dtype.
     kinds : dict of str to str
+        Kind, "classes" or "continuous", by variable.
     joint : tuple of tuples of str
+        Names of variables whose combinations form the classes of a joint variable.
     ledoit_wolf : bool
+        Whether to accumulate the fourth moment for Ledoit-Wolf shrinkage.
     subsample : float
-        Fraction of the rows that Cov(x) is estimated from.
+        Fraction of the rows from which Cov(x) is estimated.
     random_state : int
     sketch_size : int or None
-        Columns of the sketch of the scatter; None for the d x d matrix.
+        Number of columns of the sketch of the scatter; None for the d x d scatter.
     by : str or None
-        Class-coded variable whose classes have a scatter each.
+        Class-coded variable, for each class of which a scatter is accumulated.
     """
 
     block_rows: int | None
@@ -51,7 +55,7 @@ class Parameters:
         sketch_size: Any = None,
         by: object = None,
     ) -> Parameters:
-        """Check the arguments of `Moments`; InputError where one is out of range."""
+        """Return validated arguments of `Moments`; raise InputError if one is invalid."""
         if block_rows is not None:
             block_rows = check_block_rows(block_rows)
         if kinds is not None and not isinstance(kinds, Mapping):
@@ -87,15 +91,15 @@ class Parameters:
         )  # fmt: skip
 
     def as_arguments(self) -> dict[str, Any]:
-        """The keyword arguments of an empty object of the same parameters."""
+        """Return the keyword arguments of `Moments` for these parameters."""
         return asdict(self)
 
     def capacity(self, width: int, itemsize: int) -> int:
-        """Rows of a block of numbers of this size."""
+        """Return the rows per block, for rows of `width` numbers of `itemsize` bytes."""
         return choose_block_rows(self.block_rows, width, itemsize)
 
     def refuse_unlike(self, other: Parameters) -> None:
-        """Raise IncompatibleMomentsError where two states cannot be combined."""
+        """Raise IncompatibleMomentsError if states of the two parameters cannot be combined."""
         clash = {k for k in self.kinds.keys() & other.kinds if self.kinds[k] != other.kinds[k]}
         if clash:
             raise IncompatibleMomentsError(
@@ -128,7 +132,7 @@ def _are_names(names: object) -> bool:
 
 
 def check_random_state(random_state: Any, bits: int = 63) -> int:
-    """The seed as an int; InputError unless it is an integer from 0 to 2**bits - 1."""
+    """Return the seed as an int; raise InputError unless it is from 0 to 2**bits - 1."""
     if not is_integer(random_state) or not 0 <= random_state < 1 << bits:
         raise InputError(
             f"random_state is {random_state!r}; it must be an integer from 0 to 2**{bits} - 1"

@@ -1,14 +1,16 @@
-"""Sums of all rows, and the scatter of a sample of them: O(n d) and O(p n d^2).
+"""Sums of all rows in O(n d), and the scatter of a sample of the rows in O(p n d^2).
 
-Any positive definite matrix in place of Cov(x) gives an eraser with exact constraints; it alone
-decides how much more than the least possible is changed. So sums per class and variances are
-taken from all rows, in one pass that copies nothing, and the scatter from rows that a hash of
-their position in the stream selects, with weights 1 / pi (Horvitz and Thompson 1952)::
+Any positive definite matrix in place of Cov(x) gives an eraser with exact constraints; the matrix
+determines only how far the change of x exceeds the minimum. Therefore sums per class and variances
+are computed from all rows, without a copy, and the scatter from a sample of a fraction p of them.
+A hash of the position of row i in the stream selects it with probability pi_i; its weight is
+w_i / pi_i (Horvitz and Thompson 1952)::
 
     pi_i = min(1, p max(1, q_i / mean q)),    q_i = w_i sum_j (x_ij - mean_j)^2 / v_j
 
-with the mean and the variances v of the rows up to the block before. Rows that alone carry a
-direction, which a uniform sample misses, have a large q and are taken.
+The mean and the variances v are those of all previous blocks, or of the first block. A row that is
+the only one with variance in some direction has a large q_i: it is sampled, where a uniform sample
+would miss it.
 """
 
 from __future__ import annotations
@@ -38,10 +40,10 @@ from splince_fast.sources.base import Source
 
 Float = NDArray[np.float64]
 
-# Sampled rows per feature. Fewer than the first number are refused, as the excess distortion may be
-# large; the second gives an excess of 5 percent, with a margin for the labels.
+# Sampled rows per feature. Fewer than the first number raise an error, since the excess distortion
+# may be large; the second number gives an excess of 5 percent, with a margin for the labels.
 LEAST_ROWS, GOOD_ROWS = 4, 22
-# Variance assumed for a feature that was constant so far, as a fraction of the largest.
+# Assumed variance of a feature that was constant so far, as a fraction of the largest variance.
 _CONSTANT = 1e-20
 
 
@@ -52,13 +54,13 @@ class SampledRows:
     Attributes
     ----------
     rows : Accumulator
-        Their moments, with the weights w / pi.
+        Moments of the sampled rows, with weights w / pi.
     squares : float
-        Sum of the squares of these weights.
+        Sum of the squared weights, sum (w / pi)^2.
     labels, all_labels : LabelTable
-        Of these rows and of all.
+        Products of the labels of the sampled rows, and of all rows.
     position : int
-        Rows that were offered.
+        Number of rows from which the sample was drawn.
     """
 
     rows: Accumulator
@@ -68,38 +70,40 @@ class SampledRows:
     position: int = 0
 
     def copy(self) -> SampledRows:
-        """An independent copy."""
+        """Return an independent copy."""
         labels, all_labels = self.labels.copy(), self.all_labels.copy()
         return SampledRows(self.rows.copy(), self.squares, labels, all_labels, self.position)
 
     @property
     def effective(self) -> float:
-        """(sum w)^2 / sum w^2, the effective number of rows."""
+        """Effective number of rows, (sum w)^2 / sum w^2 over the weights of the sampled rows."""
         state = self.rows.state
         weight = 0.0 if state is None else state.weight
         return weight * weight / self.squares if self.squares > 0 else 0.0
 
 
 class SampledAccumulator(DiagonalAccumulator):
-    """An accumulator whose state keeps variances, beside a sample that keeps the scatter.
+    """An accumulator of the variances of all rows and of the scatter of a sample.
 
     Attributes
     ----------
     sample : SampledRows
     """
 
-    # The sample must not depend on the size of updates.
+    # Rows are added in order: the sample must not depend on the sizes of the updates.
     ordered = True
 
     def __init__(self, parameters: Parameters) -> None:
         super().__init__(parameters)
-        inner = Parameters(parameters.block_rows, parameters.kinds, (), parameters.ledoit_wolf)
-        self.sample = SampledRows(Accumulator(inner))
+        sample_parameters = Parameters(
+            parameters.block_rows, parameters.kinds, (), parameters.ledoit_wolf
+        )
+        self.sample = SampledRows(Accumulator(sample_parameters))
         self._key = splitmix64(np.array([parameters.random_state], np.uint64))[0]
 
     @property
     def has_pending(self) -> bool:
-        return self.waiting or self.sample.rows.has_pending
+        return self.has_buffered or self.sample.rows.has_pending
 
     def merge_pending(self) -> None:
         self.flush()
@@ -117,45 +121,46 @@ class SampledAccumulator(DiagonalAccumulator):
         return State.of_variances(width)
 
     def _merge(self, batch: Batch, block: LabelledRows) -> None:
-        """Accumulate the sums of a block and sample its rows, then merge both into the state."""
+        """Compute the sums of a block, sample its rows, and add both to the state."""
         state, rows, index, n = batch.state, block.rows, block.index, len(block)
         weight = None if block.weight is None else np.ascontiguousarray(block.weight)
         shift = state.mean if state.weight else head_mean(rows, weight, index)
-        asked = [batch.variables[name].ask(labels, weight) for name, labels in block.labels.items()]
-        codes, n_sums, values = joined_requests(asked, n)
+        requests = [batch.variables[name].ask(z, weight) for name, z in block.labels.items()]
+        codes, n_sums, values = joined_requests(requests, n)
         block_sums = BlockSums(rows, weight, shift, codes, n_sums, values, index)
         first = not state.weight
         block_sums.compute(np.zeros(len(shift)) if first else _inverse(state))
         block_sums.check()
         variances = Diagonal(block_sums.variances)
-        own = State(shift, n, block_sums.weight_sum, block_sums.total.copy(), variances, None)
+        total = block_sums.total.copy()
+        block_state = State(shift, n, block_sums.weight_sum, total, variances, None)
         if first:
-            block_sums.compute(_inverse(own))
-        common = self._common_reference(state, own)
+            block_sums.compute(_inverse(block_state))
+        common = self._common_reference(state, block_state)
         size = block_sums.leverage.sum(axis=0)
         if weight is not None:
             size *= weight
         position = (int(self._key) + self.sample.position) % 2**64
-        chosen, inclusion = row_kernels.choose_rows(size, self.parameters.subsample, position)
-        shares = (1.0 if weight is None else weight[chosen]) / inclusion
-        labels = {name: column[chosen] for name, column in block.labels.items()}
+        sampled, probabilities = row_kernels.choose_rows(size, self.parameters.subsample, position)
+        sample_weight = (1.0 if weight is None else weight[sampled]) / probabilities
+        labels = {name: column[sampled] for name, column in block.labels.items()}
         names = {name: _names_of(batch, name) for name in labels}
         # Allocate before mutating.
-        where = chosen if index is None else index[chosen]
-        self._take(rows, where, shares, labels, names)
-        self._add_sums(batch, block, asked, own, block_sums.sums, common)
+        positions = sampled if index is None else index[sampled]
+        self._add_to_sample(rows, positions, sample_weight, labels, names)
+        self._add_sums(batch, block, requests, block_state, block_sums.sums, common)
         self.sample.position += n
-        self.sample.squares += float(shares @ shares)
+        self.sample.squares += float(sample_weight @ sample_weight)
         if len(values):
             self.sample.all_labels.add(block.labels, batch.variables, weight)
-        else:  # one row per cell
+        else:  # one row per cell, with the weight sum of the cell
             first, weights = block_sums.cells
             labels_of_cells = {name: column[first] for name, column in block.labels.items()}
             self.sample.all_labels.add(labels_of_cells, batch.variables, weights)
-        if len(chosen):
-            self.sample.labels.add(labels, batch.variables, shares)
+        if len(sampled):
+            self.sample.labels.add(labels, batch.variables, sample_weight)
 
-    def _take(
+    def _add_to_sample(
         self,
         rows: NDArray[np.generic],
         index: NDArray[np.intp],
@@ -163,7 +168,7 @@ class SampledAccumulator(DiagonalAccumulator):
         labels: Mapping[VariableName, NDArray[Any]],
         names: Mapping[VariableName, tuple[Any, ...]],
     ) -> None:
-        """Add the rows `index` to the sample."""
+        """Add the rows `index` to the sample, with their weights w / pi."""
         if not len(index):
             return
         encoded: dict[VariableName, Encoded] = {}
@@ -181,19 +186,19 @@ class SampledAccumulator(DiagonalAccumulator):
     # -- algebra ---------------------------------------------------------------------------
 
     def add(self, other: Accumulator) -> None:
-        """Add the sums of another accumulator, and its sample."""
+        """Add the sums and the sample of another accumulator."""
         self.check_like(other)
         if other.state is None:
             return
         theirs = cast(SampledAccumulator, other)
-        # Adding samples may raise MemoryError: add to a copy.
+        # Adding samples may raise MemoryError: a copy leaves the sample intact.
         sampled = self.sample.rows.copy()
         sampled.add(theirs.sample.rows)
         super().add(other)
         self._combine(sampled, self.sample, theirs, 1)
 
     def without(self, part: Accumulator) -> Accumulator:
-        """The accumulator without a part, sample without sample."""
+        """Return a copy without the rows and the sample of `part`."""
         result = cast(SampledAccumulator, super().without(part))
         if part.state is not None:
             theirs = cast(SampledAccumulator, part)
@@ -235,7 +240,7 @@ class SampledAccumulator(DiagonalAccumulator):
 
 
 def _inverse(state: State) -> Float:
-    """(d,): 1 / variance, at most 1 / rounding of the variance; 0 if no feature varies."""
+    """Return 1 / variance, (d,), with a lower bound on the variance; 0 if no feature varies."""
     variances = state.second.diagonal() / state.weight
     largest = variances.max(initial=0.0)
     if not largest > 0.0:
@@ -245,7 +250,7 @@ def _inverse(state: State) -> Float:
 
 
 def _names_of(batch: Batch, name: VariableName) -> tuple[Any, ...]:
-    """The classes or columns of a variable, new ones of the batch included."""
+    """Return the classes or columns of a variable, including those that the batch adds."""
     variable, new_names = batch.variables[name], batch.new_names.get(name)
     new = [] if batch.learned or new_names is None else list(new_names)
     if isinstance(variable, ClassSums):
@@ -254,10 +259,9 @@ def _names_of(batch: Batch, name: VariableName) -> tuple[Any, ...]:
 
 
 def part_of_sample(like: Mapping[str, object], first: int) -> dict[str, Any]:
-    """Arguments of moments for the part of a source that begins with block number `first`.
+    """Return the arguments of moments for the part of a source that begins at block `first`.
 
-    Each part counts its rows from 0: a random_state of its own keeps their samples from being
-    alike.
+    Each part counts rows from 0, and gets its own random_state, so that samples are independent.
     """
     if not first or like["subsample"] == 1:
         return dict(like)
@@ -266,7 +270,7 @@ def part_of_sample(like: Mapping[str, object], first: int) -> dict[str, Any]:
 
 
 def with_rate(parameters: Mapping[str, Any], source: Source, folds: int) -> dict[str, Any]:
-    """The arguments of moments with `subsample` checked for a source, "auto" replaced."""
+    """Return the arguments of moments, with `subsample` validated and "auto" replaced."""
     arguments = dict(parameters)
     if "subsample" in arguments:
         check_reading(arguments["subsample"], arguments.get("sketch_size"))
@@ -279,9 +283,10 @@ def with_rate(parameters: Mapping[str, Any], source: Source, folds: int) -> dict
 def rate_for(
     subsample: float | str, n_rows: int | None, n_features: int | None, name: str, folds: int
 ) -> float:
-    """The rate for a source: "auto" resolved; InputError if it leaves too few rows.
+    """Return `subsample` as a number for a source; raise InputError if it leaves too few rows.
 
-    Rows are split into `folds` moments; an eraser is fitted to all but one.
+    "auto" becomes the least power of 1/2 that keeps 22 rows per feature for an eraser, which is
+    fitted to all but one of `folds` folds.
     """
     sized = n_rows is not None and n_features is not None
     if isinstance(subsample, str):

@@ -1,12 +1,13 @@
-"""Sketch of a scatter that is too large to keep: its diagonal, and its products with r signs.
+"""Sketch of a d x d scatter: its diagonal, and its product with a matrix of random signs.
 
 With O a fixed (d, r) matrix of random signs and S the scatter about the mean, the state is diag(S)
-and Y = S O: linear in the data, so that states are added, subtracted and weighted. From it
+and the sketch Y = S O. Both are linear in S, so that states can be added, subtracted and weighted.
+Cov(x) is approximated by D + U U^T, up to the weight sum (Nystroem approximation):
 
     U U^T = Y (O^T Y)^+ Y^T <= S,    D = diag(S) - diag(U U^T) >= 0
 
-(Nystroem approximation), and D + U U^T is the metric of an eraser: positive definite, with the
-exact variances. See :mod:`splince_fast._solve.low_rank`. Rows may be dense or sparse.
+The approximation is positive definite and has the exact variances; see
+:mod:`splince_fast._solve.low_rank`. Rows may be dense or sparse.
 """
 
 from __future__ import annotations
@@ -33,23 +34,23 @@ from splince_fast.moments.state import Diagonal, Scatter, State, head_mean
 Float = NDArray[np.float64]
 Signs = NDArray[np.int8]
 
-# Numbers that are centred per step.
+# Numbers of the rows that `add_images` centres at once.
 _PIECE = 1 << 20
-# Rows of (d, r) matrices per step.
+# Rows of a (d, r) matrix that are processed at once.
 _STRIPE = 1 << 12
 
 
 @lru_cache(maxsize=2)
-def signs(width: int, rank: int, seed: int) -> Signs:
-    """(width, rank) of -1 and 1: bits of hashes of `seed`, the feature and the column.
+def signs(width: int, sketch_size: int, random_state: int) -> Signs:
+    """Return the signs O, (width, sketch_size) of -1 and 1, as bits of hashes.
 
-    The array is shared, and read-only.
+    The array is cached, and read-only.
     """
-    words = -(-rank // 64)
-    key = splitmix64(splitmix64(np.array([seed], np.uint64)))[0]
+    words = -(-sketch_size // 64)
+    key = splitmix64(splitmix64(np.array([random_state], np.uint64)))[0]
     numbers = splitmix64(np.arange(width * words, dtype=np.uint64) + key)
     octets = numbers.astype("<u8").view(np.uint8).reshape(width, 8 * words)
-    drawn = np.unpackbits(octets, axis=1, count=rank).view(np.int8)
+    drawn = np.unpackbits(octets, axis=1, count=sketch_size).view(np.int8)
     drawn *= 2
     drawn -= 1
     drawn.flags.writeable = False
@@ -57,7 +58,7 @@ def signs(width: int, rank: int, seed: int) -> Signs:
 
 
 def times(rows: Float, vectors: NDArray[np.generic]) -> Float:
-    """rows @ vectors, (k, d) times (d, m), where `vectors` may hold signs: by stripes of d."""
+    """Return rows @ vectors, (k, m), for float64 or int8 `vectors`, by stripes of features."""
     out = np.zeros((len(rows), vectors.shape[1]))
     if out.size:
         for start in range(0, len(vectors), _STRIPE):
@@ -67,7 +68,7 @@ def times(rows: Float, vectors: NDArray[np.generic]) -> Float:
 
 
 def add_outer(out: Float, sign: float, column: Float, row: Float) -> None:
-    """out += sign column row^T, by stripes."""
+    """Add sign column row^T to `out` in place, by stripes of rows."""
     if out.size:
         for start in range(0, len(out), _STRIPE):
             part = slice(start, start + _STRIPE)
@@ -77,23 +78,25 @@ def add_outer(out: Float, sign: float, column: Float, row: Float) -> None:
 def add_images(
     rows: Any, weight: Float | None, shift: Float, vectors: NDArray[Any], out: Float
 ) -> Float:
-    """Add sum w (x - s)(x - c)^T V, V = `vectors`, over dense or sparse rows in float64.
+    """Add sum w (x - c)(x - c)^T V to `out`, with c the shift; for sparse rows sum w x (x - c)^T V.
 
-    For dense rows s = c = `shift`. For sparse ones c is `shift` and s = 0: the caller takes away
-    s t^T, with t the sum that is returned.
+    For sparse rows, the caller subtracts c t^T, with t the returned sum.
 
     Parameters
     ----------
     rows : (n, d) array, or CSR matrix
     weight : (n,) float64 or None
     shift : (d,) float64
+        c.
     vectors : (d, m) int8 or float64
+        V.
     out : (d, m) float64
+        Changed in place.
 
     Returns
     -------
     (m,) float64
-        sum w V^T (x - c).
+        t = sum w V^T (x - c).
     """
     m = vectors.shape[1]
     if not m:
@@ -128,28 +131,28 @@ def add_images(
 
 @dataclass(slots=True)
 class Sketch(Diagonal):
-    """Sketch of a scatter S: diag(S), (d,), in `matrix`, and Y = S O.
+    """Sketch of a scatter S; `matrix`, (d,), is the diagonal of S.
 
     Attributes
     ----------
     images : ndarray of shape (d, r)
-        Y.
+        Y = S O.
     signs : ndarray of int8, shape (d, r)
-        O; shared.
+        Random signs O, shared by all sketches of these parameters.
     """
 
     images: Float = None  # type: ignore[assignment]
     signs: Signs = None  # type: ignore[assignment]
 
     @classmethod
-    def of(cls, width: int, rank: int, seed: int) -> Sketch:
-        """The sketch of no rows."""
-        own = signs(width, rank, seed)
-        return cls(np.zeros(width), images=np.zeros((width, rank)), signs=own)
+    def of(cls, width: int, sketch_size: int, random_state: int) -> Sketch:
+        """Return the sketch of a scatter of zeros."""
+        images = np.zeros((width, sketch_size))
+        return cls(np.zeros(width), images=images, signs=signs(width, sketch_size, random_state))
 
     @classmethod
     def of_block(cls, like: Sketch, squares: Float) -> Sketch:
-        """The sketch of a block with these sums of squares; its images are added later."""
+        """Return a sketch with the diagonal `squares` and images of 0."""
         return cls(squares, images=np.zeros(like.images.shape), signs=like.signs)
 
     @property
@@ -165,12 +168,14 @@ class Sketch(Diagonal):
             self.matrix.copy(), self.unit_roundoff, images=self.images.copy(), signs=self.signs
         )
 
-    def merge(self, other: Scatter, sign: int, gap: Float, coefficient: float) -> None:
+    def merge(self, other: Scatter, sign: int, difference: Float, coefficient: float) -> None:
         assert isinstance(other, Sketch)
-        self.matrix += sign * (other.matrix + coefficient * gap * gap)
+        self.matrix += sign * (other.matrix + coefficient * difference * difference)
         (np.add if sign > 0 else np.subtract)(self.images, other.images, out=self.images)
         if coefficient:
-            add_outer(self.images, sign * coefficient, gap, times(gap[None], self.signs)[0])
+            add_outer(
+                self.images, sign * coefficient, difference, times(difference[None], self.signs)[0]
+            )
 
     def clear(self, features: NDArray[np.intp]) -> None:
         self.matrix[features] = 0.0
@@ -181,24 +186,24 @@ class Sketch(Diagonal):
         self.images[...] = 0.0
 
 
-# Sparse rows per block: merging a block costs O(d (r + k)).
+# Sparse rows per block: more than for dense rows, because a merge takes O(d (r + k)).
 _SPARSE_ROWS = 1 << 14
-# Rows of a dense block whose mean is its shift.
+# Number of first rows of a block whose mean is the shift.
 _HEAD = 16
-# Largest mean, in deviations, for which columns of sparse rows are summed about 0.
+# Columns of sparse rows are summed about 0 if |mean| is at most this times the standard deviation.
 _FAR = 16.0
 
 
 class SketchAccumulator(DiagonalAccumulator):
-    """An accumulator whose state is variances and a sketch, O(d (r + k)) numbers."""
+    """An accumulator of variances and a sketch: O(d (r + k)) numbers for k label columns."""
 
     @property
     def sketch_size(self) -> int:
-        """Columns r of the sketch."""
+        """Number of columns r of the sketch."""
         return cast(int, self.parameters.sketch_size)
 
     def check_width(self, width: int) -> None:
-        """Raise InputError where the sketch has more columns than the rows."""
+        """Raise InputError if the sketch has more columns than the rows have features."""
         if self.sketch_size > width:
             raise InputError(
                 f"sketch_size is {self.sketch_size}, and the rows have {width} features; pass "
@@ -217,12 +222,12 @@ class SketchAccumulator(DiagonalAccumulator):
         index: NDArray[np.intp] | None = None,
         merge_all: bool = False,
     ) -> None:
-        """Add rows; sparse ones at once, dense ones by full blocks.
+        """Add rows: sparse rows at once, dense rows as in the base class.
 
         Raises
         ------
         NonFiniteError, InputError, LabelError
-            Before anything changes.
+            The input is invalid; nothing has changed.
         """
         self.check_width(rows.width)
         if not isinstance(rows, SparseRows):
@@ -241,7 +246,7 @@ class SketchAccumulator(DiagonalAccumulator):
             self._merge(batch, batch.block.slice(start, min(len(rows), start + step)))
 
     def n_missing(self, rows: Rows) -> int:
-        """Number of rows that complete a block; sparse rows are not buffered."""
+        """Return the number of rows that complete a block; sparse rows are not buffered."""
         return max(1, len(rows)) if isinstance(rows, SparseRows) else super().n_missing(rows)
 
     def _empty_state(self, width: int) -> State:
@@ -249,16 +254,17 @@ class SketchAccumulator(DiagonalAccumulator):
         return State(np.zeros(width), 0, 0.0, np.zeros(width), sketch, None)
 
     def _merge(self, batch: Batch, block: LabelledRows) -> None:
-        """Sum a block and its products with the signs, then merge both into the state."""
+        """Compute the sums and the sketch of a block, and add both to the state."""
         state, n = batch.state, len(block)
         rows = block.rows if block.index is None else rows_of(block.rows, block.index, 0, n)
         weight = None if block.weight is None else np.ascontiguousarray(block.weight)
         like = cast(Sketch, state.second)
-        asked = [batch.variables[name].ask(labels, weight) for name, labels in block.labels.items()]
-        codes, n_sums, values = joined_requests(asked, n)
+        requests = [batch.variables[name].ask(z, weight) for name, z in block.labels.items()]
+        codes, n_sums, values = joined_requests(requests, n)
         reduce = _reduce_sparse if is_sparse(rows) else _reduce_dense
-        own, sums = reduce(rows, weight, like, codes, n_sums, values)
-        self._add_sums(batch, block, asked, own, sums, self._common_reference(state, own))
+        block_state, sums = reduce(rows, weight, like, codes, n_sums, values)
+        common = self._common_reference(state, block_state)
+        self._add_sums(batch, block, requests, block_state, sums, common)
         if len(block.labels) > 1:
             self.pairs.add(block.labels, batch.variables, weight, within=False)
 
@@ -271,7 +277,7 @@ def _reduce_dense(
     n_sums: int,
     values: Float,
 ) -> tuple[State, tuple[Float, Float, Float, Float]]:
-    """State and sums of a block of dense rows, about a point near its mean."""
+    """Return state and sums of a block of dense rows, about a shift near the mean."""
     shift = head_mean(rows[:_HEAD], None if weight is None else weight[:_HEAD])
     block_sums = BlockSums(rows, weight, shift, codes, n_sums, values)
     block_sums.compute(np.zeros(len(shift)))
@@ -280,8 +286,9 @@ def _reduce_dense(
     add_images(rows, weight, shift, like.signs, sketch.images)
     residual = block_sums.total / block_sums.weight_sum
     add_outer(sketch.images, -block_sums.weight_sum, residual, times(residual[None], like.signs)[0])
-    own = State(shift, len(rows), block_sums.weight_sum, block_sums.total.copy(), sketch, None)
-    return own, block_sums.sums
+    total = block_sums.total.copy()
+    state = State(shift, len(rows), block_sums.weight_sum, total, sketch, None)
+    return state, block_sums.sums
 
 
 def _reduce_sparse(
@@ -292,10 +299,11 @@ def _reduce_sparse(
     n_sums: int,
     values: Float,
 ) -> tuple[State, tuple[Float, Float, Float, Float]]:
-    """State and sums of a block of sparse rows; only stored entries are read.
+    """Return state and sums of a block of sparse rows, from the stored entries alone.
 
-    About 0, but for columns far from it: they are summed about a point near their mean. A column
-    whose mean is more than 16 deviations from 0 has fewer than one implicit zero in 257 rows.
+    Columns are summed about 0, except for columns with a mean of more than 16 standard deviations,
+    which are summed about a shift near the mean. Such a column has less than one implicit zero in
+    257 rows.
     """
     import splince_fast._kernels.sparse as kernels
 
@@ -303,7 +311,7 @@ def _reduce_sparse(
     row_weights = NO_WEIGHT if weight is None else weight
     weight_sum = float(n) if weight is None else float(weight.sum())
 
-    def summed(rows: object) -> tuple[Float, Float, Float, Float]:
+    def column_sums(rows: object) -> tuple[Float, Float, Float, Float]:
         csr = parts(rows)
         total, squares = np.zeros(d), np.empty(d)
         class_sums, products = np.zeros((n_sums, d)), np.zeros((len(values), d))
@@ -312,22 +320,22 @@ def _reduce_sparse(
         return total, np.maximum(squares, 0.0, out=squares), class_sums, products
 
     shift = np.zeros(d)
-    total, squares, class_sums, products = summed(rows)
+    total, squares, class_sums, products = column_sums(rows)
     far = far_from_zero(total / weight_sum, squares / weight_sum)
     if len(far):
         head = rows[:_HEAD][:, far].toarray()
         shift[far] = head_mean(head, None if weight is None else weight[:_HEAD])
         rows = subtracted(rows, shift)
-        total, squares, class_sums, products = summed(rows)
+        total, squares, class_sums, products = column_sums(rows)
     mean = total / weight_sum
     sketch = Sketch.of_block(like, squares)
     left = add_images(rows, weight, mean, like.signs, sketch.images)
-    add_outer(sketch.images, -1.0, mean, left)  # about the mean, not about the shift
-    own = State(shift, n, weight_sum, total, sketch, None)
+    add_outer(sketch.images, -1.0, mean, left)  # sum w (x - mean)(x - mean)^T O
+    state = State(shift, n, weight_sum, total, sketch, None)
     weights = class_weights(codes, n_sums, row_weights)
-    return own, (class_sums, weights, products, values.sum(axis=1))
+    return state, (class_sums, weights, products, values.sum(axis=1))
 
 
 def far_from_zero(mean: Float, variances: Float) -> NDArray[np.intp]:
-    """Columns whose sums about 0 lose digits, as their mean is many deviations from 0."""
+    """Return the columns whose mean is more than 16 standard deviations from 0."""
     return np.flatnonzero(np.abs(mean) > _FAR * np.sqrt(variances))

@@ -1,4 +1,4 @@
-"""Statistics that a solve reads: of locked moments, or of a copy with its own factor."""
+"""Statistics for a solve: of locked moments, or of a snapshot with a factor of Cov(x)."""
 
 from __future__ import annotations
 
@@ -36,30 +36,33 @@ if TYPE_CHECKING:
 
 Float = NDArray[np.float64]
 
-# Random directions for the trace of p x p matrices: relative error sqrt(2 / (128 g)) for g degrees
-# of freedom at O(k d^2), where the exact trace costs O(k d^3).
+# Number of random directions for estimates of traces, which take O(k d^2) for k classes in place of
+# O(k d^3): the relative error is sqrt(2 / (128 g)) for g degrees of freedom.
 _PROBES = 128
 
 
 class Snapshot:
-    """The statistics of moments that are locked against changes.
+    """Statistics of moments that are locked against changes.
 
     Attributes
     ----------
-    n_rows, weight, mean, variances : int, float, (d,) float64, (d,) float64
-        Of x, ddof = 0.
+    n_rows, weight : int, float
+        Number of rows and weight sum.
+    mean, variances : (d,) float64
+        Mean and variances of x, ddof = 0.
     variables : dict of VariableName to Variable
+        Sums of each variable.
     variable : callable
-        The sums of one variable, by name.
+        Function that returns the sums of a variable by name.
     reading : tuple
         `kinds` and `joint` of the moments.
     feature_names : tuple of str or None
     row_eps : float
         Machine epsilon of the rows' dtype; 0 for float64 and integers.
     sample : Sampled or None
-        The sample that Cov(x) was estimated from; None for all rows.
+        Sample from which Cov(x) was estimated; None if it was computed from all rows.
     metric : LowRank or None
-        Low-rank stand-in for Cov(x), where no d x d matrix is kept.
+        Approximation of Cov(x) from a sketch; None for moments with a scatter.
     """
 
     sample: Sampled | None = None
@@ -70,32 +73,33 @@ class Snapshot:
         self.variables = accumulator.variables
         self.variable = partial(look_up, self.variables)
         self.reading = accumulator.parameters.kinds, accumulator.parameters.joint
-        self._state = state = accumulator.seen()
+        self._state = state = accumulator.nonempty_state()
         self.n_rows, self.weight, self.mean = state.n_rows, state.weight, state.mean
         self.variances = state.second.diagonal() / state.weight
         self.feature_names = accumulator.feature_names
         self.row_eps = state.row_eps
 
     def memory(self, whitened: bool) -> AbstractContextManager[Float | None]:
-        """Work memory for a factor, for the duration of a solve."""
+        """Return a context manager that yields work memory for a factor; None if not `whitened`."""
         return self._accumulator.workspace(len(self.mean) ** 2) if whitened else nullcontext()
 
     def class_noise(
         self, names: Sequence[VariableName], factor: Factor | None
     ) -> dict[VariableName, Noise]:
-        """The noise of Cov(x, z) for the variable z that the moments were made `by`.
+        """Return the noise of Cov(x, z), with z the variable of the argument `by` of the moments.
 
         Parameters
         ----------
         names : sequence of VariableName
-            Those that it is asked of.
+            Variables whose noise is needed.
         factor : Factor or None
-            Of Cov(x) without shrinkage, where the solve has it.
+            Factor of Cov(x) without shrinkage; computed if None.
 
         Returns
         -------
         dict
-            Empty where z is none of them, has one class, or not more rows than x dimensions.
+            Noise of z. Empty if z is not in `names`, has one class, or has too few rows for the
+            rank of Cov(x).
         """
         import scipy.linalg.blas
 
@@ -117,38 +121,38 @@ class Snapshot:
         def across(white: Float) -> Float:
             return np.asarray(white - (white @ directions.T) @ directions)
 
-        # Orthonormal rows u, a basis or random: sum u^T A u is tr(A) or an estimate.
-        shape = max(1, factor.rank - len(directions))
-        probes, exact = np.eye(len(self.mean)), shape <= _PROBES
+        # For orthonormal rows u, sum u^T A u is tr(A) if u is a basis, an estimate if u is random.
+        dimension = max(1, factor.rank - len(directions))
+        probes, exact = np.eye(len(self.mean)), dimension <= _PROBES
         if not exact:
             drawn = np.random.default_rng(0).standard_normal((_PROBES, len(self.mean)))
             on_support = factor.whiten(factor.unwhiten(drawn))
             probes = np.ascontiguousarray(np.linalg.qr(across(on_support).T)[0].T)
         probes = across(probes)
         half = factor.solve(factor.unwhiten(np.ascontiguousarray(probes)))  # L^{+T} u
-        share = 1.0 if exact else len(probes) / shape
+        fraction = 1.0 if exact else len(probes) / dimension
         traces, squares = np.empty(len(states)), np.empty(len(states))
         for i, state in enumerate(states):
             images = scipy.linalg.blas.dsymm(1.0 / state.weight, state.scatter, half.T, lower=1)
             images = across(factor.whiten(np.ascontiguousarray(images.T)))
-            traces[i] = np.vdot(probes, images) / share
-            squares[i] = np.vdot(images, images) / share
+            traces[i] = np.vdot(probes, images) / fraction
+            squares[i] = np.vdot(images, images) / fraction
         weights = np.array([state.weight for state in states])
         count = None if exact else len(probes)
         return {by: class_noise(weights, traces, squares, factor.rank, len(directions), count)}
 
     @property
     def pairs(self) -> LabelTable:
-        """Products of the labels of all rows."""
+        """Products of labels between variables, over all rows."""
         return self._accumulator.pairs
 
     def identity(self) -> Factor:
-        """The factor of the identity, for what is not whitened."""
+        """Return the factor of the identity matrix, for methods that do not whiten."""
         state = self._state
         return self._with_rounding(factors.identity(state.second.diagonal(), state.weight))
 
     def factored(self, options: Options, share: float, memory: Float | None) -> Factor:
-        """The factor of Cov(x), of which `share` is isotropic."""
+        """Return the factor of Cov(x), shrunk with weight `share` of the isotropic target."""
         d = len(self.mean)
         scatter, weight, n_rows, roundoff = self._scatter(options)
         left_out = weak_features(self.variances, self.mean, options.min_scale, roundoff, share)
@@ -166,13 +170,13 @@ class Snapshot:
         return self._with_rounding(factor)
 
     def _with_rounding(self, factor: Factor) -> Factor:
-        """The factor, with the level of whitened spans that is rounding of the rows."""
+        """Set `factor.rounding`, the rounding error of whitened spans; return `factor`."""
         if self.row_eps:
             means = np.square(self.mean)
             if factor.solver == "none":
                 x, deviation = means.sum() + factor.variance, factor.variance
             else:
-                # Shrinkage gives constant features a scale.
+                # After shrinkage, constant features have a nonzero scale.
                 varies = (factor.inverse_scale > 0) & (self.variances > 0)
                 deviation = float(np.count_nonzero(varies))
                 x = deviation + float(np.sum(means[varies] / self.variances[varies]))
@@ -182,28 +186,29 @@ class Snapshot:
         return factor
 
     def factored_above(self, deviations: Float, memory: Float | None) -> Factor:
-        """The factor of Cov(x) of erased rows; features that are rounding count as constant.
+        """Return the factor of Cov(x) of erased rows, without features that are rounding error.
 
-        `deviations`, (d,), are those of the rows before erasing (`tolerances.computed`).
+        `deviations`, (d,), are the standard deviations of the rows before erasure, from which the
+        level of rounding errors is computed (`tolerances.computed`).
         """
         roundoff = self._state.second.unit_roundoff
-        own = max(tolerances.CONSTANT, roundoff) * np.abs(self.mean)
+        of_mean = max(tolerances.CONSTANT, roundoff) * np.abs(self.mean)
         other = copy(self)
-        other.mean = np.maximum(tolerances.computed(deviations, roundoff), own)
+        other.mean = np.maximum(tolerances.computed(deviations, roundoff), of_mean)
         other.mean /= tolerances.CONSTANT
         return other.factored(Options(min_scale=tolerances.MIN_SCALE), 0.0, memory)
 
     def _scatter(self, options: Options) -> tuple[Float, float, int, float]:
-        """The matrix to factor, its divisor, its number of rows, and its unit roundoff."""
+        """Return the matrix to factor, with its divisor, number of rows and unit roundoff."""
         second = self._state.second
         return second.matrix, self.weight, self.n_rows, second.unit_roundoff
 
     def remember(self, factor: Factor) -> None:
-        """Let a factor keep Cov(x), for its `gram`."""
+        """Store Cov(x) in a factor, for `Factor.gram`."""
         factor.remember(self._state.scatter, 1.0 / self.weight)
 
     def share(self, options: Options) -> float:
-        """Fraction of the isotropic target in the factored matrix."""
+        """Return the weight of the isotropic target in the factored matrix, in [0, 1]."""
         state, policy = self._state, options.shrinkage
         if policy is None:
             return 0.0
@@ -213,7 +218,7 @@ class Snapshot:
         return share(policy, state.scatter, state.weight, quartic)
 
     def gram(self, rows: Float) -> Float:
-        """b Cov(x) b^T for b = `rows`, (r, d)."""
+        """Return b Cov(x) b^T, (r, r), for b = `rows`, (r, d)."""
         import scipy.linalg.blas
 
         product = scipy.linalg.blas.dsymm(1.0, self._state.second.matrix, rows.T, lower=1)
@@ -221,7 +226,7 @@ class Snapshot:
 
 
 class SketchSnapshot(Snapshot):
-    """The statistics of moments that keep a sketch of the scatter."""
+    """Statistics of moments with a sketch of the scatter."""
 
     def __init__(self, accumulator: SketchAccumulator) -> None:
         super().__init__(accumulator)
@@ -230,7 +235,7 @@ class SketchSnapshot(Snapshot):
 
     @cached_property
     def metric(self) -> LowRank:  # type: ignore[override]
-        """M, computed on first use."""
+        """Approximation of Cov(x), computed on first use."""
         sketch = self.sketch
         return nystroem(sketch.matrix, sketch.images, sketch.signs, self.weight, self.mean)
 
@@ -250,7 +255,7 @@ class SketchSnapshot(Snapshot):
         return self._with_rounding(self.metric.factor(share, left_out))
 
     def remember(self, factor: Factor) -> None:
-        """Do nothing: `gram` uses the metric."""
+        """Do nothing, since `gram` uses `metric`."""
 
     def share(self, options: Options) -> float:
         if isinstance(options.shrinkage, str):
@@ -265,7 +270,7 @@ class SketchSnapshot(Snapshot):
 
 
 class SampleSnapshot(Snapshot):
-    """The statistics of moments whose scatter is that of a sample."""
+    """Statistics of moments with the scatter of a sample of the rows."""
 
     def __init__(self, accumulator: SampledAccumulator) -> None:
         super().__init__(accumulator)
@@ -277,7 +282,7 @@ class SampleSnapshot(Snapshot):
 
     @cached_property
     def _estimate(self) -> tuple[Float, Sampled]:
-        """The covariance, estimated on first use."""
+        """Estimate of Cov(x) and its sample, computed on first use."""
         return sampled_covariance(self._sampled)
 
     @cached_property
@@ -297,7 +302,7 @@ class SampleSnapshot(Snapshot):
         if options.shrinkage is None:
             return 0.0
         matrix, estimate = self._estimate
-        # For a normalised matrix `share` expects the sum of quartics over n^2; this is their mean.
+        # For a covariance, `share` expects sum |x - mean|^4 / n^2; `estimate.quartic` is the mean.
         quartic = None if estimate.quartic is None else estimate.quartic / estimate.effective
         return share(options.shrinkage, matrix, estimate.effective, quartic)
 
@@ -310,7 +315,7 @@ class SampleSnapshot(Snapshot):
 
 
 def snapshot_of(accumulator: Accumulator) -> Snapshot:
-    """The statistics of an accumulator of any kind."""
+    """Return the statistics of an accumulator of any class."""
     if isinstance(accumulator, SketchAccumulator):
         return SketchSnapshot(accumulator)
     return (
@@ -323,39 +328,39 @@ def snapshot_of(accumulator: Accumulator) -> Snapshot:
 class Factored:
     """An immutable snapshot of moments, with the covariance of x factored.
 
-    Made by :meth:`splince_fast.Moments.factored`; taken by every method in place of moments.
+    :meth:`splince_fast.Moments.factored` returns it; every method accepts it in place of moments.
 
     Parameters
     ----------
     snapshot : Snapshot
-        The statistics that are copied.
+        Statistics to copy.
     options : Options
-        Shrinkage, solver and least deviation.
+        Shrinkage, solver and minimum standard deviation.
 
     Attributes
     ----------
     n_rows, weight, n_features : int, float, int
-        Of the data.
+        Number of rows, weight sum, and number of features.
     mean : (d,) float64
         Mean of x.
     variances : (d,) float64
-        Of the features, ddof = 0.
+        Variances of the features, ddof = 0.
     feature_names : tuple of str or None
-        Of the data.
+        Names of the features, if rows came as a data frame.
     row_eps : float
         Machine epsilon of the rows' dtype; 0 for float64 and integers.
     shrinkage : float
-        Fraction of the isotropic target in the covariance that was factored.
+        Weight of the isotropic target in the factored covariance.
     factor : Factor
-        L with L L^T the covariance; whitens and unwhitens.
+        Factor L of the covariance L L^T; whitens and unwhitens.
     reading : tuple
         `kinds` and `joint` of the moments.
     pairs : LabelTable
-        Products of the labels.
+        Products of labels between variables.
     sample : Sampled or None
-        What Cov(x) was estimated from, where that is not all rows.
+        Sample from which Cov(x) was estimated; None if it was computed from all rows.
     metric : LowRank or None
-        Low-rank stand-in for Cov(x), where the moments keep no d x d matrix.
+        Approximation of Cov(x) from a sketch; None for moments with a scatter.
 
     Examples
     --------
@@ -392,68 +397,68 @@ class Factored:
 
     @property
     def variables(self) -> Mapping[VariableName, str]:
-        """Variables, each with its kind: "classes" or "continuous"."""
+        """Kind of each variable: "classes" or "continuous"."""
         return MappingProxyType({name: v.kind for name, v in self._variables.items()})
 
     def variable(self, name: VariableName) -> Variable:
-        """The sums of one variable.
+        """Return the sums of one variable.
 
         Parameters
         ----------
         name : str or tuple of str
-            The variable.
+            Name of the variable.
 
         Raises
         ------
         UnknownVariableError
-            No such variable was accumulated.
+            There is no such variable.
         """
         return look_up(self._variables, name)
 
     def class_noise(
         self, names: Sequence[VariableName], factor: Factor | None
     ) -> dict[VariableName, Noise]:
-        """The noise of Cov(x, z) for the variable z that the moments were made ``by``.
+        """Return the noise of Cov(x, z), with z the variable of the argument `by` of the moments.
 
         Parameters
         ----------
         names : sequence of VariableName
-            Not read: the noise was computed when the snapshot was taken.
+            Ignored: the snapshot has the noise of z.
         factor : Factor or None
-            Nor is this.
+            Ignored.
         """
         return self._class_noise
 
     def memory(self, whitened: bool) -> AbstractContextManager[Float | None]:
-        """An empty context: `factored` needs no work memory.
+        """Return a context manager that yields None: `factored` needs no work memory.
 
         Parameters
         ----------
         whitened : bool
-            Whether Cov(x) is factored at all.
+            Ignored.
         """
         return nullcontext()
 
     def identity(self) -> Factor:
-        """The factor of the identity, for what is not whitened."""
+        """Return the factor of the identity matrix, for methods that do not whiten."""
         return self._identity
 
     def factored(self, options: Options, share: float, memory: Float | None) -> Factor:
-        """The stored factor, if it is the one that `options` ask for.
+        """Return the stored factor, if it was computed with these options.
 
         Parameters
         ----------
         options : Options
-            Of the solve.
+            Options of the solve.
         share : float
-            As :meth:`share` gives it.
+            Result of :meth:`share`.
         memory : None
-            As :meth:`memory` gives it.
+            Value of :meth:`memory`.
 
         Raises
         ------
         InputError
-            They ask for other shrinkage, another solver, or another least deviation.
+            `options` differ in shrinkage, solver or minimum standard deviation.
         """
         if options.shrinkage is not None and options.shrinkage != self._requested:
             raise InputError(
@@ -473,17 +478,17 @@ class Factored:
         return self.factor
 
     def share(self, options: Options) -> float:
-        """Fraction of the isotropic target in the factored matrix.
+        """Return the weight of the isotropic target in the factored matrix, in [0, 1].
 
         Parameters
         ----------
         options : Options
-            Of the solve; they say nothing new.
+            Ignored.
         """
         return self.shrinkage
 
     def gram(self, rows: Float) -> Float:
-        """The matrix b Cov(x) b^T, without shrinkage and with ddof = 0.
+        """Return b Cov(x) b^T, (r, r), without shrinkage and with ddof = 0.
 
         Parameters
         ----------
@@ -504,7 +509,7 @@ class Factored:
     def nbytes(self) -> int:
         """Bytes of the factor and of the sums of the variables."""
         numbers = self.n_features**2 * (1 if self.factor.solver == "cholesky" else 2)
-        if self.metric is not None:  # U and Q; deviations and weights
+        if self.metric is not None:  # U and Q; standard deviations and weights
             numbers = self.n_features * (2 * self.metric.rank + 4)
         tensors = (t for v in self._variables.values() for t in v.tensors().values())
         return 8 * numbers + sum(t.nbytes for t in tensors)
@@ -516,17 +521,17 @@ class Factored:
         )
 
 
-# Input of a solve: statistics of locked moments, or of a copy with its own factor.
+# Input of a solve: statistics of locked moments, or of a snapshot with a factor.
 Statistics = Snapshot | Factored
 
 
 def statistics(source: Moments | Factored) -> AbstractContextManager[Statistics]:
-    """The statistics of moments, locked, or of a snapshot of them.
+    """Return a context manager that yields the statistics of locked moments, or of a snapshot.
 
     Raises
     ------
     InputError
-        Neither moments nor a snapshot of them.
+        `source` is neither Moments nor Factored.
     """
     if not hasattr(source, "_statistics"):
         raise InputError(f"moments is {type(source).__name__}; pass sf.Moments().update(X, labels)")

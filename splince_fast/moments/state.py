@@ -1,12 +1,11 @@
-"""The state of x: weight, rows, mean, scatter, and the fourth moment of Ledoit-Wolf shrinkage.
+"""Moments of x: weight sum, number of rows, mean, scatter, and fourth moment.
 
-The scatter is sum w (x - m)(x - m)^T about the weighted mean m, or its diagonal: blocks are added.
-The fourth moment sum w |x - mean|^4 is streamed and merged, too. With u = x - r for the reference
-point r of the state, s = |u|^2 and e = mean - r::
+The scatter is sum w (x - m)(x - m)^T about the weighted mean m, or the diagonal of this matrix.
+Sums of x are sums of deviations u = x - r from a reference point r near the mean, to keep full
+precision. The fourth moment sum w |x - m|^4, for Ledoit-Wolf shrinkage, is computed from the
+scatter and the sums of w s^2 and w s u, with s = |u|^2 and e = m - r::
 
-    |x - mean|^4 = (s - 2 u.e + |e|^2)^2
-
-so that sum w s^2 and sum w s u, beside the scatter, are enough: O(d) more state.
+    |x - m|^4 = (s - 2 u.e + |e|^2)^2
 """
 
 from __future__ import annotations
@@ -29,33 +28,33 @@ Float = NDArray[np.float64]
 EPS64 = float(np.finfo(np.float64).eps)
 EPS32 = float(np.finfo(np.float32).eps)
 
-# Fewer elements per thread cost more in starting it than they save.
+# Least number of elements per thread: for fewer, the start of a thread costs more than it saves.
 _GRAIN = 1 << 20
-# In place of a product that BLAS has added already; made once, as a merge allocates nothing.
+# Argument `product` of `Scatter.add` for a product that BLAS has already added to the scatter; a
+# constant, because merging a block must not allocate memory.
 _NO_PRODUCT = np.empty((0, 0), order="F")
-# Rows of the first block whose mean becomes the reference point.
+# Number of first rows whose mean becomes the first reference point.
 _HEAD = 256
-# The reference point moves if the mean is more than this many standard deviations away,
-_FAR = 16.0
-# and more than the rounding of a constant feature, in units of its size.
-_ROUNDINGS = 1024 * EPS64
-# Sums of squares of smaller numbers are finite for every practical d.
+# The reference point r moves to the mean if their distance, in some feature, exceeds _FAR times the
+# standard deviation and _ROUNDINGS times |r|, a bound of the rounding error of a constant feature.
+_FAR, _ROUNDINGS = 16.0, 1024 * EPS64
+# Sums of squares of d numbers up to this are finite for every practical d.
 _LARGEST = 1e140
-# A removal that leaves less than this fraction of a sum of squares cancels digits: the rounding of
-# the sum before the removal is recorded.
-_LITTLE = 0.25
+# A removal that leaves less than this fraction of a sum of squares loses precision: the rounding
+# error of the sum before the removal is recorded in `State.lost`.
+_CANCELLED = 0.25
 
 
 @dataclass(slots=True)
 class Scatter:
-    """sum w (x - m)(x - m)^T.
+    """The scatter sum w (x - m)(x - m)^T about the mean m.
 
     Attributes
     ----------
     matrix : ndarray of shape (d, d)
-        Fortran-ordered; only the lower triangle is meaningful.
+        Fortran-ordered; only the lower triangle is valid.
     unit_roundoff : float
-        Of the least precise products that went into it.
+        Unit roundoff of the least precise products in the sum.
     """
 
     matrix: Float
@@ -63,7 +62,7 @@ class Scatter:
 
     @classmethod
     def empty(cls, width: int) -> Scatter:
-        """Zeros; a MemoryError says how much they take."""
+        """Return a scatter of zeros; a MemoryError states the memory that it takes."""
         try:
             return cls(np.zeros((width, width), order="F"))
         except MemoryError as error:
@@ -90,7 +89,7 @@ class Scatter:
         self.matrix *= factor
 
     def diagonal(self) -> Float:
-        """(d,) sums of squares, as a view that can be written to."""
+        """Return the sums of squares, (d,), as a writable view."""
         diagonal = self.matrix.diagonal()
         diagonal.setflags(write=True)
         return diagonal
@@ -104,30 +103,30 @@ class Scatter:
     ) -> None:
         """Add shifted^T shifted + sum_k coefficients[k] vectors[k] vectors[k]^T.
 
-        `product` is (d, d) float32 scratch, needed for float32 blocks alone.
+        `product` is (d, d) float32 work memory; float64 blocks need none.
         """
         import splince_fast._kernels.blas as blas_kernels
 
         if shifted.dtype == np.float32:
             if product is None:
-                raise RuntimeError("float32 blocks need a buffer for their product")
+                raise RuntimeError("float32 blocks need work memory for the product")
             blas_kernels.syrk_f32_out(shifted, product)
             self.add(product, 1.0, vectors, coefficients)
         else:
             blas_kernels.syrk_f64_into(shifted, self.matrix)
             self.add(_NO_PRODUCT, 1.0, vectors, coefficients)
 
-    def merge(self, other: Scatter, sign: int, gap: Float, coefficient: float) -> None:
-        """Add sign (other + coefficient gap gap^T), the merge of a part or its removal."""
-        vectors = np.stack([gap, np.zeros(len(gap))])
+    def merge(self, other: Scatter, sign: int, difference: Float, coefficient: float) -> None:
+        """Add sign (other + coefficient difference difference^T), to merge or remove a part."""
+        vectors = np.stack([difference, np.zeros(len(difference))])
         self.add(other.matrix, float(sign), vectors, np.array([sign * coefficient, 0.0]))
         self.unit_roundoff = max(self.unit_roundoff, other.unit_roundoff)
 
     def add(self, product: NDArray[Any], sign: float, vectors: Float, coefficients: Float) -> None:
         """Add sign product + sum_k coefficients[k] vectors[k] vectors[k]^T.
 
-        `product` is (at least d, d), float32 or float64 and Fortran-ordered; its lower triangle
-        counts.
+        `product` is (m, d) with m >= d, float32 or float64, Fortran-ordered; only its lower
+        triangle is read.
         """
         if product.dtype == np.float32:
             self.unit_roundoff = EPS32
@@ -143,24 +142,24 @@ class Scatter:
         threads.split(work, (d + 1) // 2, grain=max(1, _GRAIN // d))
 
     def clear(self, features: NDArray[np.intp]) -> None:
-        """Make features constant: their rows and columns become exactly 0."""
+        """Make features constant: set their rows and columns to exactly 0."""
         self.matrix[features, :] = 0.0
         self.matrix[:, features] = 0.0
 
     def reset(self) -> None:
-        """Remove all rows."""
+        """Set all sums to 0."""
         self.matrix[...] = 0.0
         self.unit_roundoff = EPS64
 
     def full(self) -> Float:
-        """The matrix with both triangles meaningful; no copy."""
+        """Return the matrix with both triangles valid, without a copy."""
         import splince_fast._kernels.blas as blas_kernels
 
         blas_kernels.mirror_lower(self.matrix)
         return self.matrix
 
     def packed(self) -> Float:
-        """(d (d + 1) / 2,) the lower triangle, column by column: half the bytes."""
+        """Return the lower triangle column by column, (d (d + 1) / 2,)."""
         out = np.empty(self.width * (self.width + 1) // 2)
         for part, column in _columns(out, self.matrix):
             part[...] = column
@@ -168,7 +167,7 @@ class Scatter:
 
     @classmethod
     def unpacked(cls, packed: Float, width: int, unit_roundoff: float) -> Scatter:
-        """The inverse of `packed`."""
+        """Return the scatter with the lower triangle that `packed` returned."""
         scatter = cls.empty(width)
         scatter.unit_roundoff = unit_roundoff
         for part, column in _columns(packed, scatter.matrix):
@@ -177,7 +176,7 @@ class Scatter:
 
 
 def _columns(packed: Float, matrix: Float) -> Iterator[tuple[Float, Float]]:
-    """Views of each column of the lower triangle: in the packed array and in the matrix."""
+    """Yield views of each column of the lower triangle, in the packed array and in the matrix."""
     start = 0
     for j in range(len(matrix)):
         column = matrix[j:, j]
@@ -186,7 +185,7 @@ def _columns(packed: Float, matrix: Float) -> Iterator[tuple[Float, Float]]:
 
 
 class Diagonal(Scatter):
-    """The diagonal of a scatter alone, (d,) in place of `matrix`: O(d) state."""
+    """The diagonal of a scatter only; `matrix` has shape (d,)."""
 
     @classmethod
     def empty(cls, width: int) -> Diagonal:
@@ -198,19 +197,20 @@ class Diagonal(Scatter):
     def diagonal(self) -> Float:
         return self.matrix
 
-    def merge(self, other: Scatter, sign: int, gap: Float, coefficient: float) -> None:
-        self.matrix += sign * (other.diagonal() + coefficient * gap * gap)
+    def merge(self, other: Scatter, sign: int, difference: Float, coefficient: float) -> None:
+        self.matrix += sign * (other.diagonal() + coefficient * difference * difference)
 
     def clear(self, features: NDArray[np.intp]) -> None:
         self.matrix[features] = 0.0
 
 
+# Numbers of the deviations that `FourthMoment.add_rows` computes at once.
 _CHUNK = 1 << 18
 
 
 @dataclass(slots=True)
 class FourthMoment:
-    """sum w |u|^4 and sum w |u|^2 u, of u = x - reference."""
+    """The sums `quartic` = sum w |u|^4 and `cubic` = sum w |u|^2 u, for u = x - reference."""
 
     quartic: float
     cubic: Float  # (d,)
@@ -223,14 +223,14 @@ class FourthMoment:
         return FourthMoment(self.quartic, self.cubic.copy())
 
     def scaled(self, factor: float) -> FourthMoment:
-        """The same sums with every weight times a factor."""
+        """Return the sums with every weight multiplied by a factor."""
         return FourthMoment(factor * self.quartic, factor * self.cubic)
 
     def add_rows(
         self, rows: NDArray[np.generic], weight: Float | None, reference: Float,
         index: NDArray[np.intp] | None = None,
     ) -> None:  # fmt: skip
-        """Add a block of rows; `weight` is None for unit weights, and `index` for all rows."""
+        """Add the rows `index`, or all if None; `weight` is None for unit weights."""
         step = max(1, _CHUNK // rows.shape[1])
         for start in range(0, len(rows) if index is None else len(index), step):
             deviations = rows_of(rows, index, start, start + step) - reference
@@ -240,12 +240,17 @@ class FourthMoment:
             self.cubic += weighted @ deviations
 
     def moved(self, step: Float, weight: float, deviation: Float, scatter: Float) -> FourthMoment:
-        """The same sums about the reference point r - step.
+        """Return the sums about the reference point r - step, with r the current one.
 
         Parameters
         ----------
-        deviation, scatter : (d,), (d, d)
-            sum w u, and the lower triangle of the scatter about the mean, of the same rows.
+        step : (d,) float64
+        weight : float
+            Weight sum of the rows.
+        deviation : (d,) float64
+            sum w u.
+        scatter : (d, d) float64
+            Scatter about the mean, of which the lower triangle is read.
         """
         along = _second_moment_times(scatter, deviation, weight, step)
         square = float(step @ step)
@@ -268,13 +273,13 @@ class FourthMoment:
         return FourthMoment(quartic, cubic)
 
     def centred(self, weight: float, deviation: Float, scatter: Float) -> float:
-        """sum w |x - mean|^4."""
+        """Return sum w |x - mean|^4; arguments as for `moved`."""
         mean = deviation / weight
         return max(0.0, self.moved(-mean, weight, deviation, scatter).quartic)
 
 
 def _second_moment_times(scatter: Float, deviation: Float, weight: float, v: Float) -> Float:
-    """(sum w u u^T) v, from the lower triangle of the scatter about the mean."""
+    """Return (sum w u u^T) v, from the lower triangle of the scatter about the mean."""
     import scipy.linalg.blas
 
     product = scipy.linalg.blas.dsymv(1.0, scatter, v, lower=1)
@@ -283,7 +288,7 @@ def _second_moment_times(scatter: Float, deviation: Float, weight: float, v: Flo
 
 @dataclass(slots=True)
 class State:
-    """Moments of x; sums are of deviations from the reference point."""
+    """Moments of x; sums are of deviations x - reference from the reference point."""
 
     reference: Float  # (d,)
     n_rows: int
@@ -291,14 +296,14 @@ class State:
     deviation: Float  # (d,): sum w (x - reference)
     second: Scatter  # sum w (x - mean)(x - mean)^T
     fourth: FourthMoment | None  # for Ledoit-Wolf shrinkage
-    # (d,): bound of the rounding in each sum of squares after removals that cancelled digits, such
-    # as those of rows with a distant mean; None without such removals.
+    # (d,): bound of the rounding error of each sum of squares, if a removal lost precision, for
+    # example of rows with a distant mean; else None.
     lost: Float | None = None
-    row_eps: float = 0.0  # largest machine epsilon of the rows' dtypes; 0 for exact rows
+    row_eps: float = 0.0  # largest machine epsilon of the rows' dtypes; 0 for float64 and integers
 
     @classmethod
     def of_variances(cls, width: int) -> State:
-        """A state without rows, which keeps only the diagonal of the scatter."""
+        """Return a state without rows that keeps only the diagonal of the scatter."""
         return cls(np.zeros(width), 0, 0.0, np.zeros(width), Diagonal.empty(width), None)
 
     @classmethod
@@ -316,12 +321,12 @@ class State:
 
     @property
     def mean_deviation(self) -> Float:
-        """(d,): the mean about the reference point; 0 where there are no rows."""
+        """(d,): mean minus reference point; 0 without rows."""
         return np.asarray(self.deviation / self.weight if self.weight else self.deviation)
 
     @property
     def scatter(self) -> Float:
-        """(d, d) Fortran-ordered; only the lower triangle is valid."""
+        """The scatter, (d, d) Fortran-ordered; only the lower triangle is valid."""
         return self.second.matrix
 
     @property
@@ -346,7 +351,7 @@ class State:
         )
 
     def scale(self, factor: float) -> None:
-        """Multiply every weight by a factor: all sums are linear in the weights."""
+        """Multiply every weight by a factor."""
         self.weight *= factor
         self.deviation *= factor
         self.second.scale(factor)
@@ -358,11 +363,11 @@ class State:
         self, rows: NDArray[np.generic], weight: Float | None, sample: Sample,
         index: NDArray[np.intp] | None = None,
     ) -> Float:  # fmt: skip
-        """The reference point for a block: that of the state, or a new one.
+        """Return the reference point for the sum of the state and a block.
 
-        Sums about a point that lies c standard deviations from the mean lose a factor c of
-        precision. The first block gives the weighted mean of its first rows; later the point
-        follows the mean when it has gone far.
+        It is the weighted mean of the first rows for the first block; afterwards the reference
+        point of the state or, if the mean with the block is far from this point, the new mean.
+        Sums about a point c standard deviations from the mean lose a factor c of precision.
         """
         if self.weight == 0.0:
             return head_mean(rows, weight, index)
@@ -373,14 +378,14 @@ class State:
         return np.asarray(self.reference + drift)
 
     def fourth_about(self, reference: Float) -> FourthMoment | None:
-        """A copy of the fourth moment, about another reference point."""
+        """Return a copy of the fourth moment about `reference`."""
         if self.fourth is None or reference is self.reference or self.weight == 0.0:
             return None if self.fourth is None else self.fourth.copy()
         step = self.reference - reference
         return self.fourth.moved(step, self.weight, self.deviation, self.scatter)
 
     def reference_with(self, other: State) -> Float:
-        """The reference point for the sums of both states, as in `reference_for`."""
+        """Return the reference point for the sum of both states, as `reference_for` does."""
         if not other.weight:
             return self.reference
         if not self.weight:
@@ -393,9 +398,10 @@ class State:
         return np.asarray(self.reference + drift / (self.weight + weight))
 
     def _is_far_with(self, mean: Float, squares: Float, sampled: float, weight: float) -> bool:
-        """Whether the mean, with rows of this weight, is far from the reference point.
+        """Return whether the mean, after rows were added, is far from the reference point.
 
-        `mean` and `squares` are those of a sample of these rows, of weight `sampled`.
+        `weight` is the weight sum of the added rows; `mean` and `squares` (sums of squares about
+        the mean) are from a sample of them with weight sum `sampled`.
         """
         return row_kernels.reference_is_far(
             self.reference, self.deviation, self.weight, self.second.diagonal(), mean, squares,
@@ -403,7 +409,7 @@ class State:
         )  # fmt: skip
 
     def _deviation_about(self, reference: Float) -> Float:
-        """sum w (x - reference)."""
+        """Return sum w (x - reference)."""
         if reference is self.reference:
             return self.deviation
         return np.asarray(self.deviation + self.weight * (self.reference - reference))
@@ -413,7 +419,7 @@ class State:
     def merge_block(
         self, reference: Float, block: Reduced, product: NDArray[np.float32] | None
     ) -> None:
-        """Add a block that was reduced about `reference`, which becomes that of the state."""
+        """Add a block with sums about `reference`, which becomes the reference point."""
         same = reference is self.reference
         deviation = self.deviation if same else self._deviation_about(reference)
         vectors, coefficients = np.zeros((2, len(deviation))), np.array([0.0, -block.weight])
@@ -430,24 +436,25 @@ class State:
         self.n_rows += block.n_rows
         self.weight += block.weight
 
-    def _gap(
+    def _mean_difference(
         self, weight: float, mean: Float, deviation: Float | None = None
     ) -> tuple[Float, float]:
-        """Difference of the means and the coefficient of its square in the merged scatter."""
+        """Return the difference g of the means, and the coefficient of g g^T in the sum."""
         if self.weight == 0.0 or weight == 0.0:
             return np.zeros(self.width), 0.0
-        own = (self.deviation if deviation is None else deviation) / self.weight
-        return mean - own, self.weight * weight / (self.weight + weight)
+        mean_of_state = (self.deviation if deviation is None else deviation) / self.weight
+        return mean - mean_of_state, self.weight * weight / (self.weight + weight)
 
     def add(self, other: State, reference: Float) -> None:
         """Add the moments of other rows, in place; `reference` becomes the reference point.
 
-        With a, b the parts, S = S_a + S_b + (w_a w_b / w) g g^T, g = mean_b - mean_a
-        (Chan, Golub and LeVeque 1983).
+        For parts a and b with scatters S_a and S_b, weight sums w_a and w_b, and w = w_a + w_b, the
+        scatter is S = S_a + S_b + (w_a w_b / w) g g^T, g = mean_b - mean_a (Chan, Golub and LeVeque
+        1983).
         """
         if not other.weight:
             return
-        own = self._deviation_about(reference)
+        deviation = self._deviation_about(reference)
         shift = other.reference - reference
         added = other.deviation + other.weight * shift
         fourth = self.fourth_about(reference)
@@ -455,9 +462,11 @@ class State:
             moved = other.fourth.moved(shift, other.weight, other.deviation, other.scatter)
             fourth.quartic += moved.quartic
             fourth.cubic += moved.cubic
-        gap, coefficient = self._gap(other.weight, added / other.weight, own)
-        total = own + added
-        self.second.merge(other.second, 1, gap, coefficient)
+        difference, coefficient = self._mean_difference(
+            other.weight, added / other.weight, deviation
+        )
+        total = deviation + added
+        self.second.merge(other.second, 1, difference, coefficient)
         self.reference, self.deviation, self.fourth = reference, total, fourth
         self.lost = _sum_of(self.lost, other.lost)
         self.row_eps = max(self.row_eps, other.row_eps)
@@ -465,14 +474,22 @@ class State:
         self.weight += other.weight
 
     def remove(self, part: State) -> tuple[NDArray[np.intp], Float]:
-        """Remove the moments of a part, in place.
+        """Remove the moments of a part of the rows, in place: solve the equation of `add` for S_a.
 
-        The equation of `add` is solved for S_a. Returned are the features whose variance is no
-        more than what rounding can leave of the whole's, and the rounding of sums over x for
-        each feature: `clear` makes those constant in which no label shows a variation above it.
-        Where the part is none an error is raised, and the state is not to be used any more.
+        Returns
+        -------
+        constant : (c,) intp
+            Features whose remaining variance does not exceed the rounding error of the variance
+            before. The caller makes them constant unless their mean differs between labels.
+        rounding : (d,) float64
+            Rounding error of the mean of each feature.
+
+        Raises
+        ------
+        IncompatibleMomentsError
+            The rows are not a part of this state, which is invalid afterwards.
         """
-        none = np.empty(0, np.intp), np.empty(0)
+        nothing = np.empty(0, np.intp), np.empty(0)
         if part.n_rows > self.n_rows:
             raise IncompatibleMomentsError(
                 f"cannot remove a part of {part.n_rows} rows from a whole of {self.n_rows}: it is "
@@ -484,15 +501,15 @@ class State:
             self.second.reset()
             self.fourth = None if self.fourth is None else FourthMoment.empty(self.width)
             self.lost = None
-            return none
+            return nothing
         if part.weight >= self.weight:
             raise IncompatibleMomentsError(
                 f"cannot remove a part of weight {part.weight:g} from a whole of weight "
                 f"{self.weight:g}: it is not a part of it"
             )
         if not part.weight:
-            return none
-        # Rounding of a sum of squares: relative to the sum, and that of the offset, squared.
+            return nothing
+        # Rounding error of a sum of squares: a fraction of the sum, plus that of the squared mean.
         offset = np.abs(self.reference) + np.abs(self.deviation / self.weight)
         of_offset = self.weight * (64 * EPS64 * offset) ** 2
         squares = self.second.diagonal().copy()
@@ -517,24 +534,24 @@ class State:
         self.n_rows -= part.n_rows
         self.weight -= part.weight
         self.deviation -= deviation
-        gap, coefficient = self._gap(part.weight, deviation / part.weight)
-        self.second.merge(part.second, -1, gap, coefficient)
+        difference, coefficient = self._mean_difference(part.weight, deviation / part.weight)
+        self.second.merge(part.second, -1, difference, coefficient)
         diagonal = self.second.diagonal()
         if (diagonal < -impossible).any():
             raise IncompatibleMomentsError(
                 "cannot remove these moments: a variance would become negative, so they are "
                 "not a part of the whole"
             )
-        # After cancellation, the rounding is larger than the bound computed from the remainder.
-        little = bool((diagonal < _LITTLE * squares).any())
-        self.lost = impossible if before is not None or little else None
+        # After cancellation, the rounding error exceeds a bound computed from the remaining sum.
+        cancelled = bool((diagonal < _CANCELLED * squares).any())
+        self.lost = impossible if before is not None or cancelled else None
         constant = np.flatnonzero(diagonal <= noise)
         np.maximum(diagonal, 0.0, out=diagonal)
         return constant, of_sums
 
 
 def _sum_of(a: Float | None, b: Float | None) -> Float | None:
-    """a + b, where None is 0."""
+    """Return a + b, where None counts as 0."""
     if a is None or b is None:
         return b if a is None else a
     return np.asarray(a + b)
@@ -543,12 +560,12 @@ def _sum_of(a: Float | None, b: Float | None) -> Float | None:
 def head_mean(
     rows: NDArray[np.generic], weight: Float | None, index: NDArray[np.intp] | None = None
 ) -> Float:
-    """The weighted mean of the first rows of a block, whose values may be unchecked."""
+    """Return the weighted mean of the first rows of a block; values may be invalid."""
     head = rows_of(rows, index, 0, _HEAD).astype(np.float64, order="C")
-    # Checked before the subtraction: inf - inf would warn, and deviations do not show large values.
+    # Checked before the subtraction: inf - inf warns, and differences of large values may be small.
     if not (head.max() <= _LARGEST and head.min() >= -_LARGEST):
         check_values(rows if index is None else rows[index])
-    # Relative to the first row, so that a constant column has exactly its value.
+    # Deviations from the first row, so that the mean of a constant column is exact.
     first = head[0].copy()
     head -= first
     mean = head.mean(axis=0) if weight is None else weight[:_HEAD] @ head / (

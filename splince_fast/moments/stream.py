@@ -1,4 +1,4 @@
-"""A whole source: the loop with read-ahead, progress and checkpoint."""
+"""Accumulation of a source in blocks, with prefetching, progress and checkpoints."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Path = str | os.PathLike[str]
 
 
 class Target(Protocol):
-    """The state that a stream fills: moments, or folds of them."""
+    """The object to which a stream is added: `Moments` or `Folds`."""
 
     @property
     def n_rows(self) -> int: ...
@@ -37,12 +37,12 @@ class Target(Protocol):
     def update(self, X: object, labels: object = None, *, sample_weight: object = None) -> Any: ...
 
     def _arguments(self) -> dict[str, Any]:
-        """The arguments of an empty target of the same parameters, as JSON."""
+        """Return the arguments of an empty target of the same parameters, as JSON values."""
 
     def _write_checkpoint(self, path: Path, stream: dict[str, object]) -> None: ...
 
     def _read_checkpoint(self, path: Path) -> tuple[Any, Any]:
-        """A target and the stream of a file, or FileFormatError."""
+        """Return the target and the `stream` entry of a file, or raise FileFormatError."""
 
 
 T = TypeVar("T", bound=Target)
@@ -57,7 +57,7 @@ def accumulate(
     checkpoint_seconds: float,
     client: object = None,
 ) -> T:
-    """Fill a target from a source; see :meth:`splince_fast.Moments.from_blocks`."""
+    """Add a source to `empty` and return the sum; see :meth:`splince_fast.Moments.from_blocks`."""
     if not is_number(checkpoint_seconds) or not checkpoint_seconds >= 0:
         raise InputError(
             f"checkpoint_seconds is {checkpoint_seconds!r}; it must be a number of at least 0"
@@ -93,7 +93,7 @@ def accumulate(
                         bar.advance(int(block.X.shape[0]), getattr(block.X, "nbytes", 0))
                         write_if_due()
         except BaseException as error:
-            # Write a checkpoint whether the source failed or Ctrl-C came.
+            # Write a checkpoint after an error of the source and after Ctrl-C.
             if checkpoint is not None and run.unwritten:
                 try:
                     run.write()
@@ -110,19 +110,19 @@ def _identity(source: Source) -> dict[str, Any]:
 
 
 def _resumed(source: Source, empty: T, checkpoint: Path) -> tuple[T, dict[str, Any] | None]:
-    """The target and the stream of a checkpoint that belongs to this source, or new ones."""
+    """Return target and stream of the checkpoint; without a file, `empty` and None."""
     path = os.fspath(checkpoint)
     if not os.path.exists(path):
         return empty, None
     target, stream = empty._read_checkpoint(path)
     if stream is None or target._arguments() != empty._arguments():
-        raise _foreign(path, "it holds a state of other parameters, or of no source")
+        raise _foreign(path, "it was written with other parameters, or without a source")
     _check_stream(path, stream)
     if stream["source"] != _identity(source):
-        raise _foreign(path, f"it was made of {stream['source']}")
+        raise _foreign(path, f"it was written for {stream['source']}")
     for name, stamp in file_stamps(source.files).items():
         if stream.get("files", {}).get(name, stamp) != stamp:
-            raise _foreign(path, f"the file {name} was written again since")
+            raise _foreign(path, f"the file {name} was written again later")
     return target, stream
 
 
@@ -145,21 +145,21 @@ def _check_stream(path: str, stream: Any) -> None:
         fits = fits and isinstance(files, dict)
     if not fits:
         raise FileFormatError(
-            f"the checkpoint {path} does not say where its source stood; it was edited or "
+            f"the checkpoint {path} has no valid position in its source; it was edited or "
             "damaged: delete it"
         )
 
 
 class Run:
-    """Position in a stream, with its checkpoint.
+    """Accumulation of a stream up to a position, and its checkpoint.
 
     Attributes
     ----------
     position : int
-        Blocks in the target.
+        Number of blocks that were added to the target.
     first_block : int
-        Number of the block with which reading begins: when it resumes, the last one that the
-        target holds, which is compared and not added.
+        Number of the first block to read. A resumed run reads the last block of the target again,
+        and compares it with the checkpoint.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Run:
         self.target = target
         self._source = source
         self._checkpoint = checkpoint
-        # of the files before reading
+        # The stamps must be older than the first read.
         self._files = {} if checkpoint is None else file_stamps(source.files)
         stream = stream or {"position": 0}
         self.position: int = stream["position"]
@@ -177,8 +177,8 @@ class Run:
         self._last: str = stream.get("last", "")
         self._last_block: Block | None = None
         self._variables = set(target.variables)
-        # labels that are read but not accumulated
-        self._unread = {target._arguments().get("groups")}
+        # Labels that the target reads, but does not accumulate.
+        self._not_accumulated = {target._arguments().get("groups")}
         in_order = isinstance(source, StreamSource)
         self.first_block = 0 if in_order else max(0, self.position - 1)
         if self.position > 1 and not in_order and self._first:
@@ -186,11 +186,11 @@ class Run:
 
     @property
     def unwritten(self) -> bool:
-        """Whether blocks were added since the last checkpoint."""
+        """Whether blocks were added after the last checkpoint."""
         return self.position > max(0, self._written)
 
     def remaining(self, reader: Iterator[Block]) -> Iterator[Block]:
-        """Yield the blocks after the checkpoint; compare the first and the last one before it."""
+        """Yield the blocks after the checkpoint; compare the first and last block before it."""
         number = self.first_block
         for block in reader:
             if number == 0 and self.position:
@@ -210,7 +210,7 @@ class Run:
             )
 
     def add(self, block: Block) -> None:
-        """Add a block to the target and advance the position; Ctrl-C waits for both."""
+        """Add a block to the target and advance the position; Ctrl-C is deferred until then."""
         with Deferred():
             self.target.update(block.X, block.labels, sample_weight=block.sample_weight)
             if not self.position and self._checkpoint is not None:
@@ -219,7 +219,7 @@ class Run:
             self._last_block = block
 
     def fold(self, state: Any, position: int, first: str, last: str) -> None:
-        """Add the state of all blocks up to `position`, with digests of the first and the last."""
+        """Add the state of the blocks up to `position`; `first` and `last` are block digests."""
         with Deferred():
             self.target += state
             self.position, self._last, self._last_block = position, last, None
@@ -232,11 +232,11 @@ class Run:
 
     @property
     def writes(self) -> bool:
-        """Whether there is a checkpoint."""
+        """Whether the run writes a checkpoint."""
         return self._checkpoint is not None
 
     def write(self) -> None:
-        """Write the target and the position."""
+        """Write the target and the position to the checkpoint, if there is one."""
         if self._checkpoint is None:
             return
         if self._last_block is not None:
@@ -262,7 +262,7 @@ class Run:
             self._check_variables(block)
         if digest and (block is None or self._digest(block) != digest):
             raise _foreign(
-                str(self._checkpoint), f"block {number} of the data is not the one that it has seen"
+                str(self._checkpoint), f"block {number} differs from the block that was accumulated"
             )
 
     def _check_variables(self, block: Block) -> None:
@@ -274,7 +274,8 @@ class Run:
             kinds=parameters.kinds or None,
             joint=parameters.joint,
         )
-        foreign = [name for name in variables if name not in self._variables | self._unread]
+        expected = self._variables | self._not_accumulated
+        foreign = [name for name in variables if name not in expected]
         if foreign:
             raise FileFormatError(
                 f"the checkpoint {self._checkpoint} was written with the variables "

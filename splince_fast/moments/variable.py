@@ -1,10 +1,9 @@
-"""Base of labelled variables: sums from which Cov(x, z) follows.
+"""Base class of labelled variables z: sums from which Cov(x, z) is computed.
 
-All sums of x are taken of deviations from the reference point of the state they belong to, so
-that they keep full precision whatever the offset of the data, and they are stored without
-normalisation, so that merging is addition. An update of a variable has three steps: `begin`
-encodes labels by the classes of the state and changes nothing; `ask` requests sums over a block;
-`commit` adds these sums, and cannot fail.
+Sums of x are sums of deviations x - r from the reference point r of the state, which keep full
+precision for data far from 0. They are not normalised, so that two states are merged by addition.
+An update of a variable has three steps: `begin` encodes labels with the classes of the state and
+changes nothing; `ask` requests sums over a block; `commit` adds the sums, and cannot fail.
 """
 
 from __future__ import annotations
@@ -29,22 +28,22 @@ from splince_fast.labels import ClassName, VariableName
 
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
-# Labels of rows encoded by a state: (n,) intp of classes, -1 where missing, or (n, k) float64,
-# NaN where missing.
+# Encoded labels of rows: class codes, (n,) intp, -1 if missing; or values, (n, k) float64, NaN if
+# missing.
 Labels = NDArray[Any]
 
 
 class Request(NamedTuple):
-    """Sums that a variable requests over a block, and data for their commit."""
+    """Sums that a variable requests over a block, and the arguments of `commit` for them."""
 
-    codes: Codes | None  # (n,) into n_sums class sums, -1 for none
+    codes: Codes | None  # (n,): class sum of each row, below n_sums; -1 for none
     n_sums: int
-    values: Float | None  # (q, n), multiplied by the weights
-    kept: tuple[Any, ...]
+    values: Float | None  # (q, n): coefficients of the rows in q sums, including the weights
+    commit_data: tuple[Any, ...]  # for `commit`, specific to the kind of variable
 
 
 class Variable(ABC):
-    """Sums over the rows that carry a label.
+    """Sums over the labelled rows.
 
     Attributes
     ----------
@@ -52,7 +51,7 @@ class Variable(ABC):
     blank : int or float
         The code or value of a missing label.
     width : int
-        Features d of x.
+        Number of features d of x.
     n_columns : int
         Number of classes or columns.
     """
@@ -69,13 +68,14 @@ class Variable(ABC):
     @classmethod
     @abstractmethod
     def new(cls, width: int, column: Any) -> Self:
-        """An empty variable for a column that was never seen."""
+        """Return a variable without rows for the labels of a column."""
 
     @abstractmethod
     def begin(self, column: Any, name: object) -> tuple[Labels | None, Any]:
-        """Labels encoded by the classes of the state, and the argument of `learn`; changes nothing.
+        """Return the encoded labels, and the argument of `learn`; change nothing.
 
-        Both are None for a column without labels; the latter where nothing is new.
+        Both are None for a column without labels. The argument of `learn` is None if the column has
+        no new names.
 
         Raises
         ------
@@ -89,25 +89,25 @@ class Variable(ABC):
 
     @abstractmethod
     def ask(self, labels: Labels, weight: Float | None) -> Request:
-        """Sums to request over a block, with memory for them; no readable state changes."""
+        """Return a request for sums over a block, with memory for them; change no result."""
 
     @abstractmethod
     def commit(self, request: Request, class_sums: Float, products: Float) -> None:
-        """Add the sums of a block; cannot fail."""
+        """Add the sums of a block; cannot fail, since `ask` has allocated the memory."""
 
     @abstractmethod
     def moved(self, step: Float) -> Self:
-        """The same sums about another reference point, `step` = the old one minus the new one."""
+        """Return a copy about the reference point r - step, with r the current one."""
 
     # -- algebra ---------------------------------------------------------------------------
 
     @abstractmethod
     def empty_like(self) -> Self:
-        """The same variable without rows."""
+        """Return a variable of the same kind and width without rows."""
 
     @abstractmethod
     def copy(self) -> Self:
-        """An independent copy."""
+        """Return an independent copy."""
 
     @abstractmethod
     def scale(self, factor: float) -> None:
@@ -115,66 +115,76 @@ class Variable(ABC):
 
     @abstractmethod
     def merged(self, other: Variable, shift: Float, sign: int, name: object) -> Self:
-        """self + sign * other, with `shift` = reference of other - reference of self."""
+        """Return self + sign * other.
 
-    @abstractmethod
-    def varies(self, features: NDArray[np.intp], gap: Float, rounding: Float) -> NDArray[np.bool_]:
-        """Whether x, which is `gap` from the reference point on average, differs between labels.
-
-        By more than `rounding`, (d,), in the mean of a class or in units of z's deviation.
+        `shift` is the reference point of x in `other` minus the reference point in `self`.
         """
 
     @abstractmethod
-    def clear(self, features: NDArray[np.intp], gap: Float) -> None:
-        """Make features constant: x is `gap` from the reference point in every row."""
+    def varies(
+        self, features: NDArray[np.intp], mean_deviation: Float, rounding: Float
+    ) -> NDArray[np.bool_]:
+        """Return, for each of `features`, whether its mean differs between labels.
+
+        `mean_deviation`, (d,), is the mean of x minus the reference point. Differences up to
+        `rounding`, (d,), do not count; a difference is that of a class mean, or a change per
+        standard deviation of z.
+        """
+
+    @abstractmethod
+    def clear(self, features: NDArray[np.intp], mean_deviation: Float) -> None:
+        """Make features constant, equal to the reference point plus `mean_deviation`, (d,)."""
 
     # -- reading ---------------------------------------------------------------------------
 
     @property
     @abstractmethod
     def n_rows(self) -> int:
-        """Rows that carry a label."""
+        """Number of labelled rows."""
 
     @property
     @abstractmethod
     def weight(self) -> float:
-        """Their weight."""
+        """Weight sum of the labelled rows."""
 
     @property
     @abstractmethod
     def described(self) -> str:
-        """The kind and size in a few words."""
+        """Kind and size of the variable as text."""
 
     @abstractmethod
     def class_names(self, name: object) -> list[ClassName]:
-        """Names of the classes; LabelError where there are none."""
+        """Return the names of the classes; raise LabelError if the variable is continuous."""
 
     @abstractmethod
     def cross_covariance(self, ddof: float, name: object) -> Float:
-        """(d, k): Cov(x, z) over the rows that carry a label."""
+        """Return Cov(x, z) over the labelled rows, (d, k)."""
 
     @abstractmethod
     def span(self) -> Float:
-        """(k', d): rows that span Cov(x, z), ddof = 0; none where z is constant."""
+        """Return rows (k', d) that span the columns of Cov(x, z), ddof = 0, with z standardised.
+
+        There are none if z is constant.
+        """
 
     # -- storing ---------------------------------------------------------------------------
 
     @abstractmethod
     def tensors(self) -> Tensors:
-        """The sums as named arrays."""
+        """Return the sums as named arrays."""
 
     @abstractmethod
     def metadata(self) -> dict[str, Any]:
-        """The kind and the names, as JSON."""
+        """Return the kind and the names of the variable as JSON values."""
 
     @classmethod
     @abstractmethod
     def read(cls, width: int, meta: Mapping[str, Any], tensors: Tensors) -> Self:
-        """The inverse of `tensors` and `metadata`; FileFormatError where they are impossible."""
+        """Return the variable of `tensors` and `metadata`; raise FileFormatError if invalid."""
 
     @abstractmethod
     def read_labels(self, labels: NDArray[np.generic], n_rows: int, key: str) -> Labels:
-        """Labels of waiting rows from a file; FileFormatError where they are impossible."""
+        """Return labels of buffered rows from a file; raise FileFormatError if they are invalid."""
 
     @property
     def nbytes(self) -> int:
@@ -182,16 +192,16 @@ class Variable(ABC):
 
 
 def add_at(target: Float, index: NDArray[np.intp], added: Float, scratch: Float) -> None:
-    """target[index] += added, where `index` has each row once; needs no memory but `scratch`.
+    """Compute target[index] += added for distinct rows `index`, without memory except `scratch`.
 
     Parameters
     ----------
     target : (k, d) float64, changed in place
     index : (c,) intp
     added, scratch : (c, d) float64
-        `scratch` is overwritten.
+        Summands, and work memory that is overwritten.
     """
-    np.take(target, index, axis=0, out=scratch, mode="clip")  # unlike "raise", without a buffer
+    np.take(target, index, axis=0, out=scratch, mode="clip")  # mode="raise" would allocate a buffer
     scratch += added
     target[index] = scratch
 
@@ -203,7 +213,7 @@ def check_ddof(ddof: object) -> None:
 
 
 def denominator(weight: float, ddof: float, name: object) -> float:
-    """weight - ddof; NotEnoughDataError unless it is positive."""
+    """Return weight - ddof; raise NotEnoughDataError unless it is positive."""
     check_ddof(ddof)
     if weight - ddof <= 0:
         raise NotEnoughDataError(
@@ -214,10 +224,10 @@ def denominator(weight: float, ddof: float, name: object) -> float:
 
 
 def look_up(variables: Mapping[VariableName, Variable], name: VariableName) -> Variable:
-    """The variable of this name; UnknownVariableError if there is none."""
+    """Return the variable of this name; raise UnknownVariableError if there is none."""
     try:
         return variables[name]
-    except (KeyError, TypeError):  # what is not hashable is a TypeError
+    except (KeyError, TypeError):  # TypeError: the name is not hashable
         names = ", ".join(map(repr, variables)) or "none"
         hint = f"; Moments(joint=[{name!r}]) does it" if isinstance(name, tuple) else ""
         raise UnknownVariableError(
@@ -227,7 +237,7 @@ def look_up(variables: Mapping[VariableName, Variable], name: VariableName) -> V
 
 
 def refuse_other_kind(name: object, ours: Variable, theirs: Variable) -> None:
-    """Raise IncompatibleMomentsError unless both sides read a variable alike."""
+    """Raise IncompatibleMomentsError unless both variables are of one kind."""
     if type(ours) is not type(theirs):
         raise IncompatibleMomentsError(
             f"the variable {name!r} is {ours.kind} on one side and {theirs.kind} on the other; "
@@ -236,7 +246,7 @@ def refuse_other_kind(name: object, ours: Variable, theirs: Variable) -> None:
 
 
 def contradiction(name: object, ours: str, theirs: str) -> LabelError:
-    """The error of a variable that is of another kind than in earlier blocks."""
+    """Return the error for a variable whose kind differs from earlier blocks."""
     return LabelError(
         f"the variable {name!r} was {ours} in earlier blocks and is {theirs} in this one; give it "
         f"one dtype, or fix it with Moments(kinds={{{name!r}: {ours!r}}})"

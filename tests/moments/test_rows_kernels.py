@@ -609,7 +609,7 @@ def test_a_constant_column_leaves_nothing(value: Any, n: int, weighted: bool, mi
 
 def test_a_buffer_without_room_is_refused() -> None:
     block = Block(9, 2)
-    with pytest.raises(RuntimeError, match="room"):
+    with pytest.raises(RuntimeError, match="too small"):
         reducing.reduce_block(
             block.rows, None, reducing.sample_block(block.rows, None), block.reference,
             block.codes, 0, block.values, reducing.Centred(np.empty((8, 2))),

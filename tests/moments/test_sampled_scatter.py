@@ -149,7 +149,7 @@ def test_rows_are_taken_about_their_labels(monkeypatch: pytest.MonkeyPatch) -> N
     n, d = 6000, 32
     X, labels = gaussian(n, d, 8.0)
     excess = draws(X, labels, 10 * d / n, 15, leace)[0].mean()
-    monkeypatch.setattr(covariance_estimate, "_explaining", lambda held, effective: [])
+    monkeypatch.setattr(covariance_estimate, "_regressors", lambda held, effective: [])
     assert draws(X, labels, 10 * d / n, 15, leace)[0].mean() > 8 * excess
 
 
@@ -239,7 +239,7 @@ def test_exact_variances_repair_a_rare_feature(monkeypatch: pytest.MonkeyPatch) 
     with pytest.warns(SampledScatterWarning, match=r"1 feature\(s\) \('f3'\)"):
         repaired = draws(frame, labels, 5 * d / n, 60, leace)[0]
     assert repaired.max() < 1.0
-    monkeypatch.setattr(covariance_estimate, "_BEYOND_CHANCE", 1e300)
+    monkeypatch.setattr(covariance_estimate, "_STANDARD_ERRORS", 1e300)
     with pytest.warns(SampledScatterWarning):
         assert draws(X, labels, 5 * d / n, 60, leace)[0].max() > 10
 
@@ -549,7 +549,7 @@ def test_variances_and_tables_are_of_all_rows() -> None:
     found = known.all_labels.covariance(["z", "t"], variables, float(weight.sum()))
     np.testing.assert_allclose(found[np.ix_(order, order)], expected, atol=1e-9)
     # Control: the table of the sample is another one.
-    other = known.labels.covariance(["z", "t"], variables, known.rows.seen().weight)
+    other = known.labels.covariance(["z", "t"], variables, known.rows.nonempty_state().weight)
     assert np.abs(other - found).max() > 1e-4
 
 
