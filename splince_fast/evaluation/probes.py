@@ -63,7 +63,9 @@ class Probe:
         Means over the folds; AUC one-vs-rest and macro-averaged for more than two classes,
         never folded at .5. NaN for a quantity.
     r2 : float
-        Mean R^2 on the folds held out, for a quantity; it may be negative. NaN for classes.
+        Mean over the folds of 1 - squared error / squared error of the mean of the training rows,
+        both on the rows held out and summed over columns, for a quantity: a probe that predicts
+        that mean has 0, a worse one is negative. NaN for classes.
     chance : float
         Fraction of the most frequent class; 0 for a quantity.
     permuted : float
@@ -167,13 +169,18 @@ def leakage(
     """Probe erased rows, held out from the fit of the eraser, for the concept.
 
     The linear probe is logistic with mean log-loss + .01 / 2 |w|^2 on features of unit variance
-    (ridge for a quantity); "quadratic" is the discriminant of normal distributions with a
-    covariance per class, .9 S_c + .1 S, on the leading 64 principal components; "mlp" is
-    scikit-learn's ``MLPClassifier((128,), early_stopping=True)``, without early stopping for
-    fewer than 10 training rows per class, and "boosting" its histogram gradient boosting on the
-    same components.
+    (ridge for a quantity, which has no other probe); "quadratic" is the discriminant of normal
+    distributions with a covariance per class, .9 S_c + .1 S, on the leading 64 principal
+    components; "mlp" is scikit-learn's ``MLPClassifier((128,), early_stopping=True)``, without
+    early stopping for fewer than 10 training rows per class, and "boosting" its histogram gradient
+    boosting on the same components.
     Features and directions below 1e-6 of the largest are rounding residue and left out; where
     all features vary by rounding alone, every probe is at chance.
+
+    R^2 of a quantity compares the probe with the mean of its own training rows, the best that is
+    predicted without the features; ``r2_score`` of scikit-learn takes the mean of the rows that are
+    scored. With `groups` a fold may be one person: ``r2_score`` then gives no credit for a probe
+    that finds which person it is.
 
     Parameters
     ----------

@@ -42,7 +42,7 @@ from splince_fast.moments import Moments
 
 JobId = tuple[int, float | None]  # seed and level
 _ADVISER = Component(ADVICE, None, "advice")
-_LAYOUT = 2  # of the records; those of another layout are computed again
+_LAYOUT = 3  # of the records; those of another layout are computed again
 
 
 def compare(

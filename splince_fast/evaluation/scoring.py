@@ -152,11 +152,13 @@ class ClassPredictions:
 class QuantityPredictions:
     """Predicted quantities (n, k) of test rows, and the values that they are scored by.
 
-    `concept` (n,) is None unless the concept is one column or two classes.
+    `mean` (k,) is that of the training rows; `concept` (n,) is None unless the concept is one
+    column or two classes.
     """
 
     y_true: Float
     y_pred: Float
+    mean: Float
     concept: Float | None
 
     def cells(self) -> tuple[CellCount, ...]:
@@ -287,9 +289,8 @@ def _mse(predictions: QuantityPredictions) -> float:
 
 
 def _r2(predictions: QuantityPredictions) -> float:
-    y_true = predictions.y_true
-    variance = float(np.mean((y_true - y_true.mean(axis=0)) ** 2))
-    return 1 - _mse(predictions) / variance if variance else math.nan
+    error_of_mean = float(np.mean((predictions.y_true - predictions.mean) ** 2))
+    return 1 - _mse(predictions) / error_of_mean if error_of_mean else math.nan
 
 
 def _concept_correlation(predictions: QuantityPredictions) -> float | None:
@@ -343,7 +344,9 @@ OF_FAIRNESS: dict[str, TableMetric] = {
 }  # fmt: skip
 OF_QUANTITIES: dict[str, TableMetric] = {
     "r2": TableMetric(
-        _r2, False, "R2", definition="1 - mean squared error / variance, on test rows"
+        _r2, False, "R2",
+        definition="1 - squared error on test rows / that of predicting the mean of the training "
+        "rows, which has 0",
     ),
     "mse": TableMetric(
         _mse, True, "MSE", bounded=False, definition="mean squared error on test rows"
@@ -383,7 +386,8 @@ OF_PROBES: dict[str, TableMetric] = {
     )
     for figure, lower, label, text in (
         ("accuracy", True, "acc", "accuracy"), ("auc", True, "AUC", "area under the ROC curve"),
-        ("r2", True, "R2", "R^2"), ("chance", None, "chance", "fraction of the largest class"),
+        ("r2", True, "R2", "R^2, 0 for the mean of its training rows,"),
+        ("chance", None, "chance", "fraction of the largest class"),
     )
 }  # fmt: skip
 METRICS = OF_CLASSES | OF_FAIRNESS | OF_QUANTITIES | OF_PROBES | OF_ERASERS

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from comparisons import data, run
-from sklearn.dummy import DummyClassifier
-from sklearn.metrics import accuracy_score, balanced_accuracy_score
+from sklearn.dummy import DummyClassifier, DummyRegressor
+from sklearn.metrics import accuracy_score, balanced_accuracy_score, r2_score
 
 from splince_fast import evaluation as ev
 from splince_fast.evaluation import Comparison, _records
@@ -154,6 +154,21 @@ def test_predictions_that_are_constant_but_for_rounding_have_no_correlation() ->
     assert len(result.values("concept_correlation", eraser="none")) == 2
     assert result.values("concept_correlation", eraser="LEACE") == {}
     assert result.mean("r2", eraser="LEACE") == pytest.approx(0, abs=0.05)
+
+
+def test_r2_of_a_head_is_relative_to_the_mean_of_the_training_rows() -> None:
+    X = data()[0]
+    test = np.arange(900) >= 700
+    task = np.stack([X[:, 1] + 2 * test, X[:, 2] ** 2], axis=1)
+    heads = {"mean": DummyRegressor(), "retrained": "retrained"}
+    result = run(X, task, X[:, 0].copy(), test=test, n_seeds=1, erasers=("none",), heads=heads)
+    assert result.mean("r2", eraser="none", head="mean") == 0.0
+    order = np.random.default_rng(0).permutation(700)
+    train = order[70:]  # a tenth of the other rows are validation rows
+    whole = np.mean((task[test] - task[train].mean(axis=0)) ** 2)
+    mse = result.mean("mse", eraser="none", head="retrained")
+    assert result.mean("r2", eraser="none", head="retrained") == pytest.approx(1 - mse / whole)
+    assert r2_score(task[test], np.tile(task[train].mean(axis=0), (200, 1))) < -1  # control
 
 
 def test_a_constant_head_has_a_worst_group_of_0_only_where_it_is_wrong() -> None:
