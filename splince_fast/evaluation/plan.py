@@ -295,6 +295,8 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
         raise InputError("test= names your own split and excludes association=")
     check_rule(settings.select)
     probes = check_probes(settings.leakage, "leakage")
+    quantities = [name for name, column in concepts.items() if isinstance(column, Columns)]
+    notes = _probe_notes(probes, quantities)
     max_rows = max(1, _JOB_BYTES // (8 * rows.shape[1]))
     sizes, note = _sizes(settings, protocol, [p for p in levels if p is not None], n, max_rows)
     check_finite(rows)
@@ -314,7 +316,7 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
         metrics=tuple(
             _component(k, m, m.score) for k, m in own_metrics(settings.metrics).items()
         ),
-        test=parts, notes=(note,) if note else (),
+        test=parts, notes=(note, *notes) if note else notes,
         fingerprint=fingerprint(rows, [y, *concepts.values()], codes, parts),
     )  # fmt: skip
     if parts is not None and len(plan.seeds) > 1:
@@ -322,6 +324,26 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
     if int(plan.usable.sum()) < 4:
         raise LabelError("fewer than four rows have every label; check that they belong to X")
     return plan
+
+
+def _probe_notes(probes: tuple[str, ...], quantities: list[str]) -> tuple[str, ...]:
+    """A note on the probes that the concepts that are quantities do not have, if any.
+
+    Raises
+    ------
+    InputError
+        No probe is left for these concepts.
+    """
+    others = [probe for probe in probes if probe != "linear"]
+    if not others or not quantities:
+        return ()
+    text = f"a quantity, such as the concept {quantities[0]!r}, has the linear probe alone"
+    if len(others) == len(probes):
+        raise InputError(
+            f"{text}; pass leakage=('linear',), with others for concepts of classes, or make "
+            "classes of the quantity, such as its quartiles"
+        )
+    return (f"{text}, not {' or '.join(others)}",)
 
 
 def _observed(column: Encoded) -> Encoded:

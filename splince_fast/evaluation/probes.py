@@ -189,7 +189,7 @@ def leakage(
     z_fresh : column of shape (n,)
         The concept: classes, or a quantity in floats. Rows without it are left out.
     probes : sequence of {"linear", "quadratic", "mlp", "boosting"}
-        Which probes.
+        Which probes; a quantity has the linear one alone.
     cv : int
         Folds, stratified and shuffled.
     n_permutations : int

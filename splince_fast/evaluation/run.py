@@ -130,7 +130,7 @@ def compare(
     select : {"worst_group", "accuracy"}
         Score of the validation rows that chooses alpha, the same for every eraser.
     leakage : sequence of {"linear", "quadratic", "mlp", "boosting"}
-        Probes for the concept on erased test rows.
+        Probes for the concept on erased test rows; a quantity has the linear one alone.
     metrics : mapping of str to function or Metric, optional
         Further metrics of (y_true, y_pred). A :class:`Metric` says in which direction it is
         better; a function alone is shown without a best eraser and without a star.

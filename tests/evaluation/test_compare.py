@@ -457,6 +457,23 @@ def test_a_constant_quantity_is_refused_before_anything_runs() -> None:
     assert not run(X, columns, z, erasers=("LEACE",), n_seeds=1).failures
 
 
+def test_a_quantity_has_the_linear_probe_alone() -> None:
+    X, y, z = data()
+    concept = {"kind": z, "amount": X[:, 0] + X[:, 1]}
+    with pytest.raises(
+        InputError, match=r"'amount', has the linear probe alone; pass leakage=\('l"
+    ):
+        run(X, y, concept, leakage=("mlp",))
+    with pytest.warns(SplinceWarning, match="the linear probe alone, not quadratic"):
+        result = run(X, y, concept, leakage=("linear", "quadratic"), n_seeds=1, erasers=("none",))
+    probed = {key for key in result.metrics if "]" in key and not key.startswith("selection")}
+    assert probed == {
+        f"{probe}_{figure}[kind]"
+        for probe in ("probe", "quadratic") for figure in ("accuracy", "auc", "chance")
+    } | {"probe_r2[amount]", "probe_chance[amount]"}  # fmt: skip
+    run(X, y, concept, leakage=(), n_seeds=1, erasers=("none",))  # none is no wrong one
+
+
 @pytest.mark.parametrize("names", [(), (1, "1")])
 def test_names_of_concepts_are_one_at_least_and_differ_as_text(names: tuple[Any, ...]) -> None:
     X, y, z = data(100)
