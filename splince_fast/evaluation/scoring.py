@@ -294,12 +294,13 @@ def _r2(predictions: QuantityPredictions) -> float:
 
 
 def _concept_correlation(predictions: QuantityPredictions) -> float | None:
-    first, concept = predictions.y_pred[:, 0], predictions.concept
-    # A prediction that is constant but for rounding has no correlation.
-    least = ROUNDING * float(np.ptp(predictions.y_true[:, 0]))
-    if concept is None or not np.ptp(concept) > 0 or not np.ptp(first) > least:
+    concept = predictions.concept
+    if concept is None or not np.ptp(concept) > 0:
         return None
-    return abs(float(np.corrcoef(first, concept)[0, 1]))
+    # A prediction that is constant but for rounding has no correlation.
+    varied = np.ptp(predictions.y_pred, axis=0) > ROUNDING * np.ptp(predictions.y_true, axis=0)
+    columns = predictions.y_pred.T[varied]
+    return max((abs(float(np.corrcoef(c, concept)[0, 1])) for c in columns), default=None)
 
 
 def _residual(erasure: Erasure) -> float:
@@ -353,7 +354,8 @@ OF_QUANTITIES: dict[str, TableMetric] = {
     ),
     "concept_correlation": TableMetric(
         _concept_correlation, True, "|corr concept|",
-        definition="absolute correlation of prediction and concept on test rows",
+        definition="absolute correlation of prediction and concept on test rows, the largest of a "
+        "task of several columns",
     ),
 }  # fmt: skip
 OF_ERASERS: dict[str, TableMetric] = {

@@ -12,7 +12,7 @@ from sklearn.metrics import accuracy_score, balanced_accuracy_score, r2_score
 
 from splince_fast import evaluation as ev
 from splince_fast.evaluation import Comparison, _records
-from splince_fast.evaluation.scoring import METRICS, SUMMARY, ClassPredictions
+from splince_fast.evaluation.scoring import METRICS, SUMMARY, ClassPredictions, QuantityPredictions
 from splince_fast.exceptions import InputError
 
 
@@ -154,6 +154,19 @@ def test_predictions_that_are_constant_but_for_rounding_have_no_correlation() ->
     assert len(result.values("concept_correlation", eraser="none")) == 2
     assert result.values("concept_correlation", eraser="LEACE") == {}
     assert result.mean("r2", eraser="LEACE") == pytest.approx(0, abs=0.05)
+
+
+def test_every_column_of_the_task_counts_for_the_correlation_with_the_concept() -> None:
+    X = data()[0]
+    concept = X[:, 0].copy()
+    task = np.stack([X[:, 1], X[:, 2], -concept], axis=1)
+    result = run(X, task, concept, erasers=("none", "LEACE"))
+    assert result.mean("concept_correlation", eraser="none") > 0.99
+    first = run(X, task[:, 0], concept, erasers=("none",))  # control
+    assert first.mean("concept_correlation", eraser="none") < 0.5
+    constant = np.stack([X[:, 1], 1e-3 * X[:, 1]], axis=1)
+    nothing = QuantityPredictions(task[:, :2], 1e-12 * constant, np.zeros(2), concept)
+    assert "concept_correlation" not in nothing.scores()  # rounding
 
 
 def test_r2_of_a_head_is_relative_to_the_mean_of_the_training_rows() -> None:
