@@ -26,6 +26,8 @@ from splince_fast.evaluation._erasers import (
     cloned,
     fit_eraser,
     weight_argument,
+    with_validation,
+    writable,
 )
 from splince_fast.evaluation._records import ADVICE, ERASER_ROW, PathPoint, Record, TestLabels
 from splince_fast.evaluation.plan import ComparisonPlan, Component
@@ -382,20 +384,28 @@ class Job:
 
     def _classifier(self, record: Record, head: Component, rows: ErasedRows) -> Record:
         """The record of a classifier like scikit-learn's, fitted on erased training rows."""
+        from splince_fast.baselines._linear import BalancedClassifier
+
         model = cloned(head.spec, self.seed)
         accepted = inspect.signature(model.fit).parameters
-        train, validation, erase = self.train, self.validation, rows.eraser_map
-        arguments: dict[str, Any] = dict(weight_argument(model, train.weights))
+        erase = rows.eraser_map
+        train = dataclasses.replace(self.train, rows=erase(rows.train))
+        arguments: dict[str, Any] = {}
         if "groups" in accepted and train.cells is not None:
+            if "validation" in accepted and len(rows.validation):
+                held_out = dataclasses.replace(self.validation, rows=erase(rows.validation))
+                if isinstance(model, BalancedClassifier):
+                    train, arguments["validation"] = with_validation(train, held_out)
+                else:
+                    arguments["validation"] = (held_out.rows, held_out.task, held_out.cells)
             arguments["groups"] = train.cells
-            if "validation" in accepted and len(validation.rows):
-                erased = erase(rows.validation)
-                arguments["validation"] = (erased, validation.task, validation.cells)
+        arguments |= weight_argument(model, train.weights)
         target = train.task
         target = target.ravel() if target.ndim == 2 and target.shape[1] == 1 else target
+        target, arguments = writable(model, (target, arguments))
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            model.fit(erase(rows.train), target, **arguments)
+            model.fit(train.rows, target, **arguments)
         converged = not any("Convergence" in w.category.__name__ for w in caught)
         record = dataclasses.replace(record, converged=converged)
         return self._add_scores(record, np.asarray(model.predict(erase(rows.test))))
