@@ -398,19 +398,26 @@ def _stratified(
     codes: NDArray[np.intp], cv: int, groups: Codes | None, random_state: int
 ) -> list[Fold]:
     """Stratified folds, whole groups together; those that lack a class are left out."""
-    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
+    from sklearn.model_selection import StratifiedKFold
 
     if groups is None:
         splitter = StratifiedKFold(cv, shuffle=True, random_state=random_state)
         return list(splitter.split(codes[:, None], codes))
     if len(np.unique(groups)) < cv:
         return []
-    splitter = StratifiedGroupKFold(cv, shuffle=True, random_state=random_state)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # classes smaller than cv: checked below
-        folds = list(splitter.split(codes[:, None], codes, groups))
+    folds = folds_of_groups(codes, groups, cv, random_state)
     n_classes = len(np.unique(codes))
     return [f for f in folds if all(len(np.unique(codes[part])) == n_classes for part in f)]
+
+
+def folds_of_groups(codes: Codes, groups: Codes, cv: int, random_state: int) -> list[Fold]:
+    """Folds of whole groups, stratified by codes, of which a fold may lack some."""
+    from sklearn.model_selection import StratifiedGroupKFold
+
+    splitter = StratifiedGroupKFold(cv, shuffle=True, random_state=random_state)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # raised for codes of fewer rows than folds
+        return list(splitter.split(codes[:, None], codes, groups))
 
 
 def _is_constant(rows: Float, residue: Float | float) -> bool:
