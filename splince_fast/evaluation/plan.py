@@ -375,20 +375,13 @@ def _sizes(
         if settings.sizes is not None:
             raise InputError("sizes= is for association=; the natural split takes all rows")
         return None, note(n)
-    if settings.sizes is None:
-        sizes = protocol.largest_sizes(levels)
-        total = sum(sizes)
-        text = note(n if settings.weighted else total)
-        if total > max_rows:
-            sizes = splits.check_sizes([size * max_rows // total for size in sizes])
-    else:
-        sizes, text = splits.check_sizes(settings.sizes), ""
-    for p in levels:  # a shortage is an error before anything runs
-        protocol.split(
-            p, sizes, int(settings.random_state), method=settings.association_method,
-            on_shortage="raise" if settings.groups is None else "shrink",
-        )  # fmt: skip
-    return sizes, text
+    if settings.sizes is not None:
+        return splits.check_sizes(settings.sizes), ""
+    sizes = protocol.largest_sizes(levels)
+    total = sum(sizes)
+    if total > max_rows:
+        sizes = splits.check_sizes([size * max_rows // total for size in sizes])
+    return sizes, note(n if settings.weighted else total)
 
 
 def _concept_columns(concept: object) -> dict[str, Any]:

@@ -80,13 +80,9 @@ class Metric:
 class TableMetric(Metric):
     """A metric of the library, with facts that tests and decisions depend on.
 
-    Attributes
-    ----------
-    fraction_of : {"", "rows", "cell"}
-        The rows of which the figure is a fraction, or a mean of fractions: all test rows, or those
-        of the worst cell. "" for other figures.
-    bounded : bool
-        A difference of .01 has the same meaning at every value, as for accuracies.
+    `fraction_of` names the rows of which it is a fraction, or a mean of fractions: all test "rows",
+    those of the worst "cell", or "" for other figures. `bounded` says that a difference of .01 has
+    the same meaning at every value, as for accuracies.
     """
 
     fraction_of: str = ""
@@ -214,16 +210,9 @@ def as_quantities(y_pred: NDArray[Any], shape: tuple[int, ...]) -> Float:
 class Erasure:
     """Effect of an eraser r on the training rows.
 
-    Attributes
-    ----------
-    ratios : dict of str to float
-        |Cov(r(x), v)|_F^2 / |Cov(x, v)|_F^2 for the task and each concept v.
-    task : str
-        Name of the task among them.
-    distortion : float
-        E|r(x) - x|^2 / E|x - E x|^2; NaN for rows without variance.
-    rank : int or None
-        None for a map that depends on labels.
+    `ratios` are |Cov(r(x), v)|_F^2 / |Cov(x, v)|_F^2 for the task and each concept v. The
+    distortion E|r(x) - x|^2 / E|x - E x|^2 is NaN for rows without variance, the rank None for a
+    map that depends on labels.
     """
 
     ratios: dict[str, float]
