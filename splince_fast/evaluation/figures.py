@@ -56,10 +56,10 @@ def available(result: Comparison) -> list[str]:
     c, metrics = result.context, result.metrics
     conditions = {
         "association": len(c.levels) > 1,
-        "alphas": len(c.alphas) > 1 and bool(c.head_as("retrained")) and len(c.erasers) > 1,
-        "covariance": "kept_covariance" in metrics,
+        "alphas": len(c.alphas) > 1 and len(c.erasers) > 1 and any(r.path for r in result.records),
+        "covariance": any(r.values.get("kept_covariance", 0.0) > 0 for r in result.records),
         "leakage": "probe_accuracy" in metrics,
-        "groups": "worst_group" in metrics,
+        "groups": any(r.cells and r.p == result.level() for r in result.records),
         "trade-off": {"probe_accuracy", "worst_group"} <= set(metrics),
         "partial": "probe_accuracy" in metrics and bool(_partial_families(result)),
     }
@@ -165,8 +165,8 @@ def _alphas(
     reference = reference or result.context.eraser_as("LEACE") or erasers[0]
     head = result.context.head_as("retrained")
     alphas = sorted(result.context.alphas)
-    if head is None or len(alphas) < 2:
-        raise InputError("this figure needs the head 'retrained' and several alphas")
+    if head is None or len(alphas) < 2 or not any(r.path for r in result.records):
+        raise InputError("this figure needs values of the head 'retrained' at several alphas")
     tables = [
         {d.method: d for d in result.differences(
             metric, reference=reference, head=head, p=p, alpha=alpha
@@ -237,17 +237,23 @@ def _leakage(result: Comparison, axes: Axes, *, p: float | None = None) -> None:
 def _groups(
     result: Comparison, axes: Axes, *, head: str | None = None, p: float | None = None
 ) -> None:
-    """Accuracy per cell, its mean over the seeds, with intervals and numbers of rows."""
-    head, p = head or result.context.heads[0], result.level(p)
+    """Accuracy per cell, its mean over the seeds, with intervals and numbers of rows.
+
+    Of the first head that has values, unless another one is named.
+    """
+    p, heads = result.level(p), result.context.heads
+    records = [r for r in result.records if r.cells and r.p == p]
+    head = head or min((r.head for r in records), key=heads.index, default=heads[0])
     rates: dict[tuple[int, str], list[float]] = {}  # by cell and eraser, one per seed
     rows: dict[tuple[int, str], list[int]] = {}
-    for r in result.records:
-        if (r.head, r.p) == (head, p):
-            for cell, n, n_correct in r.cells:
-                rates.setdefault((cell, r.eraser), []).append(n_correct / n)
-                rows.setdefault((cell, r.eraser), []).append(n)
+    for r in records:
+        for cell, n, n_correct in r.cells if r.head == head else ():
+            rates.setdefault((cell, r.eraser), []).append(n_correct / n)
+            rows.setdefault((cell, r.eraser), []).append(n)
     if not rates:
-        raise InputError(f"the head {head!r} has no cells: task or concept is a quantity")
+        raise InputError(
+            f"the head {head!r} has no cells: task or concept is a quantity, or the head failed"
+        )
     mean = {key: sum(values) / len(values) for key, values in rates.items()}
     mean_rows = {key: sum(values) / len(values) for key, values in rows.items()}
     lowest: dict[int, float] = {}
@@ -304,14 +310,15 @@ def _trade_off(
 
 def _partial_families(result: Comparison) -> dict[str, list[tuple[float, str]]]:
     """(alpha, name) of the partial forms of each eraser, ascending, with the whole eraser."""
+    context = result.context
     families: dict[str, list[tuple[float, str]]] = {}
-    for eraser in result.context.erasers:
-        base, star, alpha = eraser.rpartition("*")
+    for eraser, role in zip(context.erasers, context.eraser_roles, strict=True):
+        base, star, alpha = role.rpartition("*")
         if star:
             families.setdefault(base, []).append((float(alpha), eraser))
     for base, points in families.items():
-        if base in result.context.erasers:
-            points.append((1.0, base))
+        if (whole := context.eraser_as(base)) is not None:
+            points.append((1.0, whole))
         points.sort()
     return families
 
