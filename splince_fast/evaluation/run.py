@@ -382,10 +382,8 @@ class Worker:
     ) -> list[Record]:
         """Records of the erasers at a seed and level."""
         with self._one_thread():
-            path = self._path(seed, p)
-            records = Job(self.plan, self._rows(), seed, p, split, Moments.load(path)).run(erasers)
-            path.unlink(missing_ok=True)
-            return records
+            moments = Moments.load(self._path(seed, p))
+            return Job(self.plan, self._rows(), seed, p, split, moments).run(erasers)
 
     def _path(self, seed: int, p: float | None) -> Path:
         return self.scratch / f"{seed}-{p}.safetensors"

@@ -23,6 +23,8 @@ from sklearn.linear_model import LogisticRegression, Ridge
 import splince_fast as sf
 from splince_fast import evaluation as ev
 from splince_fast.evaluation import Comparison
+from splince_fast.evaluation.plan import Settings, make_plan
+from splince_fast.evaluation.run import Worker
 from splince_fast.exceptions import (
     FileFormatError,
     InputError,
@@ -264,6 +266,16 @@ def test_a_worker_that_dies_becomes_a_row(tmp_path: Path) -> None:  # case 17
 
 def fatal(moments: sf.Moments) -> Any:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_job_whose_result_is_lost_can_run_again(tmp_path: Path) -> None:
+    """A job may have ended when another one's process dies, before its records are read."""
+    X, y, z = data(300)
+    plan = make_plan(X, Settings(task=y, concept=z, alphas=(0.1,)))
+    worker, split = Worker(plan, X, tmp_path, own_process=False), plan.split(0, None)
+    worker.make_moments(0, [split])
+    first, second = (worker.run_job(0, None, split, plan.erasers) for _ in range(2))
+    assert first == second
 
 
 def test_an_infeasible_eraser_is_a_row_and_the_rest_goes_on() -> None:  # case 6
