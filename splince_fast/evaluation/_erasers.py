@@ -345,14 +345,13 @@ def writable(estimator: object, values: Any) -> Any:
 
 
 def cloned(estimator: object, seed: int) -> Any:
-    """A clone of an estimator, with `seed` as its random state where that is None."""
+    """A clone of an estimator, with `seed` as every random state in it that is None."""
     from sklearn.base import clone
 
     model = clone(estimator)
-    params = model.get_params()
-    if "random_state" in params and params["random_state"] is None:
-        model.set_params(random_state=seed)
-    return model
+    params = model.get_params().items()
+    unset = [k for k, v in params if k.rpartition("__")[2] == "random_state" and v is None]
+    return model.set_params(**dict.fromkeys(unset, seed))
 
 
 def weight_argument(model: Any, weights: Float | None) -> dict[str, Float]:

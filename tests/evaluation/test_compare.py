@@ -18,7 +18,9 @@ import polars as pl
 import pytest
 from comparisons import data, rows_read, run
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.linear_model import LogisticRegression, Ridge, SGDClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 import splince_fast as sf
 from splince_fast import evaluation as ev
@@ -156,6 +158,14 @@ def test_a_classifier_gets_the_cells_as_groups() -> None:
     assert result.values("accuracy", eraser="SAL", head="grouped") == result.values(
         "accuracy", eraser="SAL", head="plain"
     )
+
+
+def test_every_random_state_of_a_pipeline_is_that_of_the_seed() -> None:
+    X, y, z = data(300)
+    model = make_pipeline(StandardScaler(), SGDClassifier(max_iter=2, tol=None))
+    options: dict[str, Any] = {"erasers": ("none",), "leakage": (), "n_seeds": 4}
+    first, second = (run(X, y, z, heads={"sgd": model}, **options).records for _ in range(2))
+    assert first == second
 
 
 # -- however it runs --------------------------------------------------------------------------
