@@ -455,10 +455,10 @@ def _failed(
 
 def _on_disk(X: NDArray[np.generic], scratch: Path) -> str:
     """Path of a .npy file of the rows, which every worker maps."""
-    name = getattr(X, "filename", None)
-    whole = isinstance(X, np.memmap) and name is not None and X.flags.c_contiguous
-    if whole and str(name).endswith(".npy") and np.load(str(name), mmap_mode="r").shape == X.shape:
-        return str(name)
+    if isinstance(X, np.memmap) and X.mode != "c" and X.flags.c_contiguous:
+        name = str(X.filename)  # in mode "c" the file lacks the changes that were made to the map
+        if name.endswith(".npy") and np.load(name, mmap_mode="r").shape == X.shape:
+            return name
     path = scratch / "rows.npy"
     np.save(path, X)
     return str(path)

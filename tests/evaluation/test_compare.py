@@ -583,6 +583,15 @@ def test_the_form_of_the_rows_changes_no_figure(form: str, tmp_path: Path) -> No
     )
 
 
+def test_changes_of_a_copy_on_write_map_reach_every_process(tmp_path: Path) -> None:
+    X, y, z = data(300)
+    np.save(tmp_path / "x.npy", X[:, ::-1])
+    changed = np.load(tmp_path / "x.npy", mmap_mode="c")
+    changed[:] = X
+    options: dict[str, Any] = {"n_seeds": 1, "erasers": ("LEACE",), "alphas": (0.1,)}
+    assert run(changed, y, z, n_jobs=2, **options).records == run(X, y, z, **options).records
+
+
 def test_a_large_map_is_not_copied_whole(tmp_path: Path) -> None:  # case 13
     # Scaled: the peak of what Python allocates is that of the rows of one job in float64, plus
     # the solver's scores; the file is several times as large.
