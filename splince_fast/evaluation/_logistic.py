@@ -263,11 +263,7 @@ class _Metric:
             size = np.mean(rows**2, axis=0) if gram is None else np.diag(gram)
             return cls(None, size / scale**2, scale, level)
         S = rows.T @ rows / len(rows) if gram is None else gram
-        if problem.factors is not None:
-            left, right = problem.factors
-            S = S - left.T @ (right @ S)
-            S = S - (S @ right.T) @ left
-        S = S / scale / scale[:, None]
+        S = erased_covariance(S, problem.factors) / scale / scale[:, None]
         values, vectors = scipy.linalg.eigh((S + S.T) / 2, driver="evd", check_finite=False)
         return cls(vectors, np.maximum(values, 0.0), scale, level)
 
@@ -298,6 +294,15 @@ class _Metric:
             # objective along it, so that the metric would make steps there far too short.
             out -= out.mean(axis=2, keepdims=True)
         return out
+
+
+def erased_covariance(S: Float, factors: tuple[Float, Float] | None) -> Float:
+    """P S P^T of an eraser P = I - left^T right, S without one."""
+    if factors is None:
+        return S
+    left, right = factors
+    S = S - left.T @ (right @ S)
+    return np.asarray(S - (S @ right.T) @ left)
 
 
 def _direction(

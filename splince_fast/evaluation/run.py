@@ -97,7 +97,7 @@ def compare(
         :func:`splince_fast.repair` of the training rows; "LEACE*0.9" (any of them and a number) is
         the partial eraser :meth:`Projection.scaled`, from whose rows a linear probe still reads the
         concept; estimators with a ``projection_``, fitted
-        on centred and scaled training rows with the validation rows; or functions from
+        on copies of the centred and scaled training and validation rows; or functions from
         :class:`Moments` of the training rows, with the variables "task" ("kept task" where a
         concept is named "task") and "concept" (or the names of several), to a :class:`Projection`
         or :class:`ConditionalEraser`. A mapping names them. Estimators get a mapping of columns
