@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime.keywords import as_values
 from splince_fast._solve.options import is_integer
-from splince_fast.estimators.base import columns_by_name
 from splince_fast.evaluation import splits
-from splince_fast.evaluation._cells import check_classes, class_codes, joint, members
+from splince_fast.evaluation._cells import check_classes, class_codes, columns_of, joint, members
 from splince_fast.evaluation._data import check_finite, fingerprint, labels_of, present, read_rows
 from splince_fast.evaluation._erasers import ERASERS, ConceptLabels, SplitPart, partial_of
 from splince_fast.evaluation._identity import UnreadableError, identity_of
@@ -392,9 +391,7 @@ def _concept_columns(concept: object) -> dict[str, Any]:
     InputError
         No columns, or two names of one text.
     """
-    if isinstance(concept, tuple) and concept and not np.isscalar(concept[0]):
-        return {f"concept[{i}]": column for i, column in enumerate(concept)}
-    by_name = columns_by_name(concept, "concept")
+    by_name = columns_of(concept, "concept")
     columns = {str(name): column for name, column in by_name.items()}
     if len(columns) < len(by_name):
         raise InputError(f"concept has the names {list(by_name)}; pass names that differ as text")
