@@ -46,7 +46,6 @@ class Fits:
     intercepts: Float
     converged: NDArray[np.bool_]
     separable: NDArray[np.bool_]
-    iterations: int
 
 
 def fit(
@@ -89,7 +88,6 @@ def fit(
     now = problem.point(u, np.broadcast_to(u[-1], (n, J, width)))
     metric.measure(problem.curvature(now))
     history: list[tuple[Float, Float, Float]] = []
-    iteration = 0
     for iteration in range(max_iter + 1):
         gradient = now.gradient
         done = np.abs(gradient).max(axis=(0, 2)) <= tol
@@ -117,7 +115,7 @@ def fit(
         history = history[-_MEMORY:]
         now = following
     weights = np.ascontiguousarray(u[:d].transpose(1, 2, 0))
-    return Fits(weights, u[d].copy(), converged, separable, iteration)
+    return Fits(weights, u[d].copy(), converged, separable)
 
 
 class _Point(NamedTuple):

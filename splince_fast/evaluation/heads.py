@@ -138,8 +138,8 @@ def fit_head(
     alpha : float
         At least 0. With 0 separable classes have no minimiser and are refused.
     solver : {"newton", "sgd"}
-        "newton" reaches the minimum; "sgd" is scikit-learn's ``SGDClassifier`` with tol 1e-4
-        and at most 1,000 epochs, the setting of the paper.
+        "newton" reaches the minimum; "sgd", for classes, is scikit-learn's ``SGDClassifier``
+        with tol 1e-4 and at most 1,000 epochs, the setting of the paper.
     scale : bool
         Centre the features and divide them by the root of their mean variance while fitting;
         the coefficients returned are for X as it came.
@@ -186,6 +186,8 @@ def fit_head(
     columns = feature_names(X, rows.shape[1])
     encoded = encode_one(y, len(rows), name="y")
     if isinstance(encoded, Columns):
+        if solver == "sgd":
+            raise InputError("solver='sgd' is for classes; a quantity takes the default")
         present = slice(None) if encoded.present is None else encoded.present
         if not len(rows[present]):
             raise NotEnoughDataError("no row has a value of y")

@@ -23,6 +23,7 @@ from splince_fast._runtime.warn import warn
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation import _logistic
 from splince_fast.evaluation._cells import class_codes
+from splince_fast.evaluation._data import present
 from splince_fast.evaluation.heads import decide
 from splince_fast.exceptions import InputError, SplinceWarning
 from splince_fast.labels import Columns, encode_one
@@ -244,19 +245,18 @@ def leakage(
     residue = _ROUNDINGS * eps * np.abs(rows).max(axis=0, initial=0.0)
     encoded = encode_one(z_fresh, len(rows), name="z_fresh")
     group_codes = None if groups is None else class_codes(groups, "groups", len(rows)).codes
-    present = encoded.present if isinstance(encoded, Columns) else encoded.codes >= 0
-    if present is not None and not present.all():
-        rows = rows[present]
-        group_codes = None if group_codes is None else group_codes[present]
+    labelled = present(encoded)
+    if not labelled.all():
+        rows = rows[labelled]
+        group_codes = None if group_codes is None else group_codes[labelled]
     if isinstance(encoded, Columns):
         if "linear" not in probes:
             raise InputError("a quantity has the linear probe alone; pass probes=('linear',)")
-        values = encoded.values if present is None else encoded.values[present]
         return probe_quantity(
-            rows, values, cv=cv, groups=group_codes, n_permutations=n_permutations,
-            random_state=random_state, residue=residue,
+            rows, encoded.values[labelled], cv=cv, groups=group_codes,
+            n_permutations=n_permutations, random_state=random_state, residue=residue,
         )  # fmt: skip
-    classes, codes = np.unique(encoded.codes[present], return_inverse=True)
+    classes, codes = np.unique(encoded.codes[labelled], return_inverse=True)
     target = target_of(codes, len(classes), cv, group_codes, random_state)
     permuted: list[ProbeTarget] = []
     if not target.reason:
