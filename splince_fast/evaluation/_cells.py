@@ -117,15 +117,16 @@ def texts_of(classes: Sequence[ClassName]) -> tuple[str, ...]:
 
 def cells_of_groups(groups: object, n: int) -> ClassCodes:
     """Cells of one column of groups, or of a tuple, mapping or frame of columns."""
-    if isinstance(groups, tuple) and groups and not np.isscalar(groups[0]):
-        columns = {f"groups[{i}]": column for i, column in enumerate(groups)}
-    elif isinstance(groups, Mapping):
-        columns = dict(groups)
-    elif hasattr(groups, "columns") and hasattr(groups, "shape"):
-        frame: Any = groups
-        columns = {str(name): frame[name] for name in frame.columns}
-    else:
-        columns = {"groups": groups}
-    if not columns:
+    if isinstance(groups, Mapping) and not groups:
         raise InputError("groups holds no column; pass at least one")
-    return joint([class_codes(c, name, n, declared=True) for name, c in columns.items()])
+    columns = columns_of(groups, "groups")
+    return joint([class_codes(c, str(name), n, declared=True) for name, c in columns.items()])
+
+
+def columns_of(values: object, role: str) -> dict[str, Any]:
+    """Columns by name: of a mapping or frame, of a tuple as "role[0]" and so on, or one column."""
+    from splince_fast.estimators.base import columns_by_name
+
+    if isinstance(values, tuple) and values and not np.isscalar(values[0]):
+        return {f"{role}[{i}]": column for i, column in enumerate(values)}
+    return columns_by_name(values, role)

@@ -21,6 +21,7 @@ from splince_fast import sources
 from splince_fast._runtime.arrays import as_rows, check_values
 from splince_fast.exceptions import InputError
 from splince_fast.labels import ClassCodes, Columns, Encoded
+from splince_fast.labels.encoded import observed
 from splince_fast.moments import Moments
 
 Rows = NDArray[np.intp]  # row numbers
@@ -122,10 +123,7 @@ def labels_of(column: Encoded, rows: Rows) -> Encoded:
     if isinstance(column, Columns):
         present = None if column.present is None else column.present[rows]
         return Columns(column.columns, column.values[rows], present)
-    codes = column.codes[rows]
-    seen, local = np.unique(codes, return_inverse=True)
-    absent = int(len(seen) > 0 and seen[0] < 0)  # the first code is -1, a missing label
-    return ClassCodes(tuple(column.classes[code] for code in seen[absent:]), local - absent)
+    return observed(ClassCodes(column.classes, column.codes[rows]))
 
 
 def fingerprint(

@@ -46,8 +46,7 @@ class Decision:
     outcome : {"decided", "not decided", "no gain"}
         "no gain" where erasing does not improve the metric; it may be required all the same.
     eraser : str or None
-        The eraser to take; of those that are not significantly different the one that changes the
-        rows least. None if no eraser has a value.
+        The eraser to take, None if none has a value.
     metric, head : str
     sentence : str
         Outcome, reason, and further data that could change it.

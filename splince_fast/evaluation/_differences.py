@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +16,6 @@ from splince_fast.evaluation._records import Record, TestLabels
 from splince_fast.evaluation._tables import difference_table
 from splince_fast.evaluation.scoring import OF_CLASSES, ClassPredictions, scores
 from splince_fast.evaluation.statistics import Difference
-from splince_fast.exceptions import InputError
-
-if TYPE_CHECKING:
-    from splince_fast.evaluation.result import Comparison
 
 Codes = NDArray[np.intp]
 Float = NDArray[np.float64]
@@ -141,40 +136,3 @@ class Verdict:
     def confirmed(self) -> str | None:
         """The eraser that beats every other one in the test; None if there is none."""
         return self.leaders[0] if len(self.leaders) == 1 and self.tested else None
-
-
-def verdict_of(result: Comparison, metric: str, head: str | None, p: float | None) -> Verdict:
-    """Order the erasers by a metric.
-
-    Raises
-    ------
-    InputError
-        The metric has no direction.
-    """
-    lower = result.metric(metric).lower_is_better
-    if lower is None:
-        raise InputError(
-            f"the metric {metric!r} has no direction, so no eraser is the best by it; pass one of "
-            f"your own as metrics={{{metric!r}: Metric(function, lower_is_better=...)}}"
-        )
-    values = {}
-    for eraser in result.context.erasers:
-        by_seed = result.values(metric, eraser=eraser, head=head, p=p)
-        if finite := {seed: v for seed, v in by_seed.items() if not math.isnan(v)}:
-            values[eraser] = finite
-    seeds = set.intersection(*map(set, values.values())) if values else set()
-    if not seeds:
-        return Verdict((), (), (), False, 0)
-    means = {e: math.fsum(by_seed[s] for s in seeds) / len(seeds) for e, by_seed in values.items()}
-    sign = -1.0 if lower else 1.0
-    order = sorted(means, key=lambda e: -sign * means[e])
-    best = order[0]
-    rows = result.differences(metric, reference=best, head=head, p=p)
-    worse = {row.method for row in rows if row.significant and sign * row.difference < 0}
-    return Verdict(
-        tuple(order),
-        tuple(e for e in order if e not in worse),
-        tuple(e for e in order if math.isclose(means[e], means[best], abs_tol=1e-12)),
-        any(not math.isnan(row.p) for row in rows),
-        len(seeds),
-    )

@@ -8,6 +8,7 @@ labels.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -288,28 +289,21 @@ def _of_estimator(spec: object, data: FitData) -> FittedEraser:
         spec = getattr(import_module("splince_fast.baselines"), spec)()
     model = cloned(spec, data.seed)
     train, validation = data.train, data.validation
-    rows, task, weights = train.rows, train.task, train.weights
-    optional: dict[str, Any] = {
+    held_out: object = (validation.rows, validation.concept)
+    if isinstance(model, IterativeEraser):
+        train, held_out = with_validation(train, validation)
+    optional = {
         "concept": train.concept,
         "task": train.task,
-        "validation": (validation.rows, validation.concept),
+        "validation": held_out,
         "X_validation": validation.rows,
         "concept_validation": validation.concept,
     }
-    if isinstance(model, IterativeEraser):
-        # Validation rows are marked by a mask: a tuple would lose their task and weights. Without
-        # any, the estimator draws its own.
-        del optional["validation"]
-        if n_validation := len(validation.rows):
-            rows = np.concatenate([rows, validation.rows])
-            task = np.concatenate([task, validation.task])
-            optional["validation"] = np.arange(len(rows)) >= len(rows) - n_validation
-            optional["concept"] = _joined(train.concept, validation.concept)
-            if weights is not None and validation.weights is not None:
-                weights = np.concatenate([weights, validation.weights])
     accepted = inspect.signature(model.fit).parameters
     arguments = {name: value for name, value in optional.items() if name in accepted}
-    model.fit(rows, task, **arguments, **weight_argument(model, weights))
+    arguments |= weight_argument(model, train.weights)
+    rows, task, arguments = writable(model, (train.rows, train.task, arguments))
+    model.fit(rows, task, **arguments)
     projection = getattr(model, "projection_", None)
     if not isinstance(projection, FittedEraser):
         raise InputError(
@@ -319,22 +313,45 @@ def _of_estimator(spec: object, data: FitData) -> FittedEraser:
     return projection
 
 
-def _joined(first: ConceptLabels, second: ConceptLabels) -> ConceptLabels:
-    """The concepts of two parts, one after the other."""
-    if isinstance(first, dict) and isinstance(second, dict):
-        return {name: np.concatenate([first[name], second[name]]) for name in first}
-    return np.concatenate([first, second])
+def with_validation(
+    train: SplitPart, validation: SplitPart
+) -> tuple[SplitPart, NDArray[np.bool_] | None]:
+    """Training and validation rows as one part, without groups, and the mask of the latter.
+
+    The library's estimators take validation rows so: as a tuple they would have no weights. None
+    where there are none, so that the estimator draws its own.
+    """
+    if not len(validation.rows):
+        return train, None
+
+    def both(first: Any, second: Any) -> Any:
+        if isinstance(first, dict):
+            return {name: np.concatenate([first[name], second[name]]) for name in first}
+        return None if first is None else np.concatenate([first, second])
+
+    columns = ("rows", "task", "concept", "cells", "weights")
+    parts = {name: both(getattr(train, name), getattr(validation, name)) for name in columns}
+    n, n_train = len(parts["rows"]), len(train.rows)
+    return SplitPart(**parts, groups=None, labels={}), np.arange(n) >= n_train
+
+
+def writable(estimator: object, values: Any) -> Any:
+    """Arguments that an estimator may overwrite: copies, but for those of the library.
+
+    Other estimators may write to their arguments, as scikit-learn's do with ``copy_X=False``.
+    """
+    of_library = type(estimator).__module__.partition(".")[0] == "splince_fast"
+    return values if of_library else copy.deepcopy(values)
 
 
 def cloned(estimator: object, seed: int) -> Any:
-    """A clone of an estimator, with `seed` as its random state where that is None."""
+    """A clone of an estimator, with `seed` as every random state in it that is None."""
     from sklearn.base import clone
 
     model = clone(estimator)
-    params = model.get_params()
-    if "random_state" in params and params["random_state"] is None:
-        model.set_params(random_state=seed)
-    return model
+    params = model.get_params().items()
+    unset = [k for k, v in params if k.rpartition("__")[2] == "random_state" and v is None]
+    return model.set_params(**dict.fromkeys(unset, seed))
 
 
 def weight_argument(model: Any, weights: Float | None) -> dict[str, Float]:

@@ -26,6 +26,8 @@ from splince_fast.evaluation._erasers import (
     cloned,
     fit_eraser,
     weight_argument,
+    with_validation,
+    writable,
 )
 from splince_fast.evaluation._records import ADVICE, ERASER_ROW, PathPoint, Record, TestLabels
 from splince_fast.evaluation.plan import ComparisonPlan, Component
@@ -134,14 +136,16 @@ class Job:
         if isinstance(plan.task, ClassCodes):
             # Codes of the classes among the training rows, and the index of each row's class.
             self.classes, self.local = np.unique(self.train.task, return_inverse=True)
-        self._unerased_path: HeadPath | None = None
-        self._probe_targets: dict[str, tuple[Codes, probes.ProbeTarget]] = {}
 
     @cached_property
     def unerased(self) -> ErasedRows:
         """The rows without an eraser."""
         rows = (self.train.rows, self.validation.rows, self.test.rows)
         return ErasedRows(ScaledMap.identity(len(self.S)), self.gram, *rows)
+
+    @cached_property
+    def _unerased_path(self) -> HeadPath:
+        return self._path(self.unerased)
 
     @cached_property
     def gram(self) -> Float:
@@ -209,7 +213,7 @@ class Job:
         plan, groups = self.plan, self.test.groups
         for name, concept in plan.concepts.items() if plan.probes else ():
             if isinstance(concept, ClassCodes):
-                used, target = self._probe_target(name, concept)
+                used, target = self._probe_targets[name]
                 n_unused = len(erased) - len(used)
                 rows = erased[used] if n_unused else erased
                 leakage = probes.probe_classes(rows, target, plan.probes, residue=ROUNDING)
@@ -236,16 +240,19 @@ class Job:
                     values[concept_key(key, name, self.data.concepts)] = value
         return values, tuple(notes)
 
-    def _probe_target(self, name: str, concept: ClassCodes) -> tuple[Codes, probes.ProbeTarget]:
+    @cached_property
+    def _probe_targets(self) -> dict[str, tuple[Codes, probes.ProbeTarget]]:
         """Test rows whose class of a concept occurs in training, and the target of the probes."""
-        if name not in self._probe_targets:
-            codes = concept.codes[self.split.test]
-            used = np.flatnonzero(np.isin(codes, np.unique(concept.codes[self.split.train])))
-            classes, local = np.unique(codes[used], return_inverse=True)
-            groups = None if self.test.groups is None else self.test.groups[used]
-            target = probes.target_of(local, len(classes), _PROBE_FOLDS, groups, 0)
-            self._probe_targets[name] = used, target
-        return self._probe_targets[name]
+        targets = {}
+        for name, concept in self.plan.concepts.items():
+            if isinstance(concept, ClassCodes):
+                codes, known = (concept.codes[part] for part in (self.split.test, self.split.train))
+                used = np.flatnonzero(np.isin(codes, known))
+                classes, local = np.unique(codes[used], return_inverse=True)
+                groups = None if self.test.groups is None else self.test.groups[used]
+                target = probes.target_of(local, len(classes), _PROBE_FOLDS, groups, 0)
+                targets[name] = used, target
+        return targets
 
     # -- heads -----------------------------------------------------------------------------
 
@@ -253,8 +260,6 @@ class Job:
         """The record of one head on the erased rows, with the path over alphas for "retrained"."""
         record = self._record(eraser, head.name)
         if head.spec == "frozen":
-            if self._unerased_path is None:
-                self._unerased_path = self._path(self.unerased)
             fit = self._unerased_path.best
             # A refitted head absorbs the offset of the eraser in its intercept; this one does not.
             intercepts = fit.intercepts + fit.weights @ rows.eraser_map.offset
@@ -263,10 +268,8 @@ class Job:
             return self._scored(record, self._unregularised(rows), rows)
         if head.spec != "retrained":
             return self._classifier(record, head, rows)
-        path = self._path(rows)
         erased = len(rows.eraser_map.left) or rows.train is not self.train.rows
-        if self._unerased_path is None and not erased:
-            self._unerased_path = path
+        path = self._path(rows) if erased else self._unerased_path
         points = [self._scored(record, fit, rows) for fit in path.fits]
         best = points[path.chosen]
         reasons = (best.reason, *(point.reason for point in points))
@@ -382,20 +385,28 @@ class Job:
 
     def _classifier(self, record: Record, head: Component, rows: ErasedRows) -> Record:
         """The record of a classifier like scikit-learn's, fitted on erased training rows."""
+        from splince_fast.baselines._linear import BalancedClassifier
+
         model = cloned(head.spec, self.seed)
         accepted = inspect.signature(model.fit).parameters
-        train, validation, erase = self.train, self.validation, rows.eraser_map
-        arguments: dict[str, Any] = dict(weight_argument(model, train.weights))
+        erase = rows.eraser_map
+        train = dataclasses.replace(self.train, rows=erase(rows.train))
+        arguments: dict[str, Any] = {}
         if "groups" in accepted and train.cells is not None:
+            if "validation" in accepted and len(rows.validation):
+                held_out = dataclasses.replace(self.validation, rows=erase(rows.validation))
+                if isinstance(model, BalancedClassifier):
+                    train, arguments["validation"] = with_validation(train, held_out)
+                else:
+                    arguments["validation"] = (held_out.rows, held_out.task, held_out.cells)
             arguments["groups"] = train.cells
-            if "validation" in accepted and len(validation.rows):
-                erased = erase(rows.validation)
-                arguments["validation"] = (erased, validation.task, validation.cells)
+        arguments |= weight_argument(model, train.weights)
         target = train.task
         target = target.ravel() if target.ndim == 2 and target.shape[1] == 1 else target
+        target, arguments = writable(model, (target, arguments))
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            model.fit(erase(rows.train), target, **arguments)
+            model.fit(train.rows, target, **arguments)
         converged = not any("Convergence" in w.category.__name__ for w in caught)
         record = dataclasses.replace(record, converged=converged)
         return self._add_scores(record, np.asarray(model.predict(erase(rows.test))))
@@ -411,7 +422,8 @@ class Job:
         own = {metric.name: metric.spec for metric in plan.metrics}
         if isinstance(plan.task, Columns):
             y_pred = as_quantities(y_pred, self.test.task.shape)
-            quantities = QuantityPredictions(self.test.task, y_pred, self._concept_number)
+            mean = self.train.task.mean(axis=0)
+            quantities = QuantityPredictions(self.test.task, y_pred, mean, self._concept_number)
             return add_scores(record, quantities, own)
         if self._n_unseen:
             note = (
@@ -510,8 +522,6 @@ def fold_of_rows(cells: Codes, groups: Codes | None, seed: int) -> Codes:
         order = order[np.argsort(cells[order], kind="stable")]
         fold[order] = np.arange(n) % FOLDS
         return fold
-    from sklearn.model_selection import StratifiedGroupKFold
-
     groups = members(groups)
     n_groups = len(np.unique(groups))
     if n_groups < FOLDS:
@@ -520,9 +530,6 @@ def fold_of_rows(cells: Codes, groups: Codes | None, seed: int) -> Codes:
             "choose alpha; pass one, or validation rows of at least "
             f"{heads.MIN_CELL} per cell"
         )
-    splitter = StratifiedGroupKFold(FOLDS, shuffle=True, random_state=seed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # raised for cells with fewer rows than folds
-        for f, (_, held_out) in enumerate(splitter.split(cells[:, None], cells, groups)):
-            fold[held_out] = f
+    for f, (_, held_out) in enumerate(probes.folds_of_groups(cells, groups, FOLDS, seed)):
+        fold[held_out] = f
     return fold

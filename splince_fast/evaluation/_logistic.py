@@ -46,7 +46,6 @@ class Fits:
     intercepts: Float
     converged: NDArray[np.bool_]
     separable: NDArray[np.bool_]
-    iterations: int
 
 
 def fit(
@@ -89,7 +88,6 @@ def fit(
     now = problem.point(u, np.broadcast_to(u[-1], (n, J, width)))
     metric.measure(problem.curvature(now))
     history: list[tuple[Float, Float, Float]] = []
-    iteration = 0
     for iteration in range(max_iter + 1):
         gradient = now.gradient
         done = np.abs(gradient).max(axis=(0, 2)) <= tol
@@ -117,7 +115,7 @@ def fit(
         history = history[-_MEMORY:]
         now = following
     weights = np.ascontiguousarray(u[:d].transpose(1, 2, 0))
-    return Fits(weights, u[d].copy(), converged, separable, iteration)
+    return Fits(weights, u[d].copy(), converged, separable)
 
 
 class _Point(NamedTuple):
@@ -263,11 +261,7 @@ class _Metric:
             size = np.mean(rows**2, axis=0) if gram is None else np.diag(gram)
             return cls(None, size / scale**2, scale, level)
         S = rows.T @ rows / len(rows) if gram is None else gram
-        if problem.factors is not None:
-            left, right = problem.factors
-            S = S - left.T @ (right @ S)
-            S = S - (S @ right.T) @ left
-        S = S / scale / scale[:, None]
+        S = erased_covariance(S, problem.factors) / scale / scale[:, None]
         values, vectors = scipy.linalg.eigh((S + S.T) / 2, driver="evd", check_finite=False)
         return cls(vectors, np.maximum(values, 0.0), scale, level)
 
@@ -298,6 +292,15 @@ class _Metric:
             # objective along it, so that the metric would make steps there far too short.
             out -= out.mean(axis=2, keepdims=True)
         return out
+
+
+def erased_covariance(S: Float, factors: tuple[Float, Float] | None) -> Float:
+    """P S P^T of an eraser P = I - left^T right, S without one."""
+    if factors is None:
+        return S
+    left, right = factors
+    S = S - left.T @ (right @ S)
+    return np.asarray(S - (S @ right.T) @ left)
 
 
 def _direction(

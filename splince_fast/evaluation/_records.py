@@ -56,31 +56,11 @@ class RecordId(NamedTuple):
 class Record:
     """Outcome of an eraser, or of one head on the erased rows, at one seed and level.
 
-    Attributes
-    ----------
-    seed : int
-    p : float or None
-        Level of association; None for the natural split.
-    sizes : tuple of int
-        Rows for training, validation and test.
-    eraser : str
-        `ADVICE` for the advice from the moments.
-    head : str
-        `ERASER_ROW` for the metrics of the eraser itself.
-    alpha : float or None
-        Penalty of the head.
-    values : dict of str to float
-        By metric.
-    path : tuple of PathPoint
-        Metrics of the head at every alpha.
-    cells : tuple of CellCount
-        Cells with test rows.
-    reason : str
-        Reason of a failure of the eraser, head or metric; empty otherwise.
-    notes : tuple of str
-    converged : bool
-    y_pred : bytes
-        Predicted codes, little-endian uint16; empty unless the split was the caller's own.
+    `eraser` is `ADVICE` for the advice from the moments, `head` is `ERASER_ROW` for the metrics of
+    an eraser itself; `p` is None for the natural split. `sizes` are rows for training, validation
+    and test. `values` are by metric, `path` holds those of every alpha, and `reason` is that of a
+    failure, or empty. `y_pred` are codes, little-endian uint16, empty unless the split was the
+    caller's own.
     """
 
     seed: int

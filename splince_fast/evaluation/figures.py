@@ -56,10 +56,10 @@ def available(result: Comparison) -> list[str]:
     c, metrics = result.context, result.metrics
     conditions = {
         "association": len(c.levels) > 1,
-        "alphas": len(c.alphas) > 1 and bool(c.head_as("retrained")) and len(c.erasers) > 1,
-        "covariance": "kept_covariance" in metrics,
-        "leakage": "probe_accuracy" in metrics,
-        "groups": "worst_group" in metrics,
+        "alphas": len(c.alphas) > 1 and len(c.erasers) > 1 and any(r.path for r in result.records),
+        "covariance": any(r.values.get("kept_covariance", 0.0) > 0 for r in result.records),
+        "leakage": bool(_probe_accuracies(result)),
+        "groups": any(r.cells and r.p == result.level() for r in result.records),
         "trade-off": {"probe_accuracy", "worst_group"} <= set(metrics),
         "partial": "probe_accuracy" in metrics and bool(_partial_families(result)),
     }
@@ -122,18 +122,33 @@ def _plot_over_levels(result: Comparison, axes: Axes, metric: str, head: str | N
     axes.set_xticks(levels)
 
 
+def _probe_accuracies(result: Comparison) -> list[str]:
+    """Names of the accuracies of probes, of every concept of classes."""
+    return [
+        m for m in result.metrics
+        if (base := m.partition("[")[0]) in OF_PROBES and base.endswith("_accuracy")
+    ]  # fmt: skip
+
+
 def _start_at_chance(
-    result: Comparison, axes: Axes, p: float | None, *, legend: bool = True
+    result: Comparison,
+    axes: Axes,
+    p: float | None,
+    accuracies: Sequence[str],
+    *,
+    legend: bool = True,
 ) -> None:
-    """Let the axis of probe accuracy begin at chance, with a line there."""
-    chance = [m for m in result.metrics if m.startswith("probe_chance")]
-    if not chance:
-        return
-    level = result.mean(chance[0], eraser=result.context.erasers[0], p=p)
+    """Let the axis of probe accuracies begin at chance, with a line there for each concept."""
     label = "majority class" if legend else None
-    axes.axhline(level, color="#888888", linewidth=1, linestyle="--", label=label)
-    low, high = axes.get_ylim()
-    axes.set_ylim(min(low, level - 0.02 * (1.0 - level)), high)
+    levels = []
+    for key in (name.replace("_accuracy", "_chance", 1) for name in accuracies):
+        means = (result.mean(key, eraser=e, p=p) for e in result.context.erasers)
+        levels += [level for level in means if not math.isnan(level)][:1]
+    for level in dict.fromkeys(levels):  # the probes of a concept have the same one
+        axes.axhline(level, color="#888888", linewidth=1, linestyle="--", label=label)
+        label = None
+        low, high = axes.get_ylim()
+        axes.set_ylim(min(low, level - 0.02 * (1.0 - level)), high)
 
 
 # -- figures ----------------------------------------------------------------------------------
@@ -165,8 +180,8 @@ def _alphas(
     reference = reference or result.context.eraser_as("LEACE") or erasers[0]
     head = result.context.head_as("retrained")
     alphas = sorted(result.context.alphas)
-    if head is None or len(alphas) < 2:
-        raise InputError("this figure needs the head 'retrained' and several alphas")
+    if head is None or len(alphas) < 2 or not any(r.path for r in result.records):
+        raise InputError("this figure needs values of the head 'retrained' at several alphas")
     tables = [
         {d.method: d for d in result.differences(
             metric, reference=reference, head=head, p=p, alpha=alpha
@@ -214,8 +229,7 @@ def _covariance(result: Comparison, axes: Axes) -> None:
 
 def _leakage(result: Comparison, axes: Axes, *, p: float | None = None) -> None:
     """Accuracy of the probes on held-out rows, beside chance."""
-    accuracies = [key for key in OF_PROBES if key.endswith("_accuracy")]
-    names = [m for m in result.metrics if m.partition("[")[0] in accuracies]
+    names = _probe_accuracies(result)
     if not names:
         raise InputError("the run has no probes; pass leakage=('linear',)")
     erasers = result.context.erasers
@@ -227,7 +241,7 @@ def _leakage(result: Comparison, axes: Axes, *, p: float | None = None) -> None:
             yerr=_half_widths(intervals), linestyle="none", capsize=3, **_colour_and_marker(k),
             label=metric.replace("probe_accuracy", "linear").replace("_accuracy", ""),
         )  # fmt: skip
-    _start_at_chance(result, axes, p)
+    _start_at_chance(result, axes, p, names)
     _name_ticks(axes.xaxis, erasers)
     axes.set_ylabel("probe accuracy")
     axes.set_title("concept found by probes in rows not used for erasing", loc="left")
@@ -237,17 +251,23 @@ def _leakage(result: Comparison, axes: Axes, *, p: float | None = None) -> None:
 def _groups(
     result: Comparison, axes: Axes, *, head: str | None = None, p: float | None = None
 ) -> None:
-    """Accuracy per cell, its mean over the seeds, with intervals and numbers of rows."""
-    head, p = head or result.context.heads[0], result.level(p)
+    """Accuracy per cell, its mean over the seeds, with intervals and numbers of rows.
+
+    Of the first head that has values, unless another one is named.
+    """
+    p, heads = result.level(p), result.context.heads
+    records = [r for r in result.records if r.cells and r.p == p]
+    head = head or min((r.head for r in records), key=heads.index, default=heads[0])
     rates: dict[tuple[int, str], list[float]] = {}  # by cell and eraser, one per seed
     rows: dict[tuple[int, str], list[int]] = {}
-    for r in result.records:
-        if (r.head, r.p) == (head, p):
-            for cell, n, n_correct in r.cells:
-                rates.setdefault((cell, r.eraser), []).append(n_correct / n)
-                rows.setdefault((cell, r.eraser), []).append(n)
+    for r in records:
+        for cell, n, n_correct in r.cells if r.head == head else ():
+            rates.setdefault((cell, r.eraser), []).append(n_correct / n)
+            rows.setdefault((cell, r.eraser), []).append(n)
     if not rates:
-        raise InputError(f"the head {head!r} has no cells: task or concept is a quantity")
+        raise InputError(
+            f"the head {head!r} has no cells: task or concept is a quantity, or the head failed"
+        )
     mean = {key: sum(values) / len(values) for key, values in rates.items()}
     mean_rows = {key: sum(values) / len(values) for key, values in rows.items()}
     lowest: dict[int, float] = {}
@@ -295,7 +315,7 @@ def _trade_off(
                 [x], [y], linestyle="none", fillstyle="full" if k == 0 else "none",
                 label=eraser if k == 0 else None, **_style(result, eraser) | {"markersize": 8},
             )  # fmt: skip
-    _start_at_chance(result, axes, p, legend=False)
+    _start_at_chance(result, axes, p, ["probe_accuracy"], legend=False)
     axes.set_xlabel("worst-group accuracy (better to the right)")
     axes.set_ylabel("probe accuracy for the concept (better below)")
     axes.set_title("concept left, and task kept", loc="left")
@@ -304,14 +324,15 @@ def _trade_off(
 
 def _partial_families(result: Comparison) -> dict[str, list[tuple[float, str]]]:
     """(alpha, name) of the partial forms of each eraser, ascending, with the whole eraser."""
+    context = result.context
     families: dict[str, list[tuple[float, str]]] = {}
-    for eraser in result.context.erasers:
-        base, star, alpha = eraser.rpartition("*")
+    for eraser, role in zip(context.erasers, context.eraser_roles, strict=True):
+        base, star, alpha = role.rpartition("*")
         if star:
             families.setdefault(base, []).append((float(alpha), eraser))
     for base, points in families.items():
-        if base in result.context.erasers:
-            points.append((1.0, base))
+        if (whole := context.eraser_as(base)) is not None:
+            points.append((1.0, whole))
         points.sort()
     return families
 
@@ -333,7 +354,7 @@ def _partial(
         )  # fmt: skip
     label = result.metric(metric).label
     if metric == "probe_accuracy":
-        _start_at_chance(result, axes, p)
+        _start_at_chance(result, axes, p, [metric])
     axes.set_xlabel("alpha, the fraction of the change that is made")
     axes.set_ylabel(label)
     axes.set_title(f"{label} of partial erasers: below 1 nothing is erased", loc="left")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -75,7 +75,7 @@ class Head:
     classes_: tuple[ClassName, ...]
     alpha: float
     converged: bool
-    validation: tuple[tuple[float, float, float], ...] = field(default=())
+    validation: tuple[tuple[float, float, float], ...] = ()
     feature_names: tuple[str, ...] | None = None
 
     def decision_function(self, X: object) -> Float:
@@ -138,8 +138,8 @@ def fit_head(
     alpha : float
         At least 0. With 0 separable classes have no minimiser and are refused.
     solver : {"newton", "sgd"}
-        "newton" reaches the minimum; "sgd" is scikit-learn's ``SGDClassifier`` with tol 1e-4
-        and at most 1,000 epochs, the setting of the paper.
+        "newton" reaches the minimum; "sgd", for classes, is scikit-learn's ``SGDClassifier``
+        with tol 1e-4 and at most 1,000 epochs, the setting of the paper.
     scale : bool
         Centre the features and divide them by the root of their mean variance while fitting;
         the coefficients returned are for X as it came.
@@ -186,6 +186,8 @@ def fit_head(
     columns = feature_names(X, rows.shape[1])
     encoded = encode_one(y, len(rows), name="y")
     if isinstance(encoded, Columns):
+        if solver == "sgd":
+            raise InputError("solver='sgd' is for classes; a quantity takes the default")
         present = slice(None) if encoded.present is None else encoded.present
         if not len(rows[present]):
             raise NotEnoughDataError("no row has a value of y")
@@ -423,13 +425,10 @@ def ridge_path(
     """
     n = len(rows)
     centre, mean = rows.mean(axis=0), target.mean(axis=0)
-    S = rows.T @ rows / n - np.outer(centre, centre)
+    S = _logistic.erased_covariance(rows.T @ rows / n - np.outer(centre, centre), factors)
     cross = rows.T @ (target - mean) / n
     if factors is not None:
-        left, right = factors
-        S = S - left.T @ (right @ S)
-        S = S - (S @ right.T) @ left
-        cross = cross - left.T @ (right @ cross)
+        cross = cross - factors[0].T @ (factors[1] @ cross)
     values, vectors = scipy.linalg.eigh((S + S.T) / 2)
     above_rounding = values > 1e-12 * max(float(values[-1]), 1e-300)
     coordinates = vectors.T @ cross

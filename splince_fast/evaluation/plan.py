@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime.keywords import as_values
 from splince_fast._solve.options import is_integer
-from splince_fast.estimators.base import columns_by_name
 from splince_fast.evaluation import splits
-from splince_fast.evaluation._cells import check_classes, class_codes, joint, members
+from splince_fast.evaluation._cells import check_classes, class_codes, columns_of, joint, members
 from splince_fast.evaluation._data import check_finite, fingerprint, labels_of, present, read_rows
 from splince_fast.evaluation._erasers import ERASERS, ConceptLabels, SplitPart, partial_of
 from splince_fast.evaluation._identity import UnreadableError, identity_of
@@ -295,6 +294,8 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
         raise InputError("test= names your own split and excludes association=")
     check_rule(settings.select)
     probes = check_probes(settings.leakage, "leakage")
+    quantities = [name for name, column in concepts.items() if isinstance(column, Columns)]
+    notes = _probe_notes(probes, quantities)
     max_rows = max(1, _JOB_BYTES // (8 * rows.shape[1]))
     sizes, note = _sizes(settings, protocol, [p for p in levels if p is not None], n, max_rows)
     check_finite(rows)
@@ -314,7 +315,7 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
         metrics=tuple(
             _component(k, m, m.score) for k, m in own_metrics(settings.metrics).items()
         ),
-        test=parts, notes=(note,) if note else (),
+        test=parts, notes=(note, *notes) if note else notes,
         fingerprint=fingerprint(rows, [y, *concepts.values()], codes, parts),
     )  # fmt: skip
     if parts is not None and len(plan.seeds) > 1:
@@ -322,6 +323,26 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
     if int(plan.usable.sum()) < 4:
         raise LabelError("fewer than four rows have every label; check that they belong to X")
     return plan
+
+
+def _probe_notes(probes: tuple[str, ...], quantities: list[str]) -> tuple[str, ...]:
+    """A note on the probes that the concepts that are quantities do not have, if any.
+
+    Raises
+    ------
+    InputError
+        No probe is left for these concepts.
+    """
+    others = [probe for probe in probes if probe != "linear"]
+    if not others or not quantities:
+        return ()
+    text = f"a quantity, such as the concept {quantities[0]!r}, has the linear probe alone"
+    if len(others) == len(probes):
+        raise InputError(
+            f"{text}; pass leakage=('linear',), with others for concepts of classes, or make "
+            "classes of the quantity, such as its quartiles"
+        )
+    return (f"{text}, not {' or '.join(others)}",)
 
 
 def _observed(column: Encoded) -> Encoded:
@@ -353,20 +374,13 @@ def _sizes(
         if settings.sizes is not None:
             raise InputError("sizes= is for association=; the natural split takes all rows")
         return None, note(n)
-    if settings.sizes is None:
-        sizes = protocol.largest_sizes(levels)
-        total = sum(sizes)
-        text = note(n if settings.weighted else total)
-        if total > max_rows:
-            sizes = splits.check_sizes([size * max_rows // total for size in sizes])
-    else:
-        sizes, text = splits.check_sizes(settings.sizes), ""
-    for p in levels:  # a shortage is an error before anything runs
-        protocol.split(
-            p, sizes, int(settings.random_state), method=settings.association_method,
-            on_shortage="raise" if settings.groups is None else "shrink",
-        )  # fmt: skip
-    return sizes, text
+    if settings.sizes is not None:
+        return splits.check_sizes(settings.sizes), ""
+    sizes = protocol.largest_sizes(levels)
+    total = sum(sizes)
+    if total > max_rows:
+        sizes = splits.check_sizes([size * max_rows // total for size in sizes])
+    return sizes, note(n if settings.weighted else total)
 
 
 def _concept_columns(concept: object) -> dict[str, Any]:
@@ -377,9 +391,7 @@ def _concept_columns(concept: object) -> dict[str, Any]:
     InputError
         No columns, or two names of one text.
     """
-    if isinstance(concept, tuple) and concept and not np.isscalar(concept[0]):
-        return {f"concept[{i}]": column for i, column in enumerate(concept)}
-    by_name = columns_by_name(concept, "concept")
+    by_name = columns_of(concept, "concept")
     columns = {str(name): column for name, column in by_name.items()}
     if len(columns) < len(by_name):
         raise InputError(f"concept has the names {list(by_name)}; pass names that differ as text")

@@ -23,6 +23,7 @@ from splince_fast._runtime.warn import warn
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation import _logistic
 from splince_fast.evaluation._cells import class_codes
+from splince_fast.evaluation._data import present
 from splince_fast.evaluation.heads import decide
 from splince_fast.exceptions import InputError, SplinceWarning
 from splince_fast.labels import Columns, encode_one
@@ -63,7 +64,9 @@ class Probe:
         Means over the folds; AUC one-vs-rest and macro-averaged for more than two classes,
         never folded at .5. NaN for a quantity.
     r2 : float
-        Mean R^2 on the folds held out, for a quantity; it may be negative. NaN for classes.
+        Mean over the folds of 1 - squared error / squared error of the mean of the training rows,
+        both on the rows held out and summed over columns, for a quantity: a probe that predicts
+        that mean has 0, a worse one is negative. NaN for classes.
     chance : float
         Fraction of the most frequent class; 0 for a quantity.
     permuted : float
@@ -167,13 +170,18 @@ def leakage(
     """Probe erased rows, held out from the fit of the eraser, for the concept.
 
     The linear probe is logistic with mean log-loss + .01 / 2 |w|^2 on features of unit variance
-    (ridge for a quantity); "quadratic" is the discriminant of normal distributions with a
-    covariance per class, .9 S_c + .1 S, on the leading 64 principal components; "mlp" is
-    scikit-learn's ``MLPClassifier((128,), early_stopping=True)``, without early stopping for
-    fewer than 10 training rows per class, and "boosting" its histogram gradient boosting on the
-    same components.
+    (ridge for a quantity, which has no other probe); "quadratic" is the discriminant of normal
+    distributions with a covariance per class, .9 S_c + .1 S, on the leading 64 principal
+    components; "mlp" is scikit-learn's ``MLPClassifier((128,), early_stopping=True)``, without
+    early stopping for fewer than 10 training rows per class, and "boosting" its histogram gradient
+    boosting on the same components.
     Features and directions below 1e-6 of the largest are rounding residue and left out; where
     all features vary by rounding alone, every probe is at chance.
+
+    R^2 of a quantity compares the probe with the mean of its own training rows, the best that is
+    predicted without the features; ``r2_score`` of scikit-learn takes the mean of the rows that are
+    scored. With `groups` a fold may be one person: ``r2_score`` then gives no credit for a probe
+    that finds which person it is.
 
     Parameters
     ----------
@@ -182,7 +190,7 @@ def leakage(
     z_fresh : column of shape (n,)
         The concept: classes, or a quantity in floats. Rows without it are left out.
     probes : sequence of {"linear", "quadratic", "mlp", "boosting"}
-        Which probes.
+        Which probes; a quantity has the linear one alone.
     cv : int
         Folds, stratified and shuffled.
     n_permutations : int
@@ -237,19 +245,18 @@ def leakage(
     residue = _ROUNDINGS * eps * np.abs(rows).max(axis=0, initial=0.0)
     encoded = encode_one(z_fresh, len(rows), name="z_fresh")
     group_codes = None if groups is None else class_codes(groups, "groups", len(rows)).codes
-    present = encoded.present if isinstance(encoded, Columns) else encoded.codes >= 0
-    if present is not None and not present.all():
-        rows = rows[present]
-        group_codes = None if group_codes is None else group_codes[present]
+    labelled = present(encoded)
+    if not labelled.all():
+        rows = rows[labelled]
+        group_codes = None if group_codes is None else group_codes[labelled]
     if isinstance(encoded, Columns):
         if "linear" not in probes:
             raise InputError("a quantity has the linear probe alone; pass probes=('linear',)")
-        values = encoded.values if present is None else encoded.values[present]
         return probe_quantity(
-            rows, values, cv=cv, groups=group_codes, n_permutations=n_permutations,
-            random_state=random_state, residue=residue,
+            rows, encoded.values[labelled], cv=cv, groups=group_codes,
+            n_permutations=n_permutations, random_state=random_state, residue=residue,
         )  # fmt: skip
-    classes, codes = np.unique(encoded.codes[present], return_inverse=True)
+    classes, codes = np.unique(encoded.codes[labelled], return_inverse=True)
     target = target_of(codes, len(classes), cv, group_codes, random_state)
     permuted: list[ProbeTarget] = []
     if not target.reason:
@@ -391,19 +398,26 @@ def _stratified(
     codes: NDArray[np.intp], cv: int, groups: Codes | None, random_state: int
 ) -> list[Fold]:
     """Stratified folds, whole groups together; those that lack a class are left out."""
-    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
+    from sklearn.model_selection import StratifiedKFold
 
     if groups is None:
         splitter = StratifiedKFold(cv, shuffle=True, random_state=random_state)
         return list(splitter.split(codes[:, None], codes))
     if len(np.unique(groups)) < cv:
         return []
-    splitter = StratifiedGroupKFold(cv, shuffle=True, random_state=random_state)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # classes smaller than cv: checked below
-        folds = list(splitter.split(codes[:, None], codes, groups))
+    folds = folds_of_groups(codes, groups, cv, random_state)
     n_classes = len(np.unique(codes))
     return [f for f in folds if all(len(np.unique(codes[part])) == n_classes for part in f)]
+
+
+def folds_of_groups(codes: Codes, groups: Codes, cv: int, random_state: int) -> list[Fold]:
+    """Folds of whole groups, stratified by codes, of which a fold may lack some."""
+    from sklearn.model_selection import StratifiedGroupKFold
+
+    splitter = StratifiedGroupKFold(cv, shuffle=True, random_state=random_state)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # raised for codes of fewer rows than folds
+        return list(splitter.split(codes[:, None], codes, groups))
 
 
 def _is_constant(rows: Float, residue: Float | float) -> bool:

@@ -15,7 +15,7 @@ from splince_fast._runtime.extras import require
 from splince_fast._runtime.files import as_path, write_text
 from splince_fast._solve.options import is_number
 from splince_fast.evaluation import _decision, _tables, statistics
-from splince_fast.evaluation._differences import Differences, Resampled, Verdict, verdict_of
+from splince_fast.evaluation._differences import Differences, Resampled, Verdict
 from splince_fast.evaluation._records import (
     ADVICE,
     ERASER_ROW,
@@ -433,7 +433,35 @@ class Comparison:
         InputError
             No such metric, or one without a direction.
         """
-        return verdict_of(self, metric, head, p)
+        lower = self.metric(metric).lower_is_better
+        if lower is None:
+            raise InputError(
+                f"the metric {metric!r} has no direction, so no eraser is the best by it; pass one "
+                f"of your own as metrics={{{metric!r}: Metric(function, lower_is_better=...)}}"
+            )
+        values = {}
+        for eraser in self.context.erasers:
+            by_seed = self.values(metric, eraser=eraser, head=head, p=p)
+            if finite := {seed: v for seed, v in by_seed.items() if not math.isnan(v)}:
+                values[eraser] = finite
+        seeds = set.intersection(*map(set, values.values())) if values else set()
+        if not seeds:
+            return Verdict((), (), (), False, 0)
+        means = {
+            e: math.fsum(by_seed[s] for s in seeds) / len(seeds) for e, by_seed in values.items()
+        }
+        sign = -1.0 if lower else 1.0
+        order = sorted(means, key=lambda e: -sign * means[e])
+        best = order[0]
+        rows = self.differences(metric, reference=best, head=head, p=p)
+        worse = {row.method for row in rows if row.significant and sign * row.difference < 0}
+        return Verdict(
+            tuple(order),
+            tuple(e for e in order if e not in worse),
+            tuple(e for e in order if math.isclose(means[e], means[best], abs_tol=1e-12)),
+            any(not math.isnan(row.p) for row in rows),
+            len(seeds),
+        )
 
     def decision(
         self, metric: str | None = None, *, head: str | None = None, p: float | None = None

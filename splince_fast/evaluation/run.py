@@ -42,7 +42,7 @@ from splince_fast.moments import Moments
 
 JobId = tuple[int, float | None]  # seed and level
 _ADVISER = Component(ADVICE, None, "advice")
-_LAYOUT = 2  # of the records; those of another layout are computed again
+_LAYOUT = 3  # of the records; those of another layout are computed again
 
 
 def compare(
@@ -97,7 +97,7 @@ def compare(
         :func:`splince_fast.repair` of the training rows; "LEACE*0.9" (any of them and a number) is
         the partial eraser :meth:`Projection.scaled`, from whose rows a linear probe still reads the
         concept; estimators with a ``projection_``, fitted
-        on centred and scaled training rows with the validation rows; or functions from
+        on copies of the centred and scaled training and validation rows; or functions from
         :class:`Moments` of the training rows, with the variables "task" ("kept task" where a
         concept is named "task") and "concept" (or the names of several), to a :class:`Projection`
         or :class:`ConditionalEraser`. A mapping names them. Estimators get a mapping of columns
@@ -130,7 +130,7 @@ def compare(
     select : {"worst_group", "accuracy"}
         Score of the validation rows that chooses alpha, the same for every eraser.
     leakage : sequence of {"linear", "quadratic", "mlp", "boosting"}
-        Probes for the concept on erased test rows.
+        Probes for the concept on erased test rows; a quantity has the linear one alone.
     metrics : mapping of str to function or Metric, optional
         Further metrics of (y_true, y_pred). A :class:`Metric` says in which direction it is
         better; a function alone is shown without a best eraser and without a star.
@@ -382,10 +382,8 @@ class Worker:
     ) -> list[Record]:
         """Records of the erasers at a seed and level."""
         with self._one_thread():
-            path = self._path(seed, p)
-            records = Job(self.plan, self._rows(), seed, p, split, Moments.load(path)).run(erasers)
-            path.unlink(missing_ok=True)
-            return records
+            moments = Moments.load(self._path(seed, p))
+            return Job(self.plan, self._rows(), seed, p, split, moments).run(erasers)
 
     def _path(self, seed: int, p: float | None) -> Path:
         return self.scratch / f"{seed}-{p}.safetensors"
@@ -457,10 +455,10 @@ def _failed(
 
 def _on_disk(X: NDArray[np.generic], scratch: Path) -> str:
     """Path of a .npy file of the rows, which every worker maps."""
-    name = getattr(X, "filename", None)
-    whole = isinstance(X, np.memmap) and name is not None and X.flags.c_contiguous
-    if whole and str(name).endswith(".npy") and np.load(str(name), mmap_mode="r").shape == X.shape:
-        return str(name)
+    if isinstance(X, np.memmap) and X.mode != "c" and X.flags.c_contiguous:
+        name = str(X.filename)  # in mode "c" the file lacks the changes that were made to the map
+        if name.endswith(".npy") and np.load(name, mmap_mode="r").shape == X.shape:
+            return name
     path = scratch / "rows.npy"
     np.save(path, X)
     return str(path)

@@ -80,13 +80,9 @@ class Metric:
 class TableMetric(Metric):
     """A metric of the library, with facts that tests and decisions depend on.
 
-    Attributes
-    ----------
-    fraction_of : {"", "rows", "cell"}
-        The rows of which the figure is a fraction, or a mean of fractions: all test rows, or those
-        of the worst cell. "" for other figures.
-    bounded : bool
-        A difference of .01 has the same meaning at every value, as for accuracies.
+    `fraction_of` names the rows of which it is a fraction, or a mean of fractions: all test "rows",
+    those of the worst "cell", or "" for other figures. `bounded` says that a difference of .01 has
+    the same meaning at every value, as for accuracies.
     """
 
     fraction_of: str = ""
@@ -152,11 +148,13 @@ class ClassPredictions:
 class QuantityPredictions:
     """Predicted quantities (n, k) of test rows, and the values that they are scored by.
 
-    `concept` (n,) is None unless the concept is one column or two classes.
+    `mean` (k,) is that of the training rows; `concept` (n,) is None unless the concept is one
+    column or two classes.
     """
 
     y_true: Float
     y_pred: Float
+    mean: Float
     concept: Float | None
 
     def cells(self) -> tuple[CellCount, ...]:
@@ -212,16 +210,9 @@ def as_quantities(y_pred: NDArray[Any], shape: tuple[int, ...]) -> Float:
 class Erasure:
     """Effect of an eraser r on the training rows.
 
-    Attributes
-    ----------
-    ratios : dict of str to float
-        |Cov(r(x), v)|_F^2 / |Cov(x, v)|_F^2 for the task and each concept v.
-    task : str
-        Name of the task among them.
-    distortion : float
-        E|r(x) - x|^2 / E|x - E x|^2; NaN for rows without variance.
-    rank : int or None
-        None for a map that depends on labels.
+    `ratios` are |Cov(r(x), v)|_F^2 / |Cov(x, v)|_F^2 for the task and each concept v. The
+    distortion E|r(x) - x|^2 / E|x - E x|^2 is NaN for rows without variance, the rank None for a
+    map that depends on labels.
     """
 
     ratios: dict[str, float]
@@ -287,18 +278,18 @@ def _mse(predictions: QuantityPredictions) -> float:
 
 
 def _r2(predictions: QuantityPredictions) -> float:
-    y_true = predictions.y_true
-    variance = float(np.mean((y_true - y_true.mean(axis=0)) ** 2))
-    return 1 - _mse(predictions) / variance if variance else math.nan
+    error_of_mean = float(np.mean((predictions.y_true - predictions.mean) ** 2))
+    return 1 - _mse(predictions) / error_of_mean if error_of_mean else math.nan
 
 
 def _concept_correlation(predictions: QuantityPredictions) -> float | None:
-    first, concept = predictions.y_pred[:, 0], predictions.concept
-    # A prediction that is constant but for rounding has no correlation.
-    least = ROUNDING * float(np.ptp(predictions.y_true[:, 0]))
-    if concept is None or not np.ptp(concept) > 0 or not np.ptp(first) > least:
+    concept = predictions.concept
+    if concept is None or not np.ptp(concept) > 0:
         return None
-    return abs(float(np.corrcoef(first, concept)[0, 1]))
+    # A prediction that is constant but for rounding has no correlation.
+    varied = np.ptp(predictions.y_pred, axis=0) > ROUNDING * np.ptp(predictions.y_true, axis=0)
+    columns = predictions.y_pred.T[varied]
+    return max((abs(float(np.corrcoef(c, concept)[0, 1])) for c in columns), default=None)
 
 
 def _residual(erasure: Erasure) -> float:
@@ -343,14 +334,17 @@ OF_FAIRNESS: dict[str, TableMetric] = {
 }  # fmt: skip
 OF_QUANTITIES: dict[str, TableMetric] = {
     "r2": TableMetric(
-        _r2, False, "R2", definition="1 - mean squared error / variance, on test rows"
+        _r2, False, "R2",
+        definition="1 - squared error on test rows / that of predicting the mean of the training "
+        "rows, which has 0",
     ),
     "mse": TableMetric(
         _mse, True, "MSE", bounded=False, definition="mean squared error on test rows"
     ),
     "concept_correlation": TableMetric(
         _concept_correlation, True, "|corr concept|",
-        definition="absolute correlation of prediction and concept on test rows",
+        definition="absolute correlation of prediction and concept on test rows, the largest of a "
+        "task of several columns",
     ),
 }  # fmt: skip
 OF_ERASERS: dict[str, TableMetric] = {
@@ -383,7 +377,8 @@ OF_PROBES: dict[str, TableMetric] = {
     )
     for figure, lower, label, text in (
         ("accuracy", True, "acc", "accuracy"), ("auc", True, "AUC", "area under the ROC curve"),
-        ("r2", True, "R2", "R^2"), ("chance", None, "chance", "fraction of the largest class"),
+        ("r2", True, "R2", "R^2, 0 for the mean of its training rows,"),
+        ("chance", None, "chance", "fraction of the largest class"),
     )
 }  # fmt: skip
 METRICS = OF_CLASSES | OF_FAIRNESS | OF_QUANTITIES | OF_PROBES | OF_ERASERS

@@ -33,25 +33,18 @@ class Interval(NamedTuple):
     n: int
 
 
-def t_interval(values: Sequence[float], level: float = 0.95) -> Interval:
-    """Mean and t interval of the mean of `values`, one per seed; NaN entries are left out.
+def t_interval(values: Sequence[float]) -> Interval:
+    """Mean and 95 % t interval of the mean of `values`, one per seed; NaN entries are left out.
 
     The standard error is sd / sqrt(J), ddof 1. The J resamplings of one data set share rows: the
     interval says how the figure varies with the split, not with a new data set. Below three values
     there is none: with one degree of freedom it is 12.7 standard errors wide on each side.
     """
-    nan = math.nan
     finite = np.array([v for v in values if not math.isnan(v)], dtype=np.float64)
     n = len(finite)
-    if n == 0:
-        return Interval(nan, nan, nan, nan, 0)
-    mean = float(finite.mean())
-    if n == 1:
-        return Interval(mean, nan, nan, nan, 1)
-    error = float(finite.std(ddof=1)) / n**0.5
-    if n < MIN_SEEDS:
-        return Interval(mean, error, nan, nan, n)
-    half = float(stdtrit(n - 1, (1 + level) / 2)) * error
+    mean = float(finite.mean()) if n else math.nan
+    error = float(finite.std(ddof=1)) / n**0.5 if n > 1 else math.nan
+    half = float(stdtrit(n - 1, 0.975)) * error if n >= MIN_SEEDS else math.nan
     return Interval(mean, error, mean - half, mean + half, n)
 
 
@@ -124,6 +117,9 @@ class TResult(NamedTuple):
     high: float
 
 
+NO_TEST = TResult(math.nan, math.nan, math.nan, math.nan)
+
+
 def corrected_t(
     differences: Sequence[float], ratio: float, level: float = 0.95, *, min_variance: float = 0.0
 ) -> TResult:
@@ -134,18 +130,9 @@ def corrected_t(
     rows may give equal differences by chance: with a positive lower bound of var, the normal test
     with that variance has to reject, too; p is the larger of both, and the interval the wider one.
 
-    Parameters
-    ----------
-    differences : one per seed, at least two
-    ratio : n_test / n_train
-    level : of the interval
-    min_variance : lower bound of the variance of one difference
-
-    Returns
-    -------
-    TResult
-        NaN throughout for infinite differences, and for those that are equal to rounding, of mean
-        other than 0, without a `min_variance`.
+    `differences` are one per seed, `ratio` is n_test / n_train, `min_variance` the lower bound of
+    the variance of one difference. `NO_TEST` for infinite differences and, without a
+    `min_variance`, for those that are equal to rounding, of mean other than 0.
 
     Raises
     ------
@@ -157,13 +144,12 @@ def corrected_t(
     if n < 2:
         raise InputError(f"a test needs at least two differences, and there are {n}")
     if np.isinf(values).any():
-        return TResult(*(math.nan,) * 4)
+        return NO_TEST
     mean = float(values.mean())
     error = math.sqrt((1 / n + ratio) * float(values.var(ddof=1)))
     bound = math.sqrt((1 / n + ratio) * min_variance)
     if max(error, bound) <= EQUAL * abs(mean):
-        nan = math.nan
-        return TResult(0.0, 1.0, mean, mean) if mean == 0.0 else TResult(nan, nan, nan, nan)
+        return TResult(0.0, 1.0, mean, mean) if mean == 0.0 else NO_TEST
     p = 2 * float(stdtr(n - 1, -abs(mean) / error)) if error > 0.0 else 0.0
     half = float(stdtrit(n - 1, (1 + level) / 2)) * error
     if bound > 0.0:
@@ -173,15 +159,15 @@ def corrected_t(
     return TResult(mean / max(error, bound), p, mean - half, mean + half)
 
 
-def seeds_for(deviation: float, ratio: float, half: float, level: float = 0.95) -> int | None:
-    """Number of seeds at which the interval of :func:`corrected_t` is mean +- `half` or narrower.
+def seeds_for(deviation: float, ratio: float, half: float) -> int | None:
+    """Number of seeds at which the 95 % interval of :func:`corrected_t` is mean +- `half`, or less.
 
     The least J with t_{J-1} sd sqrt(1/J + n_test/n_train) <= half, sd = `deviation` over seeds;
     None above 1000. As the splits share rows, the standard error tends to sd sqrt(n_test/n_train),
     not to 0.
     """
     for n in range(MIN_SEEDS, 1001):
-        quantile = float(stdtrit(n - 1, (1 + level) / 2))
+        quantile = float(stdtrit(n - 1, 0.975))
         if quantile * deviation * math.sqrt(1 / n + ratio) <= half:
             return n
     return None
@@ -216,29 +202,19 @@ def paired_difference(
     variance of D is then at least |D| (1 - |D|) / m, and is not taken for smaller: few seeds may
     give equal differences by chance.
 
-    Parameters
-    ----------
-    method, reference : names
-    ours, theirs : their values by seed
-    ratio : n_test / n_train
-    resolution : m, for values that are fractions of test rows: those of the smallest cell for a
-        figure that a cell decides. Without it differences that are equal to rounding are not
-        tested.
-
-    Returns
-    -------
-    Difference
-        With ``p_holm`` equal to ``p``: the caller adjusts the family.
+    `ours` and `theirs` are values by seed, `ratio` is n_test / n_train. `resolution` is m, for
+    values that are fractions of test rows: those of the smallest cell for a figure that a cell
+    decides. ``p_holm`` is ``p``: the caller adjusts the family.
     """
     seeds = [s for s in ours if s in theirs and not math.isnan(ours[s] + theirs[s])]
     values = [ours[s] - theirs[s] for s in seeds]
     plain = t_interval(values)
-    test, how = TResult(*(math.nan,) * 4), "no test"
+    test = NO_TEST
     if len(values) >= MIN_SEEDS:
         size = min(1.0, abs(plain.mean))
         min_variance = 0.0 if resolution is None else size * (1 - size) / resolution
         test = corrected_t(values, ratio, min_variance=min_variance)
-        how = "no test" if math.isnan(test.p) else "corrected t"
+    how = "no test" if math.isnan(test.p) else "corrected t"
     return Difference(
         method, reference, plain.mean, plain.error, test.low, test.high, test.t, test.p, test.p,
         len(values), sum(v > 0 for v in values), sum(v < 0 for v in values), how,
@@ -252,11 +228,8 @@ def cell_interval(rates: Sequence[float], n: float, ratio: float) -> tuple[float
     rows, whichever is wider: Wilson's, for instance, at equal figures of all resamplings. Pooled
     rows would count a test row once per seed. Below three seeds Wilson's interval for n rows.
 
-    Parameters
-    ----------
-    rates : accuracy in the cell, one per seed
-    n : test rows of the cell per seed
-    ratio : n_test / n_train
+    `rates` are accuracies in the cell, one per seed; `n` is its test rows per seed, `ratio`
+    n_test / n_train.
     """
     mean = math.fsum(rates) / len(rates)
     if len(rates) < MIN_SEEDS:
@@ -296,9 +269,8 @@ def bootstrap_test(
     *,
     clusters: Rows | None = None,
     bca: bool,
-    level: float = 0.95,
 ) -> BootstrapResult:
-    """Bootstrap interval of a statistic of n rows, percentile or BCa, and its p value of 0.
+    """95 % bootstrap interval of a statistic of n rows, percentile or BCa, and its p value of 0.
 
     BCa shifts the percentiles by the median bias z0 and the acceleration a of the jackknife
     (B. Efron, JASA 82, 1987)::
@@ -309,15 +281,9 @@ def bootstrap_test(
     conservative there. p is the smallest alpha at which the interval of level 1 - alpha leaves 0
     out, so that p and interval agree at every level; at least 1 / (B + 1) for B draws.
 
-    Parameters
-    ----------
-    statistic : function of row numbers
-    n : number of rows
-    values : (B,) the statistic of the draws of :func:`bootstrap_indices`; NaN are left out
-    clusters : (n,) codes; the jackknife then leaves out whole clusters. One cluster, or one row,
-        has no interval: NaN
-    bca : BCa or percentile
-    level : of the interval
+    `values` (B,) are the statistic of the draws of :func:`bootstrap_indices`; NaN are left out.
+    With `clusters`, codes (n,), the jackknife leaves out whole clusters. One cluster, or one row,
+    has no interval: NaN.
     """
     values = np.sort(values[~np.isnan(values)])
     units = n if clusters is None else len(np.unique(clusters))
@@ -353,7 +319,7 @@ def bootstrap_test(
                 inside = middle
             else:
                 outside = middle
-    return BootstrapResult(*limits(1 - level), outside)
+    return BootstrapResult(*limits(1 - 0.95), outside)
 
 
 def _acceleration(statistic: Statistic, n: int, clusters: Rows | None) -> float:

@@ -18,11 +18,15 @@ import polars as pl
 import pytest
 from comparisons import data, rows_read, run
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.linear_model import LogisticRegression, Ridge, SGDClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 import splince_fast as sf
 from splince_fast import evaluation as ev
 from splince_fast.evaluation import Comparison
+from splince_fast.evaluation.plan import Settings, make_plan
+from splince_fast.evaluation.run import Worker
 from splince_fast.exceptions import (
     FileFormatError,
     InputError,
@@ -156,6 +160,14 @@ def test_a_classifier_gets_the_cells_as_groups() -> None:
     )
 
 
+def test_every_random_state_of_a_pipeline_is_that_of_the_seed() -> None:
+    X, y, z = data(300)
+    model = make_pipeline(StandardScaler(), SGDClassifier(max_iter=2, tol=None))
+    options: dict[str, Any] = {"erasers": ("none",), "leakage": (), "n_seeds": 4}
+    first, second = (run(X, y, z, heads={"sgd": model}, **options).records for _ in range(2))
+    assert first == second
+
+
 # -- however it runs --------------------------------------------------------------------------
 
 
@@ -264,6 +276,16 @@ def test_a_worker_that_dies_becomes_a_row(tmp_path: Path) -> None:  # case 17
 
 def fatal(moments: sf.Moments) -> Any:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_job_whose_result_is_lost_can_run_again(tmp_path: Path) -> None:
+    """A job may have ended when another one's process dies, before its records are read."""
+    X, y, z = data(300)
+    plan = make_plan(X, Settings(task=y, concept=z, alphas=(0.1,)))
+    worker, split = Worker(plan, X, tmp_path, own_process=False), plan.split(0, None)
+    worker.make_moments(0, [split])
+    first, second = (worker.run_job(0, None, split, plan.erasers) for _ in range(2))
+    assert first == second
 
 
 def test_an_infeasible_eraser_is_a_row_and_the_rest_goes_on() -> None:  # case 6
@@ -457,6 +479,23 @@ def test_a_constant_quantity_is_refused_before_anything_runs() -> None:
     assert not run(X, columns, z, erasers=("LEACE",), n_seeds=1).failures
 
 
+def test_a_quantity_has_the_linear_probe_alone() -> None:
+    X, y, z = data()
+    concept = {"kind": z, "amount": X[:, 0] + X[:, 1]}
+    with pytest.raises(
+        InputError, match=r"'amount', has the linear probe alone; pass leakage=\('l"
+    ):
+        run(X, y, concept, leakage=("mlp",))
+    with pytest.warns(SplinceWarning, match="the linear probe alone, not quadratic"):
+        result = run(X, y, concept, leakage=("linear", "quadratic"), n_seeds=1, erasers=("none",))
+    probed = {key for key in result.metrics if "]" in key and not key.startswith("selection")}
+    assert probed == {
+        f"{probe}_{figure}[kind]"
+        for probe in ("probe", "quadratic") for figure in ("accuracy", "auc", "chance")
+    } | {"probe_r2[amount]", "probe_chance[amount]"}  # fmt: skip
+    run(X, y, concept, leakage=(), n_seeds=1, erasers=("none",))  # none is no wrong one
+
+
 @pytest.mark.parametrize("names", [(), (1, "1")])
 def test_names_of_concepts_are_one_at_least_and_differ_as_text(names: tuple[Any, ...]) -> None:
     X, y, z = data(100)
@@ -542,6 +581,15 @@ def test_the_form_of_the_rows_changes_no_figure(form: str, tmp_path: Path) -> No
     assert found.mean("distortion", eraser="SPLINCE") == pytest.approx(
         expected.mean("distortion", eraser="SPLINCE"), rel=1e-9
     )
+
+
+def test_changes_of_a_copy_on_write_map_reach_every_process(tmp_path: Path) -> None:
+    X, y, z = data(300)
+    np.save(tmp_path / "x.npy", X[:, ::-1])
+    changed = np.load(tmp_path / "x.npy", mmap_mode="c")
+    changed[:] = X
+    options: dict[str, Any] = {"n_seeds": 1, "erasers": ("LEACE",), "alphas": (0.1,)}
+    assert run(changed, y, z, n_jobs=2, **options).records == run(X, y, z, **options).records
 
 
 def test_a_large_map_is_not_copied_whole(tmp_path: Path) -> None:  # case 13

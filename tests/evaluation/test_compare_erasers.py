@@ -10,13 +10,14 @@ import comparisons
 import numpy as np
 import pytest
 from comparisons import data
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.linear_model import LogisticRegression
 
 import splince_fast as sf
 from splince_fast import evaluation as ev
-from splince_fast.baselines import INLP, RLACE
+from splince_fast.baselines import INLP, RLACE, GroupDRO
 from splince_fast.evaluation import Comparison
+from splince_fast.evaluation._erasers import writable
 from splince_fast.evaluation._identity import identity_of
 
 
@@ -204,6 +205,46 @@ def test_a_function_that_closes_over_something_is_run_again_when_that_changes(
     assert identity_of(removing(large)) != identity_of(removing(large_too))
     partials = [functools.partial(sf.leace, erase=name) for name in ("a", "b")]
     assert identity_of(partials[0]) != identity_of(partials[1])
+
+
+def test_estimators_and_classifiers_that_overwrite_their_arguments_change_no_other_figure() -> None:
+    class Overwriting(BaseEstimator):  # type: ignore[misc]
+        def fit(self, X: Any, y: Any, *, concept: Any, validation: Any) -> Overwriting:
+            self.projection_ = sf.LEACE().fit(X, y, concept=concept).projection_
+            for array in (X, y, concept, *validation):
+                array[:] = 0
+            return self
+
+    class Head(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+        def fit(self, X: Any, y: Any, *, groups: Any, validation: Any) -> Head:
+            self.model_ = LogisticRegression().fit(X, y)
+            for array in (X, y, groups, *validation):
+                array[:] = 0
+            return self
+
+        def predict(self, X: Any) -> Any:
+            y_pred = self.model_.predict(X)
+            X[:] = 0
+            return y_pred
+
+    X, y, z = data()
+    own = {"overwriting": Overwriting(), "none": "none", "LEACE": "LEACE", "INLP": "INLP"}
+    heads = {"head": Head(), "retrained": "retrained", "frozen": "frozen"}
+    result = run(X, y, z, erasers=own, heads=heads)
+    assert not result.failures
+    del own["overwriting"], heads["head"]
+    alone = run(X, y, z, erasers=own, heads=heads)
+    records = {r.id: r for r in result.records}
+    assert [records[r.id] for r in alone.records] == alone.records
+    for metric in ("distortion", "residual", "probe_auc"):
+        assert result.mean(metric, eraser="overwriting") == pytest.approx(
+            result.mean(metric, eraser="LEACE"), rel=1e-9, abs=1e-9
+        )
+
+
+def test_the_library_s_estimators_get_the_rows_without_a_copy() -> None:
+    for value in (sf.LEACE(), INLP(), RLACE(), GroupDRO()):
+        assert writable(value, data) is data
 
 
 def test_an_estimator_without_a_projection_is_a_row() -> None:

@@ -132,6 +132,8 @@ def test_a_quantity_gets_a_ridge_head() -> None:  # case 15
     assert head.predict(X) == pytest.approx(twin.predict(X), abs=1e-8)
     with pytest.raises(LabelError, match="quantity"):
         head.predict_proba(X)
+    with pytest.raises(InputError, match="solver='sgd' is for classes"):
+        ev.fit_head(X, target, solver="sgd")
 
 
 def test_sgd_that_does_not_converge_says_so(monkeypatch: pytest.MonkeyPatch) -> None:  # case 5

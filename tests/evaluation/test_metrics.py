@@ -75,6 +75,19 @@ def test_control_a_wrong_prediction_moves_every_metric() -> None:
     assert ev.tpr_gap(y, guess, concept=z) != ev.tpr_gap(y, other, concept=z)
 
 
+@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
+def test_columns_of_groups_are_a_mapping_or_a_frame_of_any_library(library: str) -> None:
+    frames = pytest.importorskip(library)
+    rng = np.random.default_rng(0)
+    y, guess, first, second = (rng.integers(0, 2, 100).tolist() for _ in range(4))
+    columns = {"first": first, "second": second}
+    frame = (frames.table if library == "pyarrow" else frames.DataFrame)(columns)
+    cells = ev.group_accuracy(y, guess, groups=(first, second))
+    assert len(cells.rows) == 4
+    assert cells == ev.group_accuracy(y, guess, groups=columns)
+    assert cells == ev.group_accuracy(y, guess, groups=frame)
+
+
 def test_metrics_work_as_scorers_and_in_metric_frames() -> None:
     fairlearn = pytest.importorskip("fairlearn.metrics")
     y, guess, z, _ = case(1)

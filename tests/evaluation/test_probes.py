@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from comparisons import run
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import roc_auc_score
-from sklearn.model_selection import StratifiedKFold
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.metrics import r2_score, roc_auc_score
+from sklearn.model_selection import GroupKFold, StratifiedKFold
 from sklearn.preprocessing import StandardScaler
 
 import splince_fast as sf
@@ -113,6 +113,26 @@ def test_a_quantity_is_probed_by_r2_which_may_be_negative() -> None:  # case 15
     noise = ev.leakage(X, rng.normal(size=200), probes=("linear",))["linear"]
     assert noise.r2 < 0
     assert math.isnan(noise.accuracy)
+
+
+def test_r2_is_relative_to_the_mean_of_the_training_rows() -> None:
+    """A quantity that is nearly constant in each group: it is found, which r2_score denies."""
+    rng = np.random.default_rng(0)
+    person = np.arange(200) // 40
+    age = 10.0 * person + rng.normal(size=200)
+    X = np.c_[age + rng.normal(size=200), rng.normal(size=(200, 3))]
+    found = ev.leakage(X, age, probes=("linear",), groups=person)["linear"]
+    ratios, by_scored_rows = [], []
+    folds = GroupKFold(5, shuffle=True, random_state=0)
+    for train, held in folds.split(X, groups=person):
+        scaler = StandardScaler().fit(X[train])
+        model = Ridge(alpha=0.01 * len(train)).fit(scaler.transform(X[train]), age[train])
+        y_pred = model.predict(scaler.transform(X[held]))
+        error = np.sum((age[held] - y_pred) ** 2)
+        ratios.append(1 - error / np.sum((age[held] - age[train].mean()) ** 2))
+        by_scored_rows.append(r2_score(age[held], y_pred))
+    assert found.r2 == pytest.approx(np.mean(ratios), rel=1e-9)
+    assert found.r2 > 0.7 > 0 > np.mean(by_scored_rows)
 
 
 def test_rows_that_allow_no_probe_give_the_reason() -> None:  # case 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import os
 import re
@@ -13,7 +14,9 @@ import numpy as np
 import pytest
 from comparisons import data, run
 
+import splince_fast as sf
 from splince_fast.evaluation import Comparison, figures, report_html, statistics
+from splince_fast.exceptions import InputError, SplinceWarning
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +96,43 @@ def test_bars_of_groups_are_corrected_for_shared_rows() -> None:
         assert tuple(bar.get_xdata()) == pytest.approx(expected)
         assert mark.get_xdata()[0] == pytest.approx(np.mean(rates))
         assert f"n = {rows:,.0f}" in axes.get_yticklabels()[row].get_text()
+
+
+def test_an_eraser_of_the_caller_may_have_a_star_in_its_name() -> None:
+    pytest.importorskip("jinja2")
+    pytest.importorskip("matplotlib")
+    X, y, z = data(300)
+    erasers = {"none": "none", "a*b": sf.LEACE(), "nine": "LEACE*0.9", "whole": "LEACE"}
+    result = run(X, y, z, n_seeds=1, erasers=erasers)
+    assert "a*b" in report_html.render(result)
+    (line, *_) = result.plot("partial").axes[0].lines
+    assert list(line.get_xdata()) == [0.0, 0.9, 1.0]  # none, nine, whole
+
+
+@pytest.mark.parametrize("failed", ["retrained", "every head", "nothing, but all rows are equal"])
+def test_a_report_leaves_out_figures_that_have_no_values(failed: str) -> None:
+    pytest.importorskip("jinja2")
+    pytest.importorskip("matplotlib")
+    X, y, z = data(300)
+    if failed.startswith("nothing"):
+        X = np.ones((300, 3))
+        with pytest.warns(SplinceWarning, match="test rows of a split occur among its training"):
+            result = run(X, y, z)
+    else:
+        result = run(X, y, z)
+    records = [
+        dataclasses.replace(r, values={}, path=(), cells=(), reason="it failed")
+        if r.head == failed or (r.head and failed == "every head") else r
+        for r in result.records
+    ]  # fmt: skip
+    result = Comparison(records, result.context)
+    missing = "covariance" if failed.startswith("nothing") else "alphas"
+    assert missing not in figures.available(result)
+    assert f"aria-label='figure: {missing}'" not in report_html.render(result)
+    if missing == "alphas":
+        with pytest.raises(InputError, match="needs values of the head 'retrained'"):
+            result.plot(missing)
+        assert ("groups" in figures.available(result)) is (failed == "retrained")  # of "frozen"
 
 
 def test_a_report_on_quantities_has_figures_of_their_metrics() -> None:

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from comparisons import data, run
-from sklearn.dummy import DummyClassifier
-from sklearn.metrics import accuracy_score, balanced_accuracy_score
+from sklearn.dummy import DummyClassifier, DummyRegressor
+from sklearn.metrics import accuracy_score, balanced_accuracy_score, r2_score
 
 from splince_fast import evaluation as ev
-from splince_fast.evaluation import Comparison, _records
-from splince_fast.evaluation.scoring import METRICS, SUMMARY, ClassPredictions
+from splince_fast.evaluation import Comparison, _records, figures
+from splince_fast.evaluation.scoring import METRICS, SUMMARY, ClassPredictions, QuantityPredictions
 from splince_fast.exceptions import InputError
 
 
@@ -156,6 +156,34 @@ def test_predictions_that_are_constant_but_for_rounding_have_no_correlation() ->
     assert result.mean("r2", eraser="LEACE") == pytest.approx(0, abs=0.05)
 
 
+def test_every_column_of_the_task_counts_for_the_correlation_with_the_concept() -> None:
+    X = data()[0]
+    concept = X[:, 0].copy()
+    task = np.stack([X[:, 1], X[:, 2], -concept], axis=1)
+    result = run(X, task, concept, erasers=("none", "LEACE"))
+    assert result.mean("concept_correlation", eraser="none") > 0.99
+    first = run(X, task[:, 0], concept, erasers=("none",))  # control
+    assert first.mean("concept_correlation", eraser="none") < 0.5
+    constant = np.stack([X[:, 1], 1e-3 * X[:, 1]], axis=1)
+    nothing = QuantityPredictions(task[:, :2], 1e-12 * constant, np.zeros(2), concept)
+    assert "concept_correlation" not in nothing.scores()  # rounding
+
+
+def test_r2_of_a_head_is_relative_to_the_mean_of_the_training_rows() -> None:
+    X = data()[0]
+    test = np.arange(900) >= 700
+    task = np.stack([X[:, 1] + 2 * test, X[:, 2] ** 2], axis=1)
+    heads = {"mean": DummyRegressor(), "retrained": "retrained"}
+    result = run(X, task, X[:, 0].copy(), test=test, n_seeds=1, erasers=("none",), heads=heads)
+    assert result.mean("r2", eraser="none", head="mean") == 0.0
+    order = np.random.default_rng(0).permutation(700)
+    train = order[70:]  # a tenth of the other rows are validation rows
+    whole = np.mean((task[test] - task[train].mean(axis=0)) ** 2)
+    mse = result.mean("mse", eraser="none", head="retrained")
+    assert result.mean("r2", eraser="none", head="retrained") == pytest.approx(1 - mse / whole)
+    assert r2_score(task[test], np.tile(task[train].mean(axis=0), (200, 1))) < -1  # control
+
+
 def test_a_constant_head_has_a_worst_group_of_0_only_where_it_is_wrong() -> None:
     X, y, z = data()
     test = np.arange(900) >= 600
@@ -186,6 +214,19 @@ def test_probes_of_several_concepts_are_of_erasers_with_the_concept_in_the_label
     assert result.metric("probe_auc[b]").label == "probe AUC [b]"
     assert result.metric("probe_auc[b]").lower_is_better is True
     assert result.head_of("probe_auc[b]") == ""
+
+
+def test_the_figure_of_probes_has_every_concept_and_its_chance() -> None:
+    pytest.importorskip("matplotlib")
+    X, y, z = data()
+    rare = (np.arange(900) % 5 == 0).astype(int)
+    result = run(X, y, {"a": z, "b": rare, "c": X[:, 3] + X[:, 4]}, n_seeds=1, erasers=("LEACE",))
+    assert figures.available(result) == ["covariance", "leakage"]
+    axes = result.plot("leakage").axes[0]
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert sorted(labels) == ["linear[a]", "linear[b]", "majority class"]
+    dashed = [line.get_ydata()[0] for line in axes.get_lines() if line.get_linestyle() == "--"]
+    assert dashed == [result.mean(f"probe_chance[{c}]", eraser="LEACE") for c in "ab"]
 
 
 def test_the_figure_of_probes_leaves_the_caller_s_accuracies_out(result: Comparison) -> None:

@@ -15,6 +15,7 @@ from sklearn.linear_model import LogisticRegression
 
 import splince_fast as sf
 from splince_fast import evaluation as ev
+from splince_fast.baselines import GroupDRO
 from splince_fast.evaluation import plan
 from splince_fast.evaluation._data import level_moments
 from splince_fast.exceptions import InputError, NotEnoughDataError, SplinceWarning
@@ -378,6 +379,35 @@ def test_weights_of_validation_rows_choose_alpha() -> None:
             assert chosen[seed] == by_hand(X, y, z, p, seed, alphas), (p, seed)
             differs.append(chosen[seed] != by_hand(X, y, z, p, seed, alphas, weighted=False))
     assert any(differs)  # control: without the weights of the validation rows
+
+
+def test_weights_of_validation_rows_decide_ties_of_group_dro() -> None:
+    """Two alphas have the same worst cell at this seed, and the accuracy decides."""
+    X, y, z = data(1500)
+    keep = np.flatnonzero((y == z) | (np.random.default_rng(5).random(1500) < 0.12))
+    X, y, z = X[keep], y[keep], z[keep]
+    protocol: dict[str, Any] = {"sizes": (400, 30, 80), "random_state": 8, "aligned_class": 1}
+    alphas = (10.0, 0.1)
+    result = run(
+        X, y, z, association=0.9, association_method="weights", n_seeds=1, erasers=("none",),
+        heads={"dro": GroupDRO(alpha=alphas)}, **protocol,
+    )  # fmt: skip
+    split = ev.spurious_split(y, z, p=0.9, method="weights", **protocol)
+    assert split.weights is not None
+    assert split.validation_weights is not None
+    rows = X[split.train]
+    mean = np.average(rows, axis=0, weights=split.weights)
+    unit = np.sqrt(np.average((rows - mean) ** 2, axis=0, weights=split.weights).mean())
+    both = np.concatenate([split.train, split.validation])
+    ones = np.ones(len(split.validation))
+    for weights, equal in ((split.validation_weights, True), (ones, False)):
+        model = GroupDRO(alpha=alphas, random_state=8).fit(
+            (X[both] - mean) / unit, y[both], groups=(y[both], z[both]),
+            validation=np.arange(len(both)) >= len(rows),
+            sample_weight=np.concatenate([split.weights, weights]),
+        )  # fmt: skip
+        accuracy = model.score((X[split.test] - mean) / unit, y[split.test])
+        assert (result.mean("accuracy", eraser="none") == pytest.approx(accuracy)) is equal
 
 
 def by_hand(
