@@ -20,6 +20,7 @@ from splince_fast._runtime.arrays import (
 from splince_fast._runtime.progress import Progress
 from splince_fast.exceptions import FileFormatError, FoldError, InputError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, class_key, encode
+from splince_fast.labels.containers import variables_of
 from splince_fast.labels.names import listed, names_from_json, names_to_json
 from splince_fast.labels.positions import along, check_index
 from splince_fast.projection import Projection, from_record, to_record
@@ -133,10 +134,20 @@ class ConditionalEraser:
                 )
             if not np.isfinite(maps).all():
                 raise InputError("maps must be finite")
-            maps.setflags(write=False)
         self._maps = maps
         self._shifts, self._after, self._fallback = tuple(shifts), after, fallback
         self._method, self._report = method, report
+        self._protect()
+
+    def _protect(self) -> None:
+        """Make the arrays read-only."""
+        for array in (self._maps, *(a for s in self._shifts for a in (s.mean, s.matrix))):
+            if array is not None:
+                array.setflags(write=False)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._protect()
 
     # -- what it is ------------------------------------------------------------------------
 
@@ -285,6 +296,7 @@ class ConditionalEraser:
             )
         columns = labels
         if isinstance(labels, Mapping) or hasattr(labels, "columns"):
+            labels = variables_of(labels, names[0])
             missing = [name for name in names if name not in labels]
             if missing:
                 raise InputError(

@@ -394,6 +394,8 @@ class Search:
     def at(self, multiplier: Float, root: Float) -> Point:
         """The point of a multiplier; `root` is the initial value of the barycentre."""
         factors = self.factors(multiplier)
+        if not root.shape[1]:  # no class varies
+            return self._point(multiplier, [np.eye(0)] * len(factors), root, exact=True)
         if len(factors) == 2:
             # Two classes have a closed form: only the relative rotation matters.
             self.evaluations += 1

@@ -27,7 +27,12 @@ from splince_fast._runtime.arrays import (
 )
 from splince_fast._runtime.erase_rows import result_dtype
 from splince_fast._runtime.memory import total_memory
-from splince_fast.exceptions import InputError, LabelError, NonFiniteError
+from splince_fast.exceptions import (
+    IncompatibleMomentsError,
+    InputError,
+    LabelError,
+    NonFiniteError,
+)
 from splince_fast.projection import Projection
 
 _PACKAGE = __name__.partition(".")[0] + "."
@@ -152,6 +157,22 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
         """Raise InputError for an unknown `concept_from`."""
         if self.concept_from not in (None, "y"):
             raise InputError(f"concept_from is {self.concept_from!r}; it must be None or 'y'")
+
+    def _check_mergeable(self, other: ErasingTransformer) -> None:
+        """Raise IncompatibleMomentsError unless `other` is of this class and of these features."""
+        if type(other) is not type(self):
+            raise IncompatibleMomentsError(
+                f"{type(self).__name__} cannot merge {type(other).__name__}; merge estimators of "
+                "one class, or add their moments_ and use from_moments"
+            )
+        features = []
+        for part in (self, other):
+            check_is_fitted(part)
+            features.append((part.n_features_in_, list(getattr(part, "feature_names_in_", ()))))
+        if features[0] != features[1]:
+            raise IncompatibleMomentsError(
+                "the estimators saw other features (number and names): {} and {}".format(*features)
+            )
 
     def _solve(self) -> Projection:
         """The map of the accumulated moments, for estimators that compute it on first use."""

@@ -236,24 +236,11 @@ class _Eraser(ErasingTransformer):
         NotFittedError
             One of them has seen nothing.
         """
-        if type(other) is not type(self):
-            raise IncompatibleMomentsError(
-                f"{type(self).__name__} cannot merge {type(other).__name__}: they do not "
-                "accumulate the same variables; add their moments_ and use from_moments"
-            )
+        self._check_mergeable(other)
         for part in (self, other):
-            check_is_fitted(part)
             part._check_extendable()
         self._check_incremental()
         self._check_variables(other.erased_, other.kept_, IncompatibleMomentsError)
-        features = [
-            (part.n_features_in_, list(getattr(part, "feature_names_in_", ())))
-            for part in (self, other)
-        ]
-        if features[0] != features[1]:
-            raise IncompatibleMomentsError(
-                "the estimators saw other features (number and names): {} and {}".format(*features)
-            )
         self.moments_ = self.moments_ + other.moments_
         self._projection = None
         return self
@@ -1002,6 +989,7 @@ class OracleSPLINCE(_Eraser):
                 "Pass transform(X, concept=z); a pipeline passes it on after "
                 "sklearn.set_config(enable_metadata_routing=True). SPLINCE needs no labels"
             )
+        check_index(X, concept, "concept")
         rows = self._rows(X, reset=False, least=0)
         clean = self.eraser_(rows, columns_by_name(concept, "concept"))
         if not np.isfinite(clean).all():

@@ -77,9 +77,9 @@ def oracle(
     strength : float in [0, 1]
         Fraction of the covariance with what is kept that is given back; 0 is o-LEACE.
     missing : {"splince", "raise"}
-        Map of rows without a label: SPLINCE (LEACE if nothing is kept) of the same moments, or
-        none: such rows raise LabelError. The concept is guarded among all rows if labels are
-        missing at random, or missing depends on the concept alone.
+        Map of rows without a label: SPLINCE of the same moments and `strength` (LEACE if nothing
+        is kept), or none: such rows raise LabelError. The concept is guarded among all rows if
+        labels are missing at random, or missing depends on the concept alone.
     classwise : bool
         Use a map per class, r = mu + A_c (x - m_c) with A_c = I + X H_w^+ B_c^T, B_c = S_c^+ S_cy,
         H_w = sum_c p_c S_cy^T B_c: the least change of all maps that are affine in each class,
@@ -193,7 +193,7 @@ def oracle(
             own_factor: Any = _Reused(stats, factor)
             try:
                 fallback = (
-                    splince(own_factor, erase=erased, keep=kept)
+                    splince(own_factor, erase=erased, keep=kept, strength=strength)
                     if kept
                     else leace(own_factor, erase=erased)
                 )
@@ -236,14 +236,16 @@ class _Reused:
         return nullcontext(self)
 
 
-def _rho(white: Float, between: Float, span: Float) -> float:
-    """The largest rho_o of the combinations of what is kept that x covaries with.
+def _rho(white: Float, between: Float, span: Float) -> float | None:
+    """The largest rho_o of the combinations of what is kept that x covaries with; None if none do.
 
     `white` whitens Cov(x, y given z), `between` is Szy^T Szz^+ Szy, `span` Sy,
     transposed.
     """
     basis, sizes, _ = np.linalg.svd(span, full_matrices=False)
     basis = basis[:, sizes > tolerances.relative(span.shape[1], "auto") * sizes[0]]
+    if not basis.shape[1]:
+        return None
     within = basis.T @ (white @ white.T) @ basis
     values, vectors = np.linalg.eigh(within + basis.T @ between @ basis)
     root = vectors / np.sqrt(np.maximum(values, tolerances.EPS * values[-1]))
