@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import html
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -109,6 +109,10 @@ class VariableReport:
     def label(self) -> str:
         """Its name, and how it was read: "z: classes (4)"."""
         return f"{self.name}: {self.kind}" if self.kind else self.name
+
+    @property
+    def _exactness(self) -> str:
+        return f"residual {self.residual:.1e} (rounding {self.bound:.1e})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -670,9 +674,7 @@ class Report:
         ):
             facts.append(("new rows", f"expected trace left R^2 of {left}"))
         if self.cosines:
-            shown = ", ".join(f"{c:.4f}" for c in self.cosines[:5])
-            more = ", ..." if len(self.cosines) > 5 else ""
-            facts.append(("principal cosines", shown + more))
+            facts.append(("principal cosines", shortened((f"{c:.4f}" for c in self.cosines), 5)))
             facts.append(("amplification", f"{self.amplification:.4g}"))
         elif not self._erases:
             lost = f"{self.amplification:.4g} ({math.log10(self.amplification):.1f} digits lost)"
@@ -868,32 +870,37 @@ class Report:
 
     def __str__(self) -> str:
         facts = self._facts()
-        wide = max(len(label) for label, _ in facts)
-        lines = [f"{self.method}"]
         figure = "singular values" if self.rank_covariance is None else "correlations"
-        lines += [f"  {label:<{wide}}  {text}" for label, text in facts]
         for v in self.variables:
-            values = ", ".join(f"{s:.3g}" for s in v.singular_values[:4])
-            values += ", ..." if len(v.singular_values) > 4 else ""
-            lines.append(
-                f"  {v.role:<{wide}}  {v.name}: rank {v.rank}, {figure} [{values}], "
-                f"residual {v.residual:.1e} (rounding {v.bound:.1e})"
-            )
-        return "\n".join(lines)
+            values = shortened((f"{s:.3g}" for s in v.singular_values), 4)
+            facts.append((v.role, f"{v.name}: rank {v.rank}, {figure} [{values}], {v._exactness}"))
+        return as_text(self.method, facts)
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><th style='text-align:left'>{html.escape(label)}</th>"
-            f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
-            for label, text in self._facts()
-        )
-        rows += "".join(
-            f"<tr><th style='text-align:left'>{v.role}</th><td style='text-align:left'>"
-            f"{html.escape(v.name)}: rank {v.rank}, residual {v.residual:.1e} "
-            f"(rounding {v.bound:.1e})</td></tr>"
-            for v in self.variables
-        )
-        return f"<table><caption>{html.escape(self.method)}</caption>{rows}</table>"
+        rows = [(v.role, f"{v.name}: rank {v.rank}, {v._exactness}") for v in self.variables]
+        return as_html(self.method, self._facts() + rows)
+
+
+def as_text(title: str, facts: Sequence[tuple[str, str]]) -> str:
+    """A title, and below it a table of labels and texts."""
+    wide = max(len(label) for label, _ in facts)
+    return "\n".join([title, *(f"  {label:<{wide}}  {text}" for label, text in facts)])
+
+
+def as_html(title: str, facts: Sequence[tuple[str, str]]) -> str:
+    """The table for a notebook."""
+    rows = "".join(
+        f"<tr><th style='text-align:left'>{html.escape(label)}</th>"
+        f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
+        for label, text in facts
+    )
+    return f"<table><caption>{html.escape(title)}</caption>{rows}</table>"
+
+
+def shortened(texts: Iterable[str], count: int) -> str:
+    """The first texts, with an ellipsis for the rest."""
+    texts = list(texts)
+    return ", ".join(texts[:count]) + ", ..." * (len(texts) > count)
 
 
 def _at_most(variable: VariableReport, text: str) -> str:
@@ -1094,6 +1101,19 @@ def build_report(
         else (),
         strength=facts.strength,
     )
+
+
+def correlations_of(
+    span: SpanLike, white: Float
+) -> Iterator[tuple[str, slice, str, tuple[float, ...]]]:
+    """Name, rows, kind and canonical correlations with x of each variable of a whitened span."""
+    start = 0
+    for name, count, reading in zip(span.names, span.counts, span.readings, strict=True):
+        part = slice(start, start + count)
+        kind, metric = reading()[:2]
+        values = np.linalg.svd(metric @ white[part], compute_uv=False)[:count]
+        yield name, part, kind, tuple(map(float, np.minimum(values, 1.0)))
+        start += count
 
 
 def _singular_values(rows: Float) -> Float:

@@ -28,7 +28,7 @@ from splince_fast.exceptions import (
     SplinceError,
 )
 from splince_fast.labels.positions import check_index
-from splince_fast.methods import leace, mean_projection, sal, splince
+from splince_fast.methods import leace, splince
 from splince_fast.methods.folds import few_rows
 from splince_fast.methods.oracle import oracle
 from splince_fast.methods.table import METHODS
@@ -71,9 +71,9 @@ class _Eraser(ErasingTransformer):
 
     # -- hooks of a subclass -----------------------------------------------------------
 
-    def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: object) -> Projection:
+    def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: object) -> Any:
         """Call the method of this class; `refine` has its arguments `refine` and `passes`."""
-        raise NotImplementedError
+        return METHODS[self._method].function(moments, erase=erase, **self._options(), **refine)
 
     def _options(self) -> dict[str, Any]:
         """Options of the method, without those of reading rows and labels."""
@@ -537,7 +537,7 @@ class _Eraser(ErasingTransformer):
     # -- fitted attributes -------------------------------------------------------------------
 
     def _solve(self) -> Projection:
-        return self._project(self.moments_, self.erased_, self.kept_)
+        return cast(Projection, self._project(self.moments_, self.erased_, self.kept_))
 
     @property
     def report_(self) -> Report:
@@ -752,9 +752,6 @@ class LEACE(_Eraser):
         self.kinds = kinds
         self.concept_from = concept_from
 
-    def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: Any) -> Projection:
-        return leace(moments, erase=erase, **self._options(), **refine)
-
 
 class SAL(_Eraser):
     """Erase a concept by the orthogonal projection off its covariance with X.
@@ -806,9 +803,6 @@ class SAL(_Eraser):
         self.kinds = kinds
         self.concept_from = concept_from
 
-    def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: object) -> Projection:
-        return sal(moments, erase=erase, **self._options())
-
 
 class MeanProjection(SAL):
     """Erase classes by the orthogonal projection off the differences of their means.
@@ -847,9 +841,6 @@ class MeanProjection(SAL):
 
     _method = "mean_projection"
     _concept_kind = "classes"
-
-    def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: object) -> Projection:
-        return mean_projection(moments, erase=erase, **self._options())
 
 
 class OracleSPLINCE(_Eraser):

@@ -44,7 +44,7 @@ from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.column_sums import ColumnSums
 from splince_fast.moments.snapshot import Factored, Statistics, statistics
 from splince_fast.projection import Projection
-from splince_fast.report import OracleFit, Report, Sampling, VariableReport
+from splince_fast.report import OracleFit, Report, Sampling, VariableReport, correlations_of
 
 Float = NDArray[np.float64]
 
@@ -421,29 +421,17 @@ def _report(
         amplification = found.amplification
     bound = tolerances.residual(d, 1.0, amplification)
     for role, span in (("erased", span_z), ("kept", span_y)):
-        start = 0
-        for name, count, reading in zip(span.names, span.counts, span.readings, strict=True):
-            part = slice(start, start + count)
-            start += count
-            kind, metric = reading()[:2]
-            values = np.linalg.svd(metric @ white[role][part], compute_uv=False)[:count]
-            values = np.minimum(values, 1.0)
-            rank = int(np.count_nonzero(values > tolerances.noise(d, 1.0)))
-            own, size = bound, float(np.linalg.norm(span.rows[part]))
+        for name, part, kind, correlations in correlations_of(span, white[role]):
+            rank = int(np.count_nonzero(np.array(correlations) > tolerances.noise(d, 1.0)))
             if role == "erased":
-                rest = left[part]
+                rest, size = left[part], float(np.linalg.norm(span.rows[part]))
                 if found is not None and found.right.shape == found.left.shape:
                     rest = rest - (rest @ found.right.T) @ found.left
-                residual = float(np.linalg.norm(rest))
+                errors = float(np.linalg.norm(rest)) / size if size else 0.0, bound
             else:
                 assert found is not None
-                size = float(np.linalg.norm(found.sizes[part]))
-                residual = float(np.linalg.norm(found.residuals[part]))
-                own = float(np.linalg.norm(found.bounds[part])) / size if size else bound
-            residual = residual / size if size else 0.0
-            variables.append(
-                VariableReport(name, role, rank, tuple(map(float, values)), residual, own, kind)
-            )
+                errors = found.errors(part)
+            variables.append(VariableReport(name, role, rank, correlations, *errors, kind))
     if amplification > tolerances.AMPLIFICATION:
         notes.append(
             f"little of the covariance with {listed(span_y.names)} is left at fixed labels: "

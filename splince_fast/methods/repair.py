@@ -27,7 +27,7 @@ from splince_fast.moments.column_sums import ColumnSums
 from splince_fast.moments.snapshot import Factored, Snapshot, Statistics, statistics
 from splince_fast.moments.variable import Variable, refuse_other_kind
 from splince_fast.projection import Projection
-from splince_fast.report import Report, Sampling, VariableReport
+from splince_fast.report import Report, Sampling, VariableReport, correlations_of
 
 Float = NDArray[np.float64]
 
@@ -136,7 +136,12 @@ def repair(
         original = _Original(stats.variances, variables, stats.feature_names)
     with statistics(after) as erased:
         check_feature_names(erased.feature_names, original.feature_names, "the erased rows")
-        _check_width(len(erased.mean), len(original.variances))
+        if len(erased.mean) != len(original.variances):
+            raise InputError(
+                f"the erased rows have {len(erased.mean)} features and those before erasing "
+                f"{len(original.variances)}; repair compares covariances feature by feature: pass "
+                "moments of the same rows in the same coordinates"
+            )
         if erased.metric is not None:
             raise InputError(
                 "repair takes T^+ of the covariance T of the erased rows, which moments made with "
@@ -174,16 +179,6 @@ class _Original(NamedTuple):
     variances: Float
     variables: list[Variable]
     feature_names: tuple[str, ...] | None
-
-
-def _check_width(width: int, before: int) -> None:
-    """Raise InputError unless rows have one width."""
-    if width != before:
-        raise InputError(
-            f"the erased rows have {width} features and those before erasing {before}; repair "
-            "compares covariances feature by feature: pass moments of the same rows in the same "
-            "coordinates"
-        )
 
 
 def _aligned(name: VariableName, after: Variable, before: Variable) -> Float:
@@ -279,21 +274,13 @@ def _report(
     left, right = found.left, found.right
     variance = float(original.variances.sum())
     cost = float(np.vdot(left @ left.T, erased.gram(right)))
-    variables, start = [], 0
-    for name, count, reading in zip(span.names, span.counts, span.readings, strict=True):
-        part = slice(start, start + count)
-        kind, metric = reading()[:2]
-        white = found.whitened[part]
-        size, *norms = (
-            float(np.linalg.norm(v[part])) for v in (found.sizes, found.residuals, found.bounds)
-        )
-        residual, bound = (v / size if size else 0.0 for v in norms)
-        rank = int(np.count_nonzero(np.linalg.svd(white, compute_uv=False) > found.cut))
-        shown = np.minimum(np.linalg.svd(metric @ white, compute_uv=False)[: len(white)], 1.0)
+    variables = []
+    for name, part, kind, correlations in correlations_of(span, found.whitened):
+        values = np.linalg.svd(found.whitened[part], compute_uv=False)
+        rank = int(np.count_nonzero(values > found.cut))
         variables.append(
-            VariableReport(name, "kept", rank, tuple(map(float, shown)), residual, bound, kind)
+            VariableReport(name, "kept", rank, correlations, *found.errors(part), kind)
         )
-        start += count
     moved, norm = sensitivity(left, right, erased.mean, variance)
     kept, notes = listed(span.names), []
     if found.amplification > tolerances.AMPLIFICATION:
