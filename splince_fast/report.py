@@ -7,7 +7,16 @@ import html
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from types import UnionType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    NamedTuple,
+    Protocol,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -385,31 +394,11 @@ class Report:
             A field is missing or unknown.
         """
         try:
-            values = _nested(values)
-            variables = tuple(
-                VariableReport(
-                    **{
-                        **v,
-                        "singular_values": tuple(v["singular_values"]),
-                        "noise": _noise_of(v.get("noise")),
-                    }
-                )
-                for v in values["variables"]
-            )
-            parts = {
-                name: kind(**values[name])
-                for name, kind in _PARTS.items()
-                if values.get(name) is not None
-            }
-            tuples = {
-                name: tuple(values.get(name, ()))
-                for name in ("cosines", "warnings", "left_out", "left_out_names")
-            }
-            new = cls(**{**values, **parts, **tuples, "variables": variables})
-        except (TypeError, KeyError, IndexError) as error:
+            new: Report = _read(cls, _nested(values), "report")
+        except (TypeError, KeyError, IndexError, AttributeError) as error:
             raise FileFormatError(f"a report has missing or unknown fields: {error}") from error
-        for part in (new, *variables, *parts.values()):
-            _check_types(part)
+        if not all(v.noise is None or _is_possible(v.noise) for v in new.variables):
+            raise FileFormatError("the noise of a variable holds impossible numbers")
         if (new.rho is None) != (new.frozen_head is None):
             raise FileFormatError("a report has some of the figures of a frozen head but not all")
         return new
@@ -581,14 +570,11 @@ class Report:
                 v, residual=left, expected=None, expected_most=None, noise=None
             )
 
-        def times(value: float | None) -> float | None:
-            return None if value is None else alpha**2 * value
-
         held_out = self.held_out
         return dataclasses.replace(
             self,
             variables=tuple(variable(v) for v in self.variables),
-            distortion=times(self.distortion),
+            distortion=None if self.distortion is None else alpha**2 * self.distortion,
             held_out=held_out and HeldOut(alpha**2 * held_out.distortion, None, None, None),
             rho=None,
             frozen_head=None,
@@ -909,16 +895,7 @@ def _at_most(variable: VariableReport, text: str) -> str:
     return "" if most is None else text.format(f"{most:.2g}")
 
 
-# The parts of a report, by field; and the names that files of earlier versions have for them.
-_PARTS: dict[str, type] = {
-    "frozen_head": FrozenHead,
-    "held_out": HeldOut,
-    "sampling": Sampling,
-    "sketch": SketchedCovariance,
-    "oracle": OracleFit,
-    "quadratic": QuadraticFit,
-    "isotropic": IsotropicFit,
-}
+# The names that files of earlier versions have for the fields of a part.
 _FLAT = {
     "frozen_head": ("frozen_head_penalty", "head_shrinkage_threshold"),
     "held_out": ("unseen_distortion", "unseen_concept", "unseen_chance", "unseen_kept"),
@@ -940,46 +917,46 @@ def _nested(values: Mapping[str, object]) -> dict[str, Any]:
             continue
         first, *others = (values.pop(key, None) for key in flat)
         if first is not None or any(value is not None for value in others):
-            fields = [field.name for field in dataclasses.fields(_PARTS[name])]
+            part = get_args(get_type_hints(Report)[name])[0]
+            fields = [field.name for field in dataclasses.fields(part)]
             values[name] = dict(zip(fields, [first, *others], strict=True))
     return values
 
 
-def _check_types(part: Any) -> None:
-    """Raise FileFormatError unless every field of a dataclass holds what its annotation says."""
-    known: dict[str, tuple[type, ...]] = {
-        "str": (str,), "int": (int,), "float": (int, float), "Noise": (Noise,)
-    }  # fmt: skip
-    known |= {kind.__name__: (kind,) for kind in _PARTS.values()}
-    for field in dataclasses.fields(part):
-        value, kind = getattr(part, field.name), str(field.type)
-        if value is None and kind.endswith("| None"):
-            continue
-        item = kind.removesuffix(" | None").removeprefix("tuple[").removesuffix(", ...]")
-        items = value if kind.startswith("tuple") else (value,)
-        types = known.get(item, (VariableReport,))
-        if not all(isinstance(v, types) and not isinstance(v, bool) for v in items):
-            raise FileFormatError(f"the field {field.name!r} of a report is {value!r}, not {kind}")
-        if item == "float" and any(isinstance(v, int) and abs(v) > 1 << 1023 for v in items):
-            raise FileFormatError(f"the field {field.name!r} of a report leaves the range of float")
+def _read(kind: Any, value: Any, name: str) -> Any:
+    """A value of the annotated type `kind` from plain values: the inverse of dataclasses.asdict.
+
+    Raises
+    ------
+    FileFormatError
+        A text or number of another type.
+    TypeError, KeyError, AttributeError
+        Fields that are missing or unknown.
+    """
+    if get_origin(kind) is UnionType:  # X | None
+        return None if value is None else _read(get_args(kind)[0], value, name)
+    if get_origin(kind) is tuple:
+        return tuple(_read(get_args(kind)[0], item, name) for item in value)
+    if hasattr(kind, "__dataclass_fields__"):
+        kinds = get_type_hints(kind)
+        return kind(**{key: _read(kinds[key], item, key) for key, item in value.items()})
+    if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool):
+        raise FileFormatError(f"the field {name!r} of a report is {value!r}, not {kind.__name__}")
+    if kind is float and isinstance(value, int) and abs(value) > 1 << 1023:
+        raise FileFormatError(f"the field {name!r} of a report leaves the range of float")
+    return value
 
 
-def _noise_of(values: Any) -> Noise | None:
-    """Read the noise of a variable from a file."""
-    if values is None:
-        return None
-    series = {key: tuple(values[key]) for key in ("taus", "degrees", "denominators")}
-    noise = Noise(**{**values, **series})
-    numbers = (noise.n, noise.ratio, *noise.taus, *noise.degrees, *noise.denominators)
+def _is_possible(noise: Noise) -> bool:
+    """Whether noise from a file holds numbers that noise can have."""
     count = len(noise.taus)
-    if (
-        not all(isinstance(v, float | int) and 0 <= v < float("inf") for v in numbers)
-        or not 0 < count == len(noise.degrees)
-        or len(noise.denominators) not in (0, count)
-        or not noise.n
-    ):
-        raise TypeError("the noise of a variable holds impossible numbers")
-    return noise
+    numbers = (noise.n, noise.ratio, *noise.taus, *noise.degrees, *noise.denominators)
+    return (
+        all(0 <= v < np.inf for v in numbers)
+        and 0 < count == len(noise.degrees)
+        and len(noise.denominators) in (0, count)
+        and noise.n > 0
+    )
 
 
 class Facts(NamedTuple):
