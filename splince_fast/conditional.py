@@ -295,7 +295,7 @@ class ConditionalEraser:
                 f"eraser(X, {{{names[0]!r}: column}})"
             )
         columns = labels
-        if isinstance(labels, Mapping) or hasattr(labels, "columns"):
+        if isinstance(labels, Mapping) or hasattr(type(labels), "columns"):
             labels = variables_of(labels, names[0])
             missing = [name for name in names if name not in labels]
             if missing:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any, ClassVar, NoReturn
 
 import narwhals.stable.v2 as nw
 import numpy as np
-from narwhals.exceptions import DuplicateError
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils import Tags
@@ -30,9 +29,9 @@ from splince_fast._runtime.memory import total_memory
 from splince_fast.exceptions import (
     IncompatibleMomentsError,
     InputError,
-    LabelError,
     NonFiniteError,
 )
+from splince_fast.labels.containers import variables_of
 from splince_fast.projection import Projection
 
 _PACKAGE = __name__.partition(".")[0] + "."
@@ -293,19 +292,9 @@ def _unpacked(X: Any) -> Any:
 
 def columns_by_name(labels: object, role: str) -> dict[str, Any]:
     """Columns by name: those of a mapping or a frame, or one column under the name of its role."""
-    if isinstance(labels, np.ndarray | Sequence):
+    if not isinstance(labels, Mapping) and not hasattr(type(labels), "columns"):
         return {role: labels}
-    if isinstance(labels, Mapping):
-        variables = dict(labels)
-    else:
-        try:
-            frame = nw.from_native(labels, eager_only=True, pass_through=True)
-        except DuplicateError as error:
-            raise LabelError(f"the {role} frame has two columns of one name: {error}") from error
-        if not isinstance(frame, nw.DataFrame):
-            return {role: labels}
-        columns = zip(frame.columns, frame.iter_columns(), strict=True)
-        variables = {name: column.to_native() for name, column in columns}
-    if not variables:
+    columns = variables_of(labels, role)
+    if not columns:
         raise InputError(f"the {role} holds no variable; pass at least one column")
-    return variables
+    return {name: nw.to_native(column, pass_through=True) for name, column in columns.items()}

@@ -18,7 +18,7 @@ Szz^{+1/2} A^T A Szz^{+1/2} = V diag(c^2) V^T, U = A Szz^{+1/2} V / c is orthono
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -253,21 +253,13 @@ def _rho(white: Float, between: Float, span: Float) -> float | None:
     return 1.0 - min(max(least, 0.0), 1.0)
 
 
-class _AtFixedLabels(NamedTuple):
-    """Cov(x, y given z), (k, d), in two forms: whitened by T = Cov(x given z), and T^+ times it.
-
-    `lost` is the largest 1 / (1 - c^2), c the canonical correlations of x and z: digits of T^+.
-    """
-
-    whitened: Float
-    solved: Float
-    lost: float
-
-
 def _at_fixed_labels(
     white: Float, solved: Float, inverse: Float, root: Float, Szy: Float
-) -> _AtFixedLabels:
-    """Cov(x, y given z) from the factor of S = Cov(x); T = S - Sz Szz^+ Sz^T is not factored.
+) -> tuple[Float, Float, float]:
+    """Cov(x, y given z), (k, d), whitened by T = Cov(x given z), and T^+ times it.
+
+    From the factor of S = Cov(x): T = S - Sz Szz^+ Sz^T is not factored. The third result is the
+    largest 1 / (1 - c^2), c the canonical correlations of x and z, the digits that T^+ loses.
 
     Parameters
     ----------
@@ -289,11 +281,8 @@ def _at_fixed_labels(
     weights = Szy.T @ inverse
     own, own_solved = white[k:] - weights @ white[:k], solved[k:] - weights @ solved[:k]
     along = own @ basis.T
-    return _AtFixedLabels(
-        own + (along * (np.sqrt(gain) - 1.0)) @ basis,
-        own_solved + (along * (gain - 1.0)) @ dual,
-        float(gain.max(initial=1.0)),
-    )
+    whitened = own + (along * (np.sqrt(gain) - 1.0)) @ basis
+    return whitened, own_solved + (along * (gain - 1.0)) @ dual, float(gain.max(initial=1.0))
 
 
 def _in_classes(classes: Classes, columns: list[LabelColumns]) -> tuple[Float, Float, Float]:
