@@ -334,28 +334,15 @@ class Point:
     bound: float
 
 
+@dataclass(frozen=True, slots=True)
 class Search:
-    """Minimisation of f over the multipliers Lam.
+    """Minimisation of f over the multipliers Lam."""
 
-    Parameters
-    ----------
-    fractions : (k,) float64
-    roots : sequence of (d', r) arrays
-        L_c, lower triangular, with rows of 0 for directions off the support.
-    crosses : sequence of (r, q) arrays
-        L_c^{-1} S_cy.
-    kept : (d', q) float64
-        Sy.
-    variance : float
-        sum p_c tr S_c.
-    """
-
-    def __init__(
-        self, fractions: Float, roots: Sequence[Float], crosses: Sequence[Float], kept: Float,
-        variance: float,
-    ) -> None:  # fmt: skip
-        self.fractions, self.roots, self.crosses = fractions, roots, crosses
-        self.kept, self.variance = kept, variance
+    fractions: Float  # (k,)
+    roots: Sequence[Float]  # L_c, (d', r), lower triangular; rows of 0 off the support
+    crosses: Sequence[Float]  # L_c^{-1} S_cy, (r, q)
+    kept: Float  # Sy, (d', q)
+    variance: float  # sum p_c tr S_c
 
     def factors(self, multiplier: Float) -> list[Float]:
         """F_c = L_c + Lam (L_c^{-1} S_cy)^T."""
@@ -396,20 +383,12 @@ class Search:
             first, second = self.fractions
             root = first * factors[0] + second * factors[1] @ turned.T
             return self._point(multiplier, [np.eye(len(turned)), turned], root, exact=True)
-        for _ in range(_SWEEPS):
-            rotations, root, moved = self._swept(factors, root)
-            if moved <= _BARYCENTRE:
+        for _ in range(_SWEEPS):  # fixed-point iteration for the barycentre
+            rotations = [rotation(factor.T @ root) for factor in factors]
+            root, previous = self._sum(factors, rotations), root
+            if _moved(root, previous) <= _BARYCENTRE:
                 break
         return self._point(multiplier, rotations, root, exact=False)
-
-    def _swept(self, factors: list[Float], root: Float) -> tuple[list[Float], Float, float]:
-        """One step of the fixed-point iteration for the barycentre, and how far it moved."""
-        rotations = [rotation(factor.T @ root) for factor in factors]
-        new = self._sum(factors, rotations)
-        # Roots are unique up to rotation: both are aligned with the factors before they are
-        # compared.
-        moved = float(np.linalg.norm(new - root) / np.linalg.norm(new))
-        return rotations, new, moved
 
     def _sum(self, factors: Sequence[Float], rotations: Sequence[Float]) -> Float:
         """sum p_c F_c O_c^T."""
@@ -492,14 +471,15 @@ class Search:
         multiplier, root, rotations = point.multiplier, point.root, point.rotations
         least = np.inf
         for _ in range(_FIXED_POINT):
-            multiplier, new, *_ = self._feasible(multiplier, rotations, root)
-            moved = float(np.linalg.norm(new - root) / np.linalg.norm(new))
-            root = new
+            previous = root
+            multiplier, root, *_ = self._feasible(multiplier, rotations, root)
+            moved = _moved(root, previous)
             if moved <= _BARYCENTRE or (moved > 2 * least):
                 break
             least = min(least, moved)
-            rotations = [rotation(f.T @ root) for f in self.factors(multiplier)]
-            root = self._sum(self.factors(multiplier), rotations)
+            factors = self.factors(multiplier)
+            rotations = [rotation(factor.T @ root) for factor in factors]
+            root = self._sum(factors, rotations)
         other = self.at(multiplier, root)
         return _better(other, point) if other.value <= point.value else point
 
@@ -547,6 +527,11 @@ class Search:
         return len(recent) > _STALLED and recent[0] - recent[-1] <= GAP * min(
             abs(cost), self.variance
         )
+
+
+def _moved(root: Float, previous: Float) -> float:
+    """Relative change of a root, which is unique up to rotation: both are aligned with the F_c."""
+    return float(np.linalg.norm(root - previous) / np.linalg.norm(root))
 
 
 def _better(a: Point, b: Point) -> Point:
