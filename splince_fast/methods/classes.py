@@ -20,7 +20,7 @@ from splince_fast.exceptions import (
     NotEnoughDataError,
 )
 from splince_fast.labels import ClassName, VariableName, class_key
-from splince_fast.labels.names import listed
+from splince_fast.labels.names import listed, names_to_json
 from splince_fast.methods.label_columns import LabelColumns, combination
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.snapshot import statistics
@@ -55,9 +55,13 @@ def read_classes(moments: object, name: str, method: str) -> ClassMoments:
     ------
     InputError
         No moments of classes, or of a sketch or sample.
+    LabelError
+        A key of the mapping that cannot name a class.
     """
     groups: str | None = None
     if isinstance(moments, Mapping):
+        moments = {c.item() if isinstance(c, np.generic) else c: m for c, m in moments.items()}
+        names_to_json(moments)  # raises for what cannot name a class
         kinds = {type(part) for part in moments.values()}
         if kinds == {Folds}:
             counts = {len(part) for part in moments.values()}

@@ -144,6 +144,22 @@ def test_a_mapping_of_moments_or_folds_is_the_same():
     )
 
 
+@pytest.mark.parametrize("dtype", [int, bool, str])
+def test_classes_of_a_mapping_may_be_numpy_scalars(dtype, tmp_path):
+    X, labels = data()
+    z = (labels["z"] == "b").astype(dtype)
+    by_name = {c: sf.Moments().update(X[z == c]) for c in np.unique(z)}
+    eraser = sf.quadratic(by_name, erase="z", shrinkage=0.1)
+    plain = sf.quadratic(moments(X, {"z": z}), erase="z", shrinkage=0.1)
+    np.testing.assert_allclose(eraser(X, {"z": z}), plain(X, {"z": z}), atol=1e-9)
+    eraser.save(tmp_path / "e")
+    np.testing.assert_array_equal(sf.load_eraser(tmp_path / "e")(X, z), eraser(X, z))
+    with pytest.raises(LabelError, match="cannot name a class"):
+        sf.quadratic(
+            {float(c): m for c, m in zip((0, 1), by_name.values(), strict=True)}, erase="z"
+        )
+
+
 def test_cv_reads_folds_and_raw_keeps_the_noise():
     X, labels = data(400, d=16)
     parts = folds(X, labels)
