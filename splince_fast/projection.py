@@ -433,12 +433,10 @@ class Projection:
         >>> eraser.scaled(0.5).report.alpha
         0.5
         """
-        if not is_number(alpha):
-            raise InputError(f"alpha is {alpha!r}; it must be a number between 0 and 1")
-        if not 0 <= alpha <= 1:
+        if not is_number(alpha) or not 0 <= alpha <= 1:
             raise InputError(
-                f"alpha is {alpha!r}; it must lie between 0, which changes nothing, and 1, which "
-                "erases"
+                f"alpha is {alpha!r}; it must be a number between 0, which changes nothing, and 1, "
+                "which erases"
             )
         fraction = float(alpha)
         source = self._report

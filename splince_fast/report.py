@@ -21,7 +21,7 @@ from typing import (
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from splince_fast._runtime.arrays import abbreviated
+from splince_fast._runtime.arrays import abbreviated, as_reals
 from splince_fast._solve.frozen import best_strength
 from splince_fast._solve.held_out import Noise, certificate, expected_r2
 from splince_fast._solve.options import is_number
@@ -537,20 +537,12 @@ class Report:
                 f"strength_for is for one task column or two classes, and {keep[0]!r} is "
                 f"{task.described}; a head with several outputs has no single strength"
             )
-        try:
-            theta = np.asarray(head)
-            theta = theta.astype(np.float64) if theta.dtype.kind in "fiubO" else theta
-        except (TypeError, ValueError) as error:
-            raise InputError(
-                f"head cannot be read as an array of real numbers: {error}. Pass its coefficients, "
-                "such as head.coef_"
-            ) from error
+        theta = as_reals(head, "head")
         theta = theta[0] if theta.shape == (1, self.n_features) else theta
-        real = theta.shape == (self.n_features,) and theta.dtype == np.float64
-        if not real or not np.isfinite(theta).all():
+        if theta.shape != (self.n_features,) or not np.isfinite(theta).all():
             raise InputError(
-                f"head has shape {theta.shape}, dtype {theta.dtype}; it must be {self.n_features} "
-                "finite coefficients, one per feature, of one score"
+                f"head has shape {theta.shape}; it must be {self.n_features} finite coefficients, "
+                "one per feature, of one score, such as head.coef_"
             )
         if self.dropped:  # no kept part: LEACE is the only map
             return 0.0

@@ -97,7 +97,10 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
 
     @contextmanager
     def _restored_on_error(self) -> Iterator[None]:
-        """Put all attributes back if the block raises, KeyboardInterrupt included."""
+        """Put all attributes back if the block raises, KeyboardInterrupt included.
+
+        A NonFiniteError gets the names of the features.
+        """
         before = self.__dict__.copy()
         try:
             yield
@@ -230,16 +233,9 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
             clean = projection(rows)
         # A NaN or infinity makes its whole erased row non-finite.
         if not projection.rank or not np.isfinite(clean[:, 0]).all():
-            self._check_finite(rows)
+            with self._restored_on_error():
+                check_values(rows)
         return clean
-
-    def _check_finite(self, rows: Any) -> None:
-        """Raise NonFiniteError, with the names of the features, for NaN or infinity in the rows."""
-        try:
-            check_values(rows)
-        except NonFiniteError as error:
-            name_columns(error, getattr(self, "feature_names_in_", None))
-            raise
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.model_selection import ParameterGrid
 from sklearn.utils.validation import check_is_fitted
 
-from splince_fast._runtime.arrays import as_weights
+from splince_fast._runtime.arrays import as_weights, check_values
 from splince_fast._solve.options import Options, check_reading
 from splince_fast._solve.selection import Selection
 from splince_fast.conditional import ConditionalEraser
@@ -294,9 +294,7 @@ class _Eraser(ErasingTransformer):
     def _labels(self, y: object, concept: object) -> tuple[dict[str, Any], dict[str, Any]]:
         """Variables to erase and to keep, by name."""
         erased = self._concept(y, concept)
-        if self.concept_from == "y":
-            return erased, {}
-        if not self._keeps_task:
+        if self.concept_from == "y" or not self._keeps_task:
             return erased, {}
         if y is None and not self._needs_task:
             return erased, {}
@@ -984,7 +982,8 @@ class OracleSPLINCE(_Eraser):
         rows = self._rows(X, reset=False, least=0)
         clean = self.eraser_(rows, columns_by_name(concept, "concept"))
         if not np.isfinite(clean).all():
-            self._check_finite(rows)
+            with self._restored_on_error():
+                check_values(rows)
         return clean
 
 

@@ -77,12 +77,10 @@ class Identity(ErasingTransformer):
         ----------
         X : array-like, frame or sparse matrix of shape (n_samples, n_features)
             Checked for NaN and infinity.
-        y, concept : object, optional
+        y, concept, groups : object, optional
             Ignored; present so that all erasers are called alike.
         sample_weight : array-like of shape (n_samples,), optional
             Non-negative frequencies.
-        groups : object, optional
-            Ignored, as `y`.
 
         Returns
         -------
