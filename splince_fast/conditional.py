@@ -311,9 +311,10 @@ class ConditionalEraser:
         n = int(np.prod(lead))
         if len(lead) > 1:
             every = np.arange(n)
-            columns = {
+            columns |= {
                 name: along(column, lead, every, f"labels[{name!r}]")
                 for name, column in columns.items()
+                if hasattr(column, "__len__")  # else `encode` refuses it
             }
         encoded = encode(columns, n, kinds=self.label_kinds)
         found: list[NDArray[Any]] = []

@@ -413,6 +413,10 @@ def test_labels_that_do_not_fit(fitted):
     for wrong, error, text in cases:
         with pytest.raises(error, match=text):
             eraser(X, wrong)
+    for wrong in (None, 1, "a"):
+        for rows in (X, X.reshape(300, 4, 6)):
+            with pytest.raises((InputError, LabelError), match=r"one label per row|entry per seq"):
+                eraser(rows, {"z": wrong})
     with pytest.raises(InputError, match="entry per sequence"):
         eraser(X.reshape(300, 4, 6), {"z": labels["z"][:7]})
     with pytest.raises(InputError):
