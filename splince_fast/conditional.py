@@ -9,21 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime import erase_rows, files
-from splince_fast._runtime.arrays import (
-    as_mask,
-    check_feature_names,
-    feature_names,
-    is_tensor,
-    torch_to_numpy,
-)
+from splince_fast._runtime import files
+from splince_fast._runtime.arrays import is_tensor, torch_to_numpy
 from splince_fast._runtime.progress import Progress
 from splince_fast.exceptions import FileFormatError, FoldError, InputError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, class_key, encode
 from splince_fast.labels.containers import variables_of
 from splince_fast.labels.names import listed, names_from_json, names_to_json
 from splince_fast.labels.positions import along, check_index
-from splince_fast.projection import Projection, from_record, to_record
+from splince_fast.projection import Projection, from_record, rows_mask_and_out, to_record
 
 if TYPE_CHECKING:
     from splince_fast.report import Report
@@ -265,22 +259,15 @@ class ConditionalEraser:
 
             rows = torch_to_numpy(X)
             return tensor_like(X, self(rows, labels, mask=mask, progress=progress))
-        rows = erase_rows.as_stack(X, self.n_features)
-        if hasattr(X, "columns"):
-            check_feature_names(feature_names(X, self.n_features), self.feature_names)
-            check_index(X, labels)
-        dtype = erase_rows.result_dtype(rows.dtype)
-        chosen = None if mask is None else as_mask(mask, rows.shape[:-1])
+        check_index(X, labels)
+        rows, chosen, out = rows_mask_and_out(X, self.n_features, self.feature_names, mask, out)
         flat_mask = None if chosen is None else chosen.reshape(-1)
         read = self._read(labels, rows.shape[:-1], flat_mask)
-        if out is None:
-            out = np.empty(rows.shape, dtype)
-        else:
-            erase_rows.check_out(out, rows, dtype)
         flat = rows.reshape(-1, rows.shape[-1])
-        result = out.reshape(flat.shape) if out.flags.c_contiguous else np.empty(flat.shape, dtype)
+        own = out.flags.c_contiguous
+        result = out.reshape(flat.shape) if own else np.empty(flat.shape, out.dtype)
         self._write(flat, read, flat_mask, result, progress)
-        if not out.flags.c_contiguous:
+        if not own:
             out[...] = result.reshape(out.shape)
         return out
 
