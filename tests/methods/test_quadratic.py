@@ -272,6 +272,19 @@ def test_sketches_and_samples_are_refused():
             sf.quadratic(parts, erase="z", shrinkage=None)
 
 
+@pytest.mark.parametrize("size", [1e60, 1e80])
+def test_covariances_beyond_squaring_are_refused(size):
+    X, labels = data(n=200)
+    huge = moments(size * X, labels)
+    for method, options in ((sf.quadratic, {"shrinkage": 0.5}), (sf.isotropic, {})):
+        if size == 1e80:
+            with pytest.raises(InputError, match="rescale the data"):
+                method(huge, erase="z", **options)
+            continue
+        found, plain = (method(m, erase="z", **options) for m in (huge, moments(X, labels)))
+        np.testing.assert_allclose(found.report.distortion, plain.report.distortion, rtol=1e-6)
+
+
 def test_cv_needs_folds_and_cv_eig_two_classes():
     X, labels = data()
     with pytest.raises(InputError, match=r"Folds\.from_blocks\(source, folds=2, by='z'\)"):
