@@ -225,11 +225,9 @@ class _Reused:
         return getattr(self._stats, name)
 
     def memory(self, whitened: bool) -> AbstractContextManager[None]:
-        """An empty context: no work memory is needed."""
         return nullcontext()
 
     def factored(self, options: Options, share: float, memory: Float | None) -> Factor:
-        """The factor of Cov(x)."""
         return self._factor
 
     def _statistics(self) -> AbstractContextManager[_Reused]:
