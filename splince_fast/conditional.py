@@ -168,8 +168,7 @@ class ConditionalEraser:
     @property
     def label_kinds(self) -> dict[str, str]:
         """Variables whose labels it needs, each with its kind: "classes" or "continuous"."""
-        kinds = {True: "continuous", False: "classes"}
-        return {shift.name: kinds[shift.classes is None] for shift in self._shifts}
+        return {s.name: "continuous" if s.classes is None else "classes" for s in self._shifts}
 
     @property
     def n_features(self) -> int:
@@ -281,7 +280,6 @@ class ConditionalEraser:
                 f"this eraser needs the labels of {listed(names)} for every row; call "
                 f"eraser(X, {{{names[0]!r}: column}})"
             )
-        columns = labels
         if isinstance(labels, Mapping) or hasattr(type(labels), "columns"):
             labels = variables_of(labels, names[0])
             missing = [name for name in names if name not in labels]
