@@ -580,6 +580,32 @@ class Report:
         return {v.role for v in self.variables} != {"kept"}
 
     @property
+    def _effect(self) -> tuple[str, str]:
+        """The change as a fact, and as the end of a sentence."""
+        if self.oracle is not None:
+            return (
+                "differences between labels; needs the label of each row",
+                "moves each of them by its labels, which it needs for every row",
+            )
+        if self.quadratic is not None:
+            return (
+                "differences of means and covariances between classes; needs the label of each row",
+                "gives all classes one mean and one covariance; it maps each class by its own "
+                "matrix, and needs the label of every row",
+            )
+        dimensions = f"{self.rank} of {self.n_features} dimensions"
+        if not self._erases:
+            return dimensions, f"changes them in {self.rank} direction(s)"
+        if self.alpha == 1:
+            return dimensions, f"removes {self.rank} dimension(s) of them"
+        return (
+            f"{self.alpha:.3g} of the deviation in {dimensions}; a linear probe still reads the "
+            "concept",
+            f"shrinks the deviation in {self.rank} dimension(s) of them by the fraction "
+            f"{self.alpha:.3g}: a partial erasure",
+        )
+
+    @property
     def _left_out(self) -> str:
         """Number of the features that were left out, and the first of them."""
         names = self.left_out_names
@@ -602,18 +628,7 @@ class Report:
                 "covariance",
                 f"{support}, solver {self.solver}, shrinkage {self.shrinkage:.3g}{sample}",
             ),
-            (
-                "removed" if self._erases else "changed",
-                "differences between labels; needs the label of each row"
-                if self.oracle is not None
-                else "differences of means and covariances between classes; needs the label of "
-                "each row"
-                if self.quadratic is not None
-                else f"{self.rank} of {self.n_features} dimensions"
-                if self.alpha == 1 or not self._erases
-                else f"{self.alpha:.3g} of the deviation in {self.rank} of {self.n_features} "
-                "dimensions; a linear probe still reads the concept",
-            ),
+            ("removed" if self._erases else "changed", self._effect[0]),
         ]
         distortion = "not measured; pass refine="
         if self.distortion is not None:
@@ -687,19 +702,7 @@ class Report:
         """The report in plain words: what each of its figures means for this eraser."""
         lines = [
             f"{self.method} was fitted to {self.n_rows:,} rows with {self.n_features} features and "
-            + (
-                "moves each of them by its labels, which it needs for every row."
-                if self.oracle is not None
-                else "gives all classes one mean and one covariance; it maps each class by its own "
-                "matrix, and needs the label of every row."
-                if self.quadratic is not None
-                else f"changes them in {self.rank} direction(s)."
-                if not self._erases
-                else f"removes {self.rank} dimension(s) of them."
-                if self.alpha == 1
-                else f"shrinks the deviation in {self.rank} dimension(s) of them by the fraction "
-                f"{self.alpha:.3g}: a partial erasure."
-            ),
+            f"{self._effect[1]}."
         ]
         if self.distortion is None:
             lines.append(

@@ -64,7 +64,7 @@ def read_classes(moments: object, name: str, method: str) -> ClassMoments:
     groups: str | None = None
     if isinstance(moments, Mapping):
         moments = {c.item() if isinstance(c, np.generic) else c: m for c, m in moments.items()}
-        names_to_json(moments)  # raises for what cannot name a class
+        names_to_json(moments)  # raises for keys that cannot name a class
         kinds = {type(part) for part in moments.values()}
         if kinds == {Folds}:
             counts = {len(part) for part in moments.values()}
