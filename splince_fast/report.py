@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from splince_fast._runtime.arrays import abbreviated, as_reals
+from splince_fast._solve import tolerances
 from splince_fast._solve.frozen import best_strength
 from splince_fast._solve.held_out import Noise, certificate, expected_r2
 from splince_fast._solve.options import is_number
@@ -67,7 +68,7 @@ class VariableReport:
         whitened cross-covariances and |P| the spectral norm in units of deviations, so that it
         does not depend on the units of the features; and what varies below the rounding level of
         Cov(x), which is left alone. A kept variable whose residual is far above it was given up
-        in part.
+        in part, an erased one was left in part (``rank_tol=``).
     kind : str
         How it was read: "classes (4)", "continuous (1 column)", "directions (2)"; empty in files
         of versions that did not note it.
@@ -75,7 +76,8 @@ class VariableReport:
         Of an erased variable: R^2 that the best linear predictor is expected to find in new rows
         of the same distribution after erasing, about (d - r) / n for rank r in n rows (see
         :func:`splince_fast.evaluation.advice.held_out_trace`). None where nothing is whitened, of
-        a covariance that was shrunk, and for fewer rows than dimensions. It assumes that all
+        a covariance that was shrunk, for fewer rows than dimensions, and where ``rank_tol=`` leaves
+        some of the association. It assumes that all
         classes have the same covariance, unless the moments were made ``by`` the variable, or that
         the deviation of x does not depend on a continuous variable.
     expected_most : float or None
@@ -762,6 +764,13 @@ class Report:
                     "better than a constant on the fitted rows"
                     + (" if the covariances are those that were shrunk." if self.shrinkage else ".")
                 )
+            elif v.role == "erased" and v.residual > v.bound:
+                lines.append(
+                    f"{v.name!r}{read} had a linear association of strength {strength}, and was "
+                    f"erased in {v.rank} direction(s); {v.residual:.1e} of its covariance with x "
+                    f"is left, more than rounding explains ({v.bound:.1e}): a linear predictor "
+                    "still reads it (rank_tol)."
+                )
             elif v.role == "erased":
                 lines.append(
                     f"{v.name!r}{read} had a linear association of strength {strength} in {v.rank} "
@@ -1002,12 +1011,19 @@ def build_report(
         ("kept", span_y, solution.whitened[n_erased:], solution.cut_y, solution.rank_y),
     ):
         start = 0
+        # Weaker directions are rounding, unless rank_tol= leaves them: then there are no noises.
+        rounding = cut
+        if not facts.noises:
+            strongest = float(_singular_values(white).max(initial=0.0))
+            rounding = max(solution.noise, tolerances.relative(d, "auto") * strongest)
         for i, (name, count) in enumerate(zip(span.names, span.counts, strict=True)):
             part = slice(start, start + count)
             values = _singular_values(white[part])
             own = rank if len(span.names) == 1 else int(np.count_nonzero(values > cut))
             residual = _residual(span.rows[part], left, right, role)
-            alone = _left_alone(values, own)
+            absent = values[own:]
+            complete = bool((absent <= rounding).all())
+            alone = _relative_norm(absent[absent <= rounding], values)
             if solution.outside is not None and role == "erased":
                 off = np.linalg.norm(solution.outside[part]) / np.linalg.norm(span.rows[part])
                 alone += float(off)
@@ -1016,7 +1032,7 @@ def build_report(
             if facts.whitened:
                 shown = _singular_values(metric @ white[part])[: len(values)]
                 shown = np.minimum(shown, 1.0) if not kind.startswith("directions") else shown
-                if role == "erased" and exact and known:
+                if role == "erased" and exact and known and complete:
                     # Of the rows with a label, from which the covariance was estimated.
                     own_rows, rank_z = round(labelled * facts.weight), min(metric.shape)
                     sizes = own_rows, solution.rank_covariance, rank_z
@@ -1103,9 +1119,9 @@ def _residual(span: Float, left: Float, right: Float, role: str) -> float:
     return float(np.linalg.norm(remaining)) / size if size else 0.0
 
 
-def _left_alone(values: Float, rank: int) -> float:
-    """Fraction of a variable's norm in directions beyond `rank`, which count as absent."""
-    strength = float(np.linalg.norm(values))
-    if rank == len(values) or not strength:
+def _relative_norm(part: Float, whole: Float) -> float:
+    """|part| / |whole|, at most 1; 0 for none."""
+    size = float(np.linalg.norm(whole))
+    if not len(part) or not size:
         return 0.0
-    return min(1.0, float(np.linalg.norm(values[rank:])) / strength)
+    return min(1.0, float(np.linalg.norm(part)) / size)
