@@ -8,6 +8,7 @@ the ``y`` of a pipeline is the task and must not silently become the concept.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self, TypeAlias, cast
 
 import numpy as np
@@ -552,6 +553,8 @@ class _Eraser(ErasingTransformer):
         return hasattr(self, "moments_")
 
 
+# The parameters of an estimator are its fields: the constructor stores them and does nothing else.
+@dataclass(kw_only=True, eq=False, repr=False)
 class SPLINCE(_Eraser):
     """Erase a concept and keep the covariance of X with a task, changing X as little as possible.
 
@@ -643,36 +646,19 @@ class SPLINCE(_Eraser):
     _keeps_task = _needs_task = True
     _method = "splince"
 
-    def __init__(
-        self,
-        *,
-        max_amplification: float | None = None,
-        on_infeasible: str = "raise",
-        null_space: str = "keep",
-        shrinkage: float | str | None = None,
-        rank_tol: float | str = "auto",
-        solver: str = "auto",
-        min_scale: float | str = "auto",
-        strength: float = 1,
-        subsample: float | str = 1.0,
-        sketch_size: int | None = None,
-        passes: int = 0,
-        kinds: Mapping[str, str] | None = None,
-        concept_from: str | None = None,
-    ) -> None:
-        self.max_amplification = max_amplification
-        self.on_infeasible = on_infeasible
-        self.null_space = null_space
-        self.shrinkage = shrinkage
-        self.rank_tol = rank_tol
-        self.solver = solver
-        self.min_scale = min_scale
-        self.strength = strength
-        self.subsample = subsample
-        self.sketch_size = sketch_size
-        self.passes = passes
-        self.kinds = kinds
-        self.concept_from = concept_from
+    max_amplification: float | None = None
+    on_infeasible: str = "raise"
+    null_space: str = "keep"
+    shrinkage: float | str | None = None
+    rank_tol: float | str = "auto"
+    solver: str = "auto"
+    min_scale: float | str = "auto"
+    strength: float = 1
+    subsample: float | str = 1.0
+    sketch_size: int | None = None
+    passes: int = 0
+    kinds: Mapping[str, str] | None = None
+    concept_from: str | None = None
 
     def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: Any) -> Projection:
         options = self._options()
@@ -683,6 +669,7 @@ class SPLINCE(_Eraser):
         return leace(moments, erase=erase, **options, **refine)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class LEACE(_Eraser):
     """Erase a concept, changing X as little as possible (least-squares concept erasure).
 
@@ -725,32 +712,19 @@ class LEACE(_Eraser):
 
     _method = "leace"
 
-    def __init__(
-        self,
-        *,
-        null_space: str = "keep",
-        shrinkage: float | str | None = None,
-        rank_tol: float | str = "auto",
-        solver: str = "auto",
-        min_scale: float | str = "auto",
-        subsample: float | str = 1.0,
-        sketch_size: int | None = None,
-        passes: int = 0,
-        kinds: Mapping[str, str] | None = None,
-        concept_from: str | None = None,
-    ) -> None:
-        self.null_space = null_space
-        self.shrinkage = shrinkage
-        self.rank_tol = rank_tol
-        self.solver = solver
-        self.min_scale = min_scale
-        self.subsample = subsample
-        self.sketch_size = sketch_size
-        self.passes = passes
-        self.kinds = kinds
-        self.concept_from = concept_from
+    null_space: str = "keep"
+    shrinkage: float | str | None = None
+    rank_tol: float | str = "auto"
+    solver: str = "auto"
+    min_scale: float | str = "auto"
+    subsample: float | str = 1.0
+    sketch_size: int | None = None
+    passes: int = 0
+    kinds: Mapping[str, str] | None = None
+    concept_from: str | None = None
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SAL(_Eraser):
     """Erase a concept by the orthogonal projection off its covariance with X.
 
@@ -786,20 +760,11 @@ class SAL(_Eraser):
 
     _method = "sal"
 
-    def __init__(
-        self,
-        *,
-        rank_tol: float | str = "auto",
-        subsample: float | str = 1.0,
-        sketch_size: int | None = None,
-        kinds: Mapping[str, str] | None = None,
-        concept_from: str | None = None,
-    ) -> None:
-        self.rank_tol = rank_tol
-        self.subsample = subsample
-        self.sketch_size = sketch_size
-        self.kinds = kinds
-        self.concept_from = concept_from
+    rank_tol: float | str = "auto"
+    subsample: float | str = 1.0
+    sketch_size: int | None = None
+    kinds: Mapping[str, str] | None = None
+    concept_from: str | None = None
 
 
 class MeanProjection(SAL):
@@ -841,6 +806,7 @@ class MeanProjection(SAL):
     _concept_kind = "classes"
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class OracleSPLINCE(_Eraser):
     """Erase a concept with its labels at hand, and keep the covariance of X with a task.
 
@@ -897,18 +863,10 @@ class OracleSPLINCE(_Eraser):
     _held_out = False
     _method = "oracle"
 
-    def __init__(
-        self,
-        *,
-        strength: float = 1,
-        missing: str = "splince",
-        classwise: bool = False,
-        kinds: Mapping[str, str] | None = None,
-    ) -> None:
-        self.strength = strength
-        self.missing = missing
-        self.classwise = classwise
-        self.kinds = kinds
+    strength: float = 1
+    missing: str = "splince"
+    classwise: bool = False
+    kinds: Mapping[str, str] | None = None
 
     @property
     def eraser_(self) -> ConditionalEraser:
