@@ -9,20 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime import erase_rows, files
-from splince_fast._runtime.arrays import (
-    as_mask,
-    check_feature_names,
-    feature_names,
-    is_tensor,
-    torch_to_numpy,
-)
+from splince_fast._runtime import files
+from splince_fast._runtime.arrays import is_tensor, torch_to_numpy
 from splince_fast._runtime.progress import Progress
 from splince_fast.exceptions import FileFormatError, FoldError, InputError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, class_key, encode
+from splince_fast.labels.containers import variables_of
 from splince_fast.labels.names import listed, names_from_json, names_to_json
 from splince_fast.labels.positions import along, check_index
-from splince_fast.projection import Projection, from_record, to_record
+from splince_fast.projection import Projection, from_record, rows_mask_and_out, to_record
 
 if TYPE_CHECKING:
     from splince_fast.report import Report
@@ -133,10 +128,20 @@ class ConditionalEraser:
                 )
             if not np.isfinite(maps).all():
                 raise InputError("maps must be finite")
-            maps.setflags(write=False)
         self._maps = maps
         self._shifts, self._after, self._fallback = tuple(shifts), after, fallback
         self._method, self._report = method, report
+        self._protect()
+
+    def _protect(self) -> None:
+        """Make the arrays read-only."""
+        for array in (self._maps, *(a for s in self._shifts for a in (s.mean, s.matrix))):
+            if array is not None:
+                array.setflags(write=False)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._protect()
 
     # -- what it is ------------------------------------------------------------------------
 
@@ -163,8 +168,7 @@ class ConditionalEraser:
     @property
     def label_kinds(self) -> dict[str, str]:
         """Variables whose labels it needs, each with its kind: "classes" or "continuous"."""
-        kinds = {True: "continuous", False: "classes"}
-        return {shift.name: kinds[shift.classes is None] for shift in self._shifts}
+        return {s.name: "continuous" if s.classes is None else "classes" for s in self._shifts}
 
     @property
     def n_features(self) -> int:
@@ -254,22 +258,15 @@ class ConditionalEraser:
 
             rows = torch_to_numpy(X)
             return tensor_like(X, self(rows, labels, mask=mask, progress=progress))
-        rows = erase_rows.as_stack(X, self.n_features)
-        if hasattr(X, "columns"):
-            check_feature_names(feature_names(X, self.n_features), self.feature_names)
-            check_index(X, labels)
-        dtype = erase_rows.result_dtype(rows.dtype)
-        chosen = None if mask is None else as_mask(mask, rows.shape[:-1])
+        check_index(X, labels)
+        rows, chosen, out = rows_mask_and_out(X, self.n_features, self.feature_names, mask, out)
         flat_mask = None if chosen is None else chosen.reshape(-1)
         read = self._read(labels, rows.shape[:-1], flat_mask)
-        if out is None:
-            out = np.empty(rows.shape, dtype)
-        else:
-            erase_rows.check_out(out, rows, dtype)
         flat = rows.reshape(-1, rows.shape[-1])
-        result = out.reshape(flat.shape) if out.flags.c_contiguous else np.empty(flat.shape, dtype)
+        own = out.flags.c_contiguous
+        result = out.reshape(flat.shape) if own else np.empty(flat.shape, out.dtype)
         self._write(flat, read, flat_mask, result, progress)
-        if not out.flags.c_contiguous:
+        if not own:
             out[...] = result.reshape(out.shape)
         return out
 
@@ -283,8 +280,8 @@ class ConditionalEraser:
                 f"this eraser needs the labels of {listed(names)} for every row; call "
                 f"eraser(X, {{{names[0]!r}: column}})"
             )
-        columns = labels
-        if isinstance(labels, Mapping) or hasattr(labels, "columns"):
+        if isinstance(labels, Mapping) or hasattr(type(labels), "columns"):
+            labels = variables_of(labels, names[0])
             missing = [name for name in names if name not in labels]
             if missing:
                 raise InputError(
@@ -299,9 +296,10 @@ class ConditionalEraser:
         n = int(np.prod(lead))
         if len(lead) > 1:
             every = np.arange(n)
-            columns = {
+            columns |= {
                 name: along(column, lead, every, f"labels[{name!r}]")
                 for name, column in columns.items()
+                if hasattr(column, "__len__")  # else `encode` refuses it
             }
         encoded = encode(columns, n, kinds=self.label_kinds)
         found: list[NDArray[Any]] = []

@@ -293,18 +293,9 @@ class Projection:
             return erase_tensor(self._factors, X, out=out, mask=mask, progress=progress)
         if hasattr(X, "map_blocks") and mask is None and out is None:
             return erase_rows.erase_lazily(self, X, self.n_features)
-        rows = erase_rows.as_stack(X, len(self._mean))
-        if self._names is not None and hasattr(X, "columns"):
-            check_feature_names(feature_names(X, len(self._mean)), self._names)
-        dtype = erase_rows.result_dtype(rows.dtype)
-        chosen = None if mask is None else as_mask(mask, rows.shape[:-1])
-        fresh = out is None
-        if fresh:
-            out = np.empty(rows.shape, dtype)
-        else:
-            erase_rows.check_out(out, rows, dtype)
-        erase_rows.erase(self._factors, rows, out, chosen, progress, fresh)
-        return out
+        rows, chosen, result = rows_mask_and_out(X, len(self._mean), self._names, mask, out)
+        erase_rows.erase(self._factors, rows, result, chosen, progress, out is None)
+        return result
 
     def fold_into(self, weight: Any, bias: Any = None) -> tuple[Any, Any]:
         """Merge this map into the linear layer that follows it.
@@ -433,12 +424,10 @@ class Projection:
         >>> eraser.scaled(0.5).report.alpha
         0.5
         """
-        if not is_number(alpha):
-            raise InputError(f"alpha is {alpha!r}; it must be a number between 0 and 1")
-        if not 0 <= alpha <= 1:
+        if not is_number(alpha) or not 0 <= alpha <= 1:
             raise InputError(
-                f"alpha is {alpha!r}; it must lie between 0, which changes nothing, and 1, which "
-                "erases"
+                f"alpha is {alpha!r}; it must be a number between 0, which changes nothing, and 1, "
+                "which erases"
             )
         fraction = float(alpha)
         source = self._report
@@ -524,6 +513,27 @@ class Projection:
         self.__dict__.update({"_names": None} | state)  # absent in pickles of earlier versions
         for array in (self._left, self._right, self._mean, self._shift):
             array.flags.writeable = False
+
+
+def rows_mask_and_out(
+    X: Any, width: int, names: tuple[str, ...] | None, mask: Any, out: Any
+) -> tuple[NDArray[Any], NDArray[np.bool_] | None, NDArray[Any]]:
+    """Rows of shape (..., d), their mask, and memory for the result, which is new without `out`.
+
+    Raises
+    ------
+    InputError
+        Wrong width or columns; a mask or an `out` that does not fit.
+    """
+    rows = erase_rows.as_stack(X, width)
+    if names is not None and hasattr(X, "columns"):
+        check_feature_names(feature_names(X, width), names)
+    dtype = erase_rows.result_dtype(rows.dtype)
+    chosen = None if mask is None else as_mask(mask, rows.shape[:-1])
+    if out is None:
+        return rows, chosen, np.empty(rows.shape, dtype)
+    erase_rows.check_out(out, rows, dtype)
+    return rows, chosen, out
 
 
 def to_record(projection: Projection) -> tuple[dict[str, Float], dict[str, Any]]:

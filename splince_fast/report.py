@@ -5,14 +5,24 @@ from __future__ import annotations
 import dataclasses
 import html
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from types import UnionType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    NamedTuple,
+    Protocol,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from splince_fast._runtime.arrays import abbreviated
+from splince_fast._runtime.arrays import abbreviated, as_reals
+from splince_fast._solve import tolerances
 from splince_fast._solve.frozen import best_strength
 from splince_fast._solve.held_out import Noise, certificate, expected_r2
 from splince_fast._solve.options import is_number
@@ -58,7 +68,7 @@ class VariableReport:
         whitened cross-covariances and |P| the spectral norm in units of deviations, so that it
         does not depend on the units of the features; and what varies below the rounding level of
         Cov(x), which is left alone. A kept variable whose residual is far above it was given up
-        in part.
+        in part, an erased one was left in part (``rank_tol=``).
     kind : str
         How it was read: "classes (4)", "continuous (1 column)", "directions (2)"; empty in files
         of versions that did not note it.
@@ -66,7 +76,8 @@ class VariableReport:
         Of an erased variable: R^2 that the best linear predictor is expected to find in new rows
         of the same distribution after erasing, about (d - r) / n for rank r in n rows (see
         :func:`splince_fast.evaluation.advice.held_out_trace`). None where nothing is whitened, of
-        a covariance that was shrunk, and for fewer rows than dimensions. It assumes that all
+        a covariance that was shrunk, for fewer rows than dimensions, and where ``rank_tol=`` leaves
+        some of the association. It assumes that all
         classes have the same covariance, unless the moments were made ``by`` the variable, or that
         the deviation of x does not depend on a continuous variable.
     expected_most : float or None
@@ -109,6 +120,10 @@ class VariableReport:
     def label(self) -> str:
         """Its name, and how it was read: "z: classes (4)"."""
         return f"{self.name}: {self.kind}" if self.kind else self.name
+
+    @property
+    def _exactness(self) -> str:
+        return f"residual {self.residual:.1e} (rounding {self.bound:.1e})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,31 +396,11 @@ class Report:
             A field is missing or unknown.
         """
         try:
-            values = _nested(values)
-            variables = tuple(
-                VariableReport(
-                    **{
-                        **v,
-                        "singular_values": tuple(v["singular_values"]),
-                        "noise": _noise_of(v.get("noise")),
-                    }
-                )
-                for v in values["variables"]
-            )
-            parts = {
-                name: kind(**values[name])
-                for name, kind in _PARTS.items()
-                if values.get(name) is not None
-            }
-            tuples = {
-                name: tuple(values.get(name, ()))
-                for name in ("cosines", "warnings", "left_out", "left_out_names")
-            }
-            new = cls(**{**values, **parts, **tuples, "variables": variables})
-        except (TypeError, KeyError, IndexError) as error:
+            new: Report = _read(cls, _nested(values), "report")
+        except (TypeError, KeyError, IndexError, AttributeError) as error:
             raise FileFormatError(f"a report has missing or unknown fields: {error}") from error
-        for part in (new, *variables, *parts.values()):
-            _check_types(part)
+        if not all(v.noise is None or _is_possible(v.noise) for v in new.variables):
+            raise FileFormatError("the noise of a variable holds impossible numbers")
         if (new.rho is None) != (new.frozen_head is None):
             raise FileFormatError("a report has some of the figures of a frozen head but not all")
         return new
@@ -544,20 +539,12 @@ class Report:
                 f"strength_for is for one task column or two classes, and {keep[0]!r} is "
                 f"{task.described}; a head with several outputs has no single strength"
             )
-        try:
-            theta = np.asarray(head)
-            theta = theta.astype(np.float64) if theta.dtype.kind in "fiubO" else theta
-        except (TypeError, ValueError) as error:
-            raise InputError(
-                f"head cannot be read as an array of real numbers: {error}. Pass its coefficients, "
-                "such as head.coef_"
-            ) from error
+        theta = as_reals(head, "head")
         theta = theta[0] if theta.shape == (1, self.n_features) else theta
-        real = theta.shape == (self.n_features,) and theta.dtype == np.float64
-        if not real or not np.isfinite(theta).all():
+        if theta.shape != (self.n_features,) or not np.isfinite(theta).all():
             raise InputError(
-                f"head has shape {theta.shape}, dtype {theta.dtype}; it must be {self.n_features} "
-                "finite coefficients, one per feature, of one score"
+                f"head has shape {theta.shape}; it must be {self.n_features} finite coefficients, "
+                "one per feature, of one score, such as head.coef_"
             )
         if self.dropped:  # no kept part: LEACE is the only map
             return 0.0
@@ -577,14 +564,11 @@ class Report:
                 v, residual=left, expected=None, expected_most=None, noise=None
             )
 
-        def times(value: float | None) -> float | None:
-            return None if value is None else alpha**2 * value
-
         held_out = self.held_out
         return dataclasses.replace(
             self,
             variables=tuple(variable(v) for v in self.variables),
-            distortion=times(self.distortion),
+            distortion=None if self.distortion is None else alpha**2 * self.distortion,
             held_out=held_out and HeldOut(alpha**2 * held_out.distortion, None, None, None),
             rho=None,
             frozen_head=None,
@@ -596,6 +580,32 @@ class Report:
     def _erases(self) -> bool:
         """Whether variables are erased; False for a repair."""
         return {v.role for v in self.variables} != {"kept"}
+
+    @property
+    def _effect(self) -> tuple[str, str]:
+        """The change as a fact, and as the end of a sentence."""
+        if self.oracle is not None:
+            return (
+                "differences between labels; needs the label of each row",
+                "moves each of them by its labels, which it needs for every row",
+            )
+        if self.quadratic is not None:
+            return (
+                "differences of means and covariances between classes; needs the label of each row",
+                "gives all classes one mean and one covariance; it maps each class by its own "
+                "matrix, and needs the label of every row",
+            )
+        dimensions = f"{self.rank} of {self.n_features} dimensions"
+        if not self._erases:
+            return dimensions, f"changes them in {self.rank} direction(s)"
+        if self.alpha == 1:
+            return dimensions, f"removes {self.rank} dimension(s) of them"
+        return (
+            f"{self.alpha:.3g} of the deviation in {dimensions}; a linear probe still reads the "
+            "concept",
+            f"shrinks the deviation in {self.rank} dimension(s) of them by the fraction "
+            f"{self.alpha:.3g}: a partial erasure",
+        )
 
     @property
     def _left_out(self) -> str:
@@ -620,18 +630,7 @@ class Report:
                 "covariance",
                 f"{support}, solver {self.solver}, shrinkage {self.shrinkage:.3g}{sample}",
             ),
-            (
-                "removed" if self._erases else "changed",
-                "differences between labels; needs the label of each row"
-                if self.oracle is not None
-                else "differences of means and covariances between classes; needs the label of "
-                "each row"
-                if self.quadratic is not None
-                else f"{self.rank} of {self.n_features} dimensions"
-                if self.alpha == 1 or not self._erases
-                else f"{self.alpha:.3g} of the deviation in {self.rank} of {self.n_features} "
-                "dimensions; a linear probe still reads the concept",
-            ),
+            ("removed" if self._erases else "changed", self._effect[0]),
         ]
         distortion = "not measured; pass refine="
         if self.distortion is not None:
@@ -670,9 +669,7 @@ class Report:
         ):
             facts.append(("new rows", f"expected trace left R^2 of {left}"))
         if self.cosines:
-            shown = ", ".join(f"{c:.4f}" for c in self.cosines[:5])
-            more = ", ..." if len(self.cosines) > 5 else ""
-            facts.append(("principal cosines", shown + more))
+            facts.append(("principal cosines", shortened((f"{c:.4f}" for c in self.cosines), 5)))
             facts.append(("amplification", f"{self.amplification:.4g}"))
         elif not self._erases:
             lost = f"{self.amplification:.4g} ({math.log10(self.amplification):.1f} digits lost)"
@@ -707,19 +704,7 @@ class Report:
         """The report in plain words: what each of its figures means for this eraser."""
         lines = [
             f"{self.method} was fitted to {self.n_rows:,} rows with {self.n_features} features and "
-            + (
-                "moves each of them by its labels, which it needs for every row."
-                if self.oracle is not None
-                else "gives all classes one mean and one covariance; it maps each class by its own "
-                "matrix, and needs the label of every row."
-                if self.quadratic is not None
-                else f"changes them in {self.rank} direction(s)."
-                if not self._erases
-                else f"removes {self.rank} dimension(s) of them."
-                if self.alpha == 1
-                else f"shrinks the deviation in {self.rank} dimension(s) of them by the fraction "
-                f"{self.alpha:.3g}: a partial erasure."
-            ),
+            f"{self._effect[1]}."
         ]
         if self.distortion is None:
             lines.append(
@@ -778,6 +763,13 @@ class Report:
                     f"erasing (rounding explains {v.bound:.1e}): no quadratic predictor does "
                     "better than a constant on the fitted rows"
                     + (" if the covariances are those that were shrunk." if self.shrinkage else ".")
+                )
+            elif v.role == "erased" and v.residual > v.bound:
+                lines.append(
+                    f"{v.name!r}{read} had a linear association of strength {strength}, and was "
+                    f"erased in {v.rank} direction(s); {v.residual:.1e} of its covariance with x "
+                    f"is left, more than rounding explains ({v.bound:.1e}): a linear predictor "
+                    "still reads it (rank_tol)."
                 )
             elif v.role == "erased":
                 lines.append(
@@ -868,32 +860,37 @@ class Report:
 
     def __str__(self) -> str:
         facts = self._facts()
-        wide = max(len(label) for label, _ in facts)
-        lines = [f"{self.method}"]
         figure = "singular values" if self.rank_covariance is None else "correlations"
-        lines += [f"  {label:<{wide}}  {text}" for label, text in facts]
         for v in self.variables:
-            values = ", ".join(f"{s:.3g}" for s in v.singular_values[:4])
-            values += ", ..." if len(v.singular_values) > 4 else ""
-            lines.append(
-                f"  {v.role:<{wide}}  {v.name}: rank {v.rank}, {figure} [{values}], "
-                f"residual {v.residual:.1e} (rounding {v.bound:.1e})"
-            )
-        return "\n".join(lines)
+            values = shortened((f"{s:.3g}" for s in v.singular_values), 4)
+            facts.append((v.role, f"{v.name}: rank {v.rank}, {figure} [{values}], {v._exactness}"))
+        return as_text(self.method, facts)
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><th style='text-align:left'>{html.escape(label)}</th>"
-            f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
-            for label, text in self._facts()
-        )
-        rows += "".join(
-            f"<tr><th style='text-align:left'>{v.role}</th><td style='text-align:left'>"
-            f"{html.escape(v.name)}: rank {v.rank}, residual {v.residual:.1e} "
-            f"(rounding {v.bound:.1e})</td></tr>"
-            for v in self.variables
-        )
-        return f"<table><caption>{html.escape(self.method)}</caption>{rows}</table>"
+        rows = [(v.role, f"{v.name}: rank {v.rank}, {v._exactness}") for v in self.variables]
+        return as_html(self.method, self._facts() + rows)
+
+
+def as_text(title: str, facts: Sequence[tuple[str, str]]) -> str:
+    """A title, and below it a table of labels and texts."""
+    wide = max(len(label) for label, _ in facts)
+    return "\n".join([title, *(f"  {label:<{wide}}  {text}" for label, text in facts)])
+
+
+def as_html(title: str, facts: Sequence[tuple[str, str]]) -> str:
+    """The table for a notebook."""
+    rows = "".join(
+        f"<tr><th style='text-align:left'>{html.escape(label)}</th>"
+        f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
+        for label, text in facts
+    )
+    return f"<table><caption>{html.escape(title)}</caption>{rows}</table>"
+
+
+def shortened(texts: Iterable[str], count: int) -> str:
+    """The first texts, with an ellipsis for the rest."""
+    texts = list(texts)
+    return ", ".join(texts[:count]) + ", ..." * (len(texts) > count)
 
 
 def _at_most(variable: VariableReport, text: str) -> str:
@@ -902,16 +899,7 @@ def _at_most(variable: VariableReport, text: str) -> str:
     return "" if most is None else text.format(f"{most:.2g}")
 
 
-# The parts of a report, by field; and the names that files of earlier versions have for them.
-_PARTS: dict[str, type] = {
-    "frozen_head": FrozenHead,
-    "held_out": HeldOut,
-    "sampling": Sampling,
-    "sketch": SketchedCovariance,
-    "oracle": OracleFit,
-    "quadratic": QuadraticFit,
-    "isotropic": IsotropicFit,
-}
+# The names that files of earlier versions have for the fields of a part.
 _FLAT = {
     "frozen_head": ("frozen_head_penalty", "head_shrinkage_threshold"),
     "held_out": ("unseen_distortion", "unseen_concept", "unseen_chance", "unseen_kept"),
@@ -933,46 +921,46 @@ def _nested(values: Mapping[str, object]) -> dict[str, Any]:
             continue
         first, *others = (values.pop(key, None) for key in flat)
         if first is not None or any(value is not None for value in others):
-            fields = [field.name for field in dataclasses.fields(_PARTS[name])]
+            part = get_args(get_type_hints(Report)[name])[0]
+            fields = [field.name for field in dataclasses.fields(part)]
             values[name] = dict(zip(fields, [first, *others], strict=True))
     return values
 
 
-def _check_types(part: Any) -> None:
-    """Raise FileFormatError unless every field of a dataclass holds what its annotation says."""
-    known: dict[str, tuple[type, ...]] = {
-        "str": (str,), "int": (int,), "float": (int, float), "Noise": (Noise,)
-    }  # fmt: skip
-    known |= {kind.__name__: (kind,) for kind in _PARTS.values()}
-    for field in dataclasses.fields(part):
-        value, kind = getattr(part, field.name), str(field.type)
-        if value is None and kind.endswith("| None"):
-            continue
-        item = kind.removesuffix(" | None").removeprefix("tuple[").removesuffix(", ...]")
-        items = value if kind.startswith("tuple") else (value,)
-        types = known.get(item, (VariableReport,))
-        if not all(isinstance(v, types) and not isinstance(v, bool) for v in items):
-            raise FileFormatError(f"the field {field.name!r} of a report is {value!r}, not {kind}")
-        if item == "float" and any(isinstance(v, int) and abs(v) > 1 << 1023 for v in items):
-            raise FileFormatError(f"the field {field.name!r} of a report leaves the range of float")
+def _read(kind: Any, value: Any, name: str) -> Any:
+    """A value of the annotated type `kind` from plain values: the inverse of dataclasses.asdict.
+
+    Raises
+    ------
+    FileFormatError
+        A text or number of another type.
+    TypeError, KeyError, AttributeError
+        Fields that are missing or unknown.
+    """
+    if get_origin(kind) is UnionType:  # X | None
+        return None if value is None else _read(get_args(kind)[0], value, name)
+    if get_origin(kind) is tuple:
+        return tuple(_read(get_args(kind)[0], item, name) for item in value)
+    if hasattr(kind, "__dataclass_fields__"):
+        kinds = get_type_hints(kind)
+        return kind(**{key: _read(kinds[key], item, key) for key, item in value.items()})
+    if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool):
+        raise FileFormatError(f"the field {name!r} of a report is {value!r}, not {kind.__name__}")
+    if kind is float and isinstance(value, int) and abs(value) > 1 << 1023:
+        raise FileFormatError(f"the field {name!r} of a report leaves the range of float")
+    return value
 
 
-def _noise_of(values: Any) -> Noise | None:
-    """Read the noise of a variable from a file."""
-    if values is None:
-        return None
-    series = {key: tuple(values[key]) for key in ("taus", "degrees", "denominators")}
-    noise = Noise(**{**values, **series})
-    numbers = (noise.n, noise.ratio, *noise.taus, *noise.degrees, *noise.denominators)
+def _is_possible(noise: Noise) -> bool:
+    """Whether noise from a file holds numbers that noise can have."""
     count = len(noise.taus)
-    if (
-        not all(isinstance(v, float | int) and 0 <= v < float("inf") for v in numbers)
-        or not 0 < count == len(noise.degrees)
-        or len(noise.denominators) not in (0, count)
-        or not noise.n
-    ):
-        raise TypeError("the noise of a variable holds impossible numbers")
-    return noise
+    numbers = (noise.n, noise.ratio, *noise.taus, *noise.degrees, *noise.denominators)
+    return (
+        all(0 <= v < np.inf for v in numbers)
+        and 0 < count == len(noise.degrees)
+        and len(noise.denominators) in (0, count)
+        and noise.n > 0
+    )
 
 
 class Facts(NamedTuple):
@@ -1023,12 +1011,19 @@ def build_report(
         ("kept", span_y, solution.whitened[n_erased:], solution.cut_y, solution.rank_y),
     ):
         start = 0
+        # Weaker directions are rounding, unless rank_tol= leaves them: then there are no noises.
+        rounding = cut
+        if not facts.noises:
+            strongest = float(_singular_values(white).max(initial=0.0))
+            rounding = max(solution.noise, tolerances.relative(d, "auto") * strongest)
         for i, (name, count) in enumerate(zip(span.names, span.counts, strict=True)):
             part = slice(start, start + count)
             values = _singular_values(white[part])
             own = rank if len(span.names) == 1 else int(np.count_nonzero(values > cut))
             residual = _residual(span.rows[part], left, right, role)
-            alone = _left_alone(values, own)
+            absent = values[own:]
+            complete = bool((absent <= rounding).all())
+            alone = _relative_norm(absent[absent <= rounding], values)
             if solution.outside is not None and role == "erased":
                 off = np.linalg.norm(solution.outside[part]) / np.linalg.norm(span.rows[part])
                 alone += float(off)
@@ -1037,7 +1032,7 @@ def build_report(
             if facts.whitened:
                 shown = _singular_values(metric @ white[part])[: len(values)]
                 shown = np.minimum(shown, 1.0) if not kind.startswith("directions") else shown
-                if role == "erased" and exact and known:
+                if role == "erased" and exact and known and complete:
                     # Of the rows with a label, from which the covariance was estimated.
                     own_rows, rank_z = round(labelled * facts.weight), min(metric.shape)
                     sizes = own_rows, solution.rank_covariance, rank_z
@@ -1096,6 +1091,19 @@ def build_report(
     )
 
 
+def correlations_of(
+    span: SpanLike, white: Float
+) -> Iterator[tuple[str, slice, str, tuple[float, ...]]]:
+    """Name, rows, kind and canonical correlations with x of each variable of a whitened span."""
+    start = 0
+    for name, count, reading in zip(span.names, span.counts, span.readings, strict=True):
+        part = slice(start, start + count)
+        kind, metric = reading()[:2]
+        values = np.linalg.svd(metric @ white[part], compute_uv=False)[:count]
+        yield name, part, kind, tuple(map(float, np.minimum(values, 1.0)))
+        start += count
+
+
 def _singular_values(rows: Float) -> Float:
     """Descending singular values of (k, d); none of an empty matrix."""
     if not rows.size:
@@ -1111,9 +1119,9 @@ def _residual(span: Float, left: Float, right: Float, role: str) -> float:
     return float(np.linalg.norm(remaining)) / size if size else 0.0
 
 
-def _left_alone(values: Float, rank: int) -> float:
-    """Fraction of a variable's norm in directions beyond `rank`, which count as absent."""
-    strength = float(np.linalg.norm(values))
-    if rank == len(values) or not strength:
+def _relative_norm(part: Float, whole: Float) -> float:
+    """|part| / |whole|, at most 1; 0 for none."""
+    size = float(np.linalg.norm(whole))
+    if not len(part) or not size:
         return 0.0
-    return min(1.0, float(np.linalg.norm(values[rank:])) / strength)
+    return min(1.0, float(np.linalg.norm(part)) / size)

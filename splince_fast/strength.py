@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -23,6 +22,7 @@ from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.column_sums import ColumnSums
 from splince_fast.moments.snapshot import Factored, Statistics, statistics
 from splince_fast.moments.variable import Variable
+from splince_fast.report import as_html, as_text, shortened
 
 Float = NDArray[np.float64]
 
@@ -118,11 +118,10 @@ class ConceptStrength:
 
     def _facts(self) -> list[tuple[str, str]]:
         """Label and text of each line of the summary."""
-        shown = ", ".join(f"{c:.3g}" for c in self.correlations[:5])
-        more = ", ..." if len(self.correlations) > 5 else ""
+        shown = shortened((f"{c:.3g}" for c in self.correlations), 5)
         facts = [
             ("sample", f"n = {self.n:,}, rank of x {self.rank_x}, of the concept {self.rank_z}"),
-            ("canonical correlations", f"[{shown}{more}]"),
+            ("canonical correlations", f"[{shown}]"),
             ("Pillai trace", f"{self.pillai:.4g}"),
             ("chance", f"{self.chance:.4g}, deviation {self.chance_deviation:.2g}"),
             ("p-value", f"{self.p_value:.3g}, at most {self.bound:.3g} for any x"),
@@ -132,17 +131,10 @@ class ConceptStrength:
         return facts
 
     def __str__(self) -> str:
-        facts = self._facts()
-        wide = max(len(label) for label, _ in facts)
-        return "\n".join([self.conclusion, *(f"  {a:<{wide}}  {b}" for a, b in facts)])
+        return as_text(self.conclusion, self._facts())
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><th style='text-align:left'>{html.escape(label)}</th>"
-            f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
-            for label, text in self._facts()
-        )
-        return f"<table><caption>{html.escape(self.conclusion)}</caption>{rows}</table>"
+        return as_html(self.conclusion, self._facts())
 
 
 def concept_strength(

@@ -187,8 +187,6 @@ class ClassMaps:
         A lower bound of the cost of every feasible map.
     determinants : ndarray of shape (k,)
         |I + Lam^T B_c|: where none is 0 at the minimiser of f, the maps are a global optimum.
-    iterations : int
-        Evaluations of the polar factors of all classes.
     lost : ndarray of shape (q,) or None
         A combination of what is kept that no class relates to x, and x covaries with: no map
         exists, and the rest is empty.
@@ -200,7 +198,6 @@ class ClassMaps:
     cost: float
     bound: float
     determinants: Float
-    iterations: int
     lost: Float | None = None
     rank: int = 0
 
@@ -215,7 +212,7 @@ def solve(problem: ClassProblem, *, optimal: bool = True) -> ClassMaps:
 
     Parameters
     ----------
-    problem : Problem
+    problem : ClassProblem
     optimal : bool
         Whether to iterate.
 
@@ -238,7 +235,7 @@ def solve(problem: ClassProblem, *, optimal: bool = True) -> ClassMaps:
     used, lost = _combinations(problem, inverse_crosses)
     if lost is not None:
         nothing = np.zeros((0, 0, 0))
-        return ClassMaps(nothing, 0.0, 0.0, np.zeros(0), 0, lost)
+        return ClassMaps(nothing, 0.0, 0.0, np.zeros(0), lost)
     kept = problem.kept @ used
     outside = _outside(support, kept)
     if outside is not None:  # part of the range of Sy off the within-class support
@@ -255,7 +252,7 @@ def solve(problem: ClassProblem, *, optimal: bool = True) -> ClassMaps:
     point = search.minimise() if optimal else search.start()
     if not np.isfinite(point.cost):
         nothing = np.zeros((0, 0, 0))
-        return ClassMaps(nothing, np.inf, 0.0, np.zeros(0), search.evaluations, rank=used.shape[1])
+        return ClassMaps(nothing, np.inf, 0.0, np.zeros(0), rank=used.shape[1])
     maps = np.empty_like(problem.covariances)
     basis = support.basis
     for c, (root, rotation) in enumerate(zip(roots, point.rotations, strict=True)):
@@ -269,10 +266,8 @@ def solve(problem: ClassProblem, *, optimal: bool = True) -> ClassMaps:
         np.matmul(wide @ inside, basis.T, out=maps[c])
         maps[c] -= basis @ basis.T + support.tiny @ support.tiny.T
         maps[c].flat[:: len(maps[c]) + 1] += 1.0
-    return ClassMaps(
-        maps, point.cost, point.bound, search.determinants(point.multiplier), search.evaluations,
-        rank=used.shape[1],
-    )  # fmt: skip
+    determinants = search.determinants(point.multiplier)
+    return ClassMaps(maps, point.cost, point.bound, determinants, rank=used.shape[1])
 
 
 def _combinations(
@@ -339,29 +334,15 @@ class Point:
     bound: float
 
 
+@dataclass(frozen=True, slots=True)
 class Search:
-    """Minimisation of f over the multipliers Lam.
+    """Minimisation of f over the multipliers Lam."""
 
-    Parameters
-    ----------
-    fractions : (k,) float64
-    roots : sequence of (d', r) arrays
-        L_c, lower triangular, with rows of 0 for directions off the support.
-    crosses : sequence of (r, q) arrays
-        L_c^{-1} S_cy.
-    kept : (d', q) float64
-        Sy.
-    variance : float
-        sum p_c tr S_c.
-    """
-
-    def __init__(
-        self, fractions: Float, roots: Sequence[Float], crosses: Sequence[Float], kept: Float,
-        variance: float,
-    ) -> None:  # fmt: skip
-        self.fractions, self.roots, self.crosses = fractions, roots, crosses
-        self.kept, self.variance = kept, variance
-        self.evaluations = 0
+    fractions: Float  # (k,)
+    roots: Sequence[Float]  # L_c, (d', r), lower triangular; rows of 0 off the support
+    crosses: Sequence[Float]  # L_c^{-1} S_cy, (r, q)
+    kept: Float  # Sy, (d', q)
+    variance: float  # sum p_c tr S_c
 
     def factors(self, multiplier: Float) -> list[Float]:
         """F_c = L_c + Lam (L_c^{-1} S_cy)^T."""
@@ -394,28 +375,20 @@ class Search:
     def at(self, multiplier: Float, root: Float) -> Point:
         """The point of a multiplier; `root` is the initial value of the barycentre."""
         factors = self.factors(multiplier)
+        if not root.shape[1]:  # no class varies
+            return self._point(multiplier, [np.eye(0)] * len(factors), root, exact=True)
         if len(factors) == 2:
             # Two classes have a closed form: only the relative rotation matters.
-            self.evaluations += 1
             turned = rotation(factors[1].T @ factors[0])
             first, second = self.fractions
             root = first * factors[0] + second * factors[1] @ turned.T
             return self._point(multiplier, [np.eye(len(turned)), turned], root, exact=True)
-        for _ in range(_SWEEPS):
-            rotations, root, moved = self._swept(factors, root)
-            if moved <= _BARYCENTRE:
+        for _ in range(_SWEEPS):  # fixed-point iteration for the barycentre
+            rotations = [rotation(factor.T @ root) for factor in factors]
+            root, previous = self._sum(factors, rotations), root
+            if _moved(root, previous) <= _BARYCENTRE:
                 break
         return self._point(multiplier, rotations, root, exact=False)
-
-    def _swept(self, factors: list[Float], root: Float) -> tuple[list[Float], Float, float]:
-        """One step of the fixed-point iteration for the barycentre, and how far it moved."""
-        self.evaluations += 1
-        rotations = [rotation(factor.T @ root) for factor in factors]
-        new = self._sum(factors, rotations)
-        # Roots are unique up to rotation: both are aligned with the factors before they are
-        # compared.
-        moved = float(np.linalg.norm(new - root) / np.linalg.norm(new))
-        return rotations, new, moved
 
     def _sum(self, factors: Sequence[Float], rotations: Sequence[Float]) -> Float:
         """sum p_c F_c O_c^T."""
@@ -498,15 +471,15 @@ class Search:
         multiplier, root, rotations = point.multiplier, point.root, point.rotations
         least = np.inf
         for _ in range(_FIXED_POINT):
-            multiplier, new, *_ = self._feasible(multiplier, rotations, root)
-            moved = float(np.linalg.norm(new - root) / np.linalg.norm(new))
-            root = new
+            previous = root
+            multiplier, root, *_ = self._feasible(multiplier, rotations, root)
+            moved = _moved(root, previous)
             if moved <= _BARYCENTRE or (moved > 2 * least):
                 break
             least = min(least, moved)
-            self.evaluations += 1
-            rotations = [rotation(f.T @ root) for f in self.factors(multiplier)]
-            root = self._sum(self.factors(multiplier), rotations)
+            factors = self.factors(multiplier)
+            rotations = [rotation(factor.T @ root) for factor in factors]
+            root = self._sum(factors, rotations)
         other = self.at(multiplier, root)
         return _better(other, point) if other.value <= point.value else point
 
@@ -554,6 +527,11 @@ class Search:
         return len(recent) > _STALLED and recent[0] - recent[-1] <= GAP * min(
             abs(cost), self.variance
         )
+
+
+def _moved(root: Float, previous: Float) -> float:
+    """Relative change of a root, which is unique up to rotation: both are aligned with the F_c."""
+    return float(np.linalg.norm(root - previous) / np.linalg.norm(root))
 
 
 def _better(a: Point, b: Point) -> Point:

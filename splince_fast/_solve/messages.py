@@ -30,7 +30,7 @@ def raise_infeasible(
 
 
 def raise_numerical(code: int, solver: str) -> NoReturn:
-    """Raise NumericalError with the cause and remedies."""
+    """Raise SplinceError with the cause and remedies."""
     if code == status.STATUS_RANK_DEFICIENT:
         raise SplinceError(
             "the covariance of x is not positive definite at its rounding level (fewer rows than "

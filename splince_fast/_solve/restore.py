@@ -64,6 +64,13 @@ class Restoration(NamedTuple):
     sizes: Float
     amplification: float
 
+    def errors(self, part: slice) -> tuple[float, float]:
+        """Residual and bound of some columns together, relative to their |Sy|."""
+        size, residual, bound = (
+            float(np.linalg.norm(v[part])) for v in (self.sizes, self.residuals, self.bounds)
+        )
+        return (residual / size, bound / size) if size else (0.0, 0.0)
+
 
 def restore(
     whitened: Float, solved: Float, span_t: Float, span_x: Float, units: Float, strength: float,

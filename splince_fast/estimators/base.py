@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any, ClassVar, NoReturn
 
 import narwhals.stable.v2 as nw
 import numpy as np
-from narwhals.exceptions import DuplicateError
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils import Tags
@@ -27,7 +26,12 @@ from splince_fast._runtime.arrays import (
 )
 from splince_fast._runtime.erase_rows import result_dtype
 from splince_fast._runtime.memory import total_memory
-from splince_fast.exceptions import InputError, LabelError, NonFiniteError
+from splince_fast.exceptions import (
+    IncompatibleMomentsError,
+    InputError,
+    NonFiniteError,
+)
+from splince_fast.labels.containers import variables_of
 from splince_fast.projection import Projection
 
 _PACKAGE = __name__.partition(".")[0] + "."
@@ -93,7 +97,10 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
 
     @contextmanager
     def _restored_on_error(self) -> Iterator[None]:
-        """Put all attributes back if the block raises, KeyboardInterrupt included."""
+        """Put all attributes back if the block raises, KeyboardInterrupt included.
+
+        A NonFiniteError gets the names of the features.
+        """
         before = self.__dict__.copy()
         try:
             yield
@@ -153,6 +160,22 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
         if self.concept_from not in (None, "y"):
             raise InputError(f"concept_from is {self.concept_from!r}; it must be None or 'y'")
 
+    def _check_mergeable(self, other: ErasingTransformer) -> None:
+        """Raise IncompatibleMomentsError unless `other` is of this class and of these features."""
+        if type(other) is not type(self):
+            raise IncompatibleMomentsError(
+                f"{type(self).__name__} cannot merge {type(other).__name__}; merge estimators of "
+                "one class, or add their moments_ and use from_moments"
+            )
+        features = []
+        for part in (self, other):
+            check_is_fitted(part)
+            features.append((part.n_features_in_, list(getattr(part, "feature_names_in_", ()))))
+        if features[0] != features[1]:
+            raise IncompatibleMomentsError(
+                "the estimators saw other features (number and names): {} and {}".format(*features)
+            )
+
     def _solve(self) -> Projection:
         """The map of the accumulated moments, for estimators that compute it on first use."""
         raise NotImplementedError
@@ -210,16 +233,9 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
             clean = projection(rows)
         # A NaN or infinity makes its whole erased row non-finite.
         if not projection.rank or not np.isfinite(clean[:, 0]).all():
-            self._check_finite(rows)
+            with self._restored_on_error():
+                check_values(rows)
         return clean
-
-    def _check_finite(self, rows: Any) -> None:
-        """Raise NonFiniteError, with the names of the features, for NaN or infinity in the rows."""
-        try:
-            check_values(rows)
-        except NonFiniteError as error:
-            name_columns(error, getattr(self, "feature_names_in_", None))
-            raise
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -272,19 +288,9 @@ def _unpacked(X: Any) -> Any:
 
 def columns_by_name(labels: object, role: str) -> dict[str, Any]:
     """Columns by name: those of a mapping or a frame, or one column under the name of its role."""
-    if isinstance(labels, np.ndarray | Sequence):
+    if not isinstance(labels, Mapping) and not hasattr(type(labels), "columns"):
         return {role: labels}
-    if isinstance(labels, Mapping):
-        variables = dict(labels)
-    else:
-        try:
-            frame = nw.from_native(labels, eager_only=True, pass_through=True)
-        except DuplicateError as error:
-            raise LabelError(f"the {role} frame has two columns of one name: {error}") from error
-        if not isinstance(frame, nw.DataFrame):
-            return {role: labels}
-        columns = zip(frame.columns, frame.iter_columns(), strict=True)
-        variables = {name: column.to_native() for name, column in columns}
-    if not variables:
+    columns = variables_of(labels, role)
+    if not columns:
         raise InputError(f"the {role} holds no variable; pass at least one column")
-    return variables
+    return {name: nw.to_native(column, pass_through=True) for name, column in columns.items()}

@@ -8,6 +8,7 @@ the ``y`` of a pipeline is the task and must not silently become the concept.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self, TypeAlias, cast
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.model_selection import ParameterGrid
 from sklearn.utils.validation import check_is_fitted
 
-from splince_fast._runtime.arrays import as_weights
+from splince_fast._runtime.arrays import as_weights, check_values
 from splince_fast._solve.options import Options, check_reading
 from splince_fast._solve.selection import Selection
 from splince_fast.conditional import ConditionalEraser
@@ -28,7 +29,7 @@ from splince_fast.exceptions import (
     SplinceError,
 )
 from splince_fast.labels.positions import check_index
-from splince_fast.methods import leace, mean_projection, sal, splince
+from splince_fast.methods import leace, splince
 from splince_fast.methods.folds import few_rows
 from splince_fast.methods.oracle import oracle
 from splince_fast.methods.table import METHODS
@@ -71,9 +72,9 @@ class _Eraser(ErasingTransformer):
 
     # -- hooks of a subclass -----------------------------------------------------------
 
-    def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: object) -> Projection:
+    def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: object) -> Any:
         """Call the method of this class; `refine` has its arguments `refine` and `passes`."""
-        raise NotImplementedError
+        return METHODS[self._method].function(moments, erase=erase, **self._options(), **refine)
 
     def _options(self) -> dict[str, Any]:
         """Options of the method, without those of reading rows and labels."""
@@ -236,24 +237,11 @@ class _Eraser(ErasingTransformer):
         NotFittedError
             One of them has seen nothing.
         """
-        if type(other) is not type(self):
-            raise IncompatibleMomentsError(
-                f"{type(self).__name__} cannot merge {type(other).__name__}: they do not "
-                "accumulate the same variables; add their moments_ and use from_moments"
-            )
+        self._check_mergeable(other)
         for part in (self, other):
-            check_is_fitted(part)
             part._check_extendable()
         self._check_incremental()
         self._check_variables(other.erased_, other.kept_, IncompatibleMomentsError)
-        features = [
-            (part.n_features_in_, list(getattr(part, "feature_names_in_", ())))
-            for part in (self, other)
-        ]
-        if features[0] != features[1]:
-            raise IncompatibleMomentsError(
-                "the estimators saw other features (number and names): {} and {}".format(*features)
-            )
         self.moments_ = self.moments_ + other.moments_
         self._projection = None
         return self
@@ -307,9 +295,7 @@ class _Eraser(ErasingTransformer):
     def _labels(self, y: object, concept: object) -> tuple[dict[str, Any], dict[str, Any]]:
         """Variables to erase and to keep, by name."""
         erased = self._concept(y, concept)
-        if self.concept_from == "y":
-            return erased, {}
-        if not self._keeps_task:
+        if self.concept_from == "y" or not self._keeps_task:
             return erased, {}
         if y is None and not self._needs_task:
             return erased, {}
@@ -550,7 +536,7 @@ class _Eraser(ErasingTransformer):
     # -- fitted attributes -------------------------------------------------------------------
 
     def _solve(self) -> Projection:
-        return self._project(self.moments_, self.erased_, self.kept_)
+        return cast(Projection, self._project(self.moments_, self.erased_, self.kept_))
 
     @property
     def report_(self) -> Report:
@@ -567,6 +553,8 @@ class _Eraser(ErasingTransformer):
         return hasattr(self, "moments_")
 
 
+# The parameters of an estimator are its fields: the constructor stores them and does nothing else.
+@dataclass(kw_only=True, eq=False, repr=False)
 class SPLINCE(_Eraser):
     """Erase a concept and keep the covariance of X with a task, changing X as little as possible.
 
@@ -658,36 +646,19 @@ class SPLINCE(_Eraser):
     _keeps_task = _needs_task = True
     _method = "splince"
 
-    def __init__(
-        self,
-        *,
-        max_amplification: float | None = None,
-        on_infeasible: str = "raise",
-        null_space: str = "keep",
-        shrinkage: float | str | None = None,
-        rank_tol: float | str = "auto",
-        solver: str = "auto",
-        min_scale: float | str = "auto",
-        strength: float = 1,
-        subsample: float | str = 1.0,
-        sketch_size: int | None = None,
-        passes: int = 0,
-        kinds: Mapping[str, str] | None = None,
-        concept_from: str | None = None,
-    ) -> None:
-        self.max_amplification = max_amplification
-        self.on_infeasible = on_infeasible
-        self.null_space = null_space
-        self.shrinkage = shrinkage
-        self.rank_tol = rank_tol
-        self.solver = solver
-        self.min_scale = min_scale
-        self.strength = strength
-        self.subsample = subsample
-        self.sketch_size = sketch_size
-        self.passes = passes
-        self.kinds = kinds
-        self.concept_from = concept_from
+    max_amplification: float | None = None
+    on_infeasible: str = "raise"
+    null_space: str = "keep"
+    shrinkage: float | str | None = None
+    rank_tol: float | str = "auto"
+    solver: str = "auto"
+    min_scale: float | str = "auto"
+    strength: float = 1
+    subsample: float | str = 1.0
+    sketch_size: int | None = None
+    passes: int = 0
+    kinds: Mapping[str, str] | None = None
+    concept_from: str | None = None
 
     def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: Any) -> Projection:
         options = self._options()
@@ -698,6 +669,7 @@ class SPLINCE(_Eraser):
         return leace(moments, erase=erase, **options, **refine)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class LEACE(_Eraser):
     """Erase a concept, changing X as little as possible (least-squares concept erasure).
 
@@ -740,35 +712,19 @@ class LEACE(_Eraser):
 
     _method = "leace"
 
-    def __init__(
-        self,
-        *,
-        null_space: str = "keep",
-        shrinkage: float | str | None = None,
-        rank_tol: float | str = "auto",
-        solver: str = "auto",
-        min_scale: float | str = "auto",
-        subsample: float | str = 1.0,
-        sketch_size: int | None = None,
-        passes: int = 0,
-        kinds: Mapping[str, str] | None = None,
-        concept_from: str | None = None,
-    ) -> None:
-        self.null_space = null_space
-        self.shrinkage = shrinkage
-        self.rank_tol = rank_tol
-        self.solver = solver
-        self.min_scale = min_scale
-        self.subsample = subsample
-        self.sketch_size = sketch_size
-        self.passes = passes
-        self.kinds = kinds
-        self.concept_from = concept_from
-
-    def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: Any) -> Projection:
-        return leace(moments, erase=erase, **self._options(), **refine)
+    null_space: str = "keep"
+    shrinkage: float | str | None = None
+    rank_tol: float | str = "auto"
+    solver: str = "auto"
+    min_scale: float | str = "auto"
+    subsample: float | str = 1.0
+    sketch_size: int | None = None
+    passes: int = 0
+    kinds: Mapping[str, str] | None = None
+    concept_from: str | None = None
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SAL(_Eraser):
     """Erase a concept by the orthogonal projection off its covariance with X.
 
@@ -804,23 +760,11 @@ class SAL(_Eraser):
 
     _method = "sal"
 
-    def __init__(
-        self,
-        *,
-        rank_tol: float | str = "auto",
-        subsample: float | str = 1.0,
-        sketch_size: int | None = None,
-        kinds: Mapping[str, str] | None = None,
-        concept_from: str | None = None,
-    ) -> None:
-        self.rank_tol = rank_tol
-        self.subsample = subsample
-        self.sketch_size = sketch_size
-        self.kinds = kinds
-        self.concept_from = concept_from
-
-    def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: object) -> Projection:
-        return sal(moments, erase=erase, **self._options())
+    rank_tol: float | str = "auto"
+    subsample: float | str = 1.0
+    sketch_size: int | None = None
+    kinds: Mapping[str, str] | None = None
+    concept_from: str | None = None
 
 
 class MeanProjection(SAL):
@@ -861,10 +805,8 @@ class MeanProjection(SAL):
     _method = "mean_projection"
     _concept_kind = "classes"
 
-    def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: object) -> Projection:
-        return mean_projection(moments, erase=erase, **self._options())
 
-
+@dataclass(kw_only=True, eq=False, repr=False)
 class OracleSPLINCE(_Eraser):
     """Erase a concept with its labels at hand, and keep the covariance of X with a task.
 
@@ -921,18 +863,10 @@ class OracleSPLINCE(_Eraser):
     _held_out = False
     _method = "oracle"
 
-    def __init__(
-        self,
-        *,
-        strength: float = 1,
-        missing: str = "splince",
-        classwise: bool = False,
-        kinds: Mapping[str, str] | None = None,
-    ) -> None:
-        self.strength = strength
-        self.missing = missing
-        self.classwise = classwise
-        self.kinds = kinds
+    strength: float = 1
+    missing: str = "splince"
+    classwise: bool = False
+    kinds: Mapping[str, str] | None = None
 
     @property
     def eraser_(self) -> ConditionalEraser:
@@ -1002,10 +936,12 @@ class OracleSPLINCE(_Eraser):
                 "Pass transform(X, concept=z); a pipeline passes it on after "
                 "sklearn.set_config(enable_metadata_routing=True). SPLINCE needs no labels"
             )
+        check_index(X, concept, "concept")
         rows = self._rows(X, reset=False, least=0)
         clean = self.eraser_(rows, columns_by_name(concept, "concept"))
         if not np.isfinite(clean).all():
-            self._check_finite(rows)
+            with self._restored_on_error():
+                check_values(rows)
         return clean
 
 

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from splince_fast._runtime.arrays import as_weights, check_values, is_sparse
 from splince_fast._runtime.sparse import SparseRows
 from splince_fast.estimators.base import ErasingTransformer
-from splince_fast.exceptions import IncompatibleMomentsError, NotEnoughDataError
+from splince_fast.exceptions import NotEnoughDataError
 from splince_fast.projection import Projection
 from splince_fast.report import Report
 
@@ -77,12 +77,10 @@ class Identity(ErasingTransformer):
         ----------
         X : array-like, frame or sparse matrix of shape (n_samples, n_features)
             Checked for NaN and infinity.
-        y, concept : object, optional
+        y, concept, groups : object, optional
             Ignored; present so that all erasers are called alike.
         sample_weight : array-like of shape (n_samples,), optional
             Non-negative frequencies.
-        groups : object, optional
-            Ignored, as `y`.
 
         Returns
         -------
@@ -150,20 +148,11 @@ class Identity(ErasingTransformer):
         Raises
         ------
         IncompatibleMomentsError
-            Another class of estimator, or another number of features.
+            Another class of estimator, other features.
         NotFittedError
             One of them has seen nothing.
         """
-        if type(other) is not type(self):
-            raise IncompatibleMomentsError(
-                f"{type(self).__name__} cannot merge {type(other).__name__}"
-            )
-        widths = [part.projection_.n_features for part in (self, other)]
-        if widths[0] != widths[1]:
-            raise IncompatibleMomentsError(
-                f"the estimators saw {widths[0]} and {widths[1]} features; merge estimators of "
-                "the same rows"
-            )
+        self._check_mergeable(other)
         self.n_samples_seen_ += other.n_samples_seen_
         self._weight += other._weight
         return self

@@ -20,13 +20,16 @@ from splince_fast.exceptions import (
     NotEnoughDataError,
 )
 from splince_fast.labels import ClassName, VariableName, class_key
-from splince_fast.labels.names import listed
+from splince_fast.labels.names import listed, names_to_json
 from splince_fast.methods.label_columns import LabelColumns, combination
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.snapshot import statistics
 
 Float = NDArray[np.float64]
 Classes: TypeAlias = Mapping[ClassName, Moments]
+
+# Variances up to this can be squared, and summed over millions of entries.
+_LARGEST = 1e140
 
 
 class ClassMoments(NamedTuple):
@@ -55,9 +58,13 @@ def read_classes(moments: object, name: str, method: str) -> ClassMoments:
     ------
     InputError
         No moments of classes, or of a sketch or sample.
+    LabelError
+        A key of the mapping that cannot name a class.
     """
     groups: str | None = None
     if isinstance(moments, Mapping):
+        moments = {c.item() if isinstance(c, np.generic) else c: m for c, m in moments.items()}
+        names_to_json(moments)  # raises for keys that cannot name a class
         kinds = {type(part) for part in moments.values()}
         if kinds == {Folds}:
             counts = {len(part) for part in moments.values()}
@@ -179,7 +186,13 @@ class Coding(NamedTuple):
 
 
 def class_statistics(classes: Classes, coding: Coding) -> ClassStatistics:
-    """Arrays of the moments of each class."""
+    """Arrays of the moments of each class.
+
+    Raises
+    ------
+    InputError
+        Covariances whose squares leave the range of float64.
+    """
     crosses, task_means = [], []
     for part in classes.values():
         columns, means = [np.zeros((part.n_features or 0, 0))], [np.zeros(0)]
@@ -191,11 +204,17 @@ def class_statistics(classes: Classes, coding: Coding) -> ClassStatistics:
         crosses.append(np.hstack(columns))
         task_means.append(np.concatenate(means))
     parts = list(classes.values())
+    covariances = np.stack([part.covariance(ddof=0) for part in parts])
+    largest = float(np.einsum("kii->ki", covariances).max())
+    if largest > _LARGEST:
+        raise InputError(
+            f"features have deviations of {largest**0.5:.1e}, and class covariances are squared: "
+            "rescale the data"
+        )
     return ClassStatistics(
         np.array([part.weight for part in parts]), np.array([part.n_rows for part in parts]),
         np.stack([part.mean for part in parts]),
-        np.stack([part.covariance(ddof=0) for part in parts]),
-        np.stack(crosses), np.stack(task_means),
+        covariances, np.stack(crosses), np.stack(task_means),
     )  # fmt: skip
 
 

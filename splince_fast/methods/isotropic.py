@@ -32,7 +32,7 @@ from splince_fast.methods.label_columns import combination
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.snapshot import statistics
 from splince_fast.projection import Projection
-from splince_fast.report import IsotropicFit, Report, VariableReport
+from splince_fast.report import IsotropicFit, Report, VariableReport, correlations_of
 
 Float = NDArray[np.float64]
 
@@ -313,25 +313,12 @@ def _report(
             name, "erased", rank, (cosine,) * rank, left_over, bound, "classes (2)", noise=noise
         )
     ]
-    start = 0
-    for text, count, reading in zip(
-        coding.span.names, coding.span.counts, coding.span.readings, strict=True
-    ):
-        assert found is not None
-        part = slice(start, start + count)
-        start += count
-        own, misses, bounds = (
-            float(np.linalg.norm(v[part])) for v in (found.sizes, found.residuals, found.bounds)
-        )
-        kind, metric = reading()[:2]
-        shown = np.linalg.svd(metric @ found.whitened[part], compute_uv=False)[:count]
-        own = own or 1.0
-        variables.append(
-            VariableReport(
-                text, "kept", int(np.count_nonzero(shown > found.cut)),
-                tuple(map(float, np.minimum(shown, 1.0))), misses / own, bounds / own, kind,
+    if found is not None:
+        for text, part, kind, correlations in correlations_of(coding.span, found.whitened):
+            own = int(np.count_nonzero(np.array(correlations) > found.cut))
+            variables.append(
+                VariableReport(text, "kept", own, correlations, *found.errors(part), kind)
             )
-        )  # fmt: skip
     images = right.T @ whole.pooled @ right + between * np.outer(apart @ right, apart @ right)
     distortion = float(np.vdot(left.T @ left, images))
     # LEACE: |m_1 - m_0|^2 / (m_1 - m_0)^T Cov(x)^+ (m_1 - m_0).

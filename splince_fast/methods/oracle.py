@@ -18,7 +18,7 @@ Szz^{+1/2} A^T A Szz^{+1/2} = V diag(c^2) V^T, U = A Szz^{+1/2} V / c is orthono
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +44,7 @@ from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.column_sums import ColumnSums
 from splince_fast.moments.snapshot import Factored, Statistics, statistics
 from splince_fast.projection import Projection
-from splince_fast.report import OracleFit, Report, Sampling, VariableReport
+from splince_fast.report import OracleFit, Report, Sampling, VariableReport, correlations_of
 
 Float = NDArray[np.float64]
 
@@ -77,9 +77,9 @@ def oracle(
     strength : float in [0, 1]
         Fraction of the covariance with what is kept that is given back; 0 is o-LEACE.
     missing : {"splince", "raise"}
-        Map of rows without a label: SPLINCE (LEACE if nothing is kept) of the same moments, or
-        none: such rows raise LabelError. The concept is guarded among all rows if labels are
-        missing at random, or missing depends on the concept alone.
+        Map of rows without a label: SPLINCE of the same moments and `strength` (LEACE if nothing
+        is kept), or none: such rows raise LabelError. The concept is guarded among all rows if
+        labels are missing at random, or missing depends on the concept alone.
     classwise : bool
         Use a map per class, r = mu + A_c (x - m_c) with A_c = I + X H_w^+ B_c^T, B_c = S_c^+ S_cy,
         H_w = sum_c p_c S_cy^T B_c: the least change of all maps that are affine in each class,
@@ -193,7 +193,7 @@ def oracle(
             own_factor: Any = _Reused(stats, factor)
             try:
                 fallback = (
-                    splince(own_factor, erase=erased, keep=kept)
+                    splince(own_factor, erase=erased, keep=kept, strength=strength)
                     if kept
                     else leace(own_factor, erase=erased)
                 )
@@ -225,25 +225,25 @@ class _Reused:
         return getattr(self._stats, name)
 
     def memory(self, whitened: bool) -> AbstractContextManager[None]:
-        """An empty context: no work memory is needed."""
         return nullcontext()
 
     def factored(self, options: Options, share: float, memory: Float | None) -> Factor:
-        """The factor of Cov(x)."""
         return self._factor
 
     def _statistics(self) -> AbstractContextManager[_Reused]:
         return nullcontext(self)
 
 
-def _rho(white: Float, between: Float, span: Float) -> float:
-    """The largest rho_o of the combinations of what is kept that x covaries with.
+def _rho(white: Float, between: Float, span: Float) -> float | None:
+    """The largest rho_o of the combinations of what is kept that x covaries with; None if none do.
 
     `white` whitens Cov(x, y given z), `between` is Szy^T Szz^+ Szy, `span` Sy,
     transposed.
     """
     basis, sizes, _ = np.linalg.svd(span, full_matrices=False)
     basis = basis[:, sizes > tolerances.relative(span.shape[1], "auto") * sizes[0]]
+    if not basis.shape[1]:
+        return None
     within = basis.T @ (white @ white.T) @ basis
     values, vectors = np.linalg.eigh(within + basis.T @ between @ basis)
     root = vectors / np.sqrt(np.maximum(values, tolerances.EPS * values[-1]))
@@ -251,21 +251,13 @@ def _rho(white: Float, between: Float, span: Float) -> float:
     return 1.0 - min(max(least, 0.0), 1.0)
 
 
-class _AtFixedLabels(NamedTuple):
-    """Cov(x, y given z), (k, d), in two forms: whitened by T = Cov(x given z), and T^+ times it.
-
-    `lost` is the largest 1 / (1 - c^2), c the canonical correlations of x and z: digits of T^+.
-    """
-
-    whitened: Float
-    solved: Float
-    lost: float
-
-
 def _at_fixed_labels(
     white: Float, solved: Float, inverse: Float, root: Float, Szy: Float
-) -> _AtFixedLabels:
-    """Cov(x, y given z) from the factor of S = Cov(x); T = S - Sz Szz^+ Sz^T is not factored.
+) -> tuple[Float, Float, float]:
+    """Cov(x, y given z), (k, d), whitened by T = Cov(x given z), and T^+ times it.
+
+    From the factor of S = Cov(x): T = S - Sz Szz^+ Sz^T is not factored. The third result is the
+    largest 1 / (1 - c^2), c the canonical correlations of x and z, the digits that T^+ loses.
 
     Parameters
     ----------
@@ -287,11 +279,8 @@ def _at_fixed_labels(
     weights = Szy.T @ inverse
     own, own_solved = white[k:] - weights @ white[:k], solved[k:] - weights @ solved[:k]
     along = own @ basis.T
-    return _AtFixedLabels(
-        own + (along * (np.sqrt(gain) - 1.0)) @ basis,
-        own_solved + (along * (gain - 1.0)) @ dual,
-        float(gain.max(initial=1.0)),
-    )
+    whitened = own + (along * (np.sqrt(gain) - 1.0)) @ basis
+    return whitened, own_solved + (along * (gain - 1.0)) @ dual, float(gain.max(initial=1.0))
 
 
 def _in_classes(classes: Classes, columns: list[LabelColumns]) -> tuple[Float, Float, Float]:
@@ -419,29 +408,17 @@ def _report(
         amplification = found.amplification
     bound = tolerances.residual(d, 1.0, amplification)
     for role, span in (("erased", span_z), ("kept", span_y)):
-        start = 0
-        for name, count, reading in zip(span.names, span.counts, span.readings, strict=True):
-            part = slice(start, start + count)
-            start += count
-            kind, metric = reading()[:2]
-            values = np.linalg.svd(metric @ white[role][part], compute_uv=False)[:count]
-            values = np.minimum(values, 1.0)
-            rank = int(np.count_nonzero(values > tolerances.noise(d, 1.0)))
-            own, size = bound, float(np.linalg.norm(span.rows[part]))
+        for name, part, kind, correlations in correlations_of(span, white[role]):
+            rank = int(np.count_nonzero(np.array(correlations) > tolerances.noise(d, 1.0)))
             if role == "erased":
-                rest = left[part]
+                rest, size = left[part], float(np.linalg.norm(span.rows[part]))
                 if found is not None and found.right.shape == found.left.shape:
                     rest = rest - (rest @ found.right.T) @ found.left
-                residual = float(np.linalg.norm(rest))
+                errors = float(np.linalg.norm(rest)) / size if size else 0.0, bound
             else:
                 assert found is not None
-                size = float(np.linalg.norm(found.sizes[part]))
-                residual = float(np.linalg.norm(found.residuals[part]))
-                own = float(np.linalg.norm(found.bounds[part])) / size if size else bound
-            residual = residual / size if size else 0.0
-            variables.append(
-                VariableReport(name, role, rank, tuple(map(float, values)), residual, own, kind)
-            )
+                errors = found.errors(part)
+            variables.append(VariableReport(name, role, rank, correlations, *errors, kind))
     if amplification > tolerances.AMPLIFICATION:
         notes.append(
             f"little of the covariance with {listed(span_y.names)} is left at fixed labels: "

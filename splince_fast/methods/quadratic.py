@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -34,7 +33,7 @@ from splince_fast.methods.classes import (
 )
 from splince_fast.moments import Folds, Moments
 from splince_fast.projection import Projection
-from splince_fast.report import QuadraticFit, Report, VariableReport
+from splince_fast.report import QuadraticFit, Report, VariableReport, correlations_of
 
 Float = NDArray[np.float64]
 
@@ -200,9 +199,9 @@ def quadratic(
         warn(note, UnseenRowsWarning)
     label = "QLEACE" if keep is None else "q-SPLINCE" if optimal else "repair @ QLEACE"
     report = _report(
-        label, name, whole, support, covariances, solution, coding, (before, left), optimal=optimal
-    )
-    report = dataclasses.replace(report, shrinkage=shrunk.share, warnings=(NEEDS_LABELS, *notes))
+        label, name, whole, support, covariances, solution, coding, (before, left), shrunk.share,
+        notes, optimal=optimal,
+    )  # fmt: skip
     empty = np.empty((0, len(whole.mean)))
     feature_names = coding.total.feature_names
     after = Projection._make(empty, empty, whole.mean, method=label, feature_names=feature_names)
@@ -280,7 +279,8 @@ def _notes(
 def _report(
     label: str, name: VariableName, whole: ClassStatistics, support: Support,
     covariances: Float, solution: ClassMaps, coding: Coding,
-    differences: tuple[float | None, float | None], *, optimal: bool,
+    differences: tuple[float | None, float | None], share: float, notes: tuple[str, ...], *,
+    optimal: bool,
 ) -> Report:  # fmt: skip
     """Effect of the maps on the fitted rows.
 
@@ -315,7 +315,8 @@ def _report(
     rounding = 8.0 * d * tolerances.EPS / support.smallest**0.5
     # sqrt(1 - c^2) of the canonical correlations c of x and the classes: 1 / sqrt(1 + size^2).
     canonical = sizes / np.sqrt(1.0 + sizes**2)
-    rank = int(np.count_nonzero(canonical > tolerances.noise(d, support.smallest)))
+    noise = tolerances.noise(d, support.smallest)
+    rank = int(np.count_nonzero(canonical > noise))
     variables = [
         VariableReport(
             str(name), "erased", rank, tuple(map(float, canonical[:rank])), residual,
@@ -327,24 +328,16 @@ def _report(
     white = support.whitener.T @ kept
     shrink = 1.0 - 1.0 / np.sqrt(1.0 + sizes**2)
     white = (white - (u * shrink) @ (u.T @ white)).T  # whitened by Cov(x) of all rows
-    start = 0
-    for text, count, reading in zip(
-        coding.span.names, coding.span.counts, coding.span.readings, strict=True
-    ):
-        part = slice(start, start + count)
-        kind, metric = reading()[:2]
-        shown = np.linalg.svd(metric @ white[part], compute_uv=False)[:count]
+    for text, part, kind, correlations in correlations_of(coding.span, white):
         norm = float(np.linalg.norm(kept[:, part]))
         miss = float(np.linalg.norm((after - kept)[:, part]))
         variables.append(
             VariableReport(
-                text, "kept",
-                int(np.count_nonzero(shown > tolerances.noise(d, support.smallest))),
-                tuple(map(float, np.minimum(shown, 1.0))), miss / norm if norm else 0.0,
+                text, "kept", int(np.count_nonzero(np.array(correlations) > noise)), correlations,
+                miss / norm if norm else 0.0,
                 rounding * max(size**2, crosses / norm if norm else 0.0), kind,
             )
         )  # fmt: skip
-        start += count
     # LEACE removes the variance |Cov(x) W u|^2 / (1 + size^2) per direction u, if the means are in
     # the support.
     basis = support.basis
@@ -358,7 +351,7 @@ def _report(
         n_features=d, rank_covariance=support.rank, rank=0, variables=tuple(variables), dropped=0,
         cosines=(), amplification=1.0, rho=None, distortion=changed / variance if variance else 0.0,
         distortion_leace=leace, solver="cholesky",
-        tolerance=tolerances.noise(d, support.smallest), shrinkage=0.0, warnings=(),
+        tolerance=noise, shrinkage=share, warnings=(NEEDS_LABELS, *notes),
         quadratic=QuadraticFit(
             float(solution.determinants.min()), solution.gap if optimal else None, before, left
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from splince_fast.moments.column_sums import ColumnSums
 from splince_fast.moments.snapshot import Factored, Snapshot, Statistics, statistics
 from splince_fast.moments.variable import Variable, refuse_other_kind
 from splince_fast.projection import Projection
-from splince_fast.report import Report, Sampling, VariableReport
+from splince_fast.report import Report, Sampling, VariableReport, correlations_of
 
 Float = NDArray[np.float64]
 
@@ -132,11 +132,16 @@ def repair(
         )
     names = names_of(keep, "keep")
     with statistics(before) as stats:
-        variables = [stats.variable(name).copy() for name in names]
-        original = _Original(stats.variances, variables, stats.feature_names)
+        original = [stats.variable(name).copy() for name in names]
+        variances, feature_names = stats.variances, stats.feature_names
     with statistics(after) as erased:
-        check_feature_names(erased.feature_names, original.feature_names, "the erased rows")
-        _check_width(len(erased.mean), len(original.variances))
+        check_feature_names(erased.feature_names, feature_names, "the erased rows")
+        if len(erased.mean) != len(variances):
+            raise InputError(
+                f"the erased rows have {len(erased.mean)} features and those before erasing "
+                f"{len(variances)}; repair compares covariances feature by feature: pass "
+                "moments of the same rows in the same coordinates"
+            )
         if erased.metric is not None:
             raise InputError(
                 "repair takes T^+ of the covariance T of the erased rows, which moments made with "
@@ -144,12 +149,12 @@ def repair(
             )
         span_t = span_of(erased, names, "keep", True)
         variables = [erased.variable(name) for name in names]
-        pairs = zip(names, variables, original.variables, strict=True)
+        pairs = zip(names, variables, original, strict=True)
         span_x = np.concatenate([_aligned(*pair) for pair in pairs])
-        units = np.sqrt(np.maximum(original.variances, erased.variances))
+        units = np.sqrt(np.maximum(variances, erased.variances))
         units[units <= tolerances.CONSTANT * np.abs(erased.mean)] = 0.0
         with erased.memory(True) as memory:
-            factor = _factor(erased, np.sqrt(original.variances), memory)
+            factor = _factor(erased, np.sqrt(variances), memory)
             if factor.status != STATUS_OK:
                 raise_numerical(factor.status, "auto")
             rows = np.ascontiguousarray(span_t.rows)
@@ -159,31 +164,16 @@ def repair(
             )  # fmt: skip
             if found.lost is not None:
                 refuse_lost(found, "repair", list(map(LabelColumns.of, names, variables)))
-            report = _report(erased, factor, found, span_t, float(strength), original)
+            report = _report(
+                erased, factor, found, span_t, float(strength), float(variances.sum()),
+                feature_names,
+            )  # fmt: skip
     for note in report.warnings:
         warn(note, PrecisionWarning)
     return Projection._make(
         found.left, found.right, erased.mean, method="repair", report=report,
-        feature_names=original.feature_names,
+        feature_names=feature_names,
     )  # fmt: skip
-
-
-class _Original(NamedTuple):
-    """Statistics of the rows before erasing: (d,) variances, and the kept variables."""
-
-    variances: Float
-    variables: list[Variable]
-    feature_names: tuple[str, ...] | None
-
-
-def _check_width(width: int, before: int) -> None:
-    """Raise InputError unless rows have one width."""
-    if width != before:
-        raise InputError(
-            f"the erased rows have {width} features and those before erasing {before}; repair "
-            "compares covariances feature by feature: pass moments of the same rows in the same "
-            "coordinates"
-        )
 
 
 def _aligned(name: VariableName, after: Variable, before: Variable) -> Float:
@@ -273,27 +263,18 @@ def refuse_lost(
 
 def _report(
     erased: Statistics, factor: Factor, found: Restoration, span: Span, strength: float,
-    original: _Original,
+    variance: float, names: tuple[str, ...] | None,
 ) -> Report:  # fmt: skip
     """The report, warnings included."""
     left, right = found.left, found.right
-    variance = float(original.variances.sum())
     cost = float(np.vdot(left @ left.T, erased.gram(right)))
-    variables, start = [], 0
-    for name, count, reading in zip(span.names, span.counts, span.readings, strict=True):
-        part = slice(start, start + count)
-        kind, metric = reading()[:2]
-        white = found.whitened[part]
-        size, *norms = (
-            float(np.linalg.norm(v[part])) for v in (found.sizes, found.residuals, found.bounds)
-        )
-        residual, bound = (v / size if size else 0.0 for v in norms)
-        rank = int(np.count_nonzero(np.linalg.svd(white, compute_uv=False) > found.cut))
-        shown = np.minimum(np.linalg.svd(metric @ white, compute_uv=False)[: len(white)], 1.0)
+    variables = []
+    for name, part, kind, correlations in correlations_of(span, found.whitened):
+        values = np.linalg.svd(found.whitened[part], compute_uv=False)
+        rank = int(np.count_nonzero(values > found.cut))
         variables.append(
-            VariableReport(name, "kept", rank, tuple(map(float, shown)), residual, bound, kind)
+            VariableReport(name, "kept", rank, correlations, *found.errors(part), kind)
         )
-        start += count
     moved, norm = sensitivity(left, right, erased.mean, variance)
     kept, notes = listed(span.names), []
     if found.amplification > tolerances.AMPLIFICATION:
@@ -313,7 +294,7 @@ def _report(
             f"the repair is sensitive to rounding: erased rows rounded to float32 move by "
             f"{moved:.1e} of their deviation; use rows in float64, or keep fewer variables"
         )
-    sample, names = erased.sample, original.feature_names
+    sample = erased.sample
     return Report(
         method="repair", n_rows=erased.n_rows, weight=erased.weight, n_features=len(erased.mean),
         rank_covariance=factor.rank, rank=len(left), variables=tuple(variables),

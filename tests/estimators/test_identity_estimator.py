@@ -6,6 +6,7 @@ import pickle
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse as sp
 from sklearn.exceptions import NotFittedError
@@ -56,8 +57,12 @@ def test_identity_of_parts_equals_one_fit() -> None:
     both = sf.Identity().fit(X[:20]).merge(sf.Identity().fit(X[20:]))
     assert both.report_ == parts.report_
     assert both.fit(X[:20]).n_samples_seen_ == 20
-    with pytest.raises(sf.IncompatibleMomentsError, match="6 and 5 features"):
-        both.merge(sf.Identity().fit(X[:, :5]))
+    frame = pd.DataFrame(X, columns=list("abcdef"))
+    for other in (X[:, :5], frame, frame.rename(columns={"a": "g"})):
+        named = sf.Identity().fit(frame if other is not frame else X)
+        with pytest.raises(sf.IncompatibleMomentsError, match="saw other features"):
+            named.merge(sf.Identity().fit(other))
+        assert named.n_samples_seen_ == 50
     with pytest.raises(sf.IncompatibleMomentsError, match="cannot merge LEACE"):
         both.merge(sf.LEACE().fit(X, concept=z))  # type: ignore[arg-type]
     assert both.n_samples_seen_ == 20

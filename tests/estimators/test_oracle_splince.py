@@ -98,6 +98,19 @@ def test_labels_are_never_left_out_silently() -> None:
             OracleSPLINCE(**wrong).fit(X, y, concept=z)
 
 
+def test_a_concept_in_another_order_than_the_rows_is_refused() -> None:
+    X, y, z = data()
+    frame, column = pd.DataFrame(X), pd.Series(z)
+    frame.columns = [f"f{i}" for i in range(X.shape[1])]
+    fitted = OracleSPLINCE().fit(frame, y, concept=column)
+    expected = fitted.transform(frame, concept=z)
+    assert np.array_equal(fitted.transform(frame, concept=column), expected)
+    turned = column.iloc[[*range(1, len(column)), 0]]
+    for concept in (turned, {"concept": turned}):
+        with pytest.raises(sf.LabelError, match="in another order"):
+            fitted.transform(frame, concept=concept)
+
+
 def test_pipelines_and_searches_route_the_concept() -> None:
     X, y, z = data()
     frame = pd.DataFrame(X, columns=[f"f{i}" for i in range(X.shape[1])])

@@ -218,6 +218,26 @@ def test_constant_data_erase_nothing_and_say_so(method: str) -> None:
     assert report(eraser).warnings
 
 
+@pytest.mark.parametrize("options", [{}, {"classwise": True}, {"strength": 0.0}])
+def test_constant_data_stay_as_they_are_with_labels(options: dict[str, Any]) -> None:
+    x, labels = np.tile([1.0, 0.0, 1e6], (60, 1)), {"z": np.arange(60) % 3, "y": np.arange(60) % 4}
+    moments = sf.Moments(by="z").update(x, labels)
+    eraser = sf.oracle(moments, erase="z", keep="y", missing="raise", **options)
+    np.testing.assert_array_equal(eraser(x, labels), x)
+    assert eraser.report is not None
+    assert eraser.report.oracle == sf.report.OracleFit(0.0, None)
+
+
+@pytest.mark.parametrize("keep", [None, "y"])
+@pytest.mark.parametrize("method", ["optimal", "repair"])
+def test_classes_that_are_points_become_their_mean(keep: str | None, method: str) -> None:
+    z = np.arange(60) % 3
+    for x in (np.tile([1.0, 0.0, 1e6], (60, 1)), np.eye(3)[z]):
+        moments = sf.Moments(by="z").update(x, {"z": z, "y": np.arange(60) % 4})
+        eraser = sf.quadratic(moments, erase="z", keep=keep, shrinkage=0.5, method=method)
+        np.testing.assert_allclose(eraser(x, {"z": z}), x.mean(axis=0) + 0 * x, atol=1e-15)
+
+
 @pytest.mark.filterwarnings("ignore::splince_fast.LabelFeatureWarning")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])

@@ -93,6 +93,22 @@ def test_tolerance_for_ranks_leaves_weak_directions_alone() -> None:
     assert ranks == [2, 2, 1]
 
 
+@pytest.mark.parametrize("method", ["leace", "sal"])
+def test_a_report_says_what_a_tolerance_for_ranks_leaves(method: str) -> None:
+    rng = np.random.default_rng(0)
+    z = rng.integers(0, 4, 2000)
+    x = rng.normal(size=(2000, 6)) + (np.eye(6) * [3, 0.5, 0.3, 0, 0, 0])[z]
+    moments = sf.Moments().update(x, {"z": z})
+    for rank_tol in ("auto", 1e-9, 0.4):
+        figures = report(getattr(sf, method)(moments, erase="z", rank_tol=rank_tol))
+        (erased,), left = figures.variables, rank_tol == 0.4
+        assert (erased.residual > 0.1, erased.rank < 3) == (left, left)
+        assert erased.bound < 1e-12
+        assert (erased.expected is None) == (left or method == "sal")
+        assert ("still reads it (rank_tol)" in figures.explain()) == left
+        assert ("no linear predictor" in figures.explain()) != left
+
+
 def test_rank_tolerance_does_not_depend_on_units() -> None:
     data = draw_data(23)
     for scale in (1e-12, 1e12):

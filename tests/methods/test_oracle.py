@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +235,11 @@ def test_strength_moves_between_the_two() -> None:
         sf.oracle(moments, erase="z", keep="y", strength=b)(X, labels) for b in (0.0, 0.5, 1.0)
     )
     np.testing.assert_allclose(none, sf.oracle(moments, erase="z")(X, labels), atol=1e-10)
+    for b in (0.0, 0.5, 1.0):  # rows without a label get as much back
+        fallback = sf.oracle(moments, erase="z", keep="y", strength=b).fallback
+        assert fallback is not None
+        same = sf.splince(moments, erase="z", keep="y", strength=b)
+        np.testing.assert_array_equal(fallback.matrix(), same.matrix())
     np.testing.assert_allclose(
         cov(half, labels["y"]), (cov(none, labels["y"]) + cov(full, labels["y"])) / 2, atol=1e-10
     )
@@ -339,6 +345,28 @@ def test_composition_and_folding() -> None:
         eraser @ second  # type: ignore[operator]
     with pytest.raises(FoldError, match="by its labels"):
         eraser.fold_into(np.eye(7))
+
+
+@pytest.mark.parametrize("module", ["pandas", "polars", "pyarrow"])
+def test_labels_in_frames_of_any_library(module: str) -> None:
+    eraser, X, labels = fitted()
+    library = pytest.importorskip(module)
+    frame = library.table if module == "pyarrow" else library.DataFrame
+    held = frame({name: list(column) for name, column in labels.items()})
+    np.testing.assert_array_equal(eraser(X, held), eraser(X, labels))
+    stacked = eraser(X.reshape(6, 100, -1), held)
+    np.testing.assert_array_equal(stacked.reshape(X.shape), eraser(X, labels))
+    with pytest.raises(sf.InputError, match=r"hold no 'z', .*; they hold 'other'$"):
+        eraser(X, frame({"other": list(labels["y"])}))
+
+
+def test_nothing_of_an_eraser_can_be_written_to() -> None:
+    X, labels = data()
+    moments = sf.Moments(by="z").update(X, labels)
+    eraser = sf.oracle(moments, erase="z", keep="y", classwise=True)
+    for one in (eraser, pickle.loads(pickle.dumps(eraser))):
+        arrays = [one.maps, one.shifts[0].matrix, one.shifts[0].mean, one.after.left]
+        assert not any(array.flags.writeable for array in arrays)
 
 
 def test_moments_that_know_too_little() -> None:

@@ -144,6 +144,22 @@ def test_a_mapping_of_moments_or_folds_is_the_same():
     )
 
 
+@pytest.mark.parametrize("dtype", [int, bool, str])
+def test_classes_of_a_mapping_may_be_numpy_scalars(dtype, tmp_path):
+    X, labels = data()
+    z = (labels["z"] == "b").astype(dtype)
+    by_name = {c: sf.Moments().update(X[z == c]) for c in np.unique(z)}
+    eraser = sf.quadratic(by_name, erase="z", shrinkage=0.1)
+    plain = sf.quadratic(moments(X, {"z": z}), erase="z", shrinkage=0.1)
+    np.testing.assert_allclose(eraser(X, {"z": z}), plain(X, {"z": z}), atol=1e-9)
+    eraser.save(tmp_path / "e")
+    np.testing.assert_array_equal(sf.load_eraser(tmp_path / "e")(X, z), eraser(X, z))
+    with pytest.raises(LabelError, match="cannot name a class"):
+        sf.quadratic(
+            {float(c): m for c, m in zip((0, 1), by_name.values(), strict=True)}, erase="z"
+        )
+
+
 def test_cv_reads_folds_and_raw_keeps_the_noise():
     X, labels = data(400, d=16)
     parts = folds(X, labels)
@@ -254,6 +270,19 @@ def test_sketches_and_samples_are_refused():
         parts = {c: sf.Moments(**parameters).update(X[labels["z"] == c], None) for c in ("a", "b")}
         with pytest.raises(InputError, match="sketch_size= or subsample="):
             sf.quadratic(parts, erase="z", shrinkage=None)
+
+
+@pytest.mark.parametrize("size", [1e60, 1e80])
+def test_covariances_beyond_squaring_are_refused(size):
+    X, labels = data(n=200)
+    huge = moments(size * X, labels)
+    for method, options in ((sf.quadratic, {"shrinkage": 0.5}), (sf.isotropic, {})):
+        if size == 1e80:
+            with pytest.raises(InputError, match="rescale the data"):
+                method(huge, erase="z", **options)
+            continue
+        found, plain = (method(m, erase="z", **options) for m in (huge, moments(X, labels)))
+        np.testing.assert_allclose(found.report.distortion, plain.report.distortion, rtol=1e-6)
 
 
 def test_cv_needs_folds_and_cv_eig_two_classes():
@@ -397,6 +426,10 @@ def test_labels_that_do_not_fit(fitted):
     for wrong, error, text in cases:
         with pytest.raises(error, match=text):
             eraser(X, wrong)
+    for wrong in (None, 1, "a"):
+        for rows in (X, X.reshape(300, 4, 6)):
+            with pytest.raises((InputError, LabelError), match=r"one label per row|entry per seq"):
+                eraser(rows, {"z": wrong})
     with pytest.raises(InputError, match="entry per sequence"):
         eraser(X.reshape(300, 4, 6), {"z": labels["z"][:7]})
     with pytest.raises(InputError):
