@@ -422,8 +422,7 @@ class Job:
         own = {metric.name: metric.spec for metric in plan.metrics}
         if isinstance(plan.task, Columns):
             y_pred = as_quantities(y_pred, self.test.task.shape)
-            mean = self.train.task.mean(axis=0)
-            quantities = QuantityPredictions(self.test.task, y_pred, mean, self._concept_number)
+            quantities = QuantityPredictions(self.test.task, y_pred, self._concept_number)
             return add_scores(record, quantities, own)
         if self._n_unseen:
             note = (

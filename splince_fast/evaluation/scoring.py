@@ -148,13 +148,11 @@ class ClassPredictions:
 class QuantityPredictions:
     """Predicted quantities (n, k) of test rows, and the values that they are scored by.
 
-    `mean` (k,) is that of the training rows; `concept` (n,) is None unless the concept is one
-    column or two classes.
+    `concept` (n,) is None unless the concept is one column or two classes.
     """
 
     y_true: Float
     y_pred: Float
-    mean: Float
     concept: Float | None
 
     def cells(self) -> tuple[CellCount, ...]:
@@ -278,8 +276,9 @@ def _mse(predictions: QuantityPredictions) -> float:
 
 
 def _r2(predictions: QuantityPredictions) -> float:
-    error_of_mean = float(np.mean((predictions.y_true - predictions.mean) ** 2))
-    return 1 - _mse(predictions) / error_of_mean if error_of_mean else math.nan
+    y_true = predictions.y_true
+    variance = float(np.mean((y_true - y_true.mean(axis=0)) ** 2))
+    return 1 - _mse(predictions) / variance if variance else math.nan
 
 
 def _concept_correlation(predictions: QuantityPredictions) -> float | None:
@@ -335,8 +334,7 @@ OF_FAIRNESS: dict[str, TableMetric] = {
 OF_QUANTITIES: dict[str, TableMetric] = {
     "r2": TableMetric(
         _r2, False, "R2",
-        definition="1 - squared error on test rows / that of predicting the mean of the training "
-        "rows, which has 0",
+        definition="1 - mean squared error / variance of the task, on test rows",
     ),
     "mse": TableMetric(
         _mse, True, "MSE", bounded=False, definition="mean squared error on test rows"
