@@ -92,7 +92,7 @@ def dense(
 
 
 def weak_features(
-    variances: Float, mean: Float, min_scale: float | str, roundoff: float, share: float
+    variances: Float, mean: Float, min_scale: float | str, roundoff: float, shrinkage: float
 ) -> NDArray[np.intp]:
     """Features that vary too little to be whitened, in ascending order, without constant features.
 
@@ -106,15 +106,15 @@ def weak_features(
         feature; with shrinkage, which bounds the variances from below, "auto" whitens all features.
     roundoff : float
         Unit roundoff of the products whose sum is the covariance.
-    share : float
+    shrinkage : float
         Shrinkage intensity.
     """
     automatic = isinstance(min_scale, str)
-    if not min_scale or (automatic and share):
+    if not min_scale or (automatic and shrinkage):
         return np.asarray(kernels.NONE_LEFT_OUT)
     least = tolerances.MIN_SCALE if isinstance(min_scale, str) else float(min_scale)
-    own = roundoff if automatic and roundoff > tolerances.EPS else 0.0
-    if not kernels.count_weak(variances, mean, least, own):
+    relative = roundoff if automatic and roundoff > tolerances.EPS else 0.0
+    if not kernels.count_weak(variances, mean, least, relative):
         return np.asarray(kernels.NONE_LEFT_OUT)
-    weak = (variances < least * (least * variances.mean())) | (variances < (own * mean) ** 2)
+    weak = (variances < least * (least * variances.mean())) | (variances < (relative * mean) ** 2)
     return np.flatnonzero(weak & (variances > (tolerances.CONSTANT * mean) ** 2))

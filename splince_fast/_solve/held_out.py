@@ -86,9 +86,9 @@ def class_noise(
 
     Corrections for the sample:
 
-    - Leverage: the rows of a class contribute to Cov(x), so that their mean leverage
-      h = tr(A_c) / n is replaced by h / (1 - h). The factor 1 - p / n leaves equal covariances
-      unchanged. As q_c S_c <= Cov(x), no trace exceeds (p - r) / q_c.
+    - Leverage: because the rows of a class contribute to Cov(x), the mean leverage
+      h = tr(A_c) / n of these rows is replaced by h / (1 - h). The factor 1 - p / n leaves equal
+      covariances unchanged. As q_c S_c <= Cov(x), no trace exceeds (p - r) / q_c.
     - Relative variance of tau: sum_b 2 v_b^2 |A_b|^2 / (n_b - 1) / tau^2 (Welch), plus
       (1 - 2 q)^2 / (n q (1 - q)) from q (1 - q), plus 2 |W|^2 / m / tau^2 if the traces were
       estimated from m random directions.

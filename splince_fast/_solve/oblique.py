@@ -131,12 +131,12 @@ def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> S
     else:
         noise = tolerances.noise_unwhitened(factor.variance)
     noise = max(noise, factor.rounding)
-    facts = (solver, factor.rank, factor.admitted, factor.variance, factor.inverse_scale)
+    fields = (solver, factor.rank, factor.admitted, factor.variance, factor.inverse_scale)
     if factor.status != status.STATUS_OK:
         none, flat = np.empty((0, d)), np.empty(0)
         return Solution(
             factor.status, none, none, none, 0, 0, noise, noise, 0, flat, flat,
-            0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, noise, *facts, None, factor.left_out, False,
+            0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, noise, *fields, None, factor.left_out, False,
             None,
         )  # fmt: skip
     largest = options.max_amplification
@@ -159,7 +159,7 @@ def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> S
     if factor.n_null:
         outside = span_z - factor.unwhiten(result[3][: len(span_z)])
         outside[:, factor.left_out] = 0.0
-    solution = Solution._make((*result, noise, *facts, null, factor.left_out, False, outside))
+    solution = Solution._make((*result, noise, *fields, null, factor.left_out, False, outside))
     if not len(factor.left_out) or solver == "refined":
         return solution
     infeasible = solution.status != status.STATUS_OK
@@ -273,5 +273,5 @@ def sensitivity(left: Float, right: Float, mean: Float, variance: float) -> tupl
     if variance <= 0.0:
         return 0.0, 0.0
     norm, offset = status.amplified(left, right, mean, variance)
-    moved: float = tolerances.EPS32 * norm * ((1.0 + offset) / len(mean)) ** 0.5
-    return min(moved, float(np.finfo(np.float64).max)), norm
+    effect: float = tolerances.EPS32 * norm * ((1.0 + offset) / len(mean)) ** 0.5
+    return min(effect, float(np.finfo(np.float64).max)), norm

@@ -55,14 +55,14 @@ class VariableReading(NamedTuple):
         where rows without a label count as rows at the mean.
     largest : float or None
         Square of the largest standardised value of a class indicator; None for other variables.
-    share : float
+    labelled : float
         Fraction of the rows with a label.
     """
 
     kind: str
     metric: Float
     largest: float | None = None
-    share: float = 1.0
+    labelled: float = 1.0
 
 
 @dataclass(slots=True)
@@ -162,7 +162,7 @@ def _of_columns(variable: Any, total: float) -> VariableReading:
     count = variable.n_columns
     kind = "continuous (1 column)" if count == 1 else f"continuous ({count} columns)"
     metric = (vectors[:, kept] * (fraction / values[kept]) ** 0.5).T
-    return VariableReading(kind + _labelled(fraction), metric, share=fraction)
+    return VariableReading(kind + _labelled(fraction), metric, labelled=fraction)
 
 
 def _labelled(fraction: float) -> str:

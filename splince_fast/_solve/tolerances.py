@@ -16,10 +16,10 @@ covariance that is factored.
 `SENSITIVITY`          a larger effect of float32 rounding on x raises a warning
 `MIN_SCALE`            relative to the root mean square standard deviation: features with a smaller
                        one are not whitened by default
-`NOISE_SHARE`          fraction of the squared norm of whitened spans: a smaller one is rounding
+`NOISE_SHARE`          fraction of the squared norm of whitened spans: less is rounding error
 `OWN`                  minimum fraction of a variance outside the low-rank part of an approximation
-`LABELS`               times the number of label columns: eigenvalues of their correlation matrix
-                       below the product are rounding error
+`LABELS`               per label column: smaller eigenvalues of the correlation matrix of the
+                       columns are rounding error
 ====================== ===================================================================
 
 A rank is the number of singular values above `max(noise, relative * largest)`; the report shows
@@ -37,13 +37,13 @@ from splince_fast._kernels import spans
 EPS = float(np.finfo(np.float64).eps)
 EPS32 = float(np.finfo(np.float32).eps)
 
-# Features with a standard deviation below this fraction of |mean| count as constant. It bounds the
-# relative rounding error of a mean of n terms for any practical n, and lies far below the standard
-# deviation of a float32 feature that varies by one unit in the last place.
+# Features with a standard deviation below this fraction of |mean| count as constant. The fraction
+# exceeds the relative rounding error of a mean for any practical number of rows, and is far smaller
+# than the standard deviation of a float32 feature that varies by one unit in the last place.
 CONSTANT = spans.CONSTANT_ROUNDINGS * EPS
 
 # An amplification above this value raises a warning: the distances between rows grow by this
-# factor, so that float32 rows lose more than half their digits.
+# factor, so that float32 rows lose more than half of the digits.
 AMPLIFICATION = 1e4
 
 # A sensitivity above this value raises a warning: rounding x to float32 then changes the erased
@@ -61,8 +61,8 @@ MIN_SCALE = 1e-26
 NOISE_SHARE = 1e-7
 
 # Times the number of label columns: eigenvalues of the correlation matrix of the columns below the
-# product are rounding error. x is not regressed on the corresponding combinations of columns; only
-# the sampled rows estimate their part of Cov(x).
+# product are rounding error. x is not regressed on the corresponding combinations of columns, whose
+# contribution to Cov(x) is estimated from the sampled rows.
 LABELS = 1e-10
 
 # Minimum fraction of a variance that a low-rank approximation of Cov(x) leaves to its diagonal
@@ -74,8 +74,8 @@ OWN = 1e-10
 def eigenvalue(d: int, roundoff: float) -> float:
     """Rounding error of the eigenvalues of a (d, d) covariance with unit diagonal.
 
-    d eps bounds the error of float64 sums. The errors of float32 products are independent: their
-    size is sqrt(d) times the unit roundoff. 4 is a margin.
+    d eps bounds the error of float64 sums. For float32 products, whose errors are independent, the
+    error is about sqrt(d) times the unit roundoff. 4 is a margin.
 
     Parameters
     ----------
@@ -102,9 +102,9 @@ def computed(deviations: NDArray[np.float64], roundoff: float) -> NDArray[np.flo
     roundoff : float
         Unit roundoff of the products whose sum is the covariance before erasure.
     """
-    own = max(eigenvalue(len(deviations), roundoff) ** 0.5, 4.0 * EPS32)
+    single = max(eigenvalue(len(deviations), roundoff) ** 0.5, 4.0 * EPS32)
     mixed = 4.0 * EPS32 * float(np.mean(deviations**2)) ** 0.5
-    return np.asarray(np.maximum(own * deviations, mixed))
+    return np.asarray(np.maximum(single * deviations, mixed))
 
 
 def eigenvalue_of_columns(k: int, n_rows: int, cancelled: float) -> float:

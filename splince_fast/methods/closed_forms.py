@@ -81,12 +81,11 @@ def splince(
         level.
     min_scale : "auto" or float in [0, 1)
         Features with a standard deviation below this value times the root mean square standard
-        deviation are not whitened: the eraser does not read these features, and removes from them
-        the part of their covariance with the concept that the others predict, so that both
-        constraints remain exact. If directions of the concept lie in these features alone, the
-        features are read, with Cov(x) taken as block diagonal. "auto" is 1e-26; for rows of at most
-        32 bits it also leaves out features with a standard deviation below eps32 times their mean.
-        With shrinkage, "auto" leaves out no feature.
+        deviation are not whitened. The eraser changes these features without reading them, so that
+        both constraints hold exactly for all features. If directions of the concept lie in these
+        features alone, the features are read, with Cov(x) taken as block diagonal. "auto" is 1e-26;
+        for rows of at most 32 bits, features with a standard deviation below eps32 times |mean| are
+        not whitened either. With shrinkage, "auto" whitens all features.
     strength : float in [0, 1]
         Fraction b of X = Cov(x, y) - P_LEACE Cov(x, y) that is restored, at b^2 times the
         additional distortion: P_b Cov(x, y) = Cov(x, y) - (1 - b) X, and

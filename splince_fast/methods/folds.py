@@ -192,9 +192,9 @@ def _evaluated(
 
     def solved(call: MethodCall, shrinkage: Shrinkage) -> list[Solved]:
         call = call.with_shrinkage(shrinkage)
-        own = factors[::-1] if factors and shrinkage is None else [None] * len(training)
+        existing = factors[::-1] if factors and shrinkage is None else [None] * len(training)
         solutions = []
-        for stats, factor in zip(training, own, strict=True):
+        for stats, factor in zip(training, existing, strict=True):
             with stats.memory(call.whitened and factor is None) as memory:
                 solutions.append(call.solve(stats, memory, factor))
         return solutions
@@ -208,7 +208,7 @@ def _evaluated(
         tried = {a: distortion(solved(call, a)) for a in (*INTENSITIES, "oas")}
         shrinkage = min(tried, key=lambda a: tried[a])
     erasers = solved(call, shrinkage)
-    figures = []
+    reports = []
     for i, (eraser, stats, test) in enumerate(zip(erasers, training, tests, strict=True)):
         if factors:  # the eraser fitted to this fold has its spans
             factor, other = factors[i], erasers[1 - i]
@@ -218,24 +218,24 @@ def _evaluated(
             factor = test.factored(Options(), 0.0, None)
             span_z = span_of(test, call.erase, "erase", whitened)
             span_y = span_of(test, call.keep, "keep", whitened)
-        figures.append(_evaluate(eraser, stats, test, factor, span_z, span_y))
+        reports.append(_evaluate(eraser, stats, test, factor, span_z, span_y))
     fitted_deviations, held_out_deviations = (
         np.sqrt([stats.variances for stats in group]) for group in (training, tests)
     )
-    hardly = (fitted_deviations < _DEGENERATE * held_out_deviations).any(axis=0)
-    degenerate = tuple(np.flatnonzero(hardly).tolist())
-    held_out = float(np.mean([fold.distortion for fold in figures]))
-    in_sample = float(np.mean([fold.distortion_fitted for fold in figures]))
+    low_variance = (fitted_deviations < _DEGENERATE * held_out_deviations).any(axis=0)
+    degenerate = tuple(np.flatnonzero(low_variance).tolist())
+    held_out = float(np.mean([fold.distortion for fold in reports]))
+    in_sample = float(np.mean([fold.distortion_fitted for fold in reports]))
     ranks = [
         eraser.solution.rank_covariance if whitened else min(len(stats.mean), stats.n_rows - 1)
         for eraser, stats in zip(erasers, training, strict=True)
     ]
     rows_per_rank = min(s.n_rows / max(1, rank) for s, rank in zip(training, ranks, strict=True))
-    few = whitened and not shrinkage and rows_per_rank < _FEW_ROWS
+    too_few = whitened and not shrinkage and rows_per_rank < _FEW_ROWS
     remedies: list[tuple[str, float]] = []
     notes: tuple[str, ...] = ()
-    if few or held_out > max(_WORSE * in_sample, in_sample + _EXCESS):
-        lost = None
+    if too_few or held_out > max(_WORSE * in_sample, in_sample + _EXCESS):
+        reduced = None
         if whitened:
             sal = call._replace(method="SAL", whitened=False, classes_only=False, options=Options())
             tries: list[tuple[str, MethodCall, Shrinkage]] = [
@@ -244,11 +244,11 @@ def _evaluated(
             tries.append(("SAL", sal, None))
             values = [(name, distortion(solved(other, a))) for name, other, a in tries]
             remedies = [(name, value) for name, value in values if value < held_out]
-            lost = _rank_lost_to_rounding(ranks, training)
+            reduced = _rank_reduced_by_rounding(ranks, training)
         names = tests[0].feature_names
-        notes = (_text(held_out, in_sample, degenerate, rows_per_rank, lost, remedies, names),)
+        notes = (_text(held_out, in_sample, degenerate, rows_per_rank, reduced, remedies, names),)
     return FoldEvaluation(
-        tuple(figures), shrinkage, degenerate, rows_per_rank, tuple(remedies), notes
+        tuple(reports), shrinkage, degenerate, rows_per_rank, tuple(remedies), notes
     )
 
 
@@ -266,7 +266,7 @@ def few_rows(eraser: Projection) -> Projection:
         return eraser
     note = (
         f"there are only {report.n_rows / rank:.2g} rows per dimension of x (rank {rank}): the "
-        "covariance is mostly noise, and held-out rows may be changed far more than fitted ones. "
+        "covariance is mostly noise, and held-out rows may be changed far more than fitted rows. "
         "Add rows, pass shrinkage='oas', or use SAL"
     )
     warn(note, UnseenRowsWarning)
@@ -360,7 +360,7 @@ def _pillai(white: Float, span: Span, basis: Float) -> tuple[float, int]:
     return total, max(1, rank)
 
 
-def _rank_lost_to_rounding(
+def _rank_reduced_by_rounding(
     ranks: Sequence[int], training: Sequence[Statistics]
 ) -> tuple[int, int] | None:
     """Smallest rank over the folds that rounding error reduced, with the rank without rounding.
@@ -394,7 +394,7 @@ def _text(
     best = sorted(remedies, key=lambda pair: pair[1])
     advice = ", ".join(f"{name} {100 * value:.3g} %" for name, value in best)
     return (
-        f"held-out rows are changed by {100 * held_out:.3g} % of their variance, fitted rows by "
+        f"held-out rows are changed by {100 * held_out:.3g} % of the variance, fitted rows by "
         f"{100 * in_sample:.3g} %: " + " and ".join(causes)
         + (f". On these folds it helps to use: {advice}" if advice else ". Add rows")
     )  # fmt: skip

@@ -78,7 +78,7 @@ class Solved(NamedTuple):
         Projection before extension to the null space, with ranks, angles and residuals.
     factor : Factor
         Factor of Cov(x); it may use the work memory of the solve.
-    share : float
+    shrinkage : float
         Shrinkage intensity of the factored covariance.
     span_z, span_y : Span
         Erased span and kept span.
@@ -91,7 +91,7 @@ class Solved(NamedTuple):
     mean: Float
     solution: Solution
     factor: Factor
-    share: float
+    shrinkage: float
     span_z: Span
     span_y: Span
     gain: float | None
@@ -156,13 +156,13 @@ class MethodCall(NamedTuple):
             _check_classes(stats, self.erase)
         span_z = span_of(stats, self.erase, "erase", whitened)
         span_y = span_of(stats, self.keep, "keep", whitened)
-        share, gain = stats.share(options) if whitened else 0.0, None
+        shrinkage, gain = stats.share(options) if whitened else 0.0, None
         if self.refinement is not None:
             factor, gain = self.refinement.factor(stats, span_z.rows, span_y.rows, options)
         elif not whitened:
             factor = stats.identity()
         elif factor is None:
-            factor = stats.factored(options, share, memory)
+            factor = stats.factored(options, shrinkage, memory)
         solution = oblique(factor, span_z.rows, span_y.rows, options)
         if whitened and solution.rank_covariance < len(span_z.rows.T):
             _refuse_underflow(stats, span_z)
@@ -173,7 +173,7 @@ class MethodCall(NamedTuple):
         left, right = solution.left, solution.right
         if solution.null_basis is not None:
             left, right = with_null_space(solution, span_y.rows)
-        return Solved(left, right, stats.mean, solution, factor, share, span_z, span_y, gain)
+        return Solved(left, right, stats.mean, solution, factor, shrinkage, span_z, span_y, gain)
 
     def fit(
         self,
@@ -193,7 +193,7 @@ class MethodCall(NamedTuple):
         passes = None if self.refinement is None else self.refinement.passes
         with statistics(moments) as stats, stats.memory(whitened) as memory:
             solved = self.solve(stats, memory)
-            left, right, mean, solution, factor, share, span_z, span_y, gain = solved
+            left, right, mean, solution, factor, shrinkage, span_z, span_y, gain = solved
             sample = stats.sample if whitened else None
             sketch = None if stats.metric is None else stats.metric.rank
             if sketch is not None and passes is None:
@@ -209,16 +209,16 @@ class MethodCall(NamedTuple):
             notes = _warn(solution, span_z.names, span_y.names, options, admitted, left_over)
             # stats.variances uses all rows, even if the covariance is estimated from a sample.
             variance = solution.variance if sample is None else float(stats.variances.sum())
-            moved, norm = sensitivity(left, right, mean, variance)
+            effect, norm = sensitivity(left, right, mean, variance)
             # The norm of an orthogonal projection is sqrt(rank).
-            if moved > SENSITIVITY and norm > _OBLIQUE * len(left) ** 0.5:
+            if effect > SENSITIVITY and norm > _OBLIQUE * len(left) ** 0.5:
                 norms = column_norms(left, right)
-                notes += (self._sensitive(stats, memory, span_z, span_y, norms, moved),)
+                notes += (self._sensitive(stats, memory, span_z, span_y, norms, effect),)
                 warn(notes[-1], PrecisionWarning)
             noises: tuple[Noise, ...] = ()
             if options.rank_tol == "auto":  # a larger tolerance may leave some association
-                own = factor if whitened and not share else None
-                noises = _noises(stats, self.erase, solution, whitened, own)
+                unshrunk = factor if whitened and not shrinkage else None
+                noises = _noises(stats, self.erase, solution, whitened, unshrunk)
             if solution.rank_z:
                 notes += warn_of_labels(stats, self.erase, span_z, "erase")
             if isinstance(self.keep, list):
@@ -231,11 +231,11 @@ class MethodCall(NamedTuple):
             if solution.rank_z and variance > 0.0 and large:
                 notes += self._quantities(stats, solution.rank_z, rank, changed)
             facts = Facts(
-                self.method, stats.n_rows, stats.weight, share, whitened, distortions.of_x,
+                self.method, stats.n_rows, stats.weight, shrinkage, whitened, distortions.of_x,
                 distortions.unkept, notes, variance,
                 None if sample is None else Sampling(sample.n_rows, distortions.excess),
                 None if sketch is None else SketchedCovariance(sketch, passes, gain),
-                moved, noises, float(options.strength), stats.feature_names,
+                effect, noises, float(options.strength), stats.feature_names,
             )  # fmt: skip
         report = partial(build_report, facts, solution, span_z, span_y, left, right)
         if complete is not None:
@@ -246,7 +246,7 @@ class MethodCall(NamedTuple):
 
     def _sensitive(
         self, stats: Statistics, memory: Float | None, span_z: Span, span_y: Span,
-        norms: Float, moved: float,
+        norms: Float, effect: float,
     ) -> str:  # fmt: skip
         """Return the warning that names features which amplify rounding errors, with remedies."""
         variances = stats.variances
@@ -268,15 +268,15 @@ class MethodCall(NamedTuple):
                 if isinstance(stats, Factored):
                     remedies.append(f"moments.factored({name}={value:.0e})")
                     continue
-                share = stats.share(options)
-                other = stats.factored(options, share, memory)
+                shrinkage = stats.share(options)
+                other = stats.factored(options, shrinkage, memory)
                 solution = oblique(other, span_z.rows, span_y.rows, options)
                 if solution.status != STATUS_OK:
                     continue
                 lower, _ = sensitivity(
                     solution.left, solution.right, stats.mean, float(variances.sum())
                 )
-                if lower < moved / 2:
+                if lower < effect / 2:
                     remedies.append(f"{name}={value:.0e} (sensitivity {lower:.1e})")
         if offset > _OFFSET:
             remedies.append(f"centred rows (the mean is {offset:.0e} standard deviations from 0)")
@@ -284,7 +284,7 @@ class MethodCall(NamedTuple):
         features = abbreviated(blamed, stats.feature_names)
         return (
             f"the eraser is sensitive to rounding: rounding rows to float32 changes erased rows by "
-            f"{moved:.1e} of their standard deviation, mostly because of feature(s) {features}, "
+            f"{effect:.1e} of their standard deviation, mostly because of feature(s) {features}, "
             f"with standard deviations up to {ratio:.1e} times the root mean square. Drop these "
             f"features, or use {advice}"
         )
@@ -355,15 +355,15 @@ class _Distortions(NamedTuple):
 
 def _distortions(stats: Statistics, solved: Solved, options: Options) -> _Distortions:
     """Distortions under Cov(x), recomputed if the factored matrix differs from Cov(x)."""
-    solution, share, span_y = solved.solution, solved.share, solved.span_y
+    solution, shrinkage, span_y = solved.solution, solved.shrinkage, solved.span_y
     distortion, unkept, excess = solution.distortion, solution.distortion_unkept, None
     approximate = solution.solver != "none" and stats.sample is not None
     approximate = approximate or solution.reads_left_out
-    if solution.solver not in ("cholesky", "refined") or share or approximate:
-        distortion, excess = _change(stats, solution, bool(share))
+    if solution.solver not in ("cholesky", "refined") or shrinkage or approximate:
+        distortion, excess = _change(stats, solution, bool(shrinkage))
         if (solution.admitted or approximate) and span_y.names:
             leace = oblique(solved.factor, solved.span_z.rows, span_y.rows[:0], options)
-            unkept = _change(stats, leace, bool(share))[0]
+            unkept = _change(stats, leace, bool(shrinkage))[0]
     return _Distortions(distortion, unkept if span_y.names else distortion, excess)
 
 
