@@ -73,7 +73,7 @@ class Rows:
         return len(self.array)
 
     def select(self, index: NDArray[np.intp]) -> Rows:
-        """Select rows by position."""
+        """Return the rows with the positions in `index`."""
         rows = Rows.from_array(self.array[index])
         rows.eps = self.eps
         return rows
@@ -167,7 +167,7 @@ def as_reals(values: object, name: str) -> NDArray[np.float64]:
 
 
 def check_columns(shape: tuple[int, ...], width: int | None, name: str) -> None:
-    """Raise InputError unless a 2-D shape has at least one column, or `width` if not None."""
+    """Raise InputError unless a 2-D shape has columns; with `width`, exactly `width` columns."""
     if shape[1] == 0:
         raise InputError(f"{name} has no columns (shape {shape}); at least one is needed")
     if width is not None and shape[1] != width:
@@ -362,7 +362,7 @@ def abbreviated(numbers: Iterable[int], names: Sequence[object] | None = None) -
 
 
 def as_mask(mask: Any, shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Convert a mask to booleans; raise InputError unless it has `shape` and only values 0, 1."""
+    """Convert a mask to booleans; raise InputError for another shape or values except 0 and 1."""
     if is_tensor(mask):
         mask = torch_to_numpy(mask)
     try:
@@ -428,7 +428,7 @@ def _raise_non_finite(X: NDArray[np.generic], name: str) -> None:
 def non_finite_error(
     rows: NDArray[np.intp], n: int, name: str, example: str = "", columns: Sequence[int] = ()
 ) -> NonFiniteError:
-    """Return the error for NaN or infinity in `rows`, the numbers of the affected rows of n."""
+    """Return the error for NaN or infinity: `rows` are the affected row numbers, of `n` rows."""
     where = f", {listed_columns(columns)}" if columns else ""
     error = NonFiniteError(
         f"{name} contains NaN or infinity in {len(rows)} of {n} rows (rows {abbreviated(rows)})"

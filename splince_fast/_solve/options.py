@@ -76,7 +76,7 @@ class Option:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value is a real number of Python or NumPy other than a boolean."""
+    """Return whether a value is a real number of Python or NumPy other than a boolean."""
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
@@ -85,7 +85,7 @@ def _in_unit_interval(value: Any) -> bool:
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """Whether a value is an integer of Python or NumPy other than a boolean."""
+    """Return whether a value is an integer of Python or NumPy other than a boolean."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
@@ -224,8 +224,8 @@ def check_reading(
     if sketch_size is None:
         if passes:
             raise InputError(
-                f"passes is {passes}, and only a sketch is refined by reading again; pass "
-                "sketch_size, too, or leave passes out"
+                f"passes is {passes}, but extra passes refine only a sketch; pass sketch_size, "
+                "too, or leave passes out"
             )
     elif subsample != 1:
         raise InputError(
@@ -254,7 +254,7 @@ _DEFAULTS = tuple(option.default for option in _DECLARED)
 _values = attrgetter(*OPTIONS)
 
 
-@dataclass(slots=True)  # not frozen: a frozen class would add 10 % to a small solve
+@dataclass(slots=True)  # frozen=True would add 10 % to the time of a small solve
 class Options:
     """Validated options of one solve, not modified after creation.
 

@@ -67,7 +67,11 @@ class VariableReading(NamedTuple):
 
 @dataclass(slots=True)
 class Span:
-    """Stacked spans of several variables."""
+    """Stacked spans of several variables.
+
+    The span of a variable is its cross-covariance with x, one row per label column of unit standard
+    deviation.
+    """
 
     names: list[str]
     rows: Float  # (k, d)

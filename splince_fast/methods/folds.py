@@ -184,7 +184,10 @@ def evaluate_folds(call: MethodCall, folds: Sequence[Moments]) -> FoldEvaluation
 def _evaluated(
     call: MethodCall, training: Sequence[Statistics], tests: Sequence[Statistics]
 ) -> FoldEvaluation:
-    """Evaluate erasers fitted to `training`, the moments of all folds but one, on that fold."""
+    """Evaluate one eraser per fold: fitted to `training[i]`, evaluated on fold i, `tests[i]`.
+
+    `training[i]` are the moments of all folds except fold i.
+    """
     options, whitened = call.options, call.whitened
     unshrunk = Options(solver=options.solver, min_scale=options.min_scale)
     # With two folds, the factor of a fold serves the fit to this fold and the test on this fold.
@@ -326,7 +329,7 @@ def _evaluate(
 
 
 def _combinations_inside(outside: Float, scaled: Float) -> Float:
-    """Combinations of the columns of `left` that lie in the support of the fold.
+    """Return the combinations of the columns of `left` that lie in the support of the fold.
 
     `outside` is the component of each column off the support, `scaled` the whole column; both are
     for features scaled to unit standard deviation.
@@ -346,9 +349,9 @@ def _orthonormal_rows(rows: Float) -> Float:
 
 
 def _pillai(white: Float, span: Span, basis: Float) -> tuple[float, int]:
-    """Sum and number of the squared canonical correlations, orthogonal to the rows of `basis`.
+    """Return the sum and the number of the squared canonical correlations of `span`.
 
-    `white` is the whitened span.
+    `white` is the whitened span, of which the component in the rows of `basis` is removed first.
     """
     residual = white - (white @ basis.T) @ basis
     total, rank, start = 0.0, 0, 0
@@ -363,9 +366,9 @@ def _pillai(white: Float, span: Span, basis: Float) -> tuple[float, int]:
 def _rank_reduced_by_rounding(
     ranks: Sequence[int], training: Sequence[Statistics]
 ) -> tuple[int, int] | None:
-    """Smallest rank over the folds that rounding error reduced, with the rank without rounding.
+    """Return a rank that rounding error reduced, and the rank without rounding error.
 
-    None if no rank was reduced.
+    The smallest rank over the folds; None if no rank was reduced.
     """
     most = [min(int(np.count_nonzero(s.variances)), s.n_rows - 1) for s in training]
     pairs = [pair for pair in zip(ranks, most, strict=True) if pair[0] < pair[1]]

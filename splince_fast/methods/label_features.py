@@ -83,7 +83,7 @@ def warn_of_labels(
 
 
 def _frequent(variable: ColumnSums) -> NDArray[np.bool_]:
-    """Mask over the columns that vary; False for a 0/1 column with a rare value."""
+    """Return a mask over the columns that vary: False for a 0/1 column with a rare value."""
     deviations = variable.deviations()
     varies = deviations > 0.0
     mean = (variable.reference + variable.z_sum / variable.weight)[varies]
@@ -93,7 +93,7 @@ def _frequent(variable: ColumnSums) -> NDArray[np.bool_]:
 
 
 def _coded(variable: ClassSums, variances: Float, least: Float) -> NDArray[np.intp]:
-    """Features that are constant within classes and differ between all classes.
+    """Return the features that are constant within classes and differ between all classes.
 
     `least` is the minimum variance between classes of such a feature.
     """

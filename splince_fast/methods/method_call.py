@@ -50,13 +50,13 @@ from splince_fast.report import Facts, Report, Sampling, SketchedCovariance, bui
 
 Float = NDArray[np.float64]
 
-# Thresholds of the warning of sensitive features. It names features whose column of P - I has at
-# least _BLAMED times the largest column norm; advises min_scale if the largest standard deviation
-# of the named features is below _SMALL times the root mean square; and advises centring if |mean|
-# exceeds _OFFSET times the total standard deviation.
+# Thresholds of the warning about sensitivity to rounding. The warning names features whose column
+# norm in P - I is at least _BLAMED times the largest; advises min_scale if the largest standard
+# deviation of the named features is below _SMALL times the root mean square; and advises centring
+# if |mean| exceeds _OFFSET times the total standard deviation.
 _BLAMED, _SMALL, _OFFSET = 0.1, 0.1, 100.0
-# The warning is raised if |P - I| exceeds this multiple of the norm of an orthogonal projection of
-# equal rank.
+# The warning about sensitivity to rounding requires that |P - I| exceeds this multiple of
+# sqrt(rank), the norm of an orthogonal projection.
 _OBLIQUE = 10.0
 # Integer labels with more distinct values may be quantities: digits, months and hours have fewer.
 _MAX_CLASSES = 24
@@ -248,7 +248,7 @@ class MethodCall(NamedTuple):
         self, stats: Statistics, memory: Float | None, span_z: Span, span_y: Span,
         norms: Float, effect: float,
     ) -> str:  # fmt: skip
-        """Return the warning that names features which amplify rounding errors, with remedies."""
+        """Return the text that names the features which amplify rounding errors, and remedies."""
         variances = stats.variances
         unit = float(variances.mean()) ** 0.5
         order = np.argsort(-norms)
@@ -368,7 +368,7 @@ def _distortions(stats: Statistics, solved: Solved, options: Options) -> _Distor
 
 
 def _admitted(solved: Solved) -> int:
-    """Number of directions off the support of Cov(x) that the spans add to it.
+    """Return how many directions off the support of Cov(x) the spans add to the support.
 
     0 if these directions hold at most the fraction `NOISE_SHARE` of the squared whitened spans.
     """

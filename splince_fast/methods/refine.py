@@ -41,7 +41,7 @@ Float = NDArray[np.float64]
 
 
 class ExtraPasses:
-    """Extra passes over the accumulated rows.
+    """Reader of the accumulated rows, for extra passes.
 
     Parameters
     ----------
@@ -75,13 +75,13 @@ class ExtraPasses:
             )
 
     def images(self, columns: Float) -> Float:
-        """Product Cov(x) V, transposed, (m, d), for V^T = `columns`, (m, d), by one pass.
+        """Compute V^T Cov(x), (m, d), for V^T = `columns`, (m, d), in one pass over the rows.
 
         Raises
         ------
         InputError
-            The rows are not the accumulated rows: the number, weight, sums or squares differ, or
-            with a sketch the products of two features.
+            The rows are not the accumulated rows: the number of rows, the weight sum, a mean or a
+            variance differs, or with a sketch the product with a sign vector.
         """
         stats, d, m = self._stats, len(self._stats.mean), len(columns)
         # The product with the first sign vector is compared with the stored one.
@@ -183,7 +183,7 @@ def _other(source: Source, why: str) -> InputError:
 
 @dataclass(frozen=True, slots=True)
 class Refinement:
-    """Extra passes over the accumulated rows.
+    """Arguments `refine` and `passes` of a method: extra passes over the accumulated rows.
 
     Attributes
     ----------
