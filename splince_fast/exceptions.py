@@ -1,57 +1,61 @@
-"""The errors and warnings of the package: one family, so that ``except SplinceError`` catches all.
+"""Errors and warnings of the package; ``except SplinceError`` catches every error.
 
-Every error is also the built-in exception that a caller would expect (``ValueError``,
-``TypeError``, ``KeyError``), and its text says what happened, the likely cause and what to do.
+Every error is also a built-in exception, such as ``ValueError`` or ``KeyError``. The text of an
+error describes the problem, the likely cause and a remedy.
 """
 
 from __future__ import annotations
 
 
 class SplinceError(Exception):
-    """Base class of every error that this package raises on purpose."""
+    """Base class of the errors of this package."""
 
 
 class InputError(SplinceError, ValueError):
-    """An array has the wrong shape, length, dtype or width, or a parameter is out of range."""
+    """An array has a wrong shape, length, dtype or width, or a parameter is out of range."""
 
 
 class NonFiniteError(InputError):
-    """The data hold NaN or infinity; the text names the first rows, and columns of dense rows.
+    """The data hold NaN or infinity; the text names the first affected rows.
 
     Attributes
     ----------
     columns : tuple of int
-        Numbers of these columns; empty where the text names them, or none.
+        Numbers of the affected columns; empty if they are unknown, or if the text gives names.
     """
 
     columns: tuple[int, ...] = ()
 
 
 class LabelError(SplinceError, ValueError):
-    """Labels cannot be read, or contradict what earlier blocks said of the same variable."""
+    """Labels cannot be interpreted, or contradict earlier labels of the same variable."""
 
 
 class UnknownVariableError(SplinceError, KeyError):
-    """A variable was named that these statistics never saw."""
+    """A named variable is not among the accumulated variables."""
 
     def __str__(self) -> str:  # KeyError prints the repr of its message
         return str(self.args[0]) if self.args else ""
 
 
 class NotEnoughDataError(SplinceError, ValueError):
-    """Too few rows, or too little weight, for the statistic that was asked for."""
+    """There are too few rows, or too little weight, for the requested statistic."""
 
 
 class IncompatibleMomentsError(SplinceError, ValueError):
-    """Two states cannot be merged or subtracted: other widths, other kinds, or not a part."""
+    """Two moments cannot be merged or subtracted.
+
+    They have other features or other kinds of variables, or the subtracted rows are not a part of
+    the accumulated rows.
+    """
 
 
 class ConstantVariableError(SplinceError, ValueError):
-    """A variable that should be erased or kept takes a single value."""
+    """A variable to erase or keep has a single value."""
 
 
 class InfeasibleError(SplinceError, ValueError):
-    """Kept directions lie in the span of the erased ones.
+    """Kept directions lie in the span of the erased directions.
 
     Attributes
     ----------
@@ -68,7 +72,7 @@ class InfeasibleError(SplinceError, ValueError):
 
 
 class FileFormatError(SplinceError, ValueError):
-    """A file is truncated, foreign, tampered with, or written by a newer version."""
+    """A file is truncated, modified, of another format, or written by a newer version."""
 
 
 class MissingExtraError(SplinceError, ImportError):
@@ -76,19 +80,19 @@ class MissingExtraError(SplinceError, ImportError):
 
 
 class SiteError(InputError):
-    """A site in a model cannot be used: not found, never called, or its tensor does not fit."""
+    """A site of a model cannot be used: not found, never called, or its tensor is unsuitable."""
 
 
 class NeverCalledError(SplinceError, RuntimeError):
-    """The model ran, and a site where erasers are installed did not."""
+    """The model ran without a call of a site that has an eraser."""
 
 
 class NotEnoughMemoryError(SplinceError, MemoryError):
-    """The states of all sites do not fit in the memory of the device."""
+    """The moments of all sites do not fit in the memory of the device."""
 
 
 class FoldError(SplinceError, ValueError):
-    """An eraser cannot be merged into the weights, which are unchanged."""
+    """An eraser cannot be merged into the weights of a model; the weights are unchanged."""
 
 
 class SplinceWarning(UserWarning):
@@ -96,23 +100,23 @@ class SplinceWarning(UserWarning):
 
 
 class NothingErasedWarning(SplinceWarning):
-    """An eraser of rank 0: the data hold no linear association with the concept."""
+    """The data hold no linear association with the concept: the eraser is the identity."""
 
 
 class DroppedDirectionsWarning(SplinceWarning):
-    """Some of what should be kept was given up, as the caller's policy allows."""
+    """Some kept directions were dropped because of `max_amplification` or `on_infeasible`."""
 
 
 class PrecisionWarning(SplinceWarning):
-    """An eraser stands on few digits: a large amplification, or a constraint near rounding."""
+    """An eraser has low precision: a large amplification, or a constraint near rounding error."""
 
 
 class SampledScatterWarning(SplinceWarning):
-    """The sampled rows misstate how much some features vary: the eraser may change more."""
+    """The sampled rows misestimate variances of features: the distortion may exceed the optimum."""
 
 
 class UnseenRowsWarning(SplinceWarning):
-    """Rows that an eraser was not fitted on are changed much more than those it was."""
+    """The distortion is, or may be, much larger in held-out rows than in fitted rows."""
 
 
 class LabelFeatureWarning(SplinceWarning):
@@ -120,16 +124,16 @@ class LabelFeatureWarning(SplinceWarning):
 
 
 class ManyClassesWarning(SplinceWarning):
-    """An integer variable has many values, and may be a quantity."""
+    """An integer variable was interpreted as many classes, and may be a quantity."""
 
 
 class WholeNumbersWarning(SplinceWarning):
-    """Floats that are read as numbers take few values, all whole: they may be classes."""
+    """A continuous variable has few values, all integers, and may code classes."""
 
 
 class OnePassWarning(SplinceWarning):
-    """Erasers of several sites were fitted in one pass: each holds only where it stands alone."""
+    """Erasers of several sites were fitted in one pass: each is exact only if used alone."""
 
 
 class OtherTokensWarning(SplinceWarning):
-    """Erasers of several sites change other tokens than in the fit: later sites may not hold."""
+    """Erasers of several sites change other tokens than in the fit: later ones may be inexact."""

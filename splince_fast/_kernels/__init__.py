@@ -1,4 +1,4 @@
-"""Compiled and jitted kernels: numpy, scipy and numba only, clean input assumed."""
+"""Compiled kernels, which depend only on NumPy, SciPy and Numba and assume validated input."""
 
 try:
     import splince_fast._kernels.blas

@@ -1,7 +1,7 @@
-"""Products of blocks of rows on SciPy's BLAS, added up.
+"""Accumulated products of blocks of rows, by SciPy's BLAS.
 
-Layout is decided here and nowhere else: matrices of the state are Fortran-ordered with only the
-lower triangle meaningful, blocks of rows are C-ordered, that is, Fortran-ordered (d, n).
+This module alone depends on the memory layout: matrices of the state are Fortran-ordered with a
+valid lower triangle; blocks of rows, (n, d), are C-ordered, which is Fortran order of (d, n).
 """
 
 from scipy.linalg cimport cython_blas
@@ -10,12 +10,13 @@ from splince_fast._kernels.shapes cimport check_length
 
 
 def syrk_f64_into(const double[:, ::1] rows not None, double[::1, :] scatter not None) -> None:
-    """scatter := scatter + rows^T rows, in float64, lower triangle.
+    """Add rows^T rows to the lower triangle of `scatter`, in float64.
 
     Parameters
     ----------
     rows : (m, d) float64, C-contiguous
-    scatter : (d, d) float64, Fortran-contiguous, changed in place
+    scatter : (d, d) float64, Fortran-contiguous
+        Changed in place.
     """
     cdef int d = <int>rows.shape[1], m = <int>rows.shape[0]
     cdef double one = 1.0
@@ -28,7 +29,7 @@ def syrk_f64_into(const double[:, ::1] rows not None, double[::1, :] scatter not
 
 
 def syrk_f32_out(const float[:, ::1] rows not None, float[::1, :] product not None) -> None:
-    """product := rows^T rows, in float32, lower triangle; the rest of `product` is left alone."""
+    """Write the lower triangle of rows^T rows to `product`, in float32."""
     cdef int d = <int>rows.shape[1], m = <int>rows.shape[0]
     cdef float one = 1.0, zero = 0.0
     check_length(product.shape[0], d, "product")
@@ -41,12 +42,13 @@ def syrk_f32_out(const float[:, ::1] rows not None, float[::1, :] product not No
 
 def gemm_f64_into(const double[:, ::1] left not None, const double[:, ::1] right not None,
                   double[:, ::1] product not None) -> None:
-    """product := product + left^T right, in float64.
+    """Add left^T right to `product`, in float64.
 
     Parameters
     ----------
     left, right : (m, k), (m, d) float64, C-contiguous
-    product : (k, d) float64, C-contiguous, changed in place
+    product : (k, d) float64, C-contiguous
+        Changed in place.
     """
     cdef int d = <int>right.shape[1], k = <int>left.shape[1], m = <int>left.shape[0]
     cdef double one = 1.0
@@ -61,7 +63,7 @@ def gemm_f64_into(const double[:, ::1] left not None, const double[:, ::1] right
 
 
 def mirror_lower(double[::1, :] matrix not None) -> None:
-    """Copy the lower triangle onto the upper one, in tiles of 64 columns to spare the cache."""
+    """Copy the lower triangle to the upper triangle, in tiles of 64 columns that stay in cache."""
     cdef Py_ssize_t d = matrix.shape[0], i, j, first, last
     check_length(matrix.shape[1], d, "matrix")
     with nogil:

@@ -1,4 +1,4 @@
-"""The factor of a covariance, and the linear algebra that its users share."""
+"""Declarations of the factor of a covariance, and of the linear algebra that other modules use."""
 
 cpdef enum:
     STATUS_OK = 0
@@ -26,30 +26,30 @@ ctypedef void (*Step)(Factor, double*, int, double*) noexcept nogil
 
 cdef class Factor:
     # L = diag(scale) L0, with L0 triangular in `c`, or V diag(sqrt(values)) on the support.
-    cdef readonly int kind
-    cdef readonly int width
-    cdef readonly int status
-    cdef readonly int constants     # features that do not vary
-    cdef readonly int n_noise       # directions, of those that vary, that count as rounding noise
-    cdef readonly int admitted      # of which the spans made support
-    cdef readonly double smallest   # about the smallest eigenvalue of c on its support
-    cdef readonly double tolerance  # eigenvalues up to it are noise
+    cdef readonly int kind          # IDENTITY, CHOLESKY, EIGH, LOW_RANK or SPANNED
+    cdef readonly int width         # number of features, d
+    cdef readonly int status        # STATUS_OK, or why the factorisation failed
+    cdef readonly int constants     # number of constant or left-out features
+    cdef readonly int n_noise       # dimension of the noise space: eigenvalues below `tolerance`
+    cdef readonly int admitted      # number of noise directions that were added to the support
+    cdef readonly double smallest   # approximate smallest eigenvalue of c on the support
+    cdef readonly double tolerance  # eigenvalues up to this value are rounding error
     cdef readonly double variance   # trace of S
-    cdef public double rounding     # level of whitened spans that is rounding of the rows
-    cdef object arrays              # keeps the memory behind the pointers
-    cdef readonly object inverse_scale  # (d,): 1 / scale; 0 where constant or left out
+    cdef public double rounding     # rounding level of whitened spans due to the dtype of the rows
+    cdef object arrays              # references that keep the memory of the pointers alive
+    cdef readonly object inverse_scale  # (d,): 1 / scale; 0 for constant and left-out features
     cdef readonly object left_out   # (n,) intp: features that vary and are not whitened
-    cdef object kernel              # the null basis, once it was asked for,
-    cdef double* kernel_data        # and its numbers
-    cdef double* own                # (d,): diagonal of c before factoring, where S is remembered
-    cdef double* full               # (d, d): S in units of the scale, upper triangle, likewise
+    cdef object kernel              # null basis, (d, n_null); None before `prepare_kernel`
+    cdef double* kernel_data        # memory of the null basis
+    cdef double* own                # (d,): diagonal of c before factorisation, after `remember`
+    cdef double* full               # (d, d): scaled S, upper triangle, after `remember`
     cdef double* c                  # (d, d): Cholesky factor, or eigenvectors by column
-    cdef double* scale              # (d,)
-    cdef double* inverse            # (d,)
-    cdef double* root               # (d,) 1 / sqrt(eigenvalue); 0 off the support   (eigh only)
-    cdef double* extra              # (d, admitted): noise directions made support   (eigh only)
-    cdef double* noise              # (d, n_noise): the noise space, the admitted first (eigh only)
-    cdef int columns                # of c, (d, columns): Q or B             (low rank, spanned)
+    cdef double* scale              # (d,): standard deviations; 1 for constant features
+    cdef double* inverse            # (d,): memory of inverse_scale
+    cdef double* root               # (d,): 1 / sqrt(eigenvalue); 0 off the support (eigh only)
+    cdef double* extra              # (d, admitted): noise directions in the support (eigh only)
+    cdef double* noise              # (d, n_noise): noise space, admitted ones first   (eigh only)
+    cdef int columns                # number of columns of Q or B, in c      (low rank, spanned)
     cdef double* half               # (d,): 1 / sqrt(e)                              (low rank)
     cdef double* shrink             # (columns,): 1 / sqrt(1 + s^2) - 1              (low rank)
     cdef int prepare_kernel(self) except -1

@@ -1,20 +1,23 @@
-"""A square-root factor L of a covariance S = L L^T, as a thing that can be kept and shared.
+"""Square-root factor L of a covariance S = L L^T.
 
-S is scaled to unit diagonal, c = D^-1 S D^-1, and factored there: by Cholesky, or by an
-eigendecomposition c = V diag(values) V^T where its smallest eigenvalue falls to the rounding level
-of the data. ``L = D L0`` with L0 triangular, or V diag(sqrt(values)) on the support. A factor
-depends on S alone; what spans show of its noise space is a second factor, made by `admit`.
+S is scaled to unit diagonal, c = D^-1 S D^-1 with D the standard deviations, and c is factored by
+Cholesky, or by an eigendecomposition c = V diag(values) V^T if its smallest eigenvalue is at the
+rounding level of the data. ``L = D L0`` with L0 triangular, or V diag(sqrt(values)) on the support,
+the span of the eigenvectors above the rounding level; the other eigenvectors span the noise space.
+A factor depends on S alone. `admit` returns a second factor, whose support also contains the noise
+directions that carry a cross-covariance (a span).
 
-Two more kinds need no d x d matrix. A diagonal and a matrix of low rank have
-``L0 = diag(sqrt(e)) (I + Q (sqrt(1 + s^2) - 1) Q^T)`` with Q of few orthonormal columns. And where S
-is known on the span of B alone, with B^T S B = I, the factor has ``L^+ = B^T``: what is solved with it
-is the best in this span (Rayleigh and Ritz).
+Two more kinds store no d x d matrix. For a diagonal plus a low-rank matrix,
+``L0 = diag(sqrt(e)) (I + Q (sqrt(1 + s^2) - 1) Q^T)``, with Q of a few orthonormal columns. If S is
+known only on the column space of B, with B^T S B = I, then ``L^+ = B^T``, and a solution is optimal
+within this space (Rayleigh-Ritz).
 
-Features may be left out: S is taken as block diagonal, their block as 0, so that nothing is read
-from them. A second factor, made by `reading_left_out`, takes that block as their variances.
+Features can be left out of the whitening: S is taken as block diagonal with a zero block for these
+features, so that they are not read. `reading_left_out` returns a second factor, which has the
+variances of these features in the block.
 
-Everything runs without the GIL; failures are status codes. A factor never changes, so threads share
-it.
+All functions run without the GIL; failures are status codes. Factors are immutable, and threads may
+share them.
 """
 
 import numpy as np
@@ -26,11 +29,12 @@ from scipy.linalg cimport cython_blas, cython_lapack
 
 from splince_fast._kernels.shapes cimport check_length
 
-# Up to this width inverting the factor is cheaper than estimating the norm of its inverse.
+# Up to this number of features, inverting the factor is faster than estimating the norm of its
+# inverse.
 cdef enum:
     SMALL = 64
 
-# Features that a factor leaves out, unless it is told any.
+# Default of `left_out`: all features are whitened.
 NONE_LEFT_OUT = np.empty(0, np.intp)
 NONE_LEFT_OUT.flags.writeable = False
 
@@ -39,7 +43,7 @@ cdef double ZERO = 0.0
 
 
 cdef double dot(const double* a, const double* b, Py_ssize_t n) noexcept nogil:
-    """a^T b, by four sums: one would wait for each addition."""
+    """Return a^T b, as four partial sums that do not wait for each other."""
     cdef Py_ssize_t i
     cdef double s = 0.0, t = 0.0, u = 0.0, v = 0.0
     for i in range(n // 4):
@@ -54,7 +58,7 @@ cdef double dot(const double* a, const double* b, Py_ssize_t n) noexcept nogil:
 
 cdef void gemm(char* ta, char* tb, int m, int n, int k, double alpha, double* a, int lda,
                double* b, int ldb, double beta, double* c, int ldc) noexcept nogil:
-    """c := alpha op(a) op(b) + beta c."""
+    """Compute c := alpha op(a) op(b) + beta c; op is the identity or the transpose."""
     if m > 0 and n > 0 and k > 0:
         cython_blas.dgemm(ta, tb, &m, &n, &k, &alpha, a, &lda, b, &ldb, &beta, c, &ldc)
     elif m > 0 and n > 0 and beta == 0.0:
@@ -62,7 +66,7 @@ cdef void gemm(char* ta, char* tb, int m, int n, int k, double alpha, double* a,
 
 
 cdef void scale_rows(const double* weight, double* b, int d, int k) noexcept nogil:
-    """b := diag(weight) b."""
+    """Compute b := diag(weight) b, in place, for b of shape (d, k)."""
     cdef Py_ssize_t i, j
     for j in range(k):
         for i in range(d):
@@ -71,10 +75,10 @@ cdef void scale_rows(const double* weight, double* b, int d, int k) noexcept nog
 
 cdef void set_units(Factor f, const double* variances, Py_ssize_t apart, const double* mean,
                     double per_weight, double ridge, double constant) noexcept nogil:
-    """Deviations of the features, with the inverse 0 of constant ones.
+    """Set the standard deviations of the features, and the inverses; 0 for constant features.
 
-    `variances` lie `apart` numbers apart. A feature whose deviation is below `constant` times its
-    mean is constant but for rounding.
+    `apart` is the stride of `variances` in numbers. A feature with a standard deviation below
+    `constant` times |mean| counts as constant.
     """
     cdef Py_ssize_t j
     cdef double variance, least
@@ -90,7 +94,7 @@ cdef void set_units(Factor f, const double* variances, Py_ssize_t apart, const d
 
 
 cdef int leave_out(Factor f, object left_out) except -1:
-    """Count features, (n,) intp in ascending order, as constants."""
+    """Treat the features in `left_out`, (n,) intp in ascending order, as constant."""
     if left_out is NONE_LEFT_OUT:
         return 0
     if left_out is None:
@@ -109,7 +113,7 @@ cdef int leave_out(Factor f, object left_out) except -1:
 
 
 cdef void set_unit_diagonal(Factor f, const double* scatter, double per_weight) noexcept nogil:
-    """c := (per_weight * scatter) in units of the deviations, lower triangle."""
+    """Set c to per_weight * scatter, scaled to unit diagonal; lower triangle."""
     cdef Py_ssize_t d = f.width, i, j
     cdef double w
     for j in range(d):
@@ -120,11 +124,11 @@ cdef void set_unit_diagonal(Factor f, const double* scatter, double per_weight) 
 
 
 cdef double inverse_size(Factor f, double* work) noexcept nogil:
-    """1 / |c^{-1}|, about the smallest eigenvalue of c, from its Cholesky factor.
+    """Return 1 / |c^{-1}|, roughly the smallest eigenvalue of c, from its Cholesky factor.
 
-    Pivots alone do not show a rank deficiency that follows a small pivot: rounding lifts the last
-    one. Small factors are inverted, |c^{-1}| <= |L^{-1}|_F^2 <= d |c^{-1}|; for others LAPACK
-    estimates the 1-norm, which is at least the spectral norm.
+    Pivots alone do not reveal a rank deficiency after a small pivot, because rounding error
+    increases the last pivot. Small factors are inverted: |c^{-1}| <= |L^{-1}|_F^2 <= d |c^{-1}|.
+    For others LAPACK estimates the 1-norm, which is at least the spectral norm.
     """
     cdef int d = f.width, info = 0
     cdef Py_ssize_t j
@@ -143,25 +147,30 @@ cdef double inverse_size(Factor f, double* work) noexcept nogil:
 
 
 cdef class Factor:
-    """L with S = L L^T: whitens and unwhitens columns. Immutable.
+    """Factor L of S = L L^T, which whitens and unwhitens columns; immutable.
 
     Attributes
     ----------
     width : int
-        Features d.
+        Number of features, d.
     solver : {"none", "cholesky", "eigh", "low-rank", "refined"}
+        Kind of the factor.
     rank : int
-        Of S at its rounding level, admitted directions included.
-    constants, n_noise, admitted : int
-        Features that do not vary; directions of the others that count as rounding noise; how many
-        of these are support because spans have a trace in them.
-    smallest, tolerance : float
-        About the smallest eigenvalue of the unit-diagonal S on its support, and the one up to which
-        eigenvalues are noise.
+        Rank of S at its rounding level, including admitted directions.
+    constants : int
+        Number of constant or left-out features.
+    n_noise : int
+        Dimension of the noise space: eigenvalues of the unit-diagonal S below `tolerance`.
+    admitted : int
+        Number of noise directions in the support, because spans exceed rounding error there.
+    smallest : float
+        Approximate smallest eigenvalue of the unit-diagonal S on the support.
+    tolerance : float
+        Eigenvalues up to this value count as rounding error.
     variance : float
         Trace of S.
     inverse_scale : (d,) float64
-        1 / deviation of each feature; 0 where it is constant or left out.
+        1 / standard deviation of each feature; 0 for constant and left-out features.
     left_out : (n,) intp
         Features that vary and are not whitened.
     """
@@ -176,17 +185,17 @@ cdef class Factor:
 
     @property
     def n_null(self):
-        """Directions of the noise space that are no support."""
+        """Number of noise directions that were not admitted to the support."""
         return self.n_noise - self.admitted
 
     @property
     def null_basis(self):
-        """(d, n_null) float64: orthonormal basis of the kernel of S, constants aside."""
+        """Orthonormal basis of the null space of S without constant features, (d, n_null)."""
         self.prepare_kernel()
         return self.kernel
 
     cdef object applied(self, const double[:, ::1] columns, Step step):
-        """A copy of the rows of `columns`, (k, d), after a step."""
+        """Return a copy of `columns`, (k, d), with `step` applied to every row."""
         check_length(columns.shape[1], self.width, "columns")
         out = np.array(columns)
         cdef double[:, ::1] b = out
@@ -199,24 +208,25 @@ cdef class Factor:
         return out
 
     def whiten(self, const double[:, ::1] columns not None):
-        """L^+ b for each row b of `columns`, (k, d); what lies off the support is left out."""
+        """Return L^+ b for each row b of `columns`, (k, d)."""
         return self.applied(columns, whiten_columns)
 
     def solve(self, const double[:, ::1] columns not None):
-        """(L^+)^T L^+ b, that is S^-1 b on the support, for each row b of `columns`, (k, d)."""
+        """Return (L^+)^T L^+ b, which is S^-1 b on the support, for each row b of `columns`."""
         self.prepare_kernel()
         return self.applied(columns, solve_columns)
 
     def unwhiten(self, const double[:, ::1] columns not None):
-        """L b for each row b of `columns`, (k, d): the inverse of `whiten` on the support."""
+        """Return L b for each row b of `columns`; the inverse of `whiten` on the support."""
         if self.kind > EIGH:
             raise RuntimeError("a factor of few columns does not unwhiten")
         return self.applied(columns, unwhiten_columns)
 
     def remember(self, const double[::1, :] scatter not None, double per_weight):
-        """Keep S = per_weight * scatter, unshrunk, for `gram`; before anybody else has the factor.
+        """Store S = per_weight * scatter, unshrunk, for `gram`.
 
-        Beside a Cholesky factor S goes into the triangle that is free, else into d^2 numbers more.
+        Must be called before other code uses the factor. Next to a Cholesky factor, S occupies the
+        free triangle; otherwise it takes d^2 more numbers.
         """
         cdef Py_ssize_t d = self.width, i, j
         cdef double[::1] own, memory
@@ -240,7 +250,7 @@ cdef class Factor:
                     self.full[j * d + j] = 0.0
 
     def gram(self, const double[:, ::1] columns not None):
-        """b S b^T of the rows of b = `columns`, (k, d), with the S that was remembered."""
+        """Return b S b^T, (k, k), for b = `columns`, (k, d), and the S stored by `remember`."""
         cdef int d = self.width, k = <int>columns.shape[0]
         cdef Py_ssize_t i, j
         check_length(columns.shape[1], d, "columns")
@@ -263,9 +273,9 @@ cdef class Factor:
         return result
 
     def reading_left_out(self):
-        """This factor with the features that were left out, S as block diagonal.
+        """Return the factor of S as a block diagonal matrix that includes the left-out features.
 
-        The block of these features is the diagonal of their variances.
+        The block of the left-out features is diagonal and contains the variances.
         """
         if self.kind == SPANNED:
             raise RuntimeError("a factor of a span does not know other features")
@@ -283,7 +293,7 @@ cdef class Factor:
         return new
 
     cdef Factor copied(self):
-        """A factor that shares all memory, but for a null basis that depends on its units."""
+        """Return a factor that shares all memory except the null basis."""
         cdef Factor new = Factor.__new__(Factor)
         new.kind, new.width, new.status, new.constants = (
             self.kind, self.width, self.status, self.constants)
@@ -297,12 +307,12 @@ cdef class Factor:
         return new
 
     cdef int prepare_kernel(self) except -1:
-        """Make the null basis, unless it is there: a later solve may never ask for it.
+        """Compute the null basis on first use, because many solves do not need it.
 
-        c = D^-1 S D^-1, so the kernel of S is D^-1 times that of c. Where features differ in units
-        by many orders of magnitude so do the rows of that product; a Householder decomposition is
-        accurate row by row if the large rows come first and columns are pivoted (Cox and Higham
-        1998).
+        As c = D^-1 S D^-1, the null space of S is D^-1 times the null space of c. If the standard
+        deviations differ by many orders of magnitude, so do the rows of the product. A Householder
+        QR decomposition is accurate row by row if large rows come first and columns are pivoted
+        (Cox and Higham 1998).
         """
         cdef Py_ssize_t d = self.width, n = self.n_noise - self.admitted
         cdef double[::1, :] basis
@@ -321,14 +331,14 @@ cdef class Factor:
         return 0
 
     def admit(self, const double[:, ::1] spans not None):
-        """This factor with the noise directions as support in which `spans`, (k, d), stand out.
+        """Return a factor whose support also contains noise directions of `spans`, (k, d).
 
-        Eigenvalues up to `tolerance` are noise, but what varies so little can still carry a trace:
-        the cross-covariances are known to more digits than S. Let V_n be the noise space and
-        T = V_n^T D^-1 spans. What the inaccuracy of S explains of T is at most
-        tolerance / sqrt(smallest), and the rounding of the rows explains rounding sqrt(smallest): a
-        pivoted QR of T rotates V_n such that the directions above both come first; they count as
-        support with the eigenvalue `tolerance`. Returns the factor itself where there are none.
+        Eigenvalues up to `tolerance` count as rounding error, but spans are accurate to more digits
+        than S, and may exceed rounding error in the noise space V_n. The rounding error of
+        T = V_n^T D^-1 spans^T is at most tolerance / sqrt(smallest) from S, and
+        rounding sqrt(smallest) from the rows. A pivoted QR decomposition of T rotates V_n, so that
+        directions above both bounds come first. These directions are added to the support with the
+        eigenvalue `tolerance`. Without such directions the factor itself is returned.
         """
         cdef int d = self.width, k = <int>spans.shape[0], n = self.n_noise, info = 0, m, lwork, i
         cdef int admitted = 0
@@ -369,12 +379,12 @@ cdef class Factor:
 
 
 cdef int scratch_for(Factor f, int k) noexcept nogil:
-    """Numbers of scratch for whitening k columns."""
+    """Return the scratch memory for whitening k columns, in numbers."""
     return (3 * f.width if f.kind == EIGH else f.columns) * k
 
 
 cdef void through(Factor f, double* b, int k, double* scratch) noexcept nogil:
-    """b += Q diag(shrink) Q^T b: divides by sqrt(1 + s^2) along Q, in place."""
+    """Compute b += Q diag(shrink) Q^T b, which divides b by sqrt(1 + s^2) along Q."""
     cdef int d = f.width, r = f.columns
     gemm(b"T", b"N", r, k, d, 1.0, f.c, d, b, d, 0.0, scratch, r)
     scale_rows(f.shrink, scratch, r, k)
@@ -382,7 +392,7 @@ cdef void through(Factor f, double* b, int k, double* scratch) noexcept nogil:
 
 
 cdef void whiten_columns(Factor f, double* b, int k, double* scratch) noexcept nogil:
-    """b := L^+ b, in place, for columns b (d, k)."""
+    """Compute b := L^+ b, in place, for b of shape (d, k)."""
     cdef int d = f.width, n = f.n_noise, j
     if f.kind == IDENTITY or k == 0:
         return
@@ -408,7 +418,7 @@ cdef void whiten_columns(Factor f, double* b, int k, double* scratch) noexcept n
 
 
 cdef void on_support(Factor f, double* b, int k) noexcept nogil:
-    """b := diag(root) b, and 0 off the support, whatever stands there."""
+    """Compute b := diag(root) b on the support, and set b to 0 off the support."""
     cdef Py_ssize_t d = f.width, i, j
     for j in range(k):
         for i in range(d):
@@ -416,7 +426,7 @@ cdef void on_support(Factor f, double* b, int k) noexcept nogil:
 
 
 cdef void from_support(Factor f, const double* y, double* b, int k) noexcept nogil:
-    """b := [extra, 0, V_support] y."""
+    """Compute b := [extra, 0, V_support] y."""
     cdef int d = f.width, n = f.n_noise
     gemm(b"N", b"N", d, k, d - n, 1.0, f.c + <Py_ssize_t>n * d, d, <double*>y + n, d, 0.0,
          b, d)
@@ -424,7 +434,7 @@ cdef void from_support(Factor f, const double* y, double* b, int k) noexcept nog
 
 
 cdef void whiten_transposed(Factor f, double* b, int k, double* scratch) noexcept nogil:
-    """b := (L^+)^T b, in place, for b of shape (d, k); after `prepare_kernel`."""
+    """Compute b := (L^+)^T b, in place, for b of shape (d, k); requires `prepare_kernel`."""
     cdef int d = f.width, n = f.columns, j
     if f.kind == IDENTITY or k == 0:
         return
@@ -451,10 +461,10 @@ cdef void whiten_transposed(Factor f, double* b, int k, double* scratch) noexcep
 
 
 cdef void leave_kernel_alone(Factor f, double* b, int k, double* scratch) noexcept nogil:
-    """b -= N0 N0^T b: orthogonal to the kernel of S, without a change on its range.
+    """Project b orthogonally to the null space of S: b -= N0 N0^T b, N0 the null basis.
 
-    Rounding stays that of each feature in its own units: N0 is made with its rows in the
-    order of their size. `scratch` takes n_null k numbers.
+    The rounding error of each feature is relative to the scale of the feature, because N0 is
+    accurate row by row. `scratch` has n_null k numbers.
     """
     cdef int d = f.width, n_null = f.n_noise - f.admitted
     gemm(b"T", b"N", n_null, k, d, 1.0, f.kernel_data, d, b, d, 0.0, scratch, n_null)
@@ -484,12 +494,16 @@ cdef void unwhiten_columns(Factor f, double* b, int k, double* scratch) noexcept
 
 def count_weak(const double[::1] variances not None, const double[::1] mean not None,
                double min_scale, double own):
-    """How many features have a deviation below `min_scale` root mean square deviations or `own` means.
+    """Count features with a small standard deviation.
 
     Parameters
     ----------
     variances, mean : (d,) float64
-    min_scale, own : float, non-negative
+        Variances and means of the features.
+    min_scale : float, non-negative
+        Threshold relative to the root mean square standard deviation.
+    own : float, non-negative
+        Threshold relative to |mean| of the feature.
     """
     cdef Py_ssize_t d = variances.shape[0], j, count = 0
     cdef double total = 0.0, least, size
@@ -505,7 +519,7 @@ def count_weak(const double[::1] variances not None, const double[::1] mean not 
 
 def amplified(const double[:, ::1] left not None, const double[:, ::1] right not None,
               const double[::1] mean not None, double variance):
-    """|left^T right|_F, and |mean|^2 / variance; O(d r^2).
+    """Return |left^T right|_F and |mean|^2 / variance, in O(d r^2).
 
     Parameters
     ----------
@@ -524,7 +538,7 @@ def amplified(const double[:, ::1] left not None, const double[:, ::1] right not
     with nogil:
         for j in range(d):
             offset += (mean[j] / unit) * (mean[j] / unit)
-        for i in range(r):  # rows of left of size 1, so that no square overflows
+        for i in range(r):  # scale rows of left to maximum 1, so that no square overflows
             size = 0.0
             for j in range(d):
                 size = max(size, fabs(left[i, j]))
@@ -540,7 +554,7 @@ def amplified(const double[:, ::1] left not None, const double[:, ::1] right not
 
 
 cdef Factor blank(int kind, int d, double[::1] memory):
-    """A factor of this kind around memory for c."""
+    """Return a factor of this kind that uses `memory` for c."""
     cdef Factor f = Factor.__new__(Factor)
     vectors = np.empty((2, d))
     cdef double[:, ::1] v = vectors
@@ -552,7 +566,10 @@ cdef Factor blank(int kind, int d, double[::1] memory):
 
 
 def identity(const double[::1] diagonal not None, double per_weight):
-    """The factor I, for what is not whitened; `diagonal` of the scatter gives the variance."""
+    """Return the factor I, for methods that do not whiten.
+
+    `diagonal`, (d,), is the diagonal of the scatter matrix, which gives the total variance.
+    """
     cdef int d = <int>diagonal.shape[0], j
     cdef Factor f = blank(IDENTITY, d, np.empty(1))
     for j in range(d):
@@ -564,17 +581,26 @@ def identity(const double[::1] diagonal not None, double per_weight):
 def of_columns(double[:, ::1] columns not None, const double[::1] variances not None,
                const double[::1] mean not None, double[::1] half=None, double[::1] shrink=None, *,
                double smallest, double constant, left_out=NONE_LEFT_OUT):
-    """S = D diag(sqrt(e)) (I + Q diag(s^2) Q^T) diag(sqrt(e)) D; or S on the span of B alone.
+    """Return the factor of S = D diag(sqrt(e)) (I + Q diag(s^2) Q^T) diag(sqrt(e)) D.
+
+    Without `half` and `shrink`: the factor of S restricted to the column space of a matrix B.
 
     Parameters
     ----------
     columns : (r, d) float64
-        Q^T; or B^T with B^T S B = I and r <= d. Taken over, as are `half` and `shrink`.
-    variances : (d,) D^2
-    mean, constant, left_out : as for `dense`; rows of Q are 0 where features are left out
-    half, shrink : (d,) 1 / sqrt(e), (r,) 1 / sqrt(1 + s^2) - 1; None with B
-    smallest : the smallest of e; or about the smallest eigenvalue of the unit-diagonal S, which
-        says what is noise
+        Q^T; or B^T with B^T S B = I and r <= d. The factor takes ownership of the memory of
+        `columns`, `half` and `shrink`.
+    variances : (d,) float64
+        D^2, the variances of the features.
+    mean, constant, left_out
+        As for `dense`. Rows of Q are 0 for left-out features.
+    half : (d,) float64 or None
+        1 / sqrt(e); None with B.
+    shrink : (r,) float64 or None
+        1 / sqrt(1 + s^2) - 1; None with B.
+    smallest : float
+        Smallest entry of e, or approximate smallest eigenvalue of the unit-diagonal S. It
+        determines the rounding level of whitened spans.
     """
     cdef int d = <int>variances.shape[0], r = <int>columns.shape[0]
     check_length(columns.shape[1], d, "columns")
@@ -612,21 +638,32 @@ def dense(
 
     Parameters
     ----------
-    scatter : (d, d) float64, Fortran order, lower triangle; read only
+    scatter : (d, d) float64, Fortran order
+        Scatter matrix, of which the lower triangle is read.
     mean : (d,) float64
-        Mean of x: a feature whose deviation is below `constant` times its mean counts as constant.
-    memory : at least d * d float64
-        Taken over by the factor, and not to be changed while it is used.
-    max_rank : what the rank of S cannot exceed, for the number of rows it is made of
-    tolerance : smallest eigenvalue of the unit-diagonal S that counts as support
-    force_eigh, allow_eigh : use the eigendecomposition whatever the pivots; where they ask for it
+        Mean of x.
+    memory : float64
+        At least d * d numbers, of which the factor takes ownership.
+    per_weight, ridge : float
+        Coefficients of S.
+    max_rank : int
+        Upper bound of the rank of S from the number of rows.
+    tolerance : float
+        Eigenvalues of the unit-diagonal S up to this value count as rounding error.
+    constant : float
+        A feature with a standard deviation below this fraction of |mean| counts as constant.
+    force_eigh : bool
+        Always use the eigendecomposition.
+    allow_eigh : bool
+        Use the eigendecomposition if S is rank deficient.
     left_out : (n,) intp
-        Features that vary and are not to be whitened, in ascending order.
+        Features that vary and are not whitened, in ascending order.
 
     Returns
     -------
     Factor
-        Of `status` STATUS_NO_CONVERGENCE or STATUS_RANK_DEFICIENT where there is none.
+        The factor. After a failure its `status` is STATUS_NO_CONVERGENCE or
+        STATUS_RANK_DEFICIENT.
     """
     cdef int d = <int>scatter.shape[0], info = 0, n = 0, i, lwork, liwork
     cdef bint short, deficient
@@ -642,7 +679,7 @@ def dense(
     f.tolerance = tolerance
     set_units(f, &scatter[0, 0], d + 1, &mean[0], per_weight, ridge, constant)
     leave_out(f, left_out)
-    # The last d are for the integers of LAPACK.
+    # The last d numbers hold the integer workspace of LAPACK.
     work = np.empty(d * d if d <= SMALL else 4 * d)
     short = max_rank < d - f.constants
     with nogil:

@@ -14,4 +14,4 @@ def oblique(
     relative: float,
     drop_below: float,
     may_drop: bool,
-) -> tuple[Any, ...]: ...  # fields of splince_fast._solve.oblique.Solution
+) -> tuple[Any, ...]: ...  # fields of Solution, up to `spread`

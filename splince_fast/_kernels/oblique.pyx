@@ -1,7 +1,7 @@
-"""One routine for the whole family: a factor and two spans in, an oblique projection out.
+"""The oblique projection that erases one span and keeps another, from a factor of S.
 
-With L the factor of S, D the deviations of the features, Sz and Sy the spans of what is erased and
-kept::
+A span is a cross-covariance of x with labels. With L the factor of S, D the standard deviations of
+the features, Sz the erased and Sy the kept span, both with columns of length d::
 
     A = L^+ Sz,  B = L^+ Sy,   Qz = orth(A) = A T,  Qy = orth(B) = B U,   Cz = Sz T,  Cy = Sy U
     N = (I - Qy Qy^T) Qz = Un diag(s) Vn^T                  s: sines of the principal angles
@@ -12,14 +12,15 @@ kept::
     right -= D^-1 Qc Qc^T D right,   Qc = orth(D^-1 Cy)      Cov(x, y) itself is kept
     right := right K'^-T,            K' = right^T left       Cov(x, z) itself is erased
 
-The last three lines make the guarantees independent of L. The columns of `left` come from Sz, each
-to a few roundings of it whatever T; |right| in units of D is |I - P|, so that nothing cancels in
-``left right^T``; and the corrections act on Sy and Sz themselves, also on what the factor does not
-see of them because it varies below the rounding level of S. Hence |P Sz| and |P Sy - Sy| are a few
-roundings of |P| |S.|, for any factor. The first correction of R, in whitened coordinates, squares
-what rounding in the triangular solves left, and costs no optimality.
+The last three lines make the constraints hold independently of the accuracy of L. The columns of
+`left` span the columns of Sz up to a few roundings for any T. As `left` is orthonormal in units of
+D, |right| in the same units equals |I - P|, and ``left right^T`` has no cancellation. The
+corrections use Sy and Sz themselves, including components off the support of L, whose variance is
+below the rounding level of S. Hence |P Sz| / |Sz| and |P Sy - Sy| / |Sy| are a few roundings times
+|P| for any factor. The correction of R in whitened coordinates squares the rounding error of the
+triangular solves, without loss of optimality.
 
-Runs without the GIL; failures are status codes.
+All functions run without the GIL; failures are status codes.
 """
 
 import numpy as np
@@ -38,7 +39,8 @@ from splince_fast._kernels.shapes cimport check_length
 cdef double ONE = 1.0
 cdef double EPS = 2.220446049250313e-16
 
-# Columns up to which rotations take no more time than LAPACK; how often all are gone through.
+# Up to FEW_COLUMNS columns, Jacobi rotations are as fast as LAPACK; SWEEPS is the maximum number of
+# passes over all pairs of columns.
 cdef enum:
     FEW_COLUMNS = 4
     SWEEPS = 30
@@ -46,10 +48,11 @@ cdef enum:
 
 cdef int svd_by_rotations(int m, int n, const double* a, double* s, double* u,
                           double* vt) noexcept nogil:
-    """Thin singular value decomposition of a (m, n), n <= m, by one-sided Jacobi rotations.
+    """Compute the thin SVD of a, (m, n) with n <= m, by one-sided Jacobi rotations.
 
-    Pairs of columns are rotated until all are orthogonal; u is zero where s is. The status is
-    STATUS_NO_CONVERGENCE where that takes too many sweeps, and where a number is not finite.
+    Pairs of columns are rotated until all columns are orthogonal. Columns of u with a singular
+    value of 0 are zero. Returns STATUS_NO_CONVERGENCE after too many passes, or if a number is not
+    finite.
     """
     cdef int p, q, one = 1, sweep
     cdef Py_ssize_t i
@@ -59,7 +62,7 @@ cdef int svd_by_rotations(int m, int n, const double* a, double* s, double* u,
     cdef bint orthogonal = False
     for i in range(<Py_ssize_t>m * n):
         largest = max(largest, fabs(a[i]))
-    for i in range(<Py_ssize_t>m * n):  # in these units no square overflows
+    for i in range(<Py_ssize_t>m * n):  # scaled, so that no square overflows
         u[i] = a[i] / largest if largest > 0.0 else 0.0
     for i in range(n * n):
         vt[i] = 1.0 if i % (n + 1) == 0 else 0.0
@@ -73,7 +76,7 @@ cdef int svd_by_rotations(int m, int n, const double* a, double* s, double* u,
                     continue
                 orthogonal = False
                 slope = (s[q] - s[p]) / (2.0 * product)
-                sine = copysign(1.0 / (fabs(slope) + hypot(1.0, slope)), -slope)  # the tangent
+                sine = copysign(1.0 / (fabs(slope) + hypot(1.0, slope)), -slope)  # tangent
                 cosine = 1.0 / hypot(1.0, sine)
                 sine *= cosine
                 cython_blas.drot(&m, x, &one, y, &one, &cosine, &sine)
@@ -86,7 +89,7 @@ cdef int svd_by_rotations(int m, int n, const double* a, double* s, double* u,
         for i in range(m):
             y[i] = y[i] / s[q] if s[q] > 0.0 else 0.0
         s[q] *= largest
-        for p in range(q, 0, -1):  # in descending order
+        for p in range(q, 0, -1):  # sort in descending order
             if s[p] <= s[p - 1]:
                 break
             s[p], s[p - 1] = s[p - 1], s[p]
@@ -99,22 +102,25 @@ cdef int svd_by_rotations(int m, int n, const double* a, double* s, double* u,
 
 cdef int svd(int m, int n, double* a, double* s, double* u, double* vt, double* work, int lwork,
              int* iwork) noexcept nogil:
-    """Thin singular value decomposition of a (m, n), which is destroyed."""
+    """Compute the thin SVD of a, (m, n), and overwrite a."""
     cdef int mn = m if m < n else n, info = 0, one = 1, i
     if n == 1 and m > 0:
-        # A single column, the common case, needs no iteration; dnrm2 guards against overflow.
+        # A single column, the most frequent case, needs no iteration; dnrm2 avoids overflow.
         s[0] = cython_blas.dnrm2(&m, a, &one)
         vt[0] = 1.0
         for i in range(m):
             u[i] = a[i] / s[0] if s[0] > 0.0 else 0.0
-    # LAPACK also has the last word where rotations come to no end.
+    # LAPACK also takes over if the rotations do not converge.
     elif mn > 0 and (n > min(m, FEW_COLUMNS) or svd_by_rotations(m, n, a, s, u, vt) != STATUS_OK):
         cython_lapack.dgesdd(b"S", &m, &n, a, &m, s, u, &m, vt, &mn, work, &lwork, iwork, &info)
     return STATUS_NO_CONVERGENCE if info != 0 else STATUS_OK
 
 
 cdef int triangular(int d, int r, double* a, double* tau, double* work, int lwork) noexcept nogil:
-    """Householder decomposition of a (d, r), r <= d: the triangle above, the reflectors below."""
+    """Compute the Householder QR of a, (d, r) with r <= d, in place: R above, reflectors below.
+
+    For r = 1 only tau[0] = |a| is set.
+    """
     cdef int info = 0, one = 1
     if r == 1:
         tau[0] = cython_blas.dnrm2(&d, a, &one)
@@ -124,7 +130,7 @@ cdef int triangular(int d, int r, double* a, double* tau, double* work, int lwor
 
 
 cdef int orthonormal(int d, int r, double* a, double* tau, double* work, int lwork) noexcept nogil:
-    """a := an orthonormal basis of its column space, column by column."""
+    """Replace a, (d, r), by an orthonormal basis of its column space."""
     cdef int info = triangular(d, r, a, tau, work, lwork), i
     if r == 1:
         for i in range(d):
@@ -137,10 +143,10 @@ cdef int orthonormal(int d, int r, double* a, double* tau, double* work, int lwo
 cdef int basis(int d, int k, const double* span, const double* whitened, double noise,
                double relative, double* sigma, double* q, double* coordinates, double* vt,
                double* work, int lwork, int* iwork, int* rank, double* cut) noexcept nogil:
-    """Orthonormal basis q of the column space of `whitened`, and span T with q = whitened T.
+    """Compute an orthonormal basis q = whitened T of the columns of `whitened`, and span T.
 
-    The rank counts singular values above both `noise` (the rounding level of the data) and
-    `relative` times the largest.
+    The rank is the number of singular values above `cut`: the maximum of `noise`, which is the
+    rounding level of the data, and `relative` times the largest singular value.
     """
     cdef int mn = d if d < k else k, status, i
     cdef Py_ssize_t j
@@ -148,7 +154,7 @@ cdef int basis(int d, int k, const double* span, const double* whitened, double 
     cut[0] = noise
     if mn == 0:
         return STATUS_OK
-    # `coordinates` serves as the copy that the decomposition destroys.
+    # `coordinates` holds the copy that the decomposition overwrites.
     memcpy(coordinates, whitened, sizeof(double) * <size_t>d * k)
     status = svd(d, k, coordinates, sigma, q, vt, work, lwork, iwork)
     if status != STATUS_OK:
@@ -166,14 +172,14 @@ cdef int basis(int d, int k, const double* span, const double* whitened, double 
 
 cdef void orthogonalise(int d, const double* qy, int ry, double* n, int rz,
                         double* m) noexcept nogil:
-    """n -= qy qy^T n; the coefficients stay in m (ry, rz)."""
+    """Compute m = qy^T n, (ry, rz), and n -= qy m."""
     gemm(b"T", b"N", ry, rz, d, 1.0, <double*>qy, d, n, d, 0.0, m, ry)
     gemm(b"N", b"N", d, rz, ry, -1.0, <double*>qy, d, m, ry, 1.0, n, d)
 
 
 cdef int renew(int d, int r, double* left, double* right, double* K, double* inverse, double* spare,
                int* pivots) noexcept nogil:
-    """right := right K^-T with K = right^T left, so that right^T left = I."""
+    """Compute right := right K^-T with K = right^T left, so that right^T left = I."""
     cdef int info = 0, i
     gemm(b"T", b"N", r, r, d, 1.0, right, d, left, d, 0.0, K, r)
     if r == 1:
@@ -195,7 +201,10 @@ cdef int renew(int d, int r, double* left, double* right, double* K, double* inv
 cdef double relative_residual(int d, int r, int k, const double* left, const double* right,
                               const double* coordinates, const double* sigma, bint kept,
                               const double* inverse, double* small, double* moved) noexcept nogil:
-    """|(P - I) C diag(sigma)| (kept) or |P C diag(sigma)|, over |C diag(sigma)|, in units of D."""
+    """Return the relative residual of a constraint, for features scaled to unit standard deviation.
+
+    |(P - I) C diag(sigma)| / |C diag(sigma)| if `kept`, else |P C diag(sigma)| / |C diag(sigma)|.
+    """
     cdef Py_ssize_t i, j
     cdef double left_over = 0.0, whole = 0.0, c, e
     gemm(b"T", b"N", r, k, d, 1.0, <double*>right, d, <double*>coordinates, d, 0.0, small, r)
@@ -213,7 +222,7 @@ cdef double relative_residual(int d, int r, int k, const double* left, const dou
 
 cdef double spectral_norm(int d, int r, const double* right, const double* scale, double* scaled,
                           double* gram, double* work, int lwork) noexcept nogil:
-    """|D right|; what overflows has an infinite norm."""
+    """Return the spectral norm |D right|; infinity after an overflow."""
     cdef int info = 0
     memcpy(scaled, right, sizeof(double) * <size_t>d * r)
     scale_rows(scale, scaled, d, r)
@@ -227,21 +236,27 @@ cdef double spectral_norm(int d, int r, const double* right, const double* scale
 def oblique(Factor factor not None, const double[:, ::1] erased not None,
             const double[:, ::1] kept not None, *, double noise, double relative,
             double drop_below, bint may_drop):
-    """The oblique projection that erases the rows of one span and keeps those of another.
+    """Compute the oblique projection that erases one span and keeps another.
 
     Parameters
     ----------
     factor : Factor
+        Factor of S.
     erased, kept : (kz, d), (k - kz, d) float64
-        Cross-covariances in units of the variables' standard deviations; read only.
-    noise, relative : rounding level of whitened spans; ranks are also relative to the largest
-    drop_below : kept directions at an angle with a sine below this are given up
-    may_drop : whether directions at the rounding level may be given up, too
+        Spans: covariances of x with label columns of unit standard deviation.
+    noise : float
+        Rounding level of whitened spans.
+    relative : float
+        Singular values of a whitened span below this value times the largest are ignored.
+    drop_below : float
+        Kept directions are dropped if the sine of the angle to the erased span is below this value.
+    may_drop : bool
+        Whether kept directions may be dropped; otherwise the status is STATUS_INFEASIBLE.
 
     Returns
     -------
     tuple
-        The fields of `splince_fast._solve.oblique.Solution`, up to `spread`.
+        Fields of `splince_fast._solve.oblique.Solution`, up to `spread`.
     """
     cdef int d = factor.width, kz = <int>erased.shape[0], ky = <int>kept.shape[0], k = kz + ky
     cdef int mz = min(d, kz), my = min(d, ky)
@@ -252,14 +267,14 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
     check_length(erased.shape[1], d, "erased")
     check_length(kept.shape[1], d, "kept")
 
-    # Scratch of the decompositions, of all shapes that occur below.
+    # Size of the scratch memory, for the largest decomposition below.
     cdef int widest = max(mz, my, 1), tall = max(d, k, 1), squared = widest * widest
     cdef int lwork = 6 * squared + 80 * widest + 68 * tall
     cdef size_t size_work = (
         lwork + 5 * squared + 2 * widest + (2 * k + 3 * mz + 4 * my) * <size_t>d + mz * kz + my * ky
         + scratch_for(factor, max(k, mz + my)) + 1)
 
-    # What is returned, rows of length d and short ones; few arrays, as each takes time.
+    # Returned arrays: slices of two allocations, because each allocation takes time.
     rows_a = np.empty((2 * mz + k, d))
     values_a = np.zeros(2 * mz + my + min(mz, my))
     cdef double[:, ::1] rows = rows_a
@@ -272,10 +287,10 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
         raise MemoryError("no memory for the decompositions of a solve")
     cdef int* iwork = <int*>(work + size_work)
 
-    # Columns of length d, or small squares, one after another in the pool.
-    cdef double* small = work + lwork                       # coefficients of Qz in Qy, and spare,
-    cdef double* M = small + squared                        # the same, kept
-    cdef double* Y = M + squared                            # and their decompositions
+    # Consecutive parts of the scratch memory: small squares, then columns of length d.
+    cdef double* small = work + lwork                       # work memory for a small square
+    cdef double* M = small + squared                        # Qy^T Qz
+    cdef double* Y = M + squared                            # singular vectors of M
     cdef double* Vn = Y + squared
     cdef double* K = Vn + squared
     cdef double* tau = K + squared
@@ -301,7 +316,7 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
     cdef const double* Sy = &kept[0, 0] if ky else NULL
 
     with nogil:
-        # 1. Bases of what is erased and kept, in whitened coordinates: A, B; Qz, Qy; Cz, Cy.
+        # 1. Whitened spans A, B; orthonormal bases Qz, Qy; the spans in these bases, Cz, Cy.
         memcpy(white, Sz, sizeof(double) * <size_t>d * kz)
         memcpy(white + <Py_ssize_t>kz * d, Sy, sizeof(double) * <size_t>d * ky)
         whiten_columns(factor, white, k, scratch)
@@ -314,12 +329,13 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
                            vt_y, work, lwork, iwork, &ry, &cut_y)
     cdef int rank_kept = ry
 
-    # 2. Principal angles; kept directions too close to the erased ones are given up or refused.
+    # 2. Principal angles; kept directions too close to the erased span are dropped or refused.
     if status == STATUS_OK and rz > 0 and ry > 0:
         tol_sine = noise / sigma_z[rz - 1] + noise / sigma_y[ry - 1]
         with nogil:
             while True:
-                # The second pass makes the columns of N orthogonal to Qy to their own rounding.
+                # After the second pass the columns of N are orthogonal to Qy, relative to the norm
+                # of each column.
                 memcpy(N, Qz, sizeof(double) * <size_t>d * rz)
                 orthogonalise(d, Qy, ry, N, rz, M)
                 orthogonalise(d, Qy, ry, N, rz, small)
@@ -341,8 +357,9 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
                 if not may_drop:
                     status = STATUS_INFEASIBLE
                     break
-                # Principal vectors of the kept side are the eigenvectors of M M^T = Y diag(c^2)
-                # Y^T, in ascending order: rotate the basis and let go of the last n_drop.
+                # The principal vectors of the kept span are the eigenvectors of
+                # M M^T = Y diag(c^2) Y^T, in ascending order: rotate the basis and drop the last
+                # n_drop vectors.
                 dropped += n_drop
                 gemm(b"N", b"T", ry, ry, rz, 1.0, M, ry, M, ry, 0.0, Y, ry)
                 cython_lapack.dsyev(b"V", b"L", &ry, Y, &ry, Vn, work, &lwork, &info)
@@ -377,7 +394,7 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
             if ry > 0:
                 gemm(b"T", b"N", ry, rz, d, 1.0, Cy, d, R, d, 0.0, small, ry)
                 gemm(b"N", b"N", d, rz, ry, -1.0, R + <Py_ssize_t>rz * d, d, small, ry, 1.0, R, d)
-            # left = Cz Vn for now: left K^-1 R^T = I - P.
+            # Temporarily left = Cz Vn, with left K^-1 R^T = I - P.
             status = renew(d, rz, left, R, K, small, spare, iwork)
             if status == STATUS_OK:
                 gemm(b"N", b"N", d, rz, rz, 1.0, left, d, small, rz, 0.0, spare, d)
@@ -388,7 +405,7 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
                 size = spectral_norm(d, rz, right, factor.scale, spare, small, work, lwork - rz)
                 residual_z = relative_residual(d, rz, rz, left, right, Cz, sigma_z, False,
                                                factor.inverse, small, spare)
-                # Where directions were dropped the others are mixtures: weigh them alike.
+                # After a drop the basis is rotated and sigma_y does not apply: equal weights.
                 for i in range(my):
                     work[i] = 1.0 if dropped else sigma_y[i]
                 residual_y = relative_residual(d, rz, ry, left, right, Cy, work, True,
@@ -429,7 +446,10 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
 cdef int balanced(Factor f, int rz, int ry, double* Cz, double* Cy, double* Vn, double* R,
                   double* left, double* right, double* K, double* tau, double* spare,
                   double* small, double* work, int lwork, int* pivots) noexcept nogil:
-    """left, right from R^T (Cz Vn) = I: orthonormal `left`, and both constraints on Sz, Sy."""
+    """Compute `left`, orthonormal in units of D, and `right`, given R^T (Cz Vn) = I.
+
+    The last three equations of the module docstring.
+    """
     cdef int d = f.width, status, i, j
     cdef size_t bytes_z = sizeof(double) * <size_t>d * rz
     memcpy(spare, Cz, bytes_z)
@@ -437,7 +457,7 @@ cdef int balanced(Factor f, int rz, int ry, double* Cz, double* Cy, double* Vn, 
     status = triangular(d, rz, spare, tau, work, lwork)
     if status != STATUS_OK:
         return status
-    # K := Rz, upper triangular; small := Rz Vn, or Rz where nothing is kept.
+    # K := Rz, upper triangular; small := Rz Vn, or Rz if nothing is kept.
     for j in range(rz):
         for i in range(rz):
             K[j * rz + i] = spare[<Py_ssize_t>j * d + i] if i <= j else 0.0

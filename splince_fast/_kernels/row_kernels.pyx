@@ -1,10 +1,10 @@
 # cython: binding=False
-"""Passes over rows: C kernels (`csrc/`), compiled for several instruction sets, behind checks.
+"""Kernels over rows: checked wrappers of the C code in `csrc/`, for several instruction sets.
 
-Every function checks its arrays, releases the GIL and calls the kernel of the instruction set in
-use. Other shapes, dtypes or layouts, read-only memory and numbers out of range raise ValueError or
-TypeError before anything is written. The best set of the processor is chosen at import;
-``SPLINCE_FAST_LEVEL=avx512|avx2|baseline`` names another.
+Every function checks its arrays, releases the GIL and calls the kernel for the selected instruction
+set. Wrong shapes, dtypes or layouts, read-only memory and numbers out of range raise ValueError or
+TypeError before anything is written. The best instruction set of the processor is selected at
+import; ``SPLINCE_FAST_LEVEL=avx512|avx2|baseline`` selects another.
 """
 
 import os
@@ -95,7 +95,7 @@ cdef const Level* level = NULL
 
 
 def levels():
-    """Names of the instruction sets that this processor supports, best first."""
+    """Return the names of the instruction sets that this processor supports, best first."""
     names = []
     while supported_level(len(names)) is not NULL:
         names.append(supported_level(len(names)).name.decode())
@@ -103,7 +103,7 @@ def levels():
 
 
 def level_name():
-    """Name of the instruction set in use."""
+    """Return the name of the selected instruction set."""
     return level.name.decode()
 
 
@@ -120,12 +120,12 @@ def use_level(name):
 
 
 def register_width(itemsize):
-    """Numbers of float32 (itemsize 4) or float64 (8) in a register."""
+    """Return how many numbers of `itemsize` bytes (4 or 8) a register holds."""
     return level.width[itemsize == 8]
 
 
 def wide():
-    """Whether products of rows are accumulated here rather than by BLAS."""
+    """Return whether `reduce_chunks` computes products of rows faster than BLAS."""
     return level.wide != 0
 
 
@@ -138,11 +138,14 @@ use_level(os.environ.get("SPLINCE_FAST_LEVEL") or levels()[0])
 cdef struct Table:
     Matrix matrix
     Index n, width, size
-    char kind  # of the numbers: e, f or d, as in the module struct
+    char kind  # type code of the numbers in the module struct: e, f or d
 
 
 cdef Table look(object array, str name, bint written) except *:
-    """The memory of an aligned (n, d) array of floats, which the caller keeps alive."""
+    """Return the memory layout of an aligned (n, d) array of floats.
+
+    The caller must keep the array alive. With `written` the memory must be writable.
+    """
     cdef Py_buffer buffer
     cdef Table table
     PyObject_GetBuffer(
@@ -170,7 +173,7 @@ cdef Table look(object array, str name, bint written) except *:
 
 
 cdef Table look_whole(object array, str name, bint written) except *:
-    """The same of a C-contiguous array of float32 or float64."""
+    """Return the memory layout of a C-contiguous float32 or float64 array, as `look` does."""
     cdef Table table = look(array, name, written)
     if table.kind == b"e" or (table.n and table.width and (
         table.matrix.across != table.size or table.matrix.down != table.width * table.size
@@ -180,7 +183,7 @@ cdef Table look_whole(object array, str name, bint written) except *:
 
 
 cdef bint within(const Index* numbers, Index n, Index low, Index high) noexcept:
-    """Whether low <= numbers[i] < high for all i."""
+    """Return whether low <= numbers[i] < high for all i."""
     cdef Index i, smallest = low, largest = high - 1
     for i in range(n):
         smallest = min(smallest, numbers[i])
@@ -193,7 +196,7 @@ cdef bint within(const Index* numbers, Index n, Index low, Index high) noexcept:
 
 cdef int take_rows(CBlock* block, object rows, const Index[::1] index,
                    const double[::1] weight) except -1:
-    """Fill in the rows of a block; returns 0 for float32 and 1 for float64."""
+    """Set the rows, index and weights of a block; return 0 for float32 and 1 for float64."""
     cdef Table table = look_whole(rows, "rows", False)
     block.rows, block.width, block.n = table.matrix.data, table.width, table.n
     block.index, block.weight = NULL, NULL
@@ -209,40 +212,50 @@ cdef int take_rows(CBlock* block, object rows, const Index[::1] index,
     return table.kind == b"d"
 
 
-# Below this no row's sum of squares can reach what the check of values refuses.
+# Below this bound of the sum of squares, `squares_finite` accepts every row of the block.
 cdef double LARGEST_SQUARES = 1e297
-# Least deviation, and greatest root of a sum of squares, that float32 holds to full precision.
+# Smallest standard deviation, and largest root of a sum of squares, in float32 without loss of
+# precision.
 cdef double LEAST_FLOAT32 = 1e-15, MOST_FLOAT32 = 1e18
 
 
 cdef class Block:
-    """A block of rows with their labels, and its sums; checked once, kept alive here.
+    """A block of rows with labels, and its sums.
+
+    The arrays are validated once; the block holds references to them.
 
     Parameters
     ----------
     rows : (m, d) float32 or float64, C-contiguous
-    index : (n,) intp, or None for all rows, n = m
-        The n >= 1 rows of the block among them, in its order.
+        Array that contains the rows of the block.
+    index : (n,) intp, or None for all m rows
+        Indices of the n >= 1 rows of the block, in order.
     weight : (n,) float64 > 0, or None for unit weights
+        Weights of the rows.
     shift : (d,) float64
-        Point about which rows are summed: y_i = x_i - shift.
+        Point that is subtracted from the rows: y_i = x_i - shift.
     offset : (d,) float64, or None for `sum_block`
-        shift - reference.
-    codes : (v, n) intp, rows of the class sums to add each row to; -1 for none
+        shift - reference, with the reference point of the state.
+    codes : (v, n) intp
+        Class codes of v variables, indices of the class sums; -1 for a missing label.
     n_codes : int
-    values : (q, n) float64, already multiplied by the weights
+        Number of class sums.
+    values : (q, n) float64
+        Label columns, multiplied by the weights.
     part_rows : int
-        Rows that stay in cache between their centring and their sums per class.
+        Number of rows per part. A part stays in cache between centring and the sums per class.
 
     Attributes
     ----------
-    rows
+    rows : ndarray
+        Array that contains the rows.
     n : int
+        Number of rows of the block.
     cells : (2, n) intp
-        An order in which the rows of each part with equal codes, a cell, are neighbours, and the
-        numbers of the cells, from 0 in this order.
+        Order of the rows that makes equal codes adjacent within each part, and the number of the
+        cell of each row in this order. A cell consists of the rows of a part with equal codes.
     sums : (2 + n_codes + q, d) float64
-        Of `centre_columns` and `reduce_chunks`; None without an offset.
+        Results of `centre_columns` and `reduce_chunks`; None without an offset.
     """
 
     cdef CBlock c
@@ -296,20 +309,20 @@ cdef class Block:
         Parameters
         ----------
         spread : (d,) float64
-            As `sample_columns` returns it.
+            Sums of squares of a sample, from `sample_columns`.
         whole, lightest, heaviest : float
-            Sum, least and greatest of the weights.
+            Sum, minimum and maximum of the weights.
         excess : float
-            sums[0]^2 may be at most this times `whole` times a lower bound of the sum of squares.
+            Upper bound of sums[0]^2, relative to `whole` times a lower bound of the sum of squares.
 
         Returns
         -------
         suspect : bool
-            There may be NaN, infinity, or squares that leave the range of float64.
+            The rows may contain NaN, infinity, or numbers whose squares exceed float64.
         far : bool
-            The shift is too far from the mean: subtracting costs digits.
+            The shift is so far from the mean that centring loses precision.
         needs_float64 : bool
-            float32 products would overflow or underflow.
+            Products in float32 would overflow or underflow.
         """
         cdef const CBlock* c = &self.c
         cdef Index j
@@ -323,7 +336,7 @@ cdef class Block:
             largest += size * size
             suspect |= not isfinite(total)
             if square > excess * whole * spread[j]:
-                # The row of the peak alone has that much about the block's mean.
+                # Lower bound: deviation from the block mean of the row with the largest |y|.
                 tip = max(0.0, peak - total / whole)
                 far |= square > excess * whole * (lightest * tip * tip)
             narrow |= 0.0 < peak and peak * sqrt(lightest) < LEAST_FLOAT32
@@ -331,7 +344,7 @@ cdef class Block:
         return suspect or not largest < LARGEST_SQUARES, far, narrow
 
     cdef CBlock turned(self, const double[:, ::1] rotations) except *:
-        """The arguments of the kernels that centre."""
+        """Return the arguments of `centre_columns` and `reduce_chunks` in C."""
         cdef CBlock c = self.c
         if self.offset is None or rotations.shape[0] < 1 or rotations.shape[1] != 2:
             raise ValueError("centring has to have an offset and rotations of shape (t, 2)")
@@ -341,7 +354,7 @@ cdef class Block:
         return c
 
     cdef Table of_rows(self, object array, str name, Index n, Index width) except *:
-        """Memory to write numbers of the dtype of the rows to."""
+        """Return the layout of a writable array of shape (n, width) with the dtype of the rows."""
         cdef Table table = look_whole(array, name, True)
         if (table.kind == b"d") != self.dtype or table.n != n or table.width != width:
             raise ValueError(f"{name} has to be of the dtype of rows and of shape ({n}, {width})")
@@ -349,17 +362,22 @@ cdef class Block:
 
 
 def sample_columns(rows, const Index[::1] index, const double[::1] weight, Index stride):
-    """Mean of every `stride`-th row, and its weighted sum of squares about it, in one pass.
+    """Return the mean of every `stride`-th row, and the weighted sum of squares about the mean.
 
-    A column that is constant there gets exactly its value, and squares of exactly 0.
+    A column that is constant in these rows has exactly its value as the mean, and squares of
+    exactly 0.
 
     Parameters
     ----------
-    rows, index, weight : as for `Block`
+    rows, index, weight
+        As for `Block`.
+    stride : int
+        Distance of the sampled rows.
 
     Returns
     -------
     (2, d) float64
+        Mean, and sum of squares.
     """
     cdef CBlock block
     cdef int dtype = take_rows(&block, rows, index, weight)
@@ -374,24 +392,29 @@ def sample_columns(rows, const Index[::1] index, const double[::1] weight, Index
 
 def centre_columns(Block block not None, const double[:, ::1] rotations not None, out, Index first,
                    Index last):
-    """Reduce a block in the columns first..last, and centre it there, in one pass over memory.
+    """Compute the sums of a block and its centred rows for columns first..last, in one pass.
 
-    With the attributes of `Block`, c = codes[., i] and k classes::
+    With the parameters of `Block`, a class code c and k classes::
 
         sums[0] = sum_i w_i y_i       sums[2 + c]     = sum_{i: codes[., i] = c} w_i (y_i + offset)
         sums[1] = max_i |y_i|         sums[2 + k + q] = sum_i values[q, i] (y_i + offset)
 
-    The rows of `out` are sqrt(w_i) y_i, rotated pairwise: (a, b) becomes
-    (a cos t + b sin t, b cos t - a sin t), with an angle of its own for each pair. That leaves
-    out^T out = sum_i w_i y_i y_i^T as it is. Labels have no influence on `out` and the first two
-    sums. The bits are those of a contiguous copy of the block, and depend on no stripe.
+    The rows of `out` are sqrt(w_i) y_i, rotated in pairs: (a, b) becomes
+    (a cos t + b sin t, b cos t - a sin t), with one angle t per pair. The rotations do not change
+    out^T out = sum_i w_i y_i y_i^T. `out` and the first two sums do not depend on the labels. The
+    results are bit-identical for every split into column ranges, and for a contiguous copy of the
+    block.
 
     Parameters
     ----------
     block : Block
-        With an offset; its `part_rows` is a multiple of 4.
-    rotations : (t, 2) float64, cosines and sines
-    out : (n rounded up to a multiple of 4, d), dtype of the rows; overwritten
+        Block with an offset, and with `part_rows` a multiple of 4.
+    rotations : (t, 2) float64
+        Cosines and sines of the angles.
+    out : (n rounded up to a multiple of 4, d), dtype of the rows
+        Output.
+    first, last : int
+        Range of columns.
     """
     cdef CBlock c = block.turned(rotations)
     cdef Table to = block.of_rows(out, "out", (c.n + GROUP - 1) // GROUP * GROUP, c.width)
@@ -404,25 +427,27 @@ def centre_columns(Block block not None, const double[:, ::1] rotations not None
 
 def reduce_chunks(Block block not None, const double[:, ::1] rotations not None, Index chunk,
                   Index stripe, panels, product, int64_t[:, ::1] counters not None):
-    """Reduce as `centre_columns` does, with product = out^T out chunk by chunk, without `out`.
+    """Compute the sums of `centre_columns` and product = out^T out, chunk by chunk, without `out`.
 
-    Any number of threads make this call at once, with the same arguments, and share its tasks.
-    Each number is the result of the same operations in the same order on any thread. A thread
-    finishes every task that it begins, so that no thread waits for one that has not started.
+    Any number of threads may call the function at the same time with the same arguments; the calls
+    share the tasks. The result does not depend on the number of threads: the operations and the
+    order of operations are fixed. A thread finishes every task that it begins, so that no thread
+    waits for a task that has not begun.
 
     Parameters
     ----------
-    block, rotations : as for `centre_columns`
+    block, rotations
+        As for `centre_columns`.
     chunk : int
-        Rows that are multiplied at once, a multiple of 4.
+        Number of rows per product, a multiple of 4.
     stripe : int
-        Columns of a task of centring, a multiple of the numbers of a register.
-    panels : (2 p, step) dtype of rows, overwritten
-        Two chunks, in panels of the columns of a register; step >= chunk times these columns.
-    product : (p lanes, p lanes) dtype of rows, overwritten; read as Fortran-ordered, its lower
-        triangle counts
-    counters : (chunks + 1, 16) int64, zeros
-        Tasks that were begun, and those that are finished, in cache lines of their own.
+        Number of columns per centring task, a multiple of `lanes`, the numbers in a register.
+    panels : (2 p, step), dtype of the rows
+        Work memory for two chunks, in p panels of `lanes` columns each; step >= chunk lanes.
+    product : (p lanes, p lanes), dtype of the rows
+        Output, Fortran-ordered with a valid lower triangle.
+    counters : (chunks + 1, 16) int64
+        Zeros; the kernel counts begun and finished tasks, one cache line per counter.
     """
     cdef CBlock c = block.turned(rotations)
     cdef Gram memory
@@ -440,7 +465,7 @@ def reduce_chunks(Block block not None, const double[:, ::1] rotations not None,
     memory.panels[1] = <char*>memory.panels[0] + height * step * (8 if block.dtype else 4)
     memory.product = block.of_rows(product, "product", height * lanes, height * lanes).matrix.data
     memory.phases = <Phase*>&counters[0, 0]
-    # Before the first task: one that fails would never be finished.
+    # Allocated before the first task, because other threads would wait forever for a failed task.
     cdef double[::1] held = np.empty(c.width)
     with nogil:
         level.reduce_chunks[block.dtype](&c, &memory, &held[0])
@@ -451,26 +476,35 @@ def sum_block(
     double[:, :, ::1] sums not None, double[:, :, ::1] near not None,
     double[:, ::1] leverage not None, int64_t[::1] counter not None,
 ):
-    """Reduce a block in parts that have sums of their own, in one pass.
+    """Compute the sums of each part of a block, and the leverages of its rows, in one pass.
 
-    Of the rows i of part g, with the attributes of `Block` and k classes::
+    For the rows i of part g, with the parameters of `Block` and k classes::
 
         sums[g, 0] = sum_i w_i y_i        sums[g, 2 + c]     = sum_{i: codes[., i] = c} w_i y_i
         sums[g, 1] = sum_i w_i y_i^2      sums[g, 2 + k + q] = sum_i values[q, i] y_i
         leverage[s, i] = sum_{j in stripe s} inverse_j y_ij^2
 
-    Any number of threads make this call at once with the same arguments, and share its tasks. Each
-    number is the result of the same operations in the same order, whatever their number.
+    Any number of threads may call the function at the same time with the same arguments; the calls
+    share the tasks. The result does not depend on the number of threads.
 
     Parameters
     ----------
+    block : Block
+        The rows and labels.
     inverse : (d,) float64
-    columns, stripe : int
-        Columns of a task, a multiple of `stripe`, that of 64 bytes.
-    sums : (parts, 2 + k + q, d) float64, overwritten
-    near : (parts, 4, at least d) float64, overwritten; fastest where rows are cache lines
-    leverage : (d / stripe rounded up, n) float64, overwritten
-    counter : (1,) int64, 0
+        Inverse variances of the features.
+    columns : int
+        Number of columns per task, a multiple of `stripe`.
+    stripe : int
+        Number of columns per partial leverage, a multiple of 16.
+    sums : (parts, 2 + k + q, d) float64
+        Output.
+    near : (parts, 4, at least d) float64
+        Work memory; fastest if rows begin at cache lines.
+    leverage : (d / stripe rounded up, n) float64
+        Output.
+    counter : (1,) int64
+        Zero; the kernel counts tasks.
     """
     cdef BlockSums s
     cdef const CBlock* c = &block.c
@@ -493,16 +527,24 @@ def sum_block(
 def add_lower(double[::1, :] scatter not None, const Real[::1, :] product not None, double sign,
               const double[:, ::1] vectors not None, const double[::1] coefficients not None,
               Index first, Index last):
-    """scatter += sign * product + sum_k coefficients[k] vectors[k] vectors[k]^T, lower triangle.
+    """Add a product and two outer products to the lower triangle of `scatter`, in place.
 
-    For column t of first..last its mirror d - 1 - t is done too, so that equal ranges of
-    0..(d + 1) // 2 are equal work.
+    scatter += sign * product + sum_k coefficients[k] vectors[k] vectors[k]^T. For every column t in
+    first..last, column d - 1 - t is processed too, so that equal ranges of 0..(d + 1) // 2 take
+    equal time.
 
     Parameters
     ----------
-    scatter : (d, d) float64, Fortran-ordered, changed in place
-    product : (at least d, as many) float32 or float64, Fortran-ordered, or (0, 0) for none
+    scatter : (d, d) float64, Fortran-ordered
+        Matrix to change.
+    product : (m, m) float32 or float64, Fortran-ordered, m >= d
+        Product to add; an array of shape (0, 0) for none.
+    sign : float
+        Coefficient of the product.
     vectors, coefficients : (2, d), (2,) float64
+        Vectors of the outer products, with coefficients.
+    first, last : int
+        Range of columns.
     """
     cdef Index d = scatter.shape[0], apart = product.shape[0]
     if not (
@@ -523,18 +565,24 @@ def reference_is_far(
     const double[:] squares not None, const double[:] mean not None,
     const double[:] spread not None, double sampled, double whole, double far, double roundings,
 ):
-    """Whether the mean, after a block, would lie `far` deviations from the reference point.
+    """Return whether the mean after a block would lie too far from the reference point.
+
+    Too far means more than `far` standard deviations in at least one feature.
 
     Parameters
     ----------
-    reference, deviation, squares : (d,) float64; weight : float
-        Of the state: sum w (x - reference), and sum w (x - mean)^2.
+    reference : (d,) float64
+        Reference point of the state.
+    deviation, weight, squares : (d,) float64, float, (d,) float64
+        Sums of the state: sum w (x - reference), sum w, and sum w (x - mean)^2.
     mean, spread : (d,) float64
-        Mean of a sample of the block of weight `sampled`, and its squares about that mean.
-    whole : float
-        Weight of the block.
+        Mean of a sample of the block, and weighted sum of squares about this mean.
+    sampled, whole : float
+        Weight sums of the sample and of the block.
+    far : float
+        Maximum distance in standard deviations.
     roundings : float
-        A distance of this times |reference| is rounding.
+        Distances up to this value times |reference| count as rounding error.
     """
     cdef Index d = reference.shape[0], j
     cdef double together = weight + whole, ahead, drift, gap, total
@@ -553,25 +601,27 @@ def reference_is_far(
 
 
 def count_classes(const Index[::1] labels not None, const double[::1] weight, Index known):
-    """Number the classes that occur by their first row, and count the rows of each.
+    """Number the classes of a block in order of first occurrence, and count the rows per class.
 
-    The numbers depend on the rows alone, and not on the order in which the state met the classes.
+    The numbers depend only on the block, not on the class codes of the state.
 
     Parameters
     ----------
     labels : (n,) intp >= -1
+        Class codes of the state; -1 for a missing label.
     weight : (n,) float64, or None for unit weights
+        Weights of the rows.
     known : int
-        Classes that the state has.
+        Number of classes in the state.
 
     Returns
     -------
     (n,) intp
-        Number of each row's class, -1 for a missing label.
+        Class number of each row within the block; -1 for a missing label.
     (k,) intp, (k,) intp, (k,) float64
-        The classes that occur, their rows and weights.
+        For each class of the block: its code, number of rows and weight sum.
     int
-        Number of classes that the state will have.
+        Number of classes in the state after the block.
     """
     cdef Index n = labels.shape[0], k = max(known, 0), number = 0, i, c
     if weight is not None and weight.shape[0] != n:
@@ -599,21 +649,24 @@ def count_classes(const Index[::1] labels not None, const double[::1] weight, In
 
 
 def choose_rows(const double[::1] size not None, double rate, uint64_t start):
-    """Poisson sampling with the floor-leverage probability, decided by a hash of the position.
+    """Sample rows independently, with probabilities bounded below by `rate` (Poisson sampling).
 
-    Row i is taken if splitmix64(start + i) < 2^64 min(1, rate max(1, q_i / mean q)).
+    Row i is sampled with probability p_i = min(1, rate max(1, q_i / mean q)), if
+    splitmix64(start + i) < 2^64 p_i.
 
     Parameters
     ----------
     size : (n,) float64
-        q.
+        Leverages q of the rows.
     rate : float in (0, 1]
+        Minimum probability.
     start : int
+        Hash key plus the position of row 0 in the stream of rows.
 
     Returns
     -------
     (k,) intp, (k,) float64
-        The rows that are taken, and their probabilities.
+        Indices of the sampled rows, and the probabilities p_i.
     """
     cdef Index n = size.shape[0], taken = 0, i
     cdef double mean = 0.0, probability
@@ -630,7 +683,8 @@ def choose_rows(const double[::1] size not None, double rate, uint64_t start):
         mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9u
         mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EBu
         mixed ^= mixed >> 31
-        # No branch, which could not be predicted. The 53 highest bits are a number in [0, 1).
+        # Without a branch, which would be mispredicted. The 53 highest bits give a number in
+        # [0, 1).
         chosen[taken], inclusion[taken] = i, probability
         taken += (mixed >> 11) * 2.0 ** -53 < probability
     return chosen_a[:taken], inclusion_a[:taken]
@@ -640,14 +694,14 @@ def choose_rows(const double[::1] size not None, double rate, uint64_t start):
 
 
 cdef class PackedFactors:
-    """The map x - left^T (right (x - mean) - shift), as the instruction set in use reads it.
+    """The map x -> x - left^T (right (x - mean) - shift), packed for the selected instruction set.
 
     Parameters
     ----------
     left, right : (r, d) float64, C-contiguous
     mean : (d,) float64
     shift : (r,) float64
-        Copied, as all of them are.
+        All arrays are copied.
     """
 
     cdef Factors map
@@ -682,23 +736,25 @@ cdef class PackedFactors:
 
 def apply_rows(PackedFactors factors not None, rows, out, Index start, Index stop,
                bint streamed=False):
-    """out[i] = rows[i] - left^T (right (rows[i] - mean) - shift), start <= i < stop, in float64.
+    """Write out[i] = rows[i] - left^T (right (rows[i] - mean) - shift) for start <= i < stop.
 
-    Every row goes the same way, whatever its neighbours and its layout.
+    The result of a row is computed in float64; it does not depend on other rows or on the layout.
 
     Parameters
     ----------
     factors : PackedFactors
+        The map.
     rows, out : (n, d) float16, float32 or float64
-        Of one dtype, aligned, of any strides; the same memory, or memory that does not overlap.
+        Aligned arrays of equal dtype and any strides, which are the same memory or do not overlap.
     start, stop : int
+        Range of rows.
     streamed : bool
-        Write past the caches, where rows lie in one piece and are not in `out` already.
+        Bypass the caches when writing, if rows are contiguous and `out` is not `rows`.
 
     Returns
     -------
     int
-        The first row with a finite number that is none in float16, or -1.
+        Index of the first row with a finite number that overflows float16, or -1.
     """
     cdef Table source = look(rows, "rows", False), target = look(out, "out", True)
     cdef Erasing task
@@ -724,15 +780,16 @@ def apply_rows(PackedFactors factors not None, rows, out, Index start, Index sto
 
 
 def squares_finite(rows, Index start, Index stop):
-    """Whether the sum of squares of each row start..stop is below 1e298.
+    """Return whether the sum of squares of every row in start..stop is below 1e298.
 
-    If so, the row holds neither NaN nor infinity nor numbers whose squares overflow.
+    If so, the rows hold neither NaN nor infinity nor numbers whose squares overflow.
 
     Parameters
     ----------
     rows : (n, d) float32 or float64
-        Aligned; the numbers of a row lie in one piece.
+        Aligned array with contiguous rows.
     start, stop : int
+        Range of rows.
     """
     cdef Table table = look(rows, "rows", False)
     cdef int finite

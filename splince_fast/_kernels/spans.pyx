@@ -1,4 +1,4 @@
-"""Cross-covariances of x with a labelled variable, from its sums, in units of its deviations."""
+"""Spans: cross-covariances of x with a variable of unit standard deviation, from sums over rows."""
 
 import numpy as np
 
@@ -8,22 +8,25 @@ from libc.stdlib cimport calloc, free
 from splince_fast._kernels.shapes cimport check_length
 
 cdef double EPS = 2.220446049250313e-16
-# A column whose deviation is within so many roundings of its mean is constant but for rounding;
-# `splince_fast._solve.tolerances` has the reason.
+# A column with a standard deviation below CONSTANT_ROUNDINGS * EPS * |mean| counts as constant; see
+# `splince_fast._solve.tolerances`.
 CONSTANT_ROUNDINGS = 64.0
 cdef double CONSTANT = CONSTANT_ROUNDINGS * EPS
 
 
 def class_span(const double[:, ::1] sums not None, const double[::1] weights not None):
-    """Cross-covariances with all class indicators but the most frequent one's, as (k', d) rows.
+    """Return the span of a class-coded variable, (k', d).
 
-    In units of the indicators' standard deviations sqrt(p (1 - p)). The indicators sum to one, so
-    the others span the same space; classes without weight add nothing.
+    A row is the covariance of x with the indicator of a class, divided by the standard deviation
+    sqrt(p (1 - p)) of the indicator. The most frequent class is left out, because the indicators
+    sum to one, and so are classes without weight.
 
     Parameters
     ----------
-    sums : (k, d) float64, sums of w (x - reference) per class
+    sums : (k, d) float64
+        Sums of w (x - reference) per class.
     weights : (k,) float64
+        Weight sum per class.
     """
     cdef Py_ssize_t k = sums.shape[0], d = sums.shape[1], c, j, present = 0, largest = 0, row = 0
     cdef double weight = 0.0, share, factor
@@ -58,12 +61,14 @@ def class_span(const double[:, ::1] sums not None, const double[::1] weights not
 
 
 def largest_correlation(const double[:, ::1] rows not None, const double[::1] variances not None):
-    """Largest squared correlation of a feature with a row; constant features count 0.
+    """Return the largest squared correlation of a feature with a label column; 0 for constants.
 
     Parameters
     ----------
-    rows : (k, d) float64, cross-covariances in units of deviations
+    rows : (k, d) float64
+        Span: covariances of x with label columns of unit standard deviation.
     variances : (d,) float64
+        Variances of the features.
     """
     cdef Py_ssize_t d = rows.shape[1], i, j
     cdef double square, largest = 0.0
@@ -78,9 +83,9 @@ def largest_correlation(const double[:, ::1] rows not None, const double[::1] va
 
 def column_deviations(const double[::1] z_sum not None, const double[:, ::1] squares not None,
                       const double[::1] reference not None, double weight):
-    """(k,) standard deviations of the columns of a continuous variable.
+    """Return the standard deviations of the columns of a continuous variable, (k,).
 
-    0 where a column varies by no more than a few roundings of its size. Parameters are those of
+    The value is 0 for a column that varies by rounding error alone. The parameters are those of
     `column_span`.
     """
     cdef Py_ssize_t k = z_sum.shape[0], c
@@ -101,17 +106,23 @@ def column_deviations(const double[::1] z_sum not None, const double[:, ::1] squ
 def column_span(const double[:, ::1] products not None, const double[::1] z_sum not None,
                 const double[::1] x_sum not None, const double[:, ::1] squares not None,
                 const double[::1] reference not None, double weight):
-    """Cross-covariances with the columns of a continuous variable, as (k', d) rows.
+    """Return the span of a continuous variable z, (k', d).
 
-    In units of the columns' standard deviations; constant columns are left out.
+    A row is the covariance of x with a column of z, divided by the standard deviation of the
+    column. Constant columns are left out.
 
     Parameters
     ----------
-    products : (k, d) float64, sums of w (z - reference) (x - reference of x)
-    z_sum, x_sum : (k,), (d,) float64, sums of w (z - reference) and w (x - reference of x)
-    squares : (k, k) float64, sums of w (z - reference) (z - reference)^T
+    products : (k, d) float64
+        Sum of w (z - reference) (x - x_reference)^T over the labelled rows.
+    z_sum, x_sum : (k,), (d,) float64
+        Sums of w (z - reference) and of w (x - x_reference).
+    squares : (k, k) float64
+        Sum of w (z - reference) (z - reference)^T.
     reference : (k,) float64
+        Reference point of z.
     weight : float, positive
+        Weight sum of the labelled rows.
     """
     cdef Py_ssize_t k = products.shape[0], d = products.shape[1], c, j, row = 0
     cdef double share, factor

@@ -1,7 +1,8 @@
-"""Sums over compressed sparse rows: each costs the entries that are stored, and nothing is dense.
+"""Sums over sparse rows in compressed format (CSR), in time proportional to the stored entries.
 
-`data`, `indices` and `indptr` are those of a CSR matrix without duplicates; `weight` is (n,) > 0,
-or empty for unit weights. Every kernel is compiled by Numba for the host, cached, and serial.
+`data`, `indices` and `indptr` are the arrays of a CSR matrix without duplicate entries; `weight` is
+(n,) > 0, or empty for unit weights. Numba compiles every kernel for the host and caches the code.
+Kernels run on one thread.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import numpy as np
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile `function` with the one set of options that all kernels share."""
-    # Reassociation and contraction let sums use SIMD; NaN and infinity keep their meaning.
+    """Compile `function` with the options of all kernels."""
+    # Reassociation and contraction allow SIMD; other fast-math flags would break NaN and infinity.
     options: dict[str, Any] = {
         "nogil": True,
         "fastmath": {"reassoc", "contract"},
@@ -23,7 +24,7 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     }
     try:
         compiled: Callable[..., Any] = numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # no writable place for the cache: compile once in each process
+    except RuntimeError:  # no writable folder for the cache: compile once per process
         compiled = numba.njit(**options)(function)
     return compiled
 
@@ -33,16 +34,21 @@ def sum_rows(
     data: Any, indices: Any, indptr: Any, weight: Any, codes: Any, values: Any, total: Any,
     class_sums: Any, products: Any,
 ) -> None:  # fmt: skip
-    """Add to what is there::
+    """Add the sums of the rows, in total, per class and with label columns, to the outputs.
+
+    With w_i the weight of row x_i::
 
         total += sum_i w_i x_i                 class_sums[c] += sum_{i: codes[., i] = c} w_i x_i
         products[q] += sum_i values[q, i] x_i
 
     Parameters
     ----------
-    codes : (v, n) intp, rows of class_sums to add each row to; -1 for none
-    values : (q, n) float64, already multiplied by the weights
+    codes : (v, n) intp
+        Class codes of v variables, indices into `class_sums`; -1 for a missing label.
+    values : (q, n) float64
+        Label columns, multiplied by the weights.
     total, class_sums, products : (d,), (c, d), (q, d) float64
+        Outputs.
     """
     weighted = weight.shape[0] > 0
     for i in range(indptr.shape[0] - 1):
@@ -55,20 +61,20 @@ def sum_rows(
                 for p in range(indptr[i], indptr[i + 1]):
                     class_sums[code, indices[p]] += w * data[p]
         for q in range(values.shape[0]):
-            share = values[q, i]
+            value = values[q, i]
             for p in range(indptr[i], indptr[i + 1]):
-                products[q, indices[p]] += share * data[p]
+                products[q, indices[p]] += value * data[p]
 
 
 @kernel
 def sum_squares(
-    data: Any, indices: Any, indptr: Any, weight: Any, mean: Any, whole: float, squares: Any
+    data: Any, indices: Any, indptr: Any, weight: Any, mean: Any, weight_sum: float, squares: Any
 ) -> None:
-    """squares = sum_i w_i (x_i - mean)^2 with the zeros, that is
+    """Compute squares[j] = sum_i w_i (x_ij - mean_j)^2, (d,), over stored entries and zeros, as
 
-        sum_stored w_i (x_ij - mean_j)^2 + (whole - sum_stored w_i) mean_j^2,
+        sum_stored w_i (x_ij - mean_j)^2 + (weight_sum - sum_stored w_i) mean_j^2.
 
-    in which nothing cancels. `whole` is the sum of the weights.
+    The formula avoids cancellation. `weight_sum` is the sum of the weights.
     """
     weighted = weight.shape[0] > 0
     n = indptr.shape[0] - 1
@@ -85,7 +91,7 @@ def sum_squares(
             count[j] += 1
     for j in range(squares.shape[0]):
         if count[j] < n:
-            squares[j] += max(0.0, whole - stored[j]) * mean[j] * mean[j]
+            squares[j] += max(0.0, weight_sum - stored[j]) * mean[j] * mean[j]
 
 
 @kernel
@@ -93,14 +99,18 @@ def add_images(
     data: Any, indices: Any, indptr: Any, weight: Any, vectors: Any, centre: Any,
     coordinates: Any, total: Any, out: Any,
 ) -> None:  # fmt: skip
-    """out += sum_i w_i x_i t_i^T and total += sum_i w_i t_i, with t_i = V^T x_i - centre.
+    """Add sum_i w_i x_i t_i^T to `out` and sum_i w_i t_i to `total`, with t_i = V^T x_i - centre.
 
     Parameters
     ----------
-    vectors : (d, m) int8 or float64, V
+    vectors : (d, m) int8 or float64
+        V.
     centre : (m,) float64
-    coordinates : (m,) float64, overwritten
+        Usually V^T mean.
+    coordinates : (m,) float64
+        Work memory.
     total, out : (m,), (d, m) float64
+        Outputs.
     """
     weighted = weight.shape[0] > 0
     m = centre.shape[0]

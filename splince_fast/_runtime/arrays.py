@@ -17,13 +17,13 @@ from splince_fast.exceptions import InputError, NonFiniteError
 _FLOAT32: np.dtype[np.generic] = np.dtype(np.float32)
 _FLOAT64: np.dtype[np.generic] = np.dtype(np.float64)
 
-# Kernel argument that stands for unit weights.
+# Argument of a kernel for unit weights.
 NO_WEIGHT = np.empty(0)
 
-# Machine epsilon by dtype. Rows of float64 and of integers count as exact.
+# Machine epsilon by dtype; rows of other dtypes count as exact.
 _EPS = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
-# A thread scans at least this many elements; fewer are faster on one thread.
+# Minimum number of elements that one thread scans: one thread is faster for fewer elements.
 _GRAIN = 1 << 18
 
 
@@ -38,10 +38,10 @@ class Rows:
     dtype : dtype
         Working dtype: float32 for floats of at most 32 bits, else float64.
     direct : bool
-        Whether the kernels can read `array` without a copy: it has the working dtype and is
+        Whether the kernels can read `array` without a copy: `array` has the working dtype and is
         C-contiguous and aligned.
     eps : float
-        Machine epsilon of the dtype that the rows came in; 0 for float64 and integers.
+        Machine epsilon of the dtype before conversion; 0 for float64 and integers.
     """
 
     array: NDArray[Any]
@@ -51,7 +51,7 @@ class Rows:
 
     @classmethod
     def of(cls, X: object, *, width: int | None = None, name: str = "X") -> Rows:
-        """Convert rows that a caller passed; arguments and errors as for :func:`as_rows`."""
+        """Convert rows from a caller; parameters and errors are those of :func:`as_rows`."""
         if type(X) is np.ndarray and X.ndim == 2 and X.shape[1]:
             dtype, fits = X.dtype, width is None or X.shape[1] == width
             if fits and (dtype is _FLOAT32 or dtype is _FLOAT64):
@@ -61,7 +61,10 @@ class Rows:
 
     @classmethod
     def from_array(cls, array: NDArray[np.generic], dtype: object = None) -> Rows:
-        """Wrap a 2-D array of real numbers, without checks; `dtype` is that before conversion."""
+        """Wrap a 2-D array of real numbers without checks.
+
+        `dtype` is the dtype before conversion, by default the dtype of `array`.
+        """
         return cls(
             array, working_dtype(array.dtype), is_direct(array), eps_of(dtype or array.dtype)
         )
@@ -70,7 +73,7 @@ class Rows:
         return len(self.array)
 
     def select(self, index: NDArray[np.intp]) -> Rows:
-        """Select rows by position."""
+        """Return the rows with the positions in `index`."""
         rows = Rows.from_array(self.array[index])
         rows.eps = self.eps
         return rows
@@ -80,14 +83,14 @@ class Rows:
         return int(self.array.shape[1])
 
     def check(self, name: str = "X") -> None:
-        """Raise unless all numbers are finite and sums of squares stay within float64.
+        """Raise an error unless all numbers are finite and sums of squares fit in float64.
 
         Raises
         ------
         NonFiniteError
-            NaN or infinity; names the first rows.
+            A number is NaN or infinite; the text names the first rows with such numbers.
         InputError
-            Magnitudes above about 1e149.
+            A magnitude is above about 1e149.
         """
         X = self.array
         if X.dtype.kind in "iub" or not len(X):
@@ -123,13 +126,16 @@ def as_rows(X: object, *, width: int | None = None, name: str = "X") -> NDArray[
     Parameters
     ----------
     X : array, torch tensor, frame, or nested sequence of shape (n, d)
+        Rows.
     width : int, optional
-        The number of columns it must have.
+        Required number of columns.
+    name : str
+        Name of the argument in error messages.
 
     Raises
     ------
     InputError
-        Not 2-D, no columns, not real numbers, not `width` columns, or lazy.
+        X is not 2-D, has no columns or not `width` columns, does not hold real numbers, or is lazy.
     """
     array = as_numbers(X, name)
     if array.ndim != 2:
@@ -144,12 +150,12 @@ def as_rows(X: object, *, width: int | None = None, name: str = "X") -> NDArray[
 
 
 def as_reals(values: object, name: str) -> NDArray[np.float64]:
-    """Return an argument as an array of float64.
+    """Convert an argument to an array of float64.
 
     Raises
     ------
     InputError
-        It holds something else than real numbers.
+        The argument does not consist of real numbers.
     """
     try:
         array = np.asarray(values)
@@ -161,7 +167,7 @@ def as_reals(values: object, name: str) -> NDArray[np.float64]:
 
 
 def check_columns(shape: tuple[int, ...], width: int | None, name: str) -> None:
-    """Raise InputError unless a 2-D shape has columns, and `width` of them where it is given."""
+    """Raise InputError unless a 2-D shape has columns; with `width`, exactly `width` columns."""
     if shape[1] == 0:
         raise InputError(f"{name} has no columns (shape {shape}); at least one is needed")
     if width is not None and shape[1] != width:
@@ -172,7 +178,7 @@ def check_columns(shape: tuple[int, ...], width: int | None, name: str) -> None:
 
 
 def as_numbers(X: Any, name: str = "X") -> NDArray[Any]:
-    """Convert X to a numeric array of any number of dimensions; errors as for `as_rows`."""
+    """Convert X to a numeric array of any number of dimensions; errors are those of `as_rows`."""
     if isinstance(X, np.matrix):
         X = np.asarray(X)
     if isinstance(X, np.ma.MaskedArray):
@@ -194,17 +200,17 @@ def as_numbers(X: Any, name: str = "X") -> NDArray[Any]:
 
 
 def column_names(X: Any) -> list[Any] | None:
-    """Return the column names of a data frame, None for other types."""
+    """Return the column names of a data frame; None for other types."""
     if hasattr(X, "columns") and hasattr(X, "to_numpy"):
         return list(X.columns)
     return None
 
 
 def feature_names(X: object, width: int) -> tuple[str, ...] | None:
-    """Return the names of the `width` features of a data frame, None for other types.
+    """Return the names of the `width` features of a data frame; None if they have no names.
 
-    As in scikit-learn, columns have names if all of them are strings; the features of a column of
-    vectors have none.
+    As in scikit-learn, features have names only if all column names are strings. The features of a
+    column of vectors have no names.
     """
     names = column_names(X)
     if names is None or len(names) != width or not all(isinstance(name, str) for name in names):
@@ -215,14 +221,14 @@ def feature_names(X: object, width: int) -> tuple[str, ...] | None:
 def check_feature_names(
     names: Sequence[str] | None, expected: Sequence[str] | None, name: str = "X"
 ) -> None:
-    """Raise InputError where the features of rows are not `expected`, in this order.
+    """Raise InputError unless the feature names of rows equal `expected` in the same order.
 
     Parameters
     ----------
     names, expected : sequence of str or None
-        None, for rows without names, agrees with all; rows of another width are refused elsewhere.
+        Feature names. None, for rows without names, and another number of names raise no error.
     name : str
-        Of the argument, for the message.
+        Name of the argument in the error message.
     """
     if names is None or expected is None or len(names) != len(expected):
         return
@@ -248,7 +254,7 @@ def check_feature_names(
 
 
 def holds_vectors(X: NDArray[np.generic]) -> bool:
-    """Return whether X is an object array of vectors, as data frames store embeddings."""
+    """Return whether X is an object array of vectors, the format of embeddings in data frames."""
     if X.dtype != object or not X.size or X.shape[:1] != (X.size,) or X.ndim > 2:
         return False
     first = X.reshape(-1)[0]
@@ -256,7 +262,7 @@ def holds_vectors(X: NDArray[np.generic]) -> bool:
 
 
 def _foreign_rows(X: Any, name: str) -> NDArray[Any]:
-    """Convert tensors and frames by their own methods, other types by ``np.asarray``."""
+    """Convert tensors and data frames by methods of these types, others by ``np.asarray``."""
     if is_tensor(X):
         return torch_to_numpy(X)
     if is_sparse(X):
@@ -267,7 +273,7 @@ def _foreign_rows(X: Any, name: str) -> NDArray[Any]:
         )
     refuse_lazy(X, name)
     if hasattr(X, "type") and hasattr(X, "null_count") and hasattr(X, "to_pylist"):
-        X = X.to_numpy(zero_copy_only=False)  # an Arrow column of lists: an array per row
+        X = X.to_numpy(zero_copy_only=False)  # an Arrow column of lists becomes one array per row
     try:
         return np.asarray(X.to_numpy() if hasattr(X, "to_numpy") else X)
     except (ValueError, TypeError) as error:
@@ -290,7 +296,7 @@ def is_tensor(X: object) -> bool:
 def refuse_lazy(X: object, name: str) -> None:
     """Raise InputError for a dask array or another lazy container."""
     graph = getattr(X, "__dask_graph__", None)
-    # The method of an xarray in memory returns None.
+    # __dask_graph__ returns None for an xarray object in memory.
     verb = "compute" if graph is not None and graph() is not None else None
     if verb is None and hasattr(X, "collect") and not hasattr(X, "to_numpy"):
         verb = "collect"
@@ -304,7 +310,7 @@ def refuse_lazy(X: object, name: str) -> None:
 
 
 def _stacked(column: NDArray[np.generic], name: str) -> NDArray[np.generic]:
-    """Stack an object array of vectors to a matrix."""
+    """Stack an object array of vectors into a matrix."""
     try:
         if _has_text(column):
             raise TypeError("text is no vector")
@@ -345,18 +351,18 @@ def _has_text(values: Iterable[object]) -> bool:
 
 
 def listed_columns(numbers: Sequence[int], names: Sequence[object] | None = None) -> str:
-    """Format columns for an error message, by name where names are given."""
+    """Format a list of columns for an error message, by name if `names` is not None."""
     return f"column{'s' * (len(numbers) > 1)} {abbreviated(numbers, names)}"
 
 
 def abbreviated(numbers: Iterable[int], names: Sequence[object] | None = None) -> str:
-    """Format the first five numbers, or the names they index, with an ellipsis for the rest."""
+    """Format the first five numbers, or the names with these numbers; ", ..." for the rest."""
     items = [str(i) if names is None else repr(names[i]) for i in numbers]
     return ", ".join(items[:5]) + ", ..." * (len(items) > 5)
 
 
 def as_mask(mask: Any, shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Convert a mask to booleans; InputError unless it has `shape` and holds 0 and 1 only."""
+    """Convert a mask to booleans; raise InputError for another shape or values except 0 and 1."""
     if is_tensor(mask):
         mask = torch_to_numpy(mask)
     try:
@@ -375,7 +381,7 @@ def as_mask(mask: Any, shape: tuple[int, ...]) -> NDArray[np.bool_]:
 
 
 def torch_to_numpy(tensor: Any) -> NDArray[Any]:
-    """Return a NumPy view of a torch tensor; bfloat16 is converted to float32."""
+    """Return a torch tensor as a NumPy array, a view if possible; convert bfloat16 to float32."""
     try:
         tensor = tensor.detach().cpu()
         if str(tensor.dtype) == "torch.bfloat16":
@@ -398,7 +404,7 @@ def working_dtype(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
 
 
 def is_direct(X: NDArray[np.generic]) -> bool:
-    """Return whether X is float32 or float64, C-contiguous and aligned, as the kernels need it."""
+    """Return whether the kernels can read X: float32 or float64, C-contiguous and aligned."""
     flags = X.flags
     return X.dtype in (_FLOAT32, _FLOAT64) and flags.c_contiguous and flags.aligned
 
@@ -409,8 +415,9 @@ def check_values(X: NDArray[np.generic], name: str = "X") -> None:
 
 
 def _raise_non_finite(X: NDArray[np.generic], name: str) -> None:
-    """Raise NonFiniteError if X holds NaN or infinity; the text names the first such rows."""
-    finite = np.isfinite(X if X.dtype.kind == "f" else X.astype(np.float32))  # bfloat16
+    """Raise NonFiniteError if X holds NaN or infinity; the text names the first affected rows."""
+    # bfloat16 has another dtype kind
+    finite = np.isfinite(X if X.dtype.kind == "f" else X.astype(np.float32))
     rows = np.flatnonzero(~finite.all(axis=1))
     if rows.size:
         example = f", e.g. {name} = {name}[np.isfinite({name}).all(axis=1)]"
@@ -421,7 +428,7 @@ def _raise_non_finite(X: NDArray[np.generic], name: str) -> None:
 def non_finite_error(
     rows: NDArray[np.intp], n: int, name: str, example: str = "", columns: Sequence[int] = ()
 ) -> NonFiniteError:
-    """Return the error for NaN or infinity in the rows with these numbers, of n rows."""
+    """Return the error for NaN or infinity: `rows` are the affected row numbers, of `n` rows."""
     where = f", {listed_columns(columns)}" if columns else ""
     error = NonFiniteError(
         f"{name} contains NaN or infinity in {len(rows)} of {n} rows (rows {abbreviated(rows)})"
@@ -442,7 +449,7 @@ def name_columns(error: NonFiniteError, names: Sequence[object] | None) -> None:
 
 
 def as_weights(sample_weight: object, n_rows: int) -> NDArray[np.float64] | None:
-    """Convert weights to float64; InputError for a wrong length or for invalid values."""
+    """Convert weights to float64; raise InputError for a wrong length or invalid values."""
     if sample_weight is None:
         return None
     if isinstance(sample_weight, np.ma.MaskedArray) and np.ma.is_masked(sample_weight):

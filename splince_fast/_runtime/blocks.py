@@ -1,4 +1,4 @@
-"""The number of rows in a block, for sources and accumulators alike."""
+"""The number of rows in a block, the unit in which sources read and moments accumulate rows."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _MOST_ROWS = 1 << 31
 
 
 def choose_block_rows(block_rows: int | None, n_features: int, itemsize: int) -> int:
-    """Return `block_rows` after validation; by default 4096, fewer if a block exceeds 64 MiB.
+    """Return the validated `block_rows`; for None, 4096 rows or at most 64 MiB.
 
-    `itemsize` is the size of one of `n_features` numbers in bytes.
+    A row has `n_features` numbers of `itemsize` bytes.
     """
     if block_rows is None:
         return max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(1, n_features * itemsize)))
@@ -22,7 +22,7 @@ def choose_block_rows(block_rows: int | None, n_features: int, itemsize: int) ->
 
 
 def check_block_rows(block_rows: object) -> int:
-    """Return `block_rows` as an int; InputError unless it lies between 1 and 2**31."""
+    """Return `block_rows` as an int; raise InputError unless it lies between 1 and 2**31."""
     try:
         rows = operator.index(block_rows)  # type: ignore[arg-type]
     except TypeError:

@@ -19,31 +19,36 @@ from splince_fast.exceptions import InputError
 
 Float = NDArray[np.float64]
 
-# A thread erases at least this many numbers; fewer are faster on one thread.
+# Minimum number of elements that one thread erases: one thread is faster for fewer elements.
 _GRAIN = 1 << 17
-# Between two chunks KeyboardInterrupt is raised and the progress bar updated.
+# Size of a chunk; between two chunks KeyboardInterrupt is raised and the progress bar is updated.
 _CHUNK_BYTES = 1 << 28
-# Smallest result, and smallest row of it, that non-temporal stores write. Ordinary stores first
-# read each cache line. New memory is in the cache, because the operating system has zeroed it.
+# Minimum bytes of the result, and of one of its rows, for non-temporal stores. Ordinary stores
+# first read each cache line. Uninitialised memory is written with ordinary stores, because it is in
+# the cache after the operating system has zeroed it.
 _STREAMED_BYTES, _STREAMED_ROW = 1 << 25, 512
-# Fewer bytes take less than two seconds, after which a progress bar appears.
+# Minimum bytes of rows with a progress bar by default: fewer take less than two seconds.
 _LONG_BYTES = 1 << 30
-# Rows that need a conversion are converted in pieces that fit in the cache of a core.
+# Size of the pieces in which rows are converted to another dtype; a piece fits in the cache of a
+# core.
 _PIECE_BYTES = 1 << 18
 
-# Rows, memory for the result, mask, and the number of the first row.
+# Rows, memory for the result, mask, and index of the first row.
 _Matrices = tuple[NDArray[Any], NDArray[Any], NDArray[np.bool_] | None, int]
 
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """Factors of the map x - left^T (right (x - mean) - shift).
+    """Factors of the map x -> x - left^T (right (x - mean) - shift).
 
     Attributes
     ----------
     left, right : ndarray of shape (r, d), float64, C-contiguous
+        Transposed factors of I - P.
     mean : ndarray of shape (d,), float64
+        Mean of x.
     shift : ndarray of shape (r,), float64
+        Offset of the coefficients right (x - mean); 0 for a projection about the mean.
     """
 
     left: Float
@@ -58,7 +63,7 @@ class Factors:
 
 
 def as_stack(X: Any, width: int) -> NDArray[Any]:
-    """Convert X to a numeric array of shape (..., d); errors as for :func:`as_rows`."""
+    """Convert X to a numeric array of shape (..., d); errors are those of :func:`as_rows`."""
     numeric = type(X) in (np.ndarray, np.memmap) and X.dtype.kind in "fiub"
     if numeric and X.ndim > 1 and X.shape[-1] == width:
         return X  # type: ignore[no-any-return]
@@ -71,17 +76,20 @@ def as_stack(X: Any, width: int) -> NDArray[Any]:
     if not isinstance(X, np.ndarray) or X.ndim < 3:
         return as_rows(X, width=width)
     if numeric:
-        check_columns(X.shape[-2:], width, "X")  # raises
+        check_columns(X.shape[-2:], width, "X")  # raises InputError
     return as_rows(X.reshape(-1, X.shape[-1]), width=width).reshape(X.shape)
 
 
 def result_dtype(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
-    """Return the dtype of erased rows: float64 for integers and booleans, else that of the rows."""
+    """Return the dtype of erased rows: float64 for integers and booleans, else `dtype`."""
     return np.dtype(np.float64) if dtype.kind in "iub" else dtype
 
 
 def erase_lazily(eraser: Any, X: Any, width: int) -> Any:
-    """Return a dask array that applies an eraser to each chunk of X; InputError if it cannot."""
+    """Return a dask array that applies an eraser to each chunk of X.
+
+    Raises InputError for a wrong shape or dtype, or if a row lies in several chunks.
+    """
     if X.ndim < 2 or X.shape[-1] != width:
         raise InputError(
             f"X has shape {tuple(X.shape)}, and the rows of this eraser have {width} features; "
@@ -100,8 +108,8 @@ def erase_lazily(eraser: Any, X: Any, width: int) -> Any:
 def check_out(out: object, rows: NDArray[np.generic], dtype: np.dtype[np.generic]) -> None:
     """Raise InputError unless the result for `rows` can be written to `out`."""
     if not isinstance(out, np.ndarray) or out.shape != rows.shape or out.dtype != dtype:
-        given = f"{out.dtype} of shape {out.shape}" if isinstance(out, np.ndarray) else type(out)
-        raise InputError(f"out is {given}; it must be an array of {dtype} of shape {rows.shape}")
+        actual = f"{out.dtype} of shape {out.shape}" if isinstance(out, np.ndarray) else type(out)
+        raise InputError(f"out is {actual}; it must be an array of {dtype} of shape {rows.shape}")
     if not out.flags.writeable:
         raise InputError("out is read-only; open a memmap with mode 'r+', or pass a writable array")
     if self_overlaps(out.shape, out.strides, out.itemsize):
@@ -120,10 +128,11 @@ def check_out(out: object, rows: NDArray[np.generic], dtype: np.dtype[np.generic
 
 
 def self_overlaps(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
-    """Return whether entries of a strided array may share memory.
+    """Return whether several entries of a strided array may share memory.
 
-    They do not if, in order of increasing stride, every stride s_k is at least the extent of the
-    axes before it, itemsize + sum_{i < k} (n_i - 1) |s_i|.
+    Entries are disjoint if, for axes in order of increasing stride, every stride s_k is at least
+    the extent of the axes before it, itemsize + sum_{i < k} (n_i - 1) |s_i|. Otherwise the function
+    returns True.
     """
     if 0 in shape:
         return False
@@ -143,10 +152,10 @@ def erase(
     progress: bool | None = False,
     uninitialised: bool = False,
 ) -> None:
-    """Write the erased rows of X (..., d) to `out`; rows where the mask is False are copied.
+    """Write the erased rows of X, (..., d), to `out`; copy rows with a mask value of False.
 
-    `uninitialised` states that `out` was never written. Raises InputError if a finite result is
-    out of range of float16.
+    `uninitialised` is True if the memory of `out` was never written. Raises InputError if a finite
+    result is out of range of float16.
     """
     streamed = out.nbytes >= _STREAMED_BYTES and not uninitialised
     streamed = streamed and out.shape[-1] * out.itemsize >= _STREAMED_ROW
@@ -171,9 +180,9 @@ def erase(
 def _matrices(
     X: NDArray[np.generic], out: NDArray[np.generic], mask: NDArray[np.bool_] | None, first: int
 ) -> Iterator[_Matrices]:
-    """Yield 2-D views of X, `out` and the mask, with the number of their first row.
+    """Yield 2-D views of X and `out`, with their mask and the index of their first row in X.
 
-    The leading axes are merged where that needs no copy, else iterated over.
+    The leading axes are merged if this needs no copy; otherwise the function iterates over axis 0.
     """
     if X.ndim > 2:
         pair = [array.reshape(-1, array.shape[-1]) for array in (X, out)]
@@ -198,9 +207,9 @@ def _erase_chunk(
     mask: NDArray[np.bool_] | None,
     first_row: int,
 ) -> None:
-    """Erase one chunk on several threads, as rows of dtype `work`.
+    """Erase one chunk on several threads, in dtype `work`.
 
-    `first_row` is its position, for the error message.
+    `first_row` is the index of its first row in X, for the error message.
     """
     n, d = rows.shape
     packed = factors.packed
@@ -211,11 +220,11 @@ def _erase_chunk(
     direct = readable and written
 
     def erase_range(start: int, stop: int) -> int:
-        """Return the first row with a finite number out of range of float16, or -1."""
+        """Erase rows without a copy; return the first row that overflows float16, or -1."""
         return row_kernels.apply_rows(packed, rows, out, start, stop, streamed)
 
     def erase_pieces(start: int, stop: int) -> int:
-        """Erase copies of the rows, which the kernel can read or write; return as `erase_range`."""
+        """Erase rows through converted copies; return the same value as `erase_range`."""
         for first in range(start, stop, step):
             last = min(first + step, stop)
             source, target = rows[first:last], out[first:last]

@@ -1,4 +1,4 @@
-"""A hash of integers, which assigns rows to folds and samples independently of block sizes."""
+"""A hash of row numbers, which assigns rows to folds and samples for any block size."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 def splitmix64(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Hash each number by the finaliser of SplitMix64 (Steele, Lea and Flood 2014)."""
+    """Hash each number with the finaliser of SplitMix64 (Steele, Lea and Flood 2014)."""
     mixed = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,6 +1,6 @@
-"""A readers-writer lock that raises instead of waiting, and deferral of KeyboardInterrupt.
+"""A readers-writer lock that raises an error instead of waiting; deferral of KeyboardInterrupt.
 
-Both remain usable after a fork.
+The lock and the deferral remain usable after a fork.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ T = TypeVar("T")
 _set: Callable[[int, Any], Any] = signal.signal
 _get: Callable[[int], Any] = signal.getsignal
 with contextlib.suppress(ImportError, AttributeError):
-    # The C functions create no enumeration members. This is measurable in updates of single rows.
+    # Unlike signal.signal, the C functions create no enumeration members: updates of single rows
+    # are measurably faster.
     _raw: Any = importlib.import_module("_signal")
     _set, _get = _raw.signal, _raw.getsignal
 _SIGINT = int(signal.SIGINT)
@@ -30,11 +31,11 @@ _main = threading.main_thread().ident
 
 
 class Deferred:
-    """Defer KeyboardInterrupt inside a ``with`` block and raise it when the block ends.
+    """Defer KeyboardInterrupt to the end of a ``with`` block.
 
-    Python raises it in the main thread only. In other threads, and where the host program handles
-    SIGINT outside Python, the block runs unchanged. A lock that is acquired and released inside
-    the block is never left locked.
+    Python raises KeyboardInterrupt in the main thread only. In other threads, and if the host
+    program handles SIGINT outside Python, the block runs without deferral. An interrupt cannot
+    prevent the release of a lock that is acquired inside the block.
     """
 
     __slots__ = ("_caught", "_handler")
@@ -45,7 +46,7 @@ class Deferred:
         if threading.get_ident() == _main:
             handler = _get(_SIGINT)
             if callable(handler):
-                # Stored before the replacement, because an interrupt may come between the two.
+                # The handler is stored before it is replaced: an interrupt may come in between.
                 self._handler = handler
                 _set(_SIGINT, self._note)
 
@@ -60,7 +61,7 @@ class Deferred:
 
 
 class PendingRows(Protocol):
-    """A state with buffered rows, which are merged before it is read."""
+    """A state whose buffered rows are merged before a read."""
 
     @property
     def has_pending(self) -> bool:
@@ -71,12 +72,11 @@ class PendingRows(Protocol):
 
 
 class ReadersWriterLock:
-    """Readers-writer lock that raises instead of waiting; re-entrant.
+    """Re-entrant readers-writer lock that raises SplinceError instead of waiting.
 
-    ``with Deferred(), lock:`` writes, ``with Reading(lock, ...):`` reads. Both defer
-    KeyboardInterrupt until the block ends, so that no interrupt separates a count from its
-    release. A forked child has only the thread that forked: locks of other threads are released
-    there.
+    ``with Deferred(), lock:`` holds the write lock, ``with Reading(lock, ...):`` a read lock. In
+    both blocks KeyboardInterrupt is deferred, so that every acquired lock is released. A forked
+    child releases the locks of other threads, because only the forking thread exists in the child.
     """
 
     __slots__ = (
@@ -87,7 +87,7 @@ class ReadersWriterLock:
         self._message = message
         self._writer: int | None = None
         self._depth = 0
-        self._readers: dict[int, int] = {}  # number of read locks by thread
+        self._readers: dict[int, int] = {}  # number of read locks per thread
         self._reset_for_process()
 
     def _reset_for_process(self) -> None:
@@ -96,13 +96,13 @@ class ReadersWriterLock:
         self._readers = {thread: n for thread, n in self._readers.items() if thread == me}
         if self._writer != me:
             self._writer, self._depth = None, 0
-        self._mutex = threading.Lock()  # the parent's may have been copied while locked
+        self._mutex = threading.Lock()  # the parent's lock may have been copied while locked
         self._changed = threading.Condition(self._mutex)
         self._waiting = 0
         self._process = _process
 
     def __enter__(self) -> None:
-        """Acquire the write lock; the caller defers interrupts."""
+        """Acquire the write lock; the caller must defer interrupts."""
         if self._process is not _process:
             self._reset_for_process()
         me = threading.get_ident()
@@ -113,14 +113,17 @@ class ReadersWriterLock:
             self._depth += 1
 
     def __exit__(self, *exception: object) -> None:
-        # No thread waits for a writer, and other threads read `_writer` alone: the assignment is
-        # atomic and needs no mutex.
+        # No mutex: no thread waits for the writer, other threads read only `_writer`, and its
+        # assignment is atomic.
         self._depth -= 1
         if not self._depth:
             self._writer = None
 
     def acquire_read(self, source: PendingRows | None) -> None:
-        """Acquire a read lock, and merge buffered rows first; the caller defers interrupts."""
+        """Merge the buffered rows of `source`, then acquire a read lock.
+
+        The caller must defer interrupts.
+        """
         if self._process is not _process:
             self._reset_for_process()
         me = threading.get_ident()
@@ -138,10 +141,9 @@ class ReadersWriterLock:
 
 
 class Reading(Generic[T]):
-    """Context of a read lock, which returns `source`, or ``view(source)``.
+    """Context manager that holds a read lock and returns `source`, or ``view(source)``.
 
-    Rows that are buffered in `source` are merged first. A class, because a generator takes longer
-    to enter.
+    The buffered rows of `source` are merged first. A class is faster to enter than a generator.
     """
 
     __slots__ = ("_deferred", "_lock", "_source", "_view")
@@ -187,20 +189,21 @@ class Reading(Generic[T]):
 # A lock that another thread holds during a fork stays locked in the child. A fork therefore waits
 # until no other thread imports a module of this package or holds the lock of Numba's compiler.
 
-# Replaced in a forked child. Comparing objects needs no system call, unlike os.getpid.
+# Identity of the process, replaced in a forked child. Unlike os.getpid, a comparison of objects
+# needs no system call.
 _process = object()
 
-# Numba's lock by the forking thread: a second thread may fork as soon as the first releases it.
+# Numba's lock, per forking thread: another thread may fork as soon as the lock is released.
 _compiler_locks: dict[int, Any] = {}
 
 
 def _before_fork() -> None:
-    """Wait for imports of this package in other threads; acquire the lock of Numba's compiler."""
+    """Wait until no other thread imports this package; acquire Numba's compiler lock."""
     for name, module in list(sys.modules.items()):
         if name.startswith("splince_fast.") and getattr(
             getattr(module, "__spec__", None), "_initializing", False
         ):
-            with contextlib.suppress(ImportError):  # raised in the thread that imports it
+            with contextlib.suppress(ImportError):  # the importing thread raises this error
                 importlib.import_module(name)
     compiler = sys.modules.get("numba.core.compiler_lock")
     lock = getattr(compiler, "global_compiler_lock", None)
@@ -217,7 +220,7 @@ def _after_fork() -> None:
 
 def _after_fork_in_child() -> None:
     global _main, _process
-    _main = threading.get_ident()  # the thread that forked
+    _main = threading.get_ident()  # the forking thread is the main thread of the child
     _process = object()
     _after_fork()
 

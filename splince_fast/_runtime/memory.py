@@ -1,4 +1,4 @@
-"""The memory available to the process, and arrays aligned to cache lines."""
+"""Memory limit of the process, and arrays aligned to cache lines."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-_LINE = 64  # bytes of a cache line
+_LINE = 64  # bytes per cache line
 
 
 @cache
 def total_memory() -> int | None:
-    """Return the memory of the machine or of the container in bytes; None if unknown.
+    """Return the memory size of the machine or container in bytes; None if unknown.
 
-    The result does not depend on free memory, so that a run is reproducible.
+    The size includes memory in use, so that runs are reproducible.
     """
     sizes = []
-    with contextlib.suppress(AttributeError, ValueError, OSError):  # no POSIX system
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # not a POSIX system
         sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     for path in _LIMITS:
         try:
             sizes.append(int(Path(path).read_text(encoding="ascii")))
         except (OSError, ValueError):
-            continue  # no such limit, or the text "max"
+            continue  # the limit does not exist, or is "max"
     return min((size for size in sizes if size > 0), default=None)
 
 
 def aligned(shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Return an uninitialised float64 array that begins at a cache line."""
+    """Return an uninitialised float64 array whose memory begins at a cache line."""
     size = math.prod(shape)
     memory = np.empty(size + _LINE // 8)
     start = -memory.ctypes.data % _LINE // 8

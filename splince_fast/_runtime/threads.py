@@ -23,7 +23,7 @@ T = TypeVar("T")
 def thread_count() -> int:
     """Return the number of threads: ``SPLINCE_FAST_NUM_THREADS``, or the available processors.
 
-    Raises InputError if the variable is no positive integer.
+    Raises InputError if the variable is not a positive integer.
     """
     text = os.environ.get(_VARIABLE, "")
     if not text:
@@ -37,7 +37,10 @@ def thread_count() -> int:
 
 @contextmanager
 def limited(threads: int) -> Iterator[None]:
-    """Limit the number of threads for calls from this thread, unless the variable is set."""
+    """Limit the number of threads for calls from this thread in a ``with`` block.
+
+    ``SPLINCE_FAST_NUM_THREADS`` takes precedence over the limit.
+    """
     before = getattr(_limit, "threads", None)
     _limit.threads = threads
     try:
@@ -51,29 +54,32 @@ def limited(threads: int) -> Iterator[None]:
 
 @cache
 def _executor() -> ThreadPoolExecutor:
-    """Return the pool of the process, which the first call creates."""
+    """Return the thread pool of the process, created by the first call."""
     return ThreadPoolExecutor(max_workers=64, thread_name_prefix="splince_fast")
 
 
-if hasattr(os, "register_at_fork"):  # a forked child has none of the parent's threads
+if hasattr(os, "register_at_fork"):  # the threads of the parent do not exist in a forked child
     os.register_at_fork(after_in_child=_executor.cache_clear)
 
 
 def split(work: Callable[[int, int], T], size: int, *, grain: int, align: int = 1) -> list[T]:
-    """Call work(start, stop) on ranges that cover 0..size, in parallel if `size` is large.
+    """Call ``work(start, stop)`` on ranges that cover 0 to `size`, in parallel if `size` is large.
 
     Parameters
     ----------
-    work : callable that releases the GIL for most of its time
+    work : function
+        Function of the bounds of a range, which should release the GIL.
+    size : int
+        Number of items.
     grain : int
-        Smallest range for a thread.
+        Minimum number of items per thread.
     align : int
-        Ranges start at multiples of this number, so that no two threads write one cache line.
+        Ranges start at multiples of this number, so that no two threads write to one cache line.
 
     Returns
     -------
     list
-        Results of the calls, in the order of their ranges.
+        Results of the calls, in the order of the ranges.
     """
     pieces = size // max(1, grain)
     if pieces > 1:
@@ -88,12 +94,12 @@ def split(work: Callable[[int, int], T], size: int, *, grain: int, align: int = 
         for a, b in ranges[1:]:
             futures.append(_executor().submit(work, a, b))
     except RuntimeError:
-        pass  # no thread can be started, or the interpreter exits: this thread does the rest
+        pass  # no thread can start, or the interpreter exits: this thread does the remaining work
     try:
         results.append(work(*ranges[0]))
         rest = [work(a, b) for a, b in ranges[1 + len(futures) :]]
     finally:
-        # Threads use the caller's buffers: wait for all of them even if this one has failed.
+        # Threads use the buffers of the caller: wait for all threads, even after an error.
         for future in futures:
             future.exception()
     return results + [future.result() for future in futures] + rest

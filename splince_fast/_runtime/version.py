@@ -8,9 +8,9 @@ from functools import cache
 @cache
 def library_version() -> str:
     """Return the version of the installed package."""
-    from importlib.metadata import PackageNotFoundError, version  # 4 % of the first use
+    from importlib.metadata import PackageNotFoundError, version  # late: 4 % of the first use
 
     try:
         return version("splince-fast")
-    except PackageNotFoundError:  # a source tree on the path, not installed
+    except PackageNotFoundError:  # the package is imported from a source tree, not installed
         return "0+source"

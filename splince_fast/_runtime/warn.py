@@ -1,16 +1,17 @@
-"""Warnings at the line of the caller's program."""
+"""Warnings that point to the line of the caller's program."""
 
 from __future__ import annotations
 
 import sys
 import warnings
 
-# Pipelines and searches of scikit-learn call the estimators of this package.
+# Frames of these packages are skipped: pipelines and searches of scikit-learn call estimators of
+# this package.
 _PACKAGES = ("splince_fast", "sklearn")
 
 
 def warn(text: str, category: type[Warning]) -> None:
-    """Warn at the innermost line on the stack that is outside of this package and scikit-learn."""
+    """Warn at the innermost frame outside of this package and scikit-learn."""
     frame, level = sys._getframe(1), 2
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _PACKAGES:
         frame, level = frame.f_back, level + 1

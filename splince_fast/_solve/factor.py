@@ -1,10 +1,10 @@
-"""From a scatter to its factor: which matrix is factored, by which solver, to which tolerance.
+"""Factorisation of a covariance S = L L^T, from the scatter matrix.
 
 ==================  =======================================================================
-`identity`          nothing is whitened: L = I (SAL, mean projection)
-`dense`, cholesky   S of full rank at its rounding level
-`dense`, eigh       elsewhere, or where the caller asks for it
-`LowRank.factor`    a diagonal and a matrix of low rank (:mod:`splince_fast._solve.low_rank`)
+`identity`          L = I, for methods that do not whiten (SAL, mean projection)
+`dense`, cholesky   S has full rank at its rounding level
+`dense`, eigh       S is rank deficient, or the caller requests an eigendecomposition
+`LowRank.factor`    S is a diagonal plus a low-rank matrix (:mod:`splince_fast._solve.low_rank`)
 ==================  =======================================================================
 """
 
@@ -24,7 +24,10 @@ __all__ = ["Factor", "dense", "identity", "weak_features"]
 
 
 def identity(squares: Float, weight: float) -> Factor:
-    """L = I; the diagonal of the scatter, (d,), gives the units of x."""
+    """Factor of the identity matrix, for methods that do not whiten.
+
+    `squares`, (d,), is the diagonal of the scatter matrix, which gives the variances of x.
+    """
     return kernels.identity(squares.copy(), 1.0 / weight)
 
 
@@ -40,34 +43,37 @@ def dense(
     memory: Float | None = None,
     left_out: NDArray[np.intp] = kernels.NONE_LEFT_OUT,
 ) -> Factor:
-    """L with L L^T = (1 - a) S + a (tr S / d) I, S = scatter / weight.
+    """Factor L of the shrunk covariance: L L^T = (1 - a) S + a (tr S / d) I, S = scatter / weight.
 
     Parameters
     ----------
-    scatter : (d, d) float64, Fortran order, lower triangle; read only
+    scatter : (d, d) float64
+        Scatter matrix in Fortran order, of which the lower triangle is read.
     weight : float
+        Weight sum of the rows.
     mean : (d,) float64
-        Says which features vary by rounding alone.
+        Mean of x; a feature whose standard deviation is rounding error of its mean is constant.
     max_rank : int
-        Bound of the rank of S by the number of its rows.
+        Upper bound of the rank of S from the number of rows.
     tolerance : float
-        Noise of the eigenvalues of S scaled to unit diagonal (`tolerances.eigenvalue`).
+        Rounding error of the eigenvalues of S scaled to unit diagonal (`tolerances.eigenvalue`).
     share : float
-        Share a of the isotropic target.
+        Shrinkage intensity a.
     solver : {"auto", "cholesky", "eigh"}
-    memory : (at least d * d) float64, optional
-        Work memory that the factor lives in; else it owns new memory.
+        Decomposition.
+    memory : float64, optional
+        At least d * d numbers of memory that the factor uses; new memory by default.
     left_out : (n,) intp
         Features that vary and are not whitened, in ascending order.
 
     Raises
     ------
     SplinceError
-        The decomposition failed, or S is rank deficient where Cholesky was asked for.
+        The decomposition failed, or S is rank deficient and `solver` is "cholesky".
     """
     d = len(mean)
     ridge = share * float(np.einsum("ii->", scatter)) / (weight * d) if share else 0.0
-    made = kernels.dense(
+    factor = kernels.dense(
         scatter,
         mean,
         np.empty(d * d) if memory is None else memory,
@@ -80,34 +86,35 @@ def dense(
         allow_eigh=solver != "cholesky",
         left_out=left_out,
     )
-    if made.status != kernels.STATUS_OK:
-        raise_numerical(made.status, solver)
-    return made
+    if factor.status != kernels.STATUS_OK:
+        raise_numerical(factor.status, solver)
+    return factor
 
 
 def weak_features(
-    variances: Float, mean: Float, min_scale: float | str, roundoff: float, share: float
+    variances: Float, mean: Float, min_scale: float | str, roundoff: float, shrinkage: float
 ) -> NDArray[np.intp]:
-    """Features that are left out of the whitening, in ascending order; constant ones aside.
+    """Features that vary too little to be whitened, in ascending order, without constant features.
 
     Parameters
     ----------
     variances, mean : (d,) float64
+        Variances and means of the features.
     min_scale : float or "auto"
-        Least deviation relative to the root mean square deviation. "auto" is `MIN_SCALE`, and
-        `roundoff` times the magnitude of each feature; it leaves out none where the covariance is
-        shrunk, which bounds the deviations from below.
+        Minimum standard deviation of a whitened feature, relative to the root mean square standard
+        deviation. "auto" is `MIN_SCALE`, and additionally requires `roundoff` times |mean| of the
+        feature; with shrinkage, which bounds the variances from below, "auto" whitens all features.
     roundoff : float
-        Unit roundoff of the products that the covariance was summed from.
-    share : float
-        Intensity of the shrinkage.
+        Unit roundoff of the products whose sum is the covariance.
+    shrinkage : float
+        Shrinkage intensity.
     """
     automatic = isinstance(min_scale, str)
-    if not min_scale or (automatic and share):
+    if not min_scale or (automatic and shrinkage):
         return np.asarray(kernels.NONE_LEFT_OUT)
     least = tolerances.MIN_SCALE if isinstance(min_scale, str) else float(min_scale)
-    own = roundoff if automatic and roundoff > tolerances.EPS else 0.0
-    if not kernels.count_weak(variances, mean, least, own):
+    relative = roundoff if automatic and roundoff > tolerances.EPS else 0.0
+    if not kernels.count_weak(variances, mean, least, relative):
         return np.asarray(kernels.NONE_LEFT_OUT)
-    weak = (variances < least * (least * variances.mean())) | (variances < (own * mean) ** 2)
+    weak = (variances < least * (least * variances.mean())) | (variances < (relative * mean) ** 2)
     return np.flatnonzero(weak & (variances > (tolerances.CONSTANT * mean) ** 2))

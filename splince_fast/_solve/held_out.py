@@ -1,8 +1,8 @@
-"""How much of an erased concept new rows are expected to show, from what an eraser was fitted to.
+"""Expected association of an erased concept with held-out rows, from moments of the fitted rows.
 
-The derivation stands at :func:`splince_fast.evaluation.advice.held_out_trace`: of a direction with
-squared canonical correlation c^2 an eraser fitted to n rows of rank p leaves c^2 m / (c^2 + m),
-m = (p - r) / n, with r the rank of the concept.
+After erasure by an eraser fitted to n rows, a direction with squared canonical correlation c^2
+keeps c^2 m / (c^2 + m) in held-out rows; m = (p - r) / n, p the rank of x and r the rank of the
+concept. :func:`splince_fast.evaluation.advice.held_out_trace` has the derivation.
 """
 
 from __future__ import annotations
@@ -20,20 +20,23 @@ Float = NDArray[np.float64]
 class Noise:
     """Sampling noise of the fitted covariance of x with one variable.
 
+    Let t be the squared norm of the noise of one label column, orthogonal to the span of the
+    variable, for whitened x and a column of unit standard deviation. n t / tau follows a
+    chi-squared distribution divided by its degrees of freedom; if tau is an estimate, an F
+    distribution.
+
     Attributes
     ----------
     n : float
-        Weight of the rows that carry the variable.
+        Weight sum of the labelled rows.
     ratio : float
-        Noise per direction of the variable, in units of that where all classes have the same
-        covariance, or where the residuals of a continuous variable have the same variance.
+        Noise variance per direction of the variable, relative to its value if all classes have the
+        same covariance, or if the residuals of a continuous variable have a constant variance.
     taus, degrees : tuple of float
-        Of each column: n t / tau is distributed as chi-squared over its degrees of freedom, t the
-        squared length of the noise across the variable in white coordinates and in units of the
-        deviation of the column. Two classes have one column.
+        tau and the degrees of freedom of each label column. Two classes have one column.
     denominators : tuple of float
-        Where tau was estimated from the covariances of the classes, the degrees of freedom of that
-        estimate: F in place of chi-squared. Empty where these are taken as equal.
+        Denominator degrees of freedom of the F distribution, if tau was estimated from the class
+        covariances; empty if the class covariances are assumed equal.
     """
 
     n: float
@@ -44,20 +47,21 @@ class Noise:
 
     @property
     def by_class(self) -> bool:
-        """Whether it rests on the covariances of the classes."""
+        """Whether the noise was estimated from the class covariances."""
         return bool(self.denominators)
 
 
 def equal_noise(n: float, columns: int, rank_x: int) -> Noise:
-    """The noise where all classes have the same covariance: chi-squared of p - 1 degrees.
+    """Noise under equal class covariances: chi-squared with p - 1 degrees of freedom.
 
     Parameters
     ----------
     n : float
+        Weight sum of the labelled rows.
     columns : int
-        Classes, or columns of a continuous variable.
+        Number of classes, 1 for two classes; or number of columns of a continuous variable.
     rank_x : int
-        p.
+        Rank p of x.
     """
     degrees = (float(max(0, rank_x - 1)),) * columns
     return Noise(n, 1.0, degrees, degrees)
@@ -71,32 +75,35 @@ def class_noise(
     rank_z: int,
     probes: int | None = None,
 ) -> Noise:
-    """The noise of classes of any covariances S_c, from their spectra.
+    """Noise of class indicators under unequal class covariances S_c.
 
-    A_c = Q L^+ S_c L^{+T} Q, with L L^T = Cov(x) and Q the projection across the r whitened
-    directions of the variable. The noise of the indicator of class c is W = sum v_b A_b, with
-    v_c = 1 - q_c and v_b = q_c q_b / (1 - q_c), q the fractions of the rows: tau = tr W. It is
-    matched by chi-squared of tau^2 / |W|^2 degrees (Satterthwaite), where |W| is at most
-    sum v_b |A_b|, and equal to it where the covariances are of one shape.
+    Let A_c = Q L^+ S_c L^{+T} Q, with L L^T = Cov(x) and Q the projection orthogonal to the r
+    whitened directions of the variable. The noise of the indicator of class c has the covariance
+    W / n, W = sum_b v_b A_b, with v_c = 1 - q_c and v_b = q_c q_b / (1 - q_c) for b != c, q_c the
+    fraction of the rows in class c; tau = tr W. The distribution of the squared norm is
+    approximated by chi-squared with tau^2 / |W|^2 degrees of freedom (Satterthwaite). |W| is
+    replaced by its upper bound sum_b v_b |A_b|, which is attained if all S_c are proportional.
 
-    What is estimated:
+    Corrections for the sample:
 
-    - A_c: the rows of a class lengthen their own axes in Cov(x), so that their mean leverage
-      h = tr(A_c) / n goes over to h / (1 - h); the factor 1 - p / n leaves equal covariances as
-      they are. As q_c S_c <= Cov(x), no trace exceeds p / q_c.
-    - tau, of relative variance sum 2 v_b^2 |A_b|^2 / (n_b - 1) / tau^2 (Welch), and q (1 - q), of
-      (1 - 2 q)^2 / (n q (1 - q)); traces of m random directions have 2 |W|^2 / m / tau^2.
+    - Leverage: because the rows of a class contribute to Cov(x), the mean leverage
+      h = tr(A_c) / n of these rows is replaced by h / (1 - h). The factor 1 - p / n leaves equal
+      covariances unchanged. As q_c S_c <= Cov(x), no trace exceeds (p - r) / q_c.
+    - Relative variance of tau: sum_b 2 v_b^2 |A_b|^2 / (n_b - 1) / tau^2 (Welch), plus
+      (1 - 2 q)^2 / (n q (1 - q)) from q (1 - q), plus 2 |W|^2 / m / tau^2 if the traces were
+      estimated from m random directions.
 
     Parameters
     ----------
     weights : (k,) float64
-        Of the rows of each class; n is their sum.
+        Weight sum of each class; n is the total.
     traces, squares : (k,) float64
-        tr(A_c) and |A_c|^2, ddof = 0.
+        tr(A_c) and |A_c|^2 (squared Frobenius norm), ddof = 0.
     rank_x, rank_z : int
-        p, below n - 1, and r.
+        Ranks p of x and r of the variable; p < n - 1.
     probes : int or None
-        Random directions that traces and squares were estimated from; None where they are exact.
+        Number m of random directions from which traces and squares were estimated; None if both
+        are exact.
     """
     n = float(weights.sum())
     q, others = weights / n, np.maximum(weights - 1, 0.0)  # degrees of freedom of S_c
@@ -105,7 +112,7 @@ def class_noise(
     factors = (1 - rank_x / n) / (1 - leverage) * weights / np.maximum(others, 1.0)
     most = np.where(others > 0, np.minimum(factors * traces, shape / q), shape / q)
     scale = np.divide(most, traces, out=np.ones_like(most), where=traces > 0)
-    # |A_c|^2 of a sample exceeds that of the population by tr(A_c)^2 / (n_c - 1).
+    # The expected |A_c|^2 of a sample exceeds the population value by tr(A_c)^2 / (n_c - 1).
     excess = np.divide(most**2, others, out=np.full_like(most, np.inf), where=others > 0)
     norms = np.sqrt(np.maximum(squares * scale**2 - excess, most**2 / shape))
     mixed = np.outer(q / (1 - q), q)
@@ -128,9 +135,10 @@ def class_noise(
 
 
 def certificate(noise: Noise, delta: float) -> float:
-    """Upper bound of R^2 in new rows for a fraction 1 - delta of the fits: q / (1 + q).
+    """Upper bound of R^2 in held-out rows with probability 1 - delta over the fits, q / (1 + q).
 
-    q is the largest quantile of t over the columns, each at 1 - delta / m, m their number.
+    q is the maximum over the m label columns of the (1 - delta / m) quantile of t, the squared
+    norm of the noise (:class:`Noise`).
     """
     from scipy.special import chdtri, fdtri
 
@@ -147,16 +155,18 @@ def certificate(noise: Noise, delta: float) -> float:
 
 
 def adjusted(squares: Float, n: int, rank_x: int, ratio: float = 1.0) -> tuple[float, ...]:
-    """Squared canonical correlations less their bias: c^2 - (1 - c^2) ratio p / (n - p - 1).
+    """Bias-corrected squared canonical correlations, c^2 - (1 - c^2) ratio p / (n - p - 1).
 
     Parameters
     ----------
     squares : (k,) float64
+        Squared canonical correlations c^2 in the sample.
     n : int
-        Rows; with at most ``rank_x + 1`` of them the squares stay as they are.
+        Number of rows; with at most ``rank_x + 1`` rows the squares are not corrected.
     rank_x : int
+        Rank p of x.
     ratio : float
-        Of the noise, as in :class:`Noise`.
+        Relative noise variance, as in :class:`Noise`.
     """
     unbiased = np.asarray(squares)
     if n > rank_x + 1:
@@ -165,25 +175,26 @@ def adjusted(squares: Float, n: int, rank_x: int, ratio: float = 1.0) -> tuple[f
 
 
 def trace_left(squares: Sequence[float], m: float) -> float:
-    """Expected Pillai trace in erased new rows: sum c^2 m / (c^2 + m), m = (p - r) / n."""
+    """Expected Pillai trace in erased held-out rows: sum c^2 m / (c^2 + m), m = (p - r) / n."""
     return float(sum(c * m / (c + m) for c in squares if c + m > 0))
 
 
 def expected_r2(
     correlations: Float, n: int, rank_x: int, rank_z: int, noise: float = 1.0, ratio: float = 1.0
 ) -> float | None:
-    """The expected Pillai trace per direction of the concept; None with at most p + 1 rows.
+    """Expected Pillai trace per direction of the concept; None for at most p + 1 rows.
 
     Parameters
     ----------
     correlations : (k,) float64
         Canonical correlations in the sample.
     n, rank_x, rank_z : int
+        Number of rows, rank p of x and rank r of the concept.
     noise : float
-        Of the fitted cross-covariances, in units of that where all classes have the same
-        covariance.
+        Noise variance of the fitted cross-covariances, relative to its value for equal class
+        covariances.
     ratio : float
-        The noise in the correlations, in the same units.
+        Noise variance in the canonical correlations, on the same scale.
     """
     if not rank_z or n <= rank_x + 1:
         return None

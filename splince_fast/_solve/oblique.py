@@ -1,4 +1,8 @@
-"""A factor and two spans in, an oblique projection out: where the methods differ."""
+"""The oblique projection that erases one span and keeps another, computed from a factor.
+
+A span is a cross-covariance of x with labels, one row per label column. S is the covariance that
+is factored, and P the projection.
+"""
 
 from __future__ import annotations
 
@@ -17,49 +21,58 @@ Float = NDArray[np.float64]
 
 
 class Solution(NamedTuple):
-    """P = I - left^T right (factors transposed), with ranks, angles and residuals.
+    """The projection P = I - left^T right, with ranks, angles and residuals.
 
     Attributes
     ----------
     status : int
-        Of :mod:`splince_fast._kernels.factor`; the factors are empty unless it is STATUS_OK.
+        Status code of :mod:`splince_fast._kernels.factor`; the arrays are empty unless it is
+        STATUS_OK.
     left, right : (r, d) float64
+        Transposed factors of I - P.
     whitened : (k, d) float64
-        L^+ Cov(x, v), of what is erased and then of what is kept, one row per column of v.
+        Whitened spans L^+ Cov(x, v): rows of the erased variables, then of the kept variables.
     rank_z, rank_y : int
-        How many singular values of its two parts are above `cut_z` and `cut_y`.
+        Ranks of the erased and of the kept part of `whitened`: the number of singular values above
+        `cut_z` and `cut_y`.
     cut_z, cut_y : float
+        Thresholds of these singular values.
     dropped : int
-        Kept directions that were given up.
+        Number of kept directions that were dropped.
     cosines : float64
-        Of the principal angles, before any direction was dropped.
+        Cosines of the principal angles between the erased and the kept span, before any direction
+        was dropped.
     sines : float64
-        Of the angles between what is erased and what is kept in the end.
+        Sines of the principal angles between the erased span and the kept directions that remain.
     tolerance_sine : float
-        Sines up to it are rounding.
+        Sines up to this value count as rounding error.
     distortion, distortion_unkept : float
-        tr(E S E^T) with E = I - P of this map and of LEACE, S the covariance that was factored.
+        tr(E S E^T) for E = I - P, and for LEACE in place of P.
     size : float
-        Spectral norm of I - P in units of deviations.
+        Spectral norm of I - P for features scaled to unit standard deviation.
     residual_z, residual_y : float
-        Relative residuals of the constraints, in these units, on the directions that count.
+        Relative residuals of the two constraints for scaled features, on directions above the
+        thresholds.
     amplification : float
         1 / sine of the smallest angle.
     spread : float
-        The largest condition number of the two parts of `whitened`, within their ranks.
+        Condition number of the erased or of the kept part of `whitened`, whichever is larger;
+        singular values below the threshold are ignored.
     noise : float
         Rounding level of `whitened`.
     solver, rank_covariance, admitted, variance, inverse_scale
-        Of the factor, with what the spans made support of its noise space.
+        Attributes of the factor, after directions of its noise space were admitted to the support.
     null_basis : (n, d) float64 or None
-        Orthonormal rows off the support, constant features first, where they are asked for.
+        Orthonormal basis of the complement of the support, constant features first; None unless
+        ``null_space="drop"``.
     left_out : (n,) intp
-        Features that vary and were left out of the whitening.
+        Features that vary and were not whitened.
     reads_left_out : bool
-        Whether they are read all the same, with S as block diagonal: the others do not tell all
-        of what is erased from what is kept.
+        Whether P reads the features in `left_out`, with S taken as block diagonal. It does if the
+        other features alone cannot separate the erased from the kept span.
     outside : (n_erased, d) float64 or None
-        Part of the erased spans off the support, which is left alone; None where there is none.
+        Part of the erased span off the support, which P does not erase; None if the support is the
+        whole space.
     """
 
     status: int
@@ -94,20 +107,20 @@ class Solution(NamedTuple):
 
     @property
     def bound(self) -> float:
-        """Bound on the rounding of the residuals, from `tolerances.residual`."""
+        """Bound of the residuals by rounding error, from `tolerances.residual`."""
         return tolerances.residual(self.whitened.shape[1], self.spread, self.size)
 
 
 def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> Solution:
-    """Erase the rows of `span_z`, (kz, d), and keep those of `span_y`, (ky, d).
+    """Solve for the projection that erases `span_z`, (kz, d), and keeps `span_y`, (ky, d).
 
-    The equations stand in the header of the kernel. Directions of the factor's noise space in
-    which the spans stand out are admitted to the support first.
+    The module docstring of the kernel gives the equations. Directions of the factor's noise space
+    in which a span exceeds rounding error are admitted to the support first.
 
-    Features that the factor leaves out lose what the others predict of them, and nothing is read
-    from them: with right = 0 there, both constraints hold for all features if they hold for the
-    others. Where directions of the erased span are in these features alone, or the others do not
-    tell them from what is kept, S is taken as block diagonal instead.
+    Features that the factor leaves out are changed, but not read: `right` is 0 for these features,
+    and both constraints hold for all features if they hold for the others. If directions of the
+    erased span lie in left-out features alone, or the other features cannot separate the erased
+    from the kept span, S is taken as block diagonal instead and the features are read.
     """
     if factor.n_noise and not factor.admitted:
         factor = factor.admit(np.concatenate([span_z, span_y]))
@@ -118,12 +131,12 @@ def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> S
     else:
         noise = tolerances.noise_unwhitened(factor.variance)
     noise = max(noise, factor.rounding)
-    facts = (solver, factor.rank, factor.admitted, factor.variance, factor.inverse_scale)
+    fields = (solver, factor.rank, factor.admitted, factor.variance, factor.inverse_scale)
     if factor.status != status.STATUS_OK:
         none, flat = np.empty((0, d)), np.empty(0)
         return Solution(
             factor.status, none, none, none, 0, 0, noise, noise, 0, flat, flat,
-            0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, noise, *facts, None, factor.left_out, False,
+            0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, noise, *fields, None, factor.left_out, False,
             None,
         )  # fmt: skip
     largest = options.max_amplification
@@ -138,15 +151,15 @@ def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> S
     )
     null = None
     if whitened and options.null_space == "drop":
-        still = np.setdiff1d(np.flatnonzero(factor.inverse_scale == 0.0), factor.left_out)
-        constants = np.zeros((len(still), d))
-        constants[np.arange(len(still)), still] = 1.0
-        null = np.concatenate([constants, factor.null_basis.T])
+        constant = np.setdiff1d(np.flatnonzero(factor.inverse_scale == 0.0), factor.left_out)
+        unit_vectors = np.zeros((len(constant), d))
+        unit_vectors[np.arange(len(constant)), constant] = 1.0
+        null = np.concatenate([unit_vectors, factor.null_basis.T])
     outside = None
     if factor.n_null:
         outside = span_z - factor.unwhiten(result[3][: len(span_z)])
         outside[:, factor.left_out] = 0.0
-    solution = Solution._make((*result, noise, *facts, null, factor.left_out, False, outside))
+    solution = Solution._make((*result, noise, *fields, null, factor.left_out, False, outside))
     if not len(factor.left_out) or solver == "refined":
         return solution
     infeasible = solution.status != status.STATUS_OK
@@ -162,47 +175,51 @@ def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> S
 def with_strength(
     factor: Factor, solution: Solution, span_z: Float, span_y: Float, options: Options
 ) -> Solution:
-    """P_b = (1 - b) P_LEACE + b P, b = ``options.strength``: the fraction b of X is given back.
+    """Interpolate between LEACE and P: P_b = (1 - b) P_LEACE + b P, b = ``options.strength``.
 
-    P = P_LEACE + X H^+ K^T, X = Cov(x, y) - P_LEACE Cov(x, y). Both maps have the same `left`,
-    which depends on the erased span alone, and the two changes are orthogonal in every inner
-    product: the distortion is that of LEACE and b^2 times the rest.
+    P = P_LEACE + X H^+ K^T with X = Cov(x, y) - P_LEACE Cov(x, y), of which P_b restores the
+    fraction b. Both maps have the same `left`, which depends only on the erased span. The
+    distortion is D_LEACE + b^2 (D_P - D_LEACE), because the changes by P_LEACE and by X H^+ K^T
+    are orthogonal.
 
     Parameters
     ----------
     factor : Factor
-        That `solution` was made of by :func:`oblique`.
+        Factor that was passed to :func:`oblique` to compute `solution`.
     solution : Solution
-        P.
+        Solution for P.
     span_z, span_y : (kz, d), (ky, d) float64
+        Erased and kept span.
     options : Options
+        Options of the solve.
     """
     if solution.reads_left_out:
         factor = factor.reading_left_out()
-    if factor.n_noise:  # same support, same basis of the erased span
+    if factor.n_noise:  # the same support gives the same basis of the erased span
         factor = factor.admit(np.concatenate([span_z, span_y]))
-    plain, b = oblique(factor, span_z, span_y[:0], options), options.strength
-    least = solution.distortion_unkept
+    leace, b = oblique(factor, span_z, span_y[:0], options), options.strength
+    minimum = solution.distortion_unkept
     return solution._replace(
-        right=(1.0 - b) * plain.right + b * solution.right,
-        distortion=least + b**2 * (solution.distortion - least),
+        right=(1.0 - b) * leace.right + b * solution.right,
+        distortion=minimum + b**2 * (solution.distortion - minimum),
     )
 
 
 def with_null_space(solution: Solution, kept: Float) -> tuple[Float, Float]:
-    """Factors of the projection that annihilates the kernel of S, too: left, right transposed.
+    """Return transposed factors (left, right) of the projection that also maps the null space to 0.
 
-    With N an orthonormal basis of the kernel it erases colsp[left, N] and keeps Sy.
-    ``M = N - D^-1 Qc Qc^T D N``, Qc = orth(D^-1 Sy), has M^T Sy = 0: what is kept stays, also where
-    it reaches into the noise space; where it does not, but for rounding, M = N. [right, M] is then
-    made dual to [left, N] by elimination: B = right^T N and C = M^T left are small.
+    With N an orthonormal basis of the null space of S, the projection erases colsp[left, N] and
+    keeps the span Sy. ``M = N - D^-1 Qc Qc^T D N`` with Qc = orth(D^-1 Sy) satisfies M^T Sy = 0, so
+    that Sy is kept even where it has a component in the null space; without a component above
+    rounding error, M = N. Elimination then makes [right, M] dual to [left, N]: B = right^T N and
+    C = M^T left are small.
 
     Parameters
     ----------
     solution : Solution
-        Solved with ``null_space="drop"``.
+        Solution with ``null_space="drop"``.
     kept : (k, d) float64
-        Cross-covariances of what is kept.
+        Span of the kept variables.
     """
     left, right, null = solution.left, solution.right, solution.null_basis
     if null is None or not len(null):
@@ -221,12 +238,12 @@ def with_null_space(solution: Solution, kept: Float) -> tuple[Float, Float]:
             dual = np.asarray(np.linalg.solve(dual @ null.T, dual), np.float64)
     into_null, from_left = right @ null.T, dual @ left.T
     schur = np.eye(len(left)) - into_null @ from_left
-    apart: Float = np.asarray(np.linalg.solve(schur, right - into_null @ dual), np.float64)
-    return np.concatenate([left, null]), np.concatenate([apart, dual - from_left @ apart])
+    dual_right: Float = np.asarray(np.linalg.solve(schur, right - into_null @ dual), np.float64)
+    return np.concatenate([left, null]), np.concatenate([dual_right, dual - from_left @ dual_right])
 
 
 def column_norms(left: Float, right: Float) -> Float:
-    """(d,): norms of the columns of left^T right, from the factors, (r, d) each, in O(d r^2)."""
+    """Norms of the columns of left^T right, (d,), from factors of shape (r, d), in O(d r^2)."""
     if not len(left):
         return np.zeros(left.shape[1])
     sizes = np.abs(left).max(axis=1, keepdims=True)
@@ -238,20 +255,23 @@ def column_norms(left: Float, right: Float) -> Float:
 
 
 def sensitivity(left: Float, right: Float, mean: Float, variance: float) -> tuple[float, float]:
-    """sqrt E|(P - I) e|^2 over the deviation of x, where e rounds x to float32; and |P - I|_F.
+    """Return the sensitivity to float32 rounding, sqrt(E|(P - I) e|^2) / s, and |P - I|_F.
 
-    The entries of e are independent, of deviation eps32 rms(x), with eps32 = 2^-23 and
-    rms(x)^2 = E|x|^2 / d. With tr Cov(x) = s^2 the figure is eps32 rms(x) |P - I|_F / s.
+    e is the error of rounding x to float32: independent entries with standard deviation
+    eps32 rms(x), eps32 = 2^-23 and rms(x)^2 = E|x|^2 / d. With s^2 = tr Cov(x), the sensitivity is
+    eps32 rms(x) |P - I|_F / s.
 
     Parameters
     ----------
     left, right : (r, d) float64
+        Factors: P - I = -left^T right.
     mean : (d,) float64
+        Mean of x.
     variance : float
         tr Cov(x).
     """
     if variance <= 0.0:
         return 0.0, 0.0
     norm, offset = status.amplified(left, right, mean, variance)
-    moved: float = tolerances.EPS32 * norm * ((1.0 + offset) / len(mean)) ** 0.5
-    return min(moved, float(np.finfo(np.float64).max)), norm
+    effect: float = tolerances.EPS32 * norm * ((1.0 + offset) / len(mean)) ** 0.5
+    return min(effect, float(np.finfo(np.float64).max)), norm

@@ -1,8 +1,9 @@
-"""The options of a fit, declared once: name, default, check, who takes them, and in words.
+"""The options of a fit, declared once: name, default, check and help text.
 
-Those of the methods say how an eraser is solved for, those of reading what moments keep of the
-rows. Signatures and the parameters of the estimators repeat names and defaults, as they must be
-readable; a test holds them against these tables. The flags of the command line are made from them.
+`OPTIONS` are the options of the methods, which control the solve; `READING` are the options of the
+accumulation, which control the statistics that moments store. Signatures of functions and
+estimators repeat the names and defaults, and a test compares them with these tables. The flags of
+the command line are made from the tables.
 """
 
 from __future__ import annotations
@@ -20,14 +21,24 @@ from splince_fast.exceptions import InputError
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option: its default, its values and its meaning.
+    """One option of a fit.
 
     Attributes
     ----------
+    name : str
+        Name of the parameter.
+    default : object
+        Default value.
+    accepts : function
+        Returns whether a value is valid.
+    must_be : str
+        Description of the valid values, for error messages.
+    help : str
+        Help text of the command line.
     choices : tuple of str
-        Words that it may be.
+        Valid strings.
     number : float, int or None
-        The type of the numbers that it may be.
+        Type of the valid numbers; None if no number is valid.
     """
 
     name: str
@@ -40,32 +51,32 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """Name of its flag on the command line."""
+        """Name of the command-line flag of this option."""
         return "--" + self.name.replace("_", "-")
 
     def check(self, value: object) -> None:
-        """Raise InputError unless `value` is acceptable."""
+        """Raise InputError unless `value` is valid."""
         if not self.accepts(value):
             raise InputError(f"{self.name} is {value!r}; it must be {self.must_be}")
 
     def parse(self, text: str) -> Any:
-        """The value that a word of the command line stands for.
+        """Convert an argument of the command line to a valid value of this option.
 
         Raises
         ------
         InputError
-            Neither a choice nor a number that is accepted.
+            The argument is neither a choice nor a valid number.
         """
         value: object = text
         if text not in self.choices and self.number is not None:
-            with contextlib.suppress(ValueError):  # `check` raises
+            with contextlib.suppress(ValueError):  # `check` raises the error
                 value = self.number(text)
         self.check(value)
         return value
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value is a real number of Python or NumPy, and no boolean."""
+    """Return whether a value is a real number of Python or NumPy other than a boolean."""
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
@@ -74,7 +85,7 @@ def _in_unit_interval(value: Any) -> bool:
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """Whether a value is an integer of Python or NumPy, and no boolean."""
+    """Return whether a value is an integer of Python or NumPy other than a boolean."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
@@ -87,7 +98,7 @@ def _one_of(name: str, default: str, choices: tuple[str, ...], help: str) -> Opt
 
 
 SHRINKAGES = ("oas", "ledoit-wolf", "cv")
-# Intensities that "cv" compares, beside "oas".
+# Shrinkage intensities that "cv" compares, besides "oas".
 INTENSITIES = (None, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1)
 
 OPTIONS = {
@@ -121,7 +132,7 @@ OPTIONS = {
             ),
             "None, 'oas', 'ledoit-wolf', 'cv' or a number in [0, 1]",
             "shrink the covariance towards a multiple of the identity, by this intensity or rule; "
-            "'cv' minimises the change of held-out rows",
+            "'cv' minimises the distortion of held-out rows",
             SHRINKAGES,
             number=float,
         ),
@@ -145,8 +156,8 @@ OPTIONS = {
             "auto",
             lambda t: t == "auto" if isinstance(t, str) else _in_unit_interval(t) and t < 1,
             "'auto' or a number in [0, 1)",
-            "do not whiten features with a deviation below A times the root mean square "
-            "deviation; 0 whitens all",
+            "do not whiten features with a standard deviation below A times the root mean "
+            "square standard deviation; 0 whitens all",
             ("auto",),
             number=float,
         ),
@@ -164,7 +175,7 @@ OPTIONS = {
 
 MOST_PASSES = 1000
 
-# Options of the accumulation, and of further passes over the rows.
+# Options of the accumulation, and of extra passes over the rows.
 READING = {
     option.name: option
     for option in (
@@ -205,7 +216,7 @@ def check_reading(
     subsample: object, sketch_size: object, passes: object = 0, shrinkage: object = None,
     solver: str = "auto", groups: object = None,
 ) -> None:  # fmt: skip
-    """Raise InputError for options of reading that are out of range or contradict each other."""
+    """Raise InputError if options of the accumulation are out of range or exclude each other."""
     for option, value in zip(READING.values(), (subsample, sketch_size, passes), strict=True):
         if value is not option.default:
             option.check(value)
@@ -213,8 +224,8 @@ def check_reading(
     if sketch_size is None:
         if passes:
             raise InputError(
-                f"passes is {passes}, and only a sketch is refined by reading again; pass "
-                "sketch_size, too, or leave passes out"
+                f"passes is {passes}, but extra passes refine only a sketch; pass sketch_size, "
+                "too, or leave passes out"
             )
     elif subsample != 1:
         raise InputError(
@@ -243,11 +254,11 @@ _DEFAULTS = tuple(option.default for option in _DECLARED)
 _values = attrgetter(*OPTIONS)
 
 
-@dataclass(slots=True)  # not frozen, which would add 10 % to a small solve
+@dataclass(slots=True)  # frozen=True would add 10 % to the time of a small solve
 class Options:
-    """The options of one solve, checked; not modified afterwards.
+    """Validated options of one solve, not modified after creation.
 
-    Options that a method does not take have their defaults.
+    Options that a method does not have keep their default values.
     """
 
     max_amplification: float | None = None

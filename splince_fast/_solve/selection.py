@@ -1,4 +1,8 @@
-"""The selections `erase=` and `keep=`: cross-covariances of variables, or explicit directions."""
+"""Spans of the arguments `erase=` and `keep=`.
+
+A span is the cross-covariance of x with variables scaled to unit standard deviation, one row per
+label column; or explicit directions, one per row.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ Kept: TypeAlias = list[VariableName] | NDArray[Any] | None
 
 
 class Statistics(Protocol):
-    """Second moments, as far as a selection needs them."""
+    """Moments that :func:`span_of` reads."""
 
     @property
     def weight(self) -> float:
@@ -29,50 +33,54 @@ class Statistics(Protocol):
 
     @property
     def mean(self) -> Float:
-        """(d,): of the features."""
+        """Means of the features, (d,)."""
 
     @property
     def variances(self) -> Float:
-        """(d,): of the features."""
+        """Variances of the features, (d,)."""
 
     def variable(self, name: VariableName) -> Any:
-        """The sums of one variable; UnknownVariableError if it was not accumulated."""
+        """Return the sums of one variable; raise UnknownVariableError for an unknown name."""
 
 
 class VariableReading(NamedTuple):
-    """How one variable was read, and the units of its canonical correlations.
+    """Interpretation of one variable, and the scale of its canonical correlations.
 
     Attributes
     ----------
     kind : str
-        In words.
+        Description of the interpretation, such as "classes (4)".
     metric : (q, k) float64
-        M, for which the singular values of M L^+ span are the canonical correlations over all rows,
-        those without a label at the mean.
+        Matrix M: the singular values of M L^+ span are the canonical correlations over all rows,
+        where rows without a label count as rows at the mean.
     largest : float or None
-        Square of the largest standardised value of a class-coded variable.
-    share : float
-        Fraction of the rows that carry a label.
+        Square of the largest standardised value of a class indicator; None for other variables.
+    labelled : float
+        Fraction of the rows with a label.
     """
 
     kind: str
     metric: Float
     largest: float | None = None
-    share: float = 1.0
+    labelled: float = 1.0
 
 
 @dataclass(slots=True)
 class Span:
-    """Cross-covariances of several variables, stacked: rows in units of deviations."""
+    """Stacked spans of several variables.
+
+    The span of a variable is its cross-covariance with x, one row per label column of unit standard
+    deviation.
+    """
 
     names: list[str]
     rows: Float  # (k, d)
-    counts: list[int]
-    readings: list[Callable[[], VariableReading]]  # per variable, computed for the report
+    counts: list[int]  # number of rows of each variable
+    readings: list[Callable[[], VariableReading]]  # one per variable, called by the report
 
 
 def names_of(selection: object, role: str) -> list[VariableName]:
-    """One variable or a list of them, as a list."""
+    """Return the names of one variable or of a list of variables as a list."""
     if isinstance(selection, (str, tuple)):
         return [selection]
     items = selection if isinstance(selection, list) else []
@@ -85,10 +93,10 @@ def names_of(selection: object, role: str) -> list[VariableName]:
 
 
 def kept_of(selection: object) -> Kept:
-    """What is kept: names of variables, directions as the columns of an array, or None."""
+    """Parse `keep=`: names of variables, directions as the columns of an array, or None."""
     if selection is None:
         return None
-    # A list without a name holds the numbers of directions.
+    # A list without variable names holds the entries of directions.
     if isinstance(selection, (str, tuple)) or (
         isinstance(selection, list)
         and (not selection or any(isinstance(item, (str, tuple)) for item in selection))
@@ -98,7 +106,7 @@ def kept_of(selection: object) -> Kept:
 
 
 def span_of(statistics: Statistics, selection: Kept, role: str, whitened: bool) -> Span:
-    """The cross-covariances with the variables of these names, or directions."""
+    """Return the span of the named variables or of the directions in `selection`."""
     if selection is None:
         return Span([], np.empty((0, len(statistics.mean))), [], [])
     if isinstance(selection, np.ndarray):
@@ -125,26 +133,27 @@ def span_of(statistics: Statistics, selection: Kept, role: str, whitened: bool) 
 
 
 def _of_classes(weights: Float, total: float) -> VariableReading:
-    """The reading of classes; M is for all indicators but that of the most frequent class.
+    """Interpretation of a class-coded variable from the weights of its classes.
 
-    These are in units of their deviations. The indicators over sqrt(p) are orthonormal, and their
-    covariances with x sum to zero; a share of the rows carries a label, the others count as rows
-    at the mean.
+    The span has one row per class, without the most frequent class; a row is the covariance of x
+    with the class indicator scaled to unit standard deviation. M follows from two facts: the
+    indicators over sqrt(p) are orthonormal, and the covariances of x with all indicators sum to
+    zero. Rows without a label count as rows at the mean.
     """
-    share = min(1.0, float(weights.sum()) / total)
+    fraction = min(1.0, float(weights.sum()) / total)
     p = weights[weights > 0] / weights.sum()
     largest = int(np.argmax(p))
     others = np.delete(p, largest)
     last = -np.sqrt(others * (1 - others) / p[largest])
-    metric = share**0.5 * np.concatenate([np.diag(np.sqrt(1 - others)), last[None]])
+    metric = fraction**0.5 * np.concatenate([np.diag(np.sqrt(1 - others)), last[None]])
     rarest = float(p.min())
-    kind = f"classes ({len(p)}){_labelled(share)}"
-    return VariableReading(kind, metric, (1 - rarest) / rarest, share)
+    kind = f"classes ({len(p)}){_labelled(fraction)}"
+    return VariableReading(kind, metric, (1 - rarest) / rarest, fraction)
 
 
 def _of_columns(variable: Any, total: float) -> VariableReading:
-    """The reading of columns; M is the inverse root of their correlations."""
-    share = min(1.0, variable.weight / total)
+    """Interpretation of a continuous variable; M is an inverse root of its correlation matrix."""
+    fraction = min(1.0, variable.weight / total)
     deviations = variable.deviations()
     varies = deviations > 0
     units = deviations[varies]
@@ -156,13 +165,13 @@ def _of_columns(variable: Any, total: float) -> VariableReading:
     kept = values > least
     count = variable.n_columns
     kind = "continuous (1 column)" if count == 1 else f"continuous ({count} columns)"
-    metric = (vectors[:, kept] * (share / values[kept]) ** 0.5).T
-    return VariableReading(kind + _labelled(share), metric, share=share)
+    metric = (vectors[:, kept] * (fraction / values[kept]) ** 0.5).T
+    return VariableReading(kind + _labelled(fraction), metric, labelled=fraction)
 
 
-def _labelled(share: float) -> str:
-    """The fraction of labelled rows in words; empty if all rows are labelled."""
-    return "" if share == 1.0 else f", {share:.3g} of the rows labelled"
+def _labelled(fraction: float) -> str:
+    """Text for the fraction of labelled rows; empty if all rows have a label."""
+    return "" if fraction == 1.0 else f", {fraction:.3g} of the rows labelled"
 
 
 def _of_directions(count: int) -> VariableReading:
@@ -170,7 +179,11 @@ def _of_directions(count: int) -> VariableReading:
 
 
 def _directions(variances: Float, array: NDArray[Any], whitened: bool) -> Span:
-    """Explicit directions, one per column of a (d, k) array, in units of x's deviations."""
+    """Return the span of explicit directions, the columns of a (d, k) array.
+
+    Each row is scaled to unit norm relative to the standard deviations of the features, or to the
+    total standard deviation of x if nothing is whitened.
+    """
     width = len(variances)
     if len(array) != width:
         raise InputError(
@@ -184,8 +197,8 @@ def _directions(variances: Float, array: NDArray[Any], whitened: bool) -> Span:
     if (largest == 0).any():
         raise ConstantVariableError("keep holds a direction of zeros; leave it out")
     rows /= largest
-    # Ranks are computed in units of deviations; constant features, which P leaves as they are,
-    # count 0.
+    # Ranks are computed for scaled features. Constant features, which P does not change, are left
+    # out of the norm.
     units = np.sqrt(variances if whitened else np.full(width, variances.sum()))
     scaled = np.divide(rows, units, out=np.zeros_like(rows), where=units > 0)
     sizes = np.linalg.norm(scaled, axis=1, keepdims=True)
@@ -194,7 +207,7 @@ def _directions(variances: Float, array: NDArray[Any], whitened: bool) -> Span:
 
 
 def _as_columns(selection: Any) -> Any:
-    """A single direction, (d,), as the one column of an array; anything else as it is."""
+    """Return a single direction, (d,), as an array of shape (d, 1); other arrays unchanged."""
     if isinstance(selection, Mapping):
         raise InputError("keep is a mapping; pass names of variables, or an array of shape (d, k)")
     if hasattr(selection, "to_numpy"):

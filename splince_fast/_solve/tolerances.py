@@ -1,24 +1,30 @@
-"""Every rounding and rank rule of a solve, in one table, each with its reason.
+"""Tolerances of a solve: all rules for rounding errors and ranks.
 
-==============  ==========================================================================
-`CONSTANT`      a deviation below this times the mean is rounding of the mean
-`eigenvalue`    eigenvalues of the unit-diagonal covariance up to it are noise of its entries
-`computed`      deviations of features of erased rows that are rounding of the rows before
-`noise`         singular values of whitened spans up to it are noise of their sums
-`row_rounding`  singular values of spans up to it are rounding of the rows to their dtype
-`relative`      smaller singular values than this times the largest are rounding of the SVD
-`residual`      bound of the rounding of a constraint
-`AMPLIFICATION` an amplification above it leaves less than half the digits of float32 rows
-`SENSITIVITY`   a larger effect of float32 rounding on x, in deviations, raises a warning
-`MIN_SCALE`     by default, smaller deviations relative to their root mean square are noise
-`NOISE_SHARE`   a smaller fraction of the squared whitened spans is rounding of x
-`OWN`           least fraction of a variance outside the low-rank part of a metric
-`LABELS`        eigenvalues of the unit-diagonal covariance of labels up to it, times their
-                number, are rounding: combinations of labels that do not vary
-==============  ==========================================================================
+A span is a cross-covariance Cov(x, v) of x with a variable v, one row per column of v. S is the
+covariance that is factored.
 
-Ranks count what is above `max(noise, relative * largest)`; the report shows those ranks. Everything
-is in units of deviations, so that no rule depends on the units of features or labels.
+====================== ===================================================================
+`CONSTANT`             relative to |mean|: a feature with a smaller standard deviation is constant
+`eigenvalue`           eigenvalues of S scaled to unit diagonal: smaller ones are rounding error
+`computed`             standard deviations after erasure: smaller ones are rounding error
+`noise`                singular values of whitened spans: smaller ones are rounding error of sums
+`noise_unwhitened`     the same for spans that are not whitened
+`row_rounding`         singular values of spans: smaller ones are rounding error of the rows
+`relative`             relative to the largest singular value: smaller ones are rounding error
+`residual`             bound of the rounding error of a constraint
+`AMPLIFICATION`        a larger amplification raises a warning
+`SENSITIVITY`          a larger effect of float32 rounding on x raises a warning
+`MIN_SCALE`            relative to the root mean square standard deviation: features with a smaller
+                       one are not whitened by default
+`NOISE_SHARE`          fraction of the squared norm of whitened spans: less is rounding error
+`OWN`                  minimum fraction of a variance outside the low-rank part of an approximation
+`LABELS`               per label column: smaller eigenvalues of the correlation matrix of the
+                       columns are rounding error
+====================== ===================================================================
+
+A rank is the number of singular values above `max(noise, relative * largest)`; the report shows
+the ranks. All thresholds apply to features and labels scaled to unit standard deviation, so that
+none depends on the units.
 """
 
 from __future__ import annotations
@@ -31,73 +37,82 @@ from splince_fast._kernels import spans
 EPS = float(np.finfo(np.float64).eps)
 EPS32 = float(np.finfo(np.float32).eps)
 
-# Relative rounding of a mean of n terms, with a margin for any practical n; far below the deviation
-# of a float32 feature that varies by one unit in the last place.
+# Features with a standard deviation below this fraction of |mean| count as constant. The fraction
+# exceeds the relative rounding error of a mean for any practical number of rows, and is far smaller
+# than the standard deviation of a float32 feature that varies by one unit in the last place.
 CONSTANT = spans.CONSTANT_ROUNDINGS * EPS
 
-# Distances of rows grow by this factor: above it float32 rows keep less than half their digits.
+# An amplification above this value raises a warning: the distances between rows grow by this
+# factor, so that float32 rows lose more than half of the digits.
 AMPLIFICATION = 1e4
 
-# A smaller sensitivity leaves three digits of the deviation of x in float32 rows.
+# A sensitivity above this value raises a warning: rounding x to float32 then changes the erased
+# rows by more than this fraction of the standard deviation of x.
 SENSITIVITY = 1e-3
 
-# Least ratio of deviations that units explain: units of 1e-12 and 1e12 give 1e-24, and unequal
-# features two digits more.
+# Features with a standard deviation below this fraction of the root mean square standard deviation
+# are not whitened by default. Units of 1e-12 and 1e12 explain a ratio of 1e-24, and unequal
+# features two more digits.
 MIN_SCALE = 1e-26
 
-# Fraction of the squared whitened spans. Rows after a layer norm lie in a hyperplane up to
-# rounding: covariance across it is of that size, and erasing it adds no distortion.
+# A fraction of the squared norm of the whitened spans below this value counts as rounding error.
+# Rows after a layer norm lie in a hyperplane up to rounding: their covariance with the labels
+# normal to the hyperplane is smaller than this value, and erasing it adds no distortion.
 NOISE_SHARE = 1e-7
 
-# Relative rounding of label correlations. x is not regressed on combinations of labels with
-# smaller eigenvalues: their part of Cov(x) is estimated from the sample alone.
+# Times the number of label columns: eigenvalues of the correlation matrix of the columns below the
+# product are rounding error. x is not regressed on the corresponding combinations of columns, whose
+# contribution to Cov(x) is estimated from the sampled rows.
 LABELS = 1e-10
 
-# Least fraction of a variance outside the low-rank part: whitening divides by its root, and smaller
-# fractions are rounding of the products.
+# Minimum fraction of a variance that a low-rank approximation of Cov(x) leaves to its diagonal
+# part. Whitening divides by the root of the fraction; smaller fractions are rounding error of the
+# products.
 OWN = 1e-10
 
 
 def eigenvalue(d: int, roundoff: float) -> float:
-    """Noise in the eigenvalues of a (d, d) covariance of unit diagonal.
+    """Rounding error of the eigenvalues of a (d, d) covariance with unit diagonal.
 
-    d eps bounds the rounding of float64 sums; sqrt(d) times the roundoff of the products is its
-    size where errors are independent, as those of float32 products are. 4 is a margin.
+    d eps bounds the error of float64 sums. For float32 products, whose errors are independent, the
+    error is about sqrt(d) times the unit roundoff. 4 is a margin.
 
     Parameters
     ----------
     d : int
+        Number of features.
     roundoff : float
-        Unit roundoff of the products that the covariance was summed from.
+        Unit roundoff of the products whose sum is the covariance.
     """
     return float(4.0 * max(d * EPS, d**0.5 * roundoff if roundoff > EPS else 0.0))
 
 
 def computed(deviations: NDArray[np.float64], roundoff: float) -> NDArray[np.float64]:
-    """(d,): deviations of features of erased rows that are rounding of the rows before erasing.
+    """Standard deviations, (d,), below which features of erased rows hold rounding error alone.
 
-    Relative to the deviation of the feature before, the root of `eigenvalue`: below it a feature is
-    noise of a covariance that has the original one's unit diagonal. Rows in float32 round by EPS32
-    at least, and erasers that mix features in float32 round all of them by EPS32 times the largest:
-    smaller ones hold that rounding, and what erasers in these units do not see. 4 is a margin.
+    The maximum of three bounds: sqrt(`eigenvalue`) times the standard deviation of the feature
+    before erasure; 4 EPS32 times the same standard deviation, because float32 rounds every
+    feature; and 4 EPS32 times the root mean square of all standard deviations, because an eraser
+    in float32 adds products of other features to each. 4 is a margin.
 
     Parameters
     ----------
     deviations : (d,) float64
-        Before erasing.
+        Standard deviations of the features before erasure.
     roundoff : float
-        As for `eigenvalue`.
+        Unit roundoff of the products whose sum is the covariance before erasure.
     """
-    own = max(eigenvalue(len(deviations), roundoff) ** 0.5, 4.0 * EPS32)
+    single = max(eigenvalue(len(deviations), roundoff) ** 0.5, 4.0 * EPS32)
     mixed = 4.0 * EPS32 * float(np.mean(deviations**2)) ** 0.5
-    return np.asarray(np.maximum(own * deviations, mixed))
+    return np.asarray(np.maximum(single * deviations, mixed))
 
 
 def eigenvalue_of_columns(k: int, n_rows: int, cancelled: float) -> float:
-    """Noise in the eigenvalues of the covariance of k columns, summed about a reference point.
+    """Rounding error of the eigenvalues of the (k, k) correlation matrix of label columns.
 
-    Sums of n products carry sqrt(n) roundings of the squares about the reference, which are
-    `cancelled` times the variances.
+    The covariance of the columns is summed about a reference point, and `cancelled` is the largest
+    ratio of a mean square about this point to the variance. A sum of n squares has an error of
+    sqrt(n) roundings.
     """
     return float(16.0 * EPS * k * n_rows**0.5 * cancelled)
 
@@ -105,47 +120,50 @@ def eigenvalue_of_columns(k: int, n_rows: int, cancelled: float) -> float:
 def noise(d: int, smallest: float) -> float:
     """Rounding level of whitened cross-covariances, in units of correlation.
 
-    A few roundings of sums of d terms of order one, amplified by at most the inverse of the
-    factor, 1 / sqrt(smallest eigenvalue).
+    A sum of d terms of order one has an error of a few sqrt(d) eps, which the inverse of the
+    factor amplifies by at most 1 / sqrt(smallest), `smallest` the smallest eigenvalue of the
+    covariance with unit diagonal.
     """
     return float(16.0 * EPS * (d / smallest) ** 0.5)
 
 
 def noise_unwhitened(variance: float) -> float:
-    """Rounding level of cross-covariances that are not whitened; total deviation of x = 1."""
+    """Rounding level of unwhitened cross-covariances; `variance` is the total variance of x."""
     return float(16.0 * EPS * variance**0.5)
 
 
 def row_rounding(error: float, deviation: float, smallest: float, n_rows: int) -> float:
-    """Rounding level of spans of rows that were rounded to their dtype, as erased rows are.
+    """Rounding level of spans Cov(x, z) of rows that were rounded to their dtype.
 
-    An entry x is rounded by at most eps |x| / 2, and Cov(x, z) by the mean of n such errors:
-    eps sqrt(E|x|^2 / n) / 2, divided by the root of the smallest eigenvalue where the span is
-    whitened. 8 is a margin. Independent labels give sqrt(E|x - mean|^2 / n): the level is at most a
-    hundredth of that, so that no association beyond chance counts as rounding.
+    The rounding error of an entry x is at most eps |x| / 2. The error of Cov(x, z) is the mean of n
+    errors, eps sqrt(E|x|^2 / n) / 2, and whitening divides it by sqrt(smallest). 8 is a margin. For
+    labels independent of x the norm of the span is sqrt(E|x - mean|^2 / n): the level is at most a
+    hundredth of this norm, so that no association above the chance level counts as rounding error.
 
     Parameters
     ----------
     error, deviation : float
-        eps times the root of E|x|^2, and the root of E|x - mean|^2, in the units of the span before
-        it is whitened.
+        eps sqrt(E|x|^2), and sqrt(E|x - mean|^2), in the units of the span before whitening.
     smallest : float
-        Eigenvalue of the covariance in these units; 1 where nothing is whitened.
+        Smallest eigenvalue of the covariance in these units; 1 without whitening.
     n_rows : int
+        Number of rows, n.
     """
     return float(min(4.0 * error / smallest**0.5, 0.01 * deviation) / n_rows**0.5)
 
 
 def relative(d: int, rank_tol: float | str) -> float:
-    """Relative cut of singular values: the rounding of a decomposition, or `rank_tol`."""
+    """Relative threshold of singular values: rounding error of an SVD, or `rank_tol` if larger."""
     least = float(16.0 * EPS * d**0.5)
     return least if isinstance(rank_tol, str) else max(float(rank_tol), least)
 
 
 def residual(d: int, spread: float, size: float) -> float:
-    """8 d eps q |P|^2: bound of the rounding of a constraint, relative to the cross-covariance.
+    """Bound of the relative rounding error of a constraint, 8 d eps q |P|^2.
 
-    d covers the lengths of the sums, 8 the handful of steps; q = `spread` is the condition number
-    of the whitened cross-covariances, and |P| = `size` the spectral norm in units of deviations.
+    The error is relative to the norm of the cross-covariance. d is the length of the sums, and 8
+    exceeds the number of steps. q = `spread` is the condition number of the whitened
+    cross-covariances. |P| = `size` is the spectral norm for features scaled to unit standard
+    deviation; a norm below 1 counts as 1.
     """
     return 8.0 * d * EPS * spread * max(1.0, size) ** 2

@@ -1,4 +1,4 @@
-"""The closed forms, moments in and projection out, and what stands on them.
+"""Methods that compute an eraser from moments: closed forms and their extensions.
 
 ==============================  ==============  ==============================
 ..                              no task kept    task kept

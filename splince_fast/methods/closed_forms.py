@@ -1,4 +1,4 @@
-"""The closed forms: moments in, projection out; one routine with two switches.
+"""The closed forms, which compute a projection from moments by one routine.
 
 ==============================  ==============  ==============================
 ..                              no task kept    task kept
@@ -39,7 +39,7 @@ def splince(
     refine: object = None,
     passes: int = 1,
 ) -> Projection:
-    """Erase variables and keep the covariance with others, changing x as little as possible.
+    """Erase variables and keep the covariance with others, with the least change of x.
 
     The minimiser of E|P x - x|^2 subject to P Cov(x, z) = 0 and P Cov(x, y) = Cov(x, y)
     (Theorem 1 of Holstege, Ravfogel and Wouters, NeurIPS 2025). With Cov(x) = L L^T,
@@ -50,85 +50,89 @@ def splince(
     Parameters
     ----------
     moments : Moments, Factored or Folds
-        Of the data, with the variables that are named below; :meth:`Moments.factored` saves
-        factoring Cov(x) again for every eraser, and folds add to the report what happens to rows
-        not seen.
+        Moments of x and of the variables in `erase` and `keep`. :meth:`Moments.factored` factors
+        Cov(x) once for several erasers. For folds, the report includes the effect on held-out
+        rows.
     erase : str, tuple or list of them
         Variables to erase, jointly; a tuple names joint cells (see :class:`Moments`).
     keep : str, tuple or list of them, or array of shape (d, k)
-        Variables whose covariance with x stays exactly as it is; or directions y_j such that
+        Variables whose covariance with x is preserved exactly; or directions y_j such that
         P y_j = y_j.
     max_amplification : float, optional
-        Give up kept directions at an angle to the erased ones with 1 / sin above this.
+        Drop kept directions whose angle to the erased span has 1 / sin(angle) above this value.
     on_infeasible : {"raise", "drop"}
-        Policy where kept directions lie in the span of the erased ones, to rounding:
-        raise InfeasibleError, or give that part up, with a warning.
+        Action if kept directions lie in the erased span, up to rounding error: raise
+        InfeasibleError, or drop these directions with a warning.
     null_space : {"keep", "drop"}
-        Effect of the map off the support of x: none, or annihilation as in the formula printed
-        in the paper does. On the data the two agree.
+        Effect of the map orthogonal to the support of x: "keep" leaves this component unchanged,
+        "drop" sets it to 0, as the formula in the paper does. Both maps agree on the fitted rows.
     shrinkage : float in [0, 1], "oas", "ledoit-wolf" or "cv", optional
-        Factor (1 - a) Cov(x) + a (tr Cov(x) / d) I instead of Cov(x). The constraints stay exact;
-        only optimality is relative to that matrix. "oas" is the oracle approximating shrinkage
-        of Chen, Wiesel, Eldar and Hero (2010); "ledoit-wolf" that of Ledoit and Wolf (2004), for
-        moments made with ``ledoit_wolf=True``; "cv", for folds, the one of the least change of
-        held-out rows, of 0, 1e-6, 1e-4, 1e-3, 0.01, 0.1 and "oas".
+        Intensity a: (1 - a) Cov(x) + a (tr Cov(x) / d) I is factored instead of Cov(x). The
+        constraints remain exact; the distortion is minimised for the shrunk matrix. "oas" is the
+        oracle approximating shrinkage of Chen, Wiesel, Eldar and Hero (2010); "ledoit-wolf" is the
+        intensity of Ledoit and Wolf (2004), for moments made with ``ledoit_wolf=True``; "cv", for
+        folds, selects the intensity with the smallest distortion of held-out rows from 0, 1e-6,
+        1e-4, 1e-3, 0.01, 0.1 and "oas".
     rank_tol : "auto" or float in [0, 1)
-        Directions of the concept weaker than this times the strongest are left alone, on top of
-        those at the rounding level, which "auto" leaves alone.
+        Singular values of the concept below this value times the largest are ignored, in addition
+        to those at the rounding level; "auto" ignores only the latter.
     solver : {"auto", "cholesky", "eigh"}
-        "auto" takes Cholesky unless Cov(x) is rank deficient at its rounding level.
+        Factorisation of Cov(x). "auto" is Cholesky unless Cov(x) is rank deficient at its rounding
+        level.
     min_scale : "auto" or float in [0, 1)
-        Features whose deviation is below this times the root mean square deviation are left out
-        of the whitening: nothing is read from them, and what the others predict of their
-        covariance with the concept is removed from them, so that both constraints stay exact. Where
-        directions of the concept are in such features alone they are read, with Cov(x) as block
-        diagonal. "auto" leaves out deviations below 1e-26, and in rows of at most 32 bits those
-        below eps32 times the mean of the feature, unless the covariance is shrunk.
+        Features with a standard deviation below this value times the root mean square standard
+        deviation are not whitened. The eraser changes these features without reading them, so that
+        both constraints hold exactly for all features. If directions of the concept lie in these
+        features alone, the features are read, with Cov(x) taken as block diagonal. "auto" is 1e-26;
+        for rows of at most 32 bits, features with a standard deviation below eps32 times |mean| are
+        not whitened either. With shrinkage, "auto" whitens all features.
     strength : float in [0, 1]
-        Fraction b of X = Cov(x, y) - P_LEACE Cov(x, y) that is given back, at b^2 times the cost:
-        P_b Cov(x, y) = Cov(x, y) - (1 - b) X, and P_b = (1 - b) P_LEACE + b P. 0 is LEACE. A
-        frozen head has a strength of least squared error, :meth:`Report.strength_for`.
+        Fraction b of X = Cov(x, y) - P_LEACE Cov(x, y) that is restored, at b^2 times the
+        additional distortion: P_b Cov(x, y) = Cov(x, y) - (1 - b) X, and
+        P_b = (1 - b) P_LEACE + b P. 0 is LEACE. :meth:`Report.strength_for` gives the strength of
+        least squared error for a frozen head.
     refine : Source or iterable of blocks, optional
-        For moments made with ``sketch_size``, which keep no covariance: the rows that they have
-        seen, to be read again. Each pass takes products of Cov(x) with a few columns, O(n d k), and
-        the best eraser that they allow; it measures the distortion and never increases it.
+        For moments made with ``sketch_size``, which store no covariance: the accumulated rows, for
+        extra passes. Each pass computes the product of Cov(x) with k columns in O(n d k) and the
+        best eraser given these products; the distortion is measured and never increases.
     passes : int
-        How often `refine` is read; with more passes the distortion tends to the least possible.
+        Number of passes over `refine`; with more passes the distortion tends to its minimum.
 
     Returns
     -------
     Projection
-        With its :attr:`~Projection.report`.
+        The eraser; :attr:`~Projection.report` is its report.
 
     Raises
     ------
     UnknownVariableError
-        A variable that was not accumulated, or without a single label.
+        A variable was not accumulated, or has no labels.
     ConstantVariableError
-        A variable with a single value.
+        A variable has a single value.
     InfeasibleError
-        Kept directions lie in the span of the erased ones.
+        Kept directions lie in the erased span.
     NotEnoughDataError
-        No rows.
+        The moments have no rows.
     InputError
-        A parameter out of range; `refine` is not what the moments have seen.
+        A parameter is out of range, or the rows of `refine` are not the accumulated rows.
 
     Warns
     -----
     NothingErasedWarning
         The data hold no linear association with the concept: the eraser is the identity.
     DroppedDirectionsWarning
-        Kept directions were given up, as the policies allow.
+        Kept directions were dropped because of `max_amplification` or `on_infeasible`.
     UnseenRowsWarning
-        Of folds: held-out rows fare much worse (:func:`splince_fast.cross_report`).
+        For folds: the distortion is much larger in held-out rows
+        (:func:`splince_fast.cross_report`).
     PrecisionWarning
-        The result stands on few digits: an amplification above 1e4, a residual above its bound, a
-        bound of 1 or more, an association in directions of less variance than rounding (for SAL: in
-        features that are tiny beside others), or a sensitivity above 1e-3 (:class:`Report`) and 10
-        times that of an orthogonal projection.
+        Low numerical precision: an amplification above 1e4; a residual above its bound; a bound of
+        1 or more; an association with directions whose variance is below the rounding level (for
+        SAL: with features that are tiny compared with others); or a sensitivity above 1e-3
+        (:class:`Report`) that is 10 times that of an orthogonal projection.
     ManyClassesWarning
-        An integer variable of more than 24 classes has at least half the rank of x, or takes more
-        than half of its variance: it may be a quantity.
+        An integer variable with more than 24 classes has at least half the rank of x, or its
+        erasure removes more than half of the variance of x: it may be a quantity.
     LabelFeatureWarning
         A feature equals a variable up to offset, scale and coding of classes: a label in x.
 
@@ -173,7 +177,7 @@ def leace(
     refine: object = None,
     passes: int = 1,
 ) -> Projection:
-    """Erase variables, changing x as little as possible: P = I - L Qz Qz^T L^+.
+    """Erase variables with the least change of x: P = I - L Qz Qz^T L^+.
 
     The minimiser of E|P x - x|^2 subject to P Cov(x, z) = 0 (Belrose et al., "LEACE: Perfect
     linear concept erasure in closed form", NeurIPS 2023). Errors and warnings are those of
@@ -182,9 +186,7 @@ def leace(
     Parameters
     ----------
     moments : Moments, Factored or Folds
-        Of the data, with the variables that are named below; :meth:`Moments.factored` saves
-        factoring Cov(x) again for every eraser, and folds add to the report what happens to rows
-        not seen.
+        Moments of x and of the erased variables, as for :func:`splince`.
     erase : str, tuple or list of them
         Variables to erase, jointly; a tuple names joint cells (see :class:`Moments`).
     null_space, shrinkage, rank_tol, solver, min_scale, refine, passes
@@ -215,23 +217,21 @@ def sal(
     on_infeasible: str = "raise",
     rank_tol: float | str = "auto",
 ) -> Projection:
-    """Erase variables by the orthogonal projection off colsp(Cov(x, z)); nothing is whitened.
+    """Erase variables by the projection onto the orthogonal complement of colsp(Cov(x, z)).
 
-    P = I - Q Q^T with Q = orth(Cov(x, z)) (spectral attribute removal: Shao, Ziser and Cohen,
-    "Gold doesn't always glitter", EACL 2023). With `keep`, the oblique projection with the same
-    kernel that leaves Cov(x, y) as it is. Errors and warnings are those of :func:`splince`.
-    Unlike the others it depends on the units of the features.
+    P = I - Q Q^T with Q = orth(Cov(x, z)), without whitening (spectral attribute removal: Shao,
+    Ziser and Cohen, "Gold doesn't always glitter", EACL 2023). With `keep`, the oblique projection
+    with the same null space and P Cov(x, y) = Cov(x, y). Errors and warnings are those of
+    :func:`splince`. Unlike LEACE and SPLINCE, the result depends on the units of the features.
 
     Parameters
     ----------
     moments : Moments, Factored or Folds
-        Of the data, with the variables that are named below; :meth:`Moments.factored` saves
-        factoring Cov(x) again for every eraser, and folds add to the report what happens to rows
-        not seen.
+        Moments of x and of the erased variables, as for :func:`splince`.
     erase : str, tuple or list of them
         Variables to erase, jointly; a tuple names joint cells (see :class:`Moments`).
     keep : str, tuple or list of them, or array of shape (d, k), optional
-        Variables, or directions, that stay as they are.
+        Variables whose covariance with x is preserved, or directions.
     max_amplification, on_infeasible
         As for :func:`splince`.
     rank_tol : "auto" or float in [0, 1)
@@ -256,18 +256,17 @@ def sal(
 def mean_projection(
     moments: Moments | Factored | Folds, *, erase: Selection, rank_tol: float | str = "auto"
 ) -> Projection:
-    """Erase classes by the orthogonal projection off the differences of their means.
+    """Erase classes by the orthogonal projection that equates the class means.
 
-    For a binary concept this is the projection along the difference of the two class means
+    For a binary concept it is the projection along the difference of the two class means
     (Haghighatkhah et al., "Better hit the nail on the head than beat around the bush", 2022).
-    The class means span colsp(Cov(x, z)), so it is :func:`sal` for class-coded variables.
+    The differences of the class means span colsp(Cov(x, z)): the result equals that of :func:`sal`
+    for class-coded variables.
 
     Parameters
     ----------
     moments : Moments, Factored or Folds
-        Of the data, with the variables that are named below; :meth:`Moments.factored` saves
-        factoring Cov(x) again for every eraser, and folds add to the report what happens to rows
-        not seen.
+        Moments of x and of the erased variables, as for :func:`splince`.
     erase : str, tuple or list of them
         Variables to erase, jointly; a tuple names joint cells (see :class:`Moments`).
     rank_tol : "auto" or float in [0, 1)
@@ -276,7 +275,7 @@ def mean_projection(
     Raises
     ------
     LabelError
-        A continuous variable, which has no class means.
+        A variable is continuous and has no class means.
 
     Examples
     --------

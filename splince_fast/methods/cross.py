@@ -1,4 +1,4 @@
-"""Effect of an eraser on held-out rows, from the moments of folds alone."""
+"""Effect of an eraser on held-out rows, computed from the moments of folds."""
 
 from __future__ import annotations
 
@@ -28,18 +28,23 @@ class CrossReport:
     Attributes
     ----------
     method : str
+        Label of the method.
     folds : tuple of FoldReport
+        Effect on each fold.
     shrinkage : float, str or None
-        Intensity of the fits; the chosen one for ``"cv"``.
+        Shrinkage of the fits; for ``"cv"`` the selected one.
     eraser : Projection
-        Fitted to all folds; the means of the figures below stand in its report.
+        Eraser fitted to all folds; its report contains the means over the folds.
     weak_features : tuple of int
-        Features whose deviation in the rows of some fit is below 1 % of that in the fold left out.
+        Features with a standard deviation in the fitted rows of at least one fit below 1 % of the
+        standard deviation in the held-out fold.
     rows_per_rank : float
-        Rows that an eraser was fitted to, over the rank of their covariance; the smallest.
+        Minimum over the fits of the number of fitted rows divided by the rank of the covariance.
     remedies : tuple of (str, float)
-        Out-of-fold distortion with other settings, where held-out rows fare worse.
+        Other settings that reduce the out-of-fold distortion, with the reduced distortion; empty
+        without a warning.
     warnings : tuple of str
+        Texts of the warnings.
 
     Examples
     --------
@@ -65,16 +70,16 @@ class CrossReport:
 
     @property
     def distortion(self) -> tuple[float, ...]:
-        """Out-of-fold distortion, one figure per fold."""
+        """Out-of-fold distortion, one value per fold."""
         return tuple(fold.distortion for fold in self.folds)
 
     @property
     def amplification(self) -> tuple[float, ...]:
-        """Out-of-fold amplification, one figure per fold."""
+        """Out-of-fold amplification, one value per fold."""
         return tuple(fold.amplification for fold in self.folds)
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures as plain numbers, strings and lists, ready for JSON."""
+        """Return the results as numbers, strings and lists that JSON can represent."""
         return {
             "method": self.method,
             "folds": [dataclasses.asdict(fold) for fold in self.folds],
@@ -110,49 +115,50 @@ def cross_report(
     method: str | None = None,
     **options: Any,
 ) -> CrossReport:
-    """Fit an eraser without each fold in turn, and evaluate it on that fold, from moments alone.
+    """Fit one eraser per fold to all other folds, and evaluate it on the fold, from moments alone.
 
-    With r(x) = m + P (x - m), I - P = l r^T fitted to the other folds, and m_f, S_f the mean and
-    the covariance (ddof = 0) of the fold::
+    Let x -> m + P (x - m) with I - P = A B^T be the eraser fitted to the other folds, and m_f, S_f
+    the mean and the covariance (ddof = 0) of the fold. The distortion is::
 
-        E|r(x) - x|^2 = tr(l^T l r^T S_f r) + |l r^T (m_f - m)|^2
+        E|(P - I)(x - m)|^2 / tr S_f = (tr(A^T A B^T S_f B) + |A B^T (m_f - m)|^2) / tr S_f
 
-    which is divided by tr S_f. What is left of the concept are the canonical correlations of r(x)
-    with it, found in coordinates in which the fold is white: with S_f = L L^T, those of x without
-    what lies in the span of L^+ l.
+    The remaining association is measured by the canonical correlations of erased x with the
+    concept. With S_f = L L^T, they are the canonical correlations of L^+ x in the orthogonal
+    complement of the span of L^+ A.
 
     Parameters
     ----------
     folds : sequence of Moments
-        Two or more, of disjoint rows, such as ``Moments.from_blocks(source, folds=2)`` gives.
+        Two or more folds of disjoint rows, as ``Moments.from_blocks(source, folds=2)`` returns.
     erase : str, tuple or list of them
         Variables to erase.
     keep : str, tuple, list of them, or array of shape (d, k), optional
         Variables to keep, or directions.
     method : {"splince", "leace", "sal", "mean_projection"}, optional
-        Name in any case. The default is SPLINCE where `keep` is given, and LEACE otherwise.
+        Name of the method, case-insensitive. The default is SPLINCE with `keep`, and LEACE without.
     **options
-        Of the method. ``shrinkage="cv"`` takes the intensity (0, 1e-6, ..., 0.1 or "oas") of the
-        least mean out-of-fold distortion.
+        Options of the method. ``shrinkage="cv"`` selects the intensity (0, 1e-6, ..., 0.1 or "oas")
+        with the smallest mean out-of-fold distortion.
 
     Returns
     -------
     CrossReport
-        Prints as a table; its `eraser` is fitted to all folds.
+        Report that prints as a table; its `eraser` is fitted to all folds.
 
     Raises
     ------
     InputError
-        Fewer than two folds, folds of unlike widths, or a parameter out of range.
+        There are fewer than two folds, the folds have different numbers of features, or a parameter
+        is out of range.
     SplinceError
-        As :func:`splince_fast.splince`, of the rows of any fit.
+        A fit fails, as for :func:`splince_fast.splince`.
 
     Warns
     -----
     UnseenRowsWarning
-        Held-out rows are changed more than twice as much as fitted ones, or there are fewer than
-        two fitted rows per dimension of x and no shrinkage; names the cause and the settings that
-        help on these folds.
+        The distortion of held-out rows is more than twice that of fitted rows, or there are fewer
+        than two fitted rows per dimension of x without shrinkage. The text names the cause, and the
+        settings that reduce the distortion on these folds.
 
     Examples
     --------
@@ -178,21 +184,22 @@ def cross_report(
             f"the folds have rows of {widths[0]} and of {widths[-1]} features; accumulate all of "
             "them from the same features"
         )
-    chosen = method_of(method, keep)
-    if chosen.function not in (splince, leace, sal, mean_projection):
+    entry = method_of(method, keep)
+    if entry.function not in (splince, leace, sal, mean_projection):
         raise InputError(
-            f"cross_report solves on folds, which {chosen.label} does not; choose one of "
+            f"cross_report solves on folds, which {entry.label} does not; choose one of "
             + "'splince', 'leace', 'sal', 'mean_projection'"
         )
-    check_names(options, chosen.options, chosen.label)
+    check_names(options, entry.options, entry.label)
     call = MethodCall(
-        chosen.label, chosen.whitened, names_of(erase, "erase"), kept_of(keep),
-        Options(**options), classes_only=chosen.classes_only,
+        entry.label, entry.whitened, names_of(erase, "erase"), kept_of(keep),
+        Options(**options), classes_only=entry.classes_only,
     )  # fmt: skip
-    found = evaluate_folds(call, parts)
-    found.warn()
-    eraser = call.with_shrinkage(found.shrinkage).fit(Moments._merged(parts), found.added_to)
+    evaluation = evaluate_folds(call, parts)
+    evaluation.warn()
+    call = call.with_shrinkage(evaluation.shrinkage)
+    eraser = call.fit(Moments._merged(parts), evaluation.added_to)
     return CrossReport(
-        chosen.label, found.folds, found.shrinkage, eraser, found.degenerate,
-        found.rows_per_rank, found.remedies, found.warnings,
+        entry.label, evaluation.folds, evaluation.shrinkage, eraser, evaluation.degenerate,
+        evaluation.rows_per_rank, evaluation.remedies, evaluation.warnings,
     )  # fmt: skip

@@ -1,4 +1,8 @@
-"""Erasers of folds: fitted to all rows, with figures of held-out rows from the moments of folds."""
+"""Erasers fitted to folds, with an evaluation on held-out rows from the moments of the folds.
+
+The eraser is fitted to all rows. For the evaluation, one eraser per fold is fitted to the other
+folds.
+"""
 
 from __future__ import annotations
 
@@ -26,36 +30,38 @@ from splince_fast.report import HeldOut, Report
 Float = NDArray[np.float64]
 Shrinkage: TypeAlias = float | str | None
 
-# The held-out distortion is too large if it exceeds the fitted one by this factor and by this
-# difference; chance differences are of the order of the fraction of the variance that is removed.
+# A warning is raised if the held-out distortion exceeds the fitted distortion by this factor and
+# by this difference. Chance differences are of the order of the removed fraction of the variance.
 _WORSE, _EXCESS = 2.0, 0.02
-# With fewer fitted rows per dimension a covariance is mostly noise, unless it is shrunk.
+# A warning is raised below this number of fitted rows per dimension, without shrinkage: the
+# covariance is mostly noise.
 _FEW_ROWS = 2.0
-# A feature is degenerate if its deviation in the fitted rows is below this fraction of its
-# held-out deviation.
+# A feature is degenerate if its standard deviation in the fitted rows is below this fraction of
+# its standard deviation in the held-out rows.
 _DEGENERATE = 1e-2
 
 
 @dataclass(frozen=True, slots=True)
 class FoldReport:
-    """An eraser fitted to all other folds, on the rows of one fold.
+    """Effect on one fold of an eraser r that was fitted to all other folds.
 
     Attributes
     ----------
     n_rows : int
-        Of the fold.
+        Number of rows of the fold.
     distortion : float
         E|r(x) - x|^2 over the fold, as a fraction of its total variance.
     distortion_fitted : float
-        The same of the rows that the eraser was fitted to.
+        The same distortion over the rows that the eraser was fitted to.
     concept : float
-        R^2 left of the concept: mean squared canonical correlation with r(x), in the fold.
+        Remaining R^2 of the concept in the fold: mean squared canonical correlation with r(x).
     chance : float
-        Its mean where labels are random: rank of r(x) / (n - 1).
+        Chance level of `concept`: its mean for random labels, rank of r(x) / (n - 1).
     kept : float or None
-        1 - |P Cov(x, y) - Cov(x, y)| / |Cov(x, y)| in units of deviations; None if nothing is kept.
+        1 - |P Cov(x, y) - Cov(x, y)| / |Cov(x, y)| for features scaled to unit standard deviation;
+        None if nothing is kept.
     amplification : float
-        Spectral norm of I - P in coordinates in which the fold is white.
+        Spectral norm of I - P for x whitened by the covariance of the fold.
 
     Examples
     --------
@@ -82,20 +88,22 @@ class FoldReport:
 
 @dataclass(frozen=True, slots=True)
 class FoldEvaluation:
-    """Figures of the erasers that are fitted to all other folds, on each fold.
+    """Evaluation of one eraser per fold, fitted to all other folds.
 
     Attributes
     ----------
     folds : tuple of FoldReport
+        Effect on each fold.
     shrinkage : float, str or None
-        Requested intensity; the chosen one for "cv".
+        Shrinkage of the fits; for "cv" the selected one.
     degenerate : tuple of int
-        Features that hardly vary in the rows of some fit.
+        Features that hardly vary in the fitted rows of at least one fit.
     rows_per_rank : float
-        Fitted rows over the rank of their covariance; the smallest over the folds.
+        Minimum over the fits of the number of fitted rows divided by the rank of the covariance.
     remedies : tuple of (str, float)
-        Distortion of held-out rows with other settings, where that helps.
+        Other settings that reduce the held-out distortion, with the reduced distortion.
     warnings : tuple of str
+        Texts of the warnings.
     """
 
     folds: tuple[FoldReport, ...]
@@ -106,12 +114,12 @@ class FoldEvaluation:
     warnings: tuple[str, ...]
 
     def warn(self) -> None:
-        """Raise the warnings."""
+        """Raise each text as an UnseenRowsWarning."""
         for note in self.warnings:
             warn(note, UnseenRowsWarning)
 
     def added_to(self, report: Report) -> Report:
-        """The report of the eraser of all rows, with the means of these figures."""
+        """Return the report of the eraser of all rows, extended by the means over the folds."""
         kept = [fold.kept for fold in self.folds if fold.kept is not None]
         return dataclasses.replace(
             report,
@@ -126,15 +134,15 @@ class FoldEvaluation:
 
 
 def eraser_of(moments: Moments | Factored | Folds, call: MethodCall) -> Projection:
-    """The eraser of all rows; for folds, with figures of held-out rows in its report."""
-    # `Folds` is a Sequence, whose instance check is slow.
+    """Fit the eraser to all rows; for folds, include the effect on held-out rows in its report."""
+    # `isinstance(moments, Folds)` is slow, because `Folds` is an abstract Sequence.
     if isinstance(moments, Moments) or not isinstance(moments, Folds):
         return call.fit(moments)
     evaluation = None
     try:
         evaluation = evaluate_folds(call, moments)
     except SplinceError as error:
-        # A fold may lack a class: then the report has no figures of held-out rows.
+        # A fold may lack a class; the report then omits the effect on held-out rows.
         if call.options.shrinkage == "cv":
             error.add_note("while shrinkage='cv' was chosen on the folds")
             raise
@@ -146,19 +154,19 @@ def eraser_of(moments: Moments | Factored | Folds, call: MethodCall) -> Projecti
 
 
 def evaluate_folds(call: MethodCall, folds: Sequence[Moments]) -> FoldEvaluation:
-    """Fit without each fold in turn, and evaluate on that fold.
+    """Fit one eraser per fold to all other folds, and evaluate it on the fold.
 
     Parameters
     ----------
     call : MethodCall
         The method with its options.
     folds : sequence of Moments
-        Two or more.
+        Two or more folds.
     """
     if folds[0].parameters.sketch_size is not None:
         raise InputError(
-            "figures of held-out rows need their covariance, which moments made with sketch_size= "
-            "do not keep; accumulate the folds without it"
+            "the effect on held-out rows needs their covariance, which moments made with "
+            "sketch_size= do not keep; accumulate the folds without it"
         )
     with ExitStack() as locks:
 
@@ -168,7 +176,7 @@ def evaluate_folds(call: MethodCall, folds: Sequence[Moments]) -> FoldEvaluation
         tests, parts = read(folds), list(folds)
         if len(parts) == 2:
             training = tests[::-1]
-        else:  # sums of the others, not total - part: nothing cancels
+        else:  # a sum over the other folds avoids the cancellation of total - part
             training = read(Moments._merged(parts[:i] + parts[i + 1 :]) for i in range(len(parts)))
         return _evaluated(call, training, tests)
 
@@ -176,17 +184,20 @@ def evaluate_folds(call: MethodCall, folds: Sequence[Moments]) -> FoldEvaluation
 def _evaluated(
     call: MethodCall, training: Sequence[Statistics], tests: Sequence[Statistics]
 ) -> FoldEvaluation:
-    """`evaluate_folds` on the statistics of each fold, and of all other folds."""
+    """Evaluate one eraser per fold: fitted to `training[i]`, evaluated on fold i, `tests[i]`.
+
+    `training[i]` are the moments of all folds except fold i.
+    """
     options, whitened = call.options, call.whitened
-    alike = Options(solver=options.solver, min_scale=options.min_scale)
-    # With two folds, a factor serves the fit to its fold and the test of the other fit.
-    factors = [test.factored(alike, 0.0, None) for test in tests] if len(tests) == 2 else None
+    unshrunk = Options(solver=options.solver, min_scale=options.min_scale)
+    # With two folds, the factor of a fold serves the fit to this fold and the test on this fold.
+    factors = [test.factored(unshrunk, 0.0, None) for test in tests] if len(tests) == 2 else None
 
     def solved(call: MethodCall, shrinkage: Shrinkage) -> list[Solved]:
         call = call.with_shrinkage(shrinkage)
-        own = factors[::-1] if factors and shrinkage is None else [None] * len(training)
+        existing = factors[::-1] if factors and shrinkage is None else [None] * len(training)
         solutions = []
-        for stats, factor in zip(training, own, strict=True):
+        for stats, factor in zip(training, existing, strict=True):
             with stats.memory(call.whitened and factor is None) as memory:
                 solutions.append(call.solve(stats, memory, factor))
         return solutions
@@ -200,59 +211,57 @@ def _evaluated(
         tried = {a: distortion(solved(call, a)) for a in (*INTENSITIES, "oas")}
         shrinkage = min(tried, key=lambda a: tried[a])
     erasers = solved(call, shrinkage)
-    figures = []
+    reports = []
     for i, (eraser, stats, test) in enumerate(zip(erasers, training, tests, strict=True)):
-        if factors:  # the other fit has the spans of this fold
+        if factors:  # the eraser fitted to this fold has its spans
             factor, other = factors[i], erasers[1 - i]
             span_z, span_y = other.span_z, other.span_y
         else:
-            # Three or more folds are factored one at a time: each factor is a d x d matrix.
+            # One factor at a time: each takes d x d numbers.
             factor = test.factored(Options(), 0.0, None)
             span_z = span_of(test, call.erase, "erase", whitened)
             span_y = span_of(test, call.keep, "keep", whitened)
-        figures.append(_evaluate(eraser, stats, test, factor, span_z, span_y))
+        reports.append(_evaluate(eraser, stats, test, factor, span_z, span_y))
     fitted_deviations, held_out_deviations = (
         np.sqrt([stats.variances for stats in group]) for group in (training, tests)
     )
-    hardly = (fitted_deviations < _DEGENERATE * held_out_deviations).any(axis=0)
-    degenerate = tuple(np.flatnonzero(hardly).tolist())
-    held_out = float(np.mean([fold.distortion for fold in figures]))
-    in_sample = float(np.mean([fold.distortion_fitted for fold in figures]))
+    low_variance = (fitted_deviations < _DEGENERATE * held_out_deviations).any(axis=0)
+    degenerate = tuple(np.flatnonzero(low_variance).tolist())
+    held_out = float(np.mean([fold.distortion for fold in reports]))
+    in_sample = float(np.mean([fold.distortion_fitted for fold in reports]))
     ranks = [
         eraser.solution.rank_covariance if whitened else min(len(stats.mean), stats.n_rows - 1)
         for eraser, stats in zip(erasers, training, strict=True)
     ]
     rows_per_rank = min(s.n_rows / max(1, rank) for s, rank in zip(training, ranks, strict=True))
-    few = whitened and not shrinkage and rows_per_rank < _FEW_ROWS
+    too_few = whitened and not shrinkage and rows_per_rank < _FEW_ROWS
     remedies: list[tuple[str, float]] = []
     notes: tuple[str, ...] = ()
-    if few or held_out > max(_WORSE * in_sample, in_sample + _EXCESS):
-        lost = None
+    if too_few or held_out > max(_WORSE * in_sample, in_sample + _EXCESS):
+        reduced = None
         if whitened:
-            plain = call._replace(
-                method="SAL", whitened=False, classes_only=False, options=Options()
-            )
+            sal = call._replace(method="SAL", whitened=False, classes_only=False, options=Options())
             tries: list[tuple[str, MethodCall, Shrinkage]] = [
                 (f"shrinkage={a!r}", call, a) for a in (1e-3, "oas") if a != shrinkage
             ]
-            tries.append(("SAL", plain, None))
+            tries.append(("SAL", sal, None))
             values = [(name, distortion(solved(other, a))) for name, other, a in tries]
             remedies = [(name, value) for name, value in values if value < held_out]
-            lost = _rank_lost_to_rounding(ranks, training)
+            reduced = _rank_reduced_by_rounding(ranks, training)
         names = tests[0].feature_names
-        notes = (_text(held_out, in_sample, degenerate, rows_per_rank, lost, remedies, names),)
+        notes = (_text(held_out, in_sample, degenerate, rows_per_rank, reduced, remedies, names),)
     return FoldEvaluation(
-        tuple(figures), shrinkage, degenerate, rows_per_rank, tuple(remedies), notes
+        tuple(reports), shrinkage, degenerate, rows_per_rank, tuple(remedies), notes
     )
 
 
 def few_rows(eraser: Projection) -> Projection:
-    """Warn of few rows, for an eraser without figures of held-out rows, and add it to the report.
+    """Warn if an eraser was fitted to few rows; return the eraser with the warning in its report.
 
     Parameters
     ----------
     eraser : Projection
-        Fitted to all rows.
+        Eraser without an evaluation on held-out rows.
     """
     report = eraser.report
     rank = None if report is None or report.shrinkage else report.rank_covariance
@@ -260,7 +269,7 @@ def few_rows(eraser: Projection) -> Projection:
         return eraser
     note = (
         f"there are only {report.n_rows / rank:.2g} rows per dimension of x (rank {rank}): the "
-        "covariance is mostly noise, and held-out rows may be changed far more than fitted ones. "
+        "covariance is mostly noise, and held-out rows may be changed far more than fitted rows. "
         "Add rows, pass shrinkage='oas', or use SAL"
     )
     warn(note, UnseenRowsWarning)
@@ -272,7 +281,10 @@ def few_rows(eraser: Projection) -> Projection:
 
 
 def _distortion(eraser: Solved, stats: Statistics, gram: Float) -> float:
-    """E|r(x) - x|^2 over tr Cov(x), on these rows; `gram` is right Cov(x) right^T."""
+    """Distortion E|r(x) - x|^2 / tr Cov(x) over the rows of `stats`; `gram` is R Cov(x) R^T.
+
+    R is `eraser.right`, (r, d).
+    """
     left, right = eraser.left, eraser.right
     total = float(stats.variances.sum())
     if not len(left) or not total:
@@ -286,9 +298,9 @@ def _distortion(eraser: Solved, stats: Statistics, gram: Float) -> float:
 def _evaluate(
     eraser: Solved, fitted: Statistics, test: Statistics, factor: Factor, span_z: Span, span_y: Span
 ) -> FoldReport:
-    """All figures of one fold, `test`, for an eraser of the rows of `fitted`.
+    """Evaluate an eraser, fitted to the rows of `fitted`, on the fold `test`.
 
-    `factor`, `span_z` and `span_y` are those of the fold.
+    `factor`, `span_z` and `span_y` are the factor, the erased and the kept span of the fold.
     """
     left, right = eraser.left, eraser.right
     removed = factor.whiten(np.ascontiguousarray(left))
@@ -317,7 +329,11 @@ def _evaluate(
 
 
 def _combinations_inside(outside: Float, scaled: Float) -> Float:
-    """Combinations of the columns of `left` in the support of the fold: only these act there."""
+    """Return the combinations of the columns of `left` that lie in the support of the fold.
+
+    `outside` is the component of each column off the support, `scaled` the whole column; both are
+    for features scaled to unit standard deviation.
+    """
     if not len(outside):
         return np.zeros((0, 0))
     u, sizes, _ = np.linalg.svd(outside, full_matrices=False)
@@ -333,7 +349,10 @@ def _orthonormal_rows(rows: Float) -> Float:
 
 
 def _pillai(white: Float, span: Span, basis: Float) -> tuple[float, int]:
-    """Sum of squared canonical correlations with what is orthogonal to `basis`, and their rank."""
+    """Return the sum and the number of the squared canonical correlations of `span`.
+
+    `white` is the whitened span, of which the component in the rows of `basis` is removed first.
+    """
     residual = white - (white @ basis.T) @ basis
     total, rank, start = 0.0, 0, 0
     for count, reading in zip(span.counts, span.readings, strict=True):
@@ -344,10 +363,13 @@ def _pillai(white: Float, span: Span, basis: Float) -> tuple[float, int]:
     return total, max(1, rank)
 
 
-def _rank_lost_to_rounding(
+def _rank_reduced_by_rounding(
     ranks: Sequence[int], training: Sequence[Statistics]
 ) -> tuple[int, int] | None:
-    """Rank, and rank without rounding: the smallest over folds, where they differ."""
+    """Return a rank that rounding error reduced, and the rank without rounding error.
+
+    The smallest rank over the folds; None if no rank was reduced.
+    """
     most = [min(int(np.count_nonzero(s.variances)), s.n_rows - 1) for s in training]
     pairs = [pair for pair in zip(ranks, most, strict=True) if pair[0] < pair[1]]
     return min(pairs) if pairs else None
@@ -358,7 +380,7 @@ def _text(
     ranks: tuple[int, int] | None, remedies: Sequence[tuple[str, float]],
     names: Sequence[str] | None,
 ) -> str:  # fmt: skip
-    """Cause and remedy, each with its figure."""
+    """Text of the warning: distortions, causes, and remedies with the distortion of each."""
     causes = []
     if degenerate:
         shown = abbreviated(degenerate, names)
@@ -367,7 +389,7 @@ def _text(
         causes.append(f"there are only {rows_per_rank:.2g} fitted rows per dimension of x")
     if ranks is not None:
         causes.append(
-            f"the rank of the covariance, {ranks[0]} where {ranks[1]} features vary, rests on "
+            f"the rank of the covariance, {ranks[0]} where {ranks[1]} features vary, depends on "
             "the rounding of the rows"
         )
     if not causes:
@@ -375,7 +397,7 @@ def _text(
     best = sorted(remedies, key=lambda pair: pair[1])
     advice = ", ".join(f"{name} {100 * value:.3g} %" for name, value in best)
     return (
-        f"held-out rows are changed by {100 * held_out:.3g} % of their variance, fitted ones by "
+        f"held-out rows are changed by {100 * held_out:.3g} % of the variance, fitted rows by "
         f"{100 * in_sample:.3g} %: " + " and ".join(causes)
         + (f". On these folds it helps to use: {advice}" if advice else ". Add rows")
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Labels left among the features: columns of x that give the label of every row."""
+"""Detection of labels among the features: features that determine the label of every row."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from splince_fast.moments.snapshot import Statistics
 
 Float = NDArray[np.float64]
 
-# Tolerances of a squared correlation of 1. Sums of float32 rows round it by up to 3 EPS32, sums of
-# float64 rows by far less. A larger tolerance would take outliers for labels.
-_OF_FLOAT32, _OF_FLOAT64 = 8.0 * EPS32, 1e-11
-# Least distance of the values of two classes, in deviations within the classes.
-_APART = 4.0
-# Least rows of each of two classes: below it a feature of few values may agree by chance.
-_ROWS = 10
+# A feature equals a label if 1 - (squared correlation) is below this tolerance. The rounding error
+# is up to 3 EPS32 for float32 rows, and far smaller for float64 rows. A larger tolerance would take
+# outliers for labels.
+_TOLERANCE32, _TOLERANCE64 = 8.0 * EPS32, 1e-11
+# Minimum distance between the values of two classes, in standard deviations within the classes.
+_MIN_GAP = 4.0
+# At least two classes must have this many rows: a feature with few values may agree with the label
+# of fewer rows by chance.
+_MIN_ROWS = 10
 _EFFECTS = {
     "erase": ", and rows in which it is missing or wrong would not be erased completely",
     "keep": ", from which models read the task",
@@ -36,21 +38,23 @@ _EFFECTS = {
 def warn_of_labels(
     stats: Statistics, names: Sequence[VariableName], span: Span, role: str
 ) -> tuple[str, ...]:
-    """Warn of features that give a label up to offset, scale and coding of classes; the warnings.
+    """Warn of features that equal a label up to offset, scale and coding; return the warnings.
 
     Parameters
     ----------
     stats : Statistics
-        Of the data.
+        Moments of the data.
     names : sequence of VariableName
-        The variables; those with missing labels are not compared.
+        Variables to compare; variables with missing labels are skipped.
     span : Span
-        Of these variables.
+        Span of these variables.
     role : {"erase", "keep"}
+        Role of the variables.
     """
-    least = 1.0 - (_OF_FLOAT32 if stats.row_eps >= EPS32 else _OF_FLOAT64)
+    least = 1.0 - (_TOLERANCE32 if stats.row_eps >= EPS32 else _TOLERANCE64)
     if largest_correlation(span.rows, stats.variances) <= least:
-        # A code of three or more classes can be a feature that correlates with no indicator.
+        # With three or more classes, a feature that codes the classes as numbers may correlate with
+        # no single class indicator.
         counts = zip(names, span.counts, strict=True)
         if not any(k > 1 and isinstance(stats.variable(name), ClassSums) for name, k in counts):
             return ()
@@ -59,7 +63,7 @@ def warn_of_labels(
     notes = []
     for name in names:
         variable = stats.variable(name)
-        if variable.n_rows < max(2 * _ROWS, stats.n_rows):
+        if variable.n_rows < max(2 * _MIN_ROWS, stats.n_rows):
             continue
         features = np.empty(0, np.intp)
         if isinstance(variable, ClassSums):
@@ -79,25 +83,29 @@ def warn_of_labels(
 
 
 def _frequent(variable: ColumnSums) -> NDArray[np.bool_]:
-    """Mask over the columns that vary: False for the indicator of a rare class or of all others."""
+    """Return a mask over the columns that vary: False for a 0/1 column with a rare value."""
     deviations = variable.deviations()
     varies = deviations > 0.0
     mean = (variable.reference + variable.z_sum / variable.weight)[varies]
     indicator = np.abs(mean - mean**2 - deviations[varies] ** 2) <= 1e-9 * np.abs(mean)
-    rarer = variable.n_rows * np.minimum(mean, 1.0 - mean)
-    return np.asarray(~indicator | (rarer > _ROWS - 0.5))
+    rare_rows = variable.n_rows * np.minimum(mean, 1.0 - mean)
+    return np.asarray(~indicator | (rare_rows > _MIN_ROWS - 0.5))
 
 
 def _coded(variable: ClassSums, variances: Float, least: Float) -> NDArray[np.intp]:
-    """Features with one value per class, another one for each, of the variance above `least`."""
+    """Return the features that are constant within classes and differ between all classes.
+
+    `least` is the minimum variance between classes of such a feature.
+    """
     present = variable.weights > 0.0
-    if np.count_nonzero(variable.rows[present] >= _ROWS) < 2:
+    if np.count_nonzero(variable.rows[present] >= _MIN_ROWS) < 2:
         return np.empty(0, np.intp)
     p, sums = variable.weights[present] / variable.weight, variable.sums[present] / variable.weight
     between = np.einsum("kj,kj,k->j", sums, sums, 1.0 / p) - sums.sum(axis=0) ** 2
     features = np.flatnonzero(between > least)
     values = np.sort(sums[:, features] / p[:, None], axis=0)
     gaps = np.diff(values, axis=0).min(axis=0, initial=np.inf)
-    # An outlier in one class has most of the variance, so the other classes are compared by theirs.
+    # A class that is far from the others can make up most of the variance between classes: the
+    # smallest gap is compared with the variance within classes.
     within = np.maximum(variances - between, (2.0 * EPS32) ** 2 * variances)[features]
-    return np.asarray(features[gaps**2 > _APART**2 * within])
+    return np.asarray(features[gaps**2 > _MIN_GAP**2 * within])

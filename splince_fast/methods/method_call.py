@@ -1,4 +1,7 @@
-"""A method with its arguments: the solve, its warnings and the facts of its report."""
+"""A method with its arguments: the solve, its warnings and the contents of its report.
+
+A span is a cross-covariance of x with labels, one row per label column.
+"""
 
 from __future__ import annotations
 
@@ -47,35 +50,40 @@ from splince_fast.report import Facts, Report, Sampling, SketchedCovariance, bui
 
 Float = NDArray[np.float64]
 
-# Thresholds of the message on sensitive features: columns of P - I relative to the largest;
-# deviations relative to the root mean square, below which it advises min_scale; means in
-# deviations, beyond which it advises centring.
+# Thresholds of the warning about sensitivity to rounding. The warning names features whose column
+# norm in P - I is at least _BLAMED times the largest; advises min_scale if the largest standard
+# deviation of the named features is below _SMALL times the root mean square; and advises centring
+# if |mean| exceeds _OFFSET times the total standard deviation.
 _BLAMED, _SMALL, _OFFSET = 0.1, 0.1, 100.0
-# |P - I| over that of an orthogonal projection of the same rank, above which a message is given.
+# The warning about sensitivity to rounding requires that |P - I| exceeds this multiple of
+# sqrt(rank), the norm of an orthogonal projection.
 _OBLIQUE = 10.0
-# Integer labels of more distinct values may be quantities: digits, months and hours have fewer.
-_FEW_CLASSES = 24
-# A feature of variance 0 underflows if its largest covariance is below the first number; it is
-# constant if that covariance is below the second number times its mean.
+# Integer labels with more distinct values may be quantities: digits, months and hours have fewer.
+_MAX_CLASSES = 24
+# For a feature with a computed variance of 0: the variance underflowed if the largest covariance
+# with a label is below _UNDERFLOW; the feature is constant if it is below _ROUNDING * |mean|.
 _UNDERFLOW, _ROUNDING = 1e-150, 1e-10
 
 
 class Solved(NamedTuple):
-    """The eraser x - left^T right (x - mean) of moments, with the quantities behind it.
+    """The eraser x - left^T right (x - mean), with the intermediate results of its solve.
 
     Attributes
     ----------
     left, right : (r, d) float64
+        Transposed factors of I - P.
     mean : (d,) float64
+        Mean of x.
     solution : Solution
+        Projection before extension to the null space, with ranks, angles and residuals.
     factor : Factor
-        Of Cov(x); it may lie in the work memory of the solve.
-    share : float
-        Fraction of the isotropic target in it.
+        Factor of Cov(x); it may use the work memory of the solve.
+    shrinkage : float
+        Shrinkage intensity of the factored covariance.
     span_z, span_y : Span
-        Erased, and kept.
+        Erased span and kept span.
     gain : float or None
-        Of the last extra pass over the rows.
+        Fraction of the distortion that the last extra pass over the rows removed.
     """
 
     left: Float
@@ -83,27 +91,31 @@ class Solved(NamedTuple):
     mean: Float
     solution: Solution
     factor: Factor
-    share: float
+    shrinkage: float
     span_z: Span
     span_y: Span
     gain: float | None
 
 
 class MethodCall(NamedTuple):
-    """A method with its arguments, which makes an eraser of moments.
+    """A method with its arguments, which computes an eraser from moments.
 
     Attributes
     ----------
     method : str
-        The label of the method.
+        Label of the method, such as "SPLINCE".
     whitened : bool
-        Whether Cov(x) is factored.
+        Whether x is whitened, so that Cov(x) is factored.
     erase : list of VariableName
+        Variables to erase.
     keep : list of VariableName, array of directions, or None
+        Variables or directions to keep.
     options : Options
+        Options of the solve.
     refinement : Refinement or None
+        Extra passes over the rows.
     classes_only : bool
-        Whether the erased variables must be classes.
+        Whether the method refuses continuous variables.
     """
 
     method: str
@@ -115,7 +127,7 @@ class MethodCall(NamedTuple):
     classes_only: bool = False
 
     def with_shrinkage(self, shrinkage: float | str | None) -> MethodCall:
-        """The same with another intensity of shrinkage."""
+        """Return the method call with this shrinkage intensity."""
         if shrinkage == self.options.shrinkage:
             return self
         return self._replace(options=replace(self.options, shrinkage=shrinkage))
@@ -123,34 +135,34 @@ class MethodCall(NamedTuple):
     def solve(
         self, stats: Statistics, memory: Float | None, factor: Factor | None = None
     ) -> Solved:
-        """The eraser without report or warnings.
+        """Compute the eraser, without report or warnings.
 
         Parameters
         ----------
         stats : Snapshot or Factored
-            Of the data.
+            Moments of the data.
         memory : ndarray or None
             Work memory of a factor (`Snapshot.memory`).
         factor : Factor, optional
-            Of Cov(x), where it is known; the options ask for no shrinkage then.
+            Factor of Cov(x), if it exists already; the options must not request shrinkage then.
 
         Raises
         ------
         SplinceError
-            As the methods.
+            An error of :func:`splince_fast.splince`.
         """
         options, whitened = self.options, self.whitened
         if self.classes_only:
             _check_classes(stats, self.erase)
         span_z = span_of(stats, self.erase, "erase", whitened)
         span_y = span_of(stats, self.keep, "keep", whitened)
-        share, gain = stats.share(options) if whitened else 0.0, None
+        shrinkage, gain = stats.share(options) if whitened else 0.0, None
         if self.refinement is not None:
             factor, gain = self.refinement.factor(stats, span_z.rows, span_y.rows, options)
         elif not whitened:
             factor = stats.identity()
         elif factor is None:
-            factor = stats.factored(options, share, memory)
+            factor = stats.factored(options, shrinkage, memory)
         solution = oblique(factor, span_z.rows, span_y.rows, options)
         if whitened and solution.rank_covariance < len(span_z.rows.T):
             _refuse_underflow(stats, span_z)
@@ -161,31 +173,31 @@ class MethodCall(NamedTuple):
         left, right = solution.left, solution.right
         if solution.null_basis is not None:
             left, right = with_null_space(solution, span_y.rows)
-        return Solved(left, right, stats.mean, solution, factor, share, span_z, span_y, gain)
+        return Solved(left, right, stats.mean, solution, factor, shrinkage, span_z, span_y, gain)
 
     def fit(
         self,
         moments: Moments | Factored,
         complete: Callable[[Report], Report] | None = None,
     ) -> Projection:
-        """The eraser with its report; warnings are raised and noted.
+        """Return the eraser with its report; warnings are raised, and included in the report.
 
         Parameters
         ----------
         moments : Moments or Factored
-            Of the data.
+            Moments of the data.
         complete : callable, optional
-            Applied to the report when it is first read.
+            Function that is applied to the report when the report is first read.
         """
         options, whitened = self.options, self.whitened
         passes = None if self.refinement is None else self.refinement.passes
         with statistics(moments) as stats, stats.memory(whitened) as memory:
             solved = self.solve(stats, memory)
-            left, right, mean, solution, factor, share, span_z, span_y, gain = solved
+            left, right, mean, solution, factor, shrinkage, span_z, span_y, gain = solved
             sample = stats.sample if whitened else None
             sketch = None if stats.metric is None else stats.metric.rank
             if sketch is not None and passes is None:
-                # A sketch may understate Cov(x), and so the distortion.
+                # A sketch may underestimate Cov(x), and therefore the distortion.
                 unmeasured = None if solution.rank_z else 0.0
                 distortions = _Distortions(unmeasured, unmeasured, None)
             else:
@@ -195,19 +207,18 @@ class MethodCall(NamedTuple):
             if not whitened and solution.rank_z < len(span_z.rows) and options.rank_tol == "auto":
                 left_over = _left_in_small_features(stats, solution, span_z.rows)
             notes = _warn(solution, span_z.names, span_y.names, options, admitted, left_over)
-            # The variances are those of all rows, also where the covariance is that of a sample.
+            # stats.variances uses all rows, even if the covariance is estimated from a sample.
             variance = solution.variance if sample is None else float(stats.variances.sum())
-            moved, norm = sensitivity(left, right, mean, variance)
-            # An orthogonal projection has norm sqrt(rank): only a larger norm is due to the
-            # features.
-            if moved > SENSITIVITY and norm > _OBLIQUE * len(left) ** 0.5:
+            effect, norm = sensitivity(left, right, mean, variance)
+            # The norm of an orthogonal projection is sqrt(rank).
+            if effect > SENSITIVITY and norm > _OBLIQUE * len(left) ** 0.5:
                 norms = column_norms(left, right)
-                notes += (self._sensitive(stats, memory, span_z, span_y, norms, moved),)
+                notes += (self._sensitive(stats, memory, span_z, span_y, norms, effect),)
                 warn(notes[-1], PrecisionWarning)
             noises: tuple[Noise, ...] = ()
-            if options.rank_tol == "auto":  # other tolerances may leave some association
-                own = factor if whitened and not share else None
-                noises = _noises(stats, self.erase, solution, whitened, own)
+            if options.rank_tol == "auto":  # a larger tolerance may leave some association
+                unshrunk = factor if whitened and not shrinkage else None
+                noises = _noises(stats, self.erase, solution, whitened, unshrunk)
             if solution.rank_z:
                 notes += warn_of_labels(stats, self.erase, span_z, "erase")
             if isinstance(self.keep, list):
@@ -220,11 +231,11 @@ class MethodCall(NamedTuple):
             if solution.rank_z and variance > 0.0 and large:
                 notes += self._quantities(stats, solution.rank_z, rank, changed)
             facts = Facts(
-                self.method, stats.n_rows, stats.weight, share, whitened, distortions.of_x,
+                self.method, stats.n_rows, stats.weight, shrinkage, whitened, distortions.of_x,
                 distortions.unkept, notes, variance,
                 None if sample is None else Sampling(sample.n_rows, distortions.excess),
                 None if sketch is None else SketchedCovariance(sketch, passes, gain),
-                moved, noises, float(options.strength), stats.feature_names,
+                effect, noises, float(options.strength), stats.feature_names,
             )  # fmt: skip
         report = partial(build_report, facts, solution, span_z, span_y, left, right)
         if complete is not None:
@@ -235,9 +246,9 @@ class MethodCall(NamedTuple):
 
     def _sensitive(
         self, stats: Statistics, memory: Float | None, span_z: Span, span_y: Span,
-        norms: Float, moved: float,
+        norms: Float, effect: float,
     ) -> str:  # fmt: skip
-        """The features that amplify rounding, and the sensitivity with each remedy."""
+        """Return the text that names the features which amplify rounding errors, and remedies."""
         variances = stats.variances
         unit = float(variances.mean()) ** 0.5
         order = np.argsort(-norms)
@@ -257,31 +268,31 @@ class MethodCall(NamedTuple):
                 if isinstance(stats, Factored):
                     remedies.append(f"moments.factored({name}={value:.0e})")
                     continue
-                share = stats.share(options)
-                other = stats.factored(options, share, memory)
+                shrinkage = stats.share(options)
+                other = stats.factored(options, shrinkage, memory)
                 solution = oblique(other, span_z.rows, span_y.rows, options)
                 if solution.status != STATUS_OK:
                     continue
                 lower, _ = sensitivity(
                     solution.left, solution.right, stats.mean, float(variances.sum())
                 )
-                if lower < moved / 2:
+                if lower < effect / 2:
                     remedies.append(f"{name}={value:.0e} (sensitivity {lower:.1e})")
         if offset > _OFFSET:
-            remedies.append(f"rows less their mean, which is {offset:.0e} deviations from 0")
+            remedies.append(f"centred rows (the mean is {offset:.0e} standard deviations from 0)")
         advice = " or ".join(remedies) or "rows in float64"
         features = abbreviated(blamed, stats.feature_names)
         return (
-            f"the eraser is sensitive to rounding: rows rounded to float32 move by {moved:.1e} of "
-            f"their deviation, most of it from feature(s) {features}, "
-            f"of deviations up to {ratio:.1e} times the root mean square. Drop them, or use "
-            f"{advice}"
+            f"the eraser is sensitive to rounding: rounding rows to float32 changes erased rows by "
+            f"{effect:.1e} of their standard deviation, mostly because of feature(s) {features}, "
+            f"with standard deviations up to {ratio:.1e} times the root mean square. Drop these "
+            f"features, or use {advice}"
         )
 
     def _quantities(
         self, stats: Statistics, rank_z: int, rank: int, changed: float | None
     ) -> tuple[str, ...]:
-        """Warn of erased integers that were read as classes and take a large part of x."""
+        """Warn of erased integer variables with many classes; return the texts of the warnings."""
         if self.classes_only:
             return ()
         kinds = stats.reading[0] or {}
@@ -290,7 +301,7 @@ class MethodCall(NamedTuple):
             variable = stats.variable(name)
             if isinstance(variable, ClassSums) and name not in kinds:
                 count = int(np.count_nonzero(variable.weights))
-                if count > _FEW_CLASSES and type(variable.names[0]) is int:
+                if count > _MAX_CLASSES and type(variable.names[0]) is int:
                     counts[name] = count
         variance = "" if changed is None else f" and {changed:.0%} of its variance"
         notes = tuple(
@@ -316,12 +327,12 @@ def _noises(
     whitened: bool,
     factor: Factor | None,
 ) -> tuple[Noise, ...]:
-    """The sampling noise of Cov(x, z) for each erased variable z; `factor` is that of Cov(x)."""
+    """Sampling noise of Cov(x, z) for each erased variable z; `factor` factors Cov(x)."""
     rank = solution.rank_covariance + len(solution.left_out)
-    partial = stats.sample is not None or stats.metric is not None
-    if not whitened or partial or rank >= stats.n_rows - 1:
-        rank = int(np.count_nonzero(stats.variances))  # the rank of Cov(x) with enough rows
-    own = stats.class_noise(names, factor)
+    approximate = stats.sample is not None or stats.metric is not None
+    if not whitened or approximate or rank >= stats.n_rows - 1:
+        rank = int(np.count_nonzero(stats.variances))  # rank of Cov(x) if it has enough rows
+    by_class = stats.class_noise(names, factor)
     noises = []
     for name in names:
         variable = stats.variable(name)
@@ -330,36 +341,39 @@ def _noises(
             columns = 1 if columns == 2 else columns
         else:
             columns = variable.n_columns
-        noises.append(own.get(name) or equal_noise(variable.weight, columns, rank))
+        noises.append(by_class.get(name) or equal_noise(variable.weight, columns, rank))
     return tuple(noises)
 
 
 class _Distortions(NamedTuple):
-    """E|P x - x|^2 of the eraser and of LEACE, and the fraction that a sample adds to the first."""
+    """Distortions E|P x - x|^2; None if unknown."""
 
-    of_x: float | None
-    unkept: float | None
-    excess: float | None
+    of_x: float | None  # distortion of the eraser
+    unkept: float | None  # distortion of LEACE for the same variables
+    excess: float | None  # expected excess of `of_x` due to sampling, relative to the minimum
 
 
 def _distortions(stats: Statistics, solved: Solved, options: Options) -> _Distortions:
-    """The distortions, measured anew where the matrix that was factored is not Cov(x)."""
-    solution, share, span_y = solved.solution, solved.share, solved.span_y
+    """Distortions under Cov(x), recomputed if the factored matrix differs from Cov(x)."""
+    solution, shrinkage, span_y = solved.solution, solved.shrinkage, solved.span_y
     distortion, unkept, excess = solution.distortion, solution.distortion_unkept, None
     approximate = solution.solver != "none" and stats.sample is not None
     approximate = approximate or solution.reads_left_out
-    if solution.solver not in ("cholesky", "refined") or share or approximate:
-        distortion, excess = _change(stats, solution, bool(share))
+    if solution.solver not in ("cholesky", "refined") or shrinkage or approximate:
+        distortion, excess = _change(stats, solution, bool(shrinkage))
         if (solution.admitted or approximate) and span_y.names:
-            plain = oblique(solved.factor, solved.span_z.rows, span_y.rows[:0], options)
-            unkept = _change(stats, plain, bool(share))[0]
+            leace = oblique(solved.factor, solved.span_z.rows, span_y.rows[:0], options)
+            unkept = _change(stats, leace, bool(shrinkage))[0]
     return _Distortions(distortion, unkept if span_y.names else distortion, excess)
 
 
 def _admitted(solved: Solved) -> int:
-    """Directions off the support of Cov(x) that hold more of the association than noise does."""
+    """Return how many directions off the support of Cov(x) the spans add to the support.
+
+    0 if these directions hold at most the fraction `NOISE_SHARE` of the squared whitened spans.
+    """
     factor, spans = solved.factor, (solved.span_z, solved.span_y)
-    # Explicit directions off the support are the caller's choice.
+    # The caller chose explicit directions: no warning if they are off the support.
     rows = np.concatenate([span.rows for span in spans if span.names != ["directions"]])
     full = factor.admit(rows)
     on_support, total = (float(np.sum(f.whiten(rows) ** 2)) for f in (factor, full))
@@ -367,7 +381,7 @@ def _admitted(solved: Solved) -> int:
 
 
 def _change(stats: Statistics, solution: Solution, shrunk: bool) -> tuple[float, float | None]:
-    """E|P x - x|^2, and for sampled moments the fraction of it that is excess."""
+    """Distortion E|P x - x|^2, and for sampled moments its expected relative excess."""
     left, right, sample = solution.left, solution.right, stats.sample
     gram = stats.gram(right)
     if sample is None or shrunk or solution.solver == "none":
@@ -378,10 +392,10 @@ def _change(stats: Statistics, solution: Solution, shrunk: bool) -> tuple[float,
 
 
 def _left_in_small_features(stats: Statistics, solution: Solution, span: Float) -> float:
-    """|P Cov(x, z)| / |Cov(x, z)|, each feature in units of its deviation.
+    """Remaining association |P Cov(x, z)| / |Cov(x, z)|, for features scaled to unit variance.
 
-    Without a factor ranks are judged in the units of x as they are: a direction may be below the
-    rounding of large features, and be all that small ones know of the concept.
+    Without whitening, ranks depend on the units of x: a direction below the rounding level of large
+    features may hold all of the association of small features with the concept.
     """
     deviations = np.sqrt(stats.variances)
     varies = deviations > CONSTANT * np.abs(stats.mean)
@@ -391,7 +405,7 @@ def _left_in_small_features(stats: Statistics, solution: Solution, span: Float) 
 
 
 def _check_classes(stats: Statistics, erase: Sequence[VariableName]) -> None:
-    """Raise LabelError for a continuous variable, which has no class means."""
+    """Raise LabelError if an erased variable is continuous and has no class means."""
     for name in erase:
         if not isinstance(stats.variable(name), ClassSums):
             raise LabelError(
@@ -401,14 +415,14 @@ def _check_classes(stats: Statistics, erase: Sequence[VariableName]) -> None:
 
 
 def _refuse_underflow(stats: Statistics, span: Span) -> None:
-    """Raise InputError for features whose variance underflows, but not their covariance with z.
+    """Raise InputError if the variance of a feature underflowed, but not its covariance with z.
 
-    |Cov(x, z)|^2 <= Var(x) Var(z), so that their squares have left the range of float64. A
-    constant has no covariance but its rounding.
+    As |Cov(x, z)|^2 <= Var(x) Var(z), a variance of 0 with a nonzero covariance has underflowed.
+    The covariance of a constant feature is rounding error.
     """
     covariance = np.abs(span.rows).max(axis=0, initial=0.0)
-    lost = (stats.variances == 0.0) & (covariance > _ROUNDING * np.abs(stats.mean))
-    features = np.flatnonzero(lost & (covariance < _UNDERFLOW))
+    varies = (stats.variances == 0.0) & (covariance > _ROUNDING * np.abs(stats.mean))
+    features = np.flatnonzero(varies & (covariance < _UNDERFLOW))
     if len(features):
         raise InputError(
             f"the squares of {len(features)} feature(s) "
@@ -422,7 +436,7 @@ def _refuse_underflow(stats: Statistics, span: Span) -> None:
 def _refuse(
     solution: Solution, erased: list[str], kept: list[str], method: str, options: Options
 ) -> NoReturn:
-    """Raise the error of a solve that failed."""
+    """Raise the error for the status of a failed solve."""
     if solution.status == STATUS_INFEASIBLE:
         cosine = float(solution.cosines[0]) if len(solution.cosines) else 1.0
         sine = float(solution.sines.min())
@@ -438,7 +452,7 @@ def _warn(
     admitted: int,
     left_over: float,
 ) -> tuple[str, ...]:
-    """Raise the warnings of a solve, and return their texts for the report."""
+    """Raise the warnings of a solve, and return the texts of the warnings."""
     notes = []
     if not solution.rank_z:
         notes.append(
@@ -483,9 +497,9 @@ def _warn(
     if solution.rank_z and left_over**2 > NOISE_SHARE:
         imprecise.append(
             f"{left_over:.2%} of the covariance with {listed(erased)} is left, each feature in "
-            "units of its deviation: some features are so small beside others that their "
-            "covariance is below the rounding of the total variance. Scale all features alike "
-            "first, or use leace, which does not depend on their units"
+            "units of its standard deviation: some features are so small beside others that "
+            "their covariance is below the rounding of the total variance. Scale all features "
+            "alike first, or use leace, which does not depend on their units"
         )
     for note in imprecise:
         warn(note, PrecisionWarning)

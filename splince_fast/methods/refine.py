@@ -1,14 +1,17 @@
-"""Refining an eraser of moments without a covariance, by further passes over their rows.
+"""Refinement of erasers without a stored covariance, by extra passes over the rows.
 
-The covariance S is not known, but a pass over the rows gives S V for some columns V, exactly. With
-C what is erased and kept and M the metric of the moments, the first pass takes
+The covariance S is not stored, but a pass over the rows gives the product S V for a few columns V
+exactly. Let the columns of C be the erased and kept cross-covariances, M the low-rank approximation
+of S from the sketch, and O the sign matrix of the sketch, whose product S O is stored. The first
+pass computes S V for
 
-    V = [M^-1 C, diag(S)^-1 C, C],    beside the signs O, whose images S O the moments have,
+    V = [M^-1 C, diag(S)^-1 C, C]
 
-and the best eraser with `right` in the span of [V, O] is taken: no worse than that of M, of the
-diagonal, and of no metric at all, which lie in it. Every further pass adds M^-1 (C - S R), the
-preconditioned residual of the solution R so far: the span then holds the iterates of conjugate
-gradients for S R = C, preconditioned by M, and the distortion never grows.
+and the best eraser with `right` in the subspace spanned by [V, O]. The subspace contains the
+solutions computed from M, from diag(S) and without whitening: the distortion of the eraser is at
+most that of any of the three. Every further pass adds M^-1 (C - S R), the preconditioned residual
+of the current solution R. The subspace then contains the iterates of conjugate gradients for
+S R = C with preconditioner M, and the distortion never increases.
 """
 
 from __future__ import annotations
@@ -38,29 +41,33 @@ Float = NDArray[np.float64]
 
 
 class ExtraPasses:
-    """Extra passes over the rows of a source.
+    """Reader of the accumulated rows, for extra passes.
 
     Parameters
     ----------
     source : Source
+        The accumulated rows.
     stats : SketchSnapshot
-        Of the moments that have seen it.
+        Snapshot of the moments of these rows.
     passes : int
+        Number of passes.
 
     Raises
     ------
     InputError
-        It cannot be the source that the moments have seen: other features, or fewer rows; more
-        than one pass over what can be read once.
+        The source has another number of features than the moments, or fewer rows; or there are
+        several passes and the source can be read only once.
     """
 
     def __init__(self, source: Source, stats: SketchSnapshot, passes: int) -> None:
-        self._source, self._known = source, stats
+        self._source, self._stats = source, stats
         d = len(stats.mean)
         if source.n_features not in (None, d):
-            raise _other(source, f"it has {source.n_features} features, and they have {d}")
+            raise _other(source, f"it has {source.n_features} features, and the moments have {d}")
         if source.n_rows is not None and source.n_rows < stats.n_rows:
-            raise _other(source, f"it has {source.n_rows:,} rows, and they {stats.n_rows:,}")
+            raise _other(
+                source, f"it has {source.n_rows:,} rows, and the moments have {stats.n_rows:,}"
+            )
         if passes > 1 and isinstance(source, StreamSource) and source.once:
             raise InputError(
                 f"passes is {passes}, and {source.name} can be read only once; pass a list of "
@@ -68,16 +75,16 @@ class ExtraPasses:
             )
 
     def images(self, columns: Float) -> Float:
-        """(m, d): Cov(x) V for V^T = `columns`, (m, d), in float64.
+        """Compute V^T Cov(x), (m, d), for V^T = `columns`, (m, d), in one pass over the rows.
 
         Raises
         ------
         InputError
-            The rows are not those of the moments: their number, weight, sums, squares or, where
-            the moments have a sketch, products of two features differ.
+            The rows are not the accumulated rows: the number of rows, the weight sum, a mean or a
+            variance differs, or with a sketch the product with a sign vector.
         """
-        stats, d, m = self._known, len(self._known.mean), len(columns)
-        # The sketch holds the image of its first sign vector: that of these rows must equal it.
+        stats, d, m = self._stats, len(self._stats.mean), len(columns)
+        # The product with the first sign vector is compared with the stored one.
         vectors = np.hstack([columns.T, stats.sketch.signs[:, :1]])
         out, total, squares = np.zeros((d, vectors.shape[1])), np.zeros(d), np.zeros(d)
         n_rows, weight = 0, 0.0
@@ -99,22 +106,26 @@ class ExtraPasses:
     def _sums(
         self, rows: Any, weight: Float | None, vectors: Float, out: Float
     ) -> tuple[Float, Float, float]:
-        """Add the images of a block to `out`; return its sums, sums of squares and weight."""
-        mean = self._known.mean
+        """Add the products of a block to `out`; return its sums, sums of squares and weight.
+
+        The products are S_b V for V = `vectors`, (d, m), with S_b the scatter matrix of the block
+        about the mean of the moments.
+        """
+        mean = self._stats.mean
         if isinstance(rows, SparseRows):
             import splince_fast._kernels.sparse as kernels
 
             shift = np.zeros(len(mean))
-            far = far_from_zero(mean, self._known.variances)
+            far = far_from_zero(mean, self._stats.variances)
             shift[far] = mean[far]
             array = subtracted(rows.array, shift) if len(far) else rows.array
             mean = mean - shift
             csr, batch = parts(array), NO_WEIGHT if weight is None else weight
             weight_sum = float(len(rows)) if weight is None else float(weight.sum())
             total, squares = np.zeros(len(mean)), np.empty(len(mean))
-            none = np.empty((0, len(rows)), np.intp), np.empty((0, len(rows)))
-            nothing = np.empty((0, len(mean)))
-            kernels.sum_rows(*csr, batch, *none, total, nothing, nothing)
+            no_labels = np.empty((0, len(rows)), np.intp), np.empty((0, len(rows)))
+            no_sums = np.empty((0, len(mean)))
+            kernels.sum_rows(*csr, batch, *no_labels, total, no_sums, no_sums)
             kernels.sum_squares(*csr, batch, mean, weight_sum, squares)
             left = add_images(array, weight, mean, vectors, out)
             add_outer(out, -1.0, mean, left)
@@ -129,13 +140,16 @@ class ExtraPasses:
     def _compare(
         self, n_rows: int, weight: float, total: Float, squares: Float, image: Float
     ) -> None:
-        """Raise InputError unless these are the sums that the moments have, to rounding."""
-        stats, name = self._known, self._source
+        """Raise InputError unless the sums equal those of the moments up to rounding error."""
+        stats, name = self._stats, self._source
         if n_rows != stats.n_rows:
-            raise _other(name, f"it has {n_rows:,} rows, and they {stats.n_rows:,}")
+            raise _other(name, f"it has {n_rows:,} rows, and the moments have {stats.n_rows:,}")
         roundings = EPS64 * (512 + 8 * n_rows**0.5)
         if abs(weight - stats.weight) > roundings * stats.weight:
-            raise _other(name, f"its rows weigh {weight:.12g}, and theirs {stats.weight:.12g}")
+            raise _other(
+                name,
+                f"its weight sum is {weight:.12g}, and that of the moments {stats.weight:.12g}",
+            )
         deviation = np.sqrt(stats.variances)
         offset = 64 * EPS64 * (np.abs(stats.mean) + deviation)
         mean_differs = np.abs(total) / weight > roundings * deviation + offset
@@ -145,7 +159,7 @@ class ExtraPasses:
         if len(features):
             what = "mean" if mean_differs[features[0]] else "variance"
             raise _other(name, f"the {what} of feature {features[0]} differs")
-        # An image of a sign vector sums over all features: its bound is the sum of their roundings.
+        # The product with a sign vector sums over all features, and so does its error bound.
         all_deviations, all_offsets = deviation.sum(), offset.sum()
         allowed = (roundings * deviation + offset) * all_deviations
         allowed += (deviation + offset) * all_offsets
@@ -169,12 +183,14 @@ def _other(source: Source, why: str) -> InputError:
 
 @dataclass(frozen=True, slots=True)
 class Refinement:
-    """Source and number of the extra passes.
+    """Arguments `refine` and `passes` of a method: extra passes over the accumulated rows.
 
     Attributes
     ----------
     source : Source or iterable of blocks
+        The accumulated rows.
     passes : int
+        Number of passes.
     """
 
     source: Any
@@ -182,12 +198,14 @@ class Refinement:
 
     @classmethod
     def of(cls, source: Any, passes: Any) -> Refinement | None:
-        """Check the arguments of a method; None without a source."""
+        """Validate the arguments `refine` and `passes` of a method; None without a source."""
         if not is_integer(passes) or not 1 <= passes <= MOST_PASSES:
             raise InputError(f"passes is {passes!r}; it must be an integer from 1 to {MOST_PASSES}")
         if source is None:
             if passes != 1:
-                raise InputError("passes says how often refine= is read; pass the source, too")
+                raise InputError(
+                    "passes is the number of passes over refine=; pass the source, too"
+                )
             return None
         from splince_fast.sources import as_source
 
@@ -196,12 +214,15 @@ class Refinement:
     def factor(
         self, stats: Statistics, span_z: Float, span_y: Float, options: Options
     ) -> tuple[Factor, float]:
-        """The factor after the last pass, and the fraction of the distortion it removed.
+        """Return the factor after the last pass, and the distortion reduction of this pass.
+
+        The reduction is relative to the distortion before the pass.
 
         Raises
         ------
         InputError
-            The moments have a covariance, or are a snapshot; shrinkage; another source.
+            The moments store a covariance or are a snapshot, the options request shrinkage, or the
+            rows are not the accumulated rows.
         """
         if not isinstance(stats, SketchSnapshot):
             raise InputError(

@@ -107,7 +107,7 @@ def test_control_without_it_they_get_full_weight() -> None:
     x, z, _ = rows()
     x[:, [2, 5]] *= 1e-33
     moments = sf.Moments().update(x, {"z": z})
-    with pytest.warns(sf.PrecisionWarning, match=r"feature\(s\) (2, 5|5, 2), of deviations"):
+    with pytest.warns(sf.PrecisionWarning, match=r"feature\(s\) (2, 5|5, 2), with standard dev"):
         eraser = sf.leace(moments, erase="z", min_scale=0.0)
     assert report(eraser).left_out == ()
     assert np.abs(eraser.matrix()).max() > 1e25
@@ -322,7 +322,7 @@ def test_a_sensitive_eraser_names_feature_and_remedy(scale: float, warned: bool)
     if not warned:
         return
     assert [w.category for w in caught] == [sf.PrecisionWarning]
-    assert "from feature(s) 6, of deviations" in texts[0]
+    assert "of feature(s) 6, with standard dev" in texts[0]
     for option in ("min_scale", "shrinkage"):
         told = re.search(rf"{option}=(\S+) \(sensitivity (\S+)\)", texts[0])
         assert told is not None
@@ -338,7 +338,7 @@ def test_features_of_a_frame_are_named() -> None:
     x, z, _ = rows()
     x[:, 6] *= 1e-7
     frame = pandas.DataFrame(x, columns=list("abcdefgh"))
-    with pytest.warns(sf.PrecisionWarning, match=r"from feature\(s\) 'g', of deviations"):
+    with pytest.warns(sf.PrecisionWarning, match=r"of feature\(s\) 'g', with standard dev"):
         sf.LEACE().fit(frame, concept=z).projection_  # noqa: B018
 
 
@@ -363,7 +363,7 @@ def test_sentence_embeddings_bear_rounding_or_name_the_feature(
     moments = sf.Moments().update(x, labels)
     call: Any = sf.leace if method == "leace" else sf.splince
     more: dict[str, Any] = {"erase": "z"} if method == "leace" else {"erase": "z", "keep": "y"}
-    with pytest.warns(sf.PrecisionWarning, match=r"from feature\(s\) 319, of deviations"):
+    with pytest.warns(sf.PrecisionWarning, match=r"of feature\(s\) 319, with standard dev"):
         eraser = call(moments, **more)
     assert report(eraser).left_out == (127, 223)
     assert all(v.residual <= v.bound < 1e-10 for v in report(eraser).variables)

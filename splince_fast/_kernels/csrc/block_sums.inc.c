@@ -1,9 +1,9 @@
-/* The parts of a block reduced to the sums and leverages of `sum_block` (row_kernels.pyx). A task
-   is some columns of a part. The rows of a cell, those of equal codes, are summed group by group,
-   and their sum is added to each of its classes. */
+/* Sums of the parts of a block, and leverages of the rows, for `sum_block` (row_kernels.pyx). A
+   task is a range of columns of one part. The rows of a cell, which have equal codes, are summed in
+   groups, and the sum is added to the class of each variable. */
 
-/* Add the columns first..last of a group to `total` and `squares`, and prefetch other rows. Writes
-   the part of these columns in the leverages of the group. */
+/* Adds the columns first..last of a group to `total` and `squares`, and prefetches the rows
+   `later`. Writes the contribution of these columns to the leverages of the group. */
 INLINE void NAME(add_squares)(const T *const x[GROUP], const T *const later[GROUP],
                               const double w[GROUP], Index first, Index last, const double *shift,
                               const double *inverse, double *RESTRICT total,
@@ -38,7 +38,7 @@ INLINE void NAME(add_squares)(const T *const x[GROUP], const T *const later[GROU
         }
 }
 
-/* Add the rows order[start..stop], in the columns first..last, to the sums in `near`. */
+/* Adds the rows order[start..stop], in the columns first..last, to the sums in `near`. */
 static void NAME(sum_cell)(const BlockSums *s, Index start, Index stop, Index end, Index first,
                              Index last, double *near) {
     const Block *b = s->block;
@@ -68,8 +68,8 @@ static void NAME(sum_task)(const BlockSums *s, Index task) {
     size_t bytes = (size_t)(last - first) * sizeof(double);
     double *sums = s->sums + g * n_sums * d, *total = sums;
     for (Index c = 0; c < n_sums; c++) memset(sums + c * d + first, 0, bytes);
-    /* Arrays that every row reads or writes lie in whole cache lines: the shift, the inverse,
-       the sum of a cell, and the squares. */
+    /* Arrays that every row uses are copied to aligned cache lines: the shift, the inverse
+       variances, the sum of a cell, and the squares. */
     double *near = s->near + g * 4 * s->pitch, *cell_sum = near + 2 * s->pitch;
     memcpy(near + first, b->shift + first, bytes);
     memcpy(near + s->pitch + first, s->inverse + first, bytes);

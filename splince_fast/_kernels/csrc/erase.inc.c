@@ -1,32 +1,35 @@
-/* Erasing rows: out = x - left^T (right (x - mean) - shift), in float64, rounded once to T.
+/* Erasure of rows: out = x - left^T (right (x - mean) - shift), in float64, rounded once to T.
 
-   The mean goes off first, so that a feature of large mean costs the others no digit. A row goes
-   the same way whatever its neighbours, its layout and its place in memory: all that is not in C
-   order passes through memory that is, group by group.
+   The mean is subtracted first, so that a feature with a large mean does not reduce the precision
+   of others. The result of a row does not depend on other rows, layout or alignment: rows that are
+   not in C order are copied to C order in groups.
 
-   Rank 1 goes row by row, or by two rows: the next are measured while these are written. Above, the
-   products with the factors are taken in tiles of ROWS x COLUMNS sums, which stay in registers. */
+   For rank 1, rows are processed one or two at a time: the coefficients of the next rows are
+   computed while the current rows are written. For higher ranks, the products with the factors are
+   computed in tiles of ROWS x COLUMNS sums, which stay in registers. */
 
 #ifndef SPLINCE_ERASE
 #define SPLINCE_ERASE
 
 #define ROWS LANES
 #define COLUMNS (2 * LANES)
-/* Rows that are worked on together, and features of a product of theirs: both factors of it stay
-   in the first cache, and a panel of the map is read once for so many rows. */
+/* Rows and features of one matrix product: both factors stay in the L1 cache, and a panel of the
+   map is read once per BATCH rows. */
 #define BATCH 32
 #define DEPTH 64
-/* Rank 1: above this width the factors, 24 bytes a feature, exceed a first cache of 32 KiB, and two
-   rows share them in registers. Narrow registers take one row: they store a line in pieces. */
+/* Rank 1: above this width the factors, 24 bytes per feature, exceed an L1 cache of 32 KiB, and two
+   rows share the loaded factors. With narrow registers one row is faster, because a cache line
+   takes several stores. */
 #define SHARED (WIDE ? 32768 / 24 : PTRDIFF_MAX)
-#define FAR 6656 /* numbers from those that are measured to those that are prefetched */
-#define PANELS 8 /* whose products with a tile of rows follow each other, along its cache lines */
+#define FAR 6656 /* prefetch distance in numbers, rank 1 */
+#define PANELS 8 /* number of panels that are multiplied with a tile of rows in succession */
 
 INLINE double *aligned(void *memory) {
     return (double *)(((uintptr_t)memory + LINE - 1) / LINE * LINE);
 }
 
-/* Directions of a panel of right: as wide as a tile of sums; at rank 1 there are no tiles. */
+/* Returns the number of directions in a panel of `right`: the width of a tile of sums, or 1 for
+   rank 1, which has no tiles. */
 static Index directions(Index rank) { return rank == 1 ? 1 : rank <= LANES ? LANES : COLUMNS; }
 
 static Index factors_size(Index rank, Index width) {
@@ -34,8 +37,8 @@ static Index factors_size(Index rank, Index width) {
     return (pieces(rank, columns) * columns + rank + 1) * padded + rank;
 }
 
-/* sign * factor, whose number (t, q) lies at factor[t * down + q * across], as panels of `columns`
-   columns and `padded` rows, filled up with zeros. Returns the end of them. */
+/* Writes sign * factor, with element (t, q) at factor[t * down + q * across], as panels of
+   `columns` columns and `padded` rows, filled up with zeros. Returns the end of the panels. */
 static double *pack_panels(const double *factor, Index depth, Index width, Index down, Index across,
                            double sign, Index columns, Index padded, double *panels) {
     for (Index first = 0; first < width; first += columns)
@@ -60,7 +63,7 @@ static void pack_factors(Factors *map, const double *left, const double *right, 
     for (Index r = 0; r < rank; r++) memory[r] = shift[r];
 }
 
-/* Cache lines of finished rows that wait to be written past the caches. */
+/* Queue of cache lines of finished rows, for non-temporal stores. */
 typedef struct {
     const char *from;
     char *line;
@@ -76,7 +79,7 @@ static void write_lines(Waiting *waiting) {
     while (waiting->lines > 0) write_line(waiting);
 }
 
-/* The whole cache lines of `size` bytes from `place` on wait; the rest is written. */
+/* Copies `size` bytes to `place`: partial cache lines at once; returns the queue of whole lines. */
 static Waiting lines_of(const char *from, Index size, char *place) {
     Index head = smaller((Index)(-(uintptr_t)place % LINE), size), tail = (size - head) % LINE;
     memcpy(place, from, (size_t)head);
@@ -84,7 +87,7 @@ static Waiting lines_of(const char *from, Index size, char *place) {
     return (Waiting){from + head, place + head, (size - head) / LINE};
 }
 
-/* The first of n rows with a finite number that rounds to an infinite float16, or NO_ROW. */
+/* Returns the first of n rows with a finite number that overflows float16, or NO_ROW. */
 static Index lost_row(const float *rows, Index n, Index width) {
     Index whole = width - width % FLOATS;
     for (Index i = 0; i < n; i++, rows += width) {
@@ -103,19 +106,19 @@ static Index lost_row(const float *rows, Index n, Index width) {
 
 /* --- rank 1 ---------------------------------------------------------------------------------- */
 
-/* Rows that are measured and rows that are written, at a column. */
+/* Rows x, whose coefficients are computed, and rows y, which are erased. */
 typedef struct {
     const T *x, *y; /* sums += (x - mean) right, and out = y + c (-left) */
     T *out;
     const double *mean, *right, *left;
-    Index down, below; /* numbers from a row to the next, of x and y, and of out */
-    Index ahead;       /* bytes from x to the lines that are prefetched */
+    Index down, below; /* row strides in numbers: of x and y, and of out */
+    Index ahead;       /* prefetch distance from x in bytes */
 } NAME(Place);
 
-/* Two registers of columns, or the last `count` columns, of several rows.
+/* Processes two registers of columns, or the last `count` columns, of several rows.
 
-   All registers are loaded before one is stored: a load waits for a store to an address 4096 k
-   away. The last columns pass through registers, too, so that their products are rounded alike. */
+   All loads precede the stores, because a load waits for a store to an address that differs by a
+   multiple of 4096. The last columns also use registers, for equal rounding of the products. */
 INLINE void NAME(pass_columns)(NAME(Place) at, Index j, Index count, const D *c, D (*sums)[2],
                                int rows, int measures, int writes, int streamed) {
     const int whole = count == COLUMNS;
@@ -154,7 +157,7 @@ INLINE void NAME(pass_columns)(NAME(Place) at, Index j, Index count, const D *c,
     }
 }
 
-/* All columns; c = sums - shift. */
+/* Processes all columns; c = sums - shift. */
 INLINE void NAME(pass_rows)(const Factors *map, NAME(Place) at, double *c, int rows, int measures,
                             int writes, int streamed) {
     const Index width = map->width, whole = width - width % COLUMNS;
@@ -172,8 +175,8 @@ INLINE void NAME(pass_rows)(const Factors *map, NAME(Place) at, double *c, int r
         c[p] = sum_of_lanes(sums[p][0] + sums[p][1]) - map->shift[0];
 }
 
-/* n rows from `at` on, a multiple of `rows`. Memory works on the stores of some rows, and on later
-   ones, while the sums of the next are computed. */
+/* Erases n rows from `at` on; n is a multiple of `rows`. The stores of the current rows overlap
+   with the sums of the next rows. */
 INLINE void NAME(erase_groups)(const Factors *map, NAME(Place) at, Index n, int rows,
                                int streamed) {
     double c[2];
@@ -192,7 +195,8 @@ INLINE void NAME(erase_by_rows)(const Factors *map, const T *rows, Index down, I
     const int together = map->width > SHARED ? 2 : 1;
     const Index first = n - n % together, step = together * down * (Index)sizeof(T);
     NAME(Place) at = {rows, rows, out, map->mean, map->measuring, map->removing, down, below, 0};
-    /* The line that is half a page from the stores: one 4096 k away would wait for them. */
+    /* Prefetch at a distance of half a page from the stores: a load that differs from a store by a
+       multiple of 4096 would wait. */
     const Index far = FAR * (Index)sizeof(T);
     const Index apart = (Index)((uintptr_t)rows - (uintptr_t)out) + step + far;
     at.ahead = down == map->width ? far + (2048 - apart) % 4096 : AHEAD * step;
@@ -206,9 +210,10 @@ INLINE void NAME(erase_by_rows)(const Factors *map, const T *rows, Index down, I
 
 /* --- other ranks ----------------------------------------------------------------------------- */
 
-/* sums[p][q] = sum_t a[p][t] b[t][q], t < depth: `height` rows of a, `registers` of columns of b.
+/* Computes sums[p][q] = sum_t a[p][t] b[t][q], t < depth, for `height` rows of a and `registers`
+   registers of columns of b.
 
-   Where `writes`, lines that wait are written beside the sums: sizeof(T) ROWS bytes a step. */
+   With `writes`, queued lines are written during the sums, sizeof(T) ROWS bytes per step. */
 INLINE void NAME(sum_products)(D (*sums)[2], const double *a, Index down, const double *b, Index depth,
                            int height, int registers, int writes, Waiting *waiting) {
     UNROLL(8)
@@ -231,7 +236,7 @@ INLINE void NAME(sum_products)(D (*sums)[2], const double *a, Index down, const 
     }
 }
 
-/* coefficients[p][q] += sum_t centred[p][t] panel[t][q] */
+/* Computes coefficients[p][q] += sum_t centred[p][t] panel[t][q]. */
 INLINE void NAME(add_to_coefficients)(const double *centred, const double *panel, Index depth,
                                       double *coefficients, Index room, int height, int registers,
                                       Waiting *waiting) {
@@ -250,7 +255,7 @@ INLINE void NAME(add_to_coefficients)(const double *centred, const double *panel
     }
 }
 
-/* out[p][q] = x[p][q] + sum_r coefficients[p][r] panel[r][q] */
+/* Computes out[p][q] = x[p][q] + sum_r coefficients[p][r] panel[r][q]. */
 INLINE void NAME(write_tile)(const double *coefficients, Index room, const double *panel,
                              Index rank, const T *x, Index down, T *out, Index below, int height) {
     D sums[ROWS][2];
@@ -267,7 +272,7 @@ INLINE void NAME(write_tile)(const double *coefficients, Index room, const doubl
     }
 }
 
-/* centred[i][j] = rows[i][first + j] - mean[first + j], j < depth */
+/* Computes centred[i][j] = rows[i][first + j] - mean[first + j], j < depth. */
 static void NAME(centre_part)(const T *rows, Index down, Index n, const double *mean, Index first,
                          Index depth, double *centred) {
     Index whole = depth - depth % LANES;
@@ -279,7 +284,7 @@ static void NAME(centre_part)(const T *rows, Index down, Index n, const double *
     }
 }
 
-/* coefficients = (rows - mean) right^T - shift, `room` numbers a row. */
+/* Computes coefficients = (rows - mean) right^T - shift, with `room` numbers per row. */
 INLINE void NAME(measure)(const Factors *map, const T *rows, Index down, Index n, double *centred,
                           double *coefficients, Index room, int registers, Waiting *waiting) {
     for (Index i = 0; i < n; i++)
@@ -304,7 +309,7 @@ INLINE void NAME(measure)(const Factors *map, const T *rows, Index down, Index n
     }
 }
 
-/* out = rows - coefficients left, for the features that fill no tile. */
+/* Computes out = rows - coefficients left for the last features, which do not fill a tile. */
 static void NAME(remove_rest)(const Factors *map, const T *rows, Index down, Index n,
                               const double *coefficients, Index room, T *out, Index below) {
     Index first = map->width - map->width % COLUMNS, rest = map->width - first;
@@ -317,7 +322,7 @@ static void NAME(remove_rest)(const Factors *map, const T *rows, Index down, Ind
     }
 }
 
-/* out = rows - coefficients left; the first of the `following` rows are asked for meanwhile. */
+/* Computes out = rows - coefficients left, and prefetches the first of the `following` rows. */
 static void NAME(remove)(const Factors *map, const T *rows, Index down, Index n, Index following,
                          const double *coefficients, Index room, T *out, Index below) {
     Index rank = map->rank, whole = map->width - map->width % COLUMNS;
@@ -340,14 +345,14 @@ static void NAME(remove)(const Factors *map, const T *rows, Index down, Index n,
     NAME(remove_rest)(map, rows, down, n, coefficients, room, out, below);
 }
 
-/* --- rows that are in C order for a while ---------------------------------------------------- */
+/* --- copies in C order ----------------------------------------------------------------------- */
 
-/* A register of number (i, j) and those right of it in C order. */
+/* Returns the address of element (i, j). */
 INLINE char *NAME(place)(Matrix matrix, Index i, Index j) {
     return matrix.data + i * matrix.down + j * matrix.across;
 }
 
-/* One number of a matrix to a copy, or back. */
+/* Copies one number of a matrix to `copy`, or back. */
 INLINE void NAME(move_one)(char *place, T *copy, int halves, int back) {
     uint16_t half[BYTES / 2] = {0};
     T number[WIDTH] = {0};
@@ -366,7 +371,7 @@ INLINE void NAME(move_one)(char *place, T *copy, int halves, int back) {
     }
 }
 
-/* A matrix of any layout to a copy in C order, or back; by tiles where columns lie in one piece. */
+/* Copies a matrix of any layout to C order, or back; by tiles if its columns are contiguous. */
 INLINE void NAME(move)(Matrix matrix, Index n, Index width, T *copy, int halves, int back) {
     const Index size = halves ? 2 : (Index)sizeof(T);
     const int tiled = matrix.down == size && matrix.across != size;
@@ -409,14 +414,14 @@ static void NAME(move_rows)(Matrix matrix, Index n, Index width, T *copy, int ha
         NAME(move)(matrix, n, width, copy, 0, 0);
 }
 
-/* --- the whole ------------------------------------------------------------------------------- */
+/* --- entry points ---------------------------------------------------------------------------- */
 
 static Index NAME(erase)(const Erasing *task) {
     const Factors *map = task->map;
     const Index rank = map->rank, width = map->width, n = task->n, size = sizeof(T);
     const int halves = task->halves, by_rows = rank == 1;
     Matrix rows = task->rows, out = task->out;
-    /* Rows in one piece are read, and written, where they lie. */
+    /* Contiguous rows are read and written without a copy. */
     const int given = !halves && (rows.across == size || width == 1) && rows.down % size == 0;
     const int written = !halves && (out.across == size || width == 1) && out.down % size == 0;
     const int solid = written && (out.down == width * size || n == 1);
@@ -427,7 +432,7 @@ static Index NAME(erase)(const Erasing *task) {
     const Index room = by_rows ? 0 : pieces(rank, map->columns) * map->columns;
     if (n == 0) return NO_ROW;
 
-    /* All memory is taken before the first row is written. */
+    /* All memory is allocated before the first row is written. */
     const Index tiles = by_rows ? 0 : group, copied = group * pieces(width * size, LINE) * LINE;
     const Index bytes = tiles * (DEPTH + room) * (Index)sizeof(double) + (!given + apart) * copied;
     char *memory = bytes ? malloc((size_t)(bytes + 2 * LINE)) : NULL;
@@ -478,8 +483,8 @@ static Index NAME(erase)(const Erasing *task) {
     return lost;
 }
 
-/* Whether the sum of squares of each row, which lies in one piece, is below 1e298; NaN is not. The
-   bound leaves room for sums over many rows. */
+/* Returns whether the sum of squares of each contiguous row is below 1e298; false for NaN. The
+   bound leaves a margin for sums over many rows. */
 static int NAME(squares_finite)(Matrix rows, Index n, Index width) {
     const Index whole = width - width % (4 * LANES);
     for (Index i = 0; i < n; i++, rows.data += rows.down) {

@@ -1,8 +1,8 @@
-/* Common declarations of the row kernels: the compiler, the structs of arguments and
-   the table of functions of an instruction set.
+/* Declarations of the row kernels: compiler macros, argument structs and the function table of an
+   instruction set.
 
-   The kernels own no memory, call nothing of Python's and return a status. Each is compiled once
-   per instruction set (`level_*.c`) and dtype; the best set is chosen at import (`plain.c`). */
+   The kernels own no memory, do not call Python and return a status. Each kernel is compiled once
+   per instruction set (`level_*.c`) and dtype; the best set is selected at import (`plain.c`). */
 
 #ifndef SPLINCE_KERNELS_H
 #define SPLINCE_KERNELS_H
@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* SPLINCE_FAST_NO_VECTORS: build as with a compiler that has no vector extensions. */
+/* SPLINCE_FAST_NO_VECTORS builds without the vector extensions of the compiler. */
 #if defined(__GNUC__) && !defined(SPLINCE_FAST_NO_VECTORS)
 #define SPLINCE_VECTORS 1
 #if defined(__x86_64__)
@@ -45,9 +45,9 @@
 #define UNROLL(n)
 #endif
 
-#define LINE 64 /* bytes of a cache line */
-#define AHEAD 8 /* rows that are prefetched */
-#define GROUP 4 /* rows that are reduced at once */
+#define LINE 64 /* bytes per cache line */
+#define AHEAD 8 /* prefetch distance in rows */
+#define GROUP 4 /* number of rows that are summed together */
 #define NO_ROW (-1)
 #define NO_MEMORY (-2)
 
@@ -57,25 +57,25 @@ INLINE Index smaller(Index a, Index b) { return a < b ? a : b; }
 INLINE Index larger(Index a, Index b) { return a > b ? a : b; }
 INLINE Index pieces(Index whole, Index piece) { return (whole + piece - 1) / piece; }
 
-/* A block of rows with labels, and the sums that `centre_columns` (row_kernels.pyx) takes over it.
+/* A block of rows with labels, and the sums that `centre_columns` (row_kernels.pyx) computes.
    Matrices are C-contiguous. */
 typedef struct {
-    const void *rows;             /* (m, width) */
-    Index width, n;
-    const Index *index;           /* (n,): rows of the block among them, or NULL for all */
+    const void *rows;             /* (m, width): array that contains the rows */
+    Index width, n;               /* number of features, number of rows of the block */
+    const Index *index;           /* (n,): indices of the rows in the array, or NULL for all */
     const double *weight;         /* (n,) > 0, or NULL for unit weights */
-    const double *shift, *offset; /* (width,) */
-    const Index *codes;           /* (variables, n) below `classes`, -1 for none */
-    const Index *order, *cell;    /* (n,): as `sort_by_cell` gives them for these parts */
+    const double *shift, *offset; /* (width,): rows are x - shift; offset = shift - reference */
+    const Index *codes;           /* (variables, n): class codes below `classes`, -1 if missing */
+    const Index *order, *cell;    /* (n,): results of `sort_by_cell` for parts of part_rows rows */
     Index variables, classes, part_rows;
-    const double *values; /* (columns, n), already multiplied by the weights */
+    const double *values; /* (columns, n): label columns, multiplied by the weights */
     Index columns;
     const double *rotations; /* (turns, 2): cosines and sines */
     Index turns;
-    double *sums; /* (2 + classes + columns, width), overwritten */
+    double *sums; /* (2 + classes + columns, width): output */
 } Block;
 
-/* Tasks of a phase, in cache lines of their own. */
+/* Numbers of begun and finished tasks of a phase; each counter has its own cache line. */
 typedef struct {
     _Atomic int64_t begun;
     int64_t apart[7];
@@ -83,71 +83,72 @@ typedef struct {
     int64_t aside[7];
 } Phase;
 
-/* Memory in which chunks of a block are centred and multiplied. Column j of row r of a chunk is
-   number j / lanes * step + r * lanes + j % lanes of its panels; a register has `lanes` numbers. */
+/* Memory for the centred rows of chunks and for the product of these rows. A chunk is stored in
+   panels of `lanes` columns, the numbers in a register: column j of row r of a chunk is number
+   j / lanes * step + r * lanes + j % lanes of the panels. */
 typedef struct {
-    void *panels[2];   /* (height, step): those of even and of odd chunks */
-    Index height;      /* panels: enough for all columns */
-    Index step, chunk; /* numbers of a panel; rows of a chunk, a multiple of GROUP */
-    Index stripe;      /* columns of a task of centring, a multiple of the lanes */
-    /* (height lanes, height lanes), read as Fortran-ordered: its lower triangle counts. */
+    void *panels[2];   /* (height, step): panels of even chunks, and of odd chunks */
+    Index height;      /* number of panels that contain all columns */
+    Index step, chunk; /* numbers per panel; rows per chunk, a multiple of GROUP */
+    Index stripe;      /* columns per centring task, a multiple of the lanes */
+    /* (height lanes, height lanes): output, Fortran-ordered with a valid lower triangle. */
     void *product;
-    Phase *phases; /* one more than there are chunks; zeros before the first call */
+    Phase *phases; /* (number of chunks + 1): zeros before the first call */
 } Gram;
 
-/* Sums of the parts of a block, without its offset, and the leverages of its rows. */
+/* Sums of the parts of a block about the shift, and the leverages of the rows. */
 typedef struct {
     const Block *block;
-    const double *inverse; /* (width,) */
-    double *sums;          /* (parts, 2 + classes + columns, width) */
-    double *leverage;      /* (width / stripe rounded up, n) */
+    const double *inverse; /* (width,): inverse variances */
+    double *sums;          /* (parts, 2 + classes + columns, width): output */
+    double *leverage;      /* (width / stripe rounded up, n): output */
     double *near;          /* (parts, 4, pitch): work memory that begins at a cache line */
     Index pitch;
-    Index columns; /* of a task, a multiple of `stripe` */
-    Index stripe;  /* columns whose part of a row's leverage is one number */
+    Index columns; /* columns per task, a multiple of `stripe` */
+    Index stripe;  /* columns per partial leverage of a row */
 } BlockSums;
 
-/* A matrix in memory; its numbers lie at multiples of their size. */
+/* A matrix in memory; the numbers are aligned. */
 typedef struct {
     char *data;
-    Index down, across; /* bytes from a row to the next, and from a number to the next */
+    Index down, across; /* strides in bytes of rows and of columns */
 } Matrix;
 
-/* r(x) = x - left^T (right (x - mean) - shift), with factors as the kernels read them. */
+/* The map x -> x - left^T (right (x - mean) - shift), with packed factors. */
 typedef struct {
     Index rank, width;
     const double *measuring;    /* right^T in panels (padded x columns) of `columns` directions */
     const double *removing;     /* -left in panels (rank x features) of two registers of features */
     const double *mean, *shift; /* (padded,), (rank,) */
-    Index columns, padded; /* `padded` is the width with zeros behind it, two registers at a time */
+    Index columns, padded; /* `padded`: width rounded up to two registers, filled with zeros */
 } Factors;
 
 typedef struct {
     const Factors *map;
-    Matrix rows, out; /* both of n rows; may be the same */
+    Matrix rows, out; /* matrices of n rows; may be the same memory */
     Index n;
-    int halves;   /* the numbers in memory are float16; else T */
-    int streamed; /* write past the caches, where that can be */
+    int halves;   /* whether the numbers in memory are float16; otherwise the dtype is T */
+    int streamed; /* whether to bypass the caches when writing, if possible */
 } Erasing;
 
-/* The functions of one instruction set; pairs are of float32 and float64. */
+/* The functions of one instruction set; pairs are for float32 and float64. */
 typedef struct {
     const char *name;
-    int width[2]; /* numbers of a register */
-    int wide;     /* whether a tile of products beats BLAS: wide registers and fused products */
+    int width[2]; /* numbers in a register */
+    int wide;     /* whether products are faster than BLAS: wide registers, fused multiply-add */
     void (*centre_columns[2])(const Block *block, void *out, Index first, Index last, double *held);
     void (*reduce_chunks[2])(const Block *block, const Gram *gram, double *held);
     void (*sample_columns[2])(const Block *block, Index stride, double *shift, double *spread);
     void (*add_lower[2])(double *scatter, Index width, const void *product, Index apart,
                          double sign, const double *vectors, const double *coefficients,
                          Index first, Index last);
-    /* Threads share the tasks by `next`, 0 before. */
+    /* `next`, initially 0, counts the tasks that threads share. */
     void (*sum_block[2])(const BlockSums *sums, _Atomic(int64_t) *next);
-    /* Numbers that the factors of a map of this rank and width take, and how they are packed. */
+    /* Size in numbers of the packed factors of a map, and the function that packs the factors. */
     Index (*factors_size)(Index rank, Index width);
     void (*pack_factors)(Factors *map, const double *left, const double *right, const double *mean,
                          const double *shift, double *memory);
-    /* The first row with a finite number that float16 cannot hold, NO_ROW or NO_MEMORY. */
+    /* Returns the first row with a finite number that overflows float16, NO_ROW or NO_MEMORY. */
     Index (*erase[2])(const Erasing *task);
     int (*squares_finite[2])(Matrix rows, Index n, Index width);
 } Level;
@@ -157,10 +158,10 @@ extern const Level level_baseline;
 extern const Level level_avx2, level_avx512;
 #endif
 
-/* The best level of this processor first. `k`-th of them, or NULL behind the last. */
+/* Returns the k-th best instruction set that this processor supports; NULL after the last. */
 const Level *supported_level(int k);
 
-/* `place` has n_codes + 2 numbers. */
+/* Computes `order` and `cell` of a block; `place` is work memory of n_codes + 2 numbers. */
 void sort_by_cell(const Index *codes, Index variables, Index n, Index n_codes, Index part_rows,
                   Index *order, Index *cell, Index *place);
 

@@ -1,7 +1,7 @@
-/* All kernels for one instruction set: the templates for both dtypes, and the table of them.
+/* All kernels for one instruction set: instances of the templates for both dtypes, and the table.
 
-   The file that includes this one defines BYTES (of a register), LEVEL, LEVEL_NAME, and TARGET
-   where the processor must have more than every one of its platform. */
+   The including file defines BYTES (size of a register), LEVEL, LEVEL_NAME, and TARGET if the
+   instruction set is not available on every processor of the platform. */
 
 #include "kernels.h"
 
@@ -27,7 +27,7 @@ EXPANDED_PRAGMA(GCC target(TARGET))
 #define STORE(p, x) NAME(narrow)(p, x)
 #define STREAM(p, x) NAME(stream)(p, x)
 
-/* Sums are of doubles: the templates for float call functions of those for double. */
+/* Sums are in double: the templates for float call functions of the templates for double. */
 #define T double
 #define V D
 #define NAME(x) x##_f64

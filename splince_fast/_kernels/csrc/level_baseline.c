@@ -1,5 +1,5 @@
-/* Registers of 16 bytes, which every processor of a platform has, or single numbers where the
-   compiler has no vector extensions. */
+/* Registers of 16 bytes, available on every processor, or single numbers for compilers without
+   vector extensions. */
 
 #define BYTES 16
 #define LEVEL level_baseline

@@ -1,9 +1,8 @@
-/* Rows reduced to their sums and to the matrix of their products, for one dtype T.
+/* Sums of rows, and products of centred rows, for one dtype T.
 
-   Each number is the result of the same operations in the same order, whatever stripe of columns
-   it is computed with and whichever thread does it. */
+   Results are bit-identical for every split into column ranges and every assignment to threads. */
 
-/* LOAD and STORE of the first `count` numbers of a register, with zeros in its other lanes. */
+/* LOAD and STORE for the first `count` lanes of a register; the other lanes are loaded as zeros. */
 INLINE D NAME(load_some)(const T *p, Index count) {
     if (count == LANES) return LOAD(p);
     T numbers[LANES] = {0};
@@ -16,12 +15,12 @@ INLINE void NAME(store_some)(T *p, D x, Index count) {
     if (count < LANES) memcpy(p, numbers, (size_t)count * sizeof(T));
 }
 
-/* Row i of a block. */
+/* Returns row i of a block. */
 INLINE const T *NAME(row)(const Block *block, Index i) {
     return (const T *)block->rows + (block->index ? block->index[i] : i) * block->width;
 }
 
-/* Sums of a class, and of products with a column of values. */
+/* Return the sums of class c, and of the products of rows with label column q. */
 INLINE double *NAME(class_sums)(const Block *block, Index c) {
     return block->sums + (2 + c) * block->width;
 }
@@ -29,15 +28,16 @@ INLINE double *NAME(products)(const Block *block, Index q) {
     return block->sums + (2 + block->classes + q) * block->width;
 }
 
-/* Rows that are reduced at once, and the number of rows among them that are not repeated: where a
-   group is not full, its first row takes the place of the others, with factors of 0. */
+/* GROUP rows that are summed together. If only `count` < GROUP rows remain, the first row is
+   repeated in the other places, with a factor of 0. */
 typedef struct {
     const T *row[GROUP];
-    Index i[GROUP]; /* their numbers */
+    Index i[GROUP]; /* row numbers */
     int count;
 } NAME(Group);
 
-/* Rows order[k], order[k + 1], ... below `stop`; rows k, k + 1, ... without an order. */
+/* Returns the group of rows order[k], order[k + 1], ... before position `stop`; without `order`, of
+   rows k, k + 1, ... */
 INLINE NAME(Group) NAME(group)(const Block *block, const Index *order, Index k, Index stop) {
     NAME(Group) group;
     group.count = (int)smaller(stop - k, GROUP);
@@ -49,13 +49,13 @@ INLINE NAME(Group) NAME(group)(const Block *block, const Index *order, Index k, 
     return group;
 }
 
-/* Factors of the rows of a group: numbers of theirs, or 1 without numbers. */
+/* Sets the factors w of the rows of a group: numbers[row], or 1 if `numbers` is NULL. */
 INLINE void NAME(factors)(const NAME(Group) *group, const double *numbers, double *w) {
     for (int g = 0; g < GROUP; g++)
         w[g] = g >= group->count ? 0.0 : numbers ? numbers[group->i[g]] : 1.0;
 }
 
-/* sum + (w_a a + w_b b) + (w_c c + w_d d). */
+/* Returns sum + (w_0 y_0 + w_1 y_1) + (w_2 y_2 + w_3 y_3), in this order of additions. */
 INLINE D NAME(with_four)(D sum, const D y[GROUP], const D w[GROUP]) {
     return sum + (multiply_add_f64(w[0], y[0], w[1] * y[1]) +
                   multiply_add_f64(w[2], y[2], w[3] * y[3]));
@@ -72,7 +72,7 @@ INLINE void NAME(add_register)(const NAME(Group) *group, const double *shift, co
     store_some_f64(sums + j, NAME(with_four)(load_some_f64(sums + j, count), y, w), count);
 }
 
-/* sums_j += sum_g w_g (row_g,j - shift_j) in the columns first..last. */
+/* Adds sum_g weight_g (row_g,j - shift_j) to sums_j for the columns first..last. */
 static void NAME(add_group)(NAME(Group) group, const double *shift, const double *weight,
                             Index first, Index last, double *sums) {
     D w[GROUP];
@@ -82,7 +82,7 @@ static void NAME(add_group)(NAME(Group) group, const double *shift, const double
     if (j < last) NAME(add_register)(&group, shift, w, j, last - j, sums);
 }
 
-/* Adds a row alone to the sums of its classes. */
+/* Adds one row to the sums of its classes. */
 static void NAME(add_row)(const Block *block, Index i, Index first, Index last) {
     const T *const row = NAME(row)(block, i);
     const double w = block->weight ? block->weight[i] : 1.0;
@@ -95,7 +95,7 @@ static void NAME(add_row)(const Block *block, Index i, Index first, Index last) 
     }
 }
 
-/* Sums rows start..stop of the order, those of one cell, and adds the sum to their classes. */
+/* Sums the rows order[start..stop] of one cell, and adds the sum to the classes of the cell. */
 static void NAME(add_cell)(const Block *block, Index start, Index stop, Index first, Index last,
                            double *held) {
     double whole = 0.0, w[GROUP];
@@ -114,8 +114,8 @@ static void NAME(add_cell)(const Block *block, Index start, Index stop, Index fi
     }
 }
 
-/* Adds rows start..stop of the order to the sums of their classes. Cells of few rows are not worth
-   a sum of their own. */
+/* Adds the rows order[start..stop] to the sums of the classes. Rows of cells with fewer than GROUP
+   rows are added one by one, which is faster than a separate sum. */
 static void NAME(add_cells)(const Block *block, Index start, Index stop, Index first, Index last,
                             double *held) {
     for (Index end = start; end < stop; start = end) {
@@ -127,7 +127,7 @@ static void NAME(add_cells)(const Block *block, Index start, Index stop, Index f
     }
 }
 
-/* Adds a group to the products with columns. */
+/* Adds a group to the products with label columns. */
 static void NAME(add_values)(const Block *block, const NAME(Group) *group, Index first,
                              Index last) {
     double w[GROUP];
@@ -139,12 +139,14 @@ static void NAME(add_values)(const Block *block, const NAME(Group) *group, Index
 
 /* --- centring ------------------------------------------------------------------------------- */
 
-/* Row g of a group becomes own_g y_g + other_g y_h, where h is the other one of its pair. */
+/* Coefficients of the rotation: row g of a group becomes own_g y_g + other_g y_h, h = g ^ 1 the
+   other row of its pair. */
 typedef struct {
     double w[GROUP], own[GROUP], other[GROUP];
 } NAME(Turns);
 
-/* Rows (a, b) of a pair become (a cos t + b sin t, b cos t - a sin t), times sqrt(w). */
+/* Returns the rotation of sqrt(w) y, which maps each pair of rows (a, b) to
+   (a cos t + b sin t, b cos t - a sin t). */
 INLINE NAME(Turns) NAME(turns)(const Block *block, const NAME(Group) *group, Index head) {
     NAME(Turns) turns;
     NAME(factors)(group, block->weight, turns.w);
@@ -172,8 +174,8 @@ INLINE void NAME(centre_register)(const NAME(Group) *group, const double *shift,
     store_some_f64(peak + j, larger_f64(load_some_f64(peak + j, count), most), count);
 }
 
-/* Adds a group to total and peak, and writes its turned rows: column j of row g goes to number
-   g * apart + j / WIDTH * step + j % WIDTH of `out`, in a matrix (step = WIDTH) as in panels. */
+/* Adds a group to the sums and maxima, and writes the rotated rows: column j of row g is number
+   g * apart + j / WIDTH * step + j % WIDTH of `out`, a matrix (step = WIDTH) or panels. */
 static void NAME(centre_group)(const Block *block, NAME(Group) group, const NAME(Turns) *turns,
                                Index first, Index last, T *out, Index apart, Index step) {
     D w[GROUP], own[GROUP], other[GROUP];
@@ -193,13 +195,13 @@ static void NAME(centre_group)(const Block *block, NAME(Group) group, const NAME
                               out + j / WIDTH * step + j % WIDTH, apart);
 }
 
-/* Zeros in the columns first..last of all sums. */
+/* Sets the columns first..last of all sums to zero. */
 static void NAME(clear_sums)(const Block *block, Index first, Index last) {
     for (Index c = 0; c < 2 + block->classes + block->columns; c++)
         memset(block->sums + c * block->width + first, 0, (size_t)(last - first) * sizeof(double));
 }
 
-/* Adds what the offset has in the products with columns. */
+/* Adds the contribution of the offset to the products with label columns. */
 static void NAME(add_offset)(const Block *block, Index first, Index last) {
     for (Index q = 0; q < block->columns; q++) {
         const double *const values = block->values + q * block->n;
@@ -209,13 +211,13 @@ static void NAME(add_offset)(const Block *block, Index first, Index last) {
     }
 }
 
-/* Reduces rows begin..stop in the columns first..last; row begin + r is row r of `out`. Calls for
-   ranges of rows follow each other from row 0 to row n, and begin at multiples of GROUP.
+/* Sums and centres the rows begin..stop in the columns first..last; row begin + r becomes row r of
+   `out`. Successive calls cover the rows from 0 to n in order, and begin at multiples of GROUP.
 
-   The rotation leaves out^T out = sum_i w_i y_i y_i^T as it is, but products of rows that take few
-   distinct values are no longer equal, so that their roundings do not all point the same way. A
-   part of `part_rows` rows stays in cache between the pass that centres it and that which sums its
-   cells. Labels have no influence on `out` and `total`. */
+   The rotation does not change out^T out = sum_i w_i y_i y_i^T. Without the rotation, rows with few
+   distinct values would have equal products, whose rounding errors add up instead of cancelling. A
+   part of `part_rows` rows stays in cache between centring and the sums of its cells. `out` and the
+   total do not depend on the labels. */
 static void NAME(centre)(const Block *block, Index begin, Index stop, Index first, Index last,
                          T *out, Index apart, Index step, double *held) {
     if (begin == 0) NAME(clear_sums)(block, first, last);
@@ -233,8 +235,8 @@ static void NAME(centre)(const Block *block, Index begin, Index stop, Index firs
     if (stop == block->n) NAME(add_offset)(block, first, last);
 }
 
-/* The whole block in the columns first..last, centred to the rows of a matrix (m, width), m being
-   n rounded up to a multiple of GROUP. `held` has `width` numbers, overwritten there. */
+/* Sums and centres the block in the columns first..last. `out` is (m, width), m being n rounded up
+   to a multiple of GROUP; `held` is work memory of `width` numbers. */
 static void NAME(centre_columns)(const Block *block, void *out, Index first, Index last,
                                  double *held) {
     NAME(centre)(block, 0, block->n, first, last, out, block->width, WIDTH, held);
@@ -242,23 +244,23 @@ static void NAME(centre_columns)(const Block *block, void *out, Index first, Ind
 
 /* --- products ------------------------------------------------------------------------------- */
 
-/* A tile of sums has TILE columns, and up to HEIGHT registers of rows in each: 24 of 32 registers
-   of 64 bytes, 12 of 16 of 32 bytes. */
+/* A tile of sums has TILE columns of up to HEIGHT registers: 24 of 32 registers for 64 bytes, 12 of
+   16 registers for 32 bytes. */
 #ifndef HEIGHT
 #define HEIGHT 3
 #define TILE LANES
-/* Tasks into which the columns of a product are cut: enough to keep threads equally busy. */
+/* Number of tasks into which the columns of a product are divided, for load balance of threads. */
 #define SHARES 24
 #endif
 
-/* product[q, h WIDTH + l] = sum_{k < depth} left[h, k, l] right[k, q], or += that, for q < TILE,
-   h < height and l < WIDTH. */
+/* Computes product[q, h WIDTH + l] = sum_{k < depth} left[h, k, l] right[k, q] for q < TILE,
+   h < height and l < WIDTH; with `add`, adds the sum to `product`. */
 INLINE void NAME(tile)(const T *RESTRICT left, const T *RESTRICT right, Index step, Index depth,
                        T *RESTRICT product, Index apart, int add, const int height) {
     V sum[TILE][HEIGHT];
     UNROLL(8) for (int q = 0; q < TILE; q++) {
         UNROLL(3) for (int h = 0; h < height; h++) sum[q][h] = ALL(0);
-        /* Of the product, for the end of the loop. */
+        /* Prefetch the product, which is written after the loop. */
         PREFETCH(product + q * apart);
         PREFETCH(product + q * apart + height * WIDTH - 1);
     }
@@ -277,8 +279,8 @@ INLINE void NAME(tile)(const T *RESTRICT left, const T *RESTRICT right, Index st
         }
 }
 
-/* Columns first..last of X^T X, in the panels of rows that reach the diagonal. HEIGHT panels stay
-   in the first cache while the columns pass. */
+/* Computes the columns first..last of X^T X, for the panels of rows on or below the diagonal. In
+   the loop over columns, HEIGHT panels stay in the L1 cache. */
 static void NAME(multiply)(const Gram *gram, const T *panels, Index depth, Index first, Index last,
                            int add) {
     const Index apart = gram->height * WIDTH;
@@ -297,7 +299,8 @@ static void NAME(multiply)(const Gram *gram, const T *panels, Index depth, Index
         }
 }
 
-/* Centres a stripe of chunk t into its panels, with zeros behind the last column. */
+/* Centres a stripe of chunk t into its panels, and fills the panels with zeros after the last
+   column. */
 static void NAME(centre_stripe)(const Block *block, const Gram *gram, Index t, Index first,
                                 double *held) {
     const Index begin = t * gram->chunk, stop = smaller(begin + gram->chunk, block->n);
@@ -310,11 +313,12 @@ static void NAME(centre_stripe)(const Block *block, const Gram *gram, Index t, I
                    (size_t)(WIDTH - width % WIDTH) * sizeof(T));
 }
 
-/* The sums of `centre_columns`, and product = out^T out without `out`.
+/* Computes the sums of `centre_columns`, and product = out^T out without storing `out`.
 
-   Any number of threads make this call at once, with the same arguments but for `held`, and share
-   its tasks: in phase t stripes of chunk t are centred, and columns of the product of chunk t - 1
-   are taken. A task that was begun is finished: nobody waits for a thread that has not come. */
+   Any number of threads may call the function at the same time, with the same arguments except
+   `held`; the calls share the tasks. In phase t, stripes of chunk t are centred, and columns of the
+   product of chunk t - 1 are computed. A thread finishes every task that it begins, so that no
+   thread waits for a task that has not begun. */
 static void NAME(reduce_chunks)(const Block *block, const Gram *gram, double *held) {
     const Index chunk = gram->chunk, chunks = pieces(block->n, chunk), width = block->width;
     const Index stripes = pieces(width, gram->stripe);
@@ -339,9 +343,10 @@ static void NAME(reduce_chunks)(const Block *block, const Gram *gram, double *he
     }
 }
 
-/* --- the shift, and the state --------------------------------------------------------------- */
+/* --- samples and scatter matrices ----------------------------------------------------------- */
 
-/* Of the block the rows, the index and the weight are used; there is a row. */
+/* Computes mean and sum of squares of every `stride`-th row. Uses only the rows, the index and the
+   weights of the block, which has at least one row. */
 static void NAME(sample_columns)(const Block *block, Index stride, double *shift, double *spread) {
     const Index width = block->width;
     const T *const origin = NAME(row)(block, 0);
@@ -365,8 +370,8 @@ static void NAME(sample_columns)(const Block *block, Index stride, double *shift
     }
 }
 
-/* The merge of two scatters (Chan, Golub and LeVeque 1983) that need not be centred about their
-   means; `apart` numbers lie between two columns of the product, which may be NULL for none. */
+/* Merges two scatter matrices (Chan, Golub and LeVeque 1983), about any points. `product` is NULL
+   or has columns at a distance of `apart` numbers. */
 static void NAME(add_lower)(double *scatter, Index width, const void *product, Index apart,
                             double sign, const double *vectors, const double *coefficients,
                             Index first, Index last) {

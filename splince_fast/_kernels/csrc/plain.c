@@ -1,7 +1,7 @@
-/* Functions without wide registers: the choice of the level, the order of rows by their labels, and
+/* Functions without wide registers: selection of the instruction set, sorting of rows by label, and
    waiting. */
 
-#define _POSIX_C_SOURCE 199309L /* nanosleep, where the compiler is held to the standard */
+#define _POSIX_C_SOURCE 199309L /* for nanosleep in strict standard mode */
 
 #include "kernels.h"
 
@@ -11,7 +11,7 @@
 #include <time.h>
 #endif
 
-/* The instruction sets that this processor and its operating system support. */
+/* Returns the k-th best instruction set that processor and operating system support, or NULL. */
 const Level *supported_level(int k) {
     const Level *found[3];
     int n = 0;
@@ -21,7 +21,7 @@ const Level *supported_level(int k) {
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("fma"))
         found[n++] = &level_avx512;
-    /* Clang before 18 cannot ask for F16C, which every processor with AVX2 has. */
+    /* Clang before 18 has no test for F16C, which every processor with AVX2 supports. */
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
         found[n++] = &level_avx2;
 #endif
@@ -29,8 +29,8 @@ const Level *supported_level(int k) {
     return k >= 0 && k < n ? found[k] : NULL;
 }
 
-/* Orders the rows of each part so that those with equal codes, a cell, are neighbours: by one stable
-   counting sort per variable, the last code first. Cells are numbered from 0 in the new order. */
+/* Sorts the rows of each part so that rows with equal codes, a cell, are adjacent: one stable
+   counting sort per variable. Cells are numbered from 0 in the new order. */
 void sort_by_cell(const Index *codes, Index variables, Index n, Index n_codes, Index part_rows,
                   Index *order, Index *cell, Index *place) {
     Index number = -1;
@@ -41,7 +41,7 @@ void sort_by_cell(const Index *codes, Index variables, Index n, Index n_codes, I
             const Index *code = codes + v * n;
             memset(place, 0, (size_t)(n_codes + 2) * sizeof(Index));
             for (Index i = start; i < stop; i++) place[code[i] + 2]++;
-            place[0] = start; /* counts become places: where the rows of each code begin */
+            place[0] = start; /* cumulative counts are the positions at which each code begins */
             for (Index c = 0; c <= n_codes; c++) place[c + 1] += place[c];
             for (Index i = start; i < stop; i++) cell[place[code[order[i]] + 1]++] = order[i];
             memcpy(order + start, cell + start, (size_t)(stop - start) * sizeof(Index));
@@ -55,7 +55,7 @@ void sort_by_cell(const Index *codes, Index variables, Index n, Index n_codes, I
     }
 }
 
-/* One look at a time, for the sake of the core's other thread. */
+/* Pauses a spin loop, to free the core for its other hardware thread. */
 static void settle(void) {
 #if defined(SPLINCE_X86)
     _mm_pause();
@@ -64,8 +64,8 @@ static void settle(void) {
 #endif
 }
 
-/* Gives the processor away for some 0.05 ms: to yield instead can cost a thread its share of time,
-   call by call. */
+/* Sleeps for about 0.05 ms. Repeated yields instead can cost a thread its fraction of processor
+   time. */
 static void sleep_briefly(void) {
 #ifdef _WIN32
     Sleep(0);
@@ -76,7 +76,7 @@ static void sleep_briefly(void) {
 }
 
 void wait_for(Phase *phase, int64_t tasks) {
-    /* Some 0.1 ms of looks: then the thread that is waited for has lost its processor. */
+    /* After about 0.1 ms of spinning, the working thread has probably lost its processor. */
     for (int looks = 0; atomic_load(&phase->finished) < tasks; looks++) {
         if (looks < 2000)
             settle();

@@ -1,13 +1,13 @@
 /* Registers of BYTES bytes. Included once per instruction set, after its pragma (`level.inc.c`).
 
-   Nothing else in this folder names a compiler's extension or an intrinsic. Registers:
+   Among the kernels, this file alone uses compiler extensions and intrinsics. Register types:
 
        D            LANES numbers of float64
-       F            FLOATS numbers of float32, as many as there is room for
+       F            FLOATS numbers of float32, a full register
 
-   The kernels choose a dtype by inclusion: T, V (a full register of T), WIDTH (its numbers), LOAD
-   and STORE (LANES numbers of T as a D, widened and narrowed), GET and PUT (a full register of T),
-   ALL (one number in every lane of a V). */
+   `level.inc.c` defines for each dtype T of the templates: V (a full register of T), WIDTH (numbers
+   in V), LOAD and STORE (LANES numbers of T, converted to and from a D), GET and PUT (a V), and ALL
+   (a V with one number in every lane). */
 
 #ifdef SPLINCE_VECTORS
 
@@ -19,7 +19,7 @@ typedef float HalfF VECTOR(BYTES / 2);
 typedef int64_t Bits VECTOR(BYTES);
 typedef uint32_t FBits VECTOR(BYTES);
 typedef uint16_t Halves VECTOR(BYTES / 2);
-/* The same in memory, at any address of a number. */
+/* The same types in memory, aligned to one number. */
 typedef D UnalignedD __attribute__((aligned(8), may_alias));
 typedef F UnalignedF __attribute__((aligned(4), may_alias));
 typedef HalfF UnalignedHalfF __attribute__((aligned(4), may_alias));
@@ -27,7 +27,7 @@ typedef Halves UnalignedHalves __attribute__((aligned(2), may_alias));
 #define CONVERT(x, V) __builtin_convertvector(x, V)
 #define WHERE(condition, Mask) ((Mask)(condition))
 
-#else /* a compiler without vector extensions: registers of one number */
+#else /* without vector extensions, a register is one number */
 
 #undef BYTES
 #define BYTES 8
@@ -43,7 +43,7 @@ typedef uint16_t Halves, UnalignedHalves;
 #endif
 
 #define FLOATS ((int)(sizeof(F) / sizeof(float)))
-#if WIDE /* one name for the intrinsics of AVX2 and of AVX-512 */
+#if WIDE /* MM(name) is the intrinsic of AVX2 or AVX-512 */
 typedef long long HalfRegister VECTOR(BYTES / 2);
 #if BYTES == 64
 #define MM(name) _mm512_##name
@@ -69,7 +69,7 @@ INLINE D widen_f32(const float *p) {
 INLINE void narrow_f64(double *p, D x) { put_f64(p, x); }
 INLINE void narrow_f32(float *p, D x) { *(UnalignedHalfF *)p = CONVERT(x, HalfF); }
 
-/* The bits of a register, and the register of bits. */
+/* Conversions between a register and its bits. */
 INLINE Bits bits_of_f64(D x) { return (union { D from; Bits to; }){x}.to; }
 INLINE D of_bits_f64(Bits x) { return (union { Bits from; D to; }){x}.to; }
 INLINE FBits bits_of_f32(F x) { return (union { F from; FBits to; }){x}.to; }
@@ -85,8 +85,8 @@ INLINE D larger_f64(D a, D b) {
 #endif
 }
 
-/* a b + c, at one rounding where processors have that: which of two products is rounded is not left
-   to the compiler. */
+/* Returns a b + c, with one rounding if the processor has fused multiply-add. An intrinsic, because
+   in a b + c d the compiler could choose the product to fuse. */
 INLINE D multiply_add_f64(D a, D b, D c) {
 #if WIDE
     return MM(fmadd_pd)(a, b, c);
@@ -97,7 +97,7 @@ INLINE D multiply_add_f64(D a, D b, D c) {
 #endif
 }
 
-/* The sum of a register's numbers, by halves: (0 + L/2), (1 + L/2 + 1), ... */
+/* Returns the sum of the numbers in a register, by halves: (0 + L/2), (1 + L/2 + 1), ... */
 INLINE double sum_of_lanes(D x) {
     double sums[LANES];
     put_f64(sums, x);
@@ -106,10 +106,10 @@ INLINE double sum_of_lanes(D x) {
     return sums[0];
 }
 
-/* --- stores past the caches ------------------------------------------------------------------ */
+/* --- non-temporal stores --------------------------------------------------------------------- */
 
-/* To addresses that are multiples of STREAMED. What is stored later may be in memory earlier, until
-   `settle` has run. */
+/* Non-temporal stores bypass the caches. Addresses must be multiples of STREAMED. Later ordinary
+   stores may reach memory earlier unless `settle` is called in between. */
 #define STREAMED 16
 INLINE void stream(void *to, const void *from, int bytes) {
 #ifdef SPLINCE_X86
@@ -148,8 +148,8 @@ INLINE void settle(void) {
 
 /* --- transposing ----------------------------------------------------------------------------- */
 
-/* Two registers (a, b) of n lanes change places in blocks of s lanes: a keeps its even blocks and
-   gets those of b in place of the odd ones; from lane q + s on, b keeps its odd blocks. */
+/* Lane q of an exchange of two registers (a, b), of n lanes each, in blocks of s lanes. With o = 0:
+   the even blocks of a, each followed by the even block of b. With o = s: odd blocks of both. */
 #define LANE(q, o, s, n) ((((q) & (s) ? (n) + (q) - (s) : (q)) + (o)) % (2 * (n)))
 #define LANES_2(q, o, s, n) LANE(q, o, s, n), LANE((q) + 1, o, s, n)
 #define LANES_4(q, o, s, n) LANES_2(q, o, s, n), LANES_2((q) + 2, o, s, n)
@@ -189,30 +189,30 @@ INLINE void transpose_f64(D *x) { (void)x; }
 INLINE void transpose_f32(F *x) { (void)x; }
 #endif
 
-/* --- float16 as its bits --------------------------------------------------------------------- */
+/* --- float16 as bits ------------------------------------------------------------------------- */
 
-/* FLOATS numbers of float16, widened; exact. */
+/* Returns FLOATS numbers of float16, converted exactly to float32. */
 INLINE F widen_halves(const uint16_t *p) {
 #if WIDE
     return MM(cvtph_ps)((HalfRegister) * (const UnalignedHalves *)p);
 #else
     FBits bits = CONVERT(*(const UnalignedHalves *)p, FBits), magnitude = bits & 0x7FFF;
-    /* The biases of the exponents differ by 112; the product is exact, for subnormal halves too. */
+    /* The exponent biases differ by 112; the product is exact, also for subnormal numbers. */
     FBits wide = bits_of_f32(of_bits_f32(magnitude << 13) * 0x1p112f);
     wide |= WHERE(magnitude >= 0x7C00, FBits) & 0x7F800000; /* infinity and NaN */
     return of_bits_f32(wide | (bits & 0x8000) << 16);
 #endif
 }
 
-/* FLOATS numbers rounded to float16, to nearest, ties to even. */
+/* Rounds FLOATS numbers to float16, to nearest, ties to even. */
 INLINE void narrow_halves(uint16_t *p, F x) {
 #if WIDE
     *(UnalignedHalves *)p = (Halves)MM(cvtps_ph)(x, _MM_FROUND_TO_NEAREST_INT);
 #else
     FBits bits = bits_of_f32(x), magnitude = bits & 0x7FFFFFFF;
-    /* Normal halves: rebias the exponent, add half an ulp less one and the last bit that stays. */
+    /* Normal results: rebias the exponent; add half an ulp minus one, plus the last kept bit. */
     FBits half = (magnitude + 0xC8000FFF + (magnitude >> 13 & 1)) >> 13;
-    /* Subnormal halves: 0.5 has their ulp as its own. */
+    /* Subnormal results: the ulp of 0.5 in float32 equals the ulp of subnormal float16 numbers. */
     FBits shifted = bits_of_f32(of_bits_f32(magnitude) + 0.5f) - 0x3F000000;
     FBits infinite = WHERE(magnitude >= 0x477FF000, FBits);
     FBits subnormal = WHERE(magnitude < 0x38800000, FBits);
@@ -223,13 +223,13 @@ INLINE void narrow_halves(uint16_t *p, F x) {
 #endif
 }
 
-/* All bits of the numbers that are finite and round to an infinite float16: from 65520 on. */
+/* Sets all bits of the lanes with finite numbers that overflow float16, at least 65520. */
 INLINE FBits lost_in_halves(F x) {
     FBits magnitude = bits_of_f32(x) & 0x7FFFFFFF;
     return WHERE(magnitude >= 0x477FF000, FBits) & WHERE(magnitude < 0x7F800000, FBits);
 }
 
-/* A full register of T in memory; of halves where T is float and `halves`. */
+/* Read or write a full register of T in memory; if T is float and `halves`, memory has float16. */
 INLINE F read_f32(const char *p, int halves) {
     return halves ? widen_halves((const uint16_t *)p) : get_f32((const float *)p);
 }
