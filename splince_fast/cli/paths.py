@@ -1,4 +1,4 @@
-"""Checks of output paths, and names of incomplete files."""
+"""Checks of output paths."""
 
 from __future__ import annotations
 
@@ -50,8 +50,3 @@ def check_outputs(
         if os.path.exists(path) and not force and option not in resumed:
             raise InputError(f"{path!r} exists; name another file, or overwrite it with --force")
         uses[real] = f"the file of {option}"
-
-
-def partial_name(target: Path) -> Path:
-    """Path of the incomplete file of `target`, in the same folder and of bounded length."""
-    return target.with_name(f".{target.name[:100]}.{os.getpid()}.partial")
