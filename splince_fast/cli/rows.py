@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,7 +98,7 @@ class Arrays(NamedTuple):
     metadata: dict[str, str]
 
 
-def read_arrays(path: str, key: str | None, mode: str = "r") -> Arrays:
+def read_arrays(path: str, key: str | None, mode: Literal["r", "r+"] = "r") -> Arrays:
     """Read a file of arrays; a .npy file is memory-mapped.
 
     Raises
@@ -110,13 +110,9 @@ def read_arrays(path: str, key: str | None, mode: str = "r") -> Arrays:
     if not os.path.exists(path):
         raise InputError(f"there is no file {path!r}")
     if suffix == ".npy":
-        try:
-            return Arrays(np.lib.format.open_memmap(path, mode=mode), None, {}, {})
-        except (ValueError, EOFError) as error:
-            raise InputError(
-                f"{path!r} cannot be read as a .npy array: {error}. It may be truncated, of "
-                "another format, or hold Python objects"
-            ) from error
+        from splince_fast.sources._npy import open_npy
+
+        return Arrays(open_npy(path, mode), None, {}, {})
     try:
         named, metadata = _READERS[suffix](path)
     except InputError:

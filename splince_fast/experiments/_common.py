@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast.evaluation import compare
 from splince_fast.evaluation._tables import Table, figure_text, number
 from splince_fast.evaluation.result import Comparison
 from splince_fast.evaluation.statistics import MIN_SEEDS, Interval, corrected_t
@@ -170,6 +171,17 @@ class Findings:
         if self.notes:
             parts.append("\n".join(f"note    : {text}" for text in self.notes))
         return "\n\n".join(parts)
+
+
+def compare_erasers(
+    data: Dataset, options: RunOptions, n_seeds: int, **settings: Any
+) -> Comparison:
+    """Compare on a data set with its protocol; `settings` are further arguments of `compare`."""
+    return compare(
+        data.X, task=data.labels["task"], concept=data.labels["concept"],
+        aligned_class=data.aligned_class, sizes=data.sizes, n_seeds=options.n_seeds(n_seeds),
+        n_jobs=options.n_jobs, progress=options.progress, **settings,
+    )  # fmt: skip
 
 
 def cell_texts(*values: Interval | float) -> tuple[str, ...]:
