@@ -199,7 +199,9 @@ class IterativeEraser(ErasingTransformer):
                 "one variable: pass one column, or joint cells as one"
             )
         mask = None if isinstance(validation, tuple) else validation
-        for column, role in ((concept, "concept"), (y, "y"), (mask, "validation")):
+        for column, role in (
+            (y, "y"), (concept, "concept"), (sample_weight, "sample_weight"), (mask, "validation")
+        ):  # fmt: skip
             check_index(X, column, role)
         rows = self._rows(X, reset=True, least=2)
         ((name, values),) = columns.items()

@@ -46,7 +46,7 @@ def from_arrays(
     InputError
         X is not two-dimensional, lengths differ, or a container cannot be sliced by rows.
     LabelError
-        Labels have the pandas index of X in another order.
+        Labels or weights have the pandas index of X in another order.
 
     Examples
     --------
@@ -64,6 +64,7 @@ def from_arrays(
     d = int(X.shape[1])
     map_labels(labels, lambda column, name: check_length(column, n, name, "X"))
     check_index(X, labels)  # a block has part of the index, which tells nothing
+    check_index(X, sample_weight, "sample_weight")
     if sample_weight is not None:
         check_length(sample_weight, n, "sample_weight", "X")
     itemsize = getattr(getattr(X, "dtype", None), "itemsize", None)

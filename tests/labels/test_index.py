@@ -37,6 +37,18 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "update": lambda z: sf.Moments().update(X, {"z": z}),
     "column": lambda z: sf.Moments().update(X, z),
     "frame": lambda z: sf.Moments().update(X, pd.DataFrame({"z": z})),
+    "source": lambda z: sf.sources.from_arrays(X, {"z": z}, block_rows=10),
+    "source of a column": lambda z: sf.sources.from_arrays(X, z, block_rows=10),
+    "weights of a source": lambda z: sf.sources.from_arrays(X, sample_weight=z, block_rows=10),
+    "weights": lambda z: sf.Moments().update(X, sample_weight=z),
+    "weights of LEACE": lambda z: sf.LEACE().fit(X, concept=TASK, sample_weight=z),
+    "weights of SPLINCE": lambda z: sf.SPLINCE().fit(X, ROW, concept=TASK, sample_weight=z),
+    "weights of RLACE": lambda z: baselines.RLACE(max_steps=1).fit(
+        X, concept=TASK, sample_weight=z + 1
+    ),
+    "weights of GroupDRO": lambda z: baselines.GroupDRO(alpha=1.0).fit(
+        X, TASK, groups=ROW, sample_weight=z + 1
+    ),
     "folds": lambda z: sf.Folds(2).update(X, {"z": z}),
     "erase": lambda z: sf.erase(X, z),
     "concept": lambda z: sf.LEACE().fit(X, concept=z),

@@ -27,7 +27,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from splince_fast._runtime.blocks import choose_block_rows
-from splince_fast.exceptions import InputError, LabelError, MissingExtraError
+from splince_fast.exceptions import InputError, MissingExtraError
 from splince_fast.sources import (
     Block,
     Source,
@@ -417,16 +417,6 @@ def test_rows_may_be_a_frame() -> None:
     source = from_arrays(frame, block_rows=2)
     assert [block.X["b"].tolist() for block in source] == [[4.0, 5.0], [6.0]]
     assert (source.n_rows, source.n_features, source.nbytes) == (3, 2, None)
-
-
-@pytest.mark.parametrize("labels", ["frame", "series", "mapping"])
-def test_labels_in_another_order_are_refused_before_blocks_hide_it(labels: str) -> None:
-    pd = pytest.importorskip("pandas")
-    X = pd.DataFrame(np.ones((6, 2)), index=list("abcdef"))
-    z = pd.Series(range(6), index=list("fedcba"), name="z")
-    shuffled = {"frame": z.to_frame(), "series": z, "mapping": {"z": z}}[labels]
-    with pytest.raises(LabelError, match="in another order"):
-        from_arrays(X, shuffled, block_rows=2)
 
 
 @pytest.mark.parametrize(
