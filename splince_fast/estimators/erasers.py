@@ -137,6 +137,7 @@ class _Eraser(ErasingTransformer):
         with self._restored_on_error():
             self.__dict__.pop("moments_", None)
             self._check_parameters(groups)
+            check_index(X, groups, "groups")
             rows, erased, kept = self._read(X, y, concept, sample_weight, least=2)
             parameters = self._begin(erased, kept)
             n, d = rows.shape

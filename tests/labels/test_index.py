@@ -42,6 +42,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "weights of a source": lambda z: sf.sources.from_arrays(X, sample_weight=z, block_rows=10),
     "weights": lambda z: sf.Moments().update(X, sample_weight=z),
     "weights of LEACE": lambda z: sf.LEACE().fit(X, concept=TASK, sample_weight=z),
+    "groups of LEACE": lambda z: sf.LEACE(shrinkage="cv").fit(X, concept=TASK, groups=z),
     "weights of SPLINCE": lambda z: sf.SPLINCE().fit(X, ROW, concept=TASK, sample_weight=z),
     "weights of RLACE": lambda z: baselines.RLACE(max_steps=1).fit(
         X, concept=TASK, sample_weight=z + 1
