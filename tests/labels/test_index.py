@@ -36,6 +36,9 @@ def mask_of(z: Any) -> Any:
 CALLS: dict[str, Callable[[Any], Any]] = {
     "update": lambda z: sf.Moments().update(X, {"z": z}),
     "column": lambda z: sf.Moments().update(X, z),
+    "column of vectors": lambda z: sf.Moments().update(
+        pd.Series(list(X.to_numpy()), INDEX), {"z": z}
+    ),
     "frame": lambda z: sf.Moments().update(X, pd.DataFrame({"z": z})),
     "source": lambda z: sf.sources.from_arrays(X, {"z": z}, block_rows=10),
     "source of a column": lambda z: sf.sources.from_arrays(X, z, block_rows=10),
