@@ -257,7 +257,7 @@ class ConditionalEraser:
         rows = erase_rows.as_stack(X, self.n_features)
         if hasattr(X, "columns"):
             check_feature_names(feature_names(X, self.n_features), self.feature_names)
-            check_index(X, labels)
+        check_index(X, labels)
         dtype = erase_rows.result_dtype(rows.dtype)
         chosen = None if mask is None else as_mask(mask, rows.shape[:-1])
         flat_mask = None if chosen is None else chosen.reshape(-1)

@@ -20,7 +20,9 @@ rng = np.random.default_rng(0)
 INDEX = [f"p{i}" for i in range(100)]
 Z = pd.Series(rng.permutation(100) % 2, INDEX, name="z")
 X = pd.DataFrame(rng.normal(size=(100, 3)) + Z.to_numpy()[:, None], INDEX, ["a", "b", "c"])
+VECTORS = pd.Series(list(X.to_numpy()), INDEX)
 SHUFFLED = Z.sample(frac=1, random_state=0)
+ORACLE = sf.oracle(sf.Moments().update(X, {"z": Z}), erase="z")
 NUMBERED = Z.reset_index(drop=True)
 NUMBERS = X.reset_index(drop=True).sample(frac=1, random_state=1)  # a permutation of 0 ... 99
 
@@ -36,9 +38,7 @@ def mask_of(z: Any) -> Any:
 CALLS: dict[str, Callable[[Any], Any]] = {
     "update": lambda z: sf.Moments().update(X, {"z": z}),
     "column": lambda z: sf.Moments().update(X, z),
-    "column of vectors": lambda z: sf.Moments().update(
-        pd.Series(list(X.to_numpy()), INDEX), {"z": z}
-    ),
+    "column of vectors": lambda z: sf.Moments().update(VECTORS, {"z": z}),
     "frame": lambda z: sf.Moments().update(X, pd.DataFrame({"z": z})),
     "source": lambda z: sf.sources.from_arrays(X, {"z": z}, block_rows=10),
     "source of a column": lambda z: sf.sources.from_arrays(X, z, block_rows=10),
@@ -68,7 +68,8 @@ CALLS: dict[str, Callable[[Any], Any]] = {
         X, concept=TASK, validation=mask_of(z)
     ),
     "GroupDRO": lambda z: baselines.GroupDRO(alpha=1.0).fit(X, TASK, groups=(TASK[::-1], z)),
-    "oracle": lambda z: sf.oracle(sf.Moments().update(X, {"z": Z}), erase="z")(X, {"z": z}),
+    "oracle": lambda z: ORACLE(X, {"z": z}),
+    "oracle of a column of vectors": lambda z: ORACLE(VECTORS, {"z": z}),
 }
 
 
