@@ -184,7 +184,6 @@ class IterativeEraser(ErasingTransformer):
         return False
 
     def _check_common(self) -> None:
-        """Check the parameters that all iterative erasers have."""
         self._check_concept_from()
         check_validation_share(self.validation_share)
 

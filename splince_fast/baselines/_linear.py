@@ -87,7 +87,6 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
         raise NotImplementedError
 
     def _check_common(self) -> None:
-        """Check the parameters that both classifiers have."""
         if self.groups_from not in (None, "y"):
             raise InputError(f"groups_from is {self.groups_from!r}; it must be None or 'y'")
         check_validation_share(self.validation_share)

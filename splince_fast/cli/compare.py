@@ -167,7 +167,6 @@ def _aligned_class(text: str | None, concept: Mapping[str, object]) -> ClassName
 
 
 def _numbers(text: str) -> tuple[float, ...]:
-    """Parse numbers between commas."""
     try:
         return tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError:

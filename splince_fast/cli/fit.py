@@ -74,7 +74,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _add_flag(add: Callable[..., object], option: Option) -> None:
-    """Declare the flag of an option."""
     default = "" if option.default is None else f" (default: {option.default})"
 
     def value(text: str) -> object:

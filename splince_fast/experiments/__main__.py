@@ -58,7 +58,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    """Parse a positive integer."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is no positive number of seeds")

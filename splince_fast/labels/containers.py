@@ -166,7 +166,6 @@ def _tabular(values: object, name: str) -> Any:
 
 
 def _read_series(series: Any, name: str) -> Raw:
-    """Read a narwhals Series."""
     import narwhals.stable.v2 as nw
 
     declared = read_declared(series.to_native(), name)
@@ -263,7 +262,6 @@ def _category_names(categories: list[Any], name: str) -> tuple[ClassName, ...]:
 
 
 def _read_frame(frame: Any, name: str, kind: str | None) -> Raw:
-    """Read a frame as the columns of one variable."""
     columns = tuple(str(column) for column in frame.columns)
     if not columns:
         refuse(name, "is a frame without columns; pass at least one, or leave the variable out")
@@ -280,7 +278,6 @@ def _read_frame(frame: Any, name: str, kind: str | None) -> Raw:
 
 
 def _read_array(array: NDArray[Any], name: str) -> Raw:
-    """Read a NumPy array by its dtype."""
     if not 1 <= array.ndim <= 2 or (array.ndim == 2 and array.shape[1] == 0):
         form = "is a scalar" if array.ndim == 0 else f"has the shape {array.shape}"
         refuse(name, f"{form}; pass one label per row, as (n,) or (n, k) with k > 0")
@@ -401,7 +398,6 @@ def _integers(values: list[int], name: str) -> NDArray[np.int64] | list[int]:
 
 
 def _group(kind: type) -> str:
-    """Return the group of entries of a type."""
     if kind is NoneType or kind is type(np.ma.masked) or kind.__name__ in ("NAType", "NaTType"):
         return "missing"
     times = (np.datetime64, np.timedelta64, datetime.date, datetime.time, datetime.timedelta)

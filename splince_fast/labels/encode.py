@@ -292,7 +292,6 @@ def _columns(
     names: tuple[str, ...] | None,
     name: str,
 ) -> Columns:
-    """Make the columns of a continuous variable."""
     values = float_copy(data, missing)
     if values.ndim == 1:
         values = values.reshape(-1, 1)

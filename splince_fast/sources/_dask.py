@@ -233,5 +233,4 @@ def _placeholders(chunk: Block) -> Iterator[int]:
 
 
 def _filled(chunk: Block, values: Mapping[int, object]) -> Block:
-    """Return a chunk with values in place of its placeholders."""
     return _map_block(lambda v: values[v] if isinstance(v, _Placeholder) else v, chunk)

@@ -68,7 +68,6 @@ def _in_memory(block: Block) -> Block:
 
 
 def _is_mapped(array: NDArray[np.generic]) -> bool:
-    """Return whether an array is a view of a map made by Python."""
     owner: object = array
     while isinstance(owner, np.ndarray):
         owner = owner.base
