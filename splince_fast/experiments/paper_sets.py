@@ -334,9 +334,16 @@ def causal_states(
             network.base_model(**tokenizer(prompt, return_tensors="pt")).last_hidden_state[0, -1]
             for prompt in prompts
         ]
-    ids = [tokenizer(f" {noun}", add_special_tokens=False)["input_ids"][0] for noun in names]
+    ids = first_tokens(tokenizer, names)
     head = network.get_output_embeddings().weight.detach().float().numpy()[ids]
     return np.stack([state.float().numpy() for state in states]), head
+
+
+def first_tokens(tokenizer: Any, names: Sequence[str]) -> list[int]:
+    """First token of each name behind "the"; at the start, the space may be a token of its own."""
+    texts = ["the", *(f"the {name}" for name in names)]
+    before, *behind = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts)
+    return [ids[len(before)] for ids in behind]
 
 
 _LOADERS: dict[str, Callable[[], Dataset]] = {
