@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -245,25 +245,20 @@ def best_claim(
     return Claim(text, all_hold(verdicts), evidence)
 
 
-class Where(TypedDict, total=False):
-    """Head, level and alpha of a figure, as for :meth:`Comparison.values`."""
-
-    head: str | None
-    p: float | None
-    alpha: float | None
-
-
 def seed_differences(
-    result: Comparison, metric: str, eraser: str, reference: str, **where: Unpack[Where]
+    result: Comparison, metric: str, eraser: str, reference: str, **where: Any
 ) -> dict[int, float]:
-    """Metric of an eraser minus that of a reference, at every seed that both have."""
+    """Metric of an eraser minus that of a reference, at every seed that both have.
+
+    `where` are the head, level and alpha of :meth:`Comparison.values`.
+    """
     values = result.values(metric, eraser=eraser, **where)
     reference_values = result.values(metric, eraser=reference, **where)
     return {s: values[s] - reference_values[s] for s in values if s in reference_values}
 
 
 def difference_bounds(
-    result: Comparison, metric: str, eraser: str, reference: str, **where: Unpack[Where]
+    result: Comparison, metric: str, eraser: str, reference: str, **where: Any
 ) -> Bounds:
     """95 % interval of the mean of :func:`seed_differences`."""
     differences = seed_differences(result, metric, eraser, reference, **where)
