@@ -63,6 +63,13 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "compare, concepts": lambda z: make_plan(X, Settings(task=TASK, concept=(TASK[::-1], z))),
     "select_head": lambda z: ev.select_head(X, z, X, z, groups=z),
     "RLACE": lambda z: baselines.RLACE(max_steps=1).fit(X, concept=z),
+    "RLACE, mapping": lambda z: baselines.RLACE(max_steps=1).fit(X, concept={"z": z}),
+    "task of INLP": lambda z: baselines.INLP(by_task=True, random_state=0).fit(
+        X, mask_of(z), concept=Z.to_numpy()
+    ),
+    "DFR": lambda z: baselines.DFR(C=0.1).fit(X, z, groups=TASK),
+    "DFR, mapping": lambda z: baselines.DFR(C=0.1).fit(X, TASK, groups={"z": z}),
+    "validation": lambda z: baselines.DFR(C=0.1).fit(X, TASK, groups=ROW, validation=(X, z, ROW)),
     "mask": lambda z: baselines.DFR(C=1.0).fit(X, TASK, groups=TASK[::-1], validation=mask_of(z)),
     "mask of RLACE": lambda z: baselines.RLACE(max_steps=1).fit(
         X, concept=TASK, validation=mask_of(z)
