@@ -32,7 +32,8 @@ def check_outputs(
     Raises
     ------
     InputError
-        An empty path, a folder, a missing parent folder, an existing file, or one path twice.
+        An empty path, a folder, a missing parent folder, an existing or read-only file, or one path
+        twice.
     """
     uses = {os.path.realpath(path): "an input" for path in inputs}
     for option, path in outputs.items():
@@ -49,4 +50,6 @@ def check_outputs(
             raise InputError(f"{option}: {path!r} is {uses[real]}, too; name another file")
         if os.path.exists(path) and not force and option not in resumed:
             raise InputError(f"{path!r} exists; name another file, or overwrite it with --force")
+        if os.path.exists(path) and not os.access(path, os.W_OK):
+            raise InputError(f"{path!r} is read-only; name another file")
         uses[real] = f"the file of {option}"

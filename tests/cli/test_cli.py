@@ -415,6 +415,17 @@ def test_force_overwrites(here: Path, capsys: pytest.CaptureFixture[str]) -> Non
     agree("e", by_hand())
 
 
+def test_a_read_only_file_is_refused_before_the_work(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("e").write_text("old")
+    access = os.access  # root may write to any file
+    monkeypatch.setattr(os, "access", lambda path, mode: path != "e" and access(path, mode))
+    argv = [*FIT, "--keep", "job", "-o", "e", "--force"]
+    assert "'e' is read-only" in told(capsys, *argv, code=2)
+    assert Path("e").read_text() == "old"
+
+
 # -- labels --------------------------------------------------------------------------------------
 
 
