@@ -9,20 +9,23 @@ import os
 import subprocess
 import sys
 import tempfile
-from importlib.util import find_spec
 
 import numpy as np
 
 from benchmarks.jobs import OURS, Numbers, below, job
-from benchmarks.peers import CE
+from benchmarks.peers import CE, needs
 from benchmarks.timing import Absent, pick
 
 _ROUNDS = 5
 _DATA = """
 import numpy as np
 rng = np.random.default_rng(0)
-z = rng.integers(0, {classes}, 2000)
-X = (rng.normal(size=(2000, 64)) + z[:, None]).astype("{dtype}")
+z = rng.integers(0, 2, 2000)
+X = rng.normal(size=(2000, 64)) + z[:, None]
+"""
+_TEN_CLASSES = """
+z = rng.integers(0, 10, 2000)
+X = (rng.normal(size=(2000, 64)) + z[:, None]).astype("float32")
 """
 _ERASER = """
 import splince_fast as sf
@@ -47,9 +50,9 @@ FAIRLEARN = "fairlearn"
 # Code, and the processor seconds that it may take.
 _CASES = {
     "import": ("import splince_fast", 0.5),
-    "first eraser": (_DATA.format(classes=2, dtype="float64") + _ERASER, 0.75),
-    "float32, ten classes": (_DATA.format(classes=10, dtype="float32") + _ERASER, 0.75),
-    "estimator": (_DATA.format(classes=2, dtype="float64") + _ESTIMATOR, 2.0),
+    "first eraser": (_DATA + _ERASER, 0.75),
+    "float32, ten classes": (_DATA + _TEN_CLASSES + _ERASER, 0.75),
+    "estimator": (_DATA + _ESTIMATOR, 2.0),
 }
 _PEERS: dict[str, dict[str, tuple[tuple[str, ...], str]]] = {
     "import": {
@@ -57,14 +60,9 @@ _PEERS: dict[str, dict[str, tuple[tuple[str, ...], str]]] = {
         FAIRLEARN: (("fairlearn",), "import fairlearn.preprocessing"),
     },
     "first eraser": {
-        CE: (
-            ("torch", "concept_erasure"),
-            _DATA.format(classes=2, dtype="float64") + _CONCEPT_ERASURE,
-        )
+        CE: (("torch", "concept_erasure"), _DATA + _CONCEPT_ERASURE),
     },
-    "estimator": {
-        FAIRLEARN: (("fairlearn",), _DATA.format(classes=2, dtype="float64") + _FAIRLEARN)
-    },
+    "estimator": {FAIRLEARN: (("fairlearn",), _DATA + _FAIRLEARN)},
 }
 
 
@@ -90,8 +88,5 @@ def processor_seconds(code: str) -> float:
 def _first_use(case: str) -> Numbers:
     numbers: dict[str, float | Absent] = {OURS: processor_seconds(_CASES[case][0])}
     for name, (modules, code) in _PEERS.get(case, {}).items():
-        missing = [module for module in modules if not find_spec(module)]
-        numbers[name] = (
-            Absent(f"not installed: {', '.join(missing)}") if missing else processor_seconds(code)
-        )
+        numbers[name] = needs(*modules)(processor_seconds)(code)
     return numbers

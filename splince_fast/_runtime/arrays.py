@@ -117,7 +117,8 @@ class Rows:
 
 def eps_of(dtype: object) -> float:
     """Return the machine epsilon of a dtype of NumPy or torch; 0 for float64 and integers."""
-    return _EPS.get(str(dtype).removeprefix("torch."), 0.0)
+    name = getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")
+    return _EPS.get(name, 0.0)
 
 
 def as_rows(X: object, *, width: int | None = None, name: str = "X") -> NDArray[Any]:

@@ -58,7 +58,7 @@ def write(
         "sha256": _digest(tensors, text),
     }
     arrays = {k: np.ascontiguousarray(v) for k, v in tensors.items()}
-    with _replacing(target) as partial:
+    with replacing(target) as partial:
         try:
             save_file(arrays, partial, header)
         except Exception as error:
@@ -72,13 +72,13 @@ def write(
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
     """Replace the file at `path` atomically by text in UTF-8; errors as for :func:`write`."""
     target = writable_path(path)
-    with _replacing(target) as partial:
+    with replacing(target) as partial:
         partial.write_text(text, encoding="utf-8")
     return target
 
 
 @contextmanager
-def _replacing(target: Path) -> Iterator[Path]:
+def replacing(target: Path) -> Iterator[Path]:
     """Yield a temporary file and rename it to `target`, or remove it after an error."""
     writer = f"{os.getpid()}.{threading.get_ident()}"
     # Many file systems allow names of 255 bytes.

@@ -25,8 +25,6 @@ class Progress:
         lasts longer than two seconds.
     unit : str
         Name of the unit.
-    total_bytes : int, optional
-        Amount of work in bytes, if `total` is unknown.
 
     Examples
     --------
@@ -42,17 +40,14 @@ class Progress:
         *,
         show: bool | None = None,
         unit: str = "rows",
-        total_bytes: int | None = None,
     ) -> None:
         self._bar: Any = None
         self._bytes = 0
-        self._counts_bytes = total is None and total_bytes is not None
         if sys.stderr is None or not (is_interactive() if show is None else show):
             return
         self._bar = _bar_class()(
-            total=total_bytes if self._counts_bytes else total, desc=label or None,
-            unit="B" if self._counts_bytes else f" {unit}", unit_scale=True,
-            file=sys.stderr, dynamic_ncols=True, delay=0 if show else _DELAY_SECONDS,
+            total=total, desc=label or None, unit=f" {unit}", unit_scale=True, file=sys.stderr,
+            dynamic_ncols=True, delay=0 if show else _DELAY_SECONDS,
         )  # fmt: skip
 
     def __enter__(self) -> Self:
@@ -64,7 +59,7 @@ class Progress:
 
     def skip(self, amount: int) -> None:
         """Add work of an earlier run, which does not count towards the rate."""
-        if self._bar is not None and not self._counts_bytes:
+        if self._bar is not None:
             self._bar.initial += amount
             self._bar.n += amount
 
@@ -74,10 +69,10 @@ class Progress:
             return
         self._bytes += nbytes
         seconds = self._bar.format_dict["elapsed"]
-        if nbytes and seconds and not self._counts_bytes:
+        if nbytes and seconds:
             rate = self._bar.format_sizeof(self._bytes / seconds)
             self._bar.set_postfix_str(f"{rate}B/s", refresh=False)
-        self._bar.update(nbytes if self._counts_bytes else amount)
+        self._bar.update(amount)
 
 
 def is_interactive() -> bool:

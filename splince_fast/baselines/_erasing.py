@@ -184,7 +184,6 @@ class IterativeEraser(ErasingTransformer):
         return False
 
     def _check_common(self) -> None:
-        """Check the parameters that all iterative erasers have."""
         self._check_concept_from()
         check_validation_share(self.validation_share)
 
@@ -199,7 +198,9 @@ class IterativeEraser(ErasingTransformer):
                 "one variable: pass one column, or joint cells as one"
             )
         mask = None if isinstance(validation, tuple) else validation
-        for column, role in ((concept, "concept"), (y, "y"), (mask, "validation")):
+        for column, role in (
+            (y, "y"), (concept, "concept"), (sample_weight, "sample_weight"), (mask, "validation")
+        ):  # fmt: skip
             check_index(X, column, role)
         rows = self._rows(X, reset=True, least=2)
         ((name, values),) = columns.items()

@@ -70,11 +70,6 @@ class LowRankFantope:
         order = np.argsort(-self.values, kind="stable")[: self.k]
         return np.linalg.qr(self.basis[:, order]).Q
 
-    def matrix(self) -> Float:
-        """P itself, (d, d)."""
-        inside = (self.basis * (self.values - self.rest)) @ self.basis.T
-        return np.asarray(inside + self.rest * np.eye(self.d))
-
 
 def fantope_cut(values: Float, rest: float, n_rest: int, k: int) -> float:
     """The t with sum clip(values - t, 0, 1) + n_rest clip(rest - t, 0, 1) = k.

@@ -87,7 +87,6 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
         raise NotImplementedError
 
     def _check_common(self) -> None:
-        """Check the parameters that both classifiers have."""
         if self.groups_from not in (None, "y"):
             raise InputError(f"groups_from is {self.groups_from!r}; it must be None or 'y'")
         check_validation_share(self.validation_share)
@@ -117,7 +116,9 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
         if groups is not None and self.groups_from == "y":
             raise InputError(f"{name} has groups_from='y' and was given groups, too; leave out one")
         mask = None if isinstance(validation, tuple) else validation
-        for column, role in ((y, "y"), (groups, "groups"), (mask, "validation")):
+        for column, role in (
+            (y, "y"), (groups, "groups"), (sample_weight, "sample_weight"), (mask, "validation")
+        ):  # fmt: skip
             check_index(X, column, role)
         rows = self._rows(X, reset=True, least=2)
         labels = of_fit = _labels(y)

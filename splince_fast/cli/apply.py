@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
+import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from splince_fast._runtime.extras import require
+from splince_fast._runtime.files import replacing
 from splince_fast.cli import label_files, rows
-from splince_fast.cli.paths import check_outputs, partial_name
+from splince_fast.cli.paths import check_outputs
 from splince_fast.exceptions import FileFormatError, InputError
 
 if TYPE_CHECKING:
@@ -188,6 +189,7 @@ def _pairs(args: argparse.Namespace, paths: list[str], several: bool) -> list[tu
         targets = [os.path.join(args.output, os.path.basename(path.rstrip("/"))) for path in paths]
     if len(set(targets)) < len(targets):
         raise InputError("two files have the same name; apply the eraser to one folder at a time")
+    inputs = [args.eraser, *label_files.paths_of(args.labels)]
     for path, target in zip(paths, targets, strict=True):
         kind = rows.format_of_rows(path)
         is_input = target and os.path.realpath(path) == os.path.realpath(target)
@@ -196,7 +198,8 @@ def _pairs(args: argparse.Namespace, paths: list[str], several: bool) -> list[tu
                 raise InputError(f"{target!r} exists; name a new folder for the data set")
         elif not (several and not os.path.isdir(args.output)):
             # A file may replace itself: it is complete before it gets its name.
-            check_outputs({"--output": target}, () if is_input else (path,), force=args.force)
+            others = inputs if is_input else [*inputs, path]
+            check_outputs({"--output": target}, others, force=args.force)
         _check_format(path, target, kind)
         if kind != "array" and args.embedding is None:
             raise rows.embedding_missing(path)
@@ -281,10 +284,9 @@ def _erase_column(eraser: Eraser, table: Table, embedding: str, place: str) -> T
 def _erase_parquet(eraser: Eraser, path: str, target: str, embedding: str) -> int:
     """Erase one Parquet file by row groups; returns its number of rows."""
     pa, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
-    partial = partial_name(Path(target))
     n, writer = 0, None
     try:
-        with parquet.ParquetFile(path) as file:
+        with parquet.ParquetFile(path) as file, replacing(Path(target)) as partial:
             if embedding not in file.schema_arrow.names:
                 raise InputError(
                     f"{path!r} has no column {embedding!r}; its columns are "
@@ -299,14 +301,9 @@ def _erase_parquet(eraser: Eraser, path: str, target: str, embedding: str) -> in
                 writer.write_table(table, row_group_size=max(1, table.num_rows))
                 n += table.num_rows
             writer = writer or parquet.ParquetWriter(partial, file.schema_arrow)
-        writer.close()
-        os.replace(partial, target)
+            writer.close()
     except pa.ArrowException as error:
-        partial.unlink(missing_ok=True)
         raise InputError(f"{path!r} cannot be read as Parquet: {error}") from error
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
     return n
 
 
@@ -314,12 +311,10 @@ def _erase_dataset(eraser: Eraser, path: str, target: str, embedding: str) -> in
     """Erase a saved data set, or each of its splits, into a new folder."""
     datasets = require("datasets", "datasets")
     data = rows.load_dataset(path)
-    partial = partial_name(Path(target))
-    scratch = partial.with_suffix(".cache")
     datasets.disable_progress_bars()
     splits = data if isinstance(data, Mapping) else {"": data}
-    try:
-        scratch.mkdir()
+    folder = Path(target).parent
+    with tempfile.TemporaryDirectory(prefix=".", suffix=".partial", dir=folder) as scratch:
         results = {}
         for name, split in splits.items():
             if embedding not in split.column_names:
@@ -332,13 +327,11 @@ def _erase_dataset(eraser: Eraser, path: str, target: str, embedding: str) -> in
 
             results[name] = split.with_format("arrow").map(
                 erased, batched=True, batch_size=4096, load_from_cache_file=False,
-                cache_file_name=str(scratch / f"{name or 'rows'}.arrow"),
+                cache_file_name=os.path.join(scratch, f"{name or 'rows'}.arrow"),
             )  # fmt: skip
             results[name].reset_format()
         erased_data = datasets.DatasetDict(results) if "" not in results else results[""]
+        partial = os.path.join(scratch, "partial")
         erased_data.save_to_disk(partial)
         os.replace(partial, target)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-        shutil.rmtree(partial, ignore_errors=True)
     return sum(len(split) for split in splits.values())

@@ -48,7 +48,6 @@ def _with_flags(text: str, args: argparse.Namespace) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Parser of all commands with their options."""
     parser = argparse.ArgumentParser(
         prog="splince-fast",
         description="Remove a concept, such as gender, from embeddings so that no linear "

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from splince_fast._runtime.extras import require
-from splince_fast.cli.label_files import parse_kinds, paths_of, read_label_files
+from splince_fast.cli.label_files import (
+    parse_kinds,
+    paths_of,
+    read_label_files,
+    refuse_labels_of_tables,
+)
 from splince_fast.cli.paths import check_outputs
 from splince_fast.exceptions import InputError
 from splince_fast.labels import ClassName, encode_one
@@ -132,11 +137,7 @@ def _read(args: argparse.Namespace, names: list[str]) -> tuple[Any, dict[str, An
         if not Path(X).exists():
             raise InputError(f"there is no file {X!r}")
     else:
-        if args.labels:
-            raise InputError(
-                "--labels and --embedding exclude each other: labels are columns of the same file, "
-                "as embeddings.merge(labels, on='id').to_parquet(path) makes them in pandas"
-            )
+        refuse_labels_of_tables(args.labels)
         from splince_fast.sources import from_parquet
 
         source = from_parquet(X, embedding=args.embedding, labels=names)
@@ -144,21 +145,13 @@ def _read(args: argparse.Namespace, names: list[str]) -> tuple[Any, dict[str, An
         if not blocks:
             raise InputError(f"{X!r} has no rows")
         columns = {
-            name: [value for _, labels in blocks for value in _values(labels[name])]
+            name: [value for _, labels in blocks for value in labels[name].to_pylist()]
             for name in names
         }
         X = np.concatenate([rows for rows, _ in blocks])
     for name, kind in kinds.items():
         columns[name] = encode_one(columns[name], len(columns[name]), name=name, kind=kind)
     return X, columns
-
-
-def _values(column: Iterable[object]) -> list[object]:
-    """Python values of a column of any library."""
-    for method in ("to_pylist", "to_list", "tolist"):
-        if hasattr(column, method):
-            return list(getattr(column, method)())
-    return list(column)
 
 
 def _aligned_class(text: str | None, concept: Mapping[str, object]) -> ClassName | None:
@@ -174,7 +167,6 @@ def _aligned_class(text: str | None, concept: Mapping[str, object]) -> ClassName
 
 
 def _numbers(text: str) -> tuple[float, ...]:
-    """Parse numbers between commas."""
     try:
         return tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError:

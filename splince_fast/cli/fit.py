@@ -74,7 +74,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _add_flag(add: Callable[..., object], option: Option) -> None:
-    """Declare the flag of an option."""
     default = "" if option.default is None else f" (default: {option.default})"
 
     def value(text: str) -> object:
@@ -113,11 +112,8 @@ def run(args: argparse.Namespace) -> None:
         raise InputError(
             f"--groups names {args.groups!r}, which is erased or kept; name another variable"
         )
-    if args.embedding is not None and args.labels:
-        raise InputError(
-            "--labels and --embedding exclude each other: labels are columns of the same files, "
-            "as embeddings.merge(labels, on='id').to_parquet(path) makes them in pandas"
-        )
+    if args.embedding is not None:
+        label_files.refuse_labels_of_tables(args.labels)
     source = rows.source_of(
         embeddings,
         key=args.key,

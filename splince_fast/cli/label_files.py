@@ -111,6 +111,15 @@ def parse_kinds(texts: Sequence[str], variables: Sequence[str]) -> dict[str, str
     return kinds
 
 
+def refuse_labels_of_tables(texts: Sequence[str]) -> None:
+    """Raise InputError where ``--labels`` names files beside ``--embedding``."""
+    if texts:
+        raise InputError(
+            "--labels and --embedding exclude each other: labels are columns of the same files, "
+            "as embeddings.merge(labels, on='id').to_parquet(path) makes them in pandas"
+        )
+
+
 def paths_of(texts: Sequence[str]) -> list[str]:
     """Paths of the values of ``--labels``."""
     return [str(_name_and_path(text)[1]) for text in texts]

@@ -1,4 +1,4 @@
-"""Checks of output paths, and names of incomplete files."""
+"""Checks of output paths."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def check_outputs(
     Raises
     ------
     InputError
-        An empty path, a folder, a missing parent folder, an existing file, or one path twice.
+        An empty path, a folder, a missing parent folder, an existing or read-only file, or one path
+        twice.
     """
     uses = {os.path.realpath(path): "an input" for path in inputs}
     for option, path in outputs.items():
@@ -49,9 +50,6 @@ def check_outputs(
             raise InputError(f"{option}: {path!r} is {uses[real]}, too; name another file")
         if os.path.exists(path) and not force and option not in resumed:
             raise InputError(f"{path!r} exists; name another file, or overwrite it with --force")
+        if os.path.exists(path) and not os.access(path, os.W_OK):
+            raise InputError(f"{path!r} is read-only; name another file")
         uses[real] = f"the file of {option}"
-
-
-def partial_name(target: Path) -> Path:
-    """Path of the incomplete file of `target`, in the same folder and of bounded length."""
-    return target.with_name(f".{target.name[:100]}.{os.getpid()}.partial")

@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.extras import require
-from splince_fast.cli.paths import partial_name
+from splince_fast._runtime.files import replacing
 from splince_fast.exceptions import InputError
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Arrays(NamedTuple):
     metadata: dict[str, str]
 
 
-def read_arrays(path: str, key: str | None, mode: str = "r") -> Arrays:
+def read_arrays(path: str, key: str | None, mode: Literal["r", "r+"] = "r") -> Arrays:
     """Read a file of arrays; a .npy file is memory-mapped.
 
     Raises
@@ -110,13 +110,9 @@ def read_arrays(path: str, key: str | None, mode: str = "r") -> Arrays:
     if not os.path.exists(path):
         raise InputError(f"there is no file {path!r}")
     if suffix == ".npy":
-        try:
-            return Arrays(np.lib.format.open_memmap(path, mode=mode), None, {}, {})
-        except (ValueError, EOFError) as error:
-            raise InputError(
-                f"{path!r} cannot be read as a .npy array: {error}. It may be truncated, of "
-                "another format, or hold Python objects"
-            ) from error
+        from splince_fast.sources._npy import open_npy
+
+        return Arrays(open_npy(path, mode), None, {}, {})
     try:
         named, metadata = _READERS[suffix](path)
     except InputError:
@@ -181,31 +177,27 @@ def write_arrays(path: str, arrays: Arrays) -> None:
     target = Path(path)
     named = {arrays.key or "X": arrays.X, **arrays.others}
     tensors = any(hasattr(value, "detach") for value in named.values())
-    partial = partial_name(target)
     try:
-        if target.suffix == ".npz":
-            with open(partial, "wb") as file:
+        with replacing(target) as partial:
+            if target.suffix == ".npz":
                 plain: dict[str, Any] = {n: _array(value, path) for n, value in named.items()}
-                np.savez(file, **plain)
-        elif target.suffix == ".safetensors" and not tensors:
-            from safetensors import numpy as safetensors_numpy
+                with open(partial, "wb") as file:
+                    np.savez(file, **plain)
+            elif target.suffix == ".safetensors" and not tensors:
+                from safetensors import numpy as safetensors_numpy
 
-            contiguous = {name: np.ascontiguousarray(value) for name, value in named.items()}
-            safetensors_numpy.save_file(contiguous, partial, arrays.metadata or None)
-        elif target.suffix == ".safetensors":
-            from safetensors import torch as safetensors_torch
+                contiguous = {name: np.ascontiguousarray(value) for name, value in named.items()}
+                safetensors_numpy.save_file(contiguous, partial, arrays.metadata or None)
+            elif target.suffix == ".safetensors":
+                from safetensors import torch as safetensors_torch
 
-            safetensors_torch.save_file(_tensors(named), partial, arrays.metadata or None)
-        else:
-            torch = require("torch", "torch")
-            content = _tensors(named)
-            torch.save(content["X"] if arrays.key == "" else content, partial)
-        os.replace(partial, target)
-    except BaseException as error:
-        partial.unlink(missing_ok=True)
-        if isinstance(error, TypeError | SafetensorError):
-            raise InputError(f"{path!r} cannot be written: {error}; write .npy") from error
-        raise
+                safetensors_torch.save_file(_tensors(named), partial, arrays.metadata or None)
+            else:
+                torch = require("torch", "torch")
+                content = _tensors(named)
+                torch.save(content["X"] if arrays.key == "" else content, partial)
+    except (TypeError, SafetensorError) as error:
+        raise InputError(f"{path!r} cannot be written: {error}; write .npy") from error
 
 
 def _array(value: object, path: str) -> NDArray[np.generic]:
@@ -228,21 +220,13 @@ def _tensors(named: Mapping[str, object]) -> dict[str, Any]:
 @contextmanager
 def new_npy(target: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Iterator[NDArray[Any]]:
     """Memory-mapped .npy file, renamed to its target when it is complete."""
-    partial = partial_name(target)
-    try:
+    with replacing(target) as partial:
         array = np.lib.format.open_memmap(partial, mode="w+", dtype=dtype, shape=shape)
-        with open(partial, "rb+") as file:
-            if hasattr(
-                os, "posix_fallocate"
-            ):  # a full disk raises here; a write to the map would crash
+        if hasattr(os, "posix_fallocate"):  # a full disk raises here; a write would crash
+            with open(partial, "rb+") as file:
                 os.posix_fallocate(file.fileno(), 0, partial.stat().st_size)
-            yield array
-            array.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, target)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+        yield array
+        array.flush()
 
 
 def check_names(paths: Sequence[str], key: str | None, embedding: str | None) -> None:

@@ -138,7 +138,8 @@ class _Eraser(ErasingTransformer):
         with self._restored_on_error():
             self.__dict__.pop("moments_", None)
             self._check_parameters(groups)
-            rows, erased, kept = self._read(X, y, concept, least=2)
+            check_index(X, groups, "groups")
+            rows, erased, kept = self._read(X, y, concept, sample_weight, least=2)
             parameters = self._begin(erased, kept)
             n, d = rows.shape
             if groups is not None:  # few rows make no folds, which would check the length
@@ -206,7 +207,7 @@ class _Eraser(ErasingTransformer):
             self._check_extendable()
             self._check_parameters()
             self._check_incremental()
-            rows, erased, kept = self._read(X, y, concept, least=0)
+            rows, erased, kept = self._read(X, y, concept, sample_weight, least=0)
             if self.__sklearn_is_fitted__():
                 self._check_variables(list(erased), list(kept), LabelError)
             else:
@@ -247,12 +248,13 @@ class _Eraser(ErasingTransformer):
         return self
 
     def _read(
-        self, X: object, y: object, concept: object, *, least: int
+        self, X: object, y: object, concept: object, sample_weight: object, *, least: int
     ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
         """Rows, and labels by name."""
         first = not self.__sklearn_is_fitted__()
         check_index(X, y, "y")
         check_index(X, concept, "concept")
+        check_index(X, sample_weight, "sample_weight")
         erased, kept = self._labels(y, concept)
         return self._rows(X, reset=first, least=least), erased, kept
 

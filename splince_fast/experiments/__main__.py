@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import sys
 import time
 from pathlib import Path
@@ -58,7 +57,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    """Parse a positive integer."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is no positive number of seeds")
@@ -76,9 +74,19 @@ def run(name: str, options: RunOptions, output: Path | None) -> Findings:
             figure.savefig(output / f"{stem}.png", dpi=150)
         content = {"name": name, "data": findings.data.name, "values": findings.values}
         (output / f"{name}.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(f"\ntime    : {seconds:.1f} s, at most {peak:.2f} GB resident\n")
+    print(f"\ntime    : {seconds:.1f} s{_peak_memory()}\n")
     return findings
+
+
+def _peak_memory() -> str:
+    """Largest resident memory so far; nothing on Windows, which does not tell."""
+    try:
+        import resource
+    except ImportError:
+        return ""
+    unit = 2**30 if sys.platform == "darwin" else 2**20  # of bytes, elsewhere of KiB
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+    return f", at most {peak:.2f} GB resident"
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast.evaluation import compare
 from splince_fast.evaluation._tables import Table, figure_text, number
 from splince_fast.evaluation.result import Comparison
 from splince_fast.evaluation.statistics import MIN_SEEDS, Interval, corrected_t
@@ -172,6 +173,17 @@ class Findings:
         return "\n\n".join(parts)
 
 
+def compare_erasers(
+    data: Dataset, options: RunOptions, n_seeds: int, **settings: Any
+) -> Comparison:
+    """Compare on a data set with its protocol; `settings` are further arguments of `compare`."""
+    return compare(
+        data.X, task=data.labels["task"], concept=data.labels["concept"],
+        aligned_class=data.aligned_class, sizes=data.sizes, n_seeds=options.n_seeds(n_seeds),
+        n_jobs=options.n_jobs, progress=options.progress, **settings,
+    )  # fmt: skip
+
+
 def cell_texts(*values: Interval | float) -> tuple[str, ...]:
     """Figures as cells of a table."""
     return tuple(figure_text(v) if isinstance(v, Interval) else number(float(v)) for v in values)
@@ -233,25 +245,20 @@ def best_claim(
     return Claim(text, all_hold(verdicts), evidence)
 
 
-class Where(TypedDict, total=False):
-    """Head, level and alpha of a figure, as for :meth:`Comparison.values`."""
-
-    head: str | None
-    p: float | None
-    alpha: float | None
-
-
 def seed_differences(
-    result: Comparison, metric: str, eraser: str, reference: str, **where: Unpack[Where]
+    result: Comparison, metric: str, eraser: str, reference: str, **where: Any
 ) -> dict[int, float]:
-    """Metric of an eraser minus that of a reference, at every seed that both have."""
+    """Metric of an eraser minus that of a reference, at every seed that both have.
+
+    `where` are the head, level and alpha of :meth:`Comparison.values`.
+    """
     values = result.values(metric, eraser=eraser, **where)
     reference_values = result.values(metric, eraser=reference, **where)
     return {s: values[s] - reference_values[s] for s in values if s in reference_values}
 
 
 def difference_bounds(
-    result: Comparison, metric: str, eraser: str, reference: str, **where: Unpack[Where]
+    result: Comparison, metric: str, eraser: str, reference: str, **where: Any
 ) -> Bounds:
     """95 % interval of the mean of :func:`seed_differences`."""
     differences = seed_differences(result, metric, eraser, reference, **where)

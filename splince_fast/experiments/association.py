@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from splince_fast.evaluation import compare
 from splince_fast.evaluation.result import Comparison
 from splince_fast.experiments._common import (
     ERASERS,
@@ -17,6 +16,7 @@ from splince_fast.experiments._common import (
     Findings,
     RunOptions,
     best_claim,
+    compare_erasers,
     corrected_bounds,
     eraser_table,
     head_table,
@@ -31,13 +31,8 @@ def compare_levels(
     data: Dataset, options: RunOptions, n_seeds: int, levels: tuple[float, ...] = LEVELS
 ) -> Comparison:
     """Compare the erasers at several levels of association."""
-    return compare(
-        data.X, task=data.labels["task"], concept=data.labels["concept"], erasers=ERASERS,
-        association=(levels[0], levels[-1]) if options.quick else levels,
-        aligned_class=data.aligned_class,
-        sizes=data.sizes, n_seeds=options.n_seeds(n_seeds), n_jobs=options.n_jobs,
-        progress=options.progress,
-    )  # fmt: skip
+    association = (levels[0], levels[-1]) if options.quick else levels
+    return compare_erasers(data, options, n_seeds, erasers=ERASERS, association=association)
 
 
 def findings(title: str, data: Dataset, result: Comparison) -> Findings:

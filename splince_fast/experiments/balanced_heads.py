@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
 
 from splince_fast.baselines import DFR, GroupDRO
-from splince_fast.evaluation import compare
 from splince_fast.evaluation._tables import Table
 from splince_fast.experiments._common import (
     Bounds,
@@ -16,6 +15,7 @@ from splince_fast.experiments._common import (
     RunOptions,
     all_hold,
     cell_texts,
+    compare_erasers,
     corrected_bounds,
     interval_note,
 )
@@ -58,15 +58,9 @@ def compare_heads(
     data: Dataset, options: RunOptions, levels: tuple[float, ...], n_seeds: int
 ) -> HeadComparison:
     """Compare erasers with a retrained head, and balanced heads without an eraser."""
-    settings: dict[str, Any] = {
-        "task": data.labels["task"], "concept": data.labels["concept"], "association": levels,
-        "aligned_class": data.aligned_class, "sizes": data.sizes, "progress": options.progress,
-        "n_seeds": options.n_seeds(n_seeds), "n_jobs": options.n_jobs, "leakage": (),
-    }  # fmt: skip
-    erased = compare(data.X, erasers=("none", "LEACE", "SPLINCE"), heads=("retrained",), **settings)
-    balanced = compare(
-        data.X, erasers=("none",), heads={"DFR": DFR(), "GDRO": GroupDRO()}, **settings
-    )
+    fit = partial(compare_erasers, data, options, n_seeds, association=levels, leakage=())
+    erased = fit(erasers=("none", "LEACE", "SPLINCE"), heads=("retrained",))
+    balanced = fit(erasers=("none",), heads={"DFR": DFR(), "GDRO": GroupDRO()})
     # Result, eraser and head of each row of the table.
     sources = {name: (erased, name, "retrained") for name in erased.context.erasers}
     sources |= {head: (balanced, "none", head) for head in _HEADS}

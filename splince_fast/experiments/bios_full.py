@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from splince_fast.evaluation import compare
 from splince_fast.evaluation.statistics import MIN_SEEDS
 from splince_fast.experiments._common import (
     ERASERS,
@@ -13,6 +12,7 @@ from splince_fast.experiments._common import (
     Findings,
     RunOptions,
     all_hold,
+    compare_erasers,
     difference_bounds,
     eraser_table,
     head_table,
@@ -34,11 +34,7 @@ _COLUMNS = ("eraser", "frozen acc", "acc/class", "gap", "retrained acc", "acc/cl
 def run(options: RunOptions) -> Findings:
     """Run the experiment."""
     data = load("bios_full", options.data)
-    result = compare(
-        data.X, task=data.labels["task"], concept=data.labels["concept"], erasers=ERASERS,
-        alphas=(1e-3,), n_seeds=options.n_seeds(2), n_jobs=options.n_jobs,
-        progress=options.progress,
-    )  # fmt: skip
+    result = compare_erasers(data, options, 2, erasers=ERASERS, alphas=(1e-3,))
 
     def mean(metric: str, eraser: str, head: str) -> float:
         return result.mean(metric, eraser=eraser, head=head)

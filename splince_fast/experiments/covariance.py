@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from splince_fast.evaluation import compare
 from splince_fast.experiments._common import (
     ERASERS,
     LEVELS,
@@ -12,6 +11,7 @@ from splince_fast.experiments._common import (
     Findings,
     RunOptions,
     all_hold,
+    compare_erasers,
     corrected_bounds,
     interval_note,
     means,
@@ -23,12 +23,9 @@ from splince_fast.experiments.datasets import load
 def run(options: RunOptions) -> Findings:
     """Run the experiment."""
     data = load("bios", options.data)
-    result = compare(
-        data.X, task=data.labels["task"], concept=data.labels["concept"], erasers=ERASERS,
-        heads=("frozen",), alphas=(0.01,), leakage=(), aligned_class=data.aligned_class,
-        sizes=data.sizes,
+    result = compare_erasers(
+        data, options, 5, erasers=ERASERS, heads=("frozen",), alphas=(0.01,), leakage=(),
         association=LEVELS[::4] if options.quick else LEVELS,
-        n_seeds=options.n_seeds(5), n_jobs=options.n_jobs, progress=options.progress,
     )  # fmt: skip
     p = result.context.levels[-1]
     mean = {e: result.mean("kept_covariance", eraser=e, p=p) for e in ERASERS}

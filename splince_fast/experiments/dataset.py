@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
@@ -13,6 +15,13 @@ from splince_fast.labels import ClassName
 
 # Environment variable that names the folder of the data sets.
 VARIABLE = "SPLINCE_FAST_DATA"
+
+
+def folder(name: str) -> Path | None:
+    """The folder of a data set, if ``SPLINCE_FAST_DATA`` has it."""
+    root = os.environ.get(VARIABLE)
+    path = Path(root) / name if root else None
+    return path if path is not None and path.is_dir() else None
 
 
 class MissingDataError(SplinceError, FileNotFoundError):

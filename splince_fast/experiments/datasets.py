@@ -8,7 +8,6 @@ of the paper (:mod:`splince_fast.experiments.paper_sets`).
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Callable
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from splince_fast.exceptions import InputError
 from splince_fast.experiments import paper_sets
-from splince_fast.experiments.dataset import VARIABLE, Dataset, MissingDataError
+from splince_fast.experiments.dataset import VARIABLE, Dataset, MissingDataError, folder
 
 __all__ = ["Dataset", "MissingDataError", "load"]
 
@@ -61,13 +60,6 @@ def load(name: str, data: str = "offline") -> Dataset:
     if data == "paper":
         return paper_sets.load(name)
     return _OFFLINE[name]()
-
-
-def folder(name: str) -> Path | None:
-    """The folder of a stand-in, if ``SPLINCE_FAST_DATA`` has it."""
-    root = os.environ.get(VARIABLE)
-    path = Path(root) / name if root else None
-    return path if path is not None and path.is_dir() else None
 
 
 def required_folder(name: str, experiment: str) -> Path:

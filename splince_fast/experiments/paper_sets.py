@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.extras import require
-from splince_fast.experiments.dataset import VARIABLE, Dataset, MissingDataError
+from splince_fast.experiments.dataset import VARIABLE, Dataset, MissingDataError, folder
 from splince_fast.labels import ClassName
 
 if TYPE_CHECKING:
@@ -69,18 +69,12 @@ def _unavailable(source: str, name: str, error: Exception) -> MissingDataError:
     )
 
 
-def _local(source: str) -> Path | None:
-    root = os.environ.get(VARIABLE)
-    path = Path(root) / "paper" / source if root else None
-    return path if path is not None and path.is_dir() else None
-
-
 def read_columns(
     source: str, name: str, splits: Sequence[str], config: str | None = None
 ) -> Columns:
     """Columns of some splits of a set on the Hugging Face hub, with the split as one of them."""
     columns: Columns = {}
-    path = _local(source)
+    path = folder(f"paper/{source}")
     if path is None:
         require("datasets", "experiments")
         import datasets
@@ -94,11 +88,11 @@ def read_columns(
         require("pyarrow", "parquet")
         import pyarrow.parquet as pq
 
-        folder = path / config if config else path
-        files = {s: sorted(folder.glob(f"{s}*.parquet")) for s in splits}
+        path = path / config if config else path
+        files = {s: sorted(path.glob(f"{s}*.parquet")) for s in splits}
         tables = {s: [pq.read_table(f) for f in paths] for s, paths in files.items()}
         if missing := [s for s in splits if not tables[s]]:
-            raise MissingDataError(f"{folder} holds no {missing[0]}*.parquet of {source}")
+            raise MissingDataError(f"{path} holds no {missing[0]}*.parquet of {source}")
         tables = {
             s: {c: [v for t in parts for v in t[c].to_pylist()] for c in parts[0].column_names}
             for s, parts in tables.items()
@@ -163,18 +157,13 @@ def embed_images(images: Iterable[Image], name: str) -> NDArray[np.float32]:
         return np.stack([network(prepare(image)[None])[0].numpy() for image in images])
 
 
-def _bios_columns(name: str) -> tuple[list[str], NDArray[np.intp], NDArray[np.intp]]:
-    columns = read_columns("LabHC/bias_in_bios", name, ("train", "dev", "test"))
-    return columns["hard_text"], np.array(columns["profession"]), np.array(columns["gender"])
-
-
 def _bios_set(
     name: str, task: Callable[[NDArray[Any]], NDArray[Any]], aligned_class: ClassName | None
 ) -> Dataset:
-    texts, profession, gender = _bios_columns(name)
-    y = task(profession)
+    columns = read_columns("LabHC/bias_in_bios", name, ("train", "dev", "test"))
+    y, gender = task(np.array(columns["profession"])), np.array(columns["gender"])
     rows = balanced(y, gender, most=PER_CELL if aligned_class is not None else PER_CELL // 10)
-    X = embed_texts([texts[i] for i in rows], "bert-base-uncased", "cls", name)
+    X = embed_texts([columns["hard_text"][i] for i in rows], "bert-base-uncased", "cls", name)
     return Dataset(
         "LabHC/bias_in_bios", X, {"task": y[rows], "concept": gender[rows]}, None,
         "Bias in Bios (De-Arteaga et al. 2019), bert-base-uncased as published, [CLS]", "MIT",
@@ -208,7 +197,7 @@ def _multilingual() -> Dataset:
 
 def _celeba() -> Dataset:
     """Eyeglasses and smiling on grey pictures of 50 x 50 pixels in [0, 1]."""
-    path = _local("celeba")
+    path = folder("paper/celeba")
     if path is None:
         require("torchvision", "experiments")
         dataset = import_module("torchvision.datasets").CelebA
@@ -334,9 +323,16 @@ def causal_states(
             network.base_model(**tokenizer(prompt, return_tensors="pt")).last_hidden_state[0, -1]
             for prompt in prompts
         ]
-    ids = [tokenizer(f" {noun}", add_special_tokens=False)["input_ids"][0] for noun in names]
+    ids = first_tokens(tokenizer, names)
     head = network.get_output_embeddings().weight.detach().float().numpy()[ids]
     return np.stack([state.float().numpy() for state in states]), head
+
+
+def first_tokens(tokenizer: Any, names: Sequence[str]) -> list[int]:
+    """First token of each name behind "the"; at the start, the space may be a token of its own."""
+    texts = ["the", *(f"the {name}" for name in names)]
+    before, *behind = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts)
+    return [ids[len(before)] for ids in behind]
 
 
 _LOADERS: dict[str, Callable[[], Dataset]] = {

@@ -13,7 +13,6 @@ import sys
 import weakref
 from collections.abc import Mapping, Sequence, Set
 from decimal import Decimal
-from functools import lru_cache
 from types import NoneType
 from typing import Any, NamedTuple, NoReturn
 
@@ -167,7 +166,6 @@ def _tabular(values: object, name: str) -> Any:
 
 
 def _read_series(series: Any, name: str) -> Raw:
-    """Read a narwhals Series."""
     import narwhals.stable.v2 as nw
 
     declared = read_declared(series.to_native(), name)
@@ -184,13 +182,9 @@ def _read_series(series: Any, name: str) -> Raw:
         # NumPy integers and booleans have no null: fill
         filled = series.fill_null(False if dtype == nw.Boolean else 0)
         return Raw(filled.to_numpy(), missing)
-    if dtype in (nw.Categorical, nw.Enum):
-        native = series.to_native()
-        if series.implementation.is_pandas_like() and hasattr(native, "cat"):
-            codes = native.cat.codes.to_numpy()
-            return Raw(codes, categories=_declared(native.cat.categories, name))
-        if series.implementation.is_pyarrow():  # an Arrow dictionary does not declare classes
-            return _read_series(_tabular(native.cast(native.type.value_type), name), name)
+    if dtype in (nw.Categorical, nw.Enum) and series.implementation.is_pyarrow():
+        native = series.to_native()  # an Arrow dictionary does not declare classes
+        return _read_series(_tabular(native.cast(native.type.value_type), name), name)
     return _read_sequence(series.to_list(), name)
 
 
@@ -199,28 +193,17 @@ def read_declared(values: Any, name: str) -> Raw | None:
 
     Through narwhals each look at the dtype of an Enum would hash its categories.
     """
-    package = _package_of_declared(type(values))  # type: ignore[arg-type]
+    package = type(values).__module__.partition(".")[0]
     if package == "pandas":
         array = getattr(values, "array", values)
-        if type(array).__name__ != "Categorical":
-            return None
-        return Raw(array.codes, categories=_declared(array.categories, name))
-    if package is None or type(dtype := values.dtype).__name__ != "Enum":
-        return None
-    codes = values.to_physical().cast(sys.modules["polars"].Int64).fill_null(-1)
-    return Raw(codes.to_numpy(), categories=_enumerated(dtype.categories))
-
-
-@lru_cache(maxsize=16)
-def _package_of_declared(kind: type) -> str | None:
-    """ "pandas" or "polars" for column types that may declare classes; None for others."""
-    package = kind.__module__.partition(".")[0]
-    if package in ("pandas", "polars") and kind.__name__ in _CATEGORICALS:
-        return package
+        if type(array).__name__ == "Categorical":
+            return Raw(array.codes, categories=_declared(array.categories, name))
+    elif package == "polars" and type(getattr(values, "dtype", None)).__name__ == "Enum":
+        codes = values.to_physical().cast(sys.modules["polars"].Int64).fill_null(-1)
+        return Raw(codes.to_numpy(), categories=_enumerated(values.dtype.categories))
     return None
 
 
-_CATEGORICALS = frozenset({"Series", "Categorical", "CategoricalIndex"})
 # Names of the categories of recent Enums, by their number and last category. polars returns a new
 # Series on each access: comparing it is faster than reading it.
 _names_of_enum: dict[tuple[int, str], tuple[Any, tuple[ClassName, ...]]] = {}
@@ -279,7 +262,6 @@ def _category_names(categories: list[Any], name: str) -> tuple[ClassName, ...]:
 
 
 def _read_frame(frame: Any, name: str, kind: str | None) -> Raw:
-    """Read a frame as the columns of one variable."""
     columns = tuple(str(column) for column in frame.columns)
     if not columns:
         refuse(name, "is a frame without columns; pass at least one, or leave the variable out")
@@ -296,7 +278,6 @@ def _read_frame(frame: Any, name: str, kind: str | None) -> Raw:
 
 
 def _read_array(array: NDArray[Any], name: str) -> Raw:
-    """Read a NumPy array by its dtype."""
     if not 1 <= array.ndim <= 2 or (array.ndim == 2 and array.shape[1] == 0):
         form = "is a scalar" if array.ndim == 0 else f"has the shape {array.shape}"
         refuse(name, f"{form}; pass one label per row, as (n,) or (n, k) with k > 0")
@@ -417,7 +398,6 @@ def _integers(values: list[int], name: str) -> NDArray[np.int64] | list[int]:
 
 
 def _group(kind: type) -> str:
-    """Return the group of entries of a type."""
     if kind is NoneType or kind is type(np.ma.masked) or kind.__name__ in ("NAType", "NaTType"):
         return "missing"
     times = (np.datetime64, np.timedelta64, datetime.date, datetime.time, datetime.timedelta)

@@ -272,7 +272,7 @@ def _distinct(
     if high - low > 4 * n + 1024:  # too wide a range for a table
         unique, codes = np.unique(values, return_inverse=True)
         return unique.tolist(), codes
-    if values.dtype == np.uint64:  # may exceed int64: subtract first
+    if values.dtype.kind == "u":  # may exceed int64: subtract first
         offsets = (values - np.uint64(low)).astype(np.intp)
     else:
         offsets = values.astype(np.intp)
@@ -292,7 +292,6 @@ def _columns(
     names: tuple[str, ...] | None,
     name: str,
 ) -> Columns:
-    """Make the columns of a continuous variable."""
     values = float_copy(data, missing)
     if values.ndim == 1:
         values = values.reshape(-1, 1)

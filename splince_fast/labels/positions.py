@@ -13,9 +13,9 @@ from splince_fast.exceptions import InputError, LabelError
 
 
 def check_index(X: Any, labels: Any, name: str = "labels", *, of: str = "X") -> None:
-    """Raise LabelError where labels have the pandas index of X in another order.
+    """Raise LabelError where labels or weights have the pandas index of X in another order.
 
-    Labels belong to rows by position. A RangeIndex, and an index with other entries than that of X,
+    They belong to rows by position. A RangeIndex, and an index with other entries than that of X,
     are not compared.
 
     Parameters
@@ -38,7 +38,7 @@ def check_index(X: Any, labels: Any, name: str = "labels", *, of: str = "X") -> 
         if len(index) == len(other) and index.is_unique and index.symmetric_difference(other).empty:
             shown = name if key is None else f"{name}[{key!r}]"
             raise LabelError(
-                f"{shown} has the index of {of} in another order, and labels belong to rows by "
+                f"{shown} has the index of {of} in another order, and rows are matched by "
                 f"position; pass {shown}.loc[{of}.index], or {shown}.to_numpy() if the positions "
                 "agree"
             )

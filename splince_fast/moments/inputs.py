@@ -59,7 +59,9 @@ def read_update(
     if hasattr(X, "columns"):
         names = feature_names(X, rows.array.shape[1])
         check_feature_names(names, accumulator.feature_names)
+    if hasattr(X, "index"):
         check_index(X, labels)
+        check_index(X, sample_weight, "sample_weight")
     weight = None if sample_weight is None else as_weights(sample_weight, n)
     if weight is not None and not weight.all():
         index = np.flatnonzero(weight)

@@ -80,7 +80,7 @@ def accumulate(
             run.write()
             written = time.monotonic()
 
-    with Progress(source.n_rows, show=progress, total_bytes=source.nbytes) as bar:
+    with Progress(source.n_rows, show=progress) as bar:
         bar.skip(run.target.n_rows)
         try:
             if client is not None:

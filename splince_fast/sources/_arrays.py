@@ -10,6 +10,7 @@ from typing import Any
 from splince_fast._runtime.arrays import is_sparse, torch_to_numpy
 from splince_fast._runtime.blocks import choose_block_rows
 from splince_fast.exceptions import InputError
+from splince_fast.labels.positions import check_index
 from splince_fast.sources.base import Block, PieceSource, Source, is_matrix
 
 
@@ -44,6 +45,8 @@ def from_arrays(
     ------
     InputError
         X is not two-dimensional, lengths differ, or a container cannot be sliced by rows.
+    LabelError
+        Labels or weights have the pandas index of X in another order.
 
     Examples
     --------
@@ -60,6 +63,8 @@ def from_arrays(
     n = count_rows(X, "X")
     d = int(X.shape[1])
     map_labels(labels, lambda column, name: check_length(column, n, name, "X"))
+    check_index(X, labels)  # a block has part of the index, which tells nothing
+    check_index(X, sample_weight, "sample_weight")
     if sample_weight is not None:
         check_length(sample_weight, n, "sample_weight", "X")
     itemsize = getattr(getattr(X, "dtype", None), "itemsize", None)

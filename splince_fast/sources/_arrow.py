@@ -134,7 +134,6 @@ def column_matrix(
 
 
 def _nulls(array: Array | ChunkedArray) -> NDArray[np.bool_]:
-    """Return a mask of the null entries of an Arrow array."""
     return np.asarray(array.is_null().to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 

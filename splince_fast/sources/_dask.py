@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dask.array import Array
 
 
-def from_dask(X: Array, labels: object = None, *, sample_weight: object = None) -> Source:
+def from_dask(X: Array, labels: Any = None, *, sample_weight: object = None) -> Source:
     """Yield the chunks of a dask array, which are computed when they are read.
 
     With ``Moments.from_blocks(source, client=client)`` the workers of a cluster compute and
@@ -29,7 +29,7 @@ def from_dask(X: Array, labels: object = None, *, sample_weight: object = None) 
     ----------
     X : dask.array of shape (n, d)
         Chunked along the rows only; chunk sizes may be unknown.
-    labels : mapping of str to column(s), or a single column, optional
+    labels : mapping of str to column(s), frame, or a single column, optional
         dask arrays or series with the chunks of the rows of X; or columns in memory, if the chunk
         sizes are known.
     sample_weight : array of shape (n,), optional
@@ -74,6 +74,8 @@ def from_dask(X: Array, labels: object = None, *, sample_weight: object = None) 
             "chunk: pass X.rechunk({1: -1})"
         )
     sizes = X.chunks[0]
+    if hasattr(labels, "to_dask_array") and hasattr(labels, "columns"):
+        labels = {name: labels[name] for name in labels.columns}
     columns = map_labels(labels, lambda column, name: _column(column, name, sizes))
     weight = None if sample_weight is None else _column(sample_weight, "sample_weight", sizes)
     return DaskSource(X, columns, weight)
@@ -92,7 +94,7 @@ def _column(column: Any, name: str, sizes: tuple[float, ...]) -> Any:
             )
         check_length(column, int(sum(sizes)), name, "X")
         return column
-    if not column.ndim:
+    if not isinstance(column, require("dask.array", "dask").Array) or not column.ndim:
         raise InputError(f"{name} is a single dask value; pass one entry per row of X")
     chunks = column.chunks[0]
     comparable = sizes_known and not any(math.isnan(size) for size in chunks)
@@ -231,5 +233,4 @@ def _placeholders(chunk: Block) -> Iterator[int]:
 
 
 def _filled(chunk: Block, values: Mapping[int, object]) -> Block:
-    """Return a chunk with values in place of its placeholders."""
     return _map_block(lambda v: values[v] if isinstance(v, _Placeholder) else v, chunk)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -112,7 +112,7 @@ def _are_paths(values: object) -> bool:
 
 def _describe(path: str) -> Shard:
     """Read the header of a .npy file."""
-    array = _open(path)
+    array = open_npy(path)
     shape, dtype = array.shape, array.dtype
     return Shard(
         path,
@@ -123,10 +123,10 @@ def _describe(path: str) -> Shard:
     )
 
 
-def _open(path: str) -> np.memmap[Any, Any]:
-    """Open a .npy file as a read-only memory map."""
+def open_npy(path: str, mode: Literal["r", "r+"] = "r") -> np.memmap[Any, Any]:
+    """Open a .npy file as a memory map."""
     try:
-        return np.lib.format.open_memmap(path, mode="r")
+        return np.lib.format.open_memmap(path, mode=mode)
     except FileNotFoundError as error:
         raise InputError(f"{path!r} is missing: there is no such file") from error
     except IsADirectoryError as error:
@@ -143,7 +143,7 @@ def _open(path: str) -> np.memmap[Any, Any]:
 
 def _reopen(path: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> np.memmap[Any, Any]:
     """Open a file again; InputError if its header has changed."""
-    array = _open(path)
+    array = open_npy(path)
     if (array.shape, array.dtype) != (shape, dtype):
         raise InputError(
             f"{path!r} held {dtype} of shape {shape} and now holds {array.dtype} of shape "

@@ -119,7 +119,6 @@ def from_parquet(
 
 
 def _as_table(data: object) -> Table:
-    """Convert an object that exports Arrow data to a table."""
     pa = require("pyarrow", "parquet")
     try:
         return pa.table(data)
@@ -149,7 +148,6 @@ def _find_files(paths: object) -> list[str]:
 
 
 def _files_source(paths: list[str], columns: ColumnNames, block_rows: int | None) -> Source:
-    """Make a source of Parquet files."""
     groups: list[_RowGroup] = []
     widths: dict[int, str] = {}
     for path in paths:
@@ -234,7 +232,6 @@ def _read(
 def _decode(
     file: ParquetFile, group: _RowGroup, columns: ColumnNames, block_rows: int, place: str
 ) -> Iterator[RecordBatch]:
-    """Yield the record batches of a row group."""
     pa = require("pyarrow", "parquet")
     metadata = file.metadata
     if (
@@ -251,7 +248,6 @@ def _decode(
 
 
 def _open(path: str) -> ParquetFile:
-    """Open a Parquet file."""
     pa, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
     try:
         return parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES)

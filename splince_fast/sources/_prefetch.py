@@ -56,7 +56,8 @@ def _read_ahead(
 def _in_memory(block: Block) -> Block:
     """Copy rows of a memory map; touch the pages of other rows, which a library may have mapped."""
     rows = block.X
-    if not isinstance(rows, np.ndarray):
+    # A copy would lose the mask of a masked array; an array of vectors has one axis.
+    if not isinstance(rows, np.ndarray) or rows.ndim < 2 or np.ma.isMaskedArray(rows):
         return block
     if _is_mapped(rows):
         return block._replace(X=np.array(rows, order="K"))
@@ -67,7 +68,6 @@ def _in_memory(block: Block) -> Block:
 
 
 def _is_mapped(array: NDArray[np.generic]) -> bool:
-    """Return whether an array is a view of a map made by Python."""
     owner: object = array
     while isinstance(owner, np.ndarray):
         owner = owner.base

@@ -85,8 +85,6 @@ def from_torch(
 
 
 class _BatchKeys(NamedTuple):
-    """The keys of rows, labels and weights in a batch."""
-
     embedding: str | None
     labels: tuple[str, ...]
     sample_weight: str | None

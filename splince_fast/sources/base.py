@@ -239,7 +239,6 @@ def as_source(blocks: object) -> Source:
 
 
 def _as_block(numbered: tuple[int, object]) -> Block:
-    """Convert one item of an iterable to a block."""
     number, item = numbered
     block = Block(*item) if isinstance(item, tuple | list) and 1 <= len(item) <= 3 else Block(item)
     if not is_matrix(block.X):

@@ -14,7 +14,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from splince_fast import InputError, LabelError, NotEnoughDataError
-from splince_fast.baselines import DFR, GroupDRO
+from splince_fast.baselines import DFR
 
 
 def test_coefficients_equal_the_definition() -> None:
@@ -188,20 +188,6 @@ def test_validation_labels_of_another_type_change_no_class() -> None:
     for bad in ((y.astype(str), z), (y, z.astype(str))):
         with pytest.raises(InputError, match="text equals no number"):
             fitted(*bad)
-
-
-def test_labels_in_another_order_than_the_rows_are_refused() -> None:
-    pd = pytest.importorskip("pandas")
-    data = draw(n=400)
-    frame = pd.DataFrame(data.X, index=np.arange(1000, 1400)).rename(columns=str)
-    y, z = (pd.Series(column, index=frame.index) for column in (data.y, data.z))
-    for head in (DFR(C=0.1), GroupDRO(alpha=0.1)):
-        head.fit(frame, y, groups=z, validation=(frame, y, z))
-        for labels, groups in ((y[::-1], z), (y, z[::-1]), (y, {"z": z[::-1]})):
-            with pytest.raises(LabelError, match="has the index of X in another order"):
-                head.fit(frame, labels, groups=groups)
-        with pytest.raises(LabelError, match="has the index of X in another order"):
-            head.fit(frame, y, groups=z, validation=(frame, y[::-1], z))
 
 
 def test_a_cell_without_training_rows_is_named() -> None:

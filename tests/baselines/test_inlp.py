@@ -24,7 +24,7 @@ from splince_fast import (
     NothingErasedWarning,
     WholeNumbersWarning,
 )
-from splince_fast.baselines import INLP, RLACE, inlp
+from splince_fast.baselines import INLP, inlp
 from splince_fast.exceptions import NotEnoughDataError
 
 
@@ -232,18 +232,6 @@ def test_a_probe_without_weights_is_refused_with_weights() -> None:
     assert INLP(probe=probe, random_state=0).fit(data.X, concept=data.z).report_.rank
     with pytest.raises(InputError, match="LinearDiscriminantAnalysis takes no sample_weight"):
         INLP(probe=probe, random_state=0).fit(data.X, concept=data.z, sample_weight=weight)
-
-
-@pytest.mark.parametrize("eraser", [INLP(by_task=True), RLACE(max_steps=1)])
-def test_labels_in_another_order_than_the_rows_are_refused(eraser: Any) -> None:
-    pd = pytest.importorskip("pandas")
-    data = draw()
-    frame = pd.DataFrame(data.X, index=np.arange(1000, 1600)).rename(columns=str)
-    y, z = (pd.Series(column, index=frame.index) for column in (data.y, data.z))
-    eraser.fit(frame, y, concept=z)
-    for task, concept in ((y[::-1], z), (y, z[::-1]), (y, {"z": z[::-1]})):
-        with pytest.raises(LabelError, match="has the index of X in another order"):
-            eraser.fit(frame, task, concept=concept)
 
 
 def test_validation_of_one_class_is_refused() -> None:

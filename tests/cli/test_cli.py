@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -414,6 +415,17 @@ def test_force_overwrites(here: Path, capsys: pytest.CaptureFixture[str]) -> Non
     agree("e", by_hand())
 
 
+def test_a_read_only_file_is_refused_before_the_work(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("e").write_text("old")
+    access = os.access  # root may write to any file
+    monkeypatch.setattr(os, "access", lambda path, mode: path != "e" and access(path, mode))
+    argv = [*FIT, "--keep", "job", "-o", "e", "--force"]
+    assert "'e' is read-only" in told(capsys, *argv, code=2)
+    assert Path("e").read_text() == "old"
+
+
 # -- labels --------------------------------------------------------------------------------------
 
 
@@ -680,6 +692,33 @@ def test_apply_may_overwrite_its_own_input_if_forced(
     expected = eraser(np.load("X.npy"))
     told(capsys, "apply", "e", "X.npy", "-o", "X.npy", "--force")
     np.testing.assert_array_equal(np.load("X.npy"), expected)
+    os.rename("e", "e.safetensors")
+    argv = ["apply", "e.safetensors", "X.npy", "-o", "./e.safetensors", "--force"]
+    assert "is an input, too" in told(capsys, *argv, code=2)
+    assert sf.Projection.load("e.safetensors").rank == eraser.rank
+
+
+def test_files_whose_long_names_begin_alike_are_written_side_by_side(
+    eraser: sf.Projection, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are half-written at one time; a file system allows names of 255 bytes."""
+    X = np.load("X.npy")
+    names = ["漢" * 80 + f"{i}.npy" for i in (1, 2)]
+    os.mkdir("in")
+    for i, name in enumerate(names):
+        np.save(os.path.join("in", name), X + i)
+    half_written = threading.Barrier(2, timeout=30)
+    real = sf.Projection.__call__
+
+    def together(self: sf.Projection, X: NDArray[Any], labels: Any = None, **options: Any) -> Any:
+        if len(X):
+            half_written.wait()
+        return real(self, X, labels, **options)
+
+    monkeypatch.setattr(sf.Projection, "__call__", together)
+    told(capsys, "apply", "e", "in", "-o", "out", "--jobs", "2")
+    for i, name in enumerate(names):
+        np.testing.assert_array_equal(np.load(os.path.join("out", name)), real(eraser, X + i))
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,14 @@ def test_an_experiment_runs_on_shipped_data(
         assert list(tmp_path.glob("*.png"))
 
 
+def test_the_command_needs_no_module_that_windows_lacks() -> None:
+    code = (
+        "import sys; sys.modules['resource'] = None; "
+        "from splince_fast.experiments import __main__ as c; assert not c._peak_memory()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.usefixtures("no_data_folder")
 def test_an_experiment_without_data_exits_with_an_explanation(
     capsys: pytest.CaptureFixture[str],

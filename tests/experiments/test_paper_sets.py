@@ -211,3 +211,18 @@ def test_fresh_machines_have_bios_and_images(monkeypatch: pytest.MonkeyPatch) ->
     assert digits.X.shape == (1797, 64)
     assert 0 <= digits.X.min() < digits.X.max() == 1
     assert digits.cell(1, 1) == "even, 5 and above"
+
+
+def test_names_are_told_apart_where_a_leading_space_is_a_token_of_its_own() -> None:
+    """As in the vocabulary of Llama 2."""
+    tokenizers = pytest.importorskip("tokenizers")
+    transformers = pytest.importorskip("transformers")
+    words = ["▁", "▁the", "▁nurse", "▁judge"]
+    pieces = tokenizers.Tokenizer(tokenizers.models.Unigram([(word, -1.0) for word in words], 0))
+    normalizers = tokenizers.normalizers
+    pieces.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=pieces)
+    assert tokenizer(" nurse")["input_ids"] == [0, 2]  # the space comes first
+    assert paper_sets.first_tokens(tokenizer, ["nurse", "judge"]) == [2, 3]

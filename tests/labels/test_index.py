@@ -20,7 +20,9 @@ rng = np.random.default_rng(0)
 INDEX = [f"p{i}" for i in range(100)]
 Z = pd.Series(rng.permutation(100) % 2, INDEX, name="z")
 X = pd.DataFrame(rng.normal(size=(100, 3)) + Z.to_numpy()[:, None], INDEX, ["a", "b", "c"])
+VECTORS = pd.Series(list(X.to_numpy()), INDEX)
 SHUFFLED = Z.sample(frac=1, random_state=0)
+ORACLE = sf.oracle(sf.Moments().update(X, {"z": Z}), erase="z")
 NUMBERED = Z.reset_index(drop=True)
 NUMBERS = X.reset_index(drop=True).sample(frac=1, random_state=1)  # a permutation of 0 ... 99
 
@@ -36,7 +38,21 @@ def mask_of(z: Any) -> Any:
 CALLS: dict[str, Callable[[Any], Any]] = {
     "update": lambda z: sf.Moments().update(X, {"z": z}),
     "column": lambda z: sf.Moments().update(X, z),
+    "column of vectors": lambda z: sf.Moments().update(VECTORS, {"z": z}),
     "frame": lambda z: sf.Moments().update(X, pd.DataFrame({"z": z})),
+    "source": lambda z: sf.sources.from_arrays(X, {"z": z}, block_rows=10),
+    "source of a column": lambda z: sf.sources.from_arrays(X, z, block_rows=10),
+    "weights of a source": lambda z: sf.sources.from_arrays(X, sample_weight=z, block_rows=10),
+    "weights": lambda z: sf.Moments().update(X, sample_weight=z),
+    "weights of LEACE": lambda z: sf.LEACE().fit(X, concept=TASK, sample_weight=z),
+    "groups of LEACE": lambda z: sf.LEACE(shrinkage="cv").fit(X, concept=TASK, groups=z),
+    "weights of SPLINCE": lambda z: sf.SPLINCE().fit(X, ROW, concept=TASK, sample_weight=z),
+    "weights of RLACE": lambda z: baselines.RLACE(max_steps=1).fit(
+        X, concept=TASK, sample_weight=z + 1
+    ),
+    "weights of GroupDRO": lambda z: baselines.GroupDRO(alpha=1.0).fit(
+        X, TASK, groups=ROW, sample_weight=z + 1
+    ),
     "folds": lambda z: sf.Folds(2).update(X, {"z": z}),
     "erase": lambda z: sf.erase(X, z),
     "concept": lambda z: sf.LEACE().fit(X, concept=z),
@@ -47,12 +63,20 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "compare, concepts": lambda z: make_plan(X, Settings(task=TASK, concept=(TASK[::-1], z))),
     "select_head": lambda z: ev.select_head(X, z, X, z, groups=z),
     "RLACE": lambda z: baselines.RLACE(max_steps=1).fit(X, concept=z),
+    "RLACE, mapping": lambda z: baselines.RLACE(max_steps=1).fit(X, concept={"z": z}),
+    "task of INLP": lambda z: baselines.INLP(by_task=True, random_state=0).fit(
+        X, mask_of(z), concept=Z.to_numpy()
+    ),
+    "DFR": lambda z: baselines.DFR(C=0.1).fit(X, z, groups=TASK),
+    "DFR, mapping": lambda z: baselines.DFR(C=0.1).fit(X, TASK, groups={"z": z}),
+    "validation": lambda z: baselines.DFR(C=0.1).fit(X, TASK, groups=ROW, validation=(X, z, ROW)),
     "mask": lambda z: baselines.DFR(C=1.0).fit(X, TASK, groups=TASK[::-1], validation=mask_of(z)),
     "mask of RLACE": lambda z: baselines.RLACE(max_steps=1).fit(
         X, concept=TASK, validation=mask_of(z)
     ),
     "GroupDRO": lambda z: baselines.GroupDRO(alpha=1.0).fit(X, TASK, groups=(TASK[::-1], z)),
-    "oracle": lambda z: sf.oracle(sf.Moments().update(X, {"z": Z}), erase="z")(X, {"z": z}),
+    "oracle": lambda z: ORACLE(X, {"z": z}),
+    "oracle of a column of vectors": lambda z: ORACLE(VECTORS, {"z": z}),
 }
 
 

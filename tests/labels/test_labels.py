@@ -324,7 +324,8 @@ def test_views_and_strides() -> None:
     table = np.arange(24).reshape(6, 4) % 3
     for column in (table[:, 1], table[::-2, 0], table.T[2], table[:, :1]):
         assert decoded(encode_one(column, len(column), name="z")) == column.ravel().tolist()
-    assert decoded(encode_one(np.array([1, 2], dtype=">i4"), 2, name="z")) == [1, 2]
+    for dtype, values in ((">i4", [1, 2]), (">u8", [2**63 + 1, 2**63 + 2])):
+        assert decoded(encode_one(np.array(values, dtype), 2, name="z")) == values
     assert decoded(encode_one(range(3), 3, name="z")) == [0, 1, 2]
 
 

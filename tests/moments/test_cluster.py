@@ -22,6 +22,7 @@ from splince_fast.sources.base import Block, PieceSource
 
 distributed = pytest.importorskip("distributed", reason="dask.distributed is not installed")
 da = pytest.importorskip("dask.array", reason="dask is not installed")
+delayed = pytest.importorskip("dask").delayed
 pytestmark = [
     pytest.mark.filterwarnings("default::ResourceWarning"),
     pytest.mark.filterwarnings("default::DeprecationWarning"),
@@ -125,6 +126,15 @@ def test_dask_arrays(client: Any, table: Any, tmp_path: Path, kind: str) -> None
     expected = Moments().update(table[0], {"z": table[1]})
     assert_equal(Moments.from_blocks(source), expected)
     assert_equal(Moments.from_blocks(source, client=client), expected)
+
+
+def test_columns_of_a_dask_frame_are_variables(table: Any) -> None:
+    frames = pytest.importorskip("dask.dataframe")
+    columns = {"z": np.arange(N) % 3, "x": table[0][:, 0]}
+    frame = frames.from_dict(columns, npartitions=3)
+    X = da.from_array(table[0], chunks=(tuple(map(len, frame.partitions)), -1))
+    found = Moments.from_blocks(sources.from_dask(X, frame))
+    assert_equal(found, Moments().update(table[0], columns))
 
 
 def test_weights_and_chunks_without_rows(client: Any, table: Any) -> None:
@@ -384,6 +394,7 @@ def test_small_arrays_may_travel(client: Any, table: Any) -> None:
         (lambda X, z, t: (X[:, 0], z), "dask array"),
         (lambda X, z, t: (X[X[:, 0] > 0], t[1]), "compute_chunk_sizes"),
         (lambda X, z, t: (X, z[0]), "single dask value"),
+        (lambda X, z, t: (X, delayed(t[1])), "single dask value"),
     ],
 )
 def test_dask_arrays_that_do_not_fit(table: Any, make: Any, text: str) -> None:

@@ -6,7 +6,6 @@ import csv
 import importlib.util
 import shutil
 import sys
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from splince_fast._runtime import files
-from splince_fast.exceptions import FileFormatError
+from splince_fast.exceptions import FileFormatError, MissingExtraError
 from splince_fast.experiments.demo import professions
 
 DATA = Path(professions.__file__).parent / "data"
@@ -73,14 +72,10 @@ def tool() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def model(tool: ModuleType) -> Any:
-    missing = [name for name in ("gguf", "tokenizers") if importlib.util.find_spec(name) is None]
     try:
-        distribution(tool.MODEL_PACKAGE)
-    except PackageNotFoundError:
-        missing.insert(0, tool.MODEL_PACKAGE)
-    if missing:
-        pytest.skip(f"not installed: {', '.join(missing)}. To run this: {tool.INSTALL}")
-    return tool.read_model(tool.find_model())
+        return tool._language.read_model()
+    except MissingExtraError as error:
+        pytest.skip(str(error))
 
 
 # --- tables ------------------------------------------------------------------------------------
@@ -281,7 +276,7 @@ def test_recipe_agrees_with_the_shipped_array(
 ) -> None:
     rows = np.random.default_rng(0).choice(len(data.noun_index), 12, replace=False)
     prompts = professions.read_tables(DATA).prompts()
-    states = tool.activations([prompts[row] for row in rows], model).astype(np.float64)
+    states = tool.activations([prompts[row] for row in rows], *model)
     # Half a unit in the last place of float16, and 1e-3 for the float32 pass: its own rounding is
     # 4e-5 at most here (measured against float64), and depends on the order of the sums in BLAS.
     tolerance = 2.0**-11 * np.abs(states) + 2.0**-25 + 1e-3
@@ -289,5 +284,5 @@ def test_recipe_agrees_with_the_shipped_array(
     # Control: the neighbouring prompts are far outside of it.
     assert (np.abs(states - data.activations[rows - 1]) > tolerance).mean() > 0.5
 
-    head = tool.head_rows(model).astype(np.float64)
+    head = tool.head_rows(*model).astype(np.float64)
     np.testing.assert_array_equal(head[0] - head[1], data.he_minus_she)

@@ -62,14 +62,6 @@ def test_notebook_counts_as_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert progress.is_interactive()
 
 
-def test_total_in_bytes_where_the_rows_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
-    with Progress(show=True, total_bytes=16 * 10**9) as bar:
-        bar.advance(10, 4 * 10**9)
-    assert "25%" in stream.getvalue()
-    assert "4.00G/16.0G" in stream.getvalue()
-
-
 def test_resumed_rows_are_part_of_the_fraction_but_not_of_the_rate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -533,7 +533,9 @@ METHODS = {"leace": sf.leace, "sal": sf.sal, "mean_projection": sf.mean_projecti
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("n", "d"), [(300, 8), (2000, 64), (20_000, 32)])
-@pytest.mark.parametrize(("dtype", "offset"), [("float32", 0), ("float32", 30), ("float16", 0)])
+@pytest.mark.parametrize(
+    ("dtype", "offset"), [("float32", 0), ("float32", 30), ("float16", 0), (">f2", 0)]
+)
 def test_rows_erased_in_few_digits_have_nothing_left_to_erase(
     method: str, n: int, d: int, dtype: str, offset: float
 ) -> None:
@@ -542,7 +544,7 @@ def test_rows_erased_in_few_digits_have_nothing_left_to_erase(
     x = rng.normal(size=(n, d)) @ rng.normal(size=(d, d)) + offset
     x = (x + rng.normal(size=(3, d))[z]).astype(dtype)
     solve = METHODS[method]
-    clean = solve(sf.Moments().update(x, {"z": z}), erase="z")(x)
+    clean = solve(sf.Moments().update(x, {"z": z}), erase="z")(x).astype(dtype)
     with pytest.warns(sf.NothingErasedWarning):
         again = solve(sf.Moments().update(clean, {"z": z}), erase="z")
     assert again.rank == 0

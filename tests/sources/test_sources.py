@@ -39,7 +39,7 @@ from splince_fast.sources import (
     from_torch,
 )
 from splince_fast.sources._prefetch import prefetched
-from splince_fast.sources.base import PieceSource
+from splince_fast.sources.base import PieceSource, StreamSource
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -1184,6 +1184,16 @@ def test_rows_that_are_no_array_pass_through() -> None:
     frame = pd.DataFrame({"a": [1.0, 2.0]})
     with prefetched(as_source([frame])) as blocks:
         assert next(blocks).X is frame
+
+
+def test_masked_maps_and_arrays_of_vectors_pass_through(tmp_path: Path) -> None:
+    mapped = np.load(write_npy(tmp_path, "x.npy", np.ones((4, 2))), mmap_mode="r")
+    vectors = np.empty(4, object)
+    vectors[:] = list(np.ones((4, 2)))
+    for X in (np.ma.masked_array(mapped, mask=np.eye(4, 2)), vectors):
+        source = StreamSource("one block", lambda X=X: iter([Block(X)]))
+        with prefetched(source) as blocks:
+            assert next(blocks).X is X
 
 
 def test_every_file_is_closed_in_the_end(tmp_path: Path) -> None:
