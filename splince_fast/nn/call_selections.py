@@ -22,7 +22,13 @@ from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
 from splince_fast.exceptions import SiteError
-from splince_fast.nn.sites import in_backward, is_row_tensor, named_modules, prefixes
+from splince_fast.nn.sites import (
+    in_backward,
+    is_row_tensor,
+    named_modules,
+    prefixes,
+    without_infixes,
+)
 from splince_fast.nn.tokens import ALL_ROWS, Selection, TokenRule, parameters_of, select
 
 
@@ -35,7 +41,7 @@ class _ThreadState(threading.local):
         self.store_inputs = False
 
 
-_hook_lock = threading.Lock()  # held while ancestors get their hooks
+_lock = threading.Lock()  # held while ancestors get their hooks, and while inputs are stored
 
 
 class CallSelections:
@@ -109,22 +115,20 @@ class CallSelections:
 
         The list grows in the first call that records gradients.
         """
-        modules = named_modules(model)
-        ancestors = sorted({ancestor for name in names for ancestor in prefixes(name)})
+        ancestors = sorted({"", *(ancestor for name in names for ancestor in prefixes(name))})
         self._handles = []
-        entries = {"": model}  # the model, and nested modules that take tokens
-        for name in ancestors:
-            module = modules.get(name)
-            if module is not None and "input_ids" in parameters_of(module)[0]:
-                entries[name] = module
-        for name, module in entries.items():
+        # The model, the model inside a wrapper, and nested modules that take tokens.
+        entries = [
+            (name, module)
+            for raw_name, module in model.named_modules(remove_duplicate=False)
+            if (name := without_infixes(raw_name)) in ancestors
+            and (module is model or "input_ids" in parameters_of(module)[0])
+        ]
+        inner = [part for part in ancestors if part not in dict(entries)]
+        for name, module in entries:
             prefix = f"{name}." if name else ""
-            parts = tuple(
-                part.removeprefix(prefix)
-                for part in ancestors
-                if part.startswith(prefix) and part not in entries
-            )
-            hook = EnterCall(self, parameters_of(module)[0], parts, is_root=not name)
+            parts = tuple(part.removeprefix(prefix) for part in inner if part.startswith(prefix))
+            hook = EnterCall(self, parameters_of(module)[0], parts, is_root=module is model)
             self._hook(module, hook)
         return self._handles
 
@@ -140,7 +144,7 @@ class CallSelections:
         if not hook.parts:
             return
         modules = named_modules(module)
-        with _hook_lock:
+        with _lock:
             for part in filter(None, map(modules.get, hook.parts)):
                 hooks = part._forward_pre_hooks.values()
                 if not any(type(h) is EnterPart and h.selections is self for h in hooks):
@@ -149,12 +153,14 @@ class CallSelections:
 
     def enter_call(self, module: Module, arguments: Mapping[str, object], hook: EnterCall) -> None:
         """Select the tokens of a call that begins."""
-        outer = self._current()
         has_tokens = any(arguments.get(key) is not None for key in ("input_ids", "inputs_embeds"))
+        # A call that was interrupted (KeyboardInterrupt) is never left, so that it may seem to be
+        # the outer call of the next one.
+        outer = None if hook.is_root else self._current()
         if outer is not None and not has_tokens:
             selection = outer
         else:
-            selection = select(self.token_rule, arguments)
+            selection = select(self.token_rule, arguments, hook.parameters)
         self._compiled_stack = (selection, None if hook.is_root else self._compiled_stack)
         if torch.compiler.is_compiling():
             return
@@ -165,7 +171,8 @@ class CallSelections:
             # Stored during the whole call, not only with gradients enabled: reentrant checkpoints
             # run their module without gradients.
             self._checkpointed = self._thread.store_inputs = True
-            self._by_input = {k: v for k, v in self._by_input.items() if not v[0].expired()}
+            with _lock:
+                self._by_input = {k: v for k, v in self._by_input.items() if not v[0].expired()}
             self._attach_parts(module, hook)
 
     def enter_part(self, module: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -178,7 +185,8 @@ class CallSelections:
                 selection = None if stored is None or stored[0].expired() else stored[1]
             elif tensor is not None:
                 reference = StorageWeakRef(tensor.untyped_storage())
-                self._by_input[tensor.data_ptr()] = (reference, selection)
+                with _lock:
+                    self._by_input[tensor.data_ptr()] = (reference, selection)
         self._thread.stack.append((module, selection))
 
     def leave(self, module: Module, *, is_call: bool) -> None:

@@ -97,7 +97,7 @@ class Collector:
         self._work = Workspace()
         # Of the current batch:
         self._batch_labels: dict[str, object] = {}
-        self._selected: dict[object, SelectedRows] = {}  # by mask and shape
+        self._selected: dict[object, SelectedRows] = {}  # by selection and shape
         self._reached: set[str] = set()
         self._stopped = False
 
@@ -108,11 +108,13 @@ class Collector:
     @contextmanager
     def attached(self, model: Module) -> Iterator[None]:
         """Attach all hooks inside a ``with`` block."""
-        handles = self.selections.attach(model, self.modules)
+        handles = []
         try:
             for name, module in self.modules.items():
                 add = partial(self.add, name)
                 handles.append(sites.add_hook(name, module, self.placement.side, add))
+            # Last: if a site takes tokens itself, its hook runs before its call is left.
+            handles += self.selections.attach(model, self.modules)
             yield
         finally:
             for handle in handles:
@@ -169,30 +171,32 @@ class Collector:
     def _select(self, name: str, rows: Tensor, selection: Selection) -> tuple[Tensor, RowLabels]:
         """Return the selected rows (n, d) of a tensor (..., d), and their labels."""
         mask = selection.mask_for(name, rows)
+        tokens = selection.mask
+        if mask is not None and tokens is not None and mask.ndim < tokens.ndim:
+            rows, mask = rows.unflatten(0, tokens.shape), mask.view(tokens.shape)
         means = selection.rule == "mean"
-        key = (None if mask is None else id(selection.mask), tuple(rows.shape[:-1]))
+        key = (None if mask is None else selection, tuple(rows.shape[:-1]))
         selected = self._selected.get(key)
         if selected is None:
-            selected = self._index(rows, mask, means)
+            selected = self._index(tuple(rows.shape[:-1]), mask, selection)
             if not self._selected:
                 self.n_sequences += selected.n_sequences
             self._selected[key] = selected
         flat = _means(rows, mask) if means else rows.reshape(-1, rows.shape[-1])
         return selected.select(flat), selected.labels
 
-    def _index(self, rows: Tensor, mask: Tensor | None, means: bool) -> SelectedRows:
+    def _index(
+        self, shape: tuple[int, ...], mask: Tensor | None, selection: Selection
+    ) -> SelectedRows:
         """Return positions and labels of the selected rows, or of the means over sequences."""
-        shape = tuple(rows.shape[:-1]) if mask is None else tuple(mask.shape)
-        if mask is not None and len(shape) == 1:  # rows of all sequences on one axis
-            shape = tuple(self.selections.current("").mask.shape)  # type: ignore[union-attr]
-        if means:
+        if selection.rule == "mean":
             shape, mask = shape[:1], None if mask is None else mask.any(1)
         index = None if mask is None else mask.cpu().reshape(-1).nonzero().squeeze(1)
         positions = np.arange(int(np.prod(shape))) if index is None else index.numpy()
         shape, n = shape or (1,), len(positions)
         sequence = positions // max(1, int(np.prod(shape[1:])))
         columns = {
-            name: _label_rows(name, values, tuple(shape), positions, sequence)
+            name: _label_rows(name, values, shape, positions, sequence)
             for name, values in self._batch_labels.items()
         }
         counts = np.bincount(sequence, minlength=1)
@@ -217,17 +221,21 @@ class Collector:
             sites.check_width(name, rows, -1, sums.width)
         return sums
 
-    def result(self, recipe: CollectionSpec) -> Collected:
-        """Return the moments of all sites, which uses up the sums.
-
-        Raises NeverCalledError if a site never ran.
-        """
+    def check_called(self) -> None:
+        """Raise NeverCalledError if a site never ran."""
         silent = [name for name, count in self.calls.items() if not count]
         if silent:
             raise NeverCalledError(
                 f"the model ran {self.n_batches} batches and the sites {silent} never ran; choose "
                 "the module around them, or another path through the model"
             )
+
+    def result(self, recipe: CollectionSpec) -> Collected:
+        """Return the moments of all sites, which uses up the sums.
+
+        Raises NeverCalledError if a site never ran.
+        """
+        self.check_called()
         heads = self.placement.heads
         parts = {
             key: name

@@ -170,7 +170,7 @@ class Effect:
         return from_dict(columns, schema, backend=backend).to_native()
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Convert to JSON; NaN becomes null.
+        """Convert to JSON; NaN and infinity become null.
 
         Parameters
         ----------
@@ -249,12 +249,12 @@ class Effect:
 
 
 def _plain(value: object) -> object:
-    """Replace NaN, which JSON cannot represent, by None."""
+    """Replace NaN and infinity, which JSON cannot represent, by None."""
     if isinstance(value, dict):
         return {key: _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(entry) for entry in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # -- rows ----------------------------------------------------------------------------------
@@ -536,6 +536,7 @@ def _run(
             bar.advance((collector.n_sequences - earlier) // 2)
     if not collector.n_batches:
         raise InputError("texts is empty; a generator is empty when it is read a second time")
+    collector.check_called()
     if not weights.all():
         return None
     before, after = (totals / weights).tolist()

@@ -29,9 +29,14 @@ def named_modules(model: Module) -> dict[str, Module]:
     """Return modules by name without the infixes of wrappers; a shared module has several names."""
     modules: dict[str, Module] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        parts = [part for part in name.split(".") if part not in _INFIXES]
-        modules.setdefault(".".join(parts).removeprefix(_PEFT), module)
+        modules.setdefault(without_infixes(name), module)
     return modules
+
+
+def without_infixes(name: str) -> str:
+    """Return a dotted name without the parts that wrappers insert."""
+    parts = [part for part in name.split(".") if part not in _INFIXES]
+    return ".".join(parts).removeprefix(_PEFT)
 
 
 def find(model: Module, at: str | Module | Iterable[str | Module]) -> dict[str, Module]:

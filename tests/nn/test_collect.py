@@ -371,6 +371,20 @@ def test_a_site_without_selected_rows_has_empty_moments(path: str) -> None:
     )
 
 
+@pytest.mark.parametrize("tokens", ["body", "mean"])
+def test_rows_of_all_tokens_on_one_axis_are_those_of_sequences(tokens: str) -> None:
+    """As routers of experts receive them."""
+    model, batches = tiny("mixtral"), text_batches()
+    block = next(n for n, m in model.named_modules() if "Sparse" in type(m).__name__)
+    flat = snn.collect(
+        model, batches, f"{block}.gate", labels=["name"], tokens=tokens, side="input"
+    )[f"{block}.gate"]
+    rows = snn.collect(model, batches, block, labels=["name"], tokens=tokens, side="input")[block]
+    assert flat.n_rows == rows.n_rows
+    assert np.array_equal(flat.mean, rows.mean)
+    assert np.array_equal(flat.cross_covariance("name"), rows.cross_covariance("name"))
+
+
 def test_labels_of_a_wrong_length_are_errors() -> None:
     model = tiny("llama")
     batch = text_batches(n=8)[0]
