@@ -232,8 +232,8 @@ def install(
     Raises
     ------
     SiteError
-        No module has this name, a module is never called, or it has another width; the model is
-        unchanged. During a call of the model: an output holds no tensor of the width.
+        No module has this name, a module is never called, or its weight has another width; the
+        model is unchanged. During a call of the model: an output holds no tensor of the width.
     InputError
         An argument is invalid.
 
@@ -312,8 +312,9 @@ def install(
     for at_site, projection in pairs:
         for name, module in sites.find(model, at_site).items():
             check_projection(projection)
-            eraser = Eraser(projection if strength == 1 else projection.scaled(strength))
-            _check_weights(name, module, eraser.n_features, placement.heads or 1)
+            with torch.inference_mode(False):  # later calls may record gradients
+                eraser = Eraser(projection if strength == 1 else projection.scaled(strength))
+            _check_weight(name, module, eraser.n_features, placement.heads or 1)
             site_eraser = SiteEraser(name, eraser, selections, placement)
             site_eraser.copy_to(running.devices_of(module) or running.devices_of(model))
             site_erasers.append((module, site_eraser))
@@ -326,16 +327,17 @@ def install(
     return Installed(model, site_erasers, float(strength))
 
 
-def _check_weights(name: str, module: Module, width: int, heads: int) -> None:
-    """Raise SiteError if the weights of a module show another width."""
-    shapes = [tuple(p.shape) for p in module.parameters() if p.is_floating_point()]
-    plain = shapes and all(
-        type(p).__name__ == "Parameter" and p.numel() for p in module.parameters()
-    )
-    fits = {width, width // heads}
-    if shapes and plain and not any(fits & set(shape) for shape in shapes):
+def _check_weight(name: str, module: Module, width: int, heads: int) -> None:
+    """Raise SiteError if the weight of a layer shows another width.
+
+    The parameters of other modules do not show theirs: the output of a bidirectional LSTM, for
+    instance, has twice the width of its weights. The first call shows it.
+    """
+    weight: Any = getattr(module, "weight", None)
+    plain = type(weight) is torch.nn.Parameter and weight.is_floating_point() and weight.numel()
+    if plain and not {width, width // heads} & set(weight.shape):
         raise SiteError(
-            f"the eraser for {name!r} has width {width}, and no weight of this "
-            f"{type(module).__name__} does (shapes {sorted(set(shapes))[:4]}): it was fitted for "
-            "another model"
+            f"the eraser for {name!r} has width {width}, and the weight of this "
+            f"{type(module).__name__} has shape {tuple(weight.shape)}: it was fitted for another "
+            "model"
         )
