@@ -96,7 +96,7 @@ class Trace:
             if name not in trace._start:
                 trace.order.append(name)
                 trace._start[name] = time
-                trace._checksums[name] = _checksums(_site_tensor(name, value, placement))
+                trace._checksums[name] = _checksums(sites.pick_rows(name, value, placement)[0])
 
         with ExitStack() as stack:
             for module in model.modules():
@@ -139,13 +139,6 @@ class Trace:
                 *skipped, last = (child for _, child in earlier)
                 points.append((saved, CachePoint(last, tuple(skipped))))
         return [point for _, point in sorted(points, key=lambda pair: -pair[0])]
-
-
-def _site_tensor(name: str, value: object, placement: Placement) -> Tensor:
-    """Return the tensor of a site in an output or input of its module."""
-    if placement.side == "input":
-        return value
-    return sites.pick(name, value, placement.output, placement.feature_dim)[0]
 
 
 # -- cached outputs -------------------------------------------------------------------------
@@ -310,7 +303,7 @@ def choose_cache_points(
         results = []
 
         def reach(value: object) -> None:
-            results.append(trace.matches(name, _site_tensor(name, value, placement)))
+            results.append(trace.matches(name, sites.pick_rows(name, value, placement)[0]))
             raise StopForward
 
         with ExitStack() as stack:

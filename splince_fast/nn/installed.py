@@ -316,7 +316,8 @@ def install(
                 eraser = Eraser(projection if strength == 1 else projection.scaled(strength))
             _check_weight(name, module, eraser.n_features, placement.heads or 1)
             site_eraser = SiteEraser(name, eraser, selections, placement)
-            site_eraser.copy_to(running.devices_of(module) or running.devices_of(model))
+            for device in running.devices_of(module) or running.devices_of(model):
+                site_eraser.on(device)  # before the first call, which may be compiled
             site_erasers.append((module, site_eraser))
             rank_zero += [] if eraser.rank else [name]
     if rank_zero:

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -82,21 +81,20 @@ def hooked(
     with ExitStack() as stack:
         for name, module in modules.items():
             channels = isinstance(module, torch.nn.Conv2d | torch.nn.BatchNorm2d)
-            axis = placement.feature_dim if placement is not None else 1 if channels else -1
+            at = placement or Placement(feature_dim=1 if channels else -1)
             eraser = Eraser(projections[name]).to(running.device_of(model))
-            erase = partial(_erase_all, name, eraser, axis, received[name])
-            side = "output" if placement is None else placement.side
-            stack.callback(sites.add_hook(name, module, side, erase).remove)
+
+            def erase(
+                rows: Tensor, eraser: Eraser = eraser, rows_of: list[Tensor] = received[name]
+            ) -> Tensor:
+                rows_of.append(rows)
+                return eraser(rows)
+
+            replace = partial(
+                sites.replace_rows, name, placement=at, width=eraser.n_features, function=erase
+            )
+            stack.callback(sites.add_hook(name, module, at.side, replace).remove)
         yield received
-
-
-def _erase_all(name: str, eraser: Eraser, axis: int, received: list[Tensor], value: object) -> Any:
-    """Erase all rows of an output or input, and store the rows."""
-    x, key = sites.pick(name, value, None, axis)
-    sites.check_width(name, x, axis, eraser.n_features)
-    rows = x.movedim(axis, -1)
-    received.append(rows)
-    return sites.put(value, key, eraser(rows).movedim(-1, axis))
 
 
 def check_activations(
