@@ -110,13 +110,9 @@ class CallSelections:
 
     # -- hooks -----------------------------------------------------------------------------
 
-    def attach(self, model: Module, names: Iterable[str]) -> list[RemovableHandle]:
-        """Add the hooks for sites of these names; return the list of their handles.
-
-        The list grows in the first call that records gradients.
-        """
+    def attach(self, model: Module, names: Iterable[str]) -> None:
+        """Add the hooks for sites of these names."""
         ancestors = sorted({"", *(ancestor for name in names for ancestor in prefixes(name))})
-        self._handles = []
         # The model, the model inside a wrapper, and nested modules that take tokens.
         entries = [
             (name, module)
@@ -130,7 +126,12 @@ class CallSelections:
             parts = tuple(part.removeprefix(prefix) for part in inner if part.startswith(prefix))
             hook = EnterCall(self, parameters_of(module)[0], parts, is_root=module is model)
             self._hook(module, hook)
-        return self._handles
+
+    def detach(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
 
     def _hook(self, module: Module, enter: EnterPart) -> None:
         leave = Leave(self, is_call=isinstance(enter, EnterCall))

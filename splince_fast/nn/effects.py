@@ -29,7 +29,7 @@ from splince_fast.labels import ClassCodes, Encoded, VariableName
 from splince_fast.moments.parameters import Parameters, check_random_state
 from splince_fast.nn import running, sites
 from splince_fast.nn.accumulate import RowLabels
-from splince_fast.nn.collector import Collector, Labels, label_keys
+from splince_fast.nn.collection import Collector, Labels, label_keys
 from splince_fast.nn.erasers import Erasers
 from splince_fast.nn.installed import install
 from splince_fast.nn.spec import Placement

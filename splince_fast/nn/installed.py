@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch.nn import Module
-from torch.utils.hooks import RemovableHandle
 
 from splince_fast._runtime.warn import warn
 from splince_fast._solve.options import is_number
@@ -66,7 +65,6 @@ class Installed:
         self, model: Module, erasers: list[tuple[Module, SiteEraser]], strength: float = 1.0
     ) -> None:
         self._model, self._erasers, self._strength = model, erasers, strength
-        self._handles: list[RemovableHandle] = []
         self._attached = False
         self._depth = 0
         self._attach()
@@ -102,7 +100,7 @@ class Installed:
                 hook.erasers.append(eraser)
             if self._erasers:
                 names = [eraser.name for _, eraser in self._erasers]
-                self._handles = self._erasers[0][1].selections.attach(self._model, names)
+                self._erasers[0][1].selections.attach(self._model, names)
         except BaseException:
             self.remove()
             raise
@@ -117,9 +115,7 @@ class Installed:
                 hook.erasers = [other for other in hook.erasers if other is not eraser]
                 if not hook.erasers and hook.handle is not None:
                     hook.handle.remove()
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+            eraser.selections.detach()
         if self._attached:
             self._attached = False
             _reset_compiled_code()

@@ -1,4 +1,4 @@
-"""nn.collection, nn.collector, nn.collected, nn.accumulate, nn.running: moments of activations.
+"""nn.collection, nn.collected, nn.accumulate, nn.running: moments of activations.
 
 The reference is two passes over stored activations.
 """
@@ -18,8 +18,7 @@ import splince_fast as sf  # noqa: E402
 from nn.conftest import hooks_in, identity, tiny  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
 from splince_fast.nn import accumulate, memory  # noqa: E402
-from splince_fast.nn.collection import collector_for  # noqa: E402
-from splince_fast.nn.spec import Placement  # noqa: E402
+from splince_fast.nn.collection import Collector  # noqa: E402
 
 SITE = "model.layers.0"
 
@@ -340,10 +339,10 @@ def test_rows_of_a_recomputation_are_not_counted() -> None:
     model = tiny("llama").train()
     older = model.gradient_checkpointing_enable
     getattr(model, "activation_checkpointing_enable", older)()
-    batch = text_batches(n=8)[0]
-    collector = collector_for(
-        model, SITE, labels="gender", tokens="body", placement=Placement(), weight="token",
-        skip_ids=(), device="model", options={},
+    batch, before = text_batches(n=8)[0], hooks_in(model)
+    collector = Collector.of(
+        model, SITE, labels="gender", tokens="body", side="output", feature_dim=-1,
+        output=None, heads=None, weight="token", skip_ids=(), device="model", options={},
     )  # fmt: skip
     with collector.attached(model):
         with collector.one_batch(batch):
@@ -351,6 +350,7 @@ def test_rows_of_a_recomputation_are_not_counted() -> None:
                         use_cache=False)  # fmt: skip
         out.logits.sum().backward()
     assert collector.calls[SITE] == 1
+    assert hooks_in(model) == before  # those that a call with gradients adds are gone, too
 
 
 # --- refusals ------------------------------------------------------------------------------------
