@@ -30,9 +30,8 @@ from splince_fast.moments.parameters import Parameters, check_random_state
 from splince_fast.nn import running, sites
 from splince_fast.nn.accumulate import RowLabels
 from splince_fast.nn.collection import Collector, Labels, label_keys
-from splince_fast.nn.erasers import Erasers
+from splince_fast.nn.erasers import read_erasers
 from splince_fast.nn.installed import install
-from splince_fast.nn.spec import Placement
 from splince_fast.nn.tokens import TokenRule
 
 # Indices of the activations without and with erasers.
@@ -428,29 +427,19 @@ def effect(
     True
     """
     inner = running.unwrap(model)
-    if isinstance(erasers, str | os.PathLike):
-        erasers = Erasers.load(erasers)
-    if not isinstance(erasers, Mapping):
-        raise InputError(
-            f"erasers is {type(erasers).__name__}; pass Erasers, the path of their file, or a "
-            "mapping of names to projections"
-        )
+    by_site, recipe = read_erasers(erasers)
     if not is_integer(max_rows) or max_rows < 2:
         raise InputError(f"max_rows is {max_rows!r}; it must be an integer of at least 2")
     running.check_inputs(texts, forward, "texts")
     if loss is not None and not callable(loss):
         raise InputError(f"loss is {loss!r}; it must be a function of output and inputs")
-    roles = _roles(erasers, erase, keep)
-    placement, rule = Placement(), tokens
-    skip_ids: tuple[int, ...] = ()
-    if isinstance(erasers, Erasers):
-        placement, skip_ids = erasers.placement, erasers.skip_ids
-        rule = erasers.apply_to if tokens is None else tokens
+    roles = _roles(by_site, erase, keep)
+    rule = recipe.applied if tokens is None else tokens
     names = [*roles, *([] if groups is None else [groups])]
     collector = _SampleCollector(
-        modules=sites.find(inner, list(erasers) if at is None else at),
-        token_rule=TokenRule.of(rule, skip_ids),
-        placement=placement,
+        modules=sites.find(inner, list(by_site) if at is None else at),
+        token_rule=TokenRule.of(rule, recipe.skip_ids),
+        placement=recipe.placement,
         labels=names if labels is None else labels,
         by_sequence=False,
         device=None,
@@ -458,7 +447,7 @@ def effect(
         max_rows=int(max_rows),
         random_state=check_random_state(random_state),
     )
-    losses = _run(inner, erasers, texts, collector, tokens, loss, forward, progress)
+    losses = _run(inner, by_site, texts, collector, tokens, loss, forward, progress)
     before, after = collector.samples
     first = next(iter(before.values()), None)
     if first is None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,9 +16,9 @@ from splince_fast.exceptions import InputError, NeverCalledError, NothingErasedW
 from splince_fast.nn import running, sites
 from splince_fast.nn.call_selections import CallSelections
 from splince_fast.nn.eraser import Eraser, check_projection
-from splince_fast.nn.erasers import Erasers
+from splince_fast.nn.erasers import Erasers, read_erasers
 from splince_fast.nn.hooks import SiteEraser, SiteHook
-from splince_fast.nn.spec import Placement
+from splince_fast.nn.spec import CollectionSpec, Placement
 from splince_fast.nn.tokens import TokenRule
 from splince_fast.projection import Projection
 
@@ -268,41 +267,31 @@ def install(
             "fraction steers"
         )
     model = getattr(model, "_orig_mod", model)
-    if isinstance(erasers, str | os.PathLike):
-        erasers = Erasers.load(erasers)
     if isinstance(erasers, Projection):
         if at is None:
             raise InputError("a single Projection needs at=, the names of the sites it is for")
-        pairs: list[tuple[Any, Projection]] = [(at, erasers)]
-    elif isinstance(erasers, Mapping):
+        pairs, recipe = [(at, erasers)], CollectionSpec(tokens=None)
+    else:
+        erasers, recipe = read_erasers(erasers)
         if at is not None:
             raise InputError("at= is for a single Projection; these erasers name their sites")
         pairs = list(erasers.items())
-    else:
-        if hasattr(erasers, "label_kinds"):
-            check_projection(erasers)
-        raise InputError(
-            f"erasers is {type(erasers).__name__}; pass Erasers, the path of their file, a "
-            "mapping of names to projections, or a projection with at="
-        )
     placement = Placement.of(side, feature_dim, output)
+    tokens = recipe.applied if tokens is None else tokens
     if isinstance(erasers, Erasers):
         if placement != Placement():
             raise InputError(
                 "side=, feature_dim= and output= are for projections; these erasers store theirs: "
-                f"{erasers.placement}"
+                f"{recipe.placement}"
             )
-        placement, skip_ids = erasers.placement, erasers.skip_ids
-        tokens = erasers.apply_to if tokens is None else tokens
+        placement = recipe.placement
         erasers._check_tokens(tokens)
         if tokens == "mean":
             raise InputError(
                 "these erasers were fitted on the mean over tokens, which is no token; pass "
                 "tokens=, the rule for the tokens to change ('all' is the usual choice)"
             )
-    else:
-        skip_ids = ()
-    selections = CallSelections(TokenRule.of(tokens, skip_ids))
+    selections = CallSelections(TokenRule.of(tokens, recipe.skip_ids))
     site_erasers: list[tuple[Module, SiteEraser]] = []
     rank_zero = []
     for at_site, projection in pairs:

@@ -83,6 +83,11 @@ class CollectionSpec:
     apply_to: Any = None
     bias: str = "keep"
 
+    @property
+    def applied(self) -> Any:
+        """The rule for the tokens that erasers change."""
+        return self.tokens if self.apply_to is None else self.apply_to
+
     def to_dict(self) -> dict[str, Any]:
         """Convert to JSON values; a function becomes the text "a function"."""
         rules = {"tokens": self.tokens, "apply_to": self.apply_to}
