@@ -124,8 +124,8 @@ class CallSelections:
         for name, module in entries:
             prefix = f"{name}." if name else ""
             parts = tuple(part.removeprefix(prefix) for part in inner if part.startswith(prefix))
-            hook = EnterCall(self, parameters_of(module)[0], parts, is_root=module is model)
-            self._hook(module, hook)
+            enter = EnterCall(self, parameters_of(module)[0], parts, is_root=module is model)
+            self._hook(module, enter, self.leave_call)
 
     def detach(self) -> None:
         """Remove the hooks."""
@@ -133,24 +133,19 @@ class CallSelections:
             handle.remove()
         self._handles = []
 
-    def _hook(self, module: Module, enter: EnterPart) -> None:
-        leave = Leave(self, is_call=isinstance(enter, EnterCall))
+    def _hook(self, module: Module, enter: Any, leave: Any) -> None:
         self._handles += [
             module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True),
             module.register_forward_hook(leave, always_call=True),
         ]
 
-    def _attach_parts(self, module: Module, hook: EnterCall) -> None:
+    def attach_parts(self, module: Module, parts: Iterable[str]) -> None:
         """Add hooks to the ancestors of sites inside a module, once each."""
-        if not hook.parts:
-            return
         modules = named_modules(module)
         with _lock:
-            for part in filter(None, map(modules.get, hook.parts)):
-                hooks = part._forward_pre_hooks.values()
-                if not any(type(h) is EnterPart and h.selections is self for h in hooks):
-                    self._hook(part, EnterPart(self))
-            hook.parts = ()
+            for part in filter(None, map(modules.get, parts)):
+                if self.enter_part not in part._forward_pre_hooks.values():
+                    self._hook(part, self.enter_part, self.leave)
 
     def enter_call(self, module: Module, arguments: Mapping[str, object], hook: EnterCall) -> None:
         """Select the tokens of a call that begins."""
@@ -174,45 +169,47 @@ class CallSelections:
             self._checkpointed = self._thread.store_inputs = True
             with _lock:
                 self._by_input = {k: v for k, v in self._by_input.items() if not v[0].expired()}
-            self._attach_parts(module, hook)
+            if hook.parts:
+                self.attach_parts(module, hook.parts)
+                hook.parts = ()
 
     def enter_part(self, module: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Store the selection under the input of the module; a backward pass looks it up there."""
-        selection = self._current()
-        if self._checkpointed and in_backward() if selection is None else self._thread.store_inputs:
-            tensor = next((v for v in (*args, *kwargs.values()) if is_row_tensor(v)), None)
-            if selection is None:
-                stored = None if tensor is None else self._by_input.get(tensor.data_ptr())
-                selection = None if stored is None or stored[0].expired() else stored[1]
-            elif tensor is not None:
-                reference = StorageWeakRef(tensor.untyped_storage())
-                with _lock:
-                    self._by_input[tensor.data_ptr()] = (reference, selection)
+        if torch.compiler.is_compiling():
+            return
+        selection = self.eager()
+        tensor = next((v for v in (*args, *kwargs.values()) if is_row_tensor(v)), None)
+        if tensor is not None and self._checkpointed and in_backward():
+            stored = self._by_input.get(tensor.data_ptr())
+            if stored is not None and not stored[0].expired():
+                selection = stored[1]
+        elif tensor is not None and self._thread.store_inputs and selection is not None:
+            reference = StorageWeakRef(tensor.untyped_storage())
+            with _lock:
+                self._by_input[tensor.data_ptr()] = (reference, selection)
         self._thread.stack.append((module, selection))
 
-    def leave(self, module: Module, *, is_call: bool) -> None:
-        """End the call of a module, unless it got its hooks during the call."""
-        if is_call and self._compiled_stack is not None:
+    # These run after errors, too.
+
+    def leave_call(self, module: Module, args: object, output: object) -> None:
+        """End the call of the model, or of a module that takes tokens."""
+        if self._compiled_stack is not None:
             self._compiled_stack = self._compiled_stack[1]
+        self.leave(module, args, output)
+
+    def leave(self, module: Module, args: object, output: object) -> None:
+        """End the call of a module, unless it got its hooks during the call."""
         if not torch.compiler.is_compiling():
             stack = self._thread.stack
             if stack and stack[-1][0] is module:
                 stack.pop()
 
 
-class EnterPart:
-    """Pre-hook of an ancestor of a site."""
+class EnterCall:
+    """Pre-hook of the model, and of ancestors of a site that take tokens.
 
-    def __init__(self, selections: CallSelections) -> None:
-        self.selections = selections
-
-    def __call__(self, module: Module, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
-        if not torch.compiler.is_compiling():
-            self.selections.enter_part(module, args, kwargs)
-
-
-class EnterCall(EnterPart):
-    """Pre-hook of the model, and of ancestors of a site that take tokens."""
+    `parameters` are those of the module, `parts` the ancestors of sites inside it.
+    """
 
     def __init__(
         self,
@@ -222,8 +219,8 @@ class EnterCall(EnterPart):
         *,
         is_root: bool,
     ) -> None:
-        super().__init__(selections)
-        self.parameters, self.parts, self.is_root = parameters, parts, is_root
+        self.selections, self.parameters, self.parts = selections, parameters, parts
+        self.is_root = is_root
 
     def __call__(self, module: Module, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
         compiling = torch.compiler.is_compiling()
@@ -237,13 +234,3 @@ class EnterCall(EnterPart):
             self.selections.enter_call(module, arguments, self)
         else:
             self.selections.enter_part(module, args, kwargs)
-
-
-class Leave:
-    """Forward hook of an ancestor of a site; runs after errors, too."""
-
-    def __init__(self, selections: CallSelections, *, is_call: bool) -> None:
-        self.selections, self.is_call = selections, is_call
-
-    def __call__(self, module: Module, args: object, output: object) -> None:
-        self.selections.leave(module, is_call=self.is_call)

@@ -684,7 +684,7 @@ def test_a_first_call_with_gradients_beside_one_that_runs(
     assert erased()
 
     # Control: ending the innermost call, of whichever module, discards the model's selection.
-    def leave(self: Any, module: Any, *, is_call: bool) -> None:
+    def leave(self: Any, module: Any, args: Any, output: Any) -> None:
         del self._thread.stack[-1:]
 
     monkeypatch.setattr(CallSelections, "leave", leave)
@@ -784,6 +784,26 @@ def test_checkpointing_gives_the_same_gradients(site: str, reentrant: bool) -> N
             loss.backward()
     for (name, p), q in zip(plain.named_parameters(), replayed.parameters(), strict=True):
         assert torch.allclose(p.grad, q.grad, atol=1e-6), name
+
+
+def test_an_interrupted_call_gives_no_tokens_to_a_backward_pass() -> None:
+    """It is never left, because no hook runs after a KeyboardInterrupt."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    gradients = []
+    for model in (tiny("llama").train(), checkpointed(reentrant=False)):
+        with snn.install(model, {"model.layers.*.input_layernorm": projection()}, tokens="body"):
+            other = inputs("llama", seed=1)
+            other["attention_mask"] = other["attention_mask"].flip(0)
+            hook = model.model.layers[1].register_forward_hook(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                model(**other, use_cache=False)
+            hook.remove()
+            model(**inputs("llama"), use_cache=False).logits.pow(2).sum().backward()
+        gradients.append([p.grad for p in model.parameters()])
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*gradients, strict=True))
 
 
 def test_control_a_checkpointed_function_is_an_error() -> None:
