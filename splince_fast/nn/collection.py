@@ -371,7 +371,7 @@ def _label_rows(
     """Return the labels of the rows at `positions`, from one label per token or per sequence."""
     array = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
     array = np.asarray(array)
-    per_token = array.ndim >= 1 and len(shape) > 1 and array.shape == shape
+    per_token = len(shape) > 1 and array.shape == shape
     per_sequence = array.shape == shape[:1] or (
         array.ndim >= 1
         and array.shape[0] == shape[0]

@@ -266,7 +266,7 @@ def install(
             f"strength is {strength!r}; it must be a number above 0 and at most 1: 1 erases, and a "
             "fraction steers"
         )
-    model = getattr(model, "_orig_mod", model)
+    model = running.unwrap(model)
     if isinstance(erasers, Projection):
         if at is None:
             raise InputError("a single Projection needs at=, the names of the sites it is for")

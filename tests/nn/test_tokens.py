@@ -300,14 +300,23 @@ def test_calls_within_a_call_keep_their_own_rows() -> None:
 
 
 def test_tokens_by_position_are_seen_through_a_wrapper() -> None:
-    """The forward of DataParallel and others takes any arguments; that of the model names them."""
-    model, batch = tiny("bert"), inputs("bert")
-    wrapped = torch.nn.DataParallel(model)
-    with snn.install(wrapped, {"encoder.layer.1": projection()}):
-        by_name = wrapped(**batch).last_hidden_state
-        assert torch.equal(
-            wrapped(batch["input_ids"], batch["attention_mask"]).last_hidden_state, by_name
-        )
+    """The forward of a wrapper takes any arguments; that of the model names them."""
+
+    class Wrapper(torch.nn.Module):  # as DistributedDataParallel
+        def __init__(self, module: Any) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return self.module(*args, **kwargs)
+
+    batch = inputs("bert")
+    for wrapped in (Wrapper(tiny("bert")), torch.nn.DataParallel(tiny("bert"))):
+        with snn.install(wrapped, {"encoder.layer.1": projection()}):
+            by_name = wrapped(**batch).last_hidden_state
+            by_place = wrapped(batch["input_ids"], batch["attention_mask"]).last_hidden_state
+        assert torch.equal(by_place, by_name)
+        assert not torch.equal(wrapped(**batch).last_hidden_state, by_name)
 
 
 def test_an_interrupted_call_leaves_no_tokens_to_the_next() -> None:
