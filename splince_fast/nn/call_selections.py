@@ -101,10 +101,6 @@ class CallSelections:
     def _current(self) -> Selection | None:
         if torch.compiler.is_compiling():
             return None if self._compiled_stack is None else self._compiled_stack[0]
-        return self.eager()
-
-    def eager(self) -> Selection | None:
-        """Return the selection of the running call in eager code, None if there is none."""
         stack = self._thread.stack
         return stack[-1][1] if stack else None
 
@@ -177,7 +173,7 @@ class CallSelections:
         """Store the selection under the input of the module; a backward pass looks it up there."""
         if torch.compiler.is_compiling():
             return
-        selection = self.eager()
+        selection = self._current()
         tensor = next((v for v in (*args, *kwargs.values()) if is_row_tensor(v)), None)
         if tensor is not None and self._checkpointed and in_backward():
             stored = self._by_input.get(tensor.data_ptr())

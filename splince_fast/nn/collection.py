@@ -26,7 +26,7 @@ from splince_fast.nn.accumulate import RowLabels, SiteSums, accumulation_device
 from splince_fast.nn.call_selections import CallSelections
 from splince_fast.nn.collected import Collected
 from splince_fast.nn.memory import check_memory, to_device
-from splince_fast.nn.spec import CollectionSpec, Placement, Site, head_name
+from splince_fast.nn.spec import CollectionSpec, Placement, Site
 from splince_fast.nn.tokens import MISSING_LABEL, Selection, TokenRule
 
 Labels = str | list[str] | tuple[str, ...] | Callable[[Any], Mapping[str, Any]]
@@ -257,7 +257,7 @@ class Collector:
     def _keys(self, name: str) -> list[str]:
         """Return the keys of the sums of a site, one per head."""
         heads = self.placement.heads
-        return [name] if heads is None else [head_name(name, i) for i in range(heads)]
+        return [name] if heads is None else [f"{name}[{i}]" for i in range(heads)]
 
     def _sums_of(self, name: str, rows: Tensor) -> SiteSums:
         """Return the sums of a site or head; the first call creates them."""

@@ -457,12 +457,7 @@ def effect(
         raise LabelError(f"the labels of texts have no {missing}; labels= must return all of them")
     effects = tuple(
         _site_effect(
-            name,
-            sample.columns(),
-            after[name].columns(),
-            roles,
-            groups,
-            collector.random_state,
+            name, sample.columns(), after[name].columns(), roles, groups, collector.random_state
         )
         for name, sample in before.items()
     )

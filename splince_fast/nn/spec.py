@@ -42,11 +42,6 @@ class Placement:
         return cls(side, feature_dim, output, heads)
 
 
-def head_name(site: str, head: int) -> str:
-    """Return the key of the moments of one head."""
-    return f"{site}[{head}]"
-
-
 @dataclass(frozen=True)
 class Site:
     """A module at which activations were collected.
