@@ -114,13 +114,13 @@ class CallSelections:
             (name, module)
             for raw_name, module in model.named_modules(remove_duplicate=False)
             if (name := without_infixes(raw_name)) in ancestors
-            and (module is model or "input_ids" in parameters_of(module)[0])
+            and (module is model or "input_ids" in parameters_of(module).names)
         ]
         inner = [part for part in ancestors if part not in dict(entries)]
         for name, module in entries:
             prefix = f"{name}." if name else ""
             parts = tuple(part.removeprefix(prefix) for part in inner if part.startswith(prefix))
-            enter = EnterCall(self, parameters_of(module)[0], parts, is_root=module is model)
+            enter = EnterCall(self, parameters_of(module).names, parts, is_root=module is model)
             self._hook(module, enter, self.leave_call)
 
     def detach(self) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import operator
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from inspect import Parameter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -91,18 +93,29 @@ ALL_ROWS = Selection(None, "all")
 # -- calls ---------------------------------------------------------------------------------
 
 
+class ForwardParameters(NamedTuple):
+    """Parameters of a forward method."""
+
+    names: tuple[str, ...]
+    any_keyword: bool
+    n_positional: float  # infinite for *args
+
+
 @functools.lru_cache(maxsize=1024)
-def _parameters(forward: Any) -> tuple[tuple[str, ...], bool]:
+def _parameters(forward: Any) -> ForwardParameters:
     try:
-        parameters = inspect.signature(forward).parameters.values()
+        parameters = list(inspect.signature(forward).parameters.values())[1:]  # without self
     except (TypeError, ValueError):
-        return (), True
+        return ForwardParameters((), True, math.inf)
+    kinds = [p.kind for p in parameters]
+    any_keyword, any_number = Parameter.VAR_KEYWORD in kinds, Parameter.VAR_POSITIONAL in kinds
+    n_positional = len(kinds) - kinds.count(Parameter.KEYWORD_ONLY) - any_keyword
     names = [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-    return tuple(names[1:]), any(p.kind is p.VAR_KEYWORD for p in parameters)
+    return ForwardParameters(tuple(names), any_keyword, math.inf if any_number else n_positional)
 
 
-def parameters_of(module: Module) -> tuple[tuple[str, ...], bool]:
-    """Return the names of the parameters of a forward method, and whether it takes any keyword."""
+def parameters_of(module: Module) -> ForwardParameters:
+    """Return the parameters of the forward method of a module."""
     return _parameters(type(module).forward)  # accelerate replaces the bound method
 
 
