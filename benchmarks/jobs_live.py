@@ -148,13 +148,12 @@ def _fit_layers() -> Contenders:
 @_live("live/bytes of 30 states", "30 d^2 doubles", below(1.3))
 def _state_bytes() -> Numbers:
     """Memory of a collection during a pass, over that of the covariances of its sites alone."""
-    from splince_fast.nn.collection import collector_for
-    from splince_fast.nn.spec import Placement
+    from splince_fast.nn.collection import Collector
 
     model, short, _ = _model()
-    collector = collector_for(
-        model, _BLOCKS, labels=_label, tokens="all", placement=Placement(), weight="token",
-        skip_ids=(), device="model", options={},
+    collector = Collector.of(
+        model, _BLOCKS, labels=_label, tokens="all", side="output", feature_dim=-1,
+        output=None, heads=None, weight="token", skip_ids=(), device="model", options={},
     )  # fmt: skip
     with collector.attached(model), collector.one_batch(short[0]):
         _forward(model, short[:1]).run()

@@ -96,7 +96,7 @@ class Trace:
             if name not in trace._start:
                 trace.order.append(name)
                 trace._start[name] = time
-                trace._checksums[name] = _checksums(_site_tensor(name, value, placement))
+                trace._checksums[name] = _checksums(sites.pick_rows(name, value, placement)[0])
 
         with ExitStack() as stack:
             for module in model.modules():
@@ -141,13 +141,6 @@ class Trace:
         return [point for _, point in sorted(points, key=lambda pair: -pair[0])]
 
 
-def _site_tensor(name: str, value: object, placement: Placement) -> Tensor:
-    """Return the tensor of a site in an output or input of its module."""
-    if placement.side == "input":
-        return value
-    return sites.pick(name, value, placement.output, placement.feature_dim)[0]
-
-
 # -- cached outputs -------------------------------------------------------------------------
 
 
@@ -177,7 +170,6 @@ class ActivationCache:
         self.nbytes = 0
         self._outputs: dict[int, _CachedOutput] = {}  # by batch
         self._placeholders: dict[tuple[int, int], Any] = {}  # by batch and module
-        self._nan_tensors: dict[object, Tensor] = {}  # by shape, dtype and device
         self._batch = 0
 
     def number_batches(self, batches: Iterable[object]) -> Iterator[Any]:
@@ -213,7 +205,7 @@ class ActivationCache:
             key = self._batch, id(module)
             if cached is None or cached.point is not start or not cached.unchanged:
                 output = original(*args, **kwargs)
-                self._placeholders[key] = self._placeholder(output)
+                self._placeholders[key] = _placeholder(output)
             else:
                 output = self._placeholders[key] if is_skipped else cached.output
             if store is not None and module is store.module:
@@ -236,25 +228,16 @@ class ActivationCache:
             self._outputs[self._batch] = _CachedOutput(point, output, nbytes, versions)
             self.nbytes += nbytes
 
-    def _placeholder(self, output: Any) -> Any:
-        """Return NaN in the shapes of an output, as views of single numbers."""
-        if isinstance(output, Tensor):
-            key = (tuple(output.shape), output.dtype, output.device)
-            if key not in self._nan_tensors:
-                nan = torch.full((), torch.nan, dtype=output.dtype, device=output.device)
-                self._nan_tensors[key] = nan.expand(output.shape)
-            return self._nan_tensors[key]
-        return None if output is None else type(output)(map(self._placeholder, output))
+
+def _placeholder(output: Any) -> Any:
+    """Return NaN in the shapes of an output, as views of single numbers."""
+    if isinstance(output, Tensor):
+        return output.new_full((), torch.nan).expand(output.shape)
+    return None if output is None else type(output)(map(_placeholder, output))
 
 
 def cache_limit(memory: int | None, device: torch.device) -> int:
-    """Return the size limit of a cache in bytes, by default a quarter of the free memory.
-
-    Raises
-    ------
-    InputError
-        `memory` is no number of bytes.
-    """
+    """Return the size limit of a cache in bytes; InputError if `memory` is no such number."""
     if memory is None:
         return int(_MEMORY_FRACTION * (free_memory(device) or 0))
     if not is_number(memory) or not memory >= 0:
@@ -310,7 +293,7 @@ def choose_cache_points(
         results = []
 
         def reach(value: object) -> None:
-            results.append(trace.matches(name, _site_tensor(name, value, placement)))
+            results.append(trace.matches(name, sites.pick_rows(name, value, placement)[0]))
             raise StopForward
 
         with ExitStack() as stack:

@@ -22,7 +22,13 @@ from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
 from splince_fast.exceptions import SiteError
-from splince_fast.nn.sites import in_backward, is_row_tensor, named_modules, prefixes
+from splince_fast.nn.sites import (
+    in_backward,
+    is_row_tensor,
+    named_modules,
+    prefixes,
+    without_infixes,
+)
 from splince_fast.nn.tokens import ALL_ROWS, Selection, TokenRule, parameters_of, select
 
 
@@ -35,7 +41,7 @@ class _ThreadState(threading.local):
         self.store_inputs = False
 
 
-_hook_lock = threading.Lock()  # held while ancestors get their hooks
+_lock = threading.Lock()  # held while ancestors get their hooks, and while inputs are stored
 
 
 class CallSelections:
@@ -95,66 +101,58 @@ class CallSelections:
     def _current(self) -> Selection | None:
         if torch.compiler.is_compiling():
             return None if self._compiled_stack is None else self._compiled_stack[0]
-        return self.eager()
-
-    def eager(self) -> Selection | None:
-        """Return the selection of the running call in eager code, None if there is none."""
         stack = self._thread.stack
         return stack[-1][1] if stack else None
 
     # -- hooks -----------------------------------------------------------------------------
 
-    def attach(self, model: Module, names: Iterable[str]) -> list[RemovableHandle]:
-        """Add the hooks for sites of these names; return the list of their handles.
-
-        The list grows in the first call that records gradients.
-        """
-        modules = named_modules(model)
-        ancestors = sorted({ancestor for name in names for ancestor in prefixes(name)})
-        self._handles = []
-        entries = {"": model}  # the model, and nested modules that take tokens
-        for name in ancestors:
-            module = modules.get(name)
-            if module is not None and "input_ids" in parameters_of(module)[0]:
-                entries[name] = module
-        for name, module in entries.items():
+    def attach(self, model: Module, names: Iterable[str]) -> None:
+        """Add the hooks for sites of these names."""
+        ancestors = sorted({"", *(ancestor for name in names for ancestor in prefixes(name))})
+        # The model, the model inside a wrapper, and nested modules that take tokens.
+        entries = [
+            (name, module)
+            for raw_name, module in model.named_modules(remove_duplicate=False)
+            if (name := without_infixes(raw_name)) in ancestors
+            and (module is model or "input_ids" in parameters_of(module).names)
+        ]
+        inner = [part for part in ancestors if part not in dict(entries)]
+        for name, module in entries:
             prefix = f"{name}." if name else ""
-            parts = tuple(
-                part.removeprefix(prefix)
-                for part in ancestors
-                if part.startswith(prefix) and part not in entries
-            )
-            hook = EnterCall(self, parameters_of(module)[0], parts, is_root=not name)
-            self._hook(module, hook)
-        return self._handles
+            parts = tuple(part.removeprefix(prefix) for part in inner if part.startswith(prefix))
+            enter = EnterCall(self, parameters_of(module).names, parts, is_root=module is model)
+            self._hook(module, enter, self.leave_call)
 
-    def _hook(self, module: Module, enter: EnterPart) -> None:
-        leave = Leave(self, is_call=isinstance(enter, EnterCall))
+    def detach(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _hook(self, module: Module, enter: Any, leave: Any) -> None:
         self._handles += [
             module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True),
             module.register_forward_hook(leave, always_call=True),
         ]
 
-    def _attach_parts(self, module: Module, hook: EnterCall) -> None:
+    def attach_parts(self, module: Module, parts: Iterable[str]) -> None:
         """Add hooks to the ancestors of sites inside a module, once each."""
-        if not hook.parts:
-            return
         modules = named_modules(module)
-        with _hook_lock:
-            for part in filter(None, map(modules.get, hook.parts)):
-                hooks = part._forward_pre_hooks.values()
-                if not any(type(h) is EnterPart and h.selections is self for h in hooks):
-                    self._hook(part, EnterPart(self))
-            hook.parts = ()
+        with _lock:
+            for part in filter(None, map(modules.get, parts)):
+                if self.enter_part not in part._forward_pre_hooks.values():
+                    self._hook(part, self.enter_part, self.leave)
 
     def enter_call(self, module: Module, arguments: Mapping[str, object], hook: EnterCall) -> None:
         """Select the tokens of a call that begins."""
-        outer = self._current()
         has_tokens = any(arguments.get(key) is not None for key in ("input_ids", "inputs_embeds"))
+        # A call that was interrupted (KeyboardInterrupt) is never left, so that it may seem to be
+        # the outer call of the next one.
+        outer = None if hook.is_root else self._current()
         if outer is not None and not has_tokens:
             selection = outer
         else:
-            selection = select(self.token_rule, arguments)
+            selection = select(self.token_rule, arguments, hook.parameters)
         self._compiled_stack = (selection, None if hook.is_root else self._compiled_stack)
         if torch.compiler.is_compiling():
             return
@@ -165,45 +163,49 @@ class CallSelections:
             # Stored during the whole call, not only with gradients enabled: reentrant checkpoints
             # run their module without gradients.
             self._checkpointed = self._thread.store_inputs = True
-            self._by_input = {k: v for k, v in self._by_input.items() if not v[0].expired()}
-            self._attach_parts(module, hook)
+            with _lock:
+                self._by_input = {k: v for k, v in self._by_input.items() if not v[0].expired()}
+            if hook.parts:
+                self.attach_parts(module, hook.parts)
+                hook.parts = ()
 
     def enter_part(self, module: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Store the selection under the input of the module; a backward pass looks it up there."""
+        if torch.compiler.is_compiling():
+            return
         selection = self._current()
-        if self._checkpointed and in_backward() if selection is None else self._thread.store_inputs:
-            tensor = next((v for v in (*args, *kwargs.values()) if is_row_tensor(v)), None)
-            if selection is None:
-                stored = None if tensor is None else self._by_input.get(tensor.data_ptr())
-                selection = None if stored is None or stored[0].expired() else stored[1]
-            elif tensor is not None:
-                reference = StorageWeakRef(tensor.untyped_storage())
+        tensor = next((v for v in (*args, *kwargs.values()) if is_row_tensor(v)), None)
+        if tensor is not None and self._checkpointed and in_backward():
+            stored = self._by_input.get(tensor.data_ptr())
+            if stored is not None and not stored[0].expired():
+                selection = stored[1]
+        elif tensor is not None and self._thread.store_inputs and selection is not None:
+            reference = StorageWeakRef(tensor.untyped_storage())
+            with _lock:
                 self._by_input[tensor.data_ptr()] = (reference, selection)
         self._thread.stack.append((module, selection))
 
-    def leave(self, module: Module, *, is_call: bool) -> None:
-        """End the call of a module, unless it got its hooks during the call."""
-        if is_call and self._compiled_stack is not None:
+    # These run after errors, too.
+
+    def leave_call(self, module: Module, args: object, output: object) -> None:
+        """End the call of the model, or of a module that takes tokens."""
+        if self._compiled_stack is not None:
             self._compiled_stack = self._compiled_stack[1]
+        self.leave(module, args, output)
+
+    def leave(self, module: Module, args: object, output: object) -> None:
+        """End the call of a module, unless it got its hooks during the call."""
         if not torch.compiler.is_compiling():
             stack = self._thread.stack
             if stack and stack[-1][0] is module:
                 stack.pop()
 
 
-class EnterPart:
-    """Pre-hook of an ancestor of a site."""
+class EnterCall:
+    """Pre-hook of the model, and of ancestors of a site that take tokens.
 
-    def __init__(self, selections: CallSelections) -> None:
-        self.selections = selections
-
-    def __call__(self, module: Module, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
-        if not torch.compiler.is_compiling():
-            self.selections.enter_part(module, args, kwargs)
-
-
-class EnterCall(EnterPart):
-    """Pre-hook of the model, and of ancestors of a site that take tokens."""
+    `parameters` are those of the module, `parts` the ancestors of sites inside it.
+    """
 
     def __init__(
         self,
@@ -213,8 +215,8 @@ class EnterCall(EnterPart):
         *,
         is_root: bool,
     ) -> None:
-        super().__init__(selections)
-        self.parameters, self.parts, self.is_root = parameters, parts, is_root
+        self.selections, self.parameters, self.parts = selections, parameters, parts
+        self.is_root = is_root
 
     def __call__(self, module: Module, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
         compiling = torch.compiler.is_compiling()
@@ -228,13 +230,3 @@ class EnterCall(EnterPart):
             self.selections.enter_call(module, arguments, self)
         else:
             self.selections.enter_part(module, args, kwargs)
-
-
-class Leave:
-    """Forward hook of an ancestor of a site; runs after errors, too."""
-
-    def __init__(self, selections: CallSelections, *, is_call: bool) -> None:
-        self.selections, self.is_call = selections, is_call
-
-    def __call__(self, module: Module, args: object, output: object) -> None:
-        self.selections.leave(module, is_call=self.is_call)

@@ -2,52 +2,309 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 from torch.nn import Module
 
+from splince_fast._runtime.keywords import as_names
 from splince_fast._runtime.progress import Progress
-from splince_fast.exceptions import InputError
+from splince_fast.exceptions import InputError, LabelError, NeverCalledError, SiteError
+from splince_fast.labels import encode
+from splince_fast.moments import Moments
+from splince_fast.moments.block import Workspace
 from splince_fast.moments.parameters import Parameters
 from splince_fast.nn import running, sites
+from splince_fast.nn.accumulate import RowLabels, SiteSums, accumulation_device
+from splince_fast.nn.call_selections import CallSelections
 from splince_fast.nn.collected import Collected
-from splince_fast.nn.collector import Collector, Labels, label_keys
-from splince_fast.nn.spec import CollectionSpec, Placement
-from splince_fast.nn.tokens import TokenRule
+from splince_fast.nn.memory import check_memory, to_device
+from splince_fast.nn.spec import CollectionSpec, Placement, Site
+from splince_fast.nn.tokens import MISSING_LABEL, Selection, TokenRule
+
+Labels = str | list[str] | tuple[str, ...] | Callable[[Any], Mapping[str, Any]]
 
 
-def run(
-    model: Module,
-    batches: Iterable[object],
-    collector: Collector,
-    forward: Callable[..., object] | None,
-    progress: bool | None,
-    recipe: CollectionSpec,
-) -> Collected:
-    """Run a model on all batches with the hooks of a collector, and return the moments."""
-    running.check_inputs(batches, forward)
-    device = running.device_of(model)
-    keys = label_keys(collector.labels)
-    collector.may_stop = running.may_stop_early(model, forward)
-    with (
-        collector.attached(model),
-        running.evaluating(model),
-        Progress(unit="sequences", show=progress) as bar,
-    ):
-        for batch in batches:
-            before = collector.n_sequences
-            with collector.one_batch(batch):
-                running.call(model, running.batch_to(batch, device), keys, forward)
-            bar.advance(collector.n_sequences - before)
-    if not collector.n_batches:
-        raise InputError("batches is empty; a generator is empty when it is read a second time")
-    rule = collector.token_rule.rule
-    return collector.result(
-        replace(recipe, tokens=rule if callable(rule) else collector.applied_rule)
-    )
+@dataclass(frozen=True)
+class SelectedRows:
+    """Positions and labels of the rows that one call selects; sites of equal shape share them."""
+
+    labels: RowLabels
+    index: Tensor | None  # positions among the rows of a site, on the host; None for all
+    n_sequences: int
+    _copies: dict[torch.device, Tensor] = field(default_factory=dict)
+
+    def select(self, flat: Tensor) -> Tensor:
+        """Select rows of a tensor (n, d); the index is copied to each device once."""
+        if self.index is None:
+            return flat
+        index = self._copies.get(flat.device)
+        if index is None:
+            index = self._copies[flat.device] = to_device(self.index, flat.device)
+        return flat.index_select(0, index)
+
+
+@dataclass(eq=False)
+class Collector:
+    """Hooks of one pass, and the sums that they accumulate.
+
+    Attributes
+    ----------
+    modules : mapping of str to Module
+        By site.
+    token_rule, placement, labels, parameters
+        Arguments of :func:`collect` after validation.
+    by_sequence : bool
+        Whether the rows of each sequence have total weight 1.
+    device : torch.device or None
+        Device of the sums; None for that of the activations.
+    once_per_batch : bool or None
+        Whether each site runs once per batch, None until the first batch. If so, :meth:`run` ends
+        each call after the last site, if the model allows it.
+    sums : dict of str to SiteSums
+        By site or head, in the order of their first calls.
+    calls, widths : dict of str to int
+        By site.
+    applied_rule : str or None
+        The rule that was applied, after the first call.
+    n_batches, n_sequences : int
+    """
+
+    modules: Mapping[str, Module]
+    token_rule: TokenRule
+    placement: Placement
+    labels: Labels
+    by_sequence: bool
+    device: torch.device | None
+    parameters: Parameters
+    once_per_batch: bool | None = None
+
+    def __post_init__(self) -> None:
+        self.selections = CallSelections(self.token_rule)
+        self.sums: dict[str, SiteSums] = {}
+        self.calls = dict.fromkeys(self.modules, 0)
+        self.widths: dict[str, int] = {}
+        self.applied_rule: str | None = None
+        self.n_batches = self.n_sequences = 0
+        self._work = Workspace()
+        self._may_stop = False  # whether a call may end after the last site
+        # Of the current batch:
+        self._batch_labels: dict[str, object] = {}
+        self._selected: dict[object, SelectedRows] = {}  # by selection and shape
+        self._reached: set[str] = set()
+        self._stopped = False
+
+    @classmethod
+    def of(
+        cls,
+        model: Module,
+        at: Any,
+        *,
+        labels: Labels,
+        tokens: object,
+        side: str,
+        feature_dim: int,
+        output: int | str | None,
+        heads: object,
+        weight: str,
+        skip_ids: Iterable[int],
+        device: object,
+        options: Mapping[str, Any],
+    ) -> Collector:
+        """Validate the arguments of :func:`collect`; `options` are those of the moments."""
+        unknown = set(options) - {"kinds", "joint"}
+        if unknown:
+            raise InputError(
+                f"collect takes no {sorted(unknown)}; of the parameters of Moments it knows kinds "
+                "and joint"
+            )
+        if not (callable(labels) or isinstance(labels, Iterable)):
+            raise InputError(
+                f"labels is {labels!r}; it must be a key of the batches, a list of keys, or a "
+                "function"
+            )
+        if weight not in ("token", "sequence"):
+            raise InputError(f"weight is {weight!r}; it is 'token' or 'sequence'")
+        return cls(
+            modules=sites.find(model, at),
+            token_rule=TokenRule.of(
+                None if tokens == "body" else tokens, skip_ids, allow_mean=True
+            ),
+            placement=Placement.of(side, feature_dim, output, sites.number_of_heads(model, heads)),
+            labels=labels,
+            by_sequence=weight == "sequence",
+            device=None if device == "model" else _device(device),
+            parameters=Parameters.of(None, options.get("kinds"), options.get("joint") or (), False),
+        )
+
+    def run(
+        self, model: Module, batches: Iterable[Any], forward: Any, progress: bool | None
+    ) -> Collected:
+        """Run a model on all batches, and return the moments."""
+        running.check_inputs(batches, forward)
+        device, keys = running.device_of(model), label_keys(self.labels)
+        self._may_stop = running.may_stop_early(model, forward)
+        with (
+            self.attached(model),
+            running.evaluating(model),
+            Progress(unit="sequences", show=progress) as bar,
+        ):
+            for batch in batches:
+                before = self.n_sequences
+                with self.one_batch(batch):
+                    running.call(model, running.batch_to(batch, device), keys, forward)
+                bar.advance(self.n_sequences - before)
+        if not self.n_batches:
+            raise InputError("batches is empty; a generator is empty when it is read a second time")
+        return self._result()
+
+    @contextmanager
+    def attached(self, model: Module) -> Iterator[None]:
+        """Attach all hooks inside a ``with`` block."""
+        with ExitStack() as stack:
+            for name, module in self.modules.items():
+                add = partial(self.add, name)
+                stack.callback(sites.add_hook(name, module, self.placement.side, add).remove)
+            # Last: if a site takes tokens itself, its hook runs before its call is left.
+            stack.callback(self.selections.detach)
+            self.selections.attach(model, self.modules)
+            yield
+
+    @contextmanager
+    def one_batch(self, batch: object) -> Iterator[None]:
+        """Prepare for a batch, which the ``with`` block runs."""
+        self._batch_labels = read_labels(batch, self.labels)
+        self._selected, self._reached, self._stopped = {}, set(), False
+        before = dict(self.calls)
+        with suppress(running.StopForward):
+            yield
+        if self.once_per_batch is None:
+            self.once_per_batch = all(self.calls[name] == before[name] + 1 for name in self.calls)
+        self._selected = {}
+        self.n_batches += 1
+
+    def add(self, name: str, value: object) -> None:
+        """Add the selected rows of a site, whose module returned or received `value`."""
+        if self._stopped or sites.in_backward():
+            return
+        rows = sites.pick_rows(name, value, self.placement)[0].detach()
+        self.calls[name] += 1
+        selection = self.selections.current(name)
+        if self.applied_rule is None:
+            self.applied_rule = selection.rule
+        elif self.applied_rule != selection.rule:
+            raise SiteError(
+                f"the site {name!r} runs in a call whose tokens are {selection.rule!r}, and they "
+                f"were {self.applied_rule!r} before: only some calls have tokens. Collect at sites "
+                "of such calls one by one, or pass tokens='all'"
+            )
+        flat, labels = self._select(name, rows, selection)
+        if labels.n:
+            keys = self._keys(name)
+            for key, part in zip(keys, flat.chunk(len(keys), dim=1), strict=True):
+                self._sums_of(key, part).add(part, labels)
+        self.widths[name] = int(rows.shape[-1])
+        self._reached.add(name)
+        if self._may_stop and self.once_per_batch and len(self._reached) == len(self.modules):
+            self._stopped = True
+            raise running.StopForward
+
+    def _select(self, name: str, rows: Tensor, selection: Selection) -> tuple[Tensor, RowLabels]:
+        """Return the selected rows (n, d) of a tensor (..., d), and their labels."""
+        mask = selection.mask_for(name, rows)
+        tokens = selection.mask
+        if mask is not None and tokens is not None and mask.ndim < tokens.ndim:
+            rows, mask = rows.unflatten(0, tokens.shape), mask.view(tokens.shape)
+        means = selection.rule == "mean"
+        key = (None if mask is None else selection, tuple(rows.shape[:-1]))
+        selected = self._selected.get(key)
+        if selected is None:
+            selected = self._index(tuple(rows.shape[:-1]), mask, selection)
+            if not self._selected:
+                self.n_sequences += selected.n_sequences
+            self._selected[key] = selected
+        flat = _means(rows, mask) if means else rows.reshape(-1, rows.shape[-1])
+        return selected.select(flat), selected.labels
+
+    def _index(
+        self, shape: tuple[int, ...], mask: Tensor | None, selection: Selection
+    ) -> SelectedRows:
+        """Return positions and labels of the selected rows, or of the means over sequences."""
+        if selection.rule == "mean":
+            shape, mask = shape[:1], None if mask is None else mask.any(1)
+        index = None if mask is None else mask.cpu().reshape(-1).nonzero().squeeze(1)
+        positions = np.arange(int(np.prod(shape))) if index is None else index.numpy()
+        shape, n = shape or (1,), len(positions)
+        sequence = positions // max(1, int(np.prod(shape[1:])))
+        columns = {
+            name: _label_rows(name, values, shape, positions, sequence)
+            for name, values in self._batch_labels.items()
+        }
+        counts = np.bincount(sequence, minlength=1)
+        weight = 1.0 / counts[sequence] if self.by_sequence else None
+        kinds, joint = self.parameters.kinds or None, self.parameters.joint
+        encoded = encode(columns, n, kinds=kinds, joint=joint)
+        labels = RowLabels(n, self.n_batches, weight, encoded, sequence)
+        return SelectedRows(labels, index, int(np.count_nonzero(counts)))
+
+    def _keys(self, name: str) -> list[str]:
+        """Return the keys of the sums of a site, one per head."""
+        heads = self.placement.heads
+        return [name] if heads is None else [f"{name}[{i}]" for i in range(heads)]
+
+    def _sums_of(self, name: str, rows: Tensor) -> SiteSums:
+        """Return the sums of a site or head; the first call creates them."""
+        sums = self.sums.get(name)
+        if sums is None:
+            device = accumulation_device(rows.device if self.device is None else self.device)
+            width = int(rows.shape[1])
+            n_sites = len(self.modules) * (self.placement.heads or 1)
+            check_memory(device, n_sites - len(self.sums), width)
+            sums = self.sums[name] = SiteSums(
+                name, width, rows.dtype, device, self.parameters, self._work
+            )
+        if rows.shape[1] != sums.width:
+            sites.check_width(name, rows, -1, sums.width)
+        return sums
+
+    def check_called(self) -> None:
+        """Raise NeverCalledError if a site never ran."""
+        silent = [name for name, count in self.calls.items() if not count]
+        if silent:
+            raise NeverCalledError(
+                f"the model ran {self.n_batches} batches and the sites {silent} never ran; choose "
+                "the module around them, or another path through the model"
+            )
+
+    def _result(self) -> Collected:
+        """Return the moments of all sites, which uses up the sums."""
+        self.check_called()
+        collected, moments = [], {}
+        for name, width in self.widths.items():
+            keys, kind = self._keys(name), type(self.modules[name]).__name__
+            for key in keys:
+                sums = self.sums.pop(key, None)
+                moments[key] = (  # no sums if no token was selected
+                    Moments(kinds=self.parameters.kinds, joint=self.parameters.joint)
+                    if sums is None
+                    else sums.result()
+                )
+                collected.append(Site(key, kind, width // len(keys), self.calls[name]))
+        rule = self.token_rule.rule
+        recipe = CollectionSpec(
+            self.placement,
+            rule if callable(rule) else self.applied_rule,
+            self.token_rule.skip_ids,
+            "sequence" if self.by_sequence else "token",
+        )
+        return Collected(moments, collected, recipe, self.n_sequences)
 
 
 def _device(device: Any) -> torch.device:
@@ -57,40 +314,80 @@ def _device(device: Any) -> torch.device:
         raise InputError(f"device is {device!r}; it must be 'model' or a torch.device") from error
 
 
-def collector_for(
-    model: Module,
-    at: object,
-    *,
-    labels: Labels,
-    tokens: object,
-    placement: Placement,
-    weight: str,
-    skip_ids: Iterable[int],
-    device: object,
-    options: Mapping[str, object],
-) -> Collector:
-    """Validate the arguments of :func:`collect` and return a collector."""
-    unknown = set(options) - {"kinds", "joint"}
-    if unknown:
-        raise InputError(
-            f"collect takes no {sorted(unknown)}; of the parameters of Moments it knows kinds "
-            "and joint"
+def _means(rows: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the mean over the selected tokens of each sequence, 0 if there is none."""
+    wide = rows.to(torch.float64 if rows.dtype == torch.float64 else torch.float32)
+    if mask is None:
+        return wide.reshape(len(rows), -1, rows.shape[-1]).mean(1)
+    selected = mask.unsqueeze(-1)
+    return (wide * selected).sum(1) / selected.sum(1).clamp(min=1)
+
+
+# -- labels --------------------------------------------------------------------------------
+
+
+def label_keys(labels: Labels) -> tuple[str, ...]:
+    """Return the keys of labels in a batch, which are not passed to the model."""
+    if callable(labels):
+        return ()
+    return as_names(labels, "labels")
+
+
+def read_labels(batch: Any, labels: Labels) -> dict[str, Any]:
+    """Return the labels of a batch by variable; LabelError if they are missing."""
+    if callable(labels):
+        columns = labels(batch)
+        if not isinstance(columns, Mapping):
+            raise LabelError(
+                f"the function labels= returned {type(columns).__name__}; it must return a mapping "
+                "of names to labels"
+            )
+        return dict(columns)
+    keys = label_keys(labels)
+    if keys and isinstance(batch, tuple | list) and len(batch) == 2:  # (inputs, labels)
+        if len(keys) == 1 and not isinstance(batch[1], Mapping):
+            return {keys[0]: batch[1]}
+        batch = batch[1]
+    if keys and not isinstance(batch, Mapping):
+        raise LabelError(
+            f"labels= names {list(keys)}, and labels come as {type(batch).__name__}; batches are "
+            "mappings, or pairs (inputs, labels) whose second entry is a mapping of names to "
+            "labels, or the labels themselves where there is one name; or pass a function of "
+            "the batch that returns such a mapping"
         )
-    if not (callable(labels) or isinstance(labels, Iterable)):
-        raise InputError(
-            f"labels is {labels!r}; it must be a key of the batches, a list of keys, or a function"
-        )
-    if weight not in ("token", "sequence"):
-        raise InputError(f"weight is {weight!r}; it is 'token' or 'sequence'")
-    return Collector(
-        modules=sites.find(model, at),
-        token_rule=TokenRule.of(None if tokens == "body" else tokens, skip_ids, allow_mean=True),
-        placement=placement,
-        labels=labels,
-        by_sequence=weight == "sequence",
-        device=None if device == "model" else _device(device),
-        parameters=Parameters.of(None, options.get("kinds"), options.get("joint") or (), False),
+    missing = [key for key in keys if key not in batch]
+    if missing:
+        raise LabelError(f"the batch has no labels {missing}; it has the keys {list(batch)}")
+    return {key: batch[key] for key in keys}
+
+
+def _label_rows(
+    name: str,
+    values: Any,
+    shape: tuple[int, ...],
+    positions: NDArray[np.intp],
+    sequence: NDArray[np.intp],
+) -> object:
+    """Return the labels of the rows at `positions`, from one label per token or per sequence."""
+    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
+    array = np.asarray(array)
+    per_token = len(shape) > 1 and array.shape == shape
+    per_sequence = array.shape == shape[:1] or (
+        array.ndim >= 1
+        and array.shape[0] == shape[0]
+        and array.shape[1:] != shape[1:]
+        # A matrix of integers with a wrong number of columns was meant as one label per token.
+        and not (array.ndim == 2 and len(shape) == 2 and array.dtype.kind in "iub")
     )
+    if not per_token and not per_sequence:
+        raise LabelError(
+            f"the labels {name!r} have shape {array.shape}, and the site's rows are {shape}; pass "
+            f"one label per sequence, ({shape[0]},), or one per token, {shape}"
+        )
+    column = array.reshape(-1)[positions] if per_token else array[sequence]
+    if column.dtype.kind in "iu" and (column == MISSING_LABEL).any():
+        return np.ma.masked_array(column, column == MISSING_LABEL)
+    return column
 
 
 def collect(
@@ -193,10 +490,8 @@ def collect(
     (['1', '2'], 200)
     """
     inner = running.unwrap(model)
-    placement = Placement.of(side, feature_dim, output, sites.number_of_heads(inner, heads))
-    collector = collector_for(
-        inner, at, labels=labels, tokens=tokens, placement=placement, weight=weight,
-        skip_ids=skip_ids, device=device, options=moments,
+    collector = Collector.of(
+        inner, at, labels=labels, tokens=tokens, side=side, feature_dim=feature_dim, output=output,
+        heads=heads, weight=weight, skip_ids=skip_ids, device=device, options=moments,
     )  # fmt: skip
-    recipe = CollectionSpec(placement, tokens, collector.token_rule.skip_ids, weight)
-    return run(inner, batches, collector, forward, progress, recipe)
+    return collector.run(inner, batches, forward, progress)

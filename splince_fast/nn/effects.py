@@ -29,10 +29,9 @@ from splince_fast.labels import ClassCodes, Encoded, VariableName
 from splince_fast.moments.parameters import Parameters, check_random_state
 from splince_fast.nn import running, sites
 from splince_fast.nn.accumulate import RowLabels
-from splince_fast.nn.collector import Collector, Labels, label_keys
-from splince_fast.nn.erasers import Erasers
+from splince_fast.nn.collection import Collector, Labels, label_keys
+from splince_fast.nn.erasers import read_erasers
 from splince_fast.nn.installed import install
-from splince_fast.nn.spec import Placement
 from splince_fast.nn.tokens import TokenRule
 
 # Indices of the activations without and with erasers.
@@ -170,7 +169,7 @@ class Effect:
         return from_dict(columns, schema, backend=backend).to_native()
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Convert to JSON; NaN becomes null.
+        """Convert to JSON; NaN and infinity become null.
 
         Parameters
         ----------
@@ -249,12 +248,12 @@ class Effect:
 
 
 def _plain(value: object) -> object:
-    """Replace NaN, which JSON cannot represent, by None."""
+    """Replace NaN and infinity, which JSON cannot represent, by None."""
     if isinstance(value, dict):
         return {key: _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(entry) for entry in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # -- rows ----------------------------------------------------------------------------------
@@ -428,29 +427,19 @@ def effect(
     True
     """
     inner = running.unwrap(model)
-    if isinstance(erasers, str | os.PathLike):
-        erasers = Erasers.load(erasers)
-    if not isinstance(erasers, Mapping):
-        raise InputError(
-            f"erasers is {type(erasers).__name__}; pass Erasers, the path of their file, or a "
-            "mapping of names to projections"
-        )
+    by_site, recipe = read_erasers(erasers)
     if not is_integer(max_rows) or max_rows < 2:
         raise InputError(f"max_rows is {max_rows!r}; it must be an integer of at least 2")
     running.check_inputs(texts, forward, "texts")
     if loss is not None and not callable(loss):
         raise InputError(f"loss is {loss!r}; it must be a function of output and inputs")
-    roles = _roles(erasers, erase, keep)
-    placement, rule = Placement(), tokens
-    skip_ids: tuple[int, ...] = ()
-    if isinstance(erasers, Erasers):
-        placement, skip_ids = erasers.placement, erasers.skip_ids
-        rule = erasers.apply_to if tokens is None else tokens
+    roles = _roles(by_site, erase, keep)
+    rule = recipe.applied if tokens is None else tokens
     names = [*roles, *([] if groups is None else [groups])]
     collector = _SampleCollector(
-        modules=sites.find(inner, list(erasers) if at is None else at),
-        token_rule=TokenRule.of(rule, skip_ids),
-        placement=placement,
+        modules=sites.find(inner, list(by_site) if at is None else at),
+        token_rule=TokenRule.of(rule, recipe.skip_ids),
+        placement=recipe.placement,
         labels=names if labels is None else labels,
         by_sequence=False,
         device=None,
@@ -458,7 +447,7 @@ def effect(
         max_rows=int(max_rows),
         random_state=check_random_state(random_state),
     )
-    losses = _run(inner, erasers, texts, collector, tokens, loss, forward, progress)
+    losses = _run(inner, by_site, texts, collector, tokens, loss, forward, progress)
     before, after = collector.samples
     first = next(iter(before.values()), None)
     if first is None:
@@ -468,12 +457,7 @@ def effect(
         raise LabelError(f"the labels of texts have no {missing}; labels= must return all of them")
     effects = tuple(
         _site_effect(
-            name,
-            sample.columns(),
-            after[name].columns(),
-            roles,
-            groups,
-            collector.random_state,
+            name, sample.columns(), after[name].columns(), roles, groups, collector.random_state
         )
         for name, sample in before.items()
     )
@@ -536,6 +520,7 @@ def _run(
             bar.advance((collector.n_sequences - earlier) // 2)
     if not collector.n_batches:
         raise InputError("texts is empty; a generator is empty when it is read a second time")
+    collector.check_called()
     if not weights.all():
         return None
     before, after = (totals / weights).tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from splince_fast._runtime.warn import warn
 from splince_fast.exceptions import InputError, OtherTokensWarning, SplinceError
 from splince_fast.methods.table import Function, method_of
 from splince_fast.moments import Moments
+from splince_fast.nn.eraser import check_projection
 from splince_fast.nn.spec import BySite, CollectionSpec, Site, table
 from splince_fast.projection import Projection, from_record, to_record
 
@@ -68,7 +70,7 @@ class Erasers(BySite):
     @property
     def apply_to(self) -> Any:
         """The rule for the tokens that :func:`install` changes."""
-        return self.tokens if self._recipe.apply_to is None else self._recipe.apply_to
+        return self._recipe.applied
 
     def _check_tokens(self, tokens: object) -> None:
         """Warn if `tokens` differ from those that the fit changed.
@@ -112,6 +114,24 @@ class Erasers(BySite):
         return table(heading, columns, rows)
 
     __repr__ = __str__
+
+
+def read_erasers(erasers: Any) -> tuple[Mapping[Any, Any], CollectionSpec]:
+    """Return erasers by site, of a file or a mapping, and how they are applied.
+
+    Without `Erasers` the rule for tokens is None. Raises InputError for other types.
+    """
+    if isinstance(erasers, str | os.PathLike):
+        erasers = Erasers.load(erasers)
+    if not isinstance(erasers, Mapping):
+        if hasattr(erasers, "label_kinds"):
+            check_projection(erasers)
+        raise InputError(
+            f"erasers is {type(erasers).__name__}; pass Erasers, the path of their file, or a "
+            "mapping of names to projections, such as {'norm': projection}"
+        )
+    recipe = erasers.recipe if isinstance(erasers, Erasers) else CollectionSpec(tokens=None)
+    return erasers, recipe
 
 
 def linear_part(projection: Projection) -> Projection:

@@ -10,7 +10,6 @@ model with hooks, and the fold is undone if they differ.
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -26,24 +25,24 @@ from torch.nn import Module
 from splince_fast._runtime.warn import warn
 from splince_fast.exceptions import FoldError, InputError, SplinceWarning
 from splince_fast.nn import running, sites
-from splince_fast.nn.erasers import Erasers, linear_part
+from splince_fast.nn.erasers import Erasers, linear_part, read_erasers
 from splince_fast.nn.layer_weights import Layer, WeightReplacement, layer_of, to_numpy
 from splince_fast.nn.verification import (
-    LOW_PRECISION_TOLERANCE,
     attended,
     check_activations,
     difference,
     hooked,
     installed_outputs,
     outputs_of,
+    tolerance,
 )
 from splince_fast.projection import Projection
 
 # Layers to change for a site: "in" for layers that read the site, "out" for the site itself.
 Changes = list[tuple[Layer, str]]
 
-# Largest difference from the model with hooks, relative to the range of an output.
-_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4}
+# Largest difference from the model with hooks, relative to the range of an output, in 32 bits.
+_TOLERANCE = 1e-4
 # Modules that return their input in evaluation mode.
 _IDENTITIES = (torch.nn.Identity, torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d)
 
@@ -192,13 +191,7 @@ def fold(
     model = running.unwrap(model)
     if bias not in ("error", "add", "drop"):
         raise InputError(f"bias is {bias!r}; it is 'error', 'add' or 'drop'")
-    if isinstance(erasers, str | os.PathLike):
-        erasers = Erasers.load(erasers)
-    if not isinstance(erasers, Mapping):
-        raise InputError(
-            f"erasers is {type(erasers).__name__}; pass Erasers, the path of their file, or a "
-            "mapping of names to projections, such as {'norm': projection}"
-        )
+    erasers, recipe = read_erasers(erasers)
     if tokens not in (None, "all"):
         raise InputError(f"tokens is {tokens!r}; a fold erases at every token: pass 'all'")
     if isinstance(erasers, Erasers):
@@ -225,9 +218,9 @@ def fold(
         raise InputError("erasers is empty; pass at least one projection by the name of a site")
     example = running.batch_to(example, running.device_of(model))
     replacement = WeightReplacement(model)
-    placement = erasers.placement if isinstance(erasers, Erasers) else None
+    placement = recipe.placement if isinstance(erasers, Erasers) else None
     with running.evaluating(model):
-        at_input = placement is not None and placement.side == "input"
+        at_input = recipe.placement.side == "input"
         changes = _changes(model, chosen, None if at_input else _readers(model, example, chosen))
         drops = {
             name: bias == "drop" and bool(_layers_without_bias(of_site, projections[name]))
@@ -249,8 +242,8 @@ def fold(
             }
             outputs = outputs_of(model, example)
             distance = difference(expected, outputs)
-            tolerance = max(
-                _TOLERANCE.get(layer.module.weight.dtype, LOW_PRECISION_TOLERANCE)
+            largest = max(
+                tolerance(layer.module.weight.dtype, _TOLERANCE)
                 for of_site in changes.values()
                 for layer, _ in of_site
             )
@@ -260,10 +253,10 @@ def fold(
                     "NaN or infinity. Pass another example; weights that overflow need bfloat16 or "
                     "float32"
                 )
-            if not distance <= tolerance:
+            if not distance <= largest:
                 raise FoldError(
                     f"the folded model differs from the hooked one by {distance:.1e} of the range "
-                    f"of its output (at most {tolerance:.0e} is rounding): other operations than "
+                    f"of its output (at most {largest:.0e} is rounding): other operations than "
                     f"the linear layers read {list(chosen)}, such as a residual connection. "
                     "Erase the outputs of norms that feed linear layers only, or use install"
                 )

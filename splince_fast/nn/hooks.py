@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
@@ -50,11 +48,6 @@ class SiteEraser:
                 self._copies[device] = eraser
         return eraser
 
-    def copy_to(self, devices: Iterable[torch.device]) -> None:
-        """Copy the eraser to devices before the first call, which may be compiled."""
-        for device in devices:
-            self.on(device)
-
     def set_gate(self, value: float) -> float:
         """Set the gate of every copy to 0 or 1; return its earlier value."""
         before = float(self._copies[_CPU].gate)
@@ -65,46 +58,23 @@ class SiteEraser:
 
     def erase(self, value: object) -> Any:
         """Return an output or input of the module with erased rows."""
-        if is_dynamo_compiling():  # counters and types of tensors would be guards
+        if torch.compiler.is_compiling():  # a counter would be a guard
             self.ran_compiled = True
         else:
             self.n_calls += 1
-            erased = self._erase_by_kernel(value)
-            if erased is not None:
-                return erased
-        axis, heads = self.placement.feature_dim, self.placement.heads
-        tensor, key = sites.pick(self.name, value, self.placement.output, axis)
-        x = tensor if heads is None else sites.merge_heads(self.name, tensor, heads)
-        sites.check_width(self.name, x, axis, self.width)
-        last = axis in (-1, x.ndim - 1)
-        rows = x if last else x.movedim(axis, -1)
-        selection = self.selections.current(self.name)
-        mask = None if selection.all_selected else selection.mask_for(self.name, rows)
-        erased = self.on(rows.device).forward(rows)
-        if mask is not None:
-            erased = torch.where(mask.unsqueeze(-1), erased, rows)
-        erased = erased if last else erased.movedim(-1, axis)
-        return sites.put(value, key, erased if heads is None else erased.reshape(tensor.shape))
+        return sites.replace_rows(self.name, value, self.placement, self.width, self._erase_rows)
 
-    def _erase_by_kernel(self, value: Any) -> Any:
-        """Erase a plain CPU tensor, or one in a tuple, by the kernel; return None for others."""
-        x = value[0] if type(value) is tuple and value else value
-        selection = self.selections.eager()
-        if not (self._enabled and self._plain_placement) or selection is None or selection.error:
-            return None
-        if not isinstance(x, Tensor) or x.dim() == 0 or x.size(-1) != self.width:
-            return None
-        if self.placement.heads is not None and x.dim() == 4:
-            return None
-        if self._packed is None:
-            self._packed = self._pack()
-        erased = erased_in_memory(self._packed, x)
+    def _erase_rows(self, rows: Tensor) -> Tensor:
+        """Erase the selected ones of the rows (..., d): by the kernel, or else by torch."""
+        mask = self.selections.current(self.name).mask_for(self.name, rows)
+        erased = None
+        if not torch.compiler.is_compiling() and self._enabled and self._plain_placement:
+            if self._packed is None:
+                self._packed = self._pack()
+            erased = erased_in_memory(self._packed, rows)
         if erased is None:
-            return None
-        mask = None if selection.all_selected else selection.mask_for(self.name, x)
-        if mask is not None:
-            erased = torch.where(mask.unsqueeze(-1), erased, x)
-        return erased if x is value else (erased, *value[1:])
+            erased = self.on(rows.device).forward(rows)
+        return erased if mask is None else torch.where(mask.unsqueeze(-1), erased, rows)
 
     def _pack(self) -> PackedFactors:
         eraser = self.on(_CPU)
@@ -127,15 +97,13 @@ class SiteHook:
 
     def __call__(self, module: Module, args: Any, kwargs_or_output: Any) -> Any:
         if self.side == "output":
-            for eraser in self.erasers:
-                kwargs_or_output = eraser.erase(kwargs_or_output)
-            return kwargs_or_output
-        kwargs = kwargs_or_output
+            return self._erase(kwargs_or_output)
+        return sites.on_input(self.erasers[0].name, args, kwargs_or_output, self._erase)
+
+    def _erase(self, value: object) -> Any:
         for eraser in self.erasers:
-            key = sites.pick_input(eraser.name, args, kwargs)
-            x = args[key] if isinstance(key, int) else kwargs[key]
-            args, kwargs = sites.replace_input(args, kwargs, key, eraser.erase(x))
-        return args, kwargs
+            value = eraser.erase(value)
+        return value
 
     def register(self, module: Module) -> None:
         """Add the hook after other hooks of the input, or before other hooks of the output."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.nn import Module
-from torch.utils.hooks import RemovableHandle
 
 from splince_fast._runtime.warn import warn
 from splince_fast._solve.options import is_number
@@ -18,9 +16,9 @@ from splince_fast.exceptions import InputError, NeverCalledError, NothingErasedW
 from splince_fast.nn import running, sites
 from splince_fast.nn.call_selections import CallSelections
 from splince_fast.nn.eraser import Eraser, check_projection
-from splince_fast.nn.erasers import Erasers
+from splince_fast.nn.erasers import Erasers, read_erasers
 from splince_fast.nn.hooks import SiteEraser, SiteHook
-from splince_fast.nn.spec import Placement
+from splince_fast.nn.spec import CollectionSpec, Placement
 from splince_fast.nn.tokens import TokenRule
 from splince_fast.projection import Projection
 
@@ -66,7 +64,6 @@ class Installed:
         self, model: Module, erasers: list[tuple[Module, SiteEraser]], strength: float = 1.0
     ) -> None:
         self._model, self._erasers, self._strength = model, erasers, strength
-        self._handles: list[RemovableHandle] = []
         self._attached = False
         self._depth = 0
         self._attach()
@@ -102,7 +99,7 @@ class Installed:
                 hook.erasers.append(eraser)
             if self._erasers:
                 names = [eraser.name for _, eraser in self._erasers]
-                self._handles = self._erasers[0][1].selections.attach(self._model, names)
+                self._erasers[0][1].selections.attach(self._model, names)
         except BaseException:
             self.remove()
             raise
@@ -117,9 +114,7 @@ class Installed:
                 hook.erasers = [other for other in hook.erasers if other is not eraser]
                 if not hook.erasers and hook.handle is not None:
                     hook.handle.remove()
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+            eraser.selections.detach()
         if self._attached:
             self._attached = False
             _reset_compiled_code()
@@ -232,8 +227,8 @@ def install(
     Raises
     ------
     SiteError
-        No module has this name, a module is never called, or it has another width; the model is
-        unchanged. During a call of the model: an output holds no tensor of the width.
+        No module has this name, a module is never called, or its weight has another width; the
+        model is unchanged. During a call of the model: an output holds no tensor of the width.
     InputError
         An argument is invalid.
 
@@ -271,51 +266,43 @@ def install(
             f"strength is {strength!r}; it must be a number above 0 and at most 1: 1 erases, and a "
             "fraction steers"
         )
-    model = getattr(model, "_orig_mod", model)
-    if isinstance(erasers, str | os.PathLike):
-        erasers = Erasers.load(erasers)
+    model = running.unwrap(model)
     if isinstance(erasers, Projection):
         if at is None:
             raise InputError("a single Projection needs at=, the names of the sites it is for")
-        pairs: list[tuple[Any, Projection]] = [(at, erasers)]
-    elif isinstance(erasers, Mapping):
+        pairs, recipe = [(at, erasers)], CollectionSpec(tokens=None)
+    else:
+        erasers, recipe = read_erasers(erasers)
         if at is not None:
             raise InputError("at= is for a single Projection; these erasers name their sites")
         pairs = list(erasers.items())
-    else:
-        if hasattr(erasers, "label_kinds"):
-            check_projection(erasers)
-        raise InputError(
-            f"erasers is {type(erasers).__name__}; pass Erasers, the path of their file, a "
-            "mapping of names to projections, or a projection with at="
-        )
     placement = Placement.of(side, feature_dim, output)
+    tokens = recipe.applied if tokens is None else tokens
     if isinstance(erasers, Erasers):
         if placement != Placement():
             raise InputError(
                 "side=, feature_dim= and output= are for projections; these erasers store theirs: "
-                f"{erasers.placement}"
+                f"{recipe.placement}"
             )
-        placement, skip_ids = erasers.placement, erasers.skip_ids
-        tokens = erasers.apply_to if tokens is None else tokens
+        placement = recipe.placement
         erasers._check_tokens(tokens)
         if tokens == "mean":
             raise InputError(
                 "these erasers were fitted on the mean over tokens, which is no token; pass "
                 "tokens=, the rule for the tokens to change ('all' is the usual choice)"
             )
-    else:
-        skip_ids = ()
-    selections = CallSelections(TokenRule.of(tokens, skip_ids))
+    selections = CallSelections(TokenRule.of(tokens, recipe.skip_ids))
     site_erasers: list[tuple[Module, SiteEraser]] = []
     rank_zero = []
     for at_site, projection in pairs:
         for name, module in sites.find(model, at_site).items():
             check_projection(projection)
-            eraser = Eraser(projection if strength == 1 else projection.scaled(strength))
-            _check_weights(name, module, eraser.n_features, placement.heads or 1)
+            with torch.inference_mode(False):  # later calls may record gradients
+                eraser = Eraser(projection if strength == 1 else projection.scaled(strength))
+            _check_weight(name, module, eraser.n_features, placement.heads or 1)
             site_eraser = SiteEraser(name, eraser, selections, placement)
-            site_eraser.copy_to(running.devices_of(module) or running.devices_of(model))
+            for device in running.devices_of(module) or running.devices_of(model):
+                site_eraser.on(device)  # before the first call, which may be compiled
             site_erasers.append((module, site_eraser))
             rank_zero += [] if eraser.rank else [name]
     if rank_zero:
@@ -326,16 +313,17 @@ def install(
     return Installed(model, site_erasers, float(strength))
 
 
-def _check_weights(name: str, module: Module, width: int, heads: int) -> None:
-    """Raise SiteError if the weights of a module show another width."""
-    shapes = [tuple(p.shape) for p in module.parameters() if p.is_floating_point()]
-    plain = shapes and all(
-        type(p).__name__ == "Parameter" and p.numel() for p in module.parameters()
-    )
-    fits = {width, width // heads}
-    if shapes and plain and not any(fits & set(shape) for shape in shapes):
+def _check_weight(name: str, module: Module, width: int, heads: int) -> None:
+    """Raise SiteError if the weight of a layer shows another width.
+
+    The parameters of other modules do not show theirs: the output of a bidirectional LSTM, for
+    instance, has twice the width of its weights. The first call shows it.
+    """
+    weight: Any = getattr(module, "weight", None)
+    plain = type(weight) is torch.nn.Parameter and weight.is_floating_point() and weight.numel()
+    if plain and not {width, width // heads} & set(weight.shape):
         raise SiteError(
-            f"the eraser for {name!r} has width {width}, and no weight of this "
-            f"{type(module).__name__} does (shapes {sorted(set(shapes))[:4]}): it was fitted for "
-            "another model"
+            f"the eraser for {name!r} has width {width}, and the weight of this "
+            f"{type(module).__name__} has shape {tuple(weight.shape)}: it was fitted for another "
+            "model"
         )

@@ -33,7 +33,7 @@ class Layer:
 
     def matrix(self) -> Float:
         """Return the weight as a matrix (outputs, inputs)."""
-        weight = self.module.weight.detach().to("cpu", torch.float64).numpy()
+        weight = to_numpy(self.module.weight)
         if self.kind == "conv2d":
             weight = weight[:, :, 0, 0]
         return np.array(weight if self.kind in ("linear", "conv2d") else weight.T)

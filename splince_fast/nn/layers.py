@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import pickle
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch.nn import Module
 
 from splince_fast.exceptions import InputError, NonFiniteError, SiteError
 from splince_fast.methods.table import Function
-from splince_fast.nn import running, sites
+from splince_fast.nn import running
 from splince_fast.nn.activation_cache import (
     ActivationCache,
     CachePoint,
@@ -23,11 +24,10 @@ from splince_fast.nn.activation_cache import (
     choose_cache_points,
 )  # fmt: skip
 from splince_fast.nn.collected import Collected
-from splince_fast.nn.collection import collector_for, run
-from splince_fast.nn.collector import Collector, Labels, label_keys, read_labels
+from splince_fast.nn.collection import Collector, Labels, label_keys, read_labels
 from splince_fast.nn.erasers import Erasers, linear_part
 from splince_fast.nn.installed import Installed, install
-from splince_fast.nn.spec import CollectionSpec, Placement, Site
+from splince_fast.nn.spec import Site
 from splince_fast.nn.tokens import TokenRule
 from splince_fast.projection import Projection
 
@@ -176,31 +176,32 @@ def fit_layers(
         raise InputError(f"bias is {bias!r}; it is 'keep' or 'drop'")
     running.check_inputs(batches, forward)
     inner = running.unwrap(model)
-    placement = Placement.of(side, feature_dim, output, sites.number_of_heads(inner, heads))
     options = {} if on_infeasible is None else {"on_infeasible": on_infeasible}
     if labels is None:
         labels = list(dict.fromkeys((*_variables(erase), *_variables(keep))))
     repeated = _RepeatedBatches(batches, labels)
-    collector = collector_for(
-        inner, at, labels=labels, tokens=tokens, placement=placement, weight=weight,
-        skip_ids=skip_ids, device=device, options=moments,
+    collector = Collector.of(
+        inner, at, labels=labels, tokens=tokens, side=side, feature_dim=feature_dim, output=output,
+        heads=heads, weight=weight, skip_ids=skip_ids, device=device, options=moments,
     )  # fmt: skip
-    skip_ids = collector.token_rule.skip_ids
     if apply_to is not None:
-        TokenRule.of(apply_to, skip_ids)
+        TokenRule.of(apply_to)
     plan = _plan(inner, batches, collector, forward, memory)
     if tokens == "mean" and apply_to is None:
         raise InputError(
             "tokens='mean' selects no token that an eraser could change; pass apply_to=, the "
             "rule for the tokens to change ('all' is the usual choice), or choose other tokens"
         )
-    recipe = CollectionSpec(placement, tokens, skip_ids, weight, apply_to, bias)
     cache = ActivationCache(plan.cache_limit)
 
     def collect_site(name: str, start: CachePoint | None, store: CachePoint | None) -> Collected:
-        at_site = collector.for_site(name, once_per_batch=plan.once_per_batch[name])
+        at_site = replace(
+            collector,
+            modules={name: collector.modules[name]},
+            once_per_batch=plan.once_per_batch[name],
+        )
         with cache.one_pass(start, store):
-            return run(inner, cache.number_batches(repeated), at_site, forward, progress, recipe)
+            return at_site.run(inner, cache.number_batches(repeated), forward, progress)
 
     projections: dict[str, Projection] = {}
     fitted_sites: list[Site] = []
@@ -228,7 +229,8 @@ def fit_layers(
             ((site, projection),) = collected._fit(method, erase, keep, options)
             projections[site.name] = linear_part(projection) if bias == "drop" else projection
             fitted_sites.append(site)
-            erasers = Erasers(projections, fitted_sites, collected.recipe, sequential=True)
+            recipe = replace(collected.recipe, apply_to=apply_to, bias=bias)
+            erasers = Erasers(projections, fitted_sites, recipe, sequential=True)
             if installed is not None:
                 installed.remove()
             installed = install(inner, erasers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -98,11 +97,11 @@ def call(
     if forward is not None:
         return forward(model, batch)
     if isinstance(batch, Mapping):
-        names, any_keyword = parameters_of(model)
+        parameters = parameters_of(model)
         arguments = {
             key: value
             for key, value in batch.items()
-            if key not in label_keys and (any_keyword or key in names)
+            if key not in label_keys and (parameters.any_keyword or key in parameters.names)
         }
         return model(**arguments)
     if isinstance(batch, tuple | list):
@@ -117,13 +116,7 @@ def _positional(model: Module, batch: Sequence[object]) -> Sequence[object]:
 
     Raises InputError for more entries than parameters.
     """
-    try:
-        parameters = inspect.signature(type(model).forward).parameters.values()
-    except (TypeError, ValueError):
-        return batch
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return batch
-    count = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters) - 1
+    count = parameters_of(model).n_positional
     if len(batch) <= count:
         return batch
     if (len(batch), count) == (2, 1):

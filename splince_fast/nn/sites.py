@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from splince_fast._solve.options import is_integer
 from splince_fast.exceptions import InputError, SiteError
+from splince_fast.nn.spec import Placement
 
 Key = int | str | None
 
@@ -29,9 +30,14 @@ def named_modules(model: Module) -> dict[str, Module]:
     """Return modules by name without the infixes of wrappers; a shared module has several names."""
     modules: dict[str, Module] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        parts = [part for part in name.split(".") if part not in _INFIXES]
-        modules.setdefault(".".join(parts).removeprefix(_PEFT), module)
+        modules.setdefault(without_infixes(name), module)
     return modules
+
+
+def without_infixes(name: str) -> str:
+    """Return a dotted name without the parts that wrappers insert."""
+    parts = [part for part in name.split(".") if part not in _INFIXES]
+    return ".".join(parts).removeprefix(_PEFT)
 
 
 def find(model: Module, at: str | Module | Iterable[str | Module]) -> dict[str, Module]:
@@ -244,6 +250,22 @@ def pick_input(name: str, args: tuple[object, ...], kwargs: Mapping[str, Any]) -
     )
 
 
+def on_input(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], function: Callable[[Any], Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Call a function with the input of a module, and return the arguments with its result.
+
+    Returns None if the function does.
+    """
+    key = pick_input(name, args, kwargs)
+    value = function(args[key] if isinstance(key, int) else kwargs[key])
+    if value is None:
+        return None
+    if isinstance(key, int):
+        return (value, *args[key + 1 :]), kwargs
+    return args, {**kwargs, key: value}
+
+
 def add_hook(
     name: str, module: Module, side: str, function: Callable[[Any], Any]
 ) -> RemovableHandle:
@@ -251,32 +273,52 @@ def add_hook(
 
     The result of the function replaces the output or input, unless it is None.
     """
-
-    def input_hook(module: Module, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
-        key = pick_input(name, args, kwargs)
-        value = function(args[key] if isinstance(key, int) else kwargs[key])
-        return None if value is None else replace_input(args, kwargs, key, value)
-
-    def output_hook(module: Module, args: object, output: object) -> Any:
-        return function(output)
-
     if side == "input":
-        return module.register_forward_pre_hook(input_hook, with_kwargs=True)
-    return module.register_forward_hook(output_hook)
+        return module.register_forward_pre_hook(
+            lambda module, args, kwargs: on_input(name, args, kwargs, function), with_kwargs=True
+        )
+    return module.register_forward_hook(lambda module, args, output: function(output))
 
 
-def replace_input(
-    args: tuple[object, ...], kwargs: dict[str, Any], key: int | str, value: object
-) -> tuple[tuple[object, ...], dict[str, Any]]:
-    """Return the arguments of a module with another input."""
-    if isinstance(key, int):
-        return (value, *args[key + 1 :]), kwargs
-    return args, {**kwargs, key: value}
+# -- rows ----------------------------------------------------------------------------------
 
 
-def check_width(name: str, x: Tensor, feature_dim: int, width: int) -> None:
-    """Raise SiteError unless the axis `feature_dim` of a tensor has the width of its eraser."""
-    if not (-x.ndim <= feature_dim < x.ndim and x.shape[feature_dim] == width):
+def pick_rows(
+    name: str, value: object, placement: Placement, width: int | None = None
+) -> tuple[Tensor, Tensor, Key]:
+    """Return the rows (..., d) of a site, the tensor that holds them, and its place in `value`.
+
+    Raises SiteError for another width than `width`, if it is given.
+    """
+    axis, heads = placement.feature_dim, placement.heads
+    tensor, place = pick(name, value, placement.output, axis)
+    rows = tensor if heads is None else merge_heads(name, tensor, heads)
+    check_width(name, rows, axis, width)
+    return rows if axis in (-1, rows.ndim - 1) else rows.movedim(axis, -1), tensor, place
+
+
+def replace_rows(
+    name: str,
+    value: object,
+    placement: Placement,
+    width: int,
+    function: Callable[[Tensor], Tensor],
+) -> Any:
+    """Return a copy of an output or input of a module with the rows that a function returns."""
+    rows, tensor, place = pick_rows(name, value, placement, width)
+    new, axis = function(rows), placement.feature_dim
+    if placement.heads is not None:
+        new = new.reshape(tensor.shape)
+    elif axis not in (-1, new.ndim - 1):
+        new = new.movedim(-1, axis)
+    return put(value, place, new)
+
+
+def check_width(name: str, x: Tensor, feature_dim: int, width: int | None) -> None:
+    """Raise SiteError unless a tensor has the axis, and the width there if one is given."""
+    if not -x.ndim <= feature_dim < x.ndim:
+        raise SiteError(f"the site {name!r} has shape {tuple(x.shape)}, without axis {feature_dim}")
+    if width not in (None, x.shape[feature_dim]):
         axes = [axis for axis, size in enumerate(x.shape) if size == width]
         hint = f"; axis {axes} has it: pass feature_dim" if axes else ""
         raise SiteError(

@@ -42,11 +42,6 @@ class Placement:
         return cls(side, feature_dim, output, heads)
 
 
-def head_name(site: str, head: int) -> str:
-    """Return the key of the moments of one head."""
-    return f"{site}[{head}]"
-
-
 @dataclass(frozen=True)
 class Site:
     """A module at which activations were collected.
@@ -82,6 +77,11 @@ class CollectionSpec:
     weight: str = "token"
     apply_to: Any = None
     bias: str = "keep"
+
+    @property
+    def applied(self) -> Any:
+        """The rule for the tokens that erasers change."""
+        return self.tokens if self.apply_to is None else self.apply_to
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to JSON values; a function becomes the text "a function"."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from splince_fast._runtime.keywords import as_names
-from splince_fast._solve.options import is_integer
+from splince_fast._solve.options import is_integer, is_number
 from splince_fast.exceptions import InputError, LabelError
 from splince_fast.nn.tokens import MISSING_LABEL
 
@@ -191,16 +191,13 @@ def text_batches(
             "the label"
         )
     encoded = [{key: encodings[key][i] for key in encodings} for i in range(len(texts))]
-    if words:
-        columns = {
-            name: _same_kind(
-                [
-                    _align(name, i, encodings.word_ids(i), values[i], len(texts[i]))
-                    for i in range(len(texts))
-                ]
-            )
-            for name, values in columns.items()
-        }
+    for name, values in columns.items():
+        if words:
+            values = [
+                _align(name, i, encodings.word_ids(i), values[i], len(texts[i]))
+                for i in range(len(texts))
+            ]
+        columns[name] = _same_kind(values)
     order = np.argsort([len(text["input_ids"]) for text in encoded], kind="stable")
     batches = [order[i : i + batch_size].tolist() for i in range(0, len(order), batch_size)]
     if random_state is not None:
@@ -239,15 +236,14 @@ def _as_list(column: Any) -> list[Any]:
 
 
 def _same_kind(labels: list[Any]) -> list[Any]:
-    """Labels of the tokens of all texts, as floats if those of one text are."""
-    arrays = [values for values in labels if isinstance(values, np.ndarray)]
-    if len({values.dtype.kind for values in arrays}) < 2:
+    """Return numbers of texts or of their tokens, as floats if those of one text are."""
+    if not all(isinstance(values, np.ndarray) or is_number(values) for values in labels):
+        return labels
+    arrays = [np.asarray(values) for values in labels]
+    if not any(a.dtype.kind == "f" for a in arrays):
         return labels
     return [
-        np.where(values == MISSING_LABEL, np.nan, values)
-        if isinstance(values, np.ndarray) and values.dtype.kind != "f"
-        else values
-        for values in labels
+        (a if a.dtype.kind == "f" else np.where(a == MISSING_LABEL, np.nan, a))[()] for a in arrays
     ]
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import operator
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from inspect import Parameter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,7 +49,7 @@ class TokenRule:
             raise InputError(f"skip_ids is {skip_ids!r}; it must hold token ids") from error
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Selection:
     """The tokens of one call that a rule selects: a bool tensor (B, T), or None for all rows."""
 
@@ -91,18 +93,29 @@ ALL_ROWS = Selection(None, "all")
 # -- calls ---------------------------------------------------------------------------------
 
 
+class ForwardParameters(NamedTuple):
+    """Parameters of a forward method."""
+
+    names: tuple[str, ...]
+    any_keyword: bool
+    n_positional: float  # infinite for *args
+
+
 @functools.lru_cache(maxsize=1024)
-def _parameters(forward: Any) -> tuple[tuple[str, ...], bool]:
+def _parameters(forward: Any) -> ForwardParameters:
     try:
-        parameters = inspect.signature(forward).parameters.values()
+        parameters = list(inspect.signature(forward).parameters.values())[1:]  # without self
     except (TypeError, ValueError):
-        return (), True
+        return ForwardParameters((), True, math.inf)
+    kinds = [p.kind for p in parameters]
+    any_keyword, any_number = Parameter.VAR_KEYWORD in kinds, Parameter.VAR_POSITIONAL in kinds
+    n_positional = len(kinds) - kinds.count(Parameter.KEYWORD_ONLY) - any_keyword
     names = [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-    return tuple(names[1:]), any(p.kind is p.VAR_KEYWORD for p in parameters)
+    return ForwardParameters(tuple(names), any_keyword, math.inf if any_number else n_positional)
 
 
-def parameters_of(module: Module) -> tuple[tuple[str, ...], bool]:
-    """Return the names of the parameters of a forward method, and whether it takes any keyword."""
+def parameters_of(module: Module) -> ForwardParameters:
+    """Return the parameters of the forward method of a module."""
     return _parameters(type(module).forward)  # accelerate replaces the bound method
 
 
@@ -151,21 +164,30 @@ def _length_of(cache: object) -> int | Tensor | None:
     return None
 
 
-def select(token_rule: TokenRule, arguments: Mapping[str, Any]) -> Selection:
-    """Apply a rule to the arguments of a call; SiteError if the call does not show the tokens."""
+def select(
+    token_rule: TokenRule, arguments: Mapping[str, Any], parameters: tuple[str, ...] = ()
+) -> Selection:
+    """Apply a rule to the arguments of a call; SiteError if the call does not show the tokens.
+
+    `parameters` are the names of all arguments that the called module takes.
+    """
     rule, skip_ids = token_rule.rule, token_rule.skip_ids
     if callable(rule):
         mask = rule(arguments)
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
             raise SiteError("the function tokens= must return a bool tensor, such as (B, T)")
         return Selection(mask, "a function")
-    ids, mask = arguments.get("input_ids"), arguments.get("attention_mask")
+    # In a model of encoder and decoder these get calls of their own; its other modules, such as
+    # the head, follow the decoder.
+    role = "decoder_" if {"input_ids", "decoder_input_ids"} <= set(parameters) else ""
+    ids, embeds, mask = (
+        arguments.get(role + key) for key in ("input_ids", "inputs_embeds", "attention_mask")
+    )
     if isinstance(mask, Mapping):
         mask = mask.get("full_attention", next(iter(mask.values()), None))
-    tokens = ids if ids is not None else arguments.get("inputs_embeds")
-    if tokens is None and mask is not None and mask.ndim == 2:
-        tokens = mask
-    if tokens is None or tokens.ndim < 2:
+    candidates = ((ids, 2), (embeds, 3), (mask, 2))
+    tokens = next((t for t, ndim in candidates if t is not None and t.ndim == ndim), None)
+    if tokens is None:
         if rule in (None, "all"):
             return ALL_ROWS
         # A nested call may have tokens, such as that of the decoder of a speech model.
@@ -175,7 +197,7 @@ def select(token_rule: TokenRule, arguments: Mapping[str, Any]) -> Selection:
         )
         return Selection(None, str(rule), error=error)
     rule = "body" if rule is None else rule
-    if skip_ids and rule == "body" and ids is None:
+    if skip_ids and rule == "body" and tokens is not ids:
         raise SiteError("skip_ids needs a call with input_ids, and it has only embeddings")
     past = _past_length(arguments)
     length = tokens.shape[1]
@@ -236,9 +258,10 @@ def _attended(tokens: Tensor, mask: Tensor | None, past: object) -> tuple[Tensor
     if mask.ndim == 2:
         full = mask != 0
     else:
-        # (B, heads, queries, keys): the last query attends to all tokens so far.
-        last_query = mask[:, 0, -1, :]
-        full = last_query if last_query.dtype == torch.bool else last_query == 0
+        # (B, [heads,] queries, keys): the last query attends to all tokens so far. Floats are
+        # added to scores, so that 0 is an attended token.
+        last_query = (mask[:, 0] if mask.ndim == 4 else mask)[:, -1]
+        full = last_query == 0 if last_query.is_floating_point() else last_query != 0
     if full.shape[1] < length:
         raise SiteError(
             f"attention_mask has length {full.shape[1]} for {length} tokens; pass one entry per "

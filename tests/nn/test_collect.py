@@ -1,4 +1,4 @@
-"""nn.collection, nn.collector, nn.collected, nn.accumulate, nn.running: moments of activations.
+"""nn.collection, nn.collected, nn.accumulate, nn.running: moments of activations.
 
 The reference is two passes over stored activations.
 """
@@ -18,8 +18,7 @@ import splince_fast as sf  # noqa: E402
 from nn.conftest import hooks_in, identity, tiny  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
 from splince_fast.nn import accumulate, memory  # noqa: E402
-from splince_fast.nn.collection import collector_for  # noqa: E402
-from splince_fast.nn.spec import Placement  # noqa: E402
+from splince_fast.nn.collection import Collector  # noqa: E402
 
 SITE = "model.layers.0"
 
@@ -340,10 +339,10 @@ def test_rows_of_a_recomputation_are_not_counted() -> None:
     model = tiny("llama").train()
     older = model.gradient_checkpointing_enable
     getattr(model, "activation_checkpointing_enable", older)()
-    batch = text_batches(n=8)[0]
-    collector = collector_for(
-        model, SITE, labels="gender", tokens="body", placement=Placement(), weight="token",
-        skip_ids=(), device="model", options={},
+    batch, before = text_batches(n=8)[0], hooks_in(model)
+    collector = Collector.of(
+        model, SITE, labels="gender", tokens="body", side="output", feature_dim=-1,
+        output=None, heads=None, weight="token", skip_ids=(), device="model", options={},
     )  # fmt: skip
     with collector.attached(model):
         with collector.one_batch(batch):
@@ -351,6 +350,7 @@ def test_rows_of_a_recomputation_are_not_counted() -> None:
                         use_cache=False)  # fmt: skip
         out.logits.sum().backward()
     assert collector.calls[SITE] == 1
+    assert hooks_in(model) == before  # those that a call with gradients adds are gone, too
 
 
 # --- refusals ------------------------------------------------------------------------------------
@@ -369,6 +369,20 @@ def test_a_site_without_selected_rows_has_empty_moments(path: str) -> None:
         both[SITE].n_rows
         == snn.collect(model, text_batches(n=8), SITE, labels="gender")[SITE].n_rows
     )
+
+
+@pytest.mark.parametrize("tokens", ["body", "mean"])
+def test_rows_of_all_tokens_on_one_axis_are_those_of_sequences(tokens: str) -> None:
+    """As routers of experts receive them."""
+    model, batches = tiny("mixtral"), text_batches()
+    block = next(n for n, m in model.named_modules() if "Sparse" in type(m).__name__)
+    flat = snn.collect(
+        model, batches, f"{block}.gate", labels=["name"], tokens=tokens, side="input"
+    )[f"{block}.gate"]
+    rows = snn.collect(model, batches, block, labels=["name"], tokens=tokens, side="input")[block]
+    assert flat.n_rows == rows.n_rows
+    assert np.array_equal(flat.mean, rows.mean)
+    assert np.array_equal(flat.cross_covariance("name"), rows.cross_covariance("name"))
 
 
 def test_labels_of_a_wrong_length_are_errors() -> None:

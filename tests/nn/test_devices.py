@@ -23,7 +23,7 @@ from splince_fast.moments.parameters import Parameters  # noqa: E402
 from splince_fast.moments.state import Scatter  # noqa: E402
 from splince_fast.nn import accumulate, memory  # noqa: E402
 from splince_fast.nn.accumulate import RowLabels, SiteSums  # noqa: E402
-from splince_fast.nn.collector import SelectedRows  # noqa: E402
+from splince_fast.nn.collection import SelectedRows  # noqa: E402
 from splince_fast.nn.hooks import SiteEraser  # noqa: E402
 from splince_fast.nn.running import batch_to  # noqa: E402
 from splince_fast.nn.tokens import Selection  # noqa: E402

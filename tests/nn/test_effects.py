@@ -157,6 +157,8 @@ def test_effects_on_models_that_generate_no_text(name: str) -> None:
     assert (found.loss is not None) == (name == "mamba")
     scored = snn.effect(model, erasers, [other], loss=lambda output, batch: 2.5)
     assert scored.loss == (2.5, 2.5)
+    infinite = snn.effect(model, erasers, [other], loss=lambda output, batch: float("inf"))
+    assert json.loads(infinite.to_json())["loss"] == [None, None]
 
 
 def test_continuous_labels_and_labels_without_a_probe() -> None:
@@ -189,4 +191,8 @@ def test_invalid_arguments_of_effect_are_errors(fitted: tuple[Any, Any]) -> None
         snn.effect(model, bare, texts(20, 0))
     with pytest.raises(sf.LabelError, match="age"):
         snn.effect(model, erasers, texts(20, 0), keep="age")
+    model.idle = torch.nn.Linear(16, 16)
+    with pytest.raises(snn.NeverCalledError, match="idle"):
+        snn.effect(model, erasers, texts(20, 0), at=[*SITES, "idle"])
+    del model.idle
     assert hooks_in(model) == 0

@@ -10,6 +10,7 @@ import contextlib
 import copy
 import gc
 import pickle
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -297,6 +298,24 @@ def test_another_width_is_refused_by_name() -> None:
         snn.install(model, {"0": projection(24)}),
     ):
         model(torch.randn(2, 16))
+
+
+def test_an_output_wider_than_its_weights_is_erased() -> None:
+    """Weights do not show the width of a module that joins outputs."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = torch.nn.LSTM(5, 8, bidirectional=True, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.rnn(x)[0]
+
+    model, batch = Model(), {"x": torch.randn(40, 3, 5), "z": torch.arange(40) % 2}
+    erasers = snn.fit_layers(model, [batch], "rnn", sf.leace, erase="z")
+    plain = model(batch["x"])
+    with snn.install(model, erasers):
+        assert is_erased(model(batch["x"]), plain, erasers["rnn"])
 
 
 # --- life of a handle ----------------------------------------------------------------------------
@@ -665,7 +684,7 @@ def test_a_first_call_with_gradients_beside_one_that_runs(
     assert erased()
 
     # Control: ending the innermost call, of whichever module, discards the model's selection.
-    def leave(self: Any, module: Any, *, is_call: bool) -> None:
+    def leave(self: Any, module: Any, args: Any, output: Any) -> None:
         del self._thread.stack[-1:]
 
     monkeypatch.setattr(CallSelections, "leave", leave)
@@ -767,6 +786,26 @@ def test_checkpointing_gives_the_same_gradients(site: str, reentrant: bool) -> N
         assert torch.allclose(p.grad, q.grad, atol=1e-6), name
 
 
+def test_an_interrupted_call_gives_no_tokens_to_a_backward_pass() -> None:
+    """It is never left, because no hook runs after a KeyboardInterrupt."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    gradients = []
+    for model in (tiny("llama").train(), checkpointed(reentrant=False)):
+        with snn.install(model, {"model.layers.*.input_layernorm": projection()}, tokens="body"):
+            other = inputs("llama", seed=1)
+            other["attention_mask"] = other["attention_mask"].flip(0)
+            hook = model.model.layers[1].register_forward_hook(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                model(**other, use_cache=False)
+            hook.remove()
+            model(**inputs("llama"), use_cache=False).logits.pow(2).sum().backward()
+        gradients.append([p.grad for p in model.parameters()])
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*gradients, strict=True))
+
+
 def test_control_a_checkpointed_function_is_an_error() -> None:
     from torch.utils.checkpoint import checkpoint
 
@@ -790,6 +829,87 @@ def test_control_a_checkpointed_function_is_an_error() -> None:
     installed.remove()
 
 
+def test_control_memory_that_is_used_again_does_not_give_its_tokens() -> None:
+    """A saved input that is made again, where another call had its own, has an unknown call."""
+    from torch.utils.checkpoint import checkpoint
+
+    buffer = np.zeros((2, 4, 16), np.float32)  # holds the input of the block in each call
+
+    def in_buffer(values: np.ndarray) -> torch.Tensor:
+        buffer[:] = values
+        return torch.frombuffer(buffer, dtype=torch.float32).reshape(buffer.shape)
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh())
+
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            h = in_buffer(np.random.default_rng(int(input_ids[0, 0])).normal(size=buffer.shape))
+            return checkpoint(self.block, h, use_reentrant=False)
+
+    model, ids = Model(), torch.arange(8).reshape(2, 4)
+    masks = torch.ones(2, 4), torch.tensor([[0.0, 0, 1, 1]] * 2)
+    saved = torch.autograd.graph.saved_tensors_hooks(lambda t: t.numpy().copy(), in_buffer)
+    with snn.install(model, {"block.1": projection()}, tokens="body"):
+        with saved:
+            first = model(ids, masks[0]).sum()
+        model(ids + 1, masks[1])
+        with pytest.raises(snn.SiteError, match="its call is not known"):
+            first.backward()
+        first = model(ids, masks[0]).sum()  # whose input is kept
+        first.backward()
+
+
+def test_threads_that_record_gradients_share_the_stored_inputs() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = torch.nn.Embedding(50, 16)
+            self.block = torch.nn.Sequential(torch.nn.Identity())
+
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            kept.append(self.embed(input_ids))
+            return self.block(kept[-1])
+
+    model, ids = Model(), torch.ones(1, 3, dtype=torch.long)
+    kept: list[torch.Tensor] = []  # so that many inputs are stored
+    errors: list[Exception] = []
+
+    def work() -> None:
+        try:
+            for _ in range(200):
+                model(ids)
+        except RuntimeError as error:
+            errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with snn.install(model, {"block.0": projection()}, tokens="body"):
+            threads = [threading.Thread(target=work) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not errors
+
+
+def test_tokens_of_inputs_that_are_gone_are_deleted() -> None:
+    model = checkpointed(reentrant=False)
+    with snn.install(model, {"model.layers.*": projection()}, tokens="body"):
+        hooks = model._forward_pre_hooks.values()
+        selections = next(hook for hook in hooks if isinstance(hook, EnterCall)).selections
+        kept = [model(**inputs("llama", seed=i), use_cache=False).logits for i in range(6)]
+        n_kept = len(selections._by_input)
+        del kept[1:]
+        model(**inputs("llama"), use_cache=False)
+        assert len(selections._by_input) < n_kept / 2
+        kept[0].sum().backward()
+
+
 def test_erasers_act_in_inference_mode_and_autocast() -> None:
     model = tiny("llama")
     batch = inputs("llama")
@@ -800,6 +920,12 @@ def test_erasers_act_in_inference_mode_and_autocast() -> None:
         model(**batch).logits.sum().backward()  # nothing that was made there is kept
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert torch.isfinite(model(**batch).logits).all()
+    with torch.inference_mode():
+        installed = snn.install(model, {"model.layers.*": projection()})
+    with installed.disabled():
+        model(**batch)
+    model(**batch).logits.sum().backward()
+    installed.remove()
 
 
 def test_erasers_on_a_gpu() -> None:

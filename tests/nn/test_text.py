@@ -140,3 +140,13 @@ def test_integers_beside_floats_are_not_rounded(tokenizer: Any) -> None:
         short, long = batch["score"].tolist()  # from short to long
         assert [value for value in short if value == value] == [1.0]
         assert [value for value in long if value == value] == [0.5, 1.5]
+
+
+def test_numbers_of_texts_have_one_kind_in_all_batches(tokenizer: Any) -> None:
+    """Batches of whole numbers alone would be classes, beside batches of continuous values."""
+    data = [{"text": "the " * (i + 1), "y": y} for i, y in enumerate([0, 1, 0.5, -100])]
+    batches = snn.text_batches(data, tokenizer, text="text", labels="y", batch_size=2)
+    first, second = (batch["y"] for batch in batches)
+    assert first.dtype == second.dtype == torch.float64
+    assert [*first.tolist(), second[0].item()] == [0, 1, 0.5]
+    assert second[1].isnan()  # a missing label

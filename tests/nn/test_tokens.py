@@ -233,3 +233,135 @@ def test_the_first_token_needs_no_ids(checkpointed: bool) -> None:
         pytest.raises(snn.SiteError, match="tokens='first' needs"),
     ):
         flat(torch.randn(3, 16))
+
+
+@pytest.mark.parametrize(("name", "site"), [("bert", ""), ("t5", "encoder"), ("t5", "decoder")])
+def test_a_site_that_takes_tokens_itself_has_those_of_its_own_call(name: str, site: str) -> None:
+    """Its hook runs before the call is left; the encoder and the decoder have other masks."""
+    model = tiny(name)
+    batch = {**inputs(name, n=60), "z": torch.arange(60) % 2}
+    inside = {"": "encoder.layer.1", "encoder": "encoder.block.1", "decoder": "decoder.block.1"}
+    found = {at: snn.collect(model, [batch], at, labels="z")[at] for at in (site, inside[site])}
+    assert len({moments.n_rows for moments in found.values()}) == 1
+    assert found[site].n_rows == (60 * 4 if site == "decoder" else 30 * 2 + 30 * 4)
+
+
+def test_the_head_of_an_encoder_and_decoder_has_the_tokens_of_the_decoder() -> None:
+    model, p = tiny("t5"), projection()
+    batch = inputs("t5")
+    plain = model(**batch).logits
+    options = {"side": "input", "tokens": "body"}
+    with snn.install(model, {"lm_head": p}, **options) as installed:
+        changed = (model(**batch).logits != plain).any(-1)
+        generated = {k: batch[k] for k in ("input_ids", "attention_mask")}
+        model.generate(**generated, max_new_tokens=3, min_new_tokens=3)
+    assert changed.tolist() == [[False, *[True] * 4]] * 6  # not those of the mask of the encoder
+    assert installed.counts == {"lm_head": 4}
+    with (
+        snn.install(model, {"lm_head": p}, **options),
+        pytest.raises(snn.SiteError, match="needs a call with input_ids"),
+    ):
+        model(**generated, labels=batch["decoder_input_ids"])  # its tokens are made inside
+
+
+class Tokens(torch.nn.Module):
+    """Takes token ids, and returns their embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(50, 16)
+
+    def forward(self, input_ids: Any, attention_mask: Any = None) -> Any:
+        return self.embed(input_ids)
+
+
+def test_calls_within_a_call_keep_their_own_rows() -> None:
+    """The second mask may lie where the first one lay, which is deleted when its call ends."""
+
+    class Two(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = Tokens(), Tokens()
+
+        def forward(self, first: Any, second: Any) -> Any:
+            return self.a(first) + self.b(second)
+
+    model, g = Two(), torch.Generator().manual_seed(0)
+    first, second = (torch.randint(0, 50, (20, 5), generator=g) for _ in range(2))
+    batch = {"first": first, "second": second, "z": torch.arange(20) % 2}
+    found = snn.collect(
+        model, [batch], ["a.embed", "b.embed"], labels="z",
+        tokens=lambda call: call.get("input_ids", first) > 25,
+    )  # fmt: skip
+    for site, ids in (("a.embed", first), ("b.embed", second)):
+        assert found[site].n_rows == int((ids > 25).sum())
+        rows = model.get_submodule(site)(ids)[ids > 25].detach().double()
+        assert np.allclose(found[site].mean, rows.mean(0), atol=1e-6)
+
+
+def test_tokens_by_position_are_seen_through_a_wrapper() -> None:
+    """The forward of a wrapper takes any arguments; that of the model names them."""
+
+    class Wrapper(torch.nn.Module):  # as DistributedDataParallel
+        def __init__(self, module: Any) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return self.module(*args, **kwargs)
+
+    batch = inputs("bert")
+    for wrapped in (Wrapper(tiny("bert")), torch.nn.DataParallel(tiny("bert"))):
+        with snn.install(wrapped, {"encoder.layer.1": projection()}):
+            by_name = wrapped(**batch).last_hidden_state
+            by_place = wrapped(batch["input_ids"], batch["attention_mask"]).last_hidden_state
+        assert torch.equal(by_place, by_name)
+        assert not torch.equal(wrapped(**batch).last_hidden_state, by_name)
+
+
+def test_an_interrupted_call_leaves_no_tokens_to_the_next() -> None:
+    """Hooks of the end of a call do not run after a KeyboardInterrupt."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.site = torch.nn.Identity()
+
+        def forward(self, x: Any, interrupt: bool = False) -> Any:
+            x = self.site(x)
+            if interrupt:
+                raise KeyboardInterrupt
+            return x
+
+    model, g = Model(), torch.Generator().manual_seed(0)
+    first, second = (torch.randn(2, 3, 16, generator=g) for _ in range(2))
+    with snn.install(model, {"site": projection()}, tokens=lambda call: call["x"][..., 0] > 0):
+        with pytest.raises(KeyboardInterrupt):
+            model(first, interrupt=True)
+        changed = (model(second) != second).any(-1)
+    assert torch.equal(changed, second[..., 0] > 0)
+
+
+def test_ids_of_several_choices_are_tokens_of_the_inner_call() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+              "vocab_size": 50, "intermediate_size": 32}  # fmt: skip
+    model = transformers.BertForMultipleChoice(transformers.BertConfig(**config)).eval()
+    ids, site = torch.randint(3, 50, (3, 2, 5)), "bert.encoder.layer.1"
+    run = lambda: model(input_ids=ids, attention_mask=torch.ones_like(ids))  # noqa: E731
+    (plain,) = states(model, site, run)
+    with snn.install(model, {site: projection()}):
+        (erased,) = states(model, site, run)
+    assert (erased != plain).any(-1).tolist() == [[False, *[True] * 4]] * 6
+
+
+@pytest.mark.parametrize("dtype", [torch.long, torch.bool, torch.float32])
+@pytest.mark.parametrize("heads", [False, True])
+def test_masks_of_queries_and_keys(heads: bool, dtype: Any) -> None:
+    """(B, queries, keys), or (B, heads, queries, keys); floats are added to scores."""
+    keys = torch.tensor([[0, 1, 1], [1, 1, 1]]).bool()
+    mask = keys[:, None].expand(2, 3, 3)
+    mask = torch.where(mask, 0.0, -1e9) if dtype == torch.float32 else mask.to(dtype)
+    call = {"input_ids": torch.ones(2, 3), "attention_mask": mask[:, None] if heads else mask}
+    body = select(TokenRule("body"), call).mask
+    assert body.tolist() == [[False, False, True], [False, True, True]]
