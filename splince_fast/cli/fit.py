@@ -89,10 +89,8 @@ def _add_flag(add: Callable[..., object], option: Option) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Check the arguments, read, fit, write."""
-    from splince_fast.methods.folds import few_rows
     from splince_fast.methods.table import method_of
     from splince_fast.moments import Moments
-    from splince_fast.moments.fold_rule import LEAST_ROWS
 
     embeddings = rows.expand(args.embeddings)
     inputs = [*embeddings, *label_files.paths_of(args.labels)]
@@ -136,8 +134,6 @@ def run(args: argparse.Namespace) -> None:
     refine = {"refine": source, "passes": passes} if passes else {}
     data = moments if folds is None else folds
     eraser = method.function(data, erase=args.erase, **options, **refine)
-    if folds is None and plain and moments.n_rows >= LEAST_ROWS and not method.needs_labels:
-        eraser = few_rows(eraser)
     eraser.save(args.output)
     print(f"eraser: {args.output}")
     print_report(eraser.report)

@@ -30,11 +30,10 @@ from splince_fast.exceptions import (
 )
 from splince_fast.labels.positions import check_index
 from splince_fast.methods import leace, splince
-from splince_fast.methods.folds import few_rows
 from splince_fast.methods.oracle import oracle
 from splince_fast.methods.table import METHODS
 from splince_fast.moments import Folds, Moments
-from splince_fast.moments.fold_rule import LEAST_ROWS, use_folds
+from splince_fast.moments.fold_rule import use_folds
 from splince_fast.moments.moments import name_features
 from splince_fast.moments.sampled import rate_for
 from splince_fast.moments.snapshot import Factored
@@ -168,8 +167,6 @@ class _Eraser(ErasingTransformer):
             self._projection = self._project(moments, self.erased_, self.kept_, **refine)
             if isinstance(moments, Folds):
                 moments = moments._total()
-            elif self._held_out and exact and n >= LEAST_ROWS:
-                self._projection = few_rows(self._projection)
             self.moments_ = moments
         return self
 

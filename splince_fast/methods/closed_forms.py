@@ -123,7 +123,8 @@ def splince(
     DroppedDirectionsWarning
         Kept directions were dropped because of `max_amplification` or `on_infeasible`.
     UnseenRowsWarning
-        For folds: the distortion is much larger in held-out rows
+        The covariance is not shrunk, and there are fewer than two rows per dimension of x; or,
+        for folds, the distortion is much larger in held-out rows
         (:func:`splince_fast.cross_report`).
     PrecisionWarning
         Low numerical precision: an amplification above 1e4; a residual above its bound; a bound of

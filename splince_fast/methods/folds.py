@@ -21,7 +21,7 @@ from splince_fast._solve.factor import Factor
 from splince_fast._solve.options import INTENSITIES, Options
 from splince_fast._solve.selection import Span, span_of
 from splince_fast.exceptions import InputError, SplinceError, UnseenRowsWarning
-from splince_fast.methods.method_call import MethodCall, Solved
+from splince_fast.methods.method_call import FEW_ROWS, MethodCall, Solved
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.snapshot import Factored, Statistics
 from splince_fast.projection import Projection
@@ -33,9 +33,6 @@ Shrinkage: TypeAlias = float | str | None
 # A warning is raised if the held-out distortion exceeds the fitted distortion by this factor and
 # by this difference. Chance differences are of the order of the removed fraction of the variance.
 _WORSE, _EXCESS = 2.0, 0.02
-# A warning is raised below this number of fitted rows per dimension, without shrinkage: the
-# covariance is mostly noise.
-_FEW_ROWS = 2.0
 # A feature is degenerate if its standard deviation in the fitted rows is below this fraction of
 # its standard deviation in the held-out rows.
 _DEGENERATE = 1e-2
@@ -234,7 +231,7 @@ def _evaluated(
         for eraser, stats in zip(erasers, training, strict=True)
     ]
     rows_per_rank = min(s.n_rows / max(1, rank) for s, rank in zip(training, ranks, strict=True))
-    too_few = whitened and not shrinkage and rows_per_rank < _FEW_ROWS
+    too_few = whitened and not shrinkage and rows_per_rank < FEW_ROWS
     remedies: list[tuple[str, float]] = []
     notes: tuple[str, ...] = ()
     if too_few or held_out > max(_WORSE * in_sample, in_sample + _EXCESS):
@@ -253,31 +250,6 @@ def _evaluated(
     return FoldEvaluation(
         tuple(reports), shrinkage, degenerate, rows_per_rank, tuple(remedies), notes
     )
-
-
-def few_rows(eraser: Projection) -> Projection:
-    """Warn if an eraser was fitted to few rows; return the eraser with the warning in its report.
-
-    Parameters
-    ----------
-    eraser : Projection
-        Eraser without an evaluation on held-out rows.
-    """
-    report = eraser.report
-    rank = None if report is None or report.shrinkage else report.rank_covariance
-    if report is None or not rank or report.n_rows >= _FEW_ROWS * rank:
-        return eraser
-    note = (
-        f"there are only {report.n_rows / rank:.2g} rows per dimension of x (rank {rank}): the "
-        "covariance is mostly noise, and held-out rows may be changed far more than fitted rows. "
-        "Add rows, pass shrinkage='oas', or use SAL"
-    )
-    warn(note, UnseenRowsWarning)
-    return Projection._make(
-        eraser.left.T, eraser.right.T, eraser.mean, method=eraser.method,
-        report=dataclasses.replace(report, warnings=(*report.warnings, note)),
-        feature_names=eraser.feature_names,
-    )  # fmt: skip
 
 
 def _distortion(eraser: Solved, stats: Statistics, gram: Float) -> float:
@@ -385,7 +357,7 @@ def _text(
     if degenerate:
         shown = abbreviated(degenerate, names)
         causes.append(f"{len(degenerate)} feature(s) hardly vary in the fitted rows ({shown})")
-    if rows_per_rank < _FEW_ROWS:
+    if rows_per_rank < FEW_ROWS:
         causes.append(f"there are only {rows_per_rank:.2g} fitted rows per dimension of x")
     if ranks is not None:
         causes.append(

@@ -37,6 +37,7 @@ from splince_fast.exceptions import (
     ManyClassesWarning,
     NothingErasedWarning,
     PrecisionWarning,
+    UnseenRowsWarning,
 )
 from splince_fast.labels import VariableName
 from splince_fast.labels.names import listed
@@ -58,6 +59,9 @@ _BLAMED, _SMALL, _OFFSET = 0.1, 0.1, 100.0
 # The warning about sensitivity to rounding requires that |P - I| exceeds this multiple of
 # sqrt(rank), the norm of an orthogonal projection.
 _OBLIQUE = 10.0
+# A warning is raised below this number of fitted rows per dimension, without shrinkage: the
+# covariance is mostly noise.
+FEW_ROWS = 2.0
 # Integer labels with more distinct values may be quantities: digits, months and hours have fewer.
 _MAX_CLASSES = 24
 # For a feature with a computed variance of 0: the variance underflowed if the largest covariance
@@ -224,6 +228,10 @@ class MethodCall(NamedTuple):
             if isinstance(self.keep, list):
                 notes += warn_of_labels(stats, self.keep, span_y, "keep")
             rank = solution.rank_covariance
+            measured = complete is not None or sample is not None or sketch is not None
+            if whitened and not (shrinkage or measured) and stats.n_rows < FEW_ROWS * rank:
+                notes += (_few_rows(stats.n_rows, rank),)
+                warn(notes[-1], UnseenRowsWarning)
             changed = distortions.of_x
             if changed is not None:
                 changed = changed / variance if variance else 0.0
@@ -283,10 +291,12 @@ class MethodCall(NamedTuple):
         advice = " or ".join(remedies) or "rows in float64"
         features = abbreviated(blamed, stats.feature_names)
         return (
-            f"the eraser is sensitive to rounding: rounding rows to float32 changes erased rows by "
-            f"{effect:.1e} of their standard deviation, mostly because of feature(s) {features}, "
-            f"with standard deviations up to {ratio:.1e} times the root mean square. Drop these "
-            f"features, or use {advice}"
+            "the eraser is sensitive to rounding: errors in the rows of the size of float32 "
+            f"rounding change erased rows by {effect:.1e} of their standard deviation, mostly "
+            f"because of feature(s) {features}, with standard deviations up to {ratio:.1e} times "
+            "the root mean square. The fitted rows are erased as the report says; rows that are "
+            "recomputed, or rounded in another way, show the errors. Drop these features; if they "
+            f"must stay, use {advice}"
         )
 
     def _quantities(
@@ -314,6 +324,16 @@ class MethodCall(NamedTuple):
         for note in notes:
             warn(note, ManyClassesWarning)
         return notes
+
+
+def _few_rows(n_rows: int, rank: int) -> str:
+    """Return the text of a warning about few rows."""
+    return (
+        f"there are only {n_rows / rank:.2g} rows per dimension of x (rank {rank}): the "
+        "covariance is mostly noise. Held-out rows may be changed far more than fitted rows, and "
+        "linear predictors may find the concept in them. Add rows; shrinkage='oas' or SAL limits "
+        "the change"
+    )
 
 
 def _completed(report: Callable[[], Report], complete: Callable[[Report], Report]) -> Report:

@@ -9,6 +9,7 @@ Modules: `moments.fold_rule`.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +259,29 @@ def test_few_rows_of_many_features_warn_without_folds() -> None:
         warnings.simplefilter("error")
         sf.LEACE(shrinkage="oas").fit(x, concept=z)
         sf.SAL().fit(x, concept=z)
+
+
+@pytest.mark.parametrize("n", [20, 100, 399])
+def test_few_rows_warn_in_every_entry_point(n: int) -> None:
+    rng = np.random.default_rng(0)
+    z = np.arange(n) % 2
+    x = rng.normal(size=(n, 200))
+    moments = sf.Moments().update(x, {"z": z})
+    calls: list[Callable[[], object]] = [
+        lambda: sf.erase(x, z),
+        lambda: sf.leace(moments, erase="z"),
+        lambda: sf.leace(moments.factored(), erase="z"),
+    ]
+    if n < LEAST_ROWS:
+        calls.append(lambda: sf.LEACE().fit(x, concept=z))
+    for call in calls:
+        with pytest.warns(sf.UnseenRowsWarning, match="rows per dimension of x") as found:
+            call()
+        assert len(found) == 1
+        assert found[0].filename == __file__
+    with warnings.catch_warnings():  # control: twice as many rows as dimensions
+        warnings.simplefilter("error")
+        sf.erase(rng.normal(size=(n, 9)), z)
 
 
 # --- what is expected of new rows ----------------------------------------------------------------
