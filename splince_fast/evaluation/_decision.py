@@ -139,8 +139,7 @@ class _Chooser:
         self.none, self.erasers, self.best = none, erasers, erasers[0]
         self.label = entry.label
         self.sign = -1.0 if entry.lower_is_better else 1.0
-        rows = result.differences(metric, reference=self.best, head=head or None, p=p)
-        self.rows = {row.method: row for row in rows if row.method in {*erasers, none}}
+        self.rows = self._differences_from(self.best)
         self.min_gain = MIN_GAIN
         if metric not in SUMMARY or not entry.bounded:
             self.min_gain *= abs(self._mean(self.best))
@@ -160,6 +159,13 @@ class _Chooser:
             outcome, eraser, text = DECIDED, self.best, self._decided(unerased)
         text = f"{text} {self._other_leaders()}".strip()
         return Decision(outcome, eraser, self.metric, self.head, text)
+
+    def _differences_from(self, eraser: str) -> dict[str, Difference]:
+        """Tests of the other erasers, and of unerased rows, against one eraser."""
+        rows = self.result.differences(
+            self.metric, reference=eraser, head=self.head or None, p=self.p
+        )
+        return {row.method: row for row in rows if row.method in {*self.erasers, self.none}}
 
     def _max_gain(self, unerased: Difference) -> float:
         """Upper limit of the best eraser's gain over unerased rows; NaN without a test."""
@@ -194,12 +200,18 @@ class _Chooser:
         return f"{self.label}, {self.head} head" if self.head else self.label
 
     def _gap(self, row: Difference) -> str:
-        """The gain of the best eraser over another one, with its interval."""
+        """The gain of the reference over another eraser, with its interval and corrected p."""
         low, high = sorted((-row.low, -row.high))
         if row.difference == row.low == row.high == 0.0:
             return f"{self._setting()}: equal at every seed"
         text = f"{self._setting()}: difference {signed(-row.difference)}"
-        return text if math.isnan(low) else f"{text}, 95 % interval {signed(low)} to {signed(high)}"
+        if math.isnan(low):
+            return text
+        text += f", 95 % interval {signed(low)} to {signed(high)}"
+        # The interval is of one comparison; the test is corrected for the number of comparisons.
+        if not row.significant and low * high > 0:
+            text += f", p = {number(row.p)} after Holm's correction"
+        return text
 
     def _change(self, eraser: str) -> str:
         value = self._distortion(eraser)
@@ -253,11 +265,11 @@ class _Chooser:
                 self._more_data(row),
             ]
         if unerased is not None:
-            better = "" if self._is_worse(self.none) else "not significantly "
-            parts.append(
-                f"{self.best} is {better}better than unerased rows ({self._gap(unerased)})."
-            )
-            parts += [] if similar else [self._more_data(unerased)]
+            row = self._differences_from(eraser).get(self.none or "", unerased)
+            gain = -self.sign * row.difference
+            better = "" if row.significant and gain > 0 else "not significantly "
+            parts.append(f"{eraser} is {better}better than unerased rows ({self._gap(row)}).")
+            parts += [] if similar else [self._more_data(row)]
         return " ".join(filter(None, parts))
 
     def _more_data(self, row: Difference) -> str:

@@ -143,3 +143,34 @@ def test_a_worst_group_of_few_rows_decides_nothing(plain: Comparison) -> None:
     assert few.decision().metric == "accuracy"
     assert plain.decision().metric == "worst_group"  # control
     assert few.decision("worst_group").metric == "worst_group"
+
+
+def test_the_eraser_to_take_is_the_one_tested_against_unerased_rows(plain: Comparison) -> None:
+    """SAL has the larger mean and varies much; LEACE changes the rows less and varies little."""
+    noise = 0.01 * np.random.default_rng(2).normal(size=(3, SEEDS))
+    spread = [-0.25, 0.25] * (SEEDS // 2)
+    values = {
+        "none": {s: 0.6 + noise[0, s] for s in range(SEEDS)},
+        "LEACE": {s: 0.78 + noise[1, s] for s in range(SEEDS)},
+        "SAL": {s: 0.8 + spread[s] + noise[2, s] for s in range(SEEDS)},
+    }
+    found = changed(plain, values)
+    decision = found.decision()
+    assert decision.eraser == "LEACE"
+    assert "LEACE is better than unerased rows" in decision.sentence
+    assert "SAL is" not in decision.sentence
+    rows = {row.method: row for row in found.differences("worst_group", reference="SAL")}
+    assert not rows["none"].significant  # control: by the best mean nothing would be shown
+
+
+def test_an_interval_without_zero_that_is_not_significant_has_its_p(plain: Comparison) -> None:
+    """The interval is of one comparison, the test is corrected for two."""
+    rng = np.random.default_rng(0)
+    for shift in np.linspace(0.005, 0.06, 60):
+        found = drawn(plain, rng, float(shift), 0.0)
+        row = {r.method: r for r in found.differences("worst_group", reference="LEACE")}["SAL"]
+        if not row.significant and row.low * row.high > 0:
+            assert "after Holm's correction" in found.decision().sentence
+            break
+    else:
+        pytest.fail("no draw has such an interval")
