@@ -1,6 +1,6 @@
-"""The cards of a report: the decision, with its reasons and its limits; the concept; the cost.
+"""Cards at the top of a report: the decision, the concept, and the cost.
 
-Every sentence follows from a figure or a test of the report.
+Every sentence follows from a value or a test in the report.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A figure in large type, and its meaning."""
+    """Card of a report: a title, a headline value and an explanation."""
 
     title: str
     figure: str
@@ -74,10 +74,10 @@ class Card:
 def decision(
     result: Comparison, metric: str | None = None, head: str | None = None, p: float | None = None
 ) -> Decision:
-    """Decide between the erasers that were compared, as :meth:`Comparison.decision` documents.
+    """Choose between the compared erasers, as documented in :meth:`Comparison.decision`.
 
-    An eraser is taken if it is significantly better than every other one (corrected t test or
-    bootstrap, Holm, 5 %), and than unerased rows.
+    The outcome is "decided" if one eraser is significantly better than every other eraser and than
+    unerased rows (corrected t test or bootstrap, Holm, 5 %).
     """
     if not result.metrics:
         return Decision(OPEN, None, "", "", "Not decided: no eraser has a value.")
@@ -105,7 +105,7 @@ def decision(
 
 
 def _default_metric(result: Comparison, head: str | None, p: float | None) -> str:
-    """The headline metric, or accuracy if that is the worst group and some group has few rows."""
+    """Return the headline metric; accuracy if it is the worst group and a group has few rows."""
     metric = headline(result.metrics)
     if metric != "worst_group" or "accuracy" not in result.metrics:
         return metric
@@ -114,10 +114,10 @@ def _default_metric(result: Comparison, head: str | None, p: float | None) -> st
 
 
 def is_partial(result: Comparison, eraser: str) -> bool:
-    """Whether an eraser leaves more than 1 % of the covariance with the concept.
+    """Return whether an eraser leaves more than 1 % of the covariance with the concept.
 
-    INLP and R-LACE count as whole erasers if they remove any direction: those that a probe finds,
-    not the covariance.
+    INLP and R-LACE remove directions that a probe finds, not the covariance: they are complete if
+    they remove any direction.
     """
     role = dict(zip(result.context.erasers, result.context.eraser_roles, strict=True))[eraser]
     if "residual" not in result.metrics:
@@ -128,7 +128,7 @@ def is_partial(result: Comparison, eraser: str) -> bool:
 
 
 class _Chooser:
-    """The decision by one metric and one head: its outcome and its sentences."""
+    """Decision by one metric and one head."""
 
     def __init__(
         self, result: Comparison, metric: str, head: str, p: float | None, none: str | None,
@@ -145,7 +145,7 @@ class _Chooser:
             self.min_gain *= abs(self._mean(self.best))
 
     def decide(self) -> Decision:
-        """The decision: outcome, eraser and sentence."""
+        """Return the outcome, the eraser and the sentence."""
         similar = [e for e in self.erasers[1:] if not self._is_worse(e)]
         eraser = self._least_change([self.best, *similar])
         unerased = self.rows.get(self.none or "")
@@ -161,20 +161,20 @@ class _Chooser:
         return Decision(outcome, eraser, self.metric, self.head, text)
 
     def _differences_from(self, eraser: str) -> dict[str, Difference]:
-        """Tests of the other erasers, and of unerased rows, against one eraser."""
+        """Return the tests of one eraser against the other erasers and unerased rows."""
         rows = self.result.differences(
             self.metric, reference=eraser, head=self.head or None, p=self.p
         )
         return {row.method: row for row in rows if row.method in {*self.erasers, self.none}}
 
     def _max_gain(self, unerased: Difference) -> float:
-        """Upper limit of the best eraser's gain over unerased rows; NaN without a test."""
+        """Return the upper limit of the best gain over unerased rows; NaN if untested."""
         if math.isnan(unerased.p):
             return math.nan
         return max(-self.sign * unerased.low, -self.sign * unerased.high)
 
     def _is_worse(self, eraser: str | None) -> bool:
-        """Whether an eraser is significantly worse than the best."""
+        """Return whether an eraser is significantly worse than the best eraser."""
         row = self.rows.get(eraser or "")
         return row is not None and row.significant and self.sign * row.difference < 0
 
@@ -187,7 +187,7 @@ class _Chooser:
         return self.result.mean("distortion", eraser=eraser, p=self.p)
 
     def _least_change(self, erasers: list[str]) -> str:
-        """The eraser of least distortion; the first one if none was measured."""
+        """Return the eraser with the smallest distortion; the first one if none was measured."""
         measured = [e for e in erasers if not math.isnan(self._distortion(e))]
         return min(measured, key=self._distortion) if measured else erasers[0]
 
@@ -200,7 +200,7 @@ class _Chooser:
         return f"{self.label}, {self.head} head" if self.head else self.label
 
     def _gap(self, row: Difference) -> str:
-        """The gain of the reference over another eraser, with its interval and corrected p."""
+        """Return the text of a difference, with its interval."""
         low, high = sorted((-row.low, -row.high))
         if row.difference == row.low == row.high == 0.0:
             return f"{self._setting()}: equal at every seed"
@@ -250,7 +250,7 @@ class _Chooser:
         )
 
     def _open(self, similar: list[str], eraser: str, unerased: Difference | None) -> str:
-        """The sentence for similar erasers, or for a best eraser no better than unerased rows."""
+        """Return the sentence if erasers are similar, or not better than unerased rows."""
         parts = ["Not decided:"]
         if similar:
             other = self._distortion(next(e for e in (self.best, *similar) if e != eraser))
@@ -273,7 +273,7 @@ class _Chooser:
         return " ".join(filter(None, parts))
 
     def _more_data(self, row: Difference) -> str:
-        """Seeds or rows at which the interval of a difference is +- `min_gain` wide."""
+        """Return the number of seeds or rows that narrows an interval to +- `min_gain`."""
         half, width = (row.high - row.low) / 2, f"±{number(self.min_gain)}"
         if math.isnan(half) or half <= self.min_gain:
             return ""
@@ -290,7 +290,7 @@ class _Chooser:
         return f"About {count} seeds would narrow the interval to {width}."
 
     def _other_leaders(self) -> str:
-        """Other metrics and heads by which another eraser leads: they would change the choice."""
+        """Return the metrics and heads by which another eraser is best."""
         result = self.result
         entries = {m: result.metric(m) for m in SUMMARY if m in result.metrics and m != self.metric}
         settings = [
@@ -311,13 +311,13 @@ class _Chooser:
 
 
 def _listing(names: Sequence[str]) -> str:
-    """Names in a sentence: "A", "A and B", "A, B and C"."""
+    """Join names: "A", "A and B", "A, B and C"."""
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last
 
 
 def cards(result: Comparison) -> list[Card]:
-    """The cards of the report: the decision, each concept, and the cost."""
+    """Return the cards of a report: the decision, each concept, and the cost."""
     made, none = decision(result), result.context.eraser_as("none")
     figure = "no gain" if made.outcome == NO_GAIN else made.eraser or "-"
     first = Card(_TITLES[made.outcome], figure, made.sentence)
@@ -328,7 +328,7 @@ def cards(result: Comparison) -> list[Card]:
 
 
 def _concept_cards(result: Comparison, eraser: str) -> list[Card]:
-    """Score of a linear probe on new rows, with the reasons why it is above chance."""
+    """Return a card per concept: the score of a linear probe, and why it is above chance level."""
     context, cards = result.context, []
     none = context.eraser_as("none")
     for name in context.concepts:
@@ -360,7 +360,7 @@ def _concept_cards(result: Comparison, eraser: str) -> list[Card]:
 
 
 def _reasons(result: Comparison, eraser: str, name: str, accuracy: float, chance: float) -> str:
-    """Sampling and shift: the reasons for a probe above chance."""
+    """Return the text that explains a probe above chance level by sampling and shift."""
     residual = result.mean("residual", eraser=eraser) if "residual" in result.metrics else 0.0
     if residual > MAX_RESIDUAL:
         return f"The fraction {number(residual)} of the covariance with the concept stays."
@@ -387,11 +387,12 @@ def _reasons(result: Comparison, eraser: str, name: str, accuracy: float, chance
 
 
 def sampling_accuracy(r2: float, chance: float) -> float:
-    """Accuracy of the best linear rule for two normal classes, of R^2 r2 and majority `chance`.
+    """Return the accuracy of the best linear rule for two normal classes with R^2 = `r2`.
 
-    With p the fraction of the majority and D = sqrt(r2 / ((1 - r2) p (1 - p))) the distance of the
-    class means in units of the deviation within classes, Phi(D / 2 + c) p + Phi(D / 2 - c) (1 - p)
-    with c = log(p / (1 - p)) / D. NaN for a majority below 1/2, as of more than two classes.
+    p = `chance` is the fraction of the larger class, and D = sqrt(r2 / ((1 - r2) p (1 - p))) the
+    distance of the class means in standard deviations within classes. The accuracy is
+    Phi(D / 2 + c) p + Phi(D / 2 - c) (1 - p), with c = log(p / (1 - p)) / D; NaN if p < 1/2, as
+    for more than two classes.
     """
     if math.isnan(chance) or not 0.5 <= chance < 1 or not 0 < r2 < 1:
         return math.nan
@@ -402,7 +403,7 @@ def sampling_accuracy(r2: float, chance: float) -> float:
 
 
 def _cost_cards(result: Comparison, eraser: str, head: str) -> list[Card]:
-    """Cards of the distortion, the task, and the worst group."""
+    """Return the card of the distortion, the task and the worst group."""
     parts, figure = [], "-"
     if "distortion" in result.metrics:
         figure = f"{100 * result.mean('distortion', eraser=eraser):.3g} %"
