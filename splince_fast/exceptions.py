@@ -127,6 +127,10 @@ class ManyClassesWarning(SplinceWarning):
     """An integer variable was interpreted as many classes, and may be a quantity."""
 
 
+class MissingLabelWarning(SplinceWarning):
+    """A class has the text of a missing value, such as "nan", as its name."""
+
+
 class WholeNumbersWarning(SplinceWarning):
     """A continuous variable has few values, all integers, and may code classes."""
 

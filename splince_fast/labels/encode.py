@@ -9,7 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.warn import warn
-from splince_fast.exceptions import LabelError, ManyClassesWarning, WholeNumbersWarning
+from splince_fast.exceptions import (
+    LabelError,
+    ManyClassesWarning,
+    MissingLabelWarning,
+    WholeNumbersWarning,
+)
 from splince_fast.labels.containers import (
     SPLIT_ADVICE,
     check_indicators,
@@ -26,6 +31,8 @@ from splince_fast.labels.names import VariableName, listed
 
 KINDS = ("classes", "continuous")
 MANY_CLASSES = 1000
+# str() of missing values of Python, NumPy and pandas, and an empty field of a file.
+_MISSING_AS_TEXT = frozenset(("None", "nan", "NaN", "NaT", "<NA>", ""))
 FEW_VALUES = 20
 
 
@@ -151,6 +158,8 @@ def encode_one(values: object, n_rows: int, *, name: str, kind: str | None = Non
     -----
     ManyClassesWarning
         An integer column has more than 1,000 distinct values and `kind` does not say "classes".
+    MissingLabelWarning
+        A class has the text of a missing value as its name, and `kind` says nothing.
     WholeNumbersWarning
         A float column takes 3 to 20 values, all whole, and `kind` says nothing.
 
@@ -183,9 +192,13 @@ def encode_one(values: object, n_rows: int, *, name: str, kind: str | None = Non
         example = next((v for v in categories or data if v is not None), None)
         refuse(name, f"cannot be continuous: it holds classes such as {example!r}")
     if categories is not None:
+        if kind is None and len(categories) <= MANY_CLASSES:
+            _warn_of_missing_as_text(categories, name)
         return ClassCodes(categories, np.array(data, dtype=np.intp))
     if isinstance(data, list):
         encoded = _class_codes_of_list(data)
+        if kind is None:
+            _warn_of_missing_as_text(encoded.classes, name)
     else:
         if data.ndim == 2:
             if data.shape[1] != 1:
@@ -214,6 +227,18 @@ def encode_one(values: object, n_rows: int, *, name: str, kind: str | None = Non
             ManyClassesWarning,
         )
     return encoded
+
+
+def _warn_of_missing_as_text(classes: Sequence[object], name: str) -> None:
+    """Warn if the name of a class is the text of a missing value."""
+    found = sorted(_MISSING_AS_TEXT.intersection(classes))
+    if found:
+        warn(
+            f"variable {name!r} has the class {found[0]!r}, which looks like a missing value that "
+            "was converted to text. Pass None or NaN for missing labels; if it is a class, "
+            f"kinds={{{name!r}: 'classes'}} is silent (on the command line: --kind {name}=classes)",
+            MissingLabelWarning,
+        )
 
 
 def _warn_of_whole_numbers(columns: Columns, name: str) -> None:
