@@ -9,7 +9,7 @@ from splince_fast.exceptions import MissingExtraError
 
 
 def require(module: str, extra: str) -> Any:
-    """Import a module of an optional dependency; MissingExtraError if it is not installed."""
+    """Import a module of an optional dependency; raise MissingExtraError if this fails."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -19,9 +19,10 @@ from splince_fast._runtime.version import library_version
 from splince_fast.exceptions import FileFormatError, InputError
 
 Tensors = dict[str, NDArray[Any]]
-Record = tuple[Tensors, dict[str, Any]]  # of a file: tensors and JSON metadata
+Record = tuple[Tensors, dict[str, Any]]  # contents of a file: tensors and JSON metadata
 
 _LIBRARY = "splince_fast"
+# Function that loads each kind of file, for messages.
 _LOADERS = {
     "projection": "Projection.load", "conditional": "load_eraser", "moments": "Moments.load"
 }  # fmt: skip
@@ -34,14 +35,14 @@ def write(
     tensors: Mapping[str, NDArray[np.generic]],
     metadata: Mapping[str, object],
 ) -> None:
-    """Replace the file at `path` atomically by one with these tensors and metadata.
+    """Write tensors and metadata to `path`; an existing file is replaced atomically.
 
     Symbolic links are followed, and an existing file keeps its permissions.
 
     Raises
     ------
     InputError
-        `path` is no name of a file, empty or a folder.
+        `path` is empty, a folder, or not a path.
     OSError
         The folder does not exist, the disk is full, or the user has no permission.
     """
@@ -70,7 +71,7 @@ def write(
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
-    """Replace the file at `path` atomically by text in UTF-8; errors as for :func:`write`."""
+    """Write text in UTF-8 to `path`, with the guarantees and errors of :func:`write`."""
     target = writable_path(path)
     with replacing(target) as partial:
         partial.write_text(text, encoding="utf-8")
@@ -79,11 +80,11 @@ def write_text(path: str | os.PathLike[str], text: str) -> Path:
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """Yield a temporary file and rename it to `target`, or remove it after an error."""
+    """Yield the path of a temporary file; rename the file to `target`, or remove it on error."""
     writer = f"{os.getpid()}.{threading.get_ident()}"
-    # Many file systems allow names of 255 bytes.
-    short = os.fsencode(target.name)[:200].decode(errors="ignore")
-    partial = target.with_name(f".{short}.{writer}.partial")
+    # Many file systems allow names of at most 255 bytes.
+    prefix = os.fsencode(target.name)[:200].decode(errors="ignore")
+    partial = target.with_name(f".{prefix}.{writer}.partial")
     try:
         # An empty file has the permissions of the user's umask; save_file may set narrower ones.
         partial.touch()
@@ -99,7 +100,7 @@ def replacing(target: Path) -> Iterator[Path]:
 
 
 def as_path(path: object) -> Path:
-    """Return the path of a file; InputError for another type, or an empty name."""
+    """Convert to a path; raise InputError unless `path` is a path and not empty."""
     try:
         text = os.fsdecode(path)  # type: ignore[arg-type]
     except TypeError as error:
@@ -115,9 +116,9 @@ def writable_path(path: str | os.PathLike[str]) -> Path:
     Raises
     ------
     InputError
-        The path is no name of a file, empty or a folder.
+        `path` is empty, a folder, or not a path.
     FileNotFoundError
-        Its folder does not exist.
+        The folder of the file does not exist.
     """
     name = os.fspath(as_path(path))
     target = Path(os.path.realpath(name))
@@ -129,18 +130,18 @@ def writable_path(path: str | os.PathLike[str]) -> Path:
 
 
 def _sort_metadata(file: IO[bytes]) -> None:
-    """Sort the metadata, which safetensors does not, so that equal states have equal bytes."""
+    """Sort the metadata in the header of a file, so that equal contents give equal bytes."""
     length = int.from_bytes(file.read(8), "little")
     header = json.loads(file.read(length))
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    if len(text) <= length:  # unless a version of safetensors formats the header differently
+    if len(text) <= length:  # false if a version of safetensors formats differently
         file.seek(8)
         file.write(text.ljust(length))
 
 
 def _digest(tensors: Mapping[str, NDArray[np.generic]], text: str) -> str:
-    """Return the SHA-256 of metadata and of names, dtypes, shapes and bytes of the tensors."""
+    """Return the SHA-256 of the metadata and of the tensors' names, dtypes, shapes and bytes."""
     digest = hashlib.sha256(text.encode(errors="surrogatepass"))
     for name in sorted(tensors):
         array = np.ascontiguousarray(tensors[name])
@@ -150,14 +151,14 @@ def _digest(tensors: Mapping[str, NDArray[np.generic]], text: str) -> str:
 
 
 def read(path: str | os.PathLike[str], kind: str, format_version: int) -> Record:
-    """Return tensors and metadata of a file of the given kind.
+    """Return the tensors and the metadata of a file of the given kind.
 
     Raises
     ------
     FileFormatError
         The file is damaged, of another program or kind, or of a newer format.
     InputError
-        `path` is no name of a file.
+        `path` is empty, or not a path.
     FileNotFoundError, PermissionError
         The file does not exist, or the user may not read it.
     """
@@ -211,9 +212,9 @@ def read(path: str | os.PathLike[str], kind: str, format_version: int) -> Record
 
 @contextmanager
 def consistent(path: str | os.PathLike[str], remedy: str) -> Iterator[None]:
-    """Convert errors that inconsistent metadata cause into FileFormatError.
+    """Convert errors that are due to inconsistent metadata to FileFormatError.
 
-    The text names the file at `path` and ends with `remedy`.
+    The message names the file at `path` and ends with `remedy`.
     """
     try:
         yield
@@ -236,7 +237,7 @@ def kind_of(path: str | os.PathLike[str]) -> str | None:
 
 
 def _finite(text: str) -> float:
-    """Parse a number of the metadata; ValueError for NaN, infinity and overflow."""
+    """Parse a number of the metadata; raise ValueError for NaN, infinity and overflow."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{text[:20]} is no finite number")
@@ -261,9 +262,9 @@ def check_tensors(
 
 
 def read_feature_names(metadata: Mapping[str, Any], width: int | None) -> tuple[str, ...] | None:
-    """Return the names of the features in the metadata of a file, None where it has none.
+    """Return the feature names in the metadata of a file; None if there are none.
 
-    FileFormatError unless they are as many as there are features.
+    Raise FileFormatError unless the number of names is `width`.
     """
     names = metadata.get("feature_names")  # absent in files of earlier versions
     if names is not None and len(names) != width:

@@ -11,7 +11,7 @@ from splince_fast.exceptions import InputError
 
 
 def as_names(value: object, argument: str) -> tuple[str, ...]:
-    """Return one name, or several, as a tuple; InputError for other values."""
+    """Return one name or several as a tuple; raise InputError unless all are strings."""
     names = (value,) if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
     for name in names:
         if not isinstance(name, str):
@@ -26,13 +26,13 @@ def as_values(value: Any) -> list[Any]:
 
 
 def check_names(names: Iterable[str], valid: Iterable[str], where: str) -> None:
-    """Raise InputError for a name that is not valid; the text suggests the nearest valid one."""
-    known = list(valid)
+    """Raise InputError for a name that is not valid; the message suggests the nearest valid one."""
+    valid_names = list(valid)
     for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]}=?" if near else ""
-            raise InputError(f"{where} takes no {name}={hint} (it takes {', '.join(known)})")
+        if name not in valid_names:
+            nearest = difflib.get_close_matches(name, valid_names, n=1)
+            hint = f"; did you mean {nearest[0]}=?" if nearest else ""
+            raise InputError(f"{where} takes no {name}={hint} (it takes {', '.join(valid_names)})")
 
 
 def check_keywords(
@@ -42,9 +42,12 @@ def check_keywords(
     without: Container[str] = (),
     where: str | None = None,
 ) -> None:
-    """Apply `check_names` with the parameters of a function except those in `without`."""
+    """Raise InputError for a name that is no parameter of a function, or is in `without`.
+
+    A function with ``**kwargs`` takes all names.
+    """
     parameters = inspect.signature(function).parameters.values()
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         valid = [p.name for p in parameters if p.name not in without]
-        unwrapped: Any = getattr(function, "func", function)  # of a functools.partial
+        unwrapped: Any = getattr(function, "func", function)  # functools.partial
         check_names(names, valid, unwrapped.__name__ if where is None else where)

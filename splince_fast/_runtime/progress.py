@@ -7,7 +7,7 @@ import threading
 from functools import cache
 from typing import Any, Self
 
-# Delay of a bar with show=None; the documentation of `progress` states it.
+# Delay of a bar with show=None, as stated in the documentation of `progress`.
 _DELAY_SECONDS = 2.0
 
 
@@ -24,7 +24,7 @@ class Progress:
         Whether to show the bar. None shows it if stderr is a terminal or a notebook and the work
         lasts longer than two seconds.
     unit : str
-        Name of the unit.
+        Name of the unit of work.
 
     Examples
     --------

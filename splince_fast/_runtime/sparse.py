@@ -1,4 +1,4 @@
-"""Validation of sparse rows, and their centring without dense copies."""
+"""Validation and centring of sparse rows, without dense copies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from splince_fast._runtime.arrays import Rows, check_columns, non_finite_error
 from splince_fast.exceptions import InputError
 
-# Sums of squares of larger numbers overflow float64.
+# Largest allowed magnitude: sums of squares of larger numbers may overflow float64.
 _LARGEST = 1e149
 _FLOAT64 = np.dtype(np.float64)
 
@@ -28,7 +28,7 @@ class SparseRows(Rows):
 
     @classmethod
     def of(cls, X: Any, *, width: int | None = None, name: str = "X") -> SparseRows:
-        """Convert a matrix in any format of scipy.sparse; errors as for `as_rows`."""
+        """Convert a matrix in any format of scipy.sparse; errors are those of `as_rows`."""
         if X.ndim != 2:
             raise InputError(f"{name} has shape {X.shape}; it must be 2-D")
         check_columns(X.shape, width, name)
@@ -49,7 +49,7 @@ class SparseRows(Rows):
         return SparseRows(self.array[index], _FLOAT64, False)
 
     def check(self, name: str = "X") -> None:
-        """Apply :meth:`Rows.check` to the stored numbers."""
+        """Check the stored numbers as :meth:`Rows.check` does."""
         array: Any = self.array
         data = array.data
         if data.dtype.kind != "f" or not len(data):
@@ -57,9 +57,9 @@ class SparseRows(Rows):
         largest = max(float(data.max()), -float(data.min()))
         if largest <= _LARGEST:
             return
-        bad = np.flatnonzero(~np.isfinite(data))
-        if len(bad):
-            rows = np.unique(np.searchsorted(array.indptr, bad, side="right") - 1)
+        non_finite = np.flatnonzero(~np.isfinite(data))
+        if len(non_finite):
+            rows = np.unique(np.searchsorted(array.indptr, non_finite, side="right") - 1)
             raise non_finite_error(rows, len(self), name)
         raise InputError(
             f"{name} holds numbers as large as {largest:.1e}, whose squares leave the range of "
@@ -81,12 +81,12 @@ def _check_indices(array: Any, name: str) -> None:
 
 
 def parts(array: Any) -> tuple[NDArray[np.float64], NDArray[Any], NDArray[Any]]:
-    """Return data in float64, indices and indptr of a CSR matrix, as the kernels need them."""
+    """Return the data in float64, the indices and the indptr of a CSR matrix, for the kernels."""
     return array.data.astype(np.float64, copy=False), array.indices, array.indptr
 
 
 def subtracted(array: Any, shift: NDArray[np.float64]) -> Any:
-    """Return array - shift as a CSR matrix in float64; all entries of shifted columns are stored.
+    """Return array - shift as a CSR matrix in float64; columns with a shift become dense.
 
     `shift` (d,) should be nonzero only in columns with few implicit zeros.
     """

@@ -1,4 +1,7 @@
-"""Erasing rows of torch tensors: by the kernel in memory of the CPU, by torch elsewhere."""
+"""Erasure of rows of torch tensors, by the kernel in CPU memory and by torch elsewhere.
+
+Rows x become x - ((x - mean) right^T - shift) left, with the factors left and right (r, d).
+"""
 
 from __future__ import annotations
 
@@ -20,19 +23,19 @@ from splince_fast.exceptions import InputError
 
 try:
     from torch.utils._python_dispatch import is_in_torch_dispatch_mode
-except ImportError:  # dispatch modes cannot be detected: torch erases all rows
+except ImportError:  # dispatch modes cannot be detected: torch operations erase all tensors
 
     def is_in_torch_dispatch_mode() -> bool:
         return True
 
 
-# A thread erases at least this many numbers; fewer are faster on one thread.
+# Minimum number of elements per thread: smaller tensors are erased faster by one thread.
 _GRAIN = 1 << 17
 # Largest number of elements in one torch expression, a limit on its temporary memory.
 _PIECE = 1 << 24
-# Largest rank with matrix-vector products, which no precision mode rounds.
+# Up to this rank rows are erased by matrix-vector products, which no precision mode rounds.
 _MAX_VECTOR_RANK = 4
-# 2^13 + 1 splits a float32 into two numbers of at most 12 bits (Dekker 1971); TF32 keeps 11.
+# 2^13 + 1 splits a float32 into a number of 11 bits and one of 12 (Dekker 1971); TF32 has 11 bits.
 _SPLITTER = 8193.0
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -42,7 +45,7 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 def is_plain(x: Tensor) -> bool:
     """Return whether the kernel may read the memory of a tensor in place of torch operations.
 
-    It may not for subclasses, and where autograd, forward AD, a function transform, a dispatch
+    False for subclasses of Tensor, and if autograd, forward AD, a function transform, a dispatch
     mode or tracing records operations.
     """
     if type(x) not in _PLAIN or (x.requires_grad and torch.is_grad_enabled()):
@@ -52,7 +55,7 @@ def is_plain(x: Tensor) -> bool:
     if x.is_neg() or forward_ad.unpack_dual(x).tangent is not None:
         return False
     try:
-        return bool(x.data_ptr() != 0)  # 0 in some transforms, or without memory
+        return bool(x.data_ptr() != 0)  # 0 within some transforms, or without memory
     except RuntimeError:  # within other transforms
         return False
 
@@ -126,18 +129,18 @@ def _product(a: Tensor, b: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
 
 
 def _products(a: Tensor, b: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
-    """Return pairs of parts of at most 12 bits whose products sum to a b within 2^-22."""
+    """Return three pairs of tensors whose products sum to a b, with relative error 2^-22."""
     a_high, b_high = _high(a), _high(b)
     return (a_high, b_high), (a - a_high, b_high), (a_high, b - b_high)
 
 
 def _high(x: Tensor) -> Tensor:
-    """Return the leading 12 bits of a float32 tensor."""
+    """Round a float32 tensor to 11 significant bits."""
     scaled = x * _SPLITTER
     return scaled - (scaled - x)
 
 
-# -- tensors that an eraser is called with -----------------------------------------------------
+# -- erasers called with a tensor --------------------------------------------------------------
 
 
 def erase_tensor(
@@ -208,7 +211,7 @@ def _check_out(out: object, X: Tensor, dtype: torch.dtype) -> None:
 def _factors_as(
     factors: Factors, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return left, right, -shift and mean; the shift corrects the rounding of the mean."""
+    """Return left, right, -shift and mean; the shift includes the rounding error of the mean."""
     mean = torch.from_numpy(factors.mean.copy()).to(dtype)
     error = factors.mean - mean.to(torch.float64).numpy()
     shift = factors.shift + factors.right @ error
@@ -238,7 +241,7 @@ def _write(
     dtype: torch.dtype,
     mask: Tensor | None,
 ) -> None:
-    """Write erased rows in pieces; leading axes are merged where that needs no copy."""
+    """Write erased rows to `result` in pieces; leading axes are merged if this needs no copy."""
     if X.ndim > 2:
         if X.is_contiguous() and result.is_contiguous():
             X, result = X.view(-1, X.shape[-1]), result.view(-1, X.shape[-1])

@@ -1,7 +1,7 @@
 """The command line: demo, fit, apply, compare, inspect and doctor.
 
-One module per command: ``add(commands)`` declares its arguments, ``run(args)`` executes it.
-:func:`main` imports them, so that Ctrl-C is handled during imports, too.
+Each command has a module: ``add(commands)`` declares the arguments of the command, ``run(args)``
+executes it. :func:`main` imports the modules, so that Ctrl-C is handled during imports, too.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     argv : sequence of str, optional
-        Arguments; the default is those of the process.
+        Arguments; by default those of the process.
 
     Returns
     -------
     int
-        0; 2 after an error in the arguments or the files, printed on stderr; 130 after Ctrl-C; 141
-        if the reader of the output has closed the pipe.
+        Exit status: 0 after success; 2 after an error in the arguments or the files, printed on
+        stderr; 130 after Ctrl-C; 141 if the reader of the output has closed the pipe.
 
     Examples
     --------
@@ -34,9 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     >>> main(["inspect", "/nowhere/eraser"])
     2
     """
-    if hasattr(
-        sys.stdout, "reconfigure"
-    ):  # class names may hold characters that the terminal lacks
+    if hasattr(sys.stdout, "reconfigure"):
+        # Class names may hold characters that the terminal cannot show.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         from splince_fast.cli.commands import run
@@ -48,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("splince-fast: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # Otherwise flushing the buffer fails again at exit.
+        # Without this, Python flushes stdout at exit and reports the broken pipe again.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141

@@ -1,4 +1,4 @@
-"""``splince-fast apply``: apply an eraser to files of rows; each output is complete or absent."""
+"""``splince-fast apply``: apply an eraser to files of rows."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         allow_abbrev=False,
         help="apply an eraser to files of rows",
         description="Apply an eraser to the rows of files. A .npy file is memory-mapped and a "
-        ".parquet file is read by row groups, so that neither needs to fit in memory. Other "
-        "columns are copied, other arrays if the format stays the same. Leading axes, such as "
-        "(batch, token), are kept.",
+        ".parquet file is read by row groups, so that neither needs to fit in memory. The other "
+        "columns of a table are copied, and the other arrays of a file, if the output has the same "
+        "format. Leading axes, such as (batch, token), are kept.",
     )
     add = apply.add_argument
-    add("eraser", metavar="ERASER", help="file that fit has written")
+    add("eraser", metavar="ERASER", help="eraser file, written by fit")
     add("rows", metavar="X", nargs="+",
         help=".npy, .npz, .safetensors, .pt or .parquet files, saved Hugging Face data sets, or "
         "folders of such files")  # fmt: skip
     output = apply.add_mutually_exclusive_group(required=True)
     output.add_argument("-o", "--output", metavar="PATH",
-        help="new file, in the format of its suffix; for several files or a folder, a folder for "
-        "files of the same names")  # fmt: skip
+        help="output file, in the format of its suffix; for several files or a folder, the folder "
+        "of the output files, which get the names of the inputs")  # fmt: skip
     output.add_argument("--in-place", action="store_true",
-        help="overwrite .npy files; after an interruption run the command again: erasing twice "
-        "changes nothing. Erasers for which it does (partial ones, and those that need labels) are "
-        "refused")  # fmt: skip
+        help="overwrite .npy files; after an interruption run the command again: erasing a "
+        "row twice gives the same as once. Erasers without this property (partial ones, and those "
+        "that need labels) are refused")  # fmt: skip
     add("--embedding", metavar="COLUMN", help="column of vectors in a table")
-    add("--key", metavar="NAME", help="array of rows in a file of several arrays")
+    add("--key", metavar="NAME", help="name of the array of rows in a file of several arrays")
     add("--labels", action="append", default=[], metavar="[NAME=]FILE",
-        help="labels of the rows of one file of arrays, as for fit, if the eraser needs them; "
-        "labels of tables are columns of the same files")  # fmt: skip
+        help="labels, as for fit, if the eraser needs labels; for a single file of arrays. Labels "
+        "of tables are columns of the same files")  # fmt: skip
     add("--jobs", type=int, default=1, metavar="N",
         help="number of files erased in parallel (default: 1)")  # fmt: skip
     add("--force", action="store_true", help="overwrite existing files")
@@ -60,7 +60,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Check all files before the first row is read, then erase them one by one or in parallel."""
+    """Check all files, then erase the rows of each file, with --jobs files in parallel."""
     eraser = _load(args)
     if args.in_place:
         _check_idempotent(eraser)
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _load(args: argparse.Namespace) -> Eraser:
-    """Load the eraser; the error tells if the arguments are in the wrong order."""
+    """Load the eraser; the error says whether the arguments are in the wrong order."""
     from splince_fast.eraser import load_eraser
 
     try:
@@ -134,12 +134,12 @@ def _check_idempotent(eraser: Eraser) -> None:
 def _labels(
     args: argparse.Namespace, eraser: Eraser, pairs: list[tuple[str, str]]
 ) -> dict[str, Any] | None:
-    """Read the labels that an eraser needs for a file of arrays; None if it needs none.
+    """Return the labels for a file of arrays; None if the eraser needs none or for tables.
 
     Raises
     ------
     InputError
-        Labels that are not needed, missing labels, or labels of several files.
+        Labels are passed but not needed, needed but not passed, or needed for several files.
     """
     kinds: Mapping[str, str] = getattr(eraser, "label_kinds", {})
     tables = any(rows.format_of_rows(path) != "array" for path, _ in pairs)
@@ -162,12 +162,12 @@ def _labels(
 
 
 def _pairs(args: argparse.Namespace, paths: list[str], several: bool) -> list[tuple[str, str]]:
-    """Check the paths, and return the input and output of every file.
+    """Check the paths, and return the pairs of input and output path.
 
     Raises
     ------
     InputError
-        An output that cannot be written, or whose format does not fit the input.
+        An output cannot be written, or its format does not fit the input.
     """
     if args.in_place:
         for path in paths:
@@ -197,7 +197,7 @@ def _pairs(args: argparse.Namespace, paths: list[str], several: bool) -> list[tu
             if os.path.exists(target):
                 raise InputError(f"{target!r} exists; name a new folder for the data set")
         elif not (several and not os.path.isdir(args.output)):
-            # A file may replace itself: it is complete before it gets its name.
+            # The output may replace its input: it gets the name only when it is complete.
             others = inputs if is_input else [*inputs, path]
             check_outputs({"--output": target}, others, force=args.force)
         _check_format(path, target, kind)
@@ -207,7 +207,7 @@ def _pairs(args: argparse.Namespace, paths: list[str], several: bool) -> list[tu
 
 
 def _check_format(path: str, target: str, kind: str) -> None:
-    """Check that the suffix of an output names a format for the kind of the input."""
+    """Raise InputError unless the suffix of the output fits the kind of the input."""
     allowed: tuple[str, ...] = rows.ARRAYS if kind == "array" else rows.TABLES
     if kind != "dataset" and Path(target).suffix not in allowed:
         raise InputError(
@@ -222,7 +222,7 @@ def _erase_arrays(
     args: argparse.Namespace,
     labels: Mapping[str, Any] | None,
 ) -> int:
-    """Erase one file of arrays; returns its number of rows."""
+    """Erase the rows of one file of arrays; return the number of rows."""
     from splince_fast.sources._sharded import host_rows
 
     progress = None if args.jobs == 1 else False
@@ -233,7 +233,7 @@ def _erase_arrays(
     except RuntimeError:  # a sparse or nested tensor, which the eraser refuses
         empty = X
     no_labels = None if labels is None else {name: column[:0] for name, column in labels.items()}
-    dtype = eraser(empty, no_labels).dtype  # an error before anything is written
+    dtype = eraser(empty, no_labels).dtype  # raises before anything is written
     if args.in_place:
         if dtype != X.dtype:
             raise InputError(f"{path!r} holds {X.dtype}, and the result is {dtype}; use -o FILE")
@@ -254,7 +254,7 @@ def _erase_arrays(
 
 
 def _erase_column(eraser: Eraser, table: Table, embedding: str, place: str) -> Table:
-    """Erase the column of vectors of a table; integers become float64."""
+    """Return a table with erased vectors in the embedding column; integers become float64."""
     from splince_fast.sources._arrow import column_matrix, row_namer
 
     pa = require("pyarrow", "parquet")
@@ -282,7 +282,7 @@ def _erase_column(eraser: Eraser, table: Table, embedding: str, place: str) -> T
 
 
 def _erase_parquet(eraser: Eraser, path: str, target: str, embedding: str) -> int:
-    """Erase one Parquet file by row groups; returns its number of rows."""
+    """Erase the rows of one Parquet file by row groups; return the number of rows."""
     pa, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
     n, writer = 0, None
     try:
@@ -294,7 +294,7 @@ def _erase_parquet(eraser: Eraser, path: str, target: str, embedding: str) -> in
                 )
             for group in range(file.metadata.num_row_groups):
                 if not file.metadata.row_group(group).num_rows:
-                    continue  # it has no rows, from which the type of the vectors is inferred
+                    continue  # the type of erased vectors is inferred from rows
                 place = f"row group {group} of {path!r}"
                 table = _erase_column(eraser, file.read_row_group(group), embedding, place)
                 writer = writer or parquet.ParquetWriter(partial, table.schema)
@@ -308,7 +308,7 @@ def _erase_parquet(eraser: Eraser, path: str, target: str, embedding: str) -> in
 
 
 def _erase_dataset(eraser: Eraser, path: str, target: str, embedding: str) -> int:
-    """Erase a saved data set, or each of its splits, into a new folder."""
+    """Erase the rows of a saved data set or of all its splits; return the number of rows."""
     datasets = require("datasets", "datasets")
     data = rows.load_dataset(path)
     datasets.disable_progress_bars()

@@ -1,4 +1,4 @@
-"""Parser of all commands; errors and warnings are printed in one line each."""
+"""Parser of all commands; each error or warning is printed on one line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from splince_fast.exceptions import ManyClassesWarning, SplinceError, SplinceWar
 
 
 def run(argv: Sequence[str] | None) -> int:
-    """Parse the arguments and run the command."""
+    """Parse the arguments, run the command, and return the exit status."""
     try:
         args = _parser().parse_args(argv)
     except SystemExit as stop:  # argparse has printed the error
@@ -35,14 +35,14 @@ def run(argv: Sequence[str] | None) -> int:
 
 
 def _with_flags(text: str, args: argparse.Namespace) -> str:
-    """Replace arguments of Python in a text, such as ``min_scale=1e-8``, by flags of the command.
+    """Replace Python arguments in a message, such as ``min_scale=1e-8``, by command-line flags.
 
     Names after a slash or a quote may be parts of paths, and are not replaced.
     """
     names = "|".join(map(re.escape, vars(args)))
     return re.sub(
         rf"(?<![\w/'\"-])({names})=('?)((?:[\w+-]+(?:\.\w+)*)?)\2",
-        lambda found: f"--{found[1].replace('_', '-')} {found[3]}".rstrip(),
+        lambda match: f"--{match[1].replace('_', '-')} {match[3]}".rstrip(),
         text,
     )
 
@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="splince-fast",
         description="Remove a concept, such as gender, from embeddings so that no linear "
         "predictor finds it, and keep a task.",
-        epilog="'splince-fast COMMAND --help' has the options of a command.",
+        epilog="'splince-fast COMMAND --help' shows the options of a command.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {library_version()}")
@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
 
 @contextmanager
 def _plain_warnings(args: argparse.Namespace) -> Iterator[None]:
-    """Print each warning of this package once, in one line without its source line."""
+    """Print each warning of this package once, on one line, without the line of source code."""
     printed: set[str] = set()
 
     def show(

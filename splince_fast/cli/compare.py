@@ -1,4 +1,4 @@
-"""``splince-fast compare``: files in, a table and a report out."""
+"""``splince-fast compare``: compare erasers on files of embeddings and labels."""
 
 from __future__ import annotations
 
@@ -28,61 +28,74 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "compare",
         allow_abbrev=False,
         help="compare erasers on your own data: table and report",
-        description="Which eraser, at which cost, and how sure: split, erase, fit heads, probe, "
-        "and compare, over several seeds.",
+        description="Compare erasers by task accuracy, leakage of the concept and distortion, with "
+        "intervals over several random splits.",
     )
     add = compare.add_argument
     add(
         "embeddings",
         metavar="EMBEDDINGS",
-        help="a .npy file, or with --embedding a parquet file or a folder of them",
+        help="a .npy file; with --embedding, a .parquet file or a folder of .parquet files",
     )
     add("--labels", action="append", default=[], metavar="[NAME=]FILE",
-        help=".npy, .csv, .tsv or .parquet files, one entry per row; may be repeated")  # fmt: skip
-    add("--embedding", metavar="COLUMN", help="column of vectors in a parquet file")
-    add("--erase", action="append", required=True, metavar="NAME", help="concept; may be repeated")
-    add("--keep", required=True, metavar="NAME", help="the task")
-    add("--groups", metavar="NAME", help="rows of one group stay in one part and fold")
-    add("--test", metavar="NAME", help="column with your own split: train, validation, test")
+        help="labels of a .npy file of embeddings, one entry per row, as for fit: .npy, .csv, "
+        ".tsv or .parquet; repeatable")  # fmt: skip
+    add("--embedding", metavar="COLUMN", help="column of vectors in a .parquet file")
+    add("--erase", action="append", required=True, metavar="NAME",
+        help="concept to erase; repeatable")  # fmt: skip
+    add("--keep", required=True, metavar="NAME", help="task to keep")
+    add("--groups", metavar="NAME",
+        help="variable, such as a document or a person; rows of the same value stay in one part of "
+        "a split and in one fold")  # fmt: skip
+    add("--test", metavar="NAME",
+        help="column with your own split: each entry is train, validation or test")  # fmt: skip
     add("--kind", action="append", default=[], metavar="NAME=KIND",
-        help="read a variable as 'classes' or 'continuous' whatever its type")  # fmt: skip
+        help="KIND is 'classes' or 'continuous'; by default the type of the labels "
+        "decides")  # fmt: skip
     add("--eraser", action="append", metavar="NAME",
         help="none, SAL, LEACE, SPLINCE, MeanProjection, INLP, RLACE, random or isotropic; SAL, "
-        "INLP or RLACE with +repair, which keeps the task; oracle or quadratic, which read the "
-        "concept's label of every row; may be repeated (default: the first four)")  # fmt: skip
+        "INLP or RLACE with +repair, which keeps the task; oracle or quadratic, which need the "
+        "concept label of every row; repeatable (default: the first four)")  # fmt: skip
     add("--head", action="append", metavar="NAME",
         help="retrained, frozen or unregularised; repeatable (default: the first two)")  # fmt: skip
     add("--association", type=_numbers, metavar="P,P,...",
-        help="levels of association in training, such as .5,.7,.9 (default: as it is)")  # fmt: skip
+        help="levels of the association of concept and task in training rows, such as .5,.7,.9 "
+        "(default: that of the data)")  # fmt: skip
     add("--aligned-class", metavar="CLASS",
-        help="class of the concept aligned with the task's second class")  # fmt: skip
-    add("--sizes", type=_numbers, metavar="N,N,N", help="training, validation and test rows")
+        help="class of the concept that is associated with the second class of the "
+        "task")  # fmt: skip
+    add("--sizes", type=_numbers, metavar="N,N,N",
+        help="numbers of training, validation and test rows")  # fmt: skip
     add("--association-method", choices=("subsample", "weights"), default="subsample",
-        help="cells reach an association by losing rows or by weights (default: rows)")  # fmt: skip
+        help="reach a level of association by dropping or by weighting training and validation "
+        "rows (default: subsample)")  # fmt: skip
     add("--unlabelled", action="store_true",
-        help="rows without the task count for the covariance")  # fmt: skip
-    add("--seeds", type=int, metavar="N", help="resamplings (default: 5; 1 with --test)")
-    add("--random-state", type=int, default=0, help="the first seed (default: 0)")
-    add("--alphas", type=_numbers, metavar="L,L,...",
-        help="penalties of the heads to choose from")  # fmt: skip
+        help="fit erasers also to training rows without a label of the task")  # fmt: skip
+    add("--seeds", type=int, metavar="N",
+        help="number of random splits (default: 5; 1 with --test)")  # fmt: skip
+    add("--random-state", type=int, default=0, metavar="N", help="first seed (default: 0)")
+    add("--alphas", type=_numbers, metavar="A,A,...",
+        help="candidate L2 penalties of the heads; validation rows select one")  # fmt: skip
     add("--probe", action="append", metavar="NAME",
-        help="linear, quadratic, mlp or boosting; may be repeated (default: linear)")  # fmt: skip
-    add("--jobs", type=int, default=1, metavar="N", help="processes; -1 is one per processor")
+        help="probe for the concept: linear, quadratic, mlp or boosting; repeatable (default: "
+        "linear)")  # fmt: skip
+    add("--jobs", type=int, default=1, metavar="N",
+        help="number of processes; -1 is one per processor (default: 1)")  # fmt: skip
     add("--run", dest="folder", metavar="FOLDER",
-        help="keep finished cells there, and go on from them")  # fmt: skip
-    add("--strict", action="store_true", help="an eraser or head that fails is an error")
-    add("--save", metavar="FILE", help="write all figures there as JSON")
-    add("-o", "--output", metavar="FILE", help="the report, an .html file")
-    add("--force", action="store_true", help="overwrite files")
+        help="folder of finished results: the same command resumes from it")  # fmt: skip
+    add("--strict", action="store_true", help="stop with an error if an eraser or head fails")
+    add("--save", metavar="FILE", help="write all results to a JSON file")
+    add("-o", "--output", metavar="FILE", help="write the report to an .html file")
+    add("--force", action="store_true", help="overwrite existing files")
     compare.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Check the arguments, read, compare, write."""
+    """Check the arguments, read the files, compare the erasers, and write the results."""
     inputs = [args.embeddings, *paths_of(args.labels)]
     check_outputs({"--output": args.output, "--save": args.save}, inputs, force=args.force)
     sizes = _sizes(args.sizes)
-    if args.output is not None:  # an error before the work, not after it
+    if args.output is not None:  # raise before the work, not after it
         require("matplotlib.figure", "evaluate")
         require("jinja2", "evaluate")
     if args.keep in args.erase:
@@ -117,7 +130,7 @@ def run(args: argparse.Namespace) -> None:
     print(result)
     if args.save is not None:
         result.save(args.save)
-        print(f"figures: {args.save}")
+        print(f"results: {args.save}")
     if args.output is not None:
         result.to_html(args.output)
         print(f"report: {args.output}")
@@ -155,7 +168,7 @@ def _read(args: argparse.Namespace, names: list[str]) -> tuple[Any, dict[str, An
 
 
 def _aligned_class(text: str | None, concept: Mapping[str, object]) -> ClassName | None:
-    """Class with the given text as its name: an integer or a boolean has a type of its own."""
+    """Return the class whose name, which may be an integer or a boolean, has the given text."""
     from splince_fast.evaluation._cells import class_codes
 
     if text is None:
@@ -171,12 +184,12 @@ def _numbers(text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no list of numbers between commas, such as .5,.7,.9"
+            f"{text!r} is no comma-separated list of numbers, such as .5,.7,.9"
         ) from None
 
 
 def _sizes(sizes: tuple[float, ...] | None) -> tuple[int, int, int] | None:
-    """Check that the numbers of rows are integers."""
+    """Convert three numbers of rows to integers; raise InputError for other values."""
     if sizes is None:
         return None
     if len(sizes) != 3 or not all(math.isfinite(size) and size == int(size) for size in sizes):

@@ -19,27 +19,27 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "demo",
         allow_abbrev=False,
         help="run the paper's profession experiment on data in the package (15 seconds)",
-        description="Erase the stereotype of occupations from the states of SmolLM2, keep factual "
-        "gender, and print how much the odds of 'he' to 'she' depend on each, for SAL, LEACE and "
-        "SPLINCE. Needs no network.",
+        description="Erase the stereotype of occupations from the hidden states of SmolLM2, keep "
+        "factual gender, and print how much the odds of 'he' to 'she' depend on each, for SAL, "
+        "LEACE and SPLINCE. Needs no network.",
     )
     demo.add_argument(
-        "--splits", type=int, default=20, metavar="N", help="random splits (default: 20)"
+        "--splits", type=int, default=20, metavar="N", help="number of random splits (default: 20)"
     )
     demo.add_argument(
-        "--random-state", type=int, default=0, metavar="N", help="of the splits (default: 0)"
+        "--random-state", type=int, default=0, metavar="N", help="seed of the splits (default: 0)"
     )
     figure = demo.add_mutually_exclusive_group()
     figure.add_argument(
-        "--figure", metavar="PATH", help=f"write the figure there (default: {_DEFAULT_FIGURE})"
+        "--figure", metavar="PATH", help=f"file of the figure (default: {_DEFAULT_FIGURE})"
     )
     figure.add_argument("--no-figure", action="store_true", help="write no figure")
-    demo.add_argument("--json", metavar="PATH", help="also write all numbers there")
+    demo.add_argument("--json", metavar="PATH", help="also write all numbers to a JSON file")
     demo.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the experiment twice, as the data are and as correlated as in the paper."""
+    """Run the experiment with the correlation of the data, then with that of the paper."""
     if args.figure is not None:
         require("matplotlib.figure", "demo")
     check_outputs({"--figure": args.figure, "--json": args.json}, force=True)

@@ -12,14 +12,14 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         allow_abbrev=False,
         help="print versions, BLAS, speed and advice",
         description="Print the versions of the package and its dependencies, the BLAS and the "
-        "instruction set in use, two speeds measured now, and what would make the package "
-        "faster. Add it to a bug report.",
+        "instruction set in use, two measured speeds, and advice for a faster setup. Add the "
+        "output to a bug report.",
     )
     doctor.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Measure and print."""
+    """Print versions, BLAS, instruction set, measured speeds and advice."""
     from splince_fast.config import show_config
 
     print(show_config())

@@ -1,4 +1,4 @@
-"""``splince-fast fit``: embeddings and labels in files, an eraser out."""
+"""``splince-fast fit``: fit an eraser to embeddings and labels in files."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add = fit.add_argument_group("data").add_argument
     add("embeddings", nargs="+", metavar="EMBEDDINGS",
         help=".npy, .npz, .safetensors or .pt files; with --embedding, .parquet files or a saved "
-        "Hugging Face data set; or folders of such files. Several files are shards, in this "
+        "Hugging Face data set; or folders of such files. Several files are shards, read in this "
         "order")  # fmt: skip
     add("--embedding", metavar="COLUMN", help="column of vectors in a table")
-    add("--key", metavar="NAME", help="array of rows in a file of several arrays")
+    add("--key", metavar="NAME", help="name of the array of rows in a file of several arrays")
     add("--labels", action="append", default=[], metavar="[NAME=]FILE",
-        help="labels of arrays, one entry per row of all shards: .csv, .tsv or .parquet (a "
-        "variable per column) or .npy (one variable, NAME or the name of the file); repeatable. "
-        "An empty field is a missing label, and NA is a class. Labels of tables are columns of "
-        "the same files")  # fmt: skip
+        help="labels of files of arrays, one entry per row of all shards: .csv, .tsv or .parquet "
+        "(one variable per column) or .npy (one variable, NAME or the name of the file); "
+        "repeatable. An empty field is a missing label, and NA is a class. Labels of tables are "
+        "columns of the same files")  # fmt: skip
     add("--kind", action="append", default=[], metavar="NAME=KIND",
         help="KIND is 'classes' or 'continuous'; by default text and integers are classes, and "
-        "floats are continuous. Classes in text files keep their spelling: 01 and 1 are "
-        "two")  # fmt: skip
+        "floats are continuous. With NAME=classes, 01 and 1 in a text file are different "
+        "classes")  # fmt: skip
     add = fit.add_argument_group("eraser").add_argument
     add("--erase", action="append", required=True, metavar="NAME",
         help="concept to erase; repeatable: several are erased jointly")  # fmt: skip
@@ -56,18 +56,19 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "applied (default: splince with --keep, else leace)")  # fmt: skip
     for option in OPTIONS.values():
         _add_flag(add, option)
-    add = fit.add_argument_group("reading").add_argument
+    add = fit.add_argument_group("moments").add_argument
     for option in READING.values():
         _add_flag(add, option)
     add("--groups", metavar="NAME",
-        help="variable, such as a document or a person, whose rows stay in one fold. Two folds "
-        "give the figures on held-out rows; by default a hash of its position decides for each "
-        "row. --subsample and --sketch-size make no folds, except for --shrinkage cv")  # fmt: skip
+        help="variable, such as a document or a person; rows of the same value stay in one of the "
+        "two folds, which give the results on held-out rows. By default a hash of the position of "
+        "a row chooses its fold. With --subsample or --sketch-size there are no folds, except for "
+        "--shrinkage cv")  # fmt: skip
     add("--checkpoint", metavar="FILE",
-        help="state of the pass, written now and then; the same command resumes from "
+        help="file for the state of the pass, written at intervals; the same command resumes from "
         "it")  # fmt: skip
     add = fit.add_argument_group("output").add_argument
-    add("-o", "--output", required=True, metavar="FILE", help="the eraser, a .safetensors file")
+    add("-o", "--output", required=True, metavar="FILE", help=".safetensors file of the eraser")
     add("--save-moments", metavar="FILE", help="also write the moments, to fit other erasers")
     add("--force", action="store_true", help="overwrite existing files")
     fit.set_defaults(run=run)
@@ -88,7 +89,7 @@ def _add_flag(add: Callable[..., object], option: Option) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Check the arguments, read, fit, write."""
+    """Check the arguments, read the files, fit the eraser, and write it."""
     from splince_fast.methods.table import method_of
     from splince_fast.moments import Moments
 
@@ -140,7 +141,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _use_folds(args: argparse.Namespace, n_rows: int | None, n_features: int | None) -> bool:
-    """Whether rows are split into folds; an existing checkpoint decides."""
+    """Return whether to split rows into folds; an existing checkpoint decides."""
     from splince_fast._runtime.files import kind_of
     from splince_fast.moments.fold_rule import use_folds
 
@@ -149,34 +150,35 @@ def _use_folds(args: argparse.Namespace, n_rows: int | None, n_features: int | N
 
 
 def _options(args: argparse.Namespace, method: Method) -> dict[str, Any]:
-    """Options of the method.
+    """Return the options given for the method and the moments, by parameter name.
 
     Raises
     ------
     InputError
-        An option that the method does not take.
+        An option does not apply to the method.
     """
     from splince_fast.methods.table import METHODS
 
     names = {"keep", *OPTIONS, *READING}
     options = {name: value for name in names if (value := getattr(args, name)) is not None}
     for name in options.keys() - {"subsample", "sketch_size"}:
-        needed = "refine" if name == "passes" else name
-        if needed not in method.parameters:
-            able = ", ".join(key for key, own in METHODS.items() if needed in own.parameters)
+        parameter = "refine" if name == "passes" else name
+        if parameter not in method.parameters:
+            methods = ", ".join(key for key, m in METHODS.items() if parameter in m.parameters)
             raise InputError(
-                f"--{name.replace('_', '-')} does not apply to {method.label}; it applies to {able}"
+                f"--{name.replace('_', '-')} does not apply to {method.label}; it applies to "
+                f"{methods}"
             )
     return options
 
 
 def _reading(args: argparse.Namespace, options: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """Remove the parameters of the moments and the number of extra passes from `options`.
+    """Pop the parameters of the moments and the number of extra passes from `options`.
 
     Raises
     ------
     InputError
-        Options that do not go together.
+        Options exclude each other.
     """
     reading = {name: options.pop(name) for name in READING if name in options}
     check_reading(

@@ -26,13 +26,13 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     inspect.add_argument(
         "--json",
         action="store_true",
-        help="print all facts and the shapes of arrays as one JSON object",
+        help="print the report or the variables, and the shapes of all arrays, as one JSON object",
     )
     inspect.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print the format of the file, and its report or variables; the JSON has shapes, too."""
+    """Print the format of the file, and its report or variables; with --json, shapes, too."""
     from safetensors import SafetensorError, safe_open
 
     from splince_fast.eraser import load_eraser
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
             header = file.metadata() or {}
             shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError):
-        pass  # loading the file below raises its own error
+        pass  # loading the file below raises an error
     loaded: Moments | Eraser
     if header.get("kind") in ("moments", "folds"):
         loaded = Moments.load(args.file)
@@ -92,7 +92,7 @@ def print_report(report: Report | None) -> None:
 
 
 def _moments_facts(moments: Moments) -> dict[str, Any]:
-    """Rows, weight and variables; classes are pairs, as 1 and True are different names."""
+    """Return rows, weight and variables of moments, with pairs (class, number of rows)."""
     variables = []
     for name, kind in moments.variables.items():
         entry: dict[str, object] = {

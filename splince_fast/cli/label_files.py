@@ -1,4 +1,4 @@
-"""Files of labels: each column is read and encoded once for all blocks."""
+"""Files of labels; a column is read once for all blocks."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def read_label_files(
     Parameters
     ----------
     texts : sequence of str
-        ``FILE`` or ``NAME=FILE``.
+        Values of ``--labels``, each ``FILE`` or ``NAME=FILE``.
     variables : sequence of str
         Names of the columns to read.
     kinds : mapping
-        "classes" or "continuous" for some of them.
+        Kind of some variables, "classes" or "continuous", by name.
 
     Returns
     -------
     dict
-        Column of every variable: numbers as arrays, names as
-        :class:`~splince_fast.labels.ClassCodes`, Parquet columns as Arrow data.
+        Columns by name: numbers as arrays, text as :class:`~splince_fast.labels.ClassCodes`,
+        Parquet columns as Arrow data.
 
     Raises
     ------
@@ -49,7 +49,7 @@ def read_label_files(
     LabelError
         Several files have the column, or it cannot be read.
     InputError
-        A file cannot be read.
+        A file cannot be read, or `texts` is empty.
     """
     columns: dict[str, Any] = {}
     all_names: list[str] = []
@@ -91,14 +91,14 @@ def read_label_files(
 
 
 def parse_kinds(texts: Sequence[str], variables: Sequence[str]) -> dict[str, str]:
-    """Parse the NAME=KIND of ``--kind``.
+    """Return the kind of variables by name, from the values NAME=KIND of ``--kind``.
 
     Raises
     ------
     InputError
-        Another form, or another kind.
+        A value has another form or another kind.
     UnknownVariableError
-        The name is none of the variables.
+        A name is none of the variables.
     """
     kinds = {}
     for text in texts:
@@ -112,7 +112,7 @@ def parse_kinds(texts: Sequence[str], variables: Sequence[str]) -> dict[str, str
 
 
 def refuse_labels_of_tables(texts: Sequence[str]) -> None:
-    """Raise InputError where ``--labels`` names files beside ``--embedding``."""
+    """Raise InputError if ``--labels`` is used together with ``--embedding``."""
     if texts:
         raise InputError(
             "--labels and --embedding exclude each other: labels are columns of the same files, "
@@ -121,12 +121,12 @@ def refuse_labels_of_tables(texts: Sequence[str]) -> None:
 
 
 def paths_of(texts: Sequence[str]) -> list[str]:
-    """Paths of the values of ``--labels``."""
+    """Return the paths in the values of ``--labels``."""
     return [str(_name_and_path(text)[1]) for text in texts]
 
 
 def _name_and_path(text: str) -> tuple[str | None, Path]:
-    """Split NAME=FILE; an existing file with = in its name is a FILE."""
+    """Split NAME=FILE; if a file has the whole text as its path, return None and the path."""
     name, separator, path = text.partition("=")
     return (name, Path(path)) if separator and not Path(text).exists() else (None, Path(text))
 
@@ -144,14 +144,14 @@ def _read_npy(path: Path) -> NDArray[np.generic]:
 def _read_csv(
     path: Path, variables: Sequence[str], kinds: Mapping[str, str]
 ) -> tuple[list[str], dict[str, Any]]:
-    """Names of all columns, and the requested columns."""
+    """Return the names of all columns of a text file, and the columns in `variables`."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             rows = csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
             names = [name.strip() for name in next(rows, [])]
             positions = {name: i for i, name in enumerate(names) if name in variables}
             cells: dict[str, list[str]] = {name: [] for name in positions}
-            blank = 0  # number of the first empty line: only empty lines may follow it
+            blank = 0  # line number of the first empty line: only empty lines may follow
             for row in rows:
                 if not row:
                     blank = blank or rows.line_num
@@ -169,7 +169,7 @@ def _read_csv(
 
 
 def _ragged(path: Path, blank: int, line: int, fields: int, expected: int) -> LabelError:
-    """Error of a line whose number of fields is not that of the header."""
+    """Return the error for an empty line, or for one with another number of fields."""
     if blank:
         advice = (
             'a missing label is "" on a line of its own'
@@ -184,9 +184,9 @@ def _ragged(path: Path, blank: int, line: int, fields: int, expected: int) -> La
 
 
 def _parse_column(texts: list[str], name: str, path: Path, kind: str | None) -> object:
-    """A column of text as integers, floats or classes; an empty text is missing.
+    """Convert a column of text to integers, floats or classes; an empty text is missing.
 
-    Declared classes stay text, so that "01" and "1" are two of them.
+    With `kind` "classes" the text is kept, so that "01" and "1" are different classes.
     """
     if kind == "classes":
         return encode_one([text or None for text in texts], len(texts), name=name)
@@ -214,7 +214,7 @@ def _parse_column(texts: list[str], name: str, path: Path, kind: str | None) -> 
 
 
 def _read_parquet(path: Path, variables: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """Names of all columns, and the requested columns."""
+    """Return the names of all columns of a Parquet file, and the columns in `variables`."""
     pa, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
     try:
         names = list(parquet.read_schema(path).names)

@@ -16,24 +16,24 @@ def check_outputs(
     force: bool = False,
     resumed: Iterable[str] = (),
 ) -> None:
-    """Check the paths of outputs before any work.
+    """Check output paths, before any work.
 
     Parameters
     ----------
     outputs : mapping
-        Option and path of each new file; None is skipped.
+        Output path by option; None is skipped.
     inputs : iterable of str
         Paths of the inputs.
     force : bool
-        Whether existing files may be overwritten; inputs may not.
+        Whether existing files may be overwritten, except inputs.
     resumed : iterable of str
-        Options whose file may exist: the command resumes from it.
+        Options whose file may exist, because the command resumes from it.
 
     Raises
     ------
     InputError
-        An empty path, a folder, a missing parent folder, an existing or read-only file, or one path
-        twice.
+        A path is empty, a folder, an input, an existing or read-only file, or the path of two
+        outputs; or the parent folder does not exist.
     """
     uses = {os.path.realpath(path): "an input" for path in inputs}
     for option, path in outputs.items():

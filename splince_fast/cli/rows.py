@@ -1,4 +1,4 @@
-"""Files of rows: kind by suffix, reading and writing of arrays, sources."""
+"""Files of rows: formats, reading and writing of arrays, and sources."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ SUFFIXES = (*ARRAYS, *TABLES)
 
 
 def is_dataset(path: str | Path) -> bool:
-    """Whether a folder holds a data set saved by Hugging Face datasets."""
+    """Return whether a folder holds a data set saved by Hugging Face datasets."""
     names = ("dataset_info.json", "dataset_dict.json")
     return any((Path(path) / name).is_file() for name in names)
 
 
 def format_of_rows(path: str | Path) -> str:
-    """Format of a file of rows: "array", "parquet" or "dataset".
+    """Return the format of a file of rows: "array", "parquet" or "dataset".
 
     Raises
     ------
     InputError
-        Another suffix, or no such file.
+        The suffix is unknown, or the file does not exist.
     """
     if is_dataset(path):
         return "dataset"
@@ -48,17 +48,17 @@ def format_of_rows(path: str | Path) -> str:
         raise InputError(f"there is no file {str(path)!r}")
     raise InputError(
         f"{str(path)!r} has no known format; rows are read from .npy, .npz, .safetensors, .pt and "
-        ".parquet files and from saved data sets; numpy.save writes the numbers of a table of text"
+        ".parquet files and from saved data sets; convert a text file of numbers with numpy.save"
     )
 
 
 def expand(paths: Sequence[str]) -> list[str]:
-    """Replace folders by the files of rows in them, sorted by name; a saved data set is one item.
+    """Replace each folder by the files of rows in it, sorted by name; keep saved data sets.
 
     Raises
     ------
     InputError
-        A folder without such files, or no file.
+        A folder has no files of rows, a file does not exist, or its suffix is unknown.
     """
     files: list[str] = []
     for path in paths:
@@ -85,11 +85,13 @@ class Arrays(NamedTuple):
     Attributes
     ----------
     X : ndarray or torch tensor
+        The rows.
     key : str or None
-        Name of X in a file of several arrays.
+        Name of X in the file; None for a .npy file, "" for a .pt file of one tensor.
     others : dict of str to array
+        Other arrays by name.
     metadata : dict of str to str
-        Of a safetensors file.
+        Metadata of a safetensors file; empty for other formats.
     """
 
     X: Any
@@ -104,7 +106,7 @@ def read_arrays(path: str, key: str | None, mode: Literal["r", "r+"] = "r") -> A
     Raises
     ------
     InputError
-        The file cannot be read, or has no array of this name.
+        The file cannot be read or has no array named `key`, or has several and `key` is None.
     """
     suffix = Path(path).suffix
     if not os.path.exists(path):
@@ -137,7 +139,7 @@ def _read_npz(path: str) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _read_safetensors(path: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """NumPy arrays; tensors where the file holds bfloat16, which NumPy lacks."""
+    """Return arrays and metadata; tensors if the file holds bfloat16 or float8 (not in NumPy)."""
     from safetensors import safe_open
 
     with safe_open(path, framework="numpy") as file:
@@ -170,7 +172,7 @@ def write_arrays(path: str, arrays: Arrays) -> None:
     Raises
     ------
     InputError
-        The format has no such dtype.
+        The format does not support the dtype of an array.
     """
     from safetensors import SafetensorError
 
@@ -201,7 +203,7 @@ def write_arrays(path: str, arrays: Arrays) -> None:
 
 
 def _array(value: object, path: str) -> NDArray[np.generic]:
-    """Convert to NumPy for a .npz file."""
+    """Convert a value to an array for a .npz file; raise InputError for bfloat16."""
     if str(getattr(value, "dtype", "")) == "torch.bfloat16":
         raise InputError(f"{path!r} cannot hold bfloat16; write .safetensors or .pt")
     return np.asarray(value)
@@ -219,10 +221,10 @@ def _tensors(named: Mapping[str, object]) -> dict[str, Any]:
 
 @contextmanager
 def new_npy(target: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Iterator[NDArray[Any]]:
-    """Memory-mapped .npy file, renamed to its target when it is complete."""
+    """Yield the array of a memory-mapped .npy file, which is renamed to `target` at the end."""
     with replacing(target) as partial:
         array = np.lib.format.open_memmap(partial, mode="w+", dtype=dtype, shape=shape)
-        if hasattr(os, "posix_fallocate"):  # a full disk raises here; a write would crash
+        if hasattr(os, "posix_fallocate"):  # a full disk raises here; a later write would crash
             with open(partial, "rb+") as file:
                 os.posix_fallocate(file.fileno(), 0, partial.stat().st_size)
         yield array
@@ -230,7 +232,7 @@ def new_npy(target: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Itera
 
 
 def check_names(paths: Sequence[str], key: str | None, embedding: str | None) -> None:
-    """Raise InputError for a name of an array or a column that no file needs."""
+    """Raise InputError if `key` or `embedding` applies to none of the files."""
     kinds = {format_of_rows(path) for path in paths}
     if embedding is not None and kinds == {"array"}:
         raise InputError("--embedding names a column of tables, and the files hold arrays")
@@ -239,7 +241,7 @@ def check_names(paths: Sequence[str], key: str | None, embedding: str | None) ->
 
 
 def embedding_missing(path: str) -> InputError:
-    """Error of a table without --embedding; names the columns of lists of a Parquet file."""
+    """Return the error for a table without --embedding; it names the list columns of a file."""
     candidates: list[str] = []
     if format_of_rows(path) == "parquet":
         types = require("pyarrow.types", "parquet")
@@ -264,12 +266,12 @@ def load_dataset(path: str) -> Any:
     Raises
     ------
     InputError
-        It cannot be read.
+        The data set cannot be read.
     """
     datasets = require("datasets", "datasets")
     try:
         return datasets.load_from_disk(path)
-    except Exception as error:  # of any class, such as an IndexError where there is no row
+    except Exception as error:  # of any class, such as IndexError without rows
         raise InputError(
             f"{path!r} cannot be read as a saved data set: {error}. It may be empty or damaged"
         ) from error
@@ -283,12 +285,12 @@ def source_of(
     variables: Sequence[str],
     labels: Callable[[], Mapping[str, object]],
 ) -> Source:
-    """Source of the rows of all files; `labels()` reads the labels of arrays.
+    """Return a source of the rows of all files; `labels()` reads the labels of arrays.
 
     Raises
     ------
     InputError
-        Files of several kinds, or options for another kind.
+        The files are of several kinds, or an option does not apply to their kind.
     """
     from splince_fast import sources
 
@@ -317,7 +319,7 @@ def source_of(
 
 
 def _array_source(paths: Sequence[str], key: str | None, labels: Mapping[str, object]) -> Source:
-    """Source of memory-mapped .npy files; other files are loaded one at a time."""
+    """Return a source of memory-mapped .npy files, or of other files, loaded one at a time."""
     from splince_fast.sources import _sharded as sharded
     from splince_fast.sources import from_npy
 

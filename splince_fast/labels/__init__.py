@@ -1,16 +1,17 @@
-"""The meaning of a column of labels: classes or numbers, from any container.
+"""Encoding of label columns from any container as classes or numbers.
 
-A block of rows comes with labels in some container: a list, an array, a data frame, a tensor.
-:func:`encode` reads them into two forms only, so that nothing downstream knows containers:
+The labels of a block of rows are in some container: a list, an array, a data frame, a tensor.
+:func:`encode` converts each variable to one of two forms, which hide the container:
 
-- :class:`ClassCodes` for strings, booleans, integers and categoricals: names and positions;
-- :class:`Columns` for floats and for several columns at once: a ``(n, k)`` float64 matrix.
+- :class:`ClassCodes` for strings, booleans, integers and categoricals: class names, and the index
+  of each row's class;
+- :class:`Columns` for floats and for several columns at once: an ``(n, k)`` float64 matrix.
 
 The name of a class does not depend on the container: NumPy, pandas, polars, Arrow and torch
 scalars become Python's ``str``, ``bool`` and ``int``. ``True`` and ``1`` are different classes
 although Python calls them equal (:func:`class_key`); a column that mixes them is refused. A
-missing label (None, NaN, NA, NaT, null, masked) is never a class. What is returned owns its
-memory: the caller may reuse buffers.
+missing label (None, NaN, NA, NaT, null, masked) is never a class. Encoded arrays own their
+memory, so that the caller may reuse buffers.
 """
 
 from __future__ import annotations

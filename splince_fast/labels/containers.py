@@ -1,7 +1,7 @@
-"""From any container to one raw column: lists, arrays, series, frames, Arrow data, tensors.
+"""Conversion of lists, arrays, series, frames, Arrow data and tensors to raw columns.
 
-Containers are distinguished by their attributes, so that none of their libraries is imported;
-pandas, polars and Arrow are read through narwhals.
+Containers are recognised by their attributes, without importing the library of a container;
+pandas, polars and Arrow data are read through narwhals.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from splince_fast.labels.names import ClassName, listed
 
 
 class Raw(NamedTuple):
-    """A column out of its container: numbers in an array, names in a list with None for missing.
+    """A column read from its container: numbers in an array, or class names in a list.
 
-    `unknown` marks an all-missing column of objects (all NaN); with `categories`, `data` is
-    codes into them. `missing` has the shape of `data`; NaN in a float array is missing besides.
+    A missing name is None; a missing number is NaN, or marked in `missing`, which has the shape of
+    `data`. `columns` are the column names of a frame. With `categories`, `data` holds codes of the
+    categories, -1 for a missing label. `unknown` marks a column of objects that are all missing,
+    so that their type is unknown; `data` is then NaN.
     """
 
     data: NDArray[Any] | list[Any]
@@ -63,12 +65,12 @@ _OBJECT_ADVICE = {
 
 
 def refuse(name: str, reason: str) -> NoReturn:
-    """Raise a LabelError for a variable."""
+    """Raise LabelError for the variable `name`."""
     raise LabelError(f"variable {name!r} {reason}")
 
 
 def refuse_length(data: NDArray[np.generic] | list[Any], n_rows: int, name: str) -> NoReturn:
-    """Raise the InputError of a column that has another length than its block."""
+    """Raise InputError for a column whose length is not the number of rows of the block."""
     hint = "pass one label per row, None or NaN where it is unknown"
     if isinstance(data, np.ndarray) and data.ndim == 2 and data.shape[1] == n_rows:
         hint = f"its shape {data.shape} looks transposed: pass its .T"
@@ -78,7 +80,7 @@ def refuse_length(data: NDArray[np.generic] | list[Any], n_rows: int, name: str)
 
 
 def variables_of(labels: object, default_name: str) -> Mapping[Any, Any]:
-    """Split labels into columns by variable name."""
+    """Return a mapping from variable names to columns for labels in any container."""
     if isinstance(labels, Mapping):
         return labels
     if isinstance(labels, np.ndarray | Sequence):
@@ -92,7 +94,7 @@ def variables_of(labels: object, default_name: str) -> Mapping[Any, Any]:
 
 
 def read_column(values: Any, name: str, kind: str | None) -> Raw:
-    """Read any container."""
+    """Read a column from any container; raise LabelError if it holds no classes or numbers."""
     if isinstance(values, np.ndarray):
         return _read_array(values, name)
     declared = read_declared(values, name)
@@ -126,7 +128,7 @@ def read_column(values: Any, name: str, kind: str | None) -> Raw:
 
 
 def _host_array(tensor: Any, name: str) -> NDArray[Any]:
-    """Bring a tensor into host memory; bfloat16, which NumPy lacks, becomes float32."""
+    """Convert a tensor to a NumPy array; bfloat16, which NumPy lacks, becomes float32."""
     try:
         tensor = tensor.detach().cpu()
         try:
@@ -141,7 +143,7 @@ def _host_array(tensor: Any, name: str) -> NDArray[Any]:
 
 
 def _tabular(values: object, name: str) -> Any:
-    """Wrap a series or frame of any library, imported by the caller, in narwhals; else None."""
+    """Wrap a series or frame of any library in narwhals; return None for other values."""
     module = type(values).__module__.partition(".")[0]
     library: Any = sys.modules.get(module)
     if module == "pandas" and isinstance(
@@ -174,50 +176,51 @@ def _read_series(series: Any, name: str) -> Raw:
     dtype = series.dtype
     if dtype.is_temporal():
         refuse(name, _TIME)
-    wide = dtype in (nw.Int128, nw.UInt128)  # not in NumPy
+    wide = dtype in (nw.Int128, nw.UInt128)  # NumPy has no such dtype
     if dtype == nw.Boolean or dtype.is_float() or (dtype.is_integer() and not wide):
         missing = series.is_null().to_numpy()
         if not missing.any():
             return _read_array(series.to_numpy(), name)
-        # NumPy integers and booleans have no null: fill
+        # NumPy integers and booleans cannot be null: fill them, and mark them as missing
         filled = series.fill_null(False if dtype == nw.Boolean else 0)
         return Raw(filled.to_numpy(), missing)
     if dtype in (nw.Categorical, nw.Enum) and series.implementation.is_pyarrow():
-        native = series.to_native()  # an Arrow dictionary does not declare classes
+        native = series.to_native()  # an Arrow dictionary declares no classes
         return _read_series(_tabular(native.cast(native.type.value_type), name), name)
     return _read_sequence(series.to_list(), name)
 
 
 def read_declared(values: Any, name: str) -> Raw | None:
-    """Read a pandas categorical or a polars Enum by its own codes; None for anything else.
+    """Read the codes of a pandas categorical or polars Enum; return None for other values.
 
-    Through narwhals each look at the dtype of an Enum would hash its categories.
+    narwhals is not used, because it hashes the categories at each access to the dtype of an Enum.
     """
     package = type(values).__module__.partition(".")[0]
     if package == "pandas":
         array = getattr(values, "array", values)
         if type(array).__name__ == "Categorical":
-            return Raw(array.codes, categories=_declared(array.categories, name))
+            return Raw(array.codes, categories=_categorical_classes(array.categories, name))
     elif package == "polars" and type(getattr(values, "dtype", None)).__name__ == "Enum":
         codes = values.to_physical().cast(sys.modules["polars"].Int64).fill_null(-1)
-        return Raw(codes.to_numpy(), categories=_enumerated(values.dtype.categories))
+        return Raw(codes.to_numpy(), categories=_enum_classes(values.dtype.categories))
     return None
 
 
-# Names of the categories of recent Enums, by their number and last category. polars returns a new
-# Series on each access: comparing it is faster than reading it.
+# Cache of recent polars Enums: from the number of categories and the last category to the Series of
+# categories and its class names. polars returns a new Series at each access; comparing it with the
+# cached one is faster than converting it to names. A full cache is cleared.
 _names_of_enum: dict[tuple[int, str], tuple[Any, tuple[ClassName, ...]]] = {}
-_MOST_ENUMS = 16
+_MAX_ENUMS = 16
 
 
-def _enumerated(categories: Any) -> tuple[ClassName, ...]:
-    """Class names of the categories of a polars Enum; cached, one tuple for equal categories."""
+def _enum_classes(categories: Any) -> tuple[ClassName, ...]:
+    """Return the class names of a polars Enum; equal categories share one cached tuple."""
     if not len(categories):
         return ()
     key = len(categories), categories[-1]
     entry = _names_of_enum.get(key)
     if entry is None or not entry[0].equals(categories):
-        if len(_names_of_enum) >= _MOST_ENUMS:
+        if len(_names_of_enum) >= _MAX_ENUMS:
             _names_of_enum.clear()
         entry = _names_of_enum[key] = categories, tuple(categories.to_list())
     return entry[1]
@@ -225,12 +228,13 @@ def _enumerated(categories: Any) -> tuple[ClassName, ...]:
 
 _NESTED = (tuple, list, Mapping, Set)
 
-# Class names of the categories of pandas, by the id of the Index that holds them.
+# Cache of class names of pandas categoricals: from the id of the Index of categories to a weak
+# reference to the Index and its class names.
 _names_of_index: dict[int, tuple[weakref.ref[Any], tuple[ClassName, ...]]] = {}
 
 
-def _declared(index: Any, name: str) -> tuple[ClassName, ...]:
-    """Class names of an Index of categories, read once: it is immutable, and slices share it."""
+def _categorical_classes(index: Any, name: str) -> tuple[ClassName, ...]:
+    """Return the class names of an Index of categories; cached, because slices share the Index."""
     key = id(index)
     entry = _names_of_index.get(key)
     if entry is None or entry[0]() is not index:
@@ -244,7 +248,7 @@ def _declared(index: Any, name: str) -> tuple[ClassName, ...]:
 
 
 def _category_names(categories: list[Any], name: str) -> tuple[ClassName, ...]:
-    """Turn the declared categories into class names, in their order."""
+    """Convert declared categories to class names, in the declared order."""
     nested = [kind for kind in set(map(type, categories)) if issubclass(kind, _NESTED)]
     if nested:
         example = next(category for category in categories if type(category) in nested)
@@ -296,13 +300,14 @@ def _read_array(array: NDArray[Any], name: str) -> Raw:
     return _read_sequence(array.tolist(), name)
 
 
-# Files store class names as text, and Python refuses to convert longer integers to text.
-_LONGEST_BITS = 4096
+# Largest bit length of an integer that names a class: files store class names as text, and Python
+# limits the conversion of integers to text (to 4300 digits by default).
+_MAX_BITS = 4096
 _PLAIN = frozenset({str, bool, int, float, NoneType})
 
 
 def _read_sequence(values: list[Any], name: str) -> Raw:
-    """Read a list of scalars, or of rows."""
+    """Read a list of scalars, or a list of rows."""
     types = set(map(type, values))
     if types == {int}:
         return Raw(_integers(values, name))
@@ -318,7 +323,7 @@ def _read_sequence(values: list[Any], name: str) -> Raw:
 
 
 def _unpacked(value: object, name: str) -> object:
-    """Turn an entry that is an array or a tensor into a scalar or a list."""
+    """Convert an array or tensor to a scalar or a list; return other entries unchanged."""
     if hasattr(value, "detach"):
         value = _host_array(value, name)
     if isinstance(value, np.ndarray) and value is not np.ma.masked:
@@ -327,10 +332,10 @@ def _unpacked(value: object, name: str) -> object:
 
 
 def _read_rows(values: list[Any], name: str) -> Raw:
-    """Read a list of rows; None among them is a row of missing entries."""
+    """Read a list of rows; None stands for a row of missing entries."""
     width = max(len(value) for value in values if isinstance(value, list | tuple))
     table = np.empty(0, dtype=object)
-    with contextlib.suppress(ValueError):  # rows of arrays of different shapes
+    with contextlib.suppress(ValueError):  # raised for entries of different shapes
         table = np.array([[None] * width if v is None else v for v in values], dtype=object)
     if table.ndim != 2 or width == 0:
         refuse(name, "has rows of unlike or zero length, or rows within rows; make them (n, k)")
@@ -338,27 +343,27 @@ def _read_rows(values: list[Any], name: str) -> Raw:
 
 
 def _read_objects(values: list[Any], shape: tuple[int, ...], name: str) -> Raw:
-    """Read Python objects by their types; `values` are the entries of an array, row by row."""
-    groups = {kind: _group(kind) for kind in set(map(type, values))}
-    missing_types = {kind for kind, group in groups.items() if group == "missing"}
-    nan_types = {kind for kind, group in groups.items() if group in ("float", "time")}
+    """Read Python objects by their types; `values` are the entries of an array in C order."""
+    families = {kind: _type_family(kind) for kind in set(map(type, values))}
+    missing_types = {kind for kind, family in families.items() if family == "missing"}
+    nan_types = {kind for kind, family in families.items() if family in ("float", "time")}
     absent = [
         type(value) in missing_types or (type(value) in nan_types and _is_nan(value))
         for value in values
     ]
     example = {
-        groups[type(v)]: v for v, is_absent in zip(values, absent, strict=True) if not is_absent
+        families[type(v)]: v for v, is_absent in zip(values, absent, strict=True) if not is_absent
     }
     present = set(example)
     missing = np.array(absent, dtype=np.bool_).reshape(shape) if any(absent) else None
-    for group, advice in _OBJECT_ADVICE.items():
-        if group in present:
-            refuse(name, f"{advice} (found {example[group]!r:.80})")
+    for family, advice in _OBJECT_ADVICE.items():
+        if family in present:
+            refuse(name, f"{advice} (found {example[family]!r:.80})")
     if not present:
         return Raw(np.full(shape, np.nan), unknown=True)
     if not (len(present) == 1 or present == {"int", "float"}):
         mixture = " and ".join(f"{v!r:.80} ({type(v).__name__})" for v in example.values())
-        refuse(name, f"mixes types that cannot be told to agree: {mixture}; cast it to one type")
+        refuse(name, f"mixes types that do not agree: {mixture}; cast it to one type")
     if "str" in present:
         if shape[1:] not in ((), (1,)):
             refuse(name, f"has several columns of strings; {SPLIT_ADVICE}")
@@ -382,27 +387,28 @@ def _read_objects(values: list[Any], shape: tuple[int, ...], name: str) -> Raw:
 
 
 def _is_nan(value: object) -> bool:
-    """Whether a number or time is NaN; comparing a signalling NaN of Decimal raises."""
+    """Return whether a number is NaN or a time NaT; comparing a signalling Decimal NaN raises."""
     return value.is_nan() if isinstance(value, Decimal) else bool(value != value)
 
 
 def _integers(values: list[int], name: str) -> NDArray[np.int64] | list[int]:
-    """Make an array of Python integers, or leave them where 64 bits do not hold them."""
+    """Convert Python integers to an array; return the list if a value exceeds 64 bits."""
     try:
         return np.array(values, dtype=np.int64)
     except OverflowError:
         longest = max(value.bit_length() for value in values)
-        if longest > _LONGEST_BITS:
+        if longest > _MAX_BITS:
             refuse(name, f"holds an integer of {longest:,} bits; use strings as names of classes")
         return values
 
 
-def _group(kind: type) -> str:
+def _type_family(kind: type) -> str:
+    """Return the family of a type; a column holds labels of one family, or int and float."""
     if kind is NoneType or kind is type(np.ma.masked) or kind.__name__ in ("NAType", "NaTType"):
         return "missing"
     times = (np.datetime64, np.timedelta64, datetime.date, datetime.time, datetime.timedelta)
-    # The order matters: bool is an int, np.timedelta64 an integer, and every int a Real.
-    for group, types in (
+    # The order matters: bool and np.timedelta64 also count as Integral, and integers as Real.
+    for family, types in (
         ("bool", (bool, np.bool_)),
         ("str", (str,)),
         ("bytes", (bytes, bytearray)),
@@ -412,14 +418,14 @@ def _group(kind: type) -> str:
         ("complex", (numbers.Complex,)),
     ):
         if issubclass(kind, types):
-            return group
+            return family
     return "other"
 
 
 def whole_numbers(
     values: NDArray[Any], missing: NDArray[np.bool_] | None, name: str
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
-    """Turn floats that are to be classes into integers; NaN is missing."""
+    """Convert floats that name classes to integers; also return the mask of missing labels."""
     absent = np.isnan(values) if missing is None else np.isnan(values) | missing
     values = np.where(absent, 0, values)
     refuse_infinite(values, name)
@@ -430,7 +436,7 @@ def whole_numbers(
             f"is to be classes but holds {values[fractional][0]}, which is no whole number; cast "
             "it to strings to make each value a class, or bin it",
         )
-    # From 2**(bits of the fraction) on, neighbouring integers share a float, and so would classes.
+    # From 2**(nmant + 1) on, neighbouring integers round to the same float.
     limit = 2.0 ** min(np.finfo(values.dtype).nmant + 1, 53)
     if (np.abs(values) >= limit).any():
         refuse(
@@ -444,7 +450,7 @@ def whole_numbers(
 def check_indicators(
     values: NDArray[np.generic], missing: NDArray[np.bool_] | None, name: str, kind: str | None
 ) -> None:
-    """Raise LabelError for integer columns with other values than 0 and 1, unless "continuous"."""
+    """Raise LabelError for integer columns that are not 0 or 1, unless `kind` is "continuous"."""
     if values.dtype.kind not in "iu" or kind == "continuous":
         return
     invalid = (values != 0) & (values != 1)
@@ -460,7 +466,7 @@ def check_indicators(
 
 
 def float_copy(values: NDArray[Any], missing: NDArray[np.bool_] | None) -> NDArray[np.float64]:
-    """Copy numbers into float64, C-contiguous, with NaN where they are missing."""
+    """Return a C-contiguous float64 copy, with NaN for missing numbers."""
     with np.errstate(over="ignore"):  # a long double may become infinite; `refuse_infinite` raises
         copy = np.array(values, dtype=np.float64, order="C")
     if missing is not None:
@@ -469,7 +475,7 @@ def float_copy(values: NDArray[Any], missing: NDArray[np.bool_] | None) -> NDArr
 
 
 def refuse_infinite(values: NDArray[np.generic], name: str) -> None:
-    """Raise NonFiniteError for infinite values, with their first rows."""
+    """Raise NonFiniteError if values are infinite; the message lists the first such rows."""
     infinite = np.isinf(values)
     if infinite.any():
         rows = np.flatnonzero(infinite.reshape(len(values), -1).any(axis=1))

@@ -1,4 +1,4 @@
-"""Raw columns to codes or numbers; joint classes."""
+"""Encoding of raw columns as class codes or numbers, and of joint cells."""
 
 from __future__ import annotations
 
@@ -30,10 +30,12 @@ from splince_fast.labels.encoded import ClassCodes, Columns, Encoded
 from splince_fast.labels.names import VariableName, listed
 
 KINDS = ("classes", "continuous")
+# An integer column with more distinct values raises ManyClassesWarning.
 MANY_CLASSES = 1000
-# str() of missing values of Python, NumPy and pandas, and an empty field of a file.
-_MISSING_AS_TEXT = frozenset(("None", "nan", "NaN", "NaT", "<NA>", ""))
+# A float column of whole numbers with at most this many distinct values raises WholeNumbersWarning.
 FEW_VALUES = 20
+# str() of the missing values of Python, NumPy and pandas, and an empty field of a file.
+_MISSING_AS_TEXT = frozenset(("None", "nan", "NaN", "NaT", "<NA>", ""))
 
 
 def encode(
@@ -44,30 +46,31 @@ def encode(
     joint: Sequence[tuple[str, ...]] = (),
     default_name: str = "concept",
 ) -> dict[VariableName, Encoded]:
-    """Read the labels of one block.
+    """Encode the labels of one block.
 
     Parameters
     ----------
     labels : None, mapping, frame, or one column
         A mapping from variable names to columns (see :func:`encode_one`); a pandas or polars
-        frame or an Arrow table, of which each column is a variable; or a single column, which
+        frame or an Arrow table, with one variable per column; or a single column, which
         becomes the variable ``default_name`` (a Series that has a name keeps it). None and an
         empty mapping mean that the block has no labels.
     n_rows : int
-        Rows of the block; every variable must have as many.
+        Number of rows of the block, and of labels per variable.
     kinds : mapping, optional
-        Variable name to "classes" or "continuous", where the container does not say it.
+        Kind, "classes" or "continuous", by variable name; by default that of the label type.
     joint : sequence of tuples of str
-        Class-coded variables whose joint cells are a variable too, named by the tuple. Its
-        classes are the tuples of member classes that occur in the block, in the order of the
-        members' classes; a row that lacks a member is missing.
+        Tuples of class-coded variables. The joint cells of each tuple become another variable,
+        named by the tuple. The classes of this variable are the tuples of member classes that
+        occur in the block, in the order of the members' classes; the label of a row is missing
+        if that of a member is missing.
     default_name : str
-        Name of a single column that has none.
+        Name of a single column that has no name.
 
     Returns
     -------
     dict
-        Variable name to :class:`ClassCodes` or :class:`Columns`.
+        :class:`ClassCodes` or :class:`Columns` by variable name.
 
     Raises
     ------
@@ -119,12 +122,12 @@ def encode_one(values: Any, n_rows: int, *, name: str, kind: Literal["classes"])
 @overload
 def encode_one(values: object, n_rows: int, *, name: str, kind: str | None = None) -> Encoded: ...
 def encode_one(values: object, n_rows: int, *, name: str, kind: str | None = None) -> Encoded:
-    """Read one variable of one block.
+    """Encode one variable of one block.
 
-    Strings, booleans, integers and categoricals are classes; floats (and ``Decimal``, and
-    numbers of which some are floats) are continuous. Two dimensions are several continuous
-    columns; booleans and integers are taken so only as indicators (all 0 or 1), because class
-    numbers are not quantities. One column of two dimensions is read as one dimension.
+    Strings, booleans, integers and categoricals are classes; floats, ``Decimal`` and mixtures of
+    integers and floats are continuous. Values of shape (n, k), k > 1, are k continuous columns;
+    integers among them must be indicators (0 or 1) unless `kind` is "continuous", because class
+    numbers are not quantities. Values of shape (n, 1) are read as (n,).
 
     Parameters
     ----------
@@ -132,36 +135,37 @@ def encode_one(values: object, n_rows: int, *, name: str, kind: str | None = Non
         List or other sequence; NumPy array (also masked or of objects); pandas or polars
         Series, index or categorical; Arrow array; torch tensor on any device; SciPy sparse
         matrix; anything with ``__array__``; a frame, for several columns; or the ClassCodes
-        or Columns that an earlier call returned, or rows of such ClassCodes.
+        or Columns that an earlier call returned, or a slice of the ClassCodes.
     n_rows : int
-        Number of labels that the block needs.
+        Number of rows of the block.
     name : str
         Name of the variable, for messages.
     kind : {"classes", "continuous"}, optional
-        Overrules the type: integers or booleans as numbers, floats of whole values as classes.
+        Overrides the type: "continuous" reads integers or booleans as numbers, "classes" reads
+        whole-number floats as classes.
 
     Returns
     -------
     ClassCodes or Columns
-        Objects that are all missing and of unknown type give a ClassCodes without classes.
+        If all labels are missing objects of unknown type, ClassCodes without classes.
 
     Raises
     ------
     LabelError
         The column cannot be read as classes or numbers.
     InputError
-        There are not `n_rows` labels.
+        The number of labels is not `n_rows`.
     NonFiniteError
         A number is infinite.
 
     Warns
     -----
     ManyClassesWarning
-        An integer column has more than 1,000 distinct values and `kind` does not say "classes".
+        An integer column has more than 1,000 distinct values, and `kind` is None.
     MissingLabelWarning
-        A class has the text of a missing value as its name, and `kind` says nothing.
+        A class has the text of a missing value as its name, and `kind` is None.
     WholeNumbersWarning
-        A float column takes 3 to 20 values, all whole, and `kind` says nothing.
+        A float column has 3 to 20 distinct values, all whole and repeated, and `kind` is None.
 
     Examples
     --------
@@ -223,7 +227,8 @@ def encode_one(values: object, n_rows: int, *, name: str, kind: str | None = Non
         warn(
             f"variable {name!r} holds integers, read as classes, and more than {MANY_CLASSES:,} "
             f"distinct values in one block; if they are quantities, pass kinds={{{name!r}: "
-            "'continuous'} or cast them to float; if not, kinds={...: 'classes'} is silent",
+            "'continuous'} or cast them to float; if not, kinds={...: 'classes'} silences this "
+            "warning",
             ManyClassesWarning,
         )
     return encoded
@@ -242,13 +247,14 @@ def _warn_of_missing_as_text(classes: Sequence[object], name: str) -> None:
 
 
 def _warn_of_whole_numbers(columns: Columns, name: str) -> None:
-    """Warn where floats look like class numbers: few distinct values, all whole, each repeated.
+    """Warn if floats look like class numbers: few distinct values, all whole and repeated.
 
-    A missing label makes pandas turn integers into floats, and class numbers into quantities. Two
-    values are no matter: a number and two classes have the same span, so the eraser is the same.
+    pandas converts integer labels to floats if one is missing, so that classes are read as a
+    number. With two distinct values the eraser is the same for classes and for a number, because
+    Cov(x, z) has the same span.
     """
     values = columns.values[:, 0] if columns.present is None else columns.values[columns.present, 0]
-    # A sample excludes most quantities; few rows say too little.
+    # Most quantities have a fraction among the first 64 values; fewer than 6 rows are no evidence.
     if len(values) < 6 or (values[:64] != np.floor(values[:64])).any():
         return
     if np.abs(values).max() >= 2.0**53 or (values != np.floor(values)).any():
@@ -262,17 +268,17 @@ def _warn_of_whole_numbers(columns: Columns, name: str) -> None:
         f"{len(distinct)} values, all whole ({examples}{', ...' if len(distinct) > 4 else ''}): "
         "classes become floats where a label is missing. If these are classes, cast them to "
         f"integers (in pandas 'Int64') or pass kinds={{{name!r}: 'classes'}}; if these are "
-        f"quantities, kinds={{{name!r}: 'continuous'}} is silent (on the command line: --kind "
-        f"{name}=classes or --kind {name}=continuous)",
+        f"quantities, kinds={{{name!r}: 'continuous'}} silences this warning (on the command line: "
+        f"--kind {name}=classes or --kind {name}=continuous)",
         WholeNumbersWarning,
     )
 
 
-# --- from a raw column to codes or numbers ------------------------------------------------------
+# --- raw columns to codes or numbers ------------------------------------------------------------
 
 
 def _class_codes_of_list(values: list[Any]) -> ClassCodes:
-    """Give each name of a list its position; None is missing."""
+    """Encode a list of class names; None is a missing label."""
     present = dict.fromkeys(values)
     present.pop(None, None)
     classes = tuple(sorted(present))
@@ -285,7 +291,7 @@ def _class_codes_of_list(values: list[Any]) -> ClassCodes:
 def _distinct(
     values: NDArray[Any], missing: NDArray[np.bool_] | None = None
 ) -> tuple[list[int], NDArray[np.intp]]:
-    """Return the sorted distinct values of integers or booleans, and each row's position or -1."""
+    """Return the sorted distinct integers or booleans, and each row's index in them or -1."""
     n = len(values)
     if missing is not None:
         codes = np.full(n, -1, dtype=np.intp)
@@ -294,7 +300,7 @@ def _distinct(
     if n <= 1:
         return values.tolist(), np.zeros(n, dtype=np.intp)
     low, high = int(values.min()), int(values.max())
-    if high - low > 4 * n + 1024:  # too wide a range for a table
+    if high - low > 4 * n + 1024:  # the range is too wide for a lookup table
         unique, codes = np.unique(values, return_inverse=True)
         return unique.tolist(), codes
     if values.dtype.kind == "u":  # may exceed int64: subtract first
@@ -360,7 +366,7 @@ def _joint_variables(
 
 
 def _joint_cells(members: Sequence[ClassCodes]) -> ClassCodes:
-    """Number the observed cells, member by member, so that no product of sizes can overflow."""
+    """Encode the observed joint cells, member by member, so that no code overflows."""
     codes = members[0].codes
     cells: list[tuple[Any, ...]] = [(name,) for name in members[0].classes]
     for member in members[1:]:

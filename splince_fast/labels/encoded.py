@@ -1,4 +1,4 @@
-"""The two forms of an encoded variable: codes of classes, or columns of numbers."""
+"""The two forms of an encoded variable: class codes, or columns of numbers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class ClassCodes:
     Attributes
     ----------
     classes : tuple of str, bool, int or tuple
-        Names of the classes: those present in the block, sorted; for a pandas categorical or
-        a polars Enum all that it declares, in its order. Tuples name joint cells. Empty if
-        every label is missing; this alone says nothing about the kind of the variable.
+        Class names: those present in the block, sorted; for a pandas categorical or a polars
+        Enum all declared categories, in the declared order. Tuples name joint cells. Empty if
+        every label is missing; the variable may then be of either kind.
     codes : ndarray of intp, shape (n,)
-        Position in ``classes`` of each row's class; -1 where the label is missing.
+        Index in ``classes`` of each row's class; -1 for a missing label.
 
     Examples
     --------
@@ -41,18 +41,18 @@ class ClassCodes:
         return len(self.codes)
 
     def __getitem__(self, rows: slice) -> ClassCodes:
-        """Some of the rows; the classes stay those of all."""
+        """Return a slice of the rows, with all classes."""
         return ClassCodes(self.classes, self.codes[rows])
 
 
 def observed(column: ClassCodes) -> ClassCodes:
-    """The column with only the classes that occur in it: a categorical may declare more."""
-    seen = np.unique(column.codes[column.codes >= 0])
-    if len(seen) == len(column.classes):
+    """Return the column without declared classes that do not occur in it."""
+    occurring = np.unique(column.codes[column.codes >= 0])
+    if len(occurring) == len(column.classes):
         return column
     table = np.full(len(column.classes) + 1, -1, dtype=np.intp)
-    table[seen] = np.arange(len(seen))
-    return ClassCodes(tuple(column.classes[code] for code in seen), table[column.codes])
+    table[occurring] = np.arange(len(occurring))
+    return ClassCodes(tuple(column.classes[code] for code in occurring), table[column.codes])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,11 +62,11 @@ class Columns:
     Attributes
     ----------
     columns : tuple of str
-        Names of the k columns: a frame's own, otherwise "0", "1", ...
+        Names of the k columns: those of a frame, otherwise "0", "1", ...
     values : ndarray of float64, shape (n, k), C-contiguous
-        Finite; 0.0 throughout in rows that are missing.
+        Finite values; a row with a missing value is all 0.0.
     present : ndarray of bool, shape (n,), or None
-        Rows that have a value in every column; None if all do.
+        Mask of the rows that have a value in every column; None if all rows have.
 
     Examples
     --------

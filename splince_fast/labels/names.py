@@ -1,4 +1,4 @@
-"""Names of classes and variables: how they are told apart, listed, and written as JSON."""
+"""Names of classes and variables: keys, arrays, lists in messages, and JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VariableName: TypeAlias = str | tuple[str, ...]
 
 
 def class_key(name: ClassName) -> tuple[object, ...]:
-    """Return a dict key that differs for ``True`` and ``1``.
+    """Return a dict key of a class name that differs for ``True`` and ``1``.
 
     Examples
     --------
@@ -29,10 +29,10 @@ def class_key(name: ClassName) -> tuple[object, ...]:
 
 
 def names_array(classes: Iterable[ClassName]) -> NDArray[Any]:
-    """Return class names as an array of shape (n,) whose entries are the names themselves.
+    """Return class names, unchanged, as an array of shape (n,).
 
-    The array has dtype object where NumPy's own dtypes merge or change names: integers on both
-    sides of 2^63 would become floats, and strings lose trailing NULs.
+    The array has dtype object if another dtype would change a name: integers on both sides of 2^63
+    would become floats, and strings would lose trailing NULs.
 
     Examples
     --------
@@ -52,7 +52,7 @@ def names_array(classes: Iterable[ClassName]) -> NDArray[Any]:
 
 
 def names_to_json(classes: Iterable[ClassName]) -> list[object]:
-    """Convert class names to values that JSON can hold; a tuple becomes a list.
+    """Convert class names to JSON values; a tuple becomes a list.
 
     Raises
     ------
@@ -71,7 +71,7 @@ def names_to_json(classes: Iterable[ClassName]) -> list[object]:
 
 
 def names_from_json(obj: object) -> tuple[ClassName, ...]:
-    """Undo :func:`names_to_json`, exactly.
+    """Convert JSON values to class names, the inverse of :func:`names_to_json`.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def names_from_json(obj: object) -> tuple[ClassName, ...]:
 
 
 def _check_names(names: tuple[Any, ...], error: type[SplinceError]) -> None:
-    """Raise `error` for an invalid class name, or one that occurs twice."""
+    """Raise `error` if a class name is invalid or occurs twice."""
     keys = set()
     for name in names:
         parts = name if isinstance(name, tuple) else (name,)
@@ -107,6 +107,6 @@ def _check_names(names: tuple[Any, ...], error: type[SplinceError]) -> None:
 
 
 def listed(names: Iterable[object]) -> str:
-    """Name at most twenty choices."""
+    """Format names for a message: the first twenty, and the number of further names."""
     shown = [repr(name) for name in names]
     return ", ".join(shown[:20]) + (f" and {len(shown) - 20} more" if len(shown) > 20 else "")

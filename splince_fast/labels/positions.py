@@ -1,4 +1,4 @@
-"""Columns of labels beside rows of shape (batch, token, d): one entry per position or sequence."""
+"""Alignment of label columns with rows, also of shape (batch, token, d)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from splince_fast.exceptions import InputError, LabelError
 
 
 def check_index(X: Any, labels: Any, name: str = "labels", *, of: str = "X") -> None:
-    """Raise LabelError where labels or weights have the pandas index of X in another order.
+    """Raise LabelError if labels or weights have the pandas index of X in another order.
 
-    They belong to rows by position. A RangeIndex, and an index with other entries than that of X,
-    are not compared.
+    Labels are matched to rows by position. A RangeIndex, or an index whose entries are not those
+    of the index of X, raises no error.
 
     Parameters
     ----------
-    X : rows
+    X : array or frame of rows
     labels : column, frame, or mapping or tuple of columns
     name, of : str
-        Of the labels and of the rows, for the text of the error.
+        Names of the labels and of the rows in the error message.
     """
     index: Any = getattr(X, "index", None)
     if not hasattr(index, "symmetric_difference"):
@@ -45,23 +45,23 @@ def check_index(X: Any, labels: Any, name: str = "labels", *, of: str = "X") -> 
 
 
 def along(column: Any, lead: tuple[int, ...], positions: NDArray[np.intp], name: str) -> Any:
-    """Entries of a column for some positions.
+    """Return the entries of a column at given positions.
 
     Parameters
     ----------
     column
         Array, tensor, list or column of a frame with one entry per position, or one per sequence.
     lead : tuple of int
-        Shape of the rows without the features.
+        Shape of X without the axis of the features, such as (batch, token).
     positions : (m,) intp
-        Numbers of the positions.
+        Flat indices into an array of shape `lead`.
     name : str
-        Name of the column in the error.
+        Name of the column in the error message.
 
     Raises
     ------
     InputError
-        Another number of entries.
+        The column has neither one entry per position nor one per sequence.
     """
     n, sequences = int(np.prod(lead)), lead[0]
     if is_tensor(column):
@@ -88,10 +88,10 @@ def along(column: Any, lead: tuple[int, ...], positions: NDArray[np.intp], name:
 
 
 def _nested(column: Any) -> Any:
-    """A list of lists of one length as an array of objects: its entries stay as they are."""
+    """Convert a list of equally long lists to a 2-D object array, with unchanged entries."""
     lengths = {len(part) for part in column}
     if len(lengths) != 1:
-        raise InputError("labels hold sequences of unlike length; pad them to that of X")
+        raise InputError("labels hold sequences of different lengths; pad them to the length of X")
     array = np.empty((len(column), lengths.pop()), object)
     for i, part in enumerate(column):
         array[i, :] = part if not isinstance(part, np.ndarray) else part.tolist()
@@ -99,7 +99,7 @@ def _nested(column: Any) -> Any:
 
 
 def taken(column: Any, index: NDArray[np.intp]) -> Any:
-    """Entries of a column, or rows of a frame, by position."""
+    """Return entries of a column, or rows of a frame, by position."""
     if isinstance(column, np.ndarray):
         return column[index]
     if isinstance(column, Sequence) and not hasattr(column, "dtype"):

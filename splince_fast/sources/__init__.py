@@ -1,8 +1,8 @@
 """Sources of rows: arrays, files, Arrow data, Hugging Face datasets, torch, dask.
 
-A :class:`Source` describes its rows and yields them as :class:`Block`. The block boundaries are the
-same in every pass, so that an interrupted run resumes at a block. Labels are passed through
-unchanged; :mod:`splince_fast.labels` interprets them.
+A :class:`Source` yields rows in blocks (:class:`Block`). The block boundaries are the same in every
+pass, so that an interrupted run resumes at a block. Labels are passed through unchanged;
+:mod:`splince_fast.labels` encodes them.
 """
 
 from __future__ import annotations

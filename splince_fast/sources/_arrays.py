@@ -21,7 +21,7 @@ def from_arrays(
     sample_weight: object = None,
     block_rows: int | None = None,
 ) -> Source:
-    """Yield the rows of one array in blocks, which are views.
+    """Return a source of the rows of one array.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def from_arrays(
     Returns
     -------
     Source
-        Its blocks are views.
+        Blocks are views of an array in memory or of a memory map, and copies otherwise.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def from_arrays(
     n = count_rows(X, "X")
     d = int(X.shape[1])
     map_labels(labels, lambda column, name: check_length(column, n, name, "X"))
-    check_index(X, labels)  # a block has part of the index, which tells nothing
+    check_index(X, labels)  # here, because a block has only part of the index
     check_index(X, sample_weight, "sample_weight")
     if sample_weight is not None:
         check_length(sample_weight, n, "sample_weight", "X")
@@ -87,7 +87,7 @@ def from_arrays(
 
 
 def take_block(X: object, labels: object, sample_weight: object, start: int, stop: int) -> Block:
-    """Slice rows, labels and weights; rows of a tensor are converted to a NumPy array."""
+    """Return rows `start` to `stop` - 1 with labels and weights; a tensor becomes an array."""
     rows = slice_rows(X, start, stop)
     return Block(
         torch_to_numpy(rows) if hasattr(rows, "detach") else rows,
@@ -97,12 +97,12 @@ def take_block(X: object, labels: object, sample_weight: object, start: int, sto
 
 
 def slice_rows(values: Any, start: int, stop: int) -> Any:
-    """Slice rows by position; without ``iloc``, pandas before 3 may slice by label."""
+    """Slice rows by position: by ``iloc`` for pandas, which before 3 may slice by label."""
     return values.iloc[start:stop] if hasattr(values, "iloc") else values[start:stop]
 
 
 def count_rows(values: Any, name: str) -> int:
-    """Return the number of rows of a container; InputError if it cannot be sliced by rows."""
+    """Return the number of rows of a container; raise InputError if rows cannot be sliced."""
     try:
         if isinstance(values, str | bytes | Mapping):
             raise TypeError("no column")
@@ -118,7 +118,7 @@ def count_rows(values: Any, name: str) -> int:
 
 
 def check_length(values: object, n_rows: int, name: str, rows_of: str) -> None:
-    """Raise InputError unless a column has as many entries as there are rows."""
+    """Raise InputError unless a column has `n_rows` entries."""
     length = count_rows(values, name)
     if length != n_rows:
         raise InputError(
@@ -128,7 +128,10 @@ def check_length(values: object, n_rows: int, name: str, rows_of: str) -> None:
 
 
 def map_labels(labels: object, function: Callable[[Any, str], Any]) -> Any:
-    """Apply ``function(column, name for messages)`` to each column of labels, or to None."""
+    """Apply ``function(column, name)`` to each column of labels; None stays None.
+
+    `name` is the name of the column in messages.
+    """
     if labels is None:
         return None
     if isinstance(labels, Mapping):

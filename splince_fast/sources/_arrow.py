@@ -1,4 +1,4 @@
-"""Conversion of Arrow tables to blocks; the matrix is a view of the embedding column."""
+"""Conversion of Arrow tables to blocks; X is a view of the embedding column."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from splince_fast.sources.base import Block, PieceSource, Source, StreamSource
 if TYPE_CHECKING:
     from pyarrow import Array, ChunkedArray, DataType, RecordBatch, Table
 
-# Assumed width of lists in a stream, which determines the block size before a row is read.
+# Assumed length of the vectors in a stream of lists: the block size is set before a row is read.
 _ASSUMED_WIDTH = 16384
 
-# Maps a row of a block to its position in the file, for messages.
+# Function from the index of a row in a block to the name of the row in messages.
 RowName = Callable[[int], str]
 
 
@@ -35,9 +35,9 @@ class ColumnNames(NamedTuple):
     def of(
         cls, embedding: str, labels: Sequence[str] | str | None, sample_weight: str | None
     ) -> Self:
-        """Accept one label name or several; InputError unless all names are strings."""
-        one = isinstance(labels, str) or not isinstance(labels, Iterable)
-        names: tuple[Any, ...] = () if labels is None else (labels,) if one else tuple(labels)
+        """Collect the names of one or several labels; raise InputError unless all are strings."""
+        single = isinstance(labels, str) or not isinstance(labels, Iterable)
+        names: tuple[Any, ...] = () if labels is None else (labels,) if single else tuple(labels)
         for name in (embedding, *names, "" if sample_weight is None else sample_weight):
             if not isinstance(name, str):
                 raise InputError(
@@ -49,7 +49,7 @@ class ColumnNames(NamedTuple):
         return cls(embedding, names, sample_weight)
 
     def all(self) -> list[str]:
-        """List each column once."""
+        """Return all names, each once."""
         weight = () if self.sample_weight is None else (self.sample_weight,)
         return list(dict.fromkeys((self.embedding, *self.labels, *weight)))
 
@@ -65,18 +65,17 @@ class ColumnNames(NamedTuple):
 
 
 class VectorType(NamedTuple):
-    """Width and size of the numbers of an embedding column."""
+    """Type of the vectors of an embedding column."""
 
-    width: int | None  # None for lists, which may differ in length
-    itemsize: int
+    width: int | None  # length of the vectors; None for lists, which may differ in length
+    itemsize: int  # bytes per number
 
 
 def vector_type(arrow_type: DataType, name: str) -> VectorType:
-    """Interpret the Arrow type of an embedding column; InputError unless it is lists of numbers."""
+    """Convert an Arrow type to a vector type; raise InputError unless it is a list of numbers."""
     types = require("pyarrow", "parquet").types
-    storage = getattr(
-        arrow_type, "storage_type", arrow_type
-    )  # of an extension such as a fixed-shape tensor
+    # An extension type, such as a fixed-shape tensor, has a storage type.
+    storage = getattr(arrow_type, "storage_type", arrow_type)
     fixed = types.is_fixed_size_list(storage)
     if fixed or types.is_list(storage) or types.is_large_list(storage):
         value = storage.value_type
@@ -92,11 +91,11 @@ def vector_type(arrow_type: DataType, name: str) -> VectorType:
 def column_matrix(
     column: ChunkedArray, name: str, width: int | None, row_name: RowName
 ) -> NDArray[Any]:
-    """Return a read-only matrix (n, d) of an embedding column.
+    """Return an embedding column as a read-only matrix (n, d).
 
-    `column` is a ChunkedArray of n > 0 lists, sliced or not; several chunks are copied, one is
-    not. `width` is d if it is known. Raises InputError if a vector is missing, contains a null, or
-    has another length.
+    `column` has n > 0 lists, and may be a slice; a single chunk is not copied. `width` is d, or
+    None if unknown. Raises InputError if a vector is missing, contains a null, or has another
+    length.
     """
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if array.null_count:
@@ -159,7 +158,7 @@ def table_to_block(
 
 
 def row_namer(place: str, start: int) -> RowName:
-    """Return a function that names the rows of a block, which starts at row `start` of a place."""
+    """Return a function that names the rows of a block that starts at row `start` of `place`."""
     return lambda row: f"row {start + row} of {place}"
 
 
@@ -171,10 +170,10 @@ def batches_to_blocks(
     place: str,
     first_row: int = 0,
 ) -> Iterator[Block]:
-    """Regroup record batches to blocks, and yield those from `first_row` on.
+    """Regroup record batches into blocks, and yield the blocks from row `first_row` onwards.
 
-    While the caller uses a block, no other rows are in memory. Only blocks across batches are
-    copied.
+    While the caller uses a block, no other rows are in memory. Only blocks that span several
+    batches are copied.
     """
     start = 0
     for table in _regroup(batches, block_rows):
@@ -183,26 +182,26 @@ def batches_to_blocks(
             block = table_to_block(table, columns, width, row_namer(place, start))
             width = block.X.shape[1]
         start += table.num_rows
-        del table  # free its memory before the next one is read
+        del table  # free the table before the next one is read
         if block is not None:
             yield block
         del block
 
 
 def _regroup(batches: Iterable[RecordBatch], block_rows: int) -> Iterator[Table]:
-    """Regroup record batches to tables of `block_rows` rows, the last one shorter."""
+    """Regroup record batches into tables of `block_rows` rows; the last one may be shorter."""
     table_from = require("pyarrow", "parquet").Table.from_batches
     pending: list[RecordBatch] = []
-    missing = block_rows
+    n_missing = block_rows
     for batch in batches:
         while batch.num_rows:
-            pending.append(batch.slice(0, missing))
-            missing -= pending[-1].num_rows
+            pending.append(batch.slice(0, n_missing))
+            n_missing -= pending[-1].num_rows
             batch = batch.slice(pending[-1].num_rows)
-            if not missing:
+            if not n_missing:
                 yield table_from(pending)
                 pending.clear()
-                missing = block_rows
+                n_missing = block_rows
         del batch
     if pending:
         yield table_from(pending)
@@ -231,7 +230,7 @@ def sliced_source(
     block_rows: int | None,
     name: str,
 ) -> Source:
-    """Make a source of n rows, of which ``read_rows(start, stop)`` returns a table."""
+    """Make a source of n rows; ``read_rows(start, stop)`` returns rows `start` to `stop` - 1."""
     width, itemsize = None, 1
     if n:
         column = read_rows(0, 1).column(columns.embedding)

@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 def from_dask(X: Array, labels: Any = None, *, sample_weight: object = None) -> Source:
-    """Yield the chunks of a dask array, which are computed when they are read.
+    """Return a source of the chunks of a dask array, each computed when it is read.
 
     With ``Moments.from_blocks(source, client=client)`` the workers of a cluster compute and
-    accumulate the chunks, and send states only. Without a client this process computes the chunks
-    one by one.
+    accumulate the chunks, and send only the accumulated sums. Without a client this process
+    computes the chunks one by one.
 
     Parameters
     ----------
     X : dask.array of shape (n, d)
         Chunked along the rows only; chunk sizes may be unknown.
     labels : mapping of str to column(s), frame, or a single column, optional
-        dask arrays or series with the chunks of the rows of X; or columns in memory, if the chunk
+        dask arrays or series, chunked like the rows of X; or columns in memory, if the chunk
         sizes are known.
     sample_weight : array of shape (n,), optional
         Non-negative frequencies of the rows, in a container as for `labels`.
@@ -43,7 +43,8 @@ def from_dask(X: Array, labels: Any = None, *, sample_weight: object = None) -> 
     Raises
     ------
     InputError
-        X is no 2-D dask array or is chunked along the columns, or labels have other chunks.
+        X is no 2-D dask array or is chunked along the columns, or labels are chunked
+        differently.
     MissingExtraError
         dask is not installed.
 
@@ -82,7 +83,7 @@ def from_dask(X: Array, labels: Any = None, *, sample_weight: object = None) -> 
 
 
 def _column(column: Any, name: str, sizes: tuple[float, ...]) -> Any:
-    """Return a column as a dask array with the chunks of X, or in memory after a length check."""
+    """Check a column; return it as a dask array with the chunks of X, or in memory as it is."""
     if hasattr(column, "to_dask_array"):
         column = column.to_dask_array()
     sizes_known = not any(math.isnan(size) for size in sizes)
@@ -107,7 +108,7 @@ def _column(column: Any, name: str, sizes: tuple[float, ...]) -> Any:
 
 
 class DaskSource(Source):
-    """The chunks of a dask array with their labels."""
+    """Source whose blocks are the chunks of a dask array."""
 
     def __init__(self, X: Array, labels: object, weight: object) -> None:
         self._sizes = X.chunks[0]
@@ -135,7 +136,7 @@ class DaskSource(Source):
             yield from self.part(number, number + 1)
 
     def part(self, first: int, stop: int) -> DaskPart:
-        """Return a source of chunks first to stop - 1."""
+        """Return a source of chunks `first` to `stop` - 1."""
         return DaskPart(self.name, [self._chunk(i) for i in range(first, stop)])
 
     def _chunk(self, i: int) -> Block:
@@ -149,10 +150,10 @@ class DaskSource(Source):
 
 
 class DaskPart(Source):
-    """Lazy chunks in a form that can be sent to a worker.
+    """Source of lazy chunks that can be sent to a worker.
 
-    The lazy columns are in the tuple `lazy`, so that the client can replace them by futures; in
-    the blocks a placeholder stands for each of them.
+    The tuple `lazy` holds the dask collections of all blocks, so that the client can replace each
+    collection by a future; the blocks hold placeholders.
     """
 
     def __init__(self, name: str, chunks: list[Block]) -> None:
@@ -170,13 +171,13 @@ class DaskPart(Source):
         self._scheduler: str | None = None
 
     def culled(self) -> DaskPart:
-        """Reduce the graph to the tasks that the chunks need; return the part itself."""
+        """Remove unneeded tasks from the graphs of the chunks; return the part itself."""
         self.lazy = require("dask", "dask").optimize(*map(_with_own_rows, self.lazy))
-        self._scheduler = "synchronous"  # the task occupies one thread of its worker
+        self._scheduler = "synchronous"  # a worker runs the part in one thread
         return self
 
     def iter_from(self, first_block: int = 0) -> Iterator[Block]:
-        """Compute the chunks, one at a time."""
+        """Compute and yield the chunks from number `first_block` onwards, one at a time."""
         compute = require("dask", "dask").compute
         for chunk in self._chunks[first_block:]:
             indices = list(_placeholders(chunk))
@@ -184,15 +185,15 @@ class DaskPart(Source):
             yield _filled(chunk, dict(zip(indices, values, strict=True)))
 
     def filled(self, values: list[Any]) -> list[Block]:
-        """Return the chunks with `values` in place of the lazy columns."""
+        """Return the chunks with `values` in place of the collections in `lazy`."""
         return [_filled(chunk, dict(enumerate(values))) for chunk in self._chunks]
 
 
 def _with_own_rows(chunk: Array) -> Array:
-    """Return a chunk of an array in memory whose graph holds the rows of the chunk only.
+    """Return a chunk whose graph holds no rows of other chunks.
 
     ``da.from_array`` slices plain arrays. For a memory map, a locked array or another subclass the
-    graph holds the whole array, and every task would contain it.
+    graph holds the whole array, and every task would contain the whole array.
     """
     core, nodes = require("dask.array.core", "dask"), require("dask._task_spec", "dask")
     getters = (core.getter, core.getter_inline, core.getter_nofancy)
@@ -205,7 +206,7 @@ def _with_own_rows(chunk: Array) -> Array:
         source = node.args[0]
         if isinstance(source, nodes.TaskRef):
             source = graph.get(source.key)
-        array = getattr(source, "value", source)  # of a DataNode, or the array itself
+        array = getattr(source, "value", source)  # a DataNode has a value
         if isinstance(array, np.ndarray):
             rows = node(dict.fromkeys(node.dependencies, array))
             plain = rows.view(np.ndarray) if isinstance(rows, np.memmap) else rows
@@ -217,11 +218,11 @@ def _with_own_rows(chunk: Array) -> Array:
 
 
 class _Placeholder(int):
-    """Index of a lazy column among those of a part."""
+    """Placeholder of a dask collection: the index of the collection in `DaskPart.lazy`."""
 
 
 def _map_block(function: Callable[[Any], Any], block: Block) -> Block:
-    """Apply a function to X, each column of labels, and the weights."""
+    """Apply a function to X, to each column of labels, and to the weights."""
     labels = map_labels(block.labels, lambda column, _: function(column))
     return Block(function(block.X), labels, function(block.sample_weight))
 

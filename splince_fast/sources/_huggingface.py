@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
     from pyarrow import RecordBatch
 
-# Rows of the tables that a stream collects from single examples.
+# Rows per table of a streamed dataset.
 _STREAM_ROWS = 1024
 
 
@@ -31,16 +31,16 @@ def from_dataset(
     sample_weight: str | None = None,
     block_rows: int | None = None,
 ) -> Source:
-    """Yield the rows of a Hugging Face dataset through its Arrow format.
+    """Return a source of the rows of a Hugging Face dataset, read in the Arrow format.
 
     Parameters
     ----------
     ds : datasets.Dataset or datasets.IterableDataset
-        Its format and transform are ignored.
+        Dataset; its format and transform are ignored.
     embedding : str
-        Column of vectors, such as ``List(Value("float32"))``, best with its ``length``.
+        Column of vectors, such as ``List(Value("float32"))``, preferably with a ``length``.
     labels : str or sequence of str, optional
-        Columns that become labels; a ClassLabel gives its integers.
+        Columns that become labels; a ClassLabel becomes integers.
     sample_weight : str, optional
         Column of weights.
     block_rows : int, optional
@@ -55,8 +55,8 @@ def from_dataset(
     Raises
     ------
     InputError
-        `ds` is no dataset, or lacks a column, or the column holds no vectors. During reading:
-        vectors are missing, ragged or contain nulls.
+        `ds` is no dataset or lacks a column, or the embedding column holds no vectors. During
+        reading: vectors are missing, ragged or contain nulls.
 
     Examples
     --------

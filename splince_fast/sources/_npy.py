@@ -21,15 +21,15 @@ def from_npy(
     sample_weight: object = None,
     block_rows: int | None = None,
 ) -> Source:
-    """Yield the rows of one .npy file or of several shards, as views of a memory map.
+    """Return a source of the rows of one .npy file or of several shards.
 
     Parameters
     ----------
     paths : path or sequence of paths
-        Shards are read in the order given, one open at a time. Blocks do not cross shards.
+        Shards, read in this order, one at a time. Blocks do not cross shards.
     labels : mapping of str to column(s), frame, or a single column, optional
-        Labels of all rows together. Any column may also be the path of a .npy file of labels, or
-        a sequence of such paths, one per shard.
+        Labels of the rows of all shards. A column may also be the path of a .npy file of labels,
+        or a sequence of paths, one per shard.
     sample_weight : array of shape (n,), path, or sequence of paths, optional
         Non-negative frequencies of the rows.
     block_rows : int, optional
@@ -38,14 +38,14 @@ def from_npy(
     Returns
     -------
     Source
-        Its blocks are views of the mapped files.
+        Blocks are views of memory-mapped files.
 
     Raises
     ------
     InputError
         A file is missing, truncated, not a .npy file, holds objects, is not two-dimensional or has
         another width; or a column has another length. During reading: a file has changed or
-        become shorter. The text names the path.
+        become shorter. The message names the path.
 
     Notes
     -----
@@ -77,7 +77,7 @@ def from_npy(
 
 
 def _split_column(values: object, name: str, shards: list[Shard]) -> Callable[[int], object]:
-    """Check a column, and return a function from the index of a shard to its part of the column."""
+    """Check a column, and return a function from the index of a shard to the shard's labels."""
     if not _are_paths(values):
         counts = [shard.shape[0] for shard in shards]
         return sliced(values, name, counts, files_name([shard.path for shard in shards]))
@@ -97,7 +97,7 @@ def _split_column(values: object, name: str, shards: list[Shard]) -> Callable[[i
 
 
 def _are_paths(values: object) -> bool:
-    """Return whether values are paths: every string of a sequence of paths ends in .npy."""
+    """Return whether values are a path or several; strings among several must end in .npy."""
     if isinstance(values, str | os.PathLike):
         return True
     return (
@@ -111,7 +111,7 @@ def _are_paths(values: object) -> bool:
 
 
 def _describe(path: str) -> Shard:
-    """Read the header of a .npy file."""
+    """Return a .npy file as a shard, after reading its header."""
     array = open_npy(path)
     shape, dtype = array.shape, array.dtype
     return Shard(
@@ -142,7 +142,7 @@ def open_npy(path: str, mode: Literal["r", "r+"] = "r") -> np.memmap[Any, Any]:
 
 
 def _reopen(path: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> np.memmap[Any, Any]:
-    """Open a file again; InputError if its header has changed."""
+    """Open a file again; raise InputError if its header has changed."""
     array = open_npy(path)
     if (array.shape, array.dtype) != (shape, dtype):
         raise InputError(

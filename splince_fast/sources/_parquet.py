@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch, Table
     from pyarrow.parquet import ParquetFile
 
-# With a buffer a column is read while it is decoded; without one, a row group of it is in memory.
+# Size of the read buffer; without one, a column of a whole row group is loaded before decoding.
 _BUFFER_BYTES = 1 << 20
 
 
 class _RowGroup(NamedTuple):
-    """A row group, which blocks do not cross."""
+    """A row group of a Parquet file; blocks do not cross row groups."""
 
     path: str
-    number: int
+    number: int  # index in the file
     n_rows: int
-    n_values: int  # of the embedding column; 0 if unknown
-    itemsize: int
+    n_values: int  # number of values in the embedding column; 0 if unknown
+    itemsize: int  # bytes per value
 
 
 def from_parquet(
@@ -53,18 +53,18 @@ def from_parquet(
     sample_weight: str | None = None,
     block_rows: int | None = None,
 ) -> Source:
-    """Yield the rows of Parquet files, or of Arrow data in memory.
+    """Return a source of the rows of Parquet files or of Arrow data.
 
     Parameters
     ----------
     paths : path, sequence of paths, or Arrow data
-        Files, in this order; a directory stands for the ``*.parquet`` files below it, sorted by
-        path. Arrow data are a ``pyarrow.Table`` or RecordBatch, a frame that exports Arrow
-        (polars), or a ``RecordBatchReader``, which can be read once.
+        Files, read in this order; a directory stands for the ``*.parquet`` files below it, sorted
+        by path. Arrow data are a ``pyarrow.Table`` or RecordBatch, a frame that exports Arrow
+        (polars), or a ``RecordBatchReader``, which can be read only once.
     embedding : str
         Column of vectors: fixed_size_list (read without a copy), list or large_list of numbers.
     labels : str or sequence of str, optional
-        Columns that become labels; they stay Arrow columns.
+        Columns that become labels.
     sample_weight : str, optional
         Column of weights.
     block_rows : int, optional
@@ -74,15 +74,16 @@ def from_parquet(
     Returns
     -------
     Source
-        Labels stay Arrow arrays.
+        Labels of the blocks are Arrow columns.
 
     Raises
     ------
     MissingExtraError
         pyarrow is not installed.
     InputError
-        A file cannot be read, lacks a column or holds no vectors in it. During reading: vectors
-        are missing, ragged or contain nulls; the text names file, row group and first such row.
+        A file cannot be read or lacks a column, or the embedding column holds no vectors. During
+        reading: vectors are missing, ragged or contain nulls; the message names the file, the row
+        group and the first invalid row.
 
     Examples
     --------
@@ -129,7 +130,7 @@ def _as_table(data: object) -> Table:
 
 
 def _find_files(paths: object) -> list[str]:
-    """List the files, including those in directories."""
+    """Return the paths of all files; a directory stands for the Parquet files below it."""
     files: list[str] = []
     for path in as_paths(paths, "paths"):
         if not os.path.isdir(path):
@@ -152,8 +153,8 @@ def _files_source(paths: list[str], columns: ColumnNames, block_rows: int | None
     widths: dict[int, str] = {}
     for path in paths:
         with _open(path) as file:
-            of_file, width = _read_footer(file, path, columns)
-        groups += of_file
+            file_groups, width = _read_footer(file, path, columns)
+        groups += file_groups
         if width is not None:
             widths.setdefault(width, path)
     if len(widths) > 1:
@@ -183,10 +184,10 @@ def _files_source(paths: list[str], columns: ColumnNames, block_rows: int | None
 def _read_footer(
     file: ParquetFile, path: str, columns: ColumnNames
 ) -> tuple[list[_RowGroup], int | None]:
-    """Read the row groups of a file, and the width of its vectors if the type states it."""
+    """Return the row groups of a file, and the width of its vectors, None for lists."""
     columns.check(file.schema_arrow.names, repr(path))
-    kind = file.schema_arrow.field(columns.embedding).type
-    width, itemsize = vector_type(kind, f"column {columns.embedding!r} of {path!r}")
+    arrow_type = file.schema_arrow.field(columns.embedding).type
+    width, itemsize = vector_type(arrow_type, f"column {columns.embedding!r} of {path!r}")
     prefix = f"{columns.embedding}."
     leaves = [i for i in range(len(file.schema)) if file.schema.column(i).path.startswith(prefix)]
     groups = []
@@ -198,9 +199,9 @@ def _read_footer(
 
 
 def _width_of_lists(groups: list[_RowGroup]) -> int | None:
-    """Return values per row if all groups have the same whole number of them.
+    """Return the number of values per row if it is the same integer in all groups, else None.
 
-    This is the width, unless vectors are missing or ragged, which is an error during reading.
+    This is the width of the vectors; if vectors are missing or ragged, reading raises an error.
     """
     widths = {divmod(group.n_values, group.n_rows) for group in groups if group.n_rows}
     width, remainder = widths.pop() if len(widths) == 1 else (0, 0)
@@ -214,7 +215,7 @@ def _read(
     block_rows: int,
     width: int | None,
 ) -> Iterator[Block]:
-    """Yield the blocks of row groups; one file is open at a time."""
+    """Yield the blocks from row `first_row` of the first group; one file is open at a time."""
     for path, same_file in itertools.groupby(groups, key=lambda group: group.path):
         with _open(path) as file:
             for group in same_file:

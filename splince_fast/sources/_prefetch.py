@@ -1,4 +1,4 @@
-"""Reading ahead: a thread reads the next block while the caller uses the current one."""
+"""Prefetching: a thread reads the next block while the caller uses the current one."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def prefetched(source: Source, first_block: int = 0) -> Iterator[Iterator[Block]
 
     The thread copies rows of a memory map, so that the disk is read while the caller uses the
     current block, and a block remains valid if its file changes. At most two blocks are in memory.
-    Exceptions of the source are raised in order, with their traceback. Leaving the context waits
-    for the block that the thread reads.
+    An exception of the source is raised after the blocks before it, with the original traceback.
+    Leaving the context waits for the block that the thread reads.
 
     Examples
     --------
@@ -50,18 +50,18 @@ def _read_ahead(
     while (block := pending.result()) is not None:
         pending = reader.submit(read)
         yield block
-        del block  # the thread may reuse its memory for the next block
+        del block  # free the memory for the next block
 
 
 def _in_memory(block: Block) -> Block:
-    """Copy rows of a memory map; touch the pages of other rows, which a library may have mapped."""
+    """Copy rows of a memory map; read the pages of other rows, which a library may have mapped."""
     rows = block.X
-    # A copy would lose the mask of a masked array; an array of vectors has one axis.
+    # A copy would lose the mask of a masked array; an object array of vectors has one axis.
     if not isinstance(rows, np.ndarray) or rows.ndim < 2 or np.ma.isMaskedArray(rows):
         return block
     if _is_mapped(rows):
         return block._replace(X=np.array(rows, order="K"))
-    # A map made by a library such as Arrow looks like memory. One number per page is read.
+    # Rows mapped by a library such as Arrow cannot be recognised: read one number per page.
     step = max(1, _PAGE_BYTES // rows.itemsize)
     (rows[:, ::step] if abs(rows.strides[1]) <= abs(rows.strides[0]) else rows[::step]).copy()
     return block

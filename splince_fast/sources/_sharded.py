@@ -30,7 +30,8 @@ class Shard(NamedTuple):
     check: Callable[[Any], None] = lambda rows: None
 
 
-# Called with a column and its name; returns a function from the index of a shard to its labels.
+# Function of a column and its name that returns a function: from the index of a shard to the part
+# of the column for the shard.
 SplitColumn = Callable[[Any, str], Callable[[int], Any]]
 
 
@@ -44,8 +45,8 @@ def sharded_source(
 ) -> Source:
     """Make a source of shards of one width, which are read in order, one at a time.
 
-    By default a column of labels or weights has an entry for each row of all shards;
-    `split_column` may accept others. Raises InputError for invalid shards and columns.
+    By default a column of labels or weights has one entry per row of all shards; `split_column`
+    may accept other columns. Raises InputError for invalid shards and columns.
     """
     _check_shards(shards)
     d = shards[0].shape[1]
@@ -81,14 +82,14 @@ def sharded_source(
 
 
 def sliced(values: object, name: str, counts: Sequence[int], rows_of: str) -> Callable[[int], Any]:
-    """Check a column over all rows, and return a function that slices the part of a shard."""
+    """Check a column over all rows; return a function from a shard's index to the shard's part."""
     check_length(values, sum(counts), name, rows_of)
     bounds = [0, *itertools.accumulate(counts)]
     return lambda index: slice_rows(values, bounds[index], bounds[index + 1])
 
 
 def host_rows(X: object, path: str) -> NDArray[Any]:
-    """Convert rows of a file to a NumPy array; InputError if they are no array or tensor."""
+    """Convert rows of a file to a NumPy array; raise InputError unless X is an array or tensor."""
     rows = torch_to_numpy(X) if hasattr(X, "detach") else X
     if not isinstance(rows, np.ndarray):
         raise InputError(f"{path!r} holds a {type(X).__name__} where rows are expected")

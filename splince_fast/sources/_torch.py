@@ -20,37 +20,38 @@ def from_torch(
     sample_weight: object = None,
     block_rows: int | None = None,
 ) -> Source:
-    """Yield the rows of a tensor, or the batches of a DataLoader, as NumPy arrays.
+    """Return a source of the rows of a tensor, or of the batches of a DataLoader.
 
-    Blocks of a CPU tensor are views; other tensors are copied block by block, and bfloat16 is
-    converted to float32.
+    Blocks hold NumPy arrays: views of a CPU tensor, copies of other tensors. bfloat16 is converted
+    to float32.
 
     Parameters
     ----------
     data : tensor of shape (n, d), DataLoader, or iterable of batches
         A batch is a tuple ``(X, label, ...)``, a mapping with X under the key `embedding`, or X.
     labels : mapping, frame or column; str or sequence of str for batches
-        With a tensor: its labels, as in :func:`from_arrays`. With batches: the names of the
-        entries that follow X in a tuple, or the keys of a mapping.
+        For a tensor: labels as in :func:`from_arrays`. For batches: the names of the entries that
+        follow X in a tuple, or the keys of a mapping.
     embedding : str, optional
-        The key of X in batches that are mappings.
+        Key of X in batches that are mappings.
     sample_weight : array of shape (n,); str for batches
-        With batches: the key of the weights; in a tuple they come last.
+        For a tensor: non-negative frequencies of the rows. For batches: the key of the weights,
+        which are the last entry of a tuple.
     block_rows : int, optional
-        Rows per block, for a tensor only: each batch is a block.
+        Rows per block of a tensor; the default is as in :func:`from_arrays`. A batch is a block.
 
     Returns
     -------
     Source
-        Resuming a DataLoader reads and discards the earlier batches; it is an error if the loader
-        shuffles.
+        Resuming a DataLoader reads and discards the earlier batches, and raises InputError if the
+        loader shuffles.
 
     Raises
     ------
     MissingExtraError
         torch is not installed.
     InputError
-        The arguments do not fit the data. During reading: a batch has another form.
+        The arguments do not fit the data. During reading: a batch does not fit the arguments.
 
     Examples
     --------
@@ -80,18 +81,20 @@ def from_torch(
     items = repeatable(data, name)
     source_class = _ShuffledSource if _shuffles(data) else StreamSource
     return source_class(
-        name, lambda: map(keys.to_block, enumerate(items())), n_rows=_known_rows(data)
+        name, lambda: map(keys.to_block, enumerate(items())), n_rows=_count_rows(data)
     )
 
 
 class _BatchKeys(NamedTuple):
+    """Keys of the embedding, the labels and the weights in a batch."""
+
     embedding: str | None
     labels: tuple[str, ...]
     sample_weight: str | None
 
     @classmethod
     def of(cls, embedding: str | None, labels: Any, sample_weight: Any) -> Self:
-        """Collect the keys; InputError for labels that are not strings."""
+        """Collect the keys of a batch; raise InputError unless labels and weights are keys."""
         several = isinstance(labels, Iterable) and not isinstance(labels, str | Mapping)
         names = tuple(labels) if several and not hasattr(labels, "shape") else (labels,)
         keys = cls(embedding, () if labels is None else names, sample_weight)
@@ -104,11 +107,11 @@ class _BatchKeys(NamedTuple):
         return keys
 
     def entries(self) -> tuple[str, ...]:
-        """Return the names of the entries of a batch other than X."""
+        """Return the keys of the labels and the weights."""
         return self.labels if self.sample_weight is None else (*self.labels, self.sample_weight)
 
     def to_block(self, numbered: tuple[int, object]) -> Block:
-        """Convert one batch to a block."""
+        """Convert a batch, with its number for messages, to a block."""
         number, batch = numbered
         if isinstance(batch, Mapping):
             X, entries = self._from_mapping(batch, number)
@@ -152,10 +155,10 @@ class _BatchKeys(NamedTuple):
 
 
 class _ShuffledSource(StreamSource):
-    """Batches in another order in each pass, so that resuming is impossible."""
+    """Source of batches in another order in each pass, so that resuming is impossible."""
 
     def iter_from(self, first_block: int = 0) -> Iterator[Block]:
-        """Yield all blocks; InputError for resuming."""
+        """Yield all blocks; raise InputError unless `first_block` is 0."""
         if first_block:
             raise InputError(
                 f"{self.name} shuffles, so resuming would count some rows twice and miss others; "
@@ -175,7 +178,7 @@ def _shuffles(data: object) -> bool:
     return isinstance(data, utils.DataLoader) and any(isinstance(s, random) for s in samplers)
 
 
-def _known_rows(data: object) -> int | None:
+def _count_rows(data: object) -> int | None:
     """Return the number of rows of a DataLoader; None unless sampler and collation are standard."""
     utils = require("torch.utils.data", "torch")
     if not isinstance(data, utils.DataLoader) or data.collate_fn is not utils.default_collate:

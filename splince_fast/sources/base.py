@@ -1,4 +1,4 @@
-"""The base classes of sources, and iterables of blocks as sources."""
+"""Base classes of sources, and conversion of iterables of blocks to sources."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ class Block(NamedTuple):
     Attributes
     ----------
     X : array of shape (n, d)
-        Rows; a read-only view where the source holds them in memory.
+        Rows, which may be a view of the data of the source: do not change them.
     labels : mapping, frame, column or None
         n labels per variable, in the container that was passed to the source.
     sample_weight : array of shape (n,) or None
+        Non-negative frequencies of the rows.
 
     Examples
     --------
@@ -38,23 +39,24 @@ class Block(NamedTuple):
 
 
 class Source(ABC):
-    """Rows in blocks whose boundaries never change.
+    """Rows in blocks, with the same block boundaries in every pass.
 
-    A subclass sets the attributes by ``super().__init__`` and writes :meth:`iter_from`.
+    A subclass calls ``super().__init__``, which sets the attributes, and defines
+    :meth:`iter_from`. All parameters are also attributes.
 
     Parameters
     ----------
     name : str
-        Name in messages and checkpoints. An attribute, as are the other parameters.
+        Name in messages and checkpoints.
     n_rows, n_features : int or None
-        Shape of all rows together; None if only reading shows it.
+        Numbers of rows and of features; None if unknown before reading.
     nbytes : int or None
         Size of all rows in bytes; None if unknown.
 
     Attributes
     ----------
     files : tuple of str
-        Paths of the files that are read. A checkpoint stores their sizes and times.
+        Paths of the files to read. A checkpoint stores the size and modification time of each.
 
     Examples
     --------
@@ -92,7 +94,7 @@ class Source(ABC):
         Parameters
         ----------
         first_block : int
-            Number of the first block, from 0 on.
+            Index of the first block, counted from 0.
 
         Raises
         ------
@@ -101,7 +103,7 @@ class Source(ABC):
         """
 
     def block_sizes(self) -> Iterator[int | None] | None:
-        """Return the number of rows of each block, None for unknown ones.
+        """Return the number of rows of each block, None where it is unknown.
 
         The result is None if the blocks can only be read in order, by one process.
         """
@@ -115,10 +117,11 @@ class Source(ABC):
 
 
 class PieceSource(Source):
-    """A source of pieces of known length, such as shards and row groups, which blocks do not cross.
+    """Source of pieces of known length, such as shards or row groups; no block spans two pieces.
 
-    ``read(piece, row)`` yields the blocks from a row of a piece to the end of the last piece. All
-    blocks but the last one of a piece have `block_rows` rows. Resuming reads no earlier piece.
+    ``read(piece, row)`` yields the blocks from row `row` of the piece with index `piece` to the end
+    of the last piece. All blocks but the last one of a piece have `block_rows` rows. Resuming reads
+    no earlier piece.
     """
 
     def __init__(
@@ -161,9 +164,9 @@ class PieceSource(Source):
 
 
 class StreamSource(Source):
-    """A source that can only be read in order; resuming reads and discards the earlier blocks.
+    """Source that can only be read in order; resuming reads and discards the earlier blocks.
 
-    ``start()`` returns an iterator over all blocks. `once` states that a second pass is impossible.
+    ``start()`` returns an iterator over all blocks. `once` is whether only one pass is possible.
     """
 
     def __init__(
@@ -189,13 +192,13 @@ class StreamSource(Source):
 
 
 def as_source(blocks: object) -> Source:
-    """Make a source of any iterable of blocks.
+    """Convert an iterable of blocks to a source.
 
     Parameters
     ----------
     blocks : Source or iterable
         A source is returned unchanged. Items of another iterable are ``(X, labels)``,
-        ``(X, labels, sample_weight)`` or X alone. The source of a generator can be read once.
+        ``(X, labels, sample_weight)`` or X alone. A generator can be read only once.
 
     Returns
     -------
@@ -264,7 +267,7 @@ def is_matrix(X: object) -> bool:
 
 
 def repeatable(items: Iterable[T], name: str) -> Callable[[], Iterator[T]]:
-    """Return a function that starts an iteration over `items`, for an iterator only once."""
+    """Return a function that iterates over `items`; a second call for an iterator raises."""
     if not isinstance(items, Iterator):
         return lambda: iter(items)
     unread: list[Iterator[T]] = [items]
@@ -281,7 +284,7 @@ def repeatable(items: Iterable[T], name: str) -> Callable[[], Iterator[T]]:
 
 
 def too_few_blocks(name: str, first_block: int, n_blocks: int) -> InputError:
-    """Return the error for a source that ends before the block at which it should resume."""
+    """Return the error for a source that ends before the block at which to resume."""
     return InputError(
         f"{name} has only {n_blocks} blocks, so it cannot resume at block {first_block}; the data "
         "or their blocks are not those of the first run: pass the same ones, or delete the "
@@ -290,7 +293,7 @@ def too_few_blocks(name: str, first_block: int, n_blocks: int) -> InputError:
 
 
 def as_paths(paths: object, name: str) -> list[str]:
-    """Convert one path or several to a list of strings; InputError for other types."""
+    """Convert one path or several to a list of strings; raise InputError for other values."""
     sequence = [paths] if isinstance(paths, str | os.PathLike) else paths
     if not isinstance(sequence, Iterable) or hasattr(sequence, "shape"):
         raise InputError(f"{name} is a {type(paths).__name__}; pass a path or a sequence of paths")
@@ -304,5 +307,5 @@ def as_paths(paths: object, name: str) -> list[str]:
 
 
 def files_name(paths: Sequence[str]) -> str:
-    """Format one path, or the number of paths and the first, for messages."""
+    """Return a single path, or the number of paths and the first path, for messages."""
     return repr(paths[0]) if len(paths) == 1 else f"{len(paths)} files from {paths[0]!r}"

