@@ -1,1 +1,1 @@
-"""From second moments to effect: options, spans, factor, oblique projection; free of `Moments`."""
+"""Solves: selections, factors of Cov(x), projections and their rounding rules, on plain arrays."""

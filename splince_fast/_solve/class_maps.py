@@ -1,20 +1,22 @@
-"""Equal class means and covariances at the least change: QLEACE and q-SPLINCE, on arrays.
+"""Maps of classes to equal means and covariances, with the least change: QLEACE and q-SPLINCE.
 
-Class c has the fraction p_c, the covariance S_c and the cross-covariance S_cy with what is kept. Of
-the maps r = mu + A_c (x - m_c) with A_c S_c A_c^T the same for all c and sum p_c A_c S_cy = Sy the
-one of the least sum p_c tr((A_c - I) S_c (A_c - I)^T) is wanted. With S_c = L_c L_c^T,
-B_c = S_c^+ S_cy and F_c = (I + Lam B_c^T) L_c every solution is A_c = R O_c L_c^{-1}, O_c
-orthogonal, and
+Class c has the mean m_c, the fraction p_c of the weight, the covariance S_c and the
+cross-covariance S_cy with the kept label columns y; Sy = Cov(x, y) over all rows. A feasible map is
+r = mu + A_c (x - m_c) with A_c S_c A_c^T the same for all c and sum p_c A_c S_cy = Sy. Its cost is
+sum p_c tr((A_c - I) S_c (A_c - I)^T), which :func:`solve` minimises.
+
+With S_c = L_c L_c^T, B_c = S_c^+ S_cy and F_c = (I + Lam B_c^T) L_c, every solution is
+A_c = R O_c L_c^{-1} with O_c orthogonal. The function
 
     f(Lam) = tr Sigma - 2 <Lam, Sy>,    Sigma the Bures barycentre of F_c F_c^T
 
 is convex, sum p_c tr S_c - f(Lam) is a lower bound of the cost, and the gradient of f is
-2 (sum p_c A_c S_cy - Sy). For orthogonal O_c that are given, the best feasible map is
+2 (sum p_c A_c S_cy - Sy). For fixed rotations O_c, the feasible map of the least cost is
 
     Lam = (Sy - R0 Vq) (Vq^T Vq)^{-1},    R = R0 + Lam Vq^T,
     R0 = sum p_c L_c O_c^T,    Vq = sum p_c O_c L_c^{-1} S_cy
 
-(docs/theory.md). Lam = 0 is QLEACE, and the map above from the O_c of QLEACE its repair.
+(docs/theory.md). Lam = 0 gives QLEACE; the last formula with the O_c of QLEACE gives its repair.
 """
 
 from __future__ import annotations
@@ -30,46 +32,51 @@ from splince_fast._solve import tolerances
 
 Float = NDArray[np.float64]
 
-# Stopping rule: gap between cost and bound, relative to the cost; and the rounding of sums of d
-# products, relative to the variance.
+# The search stops if the gap between cost and lower bound is at most this fraction of the cost.
 GAP = 1e-7
+# Rounding error of sums of d products, relative to the variance.
 _ROUNDING = 64 * tolerances.EPS
-# Limits: fixed-point iterations (5 to 13 on data), descent iterations, halvings of a step.
+# Maximum numbers of fixed-point iterations (data need 5 to 13), of descent steps, and of halvings
+# of the step length.
 _FIXED_POINT, _DESCENT, _HALVINGS = 40, 200, 30
-_MEMORY = 8  # pairs of L-BFGS
-# The gap does not close where a determinant is 0: the descent stops if f decreases by less than the
-# tolerance over this many steps.
+_MEMORY = 8  # number of correction pairs kept by L-BFGS
+# The gap may stay open where a determinant is 0: the descent also stops if f decreases by less than
+# GAP, relative to the cost, over this number of steps.
 _STALLED = 8
-_ARMIJO = 1e-4
-# Relative change of the barycentre that ends its own fixed-point iteration.
-_BARYCENTRE, _SWEEPS = 1e-8, 200
-# eigh(M^T M) squares the condition number: smaller relative singular values have no digits.
+_ARMIJO = 1e-4  # Armijo's rule: minimum decrease of f, as a fraction of step length times slope
+# Tolerance (relative change of the root) and maximum number of iterations of the fixed-point solver
+# for the barycentre.
+_BARYCENTRE, _BARYCENTRE_STEPS = 1e-8, 200
+# eigh(M^T M) squares the condition number: if the smallest singular value of M is below this
+# fraction of the largest, an SVD of M is used instead.
 _SQUARED = 1e-6
-# Eigenvalues of the correlation matrix below the first number, and deviations below the second
-# times the root mean square deviation, would lose half the digits when inverted. Such directions
-# and features are set to their mean.
+# Directions with an eigenvalue of the correlation matrix below the first value, and features with a
+# standard deviation below the second value times the root mean square standard deviation, would
+# lose half the digits when inverted. Erased rows are set to the mean there.
 _TINY_DIRECTION, _TINY_FEATURE = 1e-8, 1e-6
-# Rotations have no feasible map if |R Vq - Sy| / |Sy| exceeds this: rounding is far smaller.
+# A map is infeasible if |R Vq - Sy| / |Sy| exceeds this; rounding errors are far smaller.
 _MISSED = 1e-6
-# Newton-Schulz converges quadratically from the first residual |I - O^T O| on; the second ends it.
+# Newton-Schulz steps, which converge quadratically, run while |I - O^T O| is at most the first
+# value; the last step starts from at most the second value.
 _NEARLY_ORTHOGONAL, _LAST_STEP = 0.1, 1e-8
 
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """The range of the pooled covariance S_w.
+    """Range of the pooled within-class covariance S_w, (d, d).
 
     Attributes
     ----------
     basis : ndarray of shape (d, r) or None
-        Orthonormal columns that span it; None for r = d, where it is the identity.
+        Orthonormal basis U of the range, as columns; None for U = I, if r = d.
     whitener : ndarray of shape (d, r)
         W with W^T S_w W = I.
     smallest : float
-        Least eigenvalue of the unit-diagonal S_w on it.
+        Smallest eigenvalue of the unit-diagonal S_w, restricted to the range.
     tiny : ndarray of shape (d, t)
-        Orthonormal columns, orthogonal to `basis`: x varies there by more than rounding, and by too
-        little to be read. Erased rows are at the mean there, but for what Cov(x, y) asks.
+        Orthonormal columns, orthogonal to `basis`: directions with a variance above the rounding
+        error but too small to whiten. Erasure sets rows to the mean there, except for the part
+        that is needed to keep Cov(x, y).
     """
 
     basis: Float | None
@@ -79,33 +86,34 @@ class Support:
 
     @property
     def rank(self) -> int:
-        """r."""
+        """Rank r of S_w."""
         return int(self.whitener.shape[1])
 
     def inside(self, columns: Float) -> Float:
-        """U^T C of columns C, (d, k)."""
+        """Return the coordinates U^T C, (r, k), of `columns` C, (d, k), in the basis U."""
         return columns if self.basis is None else self.basis.T @ columns
 
     def restricted(self, matrix: Float) -> Float:
-        """U^T M U of a (d, d) matrix M."""
+        """Return `matrix` M, (d, d), in the basis U of the range: U^T M U, (r, r)."""
         return matrix if self.basis is None else self.basis.T @ matrix @ self.basis
 
     def white(self, matrix: Float) -> Float:
-        """W^T M W of a (d, d) matrix M."""
+        """Return `matrix` M, (d, d), whitened by S_w: W^T M W, (r, r)."""
         return np.asarray(self.whitener.T @ matrix @ self.whitener)
 
 
 def support_of(pooled: Float, mean: Float, roundoff: float) -> Support:
-    """The range of S_w at its rounding level, in units of the deviations.
+    """Return the range of S_w: directions that vary above its rounding level.
 
     Parameters
     ----------
     pooled : (d, d) float64
         S_w.
     mean : (d,) float64
-        Features that vary less than the rounding of their mean are not in it.
+        Mean of x. Features with a standard deviation below the rounding error of their mean are
+        left out.
     roundoff : float
-        Unit roundoff of the products that S_w was summed from.
+        Unit roundoff of the products that were summed to S_w.
     """
     width = len(pooled)
     variances = np.diagonal(pooled).copy()
@@ -133,28 +141,28 @@ def support_of(pooled: Float, mean: Float, roundoff: float) -> Support:
         ).Q
         basis = np.zeros_like(whitener)
         basis[varies] = spanned[:, :r]
-        rest = np.zeros((width, int(weak.sum())))
-        rest[varies] = spanned[:, r:]
-        tiny = np.hstack([tiny, rest])
+        weak_directions = np.zeros((width, int(weak.sum())))
+        weak_directions[varies] = spanned[:, r:]
+        tiny = np.hstack([tiny, weak_directions])
     return Support(basis, whitener, float(values[kept].min(initial=1.0)), tiny)
 
 
 @dataclass(frozen=True, slots=True)
 class ClassProblem:
-    """The class fractions, covariances and cross-covariances of a solve.
+    """Input of :func:`solve`: class fractions, covariances and cross-covariances.
 
     Attributes
     ----------
     fractions : ndarray of shape (k,)
-        p_c; they sum to 1.
+        Fraction p_c of the weight of each class; the fractions sum to 1.
     covariances : ndarray of shape (k, d, d)
-        S_c, shrunk or not.
+        Class covariances S_c, shrunk or not.
     crosses : ndarray of shape (k, d, q)
-        S_cy, never shrunk.
+        Cross-covariances S_cy of each class, never shrunk.
     kept : ndarray of shape (d, q)
-        Sy.
+        Sy = Cov(x, y) over all rows.
     support : Support
-        Of sum p_c S_c.
+        Range of sum p_c S_c.
     """
 
     fractions: Float
@@ -165,7 +173,7 @@ class ClassProblem:
 
 
 class SingularClassError(ArithmeticError):
-    """The covariance of a class has no Cholesky factor on the support of the pooled one."""
+    """Class `index` has no Cholesky factor of its covariance on the range of the pooled one."""
 
     def __init__(self, index: int) -> None:
         super().__init__(f"class number {index}")
@@ -174,24 +182,28 @@ class SingularClassError(ArithmeticError):
 
 @dataclass(frozen=True, slots=True)
 class ClassMaps:
-    """The maps, or the cause of their absence.
+    """Maps of the classes, or the reason why no map exists.
 
     Attributes
     ----------
     maps : ndarray of shape (k, d, d)
-        A_c; the identity off the support.
+        A_c, the identity in directions in which x does not vary within classes; empty if no map
+        exists or was found.
     cost : float
-        sum p_c tr((A_c - I) S_c (A_c - I)^T); infinite where no map was found, and the rest is
-        empty: more combinations are kept than x has dimensions, or relations of classes cancel.
+        sum p_c tr((A_c - I) S_c (A_c - I)^T). Infinite if no map was found: more combinations of
+        label columns are kept than x has dimensions, or the cross-covariances of the classes
+        cancel.
     bound : float
-        A lower bound of the cost of every feasible map.
+        Lower bound of the cost of every feasible map.
     determinants : ndarray of shape (k,)
-        |I + Lam^T B_c|: where none is 0 at the minimiser of f, the maps are a global optimum.
+        |det(I + Lam^T B_c)|. The maps are a global optimum if no determinant is 0 at the minimiser
+        of f.
     lost : ndarray of shape (q,) or None
-        A combination of what is kept that no class relates to x, and x covaries with: no map
-        exists, and the rest is empty.
+        Coefficients of a combination of the kept label columns that covaries with x over all rows
+        but within no class, so that no map exists. None otherwise.
     rank : int
-        Combinations of what is kept that some class relates to x.
+        Number of independent combinations of the kept label columns that covary with x within some
+        class.
     """
 
     maps: Float
@@ -203,23 +215,24 @@ class ClassMaps:
 
     @property
     def gap(self) -> float:
-        """(cost - bound) / cost, never negative; 0 where nothing is changed."""
+        """Relative gap (cost - bound) / cost, at least 0; 0 if the cost is 0."""
         return max(0.0, self.cost - self.bound) / self.cost if self.cost > 0 else 0.0
 
 
 def solve(problem: ClassProblem, *, optimal: bool = True) -> ClassMaps:
-    """The maps of the least cost; with ``optimal=False`` the repair of QLEACE, one step of it.
+    """Return the class maps of the least cost, or with ``optimal=False`` the repair of QLEACE.
 
     Parameters
     ----------
     problem : ClassProblem
+        Class fractions, covariances and cross-covariances.
     optimal : bool
-        Whether to iterate.
+        Minimise f by iteration; otherwise use the rotations of QLEACE (Lam = 0).
 
     Raises
     ------
     SingularClassError
-        The covariance of a class is singular on the support.
+        The covariance of a class is singular on the range of the pooled covariance.
     """
     support = problem.support
     roots, inverse_crosses = [], []
@@ -234,11 +247,11 @@ def solve(problem: ClassProblem, *, optimal: bool = True) -> ClassMaps:
         )
     used, lost = _combinations(problem, inverse_crosses)
     if lost is not None:
-        nothing = np.zeros((0, 0, 0))
-        return ClassMaps(nothing, 0.0, 0.0, np.zeros(0), lost)
+        empty = np.zeros((0, 0, 0))
+        return ClassMaps(empty, 0.0, 0.0, np.zeros(0), lost)
     kept = problem.kept @ used
     outside = _outside(support, kept)
-    if outside is not None:  # part of the range of Sy off the within-class support
+    if outside is not None:  # columns of Sy have components off the range of S_w
         roots_tall = [
             np.vstack([root, np.zeros((outside.shape[1], len(root.T)))]) for root in roots
         ]
@@ -251,8 +264,8 @@ def solve(problem: ClassProblem, *, optimal: bool = True) -> ClassMaps:
     )  # fmt: skip
     point = search.minimise() if optimal else search.start()
     if not np.isfinite(point.cost):
-        nothing = np.zeros((0, 0, 0))
-        return ClassMaps(nothing, np.inf, 0.0, np.zeros(0), rank=used.shape[1])
+        empty = np.zeros((0, 0, 0))
+        return ClassMaps(empty, np.inf, 0.0, np.zeros(0), rank=used.shape[1])
     maps = np.empty_like(problem.covariances)
     basis = support.basis
     for c, (root, rotation) in enumerate(zip(roots, point.rotations, strict=True)):
@@ -273,10 +286,10 @@ def solve(problem: ClassProblem, *, optimal: bool = True) -> ClassMaps:
 def _combinations(
     problem: ClassProblem, inverse_crosses: list[Float]
 ) -> tuple[Float, Float | None]:
-    """Combinations (q, q') of the kept columns that covary with x in some class, orthonormal.
+    """Return the combinations of kept label columns that covary with x within some class.
 
-    The second result is a combination that covaries with x between classes only, above rounding:
-    no map keeps it. None if there is none.
+    The combinations are orthonormal columns, (q, q'). The second result is a combination, (q,),
+    that covaries with x between classes only, so that no map keeps it; None if there is none.
     """
     q = problem.kept.shape[1]
     if not q:
@@ -295,7 +308,10 @@ def _combinations(
 
 
 def _whitened_size(problem: ClassProblem, columns: Float) -> Float:
-    """Norms of columns of a cross-covariance in units of the deviations, off the support too."""
+    """Return the norms, (k,), of whitened columns of a cross-covariance, (d, k).
+
+    A component off the range of S_w counts in units of the root of sum tr S_c, if it is larger.
+    """
     total = np.linalg.norm(problem.support.whitener.T @ columns, axis=0)
     outside = _outside(problem.support, columns)
     if outside is not None:
@@ -306,12 +322,15 @@ def _whitened_size(problem: ClassProblem, columns: Float) -> Float:
 
 
 def _outside(support: Support, columns: Float) -> Float | None:
-    """Orthonormal basis of the components of columns off the support, above rounding."""
+    """Return an orthonormal basis of the components of `columns` off the range of S_w.
+
+    None if the components are rounding error.
+    """
     if support.basis is None or not columns.shape[1]:
         return None
-    rest = columns - support.basis @ (support.basis.T @ columns)
-    u, sizes, _ = np.linalg.svd(rest, full_matrices=False)
-    kept = sizes > _ROUNDING * len(rest) * float(np.linalg.norm(columns))
+    components = columns - support.basis @ (support.basis.T @ columns)
+    u, sizes, _ = np.linalg.svd(components, full_matrices=False)
+    kept = sizes > _ROUNDING * len(components) * float(np.linalg.norm(columns))
     if not kept.any():
         return None
     u = u[:, kept]
@@ -321,17 +340,17 @@ def _outside(support: Support, columns: Float) -> Float | None:
 
 @dataclass(slots=True)
 class Point:
-    """A multiplier Lam with its dual value, and the feasible map that its rotations allow."""
+    """A multiplier Lam, its value f(Lam), and the best feasible map for its rotations O_c."""
 
-    multiplier: Float  # (d', q)
+    multiplier: Float  # Lam, (d', q)
     rotations: list[Float]  # O_c, (r, r)
-    root: Float  # sum p_c F_c O_c^T, a root of the barycentre
+    root: Float  # sum p_c F_c O_c^T, a matrix root of the barycentre
     value: float  # f(Lam)
-    gradient: Float  # (d', q), of f
+    gradient: Float  # gradient of f, (d', q)
     metric: Float  # Vq^T Vq
     feasible: Float  # R of the feasible map
-    cost: float
-    bound: float
+    cost: float  # cost of the feasible map
+    bound: float  # lower bound of the cost of every feasible map
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,13 +358,13 @@ class Search:
     """Minimisation of f over the multipliers Lam."""
 
     fractions: Float  # (k,)
-    roots: Sequence[Float]  # L_c, (d', r), lower triangular; rows of 0 off the support
+    roots: Sequence[Float]  # L_c, (d', r): lower triangular, and rows of 0 off the range of S_w
     crosses: Sequence[Float]  # L_c^{-1} S_cy, (r, q)
     kept: Float  # Sy, (d', q)
     variance: float  # sum p_c tr S_c
 
     def factors(self, multiplier: Float) -> list[Float]:
-        """F_c = L_c + Lam (L_c^{-1} S_cy)^T."""
+        """Return the factor F_c = L_c + Lam (L_c^{-1} S_cy)^T of each class."""
         if not multiplier.any():
             return list(self.roots)
         return [
@@ -354,44 +373,43 @@ class Search:
         ]
 
     def determinants(self, multiplier: Float) -> Float:
-        """|I + Lam^T B_c| per class."""
+        """Return |det(I + Lam^T B_c)| of each class, for the multiplier Lam."""
         values = []
         for root, cross in zip(self.roots, self.crosses, strict=True):
             r = root.shape[1]
             solved = linalg.solve_triangular(root[:r], multiplier[:r], lower=True)
-            # B_c^T Lam = (L_c^{-1} S_cy)^T L_c^{-1} Lam; off the support B_c is 0.
+            # B_c^T Lam = (L_c^{-1} S_cy)^T L_c^{-1} Lam; B_c is 0 off the range of S_w.
             values.append(np.linalg.det(np.eye(cross.shape[1]) + cross.T @ solved))
         return np.abs(np.array(values, np.float64))
 
     def start(self) -> Point:
-        """The starting point Lam = 0, whose map is that of QLEACE."""
-        nothing = np.zeros_like(self.kept)
-        return self.at(nothing, self.mean_root())
+        """Return the starting point Lam = 0, whose rotations are those of QLEACE."""
+        return self.at(np.zeros_like(self.kept), self.mean_root())
 
     def mean_root(self) -> Float:
-        """sum p_c L_c, the initial value of iterations for a barycentre."""
+        """Return sum p_c L_c, the initial root in the iteration for a barycentre."""
         return np.asarray(sum(p * root for p, root in zip(self.fractions, self.roots, strict=True)))
 
     def at(self, multiplier: Float, root: Float) -> Point:
-        """The point of a multiplier; `root` is the initial value of the barycentre."""
+        """Return the point at a multiplier; `root` is the initial root of its barycentre."""
         factors = self.factors(multiplier)
-        if not root.shape[1]:  # no class varies
+        if not root.shape[1]:  # x is constant within classes
             return self._point(multiplier, [np.eye(0)] * len(factors), root, exact=True)
         if len(factors) == 2:
-            # Two classes have a closed form: only the relative rotation matters.
+            # Closed form for two classes: only their relative rotation matters.
             turned = rotation(factors[1].T @ factors[0])
             first, second = self.fractions
             root = first * factors[0] + second * factors[1] @ turned.T
             return self._point(multiplier, [np.eye(len(turned)), turned], root, exact=True)
-        for _ in range(_SWEEPS):  # fixed-point iteration for the barycentre
+        for _ in range(_BARYCENTRE_STEPS):
             rotations = [rotation(factor.T @ root) for factor in factors]
             root, previous = self._sum(factors, rotations), root
-            if _moved(root, previous) <= _BARYCENTRE:
+            if _relative_change(root, previous) <= _BARYCENTRE:
                 break
         return self._point(multiplier, rotations, root, exact=False)
 
     def _sum(self, factors: Sequence[Float], rotations: Sequence[Float]) -> Float:
-        """sum p_c F_c O_c^T."""
+        """Return the mean of the rotated factors, sum p_c F_c O_c^T."""
         return np.asarray(
             sum(
                 p * factor @ turned.T
@@ -400,6 +418,7 @@ class Search:
         )
 
     def _vq(self, rotations: Sequence[Float]) -> Float:
+        """Return Vq = sum p_c O_c L_c^{-1} S_cy for rotations O_c."""
         return np.asarray(
             sum(
                 p * turned @ cross
@@ -410,26 +429,26 @@ class Search:
     def _feasible(
         self, multiplier: Float, rotations: Sequence[Float], root: Float
     ) -> tuple[Float, Float, float, Float, Float]:
-        """Lam and R of the best feasible map with these rotations, its cost, Vq^T Vq, gradient.
+        """Return Lam, R and cost of the best feasible map for `rotations`; Vq^T Vq; gradient of f.
 
-        The cost is infinite where there is none: R Vq = Sy has no solution.
+        The cost is infinite if R Vq = Sy has no solution.
         """
         vq = self._vq(rotations)
         metric = vq.T @ vq
-        rest = self.kept - root @ vq
-        step = solve_metric(metric, rest)
+        residual = self.kept - root @ vq
+        step = solve_metric(metric, residual)
         feasible = root + step @ vq.T
-        plain = root - multiplier @ vq.T  # sum p_c L_c O_c^T
-        cost = self.variance - 2.0 * float(np.vdot(feasible, plain))
+        r0 = root - multiplier @ vq.T  # sum p_c L_c O_c^T
+        cost = self.variance - 2.0 * float(np.vdot(feasible, r0))
         cost += float(np.vdot(feasible, feasible))
         if np.linalg.norm(self.kept - feasible @ vq) > _MISSED * np.linalg.norm(self.kept):
             cost = np.inf
-        return multiplier + step, feasible, cost, metric, -2.0 * rest
+        return multiplier + step, feasible, cost, metric, -2.0 * residual
 
     def _point(
         self, multiplier: Float, rotations: list[Float], root: Float, *, exact: bool
     ) -> Point:
-        """The point; `exact` says that the root is that of the barycentre, to rounding."""
+        """Return the point; with `exact`, `root` is a root of the barycentre up to rounding."""
         _, feasible, cost, metric, gradient = self._feasible(multiplier, rotations, root)
         linear = 2.0 * float(np.vdot(multiplier, self.kept))
         value = float(np.vdot(root, root)) - linear
@@ -437,10 +456,12 @@ class Search:
         return Point(multiplier, rotations, root, value, gradient, metric, feasible, cost, bound)
 
     def bound(self, multiplier: Float, root: Float) -> float:
-        """sum p_c tr S_c - a sum p_c tr(S~_c X_c^{-1}) + 2 <Lam, Sy>, a lower bound of the cost.
+        """Return a lower bound of the cost of every feasible map, for any Lam and root R.
 
-        X_c = R^{-T} H_c R^{-1}, H_c the positive factor of F_c^T R, is the optimal transport of
-        R R^T to S~_c; tr(S~_c X_c^{-1}) = tr H_c, and a = lambda_max(sum p_c X_c).
+        The bound is sum p_c tr S_c - a sum p_c tr(S~_c X_c^{-1}) + 2 <Lam, Sy>. The matrix
+        X_c = R^{-T} H_c R^{-1}, with H_c the positive polar factor of F_c^T R, is the optimal
+        transport of R R^T to S~_c = F_c F_c^T; tr(S~_c X_c^{-1}) = tr H_c, and
+        a = lambda_max(sum p_c X_c).
         """
         traces, factors = 0.0, self.factors(multiplier)
         total = np.zeros((root.shape[1],) * 2)
@@ -453,12 +474,12 @@ class Search:
         return self.variance - float(largest) * traces + 2.0 * float(np.vdot(multiplier, self.kept))
 
     def done(self, point: Point) -> bool:
-        """Whether cost and bound agree."""
+        """Whether the cost equals the bound, up to the tolerance."""
         rounding = GAP * abs(point.cost) + _ROUNDING * self.variance
         return bool(np.isfinite(point.cost)) and point.cost - point.bound <= rounding
 
     def minimise(self) -> Point:
-        """The feasible map of the least cost that is found, and the largest bound."""
+        """Return the best feasible map of the search with the largest lower bound."""
         point = self.start()
         if not self.kept.shape[1] or self.done(point):
             return point
@@ -467,16 +488,19 @@ class Search:
         return self._descend(point)
 
     def _fixed_point(self, point: Point) -> Point:
-        """Undamped iteration of all rotations and Lam; it may cycle, the descent then goes on."""
+        """Return the better of `point` and the last iterate of a fixed-point iteration.
+
+        Rotations and Lam are updated in turn, undamped, until the change is small or grows.
+        """
         multiplier, root, rotations = point.multiplier, point.root, point.rotations
         least = np.inf
         for _ in range(_FIXED_POINT):
             previous = root
             multiplier, root, *_ = self._feasible(multiplier, rotations, root)
-            moved = _moved(root, previous)
-            if moved <= _BARYCENTRE or (moved > 2 * least):
+            change = _relative_change(root, previous)
+            if change <= _BARYCENTRE or (change > 2 * least):
                 break
-            least = min(least, moved)
+            least = min(least, change)
             factors = self.factors(multiplier)
             rotations = [rotation(factor.T @ root) for factor in factors]
             root = self._sum(factors, rotations)
@@ -484,7 +508,7 @@ class Search:
         return _better(other, point) if other.value <= point.value else point
 
     def _descend(self, point: Point) -> Point:
-        """L-BFGS with Armijo's rule; the first step of each pass is that of the fixed point."""
+        """Minimise f by L-BFGS with Armijo's rule; the first step is that of `_fixed_point`."""
         pairs: list[tuple[Float, Float, float]] = []
         best = point
         values = [point.value]
@@ -512,10 +536,10 @@ class Search:
                     break
                 pairs.clear()
                 continue
-            moved, change = new.multiplier - point.multiplier, new.gradient - point.gradient
-            product = float(np.vdot(moved, change))
+            step, change = new.multiplier - point.multiplier, new.gradient - point.gradient
+            product = float(np.vdot(step, change))
             if product > 0:
-                pairs.append((moved, change, product))
+                pairs.append((step, change, product))
                 del pairs[:-_MEMORY]
             point = new
             best = _better(best, point)
@@ -523,19 +547,23 @@ class Search:
         return best
 
     def _stalled(self, values: list[float], cost: float) -> bool:
+        """Whether f decreased by less than the tolerance over the last steps."""
         recent = values[-_STALLED - 1 :]
         return len(recent) > _STALLED and recent[0] - recent[-1] <= GAP * min(
             abs(cost), self.variance
         )
 
 
-def _moved(root: Float, previous: Float) -> float:
-    """Relative change of a root, which is unique up to rotation: both are aligned with the F_c."""
+def _relative_change(root: Float, previous: Float) -> float:
+    """Return the relative change of a barycentre's root, |root - previous| / |root|.
+
+    Roots are unique up to rotation; both must be aligned with the factors F_c.
+    """
     return float(np.linalg.norm(root - previous) / np.linalg.norm(root))
 
 
 def _better(a: Point, b: Point) -> Point:
-    """The cheaper feasible map and the larger bound; the multiplier of the larger bound."""
+    """Merge two points: the cheaper feasible map, and the larger bound with its multiplier."""
     cheaper, larger = (a if a.cost <= b.cost else b), (a if a.bound >= b.bound else b)
     return Point(
         larger.multiplier, cheaper.rotations, larger.root, larger.value, larger.gradient,
@@ -544,42 +572,42 @@ def _better(a: Point, b: Point) -> Point:
 
 
 def _quasi_newton(point: Point, pairs: list[tuple[Float, Float, float]]) -> Float:
-    """H g by the two loops of L-BFGS, from H0 = (2 Vq^T Vq)^{-1} on the right."""
+    """Return the L-BFGS step H g for the gradient g; the initial H is g -> g (2 Vq^T Vq)^{-1}."""
     direction = point.gradient.copy()
     factors = []
-    for moved, change, product in reversed(pairs):
-        weight = float(np.vdot(moved, direction)) / product
+    for step, change, product in reversed(pairs):
+        weight = float(np.vdot(step, direction)) / product
         direction -= weight * change
         factors.append(weight)
     direction = solve_metric(2.0 * point.metric, direction)
-    for (moved, change, product), weight in zip(pairs, reversed(factors), strict=True):
-        direction += (weight - float(np.vdot(change, direction)) / product) * moved
+    for (step, change, product), weight in zip(pairs, reversed(factors), strict=True):
+        direction += (weight - float(np.vdot(change, direction)) / product) * step
     return direction
 
 
 def solve_metric(metric: Float, columns: Float) -> Float:
-    """C (Vq^T Vq)^{-1}, by the pseudo-inverse where the metric is singular."""
+    """Return C M^{-1} for `columns` C and the metric M = Vq^T Vq; M^+ if M is singular."""
     if not len(metric):
         return np.zeros_like(columns)
     return np.asarray(columns @ np.linalg.pinv(metric, hermitian=True))
 
 
 def rotation(product: Float) -> Float:
-    """The orthogonal O of the largest tr(O M): the transposed polar factor of M.
+    """Return the orthogonal O that maximises tr(O M): the transposed polar factor of M.
 
-    M (M^T M)^{-1/2} by an eigendecomposition, made orthogonal by Newton-Schulz steps; by an SVD,
-    which costs twice as much, where M is ill-conditioned.
+    The polar factor M (M^T M)^{-1/2} comes from an eigendecomposition, and Newton-Schulz steps make
+    it orthogonal. An SVD, which costs twice as much, is used if M is ill-conditioned.
     """
     values, vectors = linalg.eigh(product.T @ product, check_finite=False, driver="evd")
     if len(values) and values[0] > _SQUARED**2 * values[-1]:
         factor = (product @ (vectors / np.sqrt(values))) @ vectors.T
         error = _NEARLY_ORTHOGONAL
         while error <= _NEARLY_ORTHOGONAL:
-            rest = -(factor.T @ factor)
-            rest.flat[:: len(rest) + 1] += 1.0
-            factor += factor @ rest / 2
-            error, previous = float(np.linalg.norm(rest)), error
-            if error <= _LAST_STEP:  # the step leaves 3/4 error^2
+            residual = -(factor.T @ factor)
+            residual.flat[:: len(residual) + 1] += 1.0
+            factor += factor @ residual / 2
+            error, previous = float(np.linalg.norm(residual)), error
+            if error <= _LAST_STEP:  # the residual after this step is 3/4 error^2
                 return np.ascontiguousarray(factor.T)
             if error >= previous:
                 break

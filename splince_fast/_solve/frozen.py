@@ -1,4 +1,4 @@
-"""The strength of SPLINCE at which a frozen head has the least squared error."""
+"""Strength of SPLINCE that minimises the squared error of a frozen linear head."""
 
 from __future__ import annotations
 
@@ -16,28 +16,31 @@ Float = NDArray[np.float64]
 def best_strength(
     factor: Factor, gram: Callable[[Float], Float], span_z: Float, cross: Float, theta: Float
 ) -> float:
-    """The b in [0, 1] of least squared error of theta^T P_b x, where P_b = P_L + b X H^+ K^T.
+    """Return the strength b in [0, 1] that minimises the squared error of theta^T P_b x.
 
-    With g = (theta^T X / H) K, the score of y that b adds, and a = P_L^T theta the error is, but
-    for a constant, Var(a^T x + b g^T x) - 2 Cov(a^T x + b g^T x, y): least at
-    b = (g^T Sy - a^T S g) / (g^T S g), whatever matrix is factored. For S itself this is
-    (H - v + q) / q, v = theta^T Sy, q = theta^T X.
+    P_b = P_L + b X H^+ K^T is SPLINCE of strength b, with P_L the LEACE map, X = Sy - P_L Sy,
+    K = S^+ (Sy - X) and H = K^T Sy. With a = P_L^T theta and g = (theta^T X / H) K, the squared
+    error is Var(a^T x + b g^T x) - 2 Cov(a^T x + b g^T x, y) plus a constant, which is smallest at
+    b = (g^T Sy - a^T S g) / (g^T S g). This also holds if another matrix than S is factored; if S
+    is factored, b = (H - v + q) / q with v = theta^T Sy and q = theta^T X.
 
     Parameters
     ----------
     factor : Factor
+        Factor of S = Cov(x), of a shrunk S or of an approximation.
     gram : callable
-        b S b^T for rows b.
+        Function that returns V S V^T, (k, k), for rows V, (k, d).
     span_z : (kz, d) float64
-        Of what is erased.
+        Rows that span the columns of Cov(x, z), for the erased variables z.
     cross : (d,) float64
-        Sy.
+        Sy = Cov(x, y).
     theta : (d,) float64
+        Coefficients of the head.
 
     Returns
     -------
     float
-        0 where the score does not depend on b.
+        Strength b; 0 if the score does not depend on b.
     """
     d = len(theta)
     if factor.n_noise:
@@ -47,7 +50,7 @@ def best_strength(
     kept = sizes > max(tolerances.noise(d, factor.smallest), cut)
     left = np.ascontiguousarray((u[:, kept] / sizes[kept]).T @ span_z)
     right = factor.solve(left)
-    lost = left.T @ (right @ cross)  # X = the part of Sy that LEACE removes
+    lost = left.T @ (right @ cross)  # X, the part of Sy that LEACE removes
     score = factor.solve(np.ascontiguousarray((cross - lost)[None]))[0]  # K = S^+ (Sy - X)
     explained, q = float(score @ cross), float(theta @ lost)  # H = K^T Sy
     noise = 16.0 * d * tolerances.EPS

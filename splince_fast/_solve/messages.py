@@ -1,4 +1,4 @@
-"""A solve that failed, turned into an error that says what to do."""
+"""Errors of failed solves, with cause and remedy."""
 
 from __future__ import annotations
 
@@ -15,11 +15,23 @@ def raise_infeasible(
     cosine: float, sine: float, rank_y: int, rank_z: int, erased: list[str], kept: list[str],
     method: str,
 ) -> NoReturn:  # fmt: skip
-    """Raise InfeasibleError with the variables, the angle between them, and remedies."""
+    """Raise InfeasibleError that names the variables, the angle between their spans, and remedies.
+
+    Parameters
+    ----------
+    cosine, sine : float
+        Cosine and sine of the smallest angle between the kept and the erased span.
+    rank_y, rank_z : int
+        Rank of the kept and of the erased span.
+    erased, kept : list of str
+        Names of the variables.
+    method : str
+        Name of the method.
+    """
     amplification = np.inf if sine == 0 else 1 / sine
     raise InfeasibleError(
         f"{method} cannot keep {listed(kept)} while it erases {listed(erased)}: a direction of "
-        f"what is kept lies in the span of what is erased (largest principal cosine "
+        f"the kept variables lies in the span of the erased ones (largest principal cosine "
         f"{cosine:.12g}, amplification {amplification:.1e}; ranks {rank_y} and "
         f"{rank_z}). Erasing would destroy it. Typical causes: both are the same variable "
         "or functions of each other, or there are fewer rows or features than classes. Keep "
@@ -30,15 +42,15 @@ def raise_infeasible(
 
 
 def raise_numerical(code: int, solver: str) -> NoReturn:
-    """Raise SplinceError with the cause and remedies."""
+    """Raise SplinceError with cause and remedy for the status `code` of a factorisation."""
     if code == status.STATUS_RANK_DEFICIENT:
         raise SplinceError(
             "the covariance of x is not positive definite at its rounding level (fewer rows than "
             "features, or duplicated features), which solver='cholesky' cannot factor; use "
             "solver='auto', or shrinkage="
         )
-    what = "did not converge" if code == status.STATUS_NO_CONVERGENCE else "met a singular matrix"
+    event = "did not converge" if code == status.STATUS_NO_CONVERGENCE else "met a singular matrix"
     raise SplinceError(
-        f"the solver ({solver}) {what}. The moments may be damaged: check that "
+        f"the solver ({solver}) {event}. The moments may be damaged: check that "
         "moments.covariance() is finite and positive semi-definite, or pass shrinkage=1e-6"
     )

@@ -1,19 +1,21 @@
-"""A factor of T and two spans in, the least change of t with Cov(B t, y) = Sy out.
+"""Linear map B of erased rows t with the least change E|B t - t|^2 and Cov(B t, y) = Sy.
 
-With T = Cov(t) = L L^T, Ty = Cov(t, y), Sy the covariance wanted, X = Sy - Ty and
-L^+ Ty = U s V^T, and a strength b::
+Sy is the covariance to restore, Cov(x, y) of the rows x before erasure. With T = Cov(t) = L L^T,
+Ty = Cov(t, y), X = Sy - Ty, the singular value decomposition L^+ Ty = U s V^T, a strength b that
+scales X, and the standard deviations D of the features::
 
     B = I + b X H^+ K^T = I - left^T right,    K = T^+ Ty,    H = Ty^T K = V s^2 V^T
-    C = Ty V / s,    R = T^+ C (= (L^+)^T U),    R := R K'^-T,    K' = R^T C (= I but for rounding)
+    C = Ty V / s,    R = T^+ C (= (L^+)^T U),    R := R K'^-T,    K' = R^T C (= I up to rounding)
     D^-1 X = Q x W^T,    left = X W / x = D Q,    right = -b R (V / s)^T W x
 
-A map per class, B_c = I + b X H^+ K_c^T with K_c = S_c^+ S_cy and H = sum p_c S_cy^T K_c, is the
-same algebra with the classes side by side: (k, m d) rows sqrt(p_c) S_cy, and X given.
+Maps of m classes, B_c = I + b X H^+ K_c^T with K_c = S_c^+ S_cy and H = sum p_c S_cy^T K_c, follow
+by the same algebra from the stacked rows sqrt(p_c) S_cy, (k, m d), and a given X.
 
-K' makes B Ty = Ty + b X hold to rounding, whatever L is; `left` is orthonormal in units D, so that
-|D right| is |B - I|. A combination v of the labels has s = |L^+ Ty v|, to the rounding of Ty times
-its coefficients R: below that it is absent, and Sy v has to be, too. No rank is judged relative to
-H or Ty themselves, which are nothing but rounding where the eraser left nothing.
+The correction by K' makes B Ty = Ty + b X hold up to rounding for any L. `left` is orthonormal in
+units of D, so that |D right| = |B - I|. The rounding error of s = |L^+ Ty v|, for a combination v
+of label columns, is that of Ty times the norm of the column of R. If s is smaller, Ty v counts as
+zero, and no map exists unless Sy v is zero, too. Ranks are not relative to the largest s alone,
+which is itself rounding error if the eraser removed all of Ty.
 """
 
 from __future__ import annotations
@@ -29,27 +31,29 @@ Float = NDArray[np.float64]
 
 
 class Restoration(NamedTuple):
-    """B = I - left^T right, with its ranks and residuals.
+    """Map B = I - left^T right, with its cost, ranks and residuals.
 
     Attributes
     ----------
     left, right : (r, d), (r, m d) float64
-    whitened : (k, d) float64
-        L^+ Ty, one row per column of y.
+        Factors of I - B; the right factors of m maps are side by side.
+    whitened : (k, p) float64
+        L^+ Ty, one row per label column of y.
     change : float
         E|(B - I)(t - E t)|^2 = tr(left^T left right T right^T).
     cut : float
-        Its smallest singular value that counts is above it.
+        Rounding level of the singular values of `whitened`.
     lost : (k,) float64 or None
-        The combination of the labels that Sy has and Ty has not; `left` is empty then.
-    wanted : float
-        |Sy v| of this combination, in units D.
+        Combination v of label columns with Sy v != 0 and Ty v = 0, so that no map exists and the
+        factors are empty. None otherwise.
+    lost_size : float
+        |Sy v| of this combination, in units of D.
     residuals, bounds : (k,) float64
-        |B Ty - Ty - b X| of each column in units D, and its rounding.
+        |B Ty - Ty - b X| of each label column, in units of D, and the bound of its rounding error.
     sizes : (k,) float64
-        |Sy| of each column in units D.
+        |Sy| of each label column, in units of D.
     amplification : float
-        Spectral norm of B in units D.
+        Spectral norm of B, in units of D; the largest of m maps.
     """
 
     left: Float
@@ -58,14 +62,14 @@ class Restoration(NamedTuple):
     change: float
     cut: float
     lost: Float | None
-    wanted: float
+    lost_size: float
     residuals: Float
     bounds: Float
     sizes: Float
     amplification: float
 
     def errors(self, part: slice) -> tuple[float, float]:
-        """Residual and bound of some columns together, relative to their |Sy|."""
+        """Return residual and bound of the label columns `part`, relative to |Sy| of `part`."""
         size, residual, bound = (
             float(np.linalg.norm(v[part])) for v in (self.sizes, self.residuals, self.bounds)
         )
@@ -76,16 +80,19 @@ def restore(
     whitened: Float, solved: Float, span_t: Float, span_x: Float, units: Float, strength: float,
     change: Float,
 ) -> Restoration:  # fmt: skip
-    """The map of least change that sends the rows of `span_t` to those of `span_x`.
+    """Return the map B of the least change E|B t - t|^2 with B Ty = Ty + b X, for Ty = Cov(t, y).
+
+    T = Cov(t) = L L^T, and Sy is the covariance to restore.
 
     Parameters
     ----------
     whitened, solved : (k, p), (k, m d) float64
         L^+ Ty and T^+ Ty, transposed.
     span_t, span_x : (k, m d), (k, d) float64
-        Ty and Sy, transposed, y in units of its deviations.
+        Ty and Sy, transposed, with label columns in units of their standard deviations.
     units : (d,) float64
-        D: deviations that the rounding of both is relative to; 0 where a feature is constant.
+        Standard deviations D of the features, which rounding errors of Ty and Sy are relative to;
+        0 for constant features.
     strength : float
         Fraction b of X that is added to Ty.
     change : (k, d) float64
@@ -97,52 +104,52 @@ def restore(
     inverse = np.divide(1.0, units, out=np.zeros(d), where=units > 0)
     noise, relative = tolerances.noise(d, 1.0), tolerances.relative(d, "auto")
     sizes = np.linalg.norm(span_x * inverse, axis=1)
-    # Zero columns pad the matrix to at least k columns, so that the SVD returns k singular values.
-    short = k - whitened.shape[1]
-    padded = np.pad(whitened, ((0, 0), (0, short))) if short > 0 else whitened
+    # Pad with zero columns to at least k columns, so that the SVD returns k singular values.
+    missing = k - whitened.shape[1]
+    padded = np.pad(whitened, ((0, 0), (0, missing))) if missing > 0 else whitened
     combinations, values, _ = np.linalg.svd(padded, full_matrices=False)
     cuts = np.full(k, np.inf)
-    some = np.flatnonzero(values > relative * values[0])
-    weights = combinations[:, some].T / values[some, None]  # (V / s)^T
+    nonzero = np.flatnonzero(values > relative * values[0])
+    weights = combinations[:, nonzero].T / values[nonzero, None]  # (V / s)^T
     dual, right = weights @ span_t, weights @ solved
-    cuts[some] = np.maximum(noise * np.linalg.norm(right * wide, axis=1), relative * values[0])
-    known = values > cuts
-    chosen = known[some]
+    cuts[nonzero] = np.maximum(noise * np.linalg.norm(right * wide, axis=1), relative * values[0])
+    present = values > cuts
+    chosen = present[nonzero]
     weights, dual, right = weights[chosen], dual[chosen], right[chosen]
-    cut = float(cuts[known].max(initial=noise))
+    cut = float(cuts[present].max(initial=noise))
     parts = np.linalg.norm((combinations.T @ span_x) * inverse, axis=1)
-    # Rounding mixes the other combinations into the absent ones: the limit allows for that.
-    mixed = float(np.sum(parts[known] * cuts[known] / values[known]))
+    # Rounding mixes present combinations into the absent ones, by `mixed` at most.
+    mixed = float(np.sum(parts[present] * cuts[present] / values[present]))
     limit = noise + mixed + relative * float(np.linalg.norm(sizes))
-    absent = np.where(known, 0.0, parts)
+    absent = np.where(present, 0.0, parts)
     if absent.max() > limit:
-        worst, none = int(np.argmax(absent)), np.empty((0, d))
+        worst, empty = int(np.argmax(absent)), np.empty((0, d))
         return Restoration(
-            none, none, whitened, 0.0, cut, combinations[:, worst], float(absent[worst]),
+            empty, empty, whitened, 0.0, cut, combinations[:, worst], float(absent[worst]),
             sizes, sizes, sizes, np.inf,
         )  # fmt: skip
     corrected = np.linalg.solve(right @ dual.T, weights)
     basis, lengths, _ = np.linalg.svd(change * inverse, full_matrices=False)
-    moved = strength * lengths > 2.0 * noise * max(1.0, float(np.linalg.norm(sizes)))
-    basis, lengths = basis[:, moved], lengths[moved, None]
+    changed = strength * lengths > 2.0 * noise * max(1.0, float(np.linalg.norm(sizes)))
+    basis, lengths = basis[:, changed], lengths[changed, None]
     left = (basis.T @ change) / lengths
     weights = -strength * lengths * (basis.T @ weights.T) @ corrected
     right, inner = weights @ solved, weights @ whitened
     size = float(np.linalg.norm(right * wide, 2)) if len(right) else 0.0
-    spread = float(values[known][0] / values[known][-1]) if known.any() else 1.0
+    condition = float(values[present][0] / values[present][-1]) if present.any() else 1.0
     error = (strength * change + (span_t @ right.T) @ left) * inverse
-    reach = sizes + np.linalg.norm(span_t * np.tile(inverse, n_maps), axis=1)
+    both_sizes = sizes + np.linalg.norm(span_t * np.tile(inverse, n_maps), axis=1)
     return Restoration(
         left, right, whitened, float(np.vdot(left @ left.T, inner @ inner.T)), cut, None, 0.0,
         np.linalg.norm(error, axis=1),
-        tolerances.residual(d, spread, size) * reach + 4.0 * noise,
+        tolerances.residual(d, condition, size) * both_sizes + 4.0 * noise,
         sizes,
         max(_norm(left * inverse, part * units) for part in np.split(right, n_maps, axis=1)),
     )  # fmt: skip
 
 
 def _norm(left: Float, right: Float) -> float:
-    """|I - left^T right|_2 of (r, d) factors: on their span, and 1 elsewhere."""
+    """Return the spectral norm of I - left^T right for factors of shape (r, d); at least 1."""
     basis = np.linalg.qr(np.concatenate([left, right]).T).Q
     inner = np.eye(basis.shape[1]) - (left @ basis).T @ (right @ basis)
     return max(1.0, float(np.linalg.norm(inner, 2))) if inner.size else 1.0

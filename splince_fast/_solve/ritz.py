@@ -1,9 +1,10 @@
-"""The best eraser in a span V, from V and its exact images S V (Rayleigh and Ritz).
+"""Rayleigh-Ritz: the eraser of the least distortion with a right factor in a given subspace.
 
-A feasible map is P = I - left right^T with colsp(left) = colsp(Cov(x, z)); S matters to
-tr(left^T left right^T S right) alone. With B an S-orthonormal basis of V, whitening by B^T in place
-of L^+ gives the least of it over all right = B y: never more than any eraser with `right` in V,
-and its value is exact.
+The subspace is the column space of V, and S = Cov(x) enters through the exact images S V only. A
+feasible map is P = I - left right^T with colsp(left) = colsp(Cov(x, z)), and its distortion is
+tr(left^T left right^T S right). If the columns of B are an S-orthonormal basis of the subspace,
+whitening by B^T in place of L^+ minimises the distortion over all `right` with columns in the
+subspace, and the computed distortion is exact.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Float = NDArray[np.float64]
 
 
 class Subspace:
-    """Columns V with S V, and the S-orthonormal basis of their span.
+    """Column space of V with an S-orthonormal basis, from V and S V.
 
     Parameters
     ----------
@@ -30,7 +31,7 @@ class Subspace:
     Attributes
     ----------
     basis, basis_images : (m', d) float64
-        B^T and (S B)^T, B^T S B = I.
+        B^T and (S B)^T, with B^T S B = I.
     """
 
     def __init__(self, columns: Float, images: Float) -> None:
@@ -38,22 +39,29 @@ class Subspace:
         sizes = np.sqrt(np.maximum(np.diagonal(gram), 0.0))
         units = np.divide(1.0, sizes, out=np.zeros_like(sizes), where=sizes > 0)
         scaled = (gram + gram.T) / 2 * units * units[:, None]
-        values, turned = np.linalg.eigh(scaled)
-        # Combinations of less variance are rounding of their columns.
+        values, eigenvectors = np.linalg.eigh(scaled)
+        # Combinations of columns with a smaller variance are rounding error.
         kept = values > tolerances.OWN * max(values.max(initial=0.0), 0.0)
-        made = (turned[:, kept] / np.sqrt(values[kept])).T * units
-        self.basis, self.basis_images = made @ columns, made @ images
+        weights = (eigenvectors[:, kept] / np.sqrt(values[kept])).T * units
+        self.basis, self.basis_images = weights @ columns, weights @ images
 
     def residual(self, spans: Float) -> Float:
-        """C - S R for the solution R = B B^T C of S R = C in the span; C^T = `spans`, (k, d)."""
+        """Return the residual (C - S R)^T, (k, d), for R = B B^T C and C^T = `spans`, (k, d).
+
+        R is the Ritz solution of S R = C in the subspace.
+        """
         return np.asarray(spans - (spans @ self.basis.T) @ self.basis_images)
 
     def factor(self, metric: LowRank, like: Factor) -> Factor:
-        """The factor whose whitening is B^T; `like` is that of the metric."""
+        """Return a factor that whitens by B^T.
+
+        Variances and mean are those of the covariance approximation `metric`, and rounding level,
+        smallest eigenvalue and left-out features those of its factor `like`.
+        """
         basis = np.ascontiguousarray(self.basis)
-        made = kernels.of_columns(
+        factor = kernels.of_columns(
             basis, metric.variances, metric.mean, smallest=like.smallest,
             constant=tolerances.CONSTANT, left_out=like.left_out,
         )  # fmt: skip
-        made.rounding = like.rounding
-        return made
+        factor.rounding = like.rounding
+        return factor

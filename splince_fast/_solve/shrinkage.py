@@ -1,4 +1,4 @@
-"""How much of an isotropic target is mixed into a covariance: (1 - a) S + a (tr S / d) I."""
+"""Intensity a of the shrinkage (1 - a) S + a (tr S / d) I of a covariance S, (d, d)."""
 
 from __future__ import annotations
 
@@ -13,24 +13,28 @@ Float = NDArray[np.float64]
 def share(
     policy: float | str | None, scatter: Float, weight: float, quartic: float | None
 ) -> float:
-    """The intensity a, between 0 and 1.
+    """Return the shrinkage intensity a in [0, 1].
 
-    "oas" is the oracle approximating shrinkage of Chen, Wiesel, Eldar and Hero (2010); with
-    S of unit mean eigenvalue and n its weight, a = (tr S^2 / d + d) / ((n + 1) |S - I|^2 / d).
-    "ledoit-wolf" is a = (sum |x - mean|^4 / n - tr S^2) / (n |S - I|^2) (Ledoit and Wolf 2004).
+    In the following, S is scaled to a mean eigenvalue of 1, and n is the weight sum. "oas" is the
+    oracle approximating shrinkage of Chen, Wiesel, Eldar and Hero (2010),
+    a = (tr S^2 / d + d) / ((n + 1) |S - I|^2 / d). "ledoit-wolf" is
+    a = (sum |x - mean|^4 / n - tr S^2) / (n |S - I|^2) (Ledoit and Wolf 2004).
 
     Parameters
     ----------
     policy : None, float, "oas", "ledoit-wolf" or "cv"
+        Rule for the intensity, or the intensity itself; None is 0.
     scatter : (d, d) float64, Fortran order, lower triangle
+        weight * S.
     weight : float
+        Weight sum n of the rows.
     quartic : float or None
-        sum w |x - mean|^4, where it was accumulated.
+        sum w |x - mean|^4; None if fourth moments were not accumulated.
 
     Raises
     ------
     InputError
-        "cv", which is chosen on folds, or "ledoit-wolf" without fourth moments.
+        The policy is "cv", which needs folds, or "ledoit-wolf" without fourth moments.
     """
     if policy is None:
         return 0.0
@@ -41,7 +45,7 @@ def share(
             "shrinkage='cv' is chosen on folds: pass those of Moments.from_blocks(source, folds=2) "
             "to the method, or fit an estimator to all rows at once"
         )
-    # Scaled to tr(S) = d, where the target is the identity.
+    # Scale S to tr(S) = d, so that the target is the identity.
     d = len(scatter)
     diagonal = np.einsum("ii->i", scatter)
     scale = float(diagonal.sum()) / d
@@ -49,15 +53,15 @@ def share(
         return 1.0
     squares = sum(float(np.sum((scatter[j + 1 :, j] / scale) ** 2)) for j in range(d))
     frobenius = 2 * squares + float(np.sum((diagonal / scale) ** 2))  # tr(S^2)
-    gap = frobenius - d  # |S - I|^2
-    if gap <= 0:
+    distance = frobenius - d  # |S - I|^2
+    if distance <= 0:
         return 1.0
     if policy == "oas":
-        return min(1.0, (frobenius / d + d) / ((weight + 1) * gap / d))
+        return min(1.0, (frobenius / d + d) / ((weight + 1) * distance / d))
     if quartic is None:
         raise InputError(
             "shrinkage='ledoit-wolf' needs fourth moments, which were not accumulated; make the "
             "moments with Moments(ledoit_wolf=True), or use 'oas', which needs none"
         )
     noise = (quartic / (scale / weight) ** 2 / weight - frobenius) / weight
-    return float(np.clip(noise / gap, 0.0, 1.0))
+    return float(np.clip(noise / distance, 0.0, 1.0))

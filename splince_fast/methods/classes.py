@@ -1,4 +1,4 @@
-"""Moments of each class of a concept as arrays, for methods that read class covariances."""
+"""Moments of each class of a concept, for methods that use class covariances."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from splince_fast.moments.snapshot import statistics
 Float = NDArray[np.float64]
 Classes: TypeAlias = Mapping[ClassName, Moments]
 
-# Variances up to this can be squared, and summed over millions of entries.
+# Larger variances raise InputError: sums of millions of their squares may overflow.
 _LARGEST = 1e140
 
 
 class ClassMoments(NamedTuple):
-    """Moments of each class: of all rows, and of each fold."""
+    """Moments of each class, over all rows and in each fold."""
 
-    whole: dict[ClassName, Moments]
-    folds: list[dict[ClassName, Moments]]
-    groups: str | None
+    all_rows: dict[ClassName, Moments]
+    folds: list[dict[ClassName, Moments]]  # empty without folds
+    groups: str | None  # variable whose classes are not split between folds
 
 
 def concept_of(erase: object, method: str) -> str:
-    """The one variable to erase."""
+    """Return the name of the variable to erase; raise InputError unless there is exactly one."""
     names = names_of(erase, "erase")
     if len(names) > 1 or not isinstance(names[0], str):
         raise InputError(
@@ -52,14 +52,28 @@ def concept_of(erase: object, method: str) -> str:
 
 
 def read_classes(moments: object, name: str, method: str) -> ClassMoments:
-    """The moments of each class, from a mapping of classes, or from moments made with ``by=``.
+    """Return the moments of each class of the variable `name`.
+
+    Parameters
+    ----------
+    moments : Moments, Folds, or mapping of class to Moments or Folds
+        Moments or folds made with ``by=name``, or the moments or folds of each class.
+    name : str
+        Variable to erase.
+    method : str
+        Name of the method, for messages.
 
     Raises
     ------
     InputError
-        No moments of classes, or of a sketch or sample.
+        `moments` has another type, keeps no moments per class, or was made with a sketch or
+        sample.
     LabelError
-        A key of the mapping that cannot name a class.
+        A key of the mapping cannot name a class, or the variable is continuous.
+    ConstantVariableError
+        Fewer than two classes have rows.
+    NotEnoughDataError
+        A fold has no row of a class.
     """
     groups: str | None = None
     if isinstance(moments, Mapping):
@@ -104,7 +118,7 @@ def read_classes(moments: object, name: str, method: str) -> ClassMoments:
             f"the variable {name!r}, to be erased, has {len(classes)} class with rows: there is "
             "no difference to remove; check the labels"
         )
-    own = []
+    complete = []  # folds with the same classes in the same order
     for fold in folds:
         by_key = {class_key(c): part for c, part in fold.items() if part.n_rows}
         for key, c in classes.items():
@@ -113,20 +127,22 @@ def read_classes(moments: object, name: str, method: str) -> ClassMoments:
                     f"a fold has no row of the class {c!r} of {name!r}; use fewer folds, or leave "
                     "the class out"
                 )
-        own.append({c: by_key[key] for key, c in classes.items()})
-    whole = own[0] if len(own) == 1 else {c: reduce(add, (f[c] for f in own)) for c in own[0]}
-    return ClassMoments(whole, own if len(own) > 1 else [], groups)
+        complete.append({c: by_key[key] for key, c in classes.items()})
+    if len(complete) == 1:
+        return ClassMoments(complete[0], [], groups)
+    all_rows = {c: reduce(add, (fold[c] for fold in complete)) for c in complete[0]}
+    return ClassMoments(all_rows, complete, groups)
 
 
 def _by_class(moments: Moments, name: str, method: str) -> dict[ClassName, Moments]:
-    """Moments of each class of a state that keeps them.
+    """Return the moments of each class of `name`, from moments made with ``by=name``.
 
     Raises
     ------
     LabelError
-        The concept is continuous.
+        The variable is continuous.
     InputError
-        The state keeps no moments of these classes.
+        `moments` was made without ``by=name``.
     """
     by = moments.parameters.by
     if by != name:
@@ -140,27 +156,37 @@ def _by_class(moments: Moments, name: str, method: str) -> dict[ClassName, Momen
             f"keep {'that of all rows alone' if by is None else f'those of {by!r}'}; accumulate "
             f"them with sf.Moments(by={name!r})"
         )
-    # Rows without a label of the concept are in no class.
+    # The key None holds the rows without a label of the concept.
     return {c: part for c, part in moments.by_class.items() if c is not None}
 
 
 class Coding(NamedTuple):
-    """Columns of the kept variables in units of deviations, common to all classes and folds."""
+    """Label columns of the kept variables, the same for all classes and folds.
+
+    Attributes
+    ----------
+    kept : list of LabelColumns
+        Columns of each kept variable, with their standard deviations over all rows.
+    span : Span
+        Rows that span Cov(x, y) over all rows, for the report.
+    total : Moments
+        Moments of all rows.
+    """
 
     kept: list[LabelColumns]
-    span: Span  # of all rows, for the report
+    span: Span
     total: Moments
 
     @classmethod
     def of(cls, classes: Classes, keep: Selection | None, method: str) -> Coding:
-        """Decide the columns from all rows.
+        """Return the label columns of the variables `keep`, chosen on all rows.
 
         Raises
         ------
         InputError
-            Directions, or rows without a label.
+            `keep` holds directions, or a row has no label of a kept variable.
         ConstantVariableError
-            A variable with a single value.
+            A kept variable has a single value.
         """
         total = reduce(add, classes.values())
         if keep is None:
@@ -186,12 +212,12 @@ class Coding(NamedTuple):
 
 
 def class_statistics(classes: Classes, coding: Coding) -> ClassStatistics:
-    """Arrays of the moments of each class.
+    """Return the moments of each class as arrays.
 
     Raises
     ------
     InputError
-        Covariances whose squares leave the range of float64.
+        Squares of the variances overflow float64.
     """
     crosses, task_means = [], []
     for part in classes.values():
@@ -208,8 +234,8 @@ def class_statistics(classes: Classes, coding: Coding) -> ClassStatistics:
     largest = float(np.einsum("kii->ki", covariances).max())
     if largest > _LARGEST:
         raise InputError(
-            f"features have deviations of {largest**0.5:.1e}, and class covariances are squared: "
-            "rescale the data"
+            f"a feature has the standard deviation {largest**0.5:.1e}, and squares of class "
+            "covariances would overflow: rescale the data"
         )
     return ClassStatistics(
         np.array([part.weight for part in parts]), np.array([part.n_rows for part in parts]),
@@ -219,8 +245,20 @@ def class_statistics(classes: Classes, coding: Coding) -> ClassStatistics:
 
 
 def refuse_combination(name: VariableName, coding: Coding, weights: Float, method: str) -> NoReturn:
-    """Raise InfeasibleError with the combination of labels that no class relates to x."""
-    kept = listed([str(own.name) for own in coding.kept])
+    """Raise InfeasibleError that names a combination of labels uncorrelated with x in every class.
+
+    Parameters
+    ----------
+    name : str
+        Variable to erase.
+    coding : Coding
+        Kept label columns.
+    weights : (k,) float64
+        Coefficients of the combination, one per kept label column.
+    method : str
+        Name of the method.
+    """
+    kept = listed([str(columns.name) for columns in coding.kept])
     raise InfeasibleError(
         f"{method} cannot keep {kept} while it erases {name!r}: in no class of {name!r} does x "
         f"covary with the combination {combination(weights, coding.kept)}, and over all rows it "

@@ -1,4 +1,4 @@
-"""Quadratic erasure by one affine map of the rows: no quadratic predictor, no labels at use."""
+"""Erasure from quadratic predictors by one affine map of the rows, applied without labels."""
 
 from __future__ import annotations
 
@@ -50,60 +50,61 @@ def isotropic(
     keep: Selection | None = None,
     neutral: float = 0.0,
 ) -> Projection:
-    """Give two classes one mean and one covariance by one affine map, without labels at use.
+    """Give two classes equal means and covariances by one affine map, applied without labels.
 
-    With S_w = sum p_c S_c = L L^T the pooled covariance, D = L^+ (S_1 - S_0) (L^+)^T =
-    sum w_i u_i u_i^T on the complement of L^+ (m_1 - m_0). A projection that keeps the columns of
-    C, orthonormal in these coordinates,
+    With the pooled covariance S_w = sum p_c S_c = L L^T, let D = L^+ (S_1 - S_0) (L^+)^T =
+    sum w_i u_i u_i^T on the orthogonal complement of L^+ (m_1 - m_0). After the projection
 
         r = mu + L C C^T L^+ (x - mu),    C^T D C = 0,
 
-    leaves no difference. C has the u_i with w_i = 0, and for pairs w_i > 0 > w_j
+    with orthonormal columns C in that complement, the classes have equal means and covariances. The
+    columns are the u_i with w_i = 0 and, for each pair w_i > 0 > w_j,
 
         (sqrt(-w_j) u_i + s sqrt(w_i) u_j) / sqrt(w_i - w_j),    s = sign(u_i^T L^T L u_j),
 
-    where s is the one of the two signs that changes the rows less. C has n_0 + min(n_+, n_-)
-    columns, the most there can be (Sylvester's law of inertia): about half of the dimensions
-    survive, where a projection off the range of D leaves n_0. If the means differ off the range of
-    S_w, too (a feature that holds the label, fewer rows than features), that direction is removed
-    as well. With `keep`, a common linear map restores Cov(x, y) at the least further change
-    (:func:`splince_fast.repair`).
+    where the sign s changes the rows less than the opposite sign. With n_0, n_+ and n_- the numbers
+    of zero, positive and negative w_i, C has n_0 + min(n_+, n_-) columns, the maximum (Sylvester's
+    law of inertia): about half of the dimensions are kept, while a projection off the range of D
+    keeps n_0. If the means also differ off the range of S_w (a feature that holds the label, fewer
+    rows than features), that direction is removed as well. With `keep`, a common linear map
+    restores Cov(x, y) with the least further change (:func:`splince_fast.repair`).
 
     Parameters
     ----------
     moments : Moments or Folds
-        Made with ``by=`` the concept.
+        Moments made with ``by=`` the name of the concept.
     erase : str
-        The concept, of two classes.
+        Name of the concept, a variable of two classes.
     keep : str, tuple or list of them, optional
         Variables whose covariance with x stays exactly as it is.
     neutral : float in [0, 1]
-        Directions with abs(w_i) of at most this times the largest are kept as they are. More
-        dimensions survive, and the class covariances differ there.
+        Directions u_i with abs(w_i) up to this fraction of the largest are kept unchanged. A larger
+        value keeps more dimensions, in which the class covariances differ.
 
     Returns
     -------
     Projection
-        Of rows without labels. Off the support of x it is the identity.
+        Map that is applied without labels; the identity in directions in which x does not vary.
 
     Raises
     ------
     InputError
-        Moments without ``by=``, or of a sample or sketch; more than two classes; rows without a
-        label of what is kept; a parameter out of range.
+        The moments were made without ``by=``, or with a sample or sketch; the concept has more than
+        two classes; rows have no label of a kept variable; a parameter is out of range.
     LabelError
-        A continuous concept.
+        The concept is continuous.
     ConstantVariableError
-        A concept or a kept variable with a single value.
+        The concept or a kept variable has a single value.
     InfeasibleError
-        x covaries with a combination of what is kept in no direction that survives.
+        A combination of kept labels that covaries with x does not covary with the kept directions.
 
     Warns
     -----
     NothingErasedWarning
-        The classes differ by rounding only: the eraser is the identity.
+        The classes differ by rounding error only: the eraser is the identity.
     UnseenRowsWarning
-        Few rows: most of the differences of the class covariances is noise, which the map fits.
+        There are few rows: most of the difference between the class covariances is sampling noise,
+        which the map fits.
 
     Examples
     --------
@@ -117,13 +118,13 @@ def isotropic(
     >>> clean = eraser(X)
     >>> bool(np.allclose(np.cov(clean[z == 1].T, ddof=0), np.cov(clean[z == 0].T, ddof=0)))
     True
-    >>> eraser.n_features - eraser.rank  # of 5 directions without the means
+    >>> eraser.n_features - eraser.rank  # number of kept dimensions, of 6
     2
     """
     if not OPTIONS["strength"].accepts(neutral):
         raise InputError(f"neutral is {neutral!r}; it must be a number in [0, 1]")
     name = concept_of(erase, "isotropic")
-    classes = read_classes(moments, name, "isotropic").whole
+    classes = read_classes(moments, name, "isotropic").all_rows
     if len(classes) != 2:
         raise InputError(
             f"isotropic is for two classes, and {name!r} has {len(classes)}: common isotropic "
@@ -131,26 +132,26 @@ def isotropic(
             "sf.quadratic, which takes the labels of the rows"
         )
     coding = Coding.of(classes, keep, "isotropic")
-    whole = class_statistics(classes, coding)
+    stats = class_statistics(classes, coding)
     roundoff = max(part._state().unit_roundoff for part in classes.values())
-    support = support_of(whole.pooled, whole.mean, roundoff)
-    first, second = whole.differences(support)
-    # The part of m_1 - m_0 in the range of S_w, and L^+, which is zero off that range.
+    support = support_of(stats.pooled, stats.mean, roundoff)
+    first, second = stats.differences(support)
+    # `inside` is the part of m_1 - m_0 in the range of S_w; `whitener` becomes (L^+)^T.
     row_eps = max(part._state().row_eps for part in classes.values())
-    n_rows = whole.rows.astype(np.float64)
-    outside, inside = _outside(support, whole.means, 4.0 * row_eps / float(n_rows.min()) ** 0.5)
+    n_rows = stats.rows.astype(np.float64)
+    outside, inside = _outside(support, stats.means, 4.0 * row_eps / float(n_rows.min()) ** 0.5)
     whitener = support.whitener
     if support.basis is not None:
         whitener = support.basis @ (support.basis.T @ whitener)
-    # Rounding of the means in units of deviations, and of the products in the class covariances.
-    varies = whole.variances > 0
-    ratio = float(np.sum(whole.mean[varies] ** 2 / whole.variances[varies]))
+    # Rounding error of the means, relative to the standard deviations, and of class covariances.
+    varies = stats.variances > 0
+    ratio = float(np.sum(stats.mean[varies] ** 2 / stats.variances[varies]))
     rounding = tolerances.row_rounding(
         row_eps * (support.rank + ratio) ** 0.5, support.rank**0.5, support.smallest,
         int(n_rows.sum()),
     )  # fmt: skip
-    p = whole.fractions
-    sides = whole.pooled @ whitener  # L, (d, r)
+    p = stats.fractions
+    sides = stats.pooled @ whitener  # L, (d, r)
     kept, removed = _directions(
         whitener.T @ inside, second - first, sides, float(neutral),
         max(tolerances.noise(support.rank, support.smallest), rounding / float(np.prod(p)) ** 0.5),
@@ -158,8 +159,7 @@ def isotropic(
     )  # fmt: skip
     left, right = (sides @ removed).T, (whitener @ removed).T
     if len(left):
-        # An exact projection that removes the difference of means, independent of the rounding of
-        # L.
+        # Make this an exact projection that removes m_1 - m_0, whatever the rounding error of L.
         along = inside @ right.T
         if np.linalg.norm(along) > 0:
             q = np.linalg.qr(along[:, None], mode="complete").Q
@@ -167,30 +167,33 @@ def isotropic(
             left[0] = inside / (along @ q[:, 0])
         right = np.asarray(np.linalg.solve(right @ left.T, right), np.float64)
     inner = Projection._make(
-        np.ascontiguousarray(left), np.ascontiguousarray(right), whole.mean, method="isotropic"
+        np.ascontiguousarray(left), np.ascontiguousarray(right), stats.mean, method="isotropic"
     )
     if len(outside):
-        inner = inner @ Projection._make(outside, outside, whole.mean, method="isotropic")
-    found = None
+        inner = inner @ Projection._make(outside, outside, stats.mean, method="isotropic")
+    restoration = None
     if keep is not None:
-        span = whole.kept.T
+        span = stats.kept.T
         white = (span @ whitener) @ kept
         span_t = span - (span @ inner.right) @ inner.left.T
-        units = np.sqrt(whole.variances)
+        units = np.sqrt(stats.variances)
         solved = white @ (whitener @ kept).T
-        found = restore(white, solved, span_t, span, units, 1.0, span - span_t)
-        if found.lost is not None:
-            names = listed([str(own.name) for own in coding.kept])
+        restoration = restore(white, solved, span_t, span, units, 1.0, span - span_t)
+        if restoration.lost is not None:
+            names = listed([str(columns.name) for columns in coding.kept])
             raise InfeasibleError(
                 f"isotropic cannot keep {names} while it erases {name!r}: {kept.shape[1]} of "
                 f"{support.rank} dimensions survive, and in none does x covary with the "
-                f"combination {combination(found.lost, coding.kept)}. Keep fewer variables, "
+                f"combination {combination(restoration.lost, coding.kept)}. Keep fewer variables, "
                 "pass neutral= above 0, or use sf.quadratic with the labels of the rows",
                 1.0,
             )
     eraser = inner
-    if found is not None:
-        eraser = Projection._make(found.left, found.right, whole.mean, method="isotropic") @ inner
+    if restoration is not None:
+        eraser = (
+            Projection._make(restoration.left, restoration.right, stats.mean, method="isotropic")
+            @ inner
+        )
     if eraser.rank:
         notes = _few_rows(name, classes, first, second, support.rank)
         category: type[SplinceWarning] = UnseenRowsWarning
@@ -198,32 +201,47 @@ def isotropic(
         notes, category = (_NOTHING.format(name),), NothingErasedWarning
     for note in notes:
         warn(note, category)
-    with statistics(moments._total() if isinstance(moments, Folds) else moments) as stats:
-        noise = stats.class_noise([name], None).get(name)
-    # |L^+ (m_1 - m_0)|^2; no bound where the means differ off the range of S_w.
-    spread = float(np.sum((whitener.T @ inside) ** 2))
-    distance = spread if len(outside) == support.tiny.shape[1] else np.inf
+    with statistics(moments._total() if isinstance(moments, Folds) else moments) as total:
+        noise = total.class_noise([name], None).get(name)
+    # |L^+ (m_1 - m_0)|^2; infinite if the means differ off the range of S_w.
+    distance = float(np.sum((whitener.T @ inside) ** 2))
+    if len(outside) > support.tiny.shape[1]:
+        distance = np.inf
     report = _report(
-        name, whole, support, coding, eraser, found, noise, notes, distance, kept.shape[1]
+        name, stats, support, coding, eraser, restoration, noise, notes, distance, kept.shape[1]
     )
     return Projection._make(
-        eraser.left.T, eraser.right.T, whole.mean, method="isotropic", report=report,
+        eraser.left.T, eraser.right.T, stats.mean, method="isotropic", report=report,
         feature_names=coding.total.feature_names,
     )  # fmt: skip
 
 
 def _directions(
-    apart: Float, difference: Float, sides: Float, neutral: float, apart_noise: float, noise: float
+    shift: Float, difference: Float, sides: Float, neutral: float, shift_noise: float, noise: float
 ) -> tuple[Float, Float]:
-    """Orthonormal columns C that are kept, (r, q), and the complement, (r, r - q).
+    """Return orthonormal columns C of the kept directions, (r, q), and of the others, (r, r - q).
 
-    `apart` and `difference` are m_1 - m_0 and S_1 - S_0, white, with their rounding levels, and
-    `sides` is L, (d, r); pairs are made in the order of size.
+    Eigenvectors are paired in the order of the absolute eigenvalues.
+
+    Parameters
+    ----------
+    shift : (r,) float64
+        Whitened m_1 - m_0.
+    difference : (r, r) float64
+        Whitened S_1 - S_0.
+    sides : (d, r) float64
+        L.
+    neutral : float
+        Directions with an absolute eigenvalue up to this fraction of the largest are kept.
+    shift_noise, noise : float
+        Rounding levels of |shift| and of the eigenvalues of `difference`.
     """
     r = len(difference)
-    size = float(np.linalg.norm(apart))
-    moved = size > apart_noise  # the means differ
-    complement = np.linalg.qr(apart[:, None], mode="complete").Q[:, 1:] if moved else np.eye(r)
+    size = float(np.linalg.norm(shift))
+    means_differ = size > shift_noise
+    complement = (
+        np.linalg.qr(shift[:, None], mode="complete").Q[:, 1:] if means_differ else np.eye(r)
+    )
     inner = complement.T @ difference @ complement
     values, vectors = np.linalg.eigh(inner)
     vectors = complement @ vectors
@@ -234,31 +252,31 @@ def _directions(
     count = min(len(plus), len(minus))
     i, j = plus[:count], minus[:count]
     up, down = np.sqrt(values[i]), np.sqrt(-values[j])
-    both = np.hypot(up, down)
-    # The sign of an eigenvector is arbitrary, and the eraser must not depend on it.
+    norms = np.hypot(up, down)
+    # The eraser must not depend on the sign of an eigenvector, which is arbitrary.
     along = np.einsum("ij,ij->j", sides @ vectors[:, i], sides @ vectors[:, j])
     first, second = vectors[:, i], vectors[:, j] * np.copysign(1.0, along)
-    kept = np.hstack([vectors[:, zero], (first * down + second * up) / both])
-    rest = np.concatenate([plus[count:], minus[count:]])
-    removed = [vectors[:, rest], (first * up - second * down) / both]
-    if moved:
-        removed.append(apart[:, None] / size)
+    kept = np.hstack([vectors[:, zero], (first * down + second * up) / norms])
+    unpaired = np.concatenate([plus[count:], minus[count:]])
+    removed = [vectors[:, unpaired], (first * up - second * down) / norms]
+    if means_differ:
+        removed.append(shift[:, None] / size)
     return kept, np.hstack(removed)
 
 
 def _outside(support: Support, means: Float, rounding: float) -> tuple[Float, Float]:
-    """Orthonormal rows off the range of S_w, (t, d), and m_1 - m_0 without them.
+    """Return orthonormal rows off the range of S_w, (t, d), and m_1 - m_0 without their directions.
 
-    Directions too small to read, and that of the means if it is above `rounding` times their size,
-    the rounding of the rows.
+    The rows are the directions of too small variance to whiten, and the component of m_1 - m_0 off
+    the range if it exceeds the rounding error, `rounding` relative to the size of the means.
     """
     rows, inside = [support.tiny.T], means[1] - means[0]
     if support.basis is not None:
         off = inside - support.tiny @ (support.tiny.T @ inside)
         off -= support.basis @ (support.basis.T @ off)
-        off -= support.basis @ (support.basis.T @ off)  # a second pass, to rounding
+        off -= support.basis @ (support.basis.T @ off)  # repeated, for rounding error
         size = float(np.linalg.norm(off))
-        # The error of the range is the rounding of S_w over its least eigenvalue there.
+        # Rounding error of the range: that of S_w, divided by its smallest eigenvalue.
         noise = max(tolerances.noise(len(off), support.smallest), rounding)
         if size > noise * float(np.linalg.norm(means)):
             rows.append(off[None] / size)
@@ -269,7 +287,7 @@ def _outside(support: Support, means: Float, rounding: float) -> tuple[Float, Fl
 def _few_rows(
     name: str, classes: Classes, first: Float, second: Float, rank: int
 ) -> tuple[str, ...]:
-    """The warning that most of |S_1 - S_0|^2, in white units, is sampling noise."""
+    """Return the warning that most of |S_1 - S_0|^2, whitened, is sampling noise; else no text."""
     noise = sum(rank * (rank + 1) / part.n_rows for part in classes.values())
     size = float(np.sum((second - first) ** 2))
     if 2.0 * noise <= size:
@@ -283,54 +301,60 @@ def _few_rows(
 
 
 def _report(
-    name: str, whole: ClassStatistics, support: Support, coding: Coding, eraser: Projection,
-    found: Restoration | None, noise: Noise | None, notes: tuple[str, ...], distance: float,
+    name: str, stats: ClassStatistics, support: Support, coding: Coding, eraser: Projection,
+    restoration: Restoration | None, noise: Noise | None, notes: tuple[str, ...], distance: float,
     n_kept: int,
 ) -> Report:  # fmt: skip
-    """Effect of the map on the fitted rows."""
+    """Return the report of the effect of the map on the fitted rows.
+
+    `noise` is the sampling noise of Cov(x, z) for the concept z, `distance` is
+    |L^+ (m_1 - m_0)|^2, and `n_kept` is the number of kept directions.
+    """
     left, right = eraser.left, eraser.right  # (d, r)
-    d, scale = len(left), float(whole.variances.sum())
+    d, scale = len(left), float(stats.variances.sum())
 
     def erased(rows: Float) -> Float:
         return np.asarray(rows - (rows @ right) @ left.T)
 
-    def rest(matrix: Float) -> float:
-        """Frobenius norm of P S P^T, relative to that of S."""
+    def residual(matrix: Float) -> float:
+        """Return |P S P^T| / |S| (Frobenius) for a symmetric `matrix` S; 0 for S = 0."""
         size = float(np.linalg.norm(matrix))
         return float(np.linalg.norm(erased(erased(matrix).T))) / size if size else 0.0
 
-    apart = whole.means[1] - whole.means[0]
-    between = float(np.prod(whole.fractions))
+    shift = stats.means[1] - stats.means[0]
+    between = float(np.prod(stats.fractions))
     cosine = (between / (1.0 / distance + between)) ** 0.5 if distance else 0.0
-    # Rows of L^+ grow as 1 / sqrt(smallest eigenvalue).
-    amplification = 1.0 if found is None else found.amplification
+    # The norm of L^+ is 1 / sqrt(smallest eigenvalue).
+    amplification = 1.0 if restoration is None else restoration.amplification
     bound = tolerances.residual(d, support.smallest**-0.5, amplification)
-    size = float(np.linalg.norm(apart))
+    size = float(np.linalg.norm(shift))
     rank = int(cosine > tolerances.noise(d, support.smallest))
-    left_over = float(np.linalg.norm(erased(apart))) / size if rank else 0.0
+    left_over = float(np.linalg.norm(erased(shift))) / size if rank else 0.0
     variables = [
         VariableReport(
             name, "erased", rank, (cosine,) * rank, left_over, bound, "classes (2)", noise=noise
         )
     ]
-    if found is not None:
-        for text, part, kind, correlations in correlations_of(coding.span, found.whitened):
-            own = int(np.count_nonzero(np.array(correlations) > found.cut))
+    if restoration is not None:
+        for text, part, kind, correlations in correlations_of(coding.span, restoration.whitened):
+            kept_rank = int(np.count_nonzero(np.array(correlations) > restoration.cut))
             variables.append(
-                VariableReport(text, "kept", own, correlations, *found.errors(part), kind)
+                VariableReport(
+                    text, "kept", kept_rank, correlations, *restoration.errors(part), kind
+                )
             )
-    images = right.T @ whole.pooled @ right + between * np.outer(apart @ right, apart @ right)
+    images = right.T @ stats.pooled @ right + between * np.outer(shift @ right, shift @ right)
     distortion = float(np.vdot(left.T @ left, images))
     # LEACE: |m_1 - m_0|^2 / (m_1 - m_0)^T Cov(x)^+ (m_1 - m_0).
     leace = size**2 * (1.0 / distance + between) if distance else 0.0
     return Report(
-        method="isotropic", n_rows=int(whole.rows.sum()), weight=float(whole.weights.sum()),
+        method="isotropic", n_rows=int(stats.rows.sum()), weight=float(stats.weights.sum()),
         n_features=d, rank_covariance=support.rank, rank=eraser.rank, variables=tuple(variables),
         dropped=0, cosines=(), amplification=amplification, rho=None,
         distortion=distortion / scale if scale else 0.0,
         distortion_leace=leace / scale if scale else 0.0, solver="eigh",
         tolerance=tolerances.noise(d, support.smallest), shrinkage=0.0, warnings=notes,
         isotropic=IsotropicFit(
-            rest(whole.covariances[1] - whole.covariances[0]), n_kept
+            residual(stats.covariances[1] - stats.covariances[0]), n_kept
         ),
     )  # fmt: skip

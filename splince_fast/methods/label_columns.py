@@ -1,4 +1,4 @@
-"""Columns of labels that span the covariance with x, in the order and units of its spans."""
+"""Label columns of a variable, in the order and units of the rows that span Cov(x, y)."""
 
 from __future__ import annotations
 
@@ -14,22 +14,26 @@ from splince_fast.moments.variable import Variable
 
 Float = NDArray[np.float64]
 
-# A message names this many terms of a combination, with coefficients of at least this fraction of
-# the largest.
+# Maximum number of terms of a combination in a message. Terms are left out if their coefficient is
+# below the second value times the largest.
 _TERMS, _SMALL = 4, 1e-6
 
 
 class LabelColumns(NamedTuple):
-    """Columns of a variable that vary: its numbers, or indicators of all but the largest class.
+    """Label columns y of a variable: indicators of all classes but the largest, or its numbers.
+
+    Constant columns are left out.
 
     Attributes
     ----------
     name : VariableName
+        Name of the variable.
     variable : Variable
-        Of all rows.
+        Sums of the variable over all rows.
     used : (k,) intp
-        Positions of the columns among those of the variable.
+        Positions of the label columns among all columns of the variable.
     mean, deviation : (k,) float64
+        Mean and standard deviation of each label column.
     """
 
     name: VariableName
@@ -40,7 +44,7 @@ class LabelColumns(NamedTuple):
 
     @classmethod
     def of(cls, name: VariableName, variable: Variable) -> LabelColumns:
-        """The columns of a variable, in the order of its span."""
+        """Return the label columns of a variable, in the order of `Variable.span`."""
         if isinstance(variable, ClassSums):
             p = variable.weights / variable.weights.sum()
             used = np.flatnonzero((p > 0) & (np.arange(len(p)) != np.argmax(p)))
@@ -52,7 +56,7 @@ class LabelColumns(NamedTuple):
 
     @property
     def terms(self) -> list[str]:
-        """The columns as messages name them: ``[job = nurse]``, ``age``, ``pose[2]``."""
+        """Names of the columns in messages: ``[job = nurse]``, ``age``, ``pose[2]``."""
         variable = self.variable
         if isinstance(variable, ClassSums):
             return [f"[{self.name} = {variable.names[c]}]" for c in self.used]
@@ -63,7 +67,7 @@ class LabelColumns(NamedTuple):
         ]
 
     def correlation(self) -> Float:
-        """(k, k): their correlations."""
+        """Return the correlation matrix of the label columns, (k, k)."""
         units = np.outer(self.deviation, self.deviation)
         if isinstance(self.variable, ClassSums):
             return np.asarray((np.diag(self.mean) - np.outer(self.mean, self.mean)) / units)
@@ -71,21 +75,23 @@ class LabelColumns(NamedTuple):
         return np.asarray(self.variable.variance()[np.ix_(self.used, self.used)] / units)
 
     def within(self, part: Variable) -> tuple[Float, Float]:
-        """(d, k) Cov(x, y) and (k,) mean of y among some of the rows, y in units of `deviation`.
+        """Return Cov(x, y), (d, k), and the mean of y, (k,), over a part of the rows.
+
+        Both are divided by `deviation`, the standard deviations of y over all rows.
 
         Parameters
         ----------
         part : Variable
-            The variable of these rows.
+            Sums of the same variable over the part of the rows.
         """
         cross = part.cross_covariance(0, self.name)
         if isinstance(part, ClassSums):
             assert isinstance(self.variable, ClassSums)
-            # A class that does not occur in these rows has the indicator 0 there.
+            # A class without rows in this part has mean and covariance 0, at position -1.
             keys = list(self.variable.position_by_key)
-            places = [part.position_by_key.get(keys[c], -1) for c in self.used]
-            columns = np.hstack([cross, np.zeros((len(cross), 1))])[:, places]
-            means = np.append(part.weights / part.weights.sum(), 0.0)[places]
+            positions = [part.position_by_key.get(keys[c], -1) for c in self.used]
+            columns = np.hstack([cross, np.zeros((len(cross), 1))])[:, positions]
+            means = np.append(part.weights / part.weights.sum(), 0.0)[positions]
         else:
             assert isinstance(part, ColumnSums)
             columns, means = cross[:, self.used], part.reference_mean()[self.used]
@@ -93,16 +99,17 @@ class LabelColumns(NamedTuple):
 
 
 def combination(weights: Float, columns: list[LabelColumns]) -> str:
-    """A combination of labels in words.
+    """Return the text of a linear combination of label columns, up to scale.
 
     Parameters
     ----------
     weights : (k,) float64
-        Coefficients of the columns in units of their deviations.
+        Coefficients of the label columns scaled to unit standard deviation.
     columns : list of LabelColumns
+        Label columns of each variable, k in total.
     """
-    terms = [term for own in columns for term in own.terms]
-    coefficients = weights / np.concatenate([own.deviation for own in columns])
+    terms = [term for variable in columns for term in variable.terms]
+    coefficients = weights / np.concatenate([variable.deviation for variable in columns])
     coefficients = coefficients / coefficients[np.argmax(np.abs(coefficients))]
     order = np.argsort(-np.abs(coefficients), kind="stable")
     named = [i for i in order if abs(coefficients[i]) > _SMALL]

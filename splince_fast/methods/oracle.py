@@ -1,16 +1,17 @@
-"""Erasing with the labels of the concept at hand: o-LEACE, and o-SPLINCE, which keeps a task.
+"""Erasure with a map that uses the concept labels of the rows: o-LEACE and o-SPLINCE.
 
-With S = Cov(x), Sz = Cov(x, z), Szz = Cov(z), Sy = Cov(x, y), Szy = Cov(z, y), and t the rows
-without the part of x that z predicts,
+z are the label columns to erase, y those to keep. With S = Cov(x), Sz = Cov(x, z), Szz = Cov(z),
+Sy = Cov(x, y) and Szy = Cov(z, y), the residuals t of the regression of x on z, plus E x, are
 
     t = x - Sz Szz^+ (z - E z),    T = Cov(t) = S - Sz Szz^+ Sz^T,    Ty = Sy - Sz Szz^+ Szy
 
-r = E x + B (t - E x) has Cov(r, z) = 0, and B = I + b X H^+ K^T with X = Sy - Ty, K = T^+ Ty,
-H = Ty^T K gives Cov(r, y) = Ty + b X: Sy for b = 1. It is the least E|r - x|^2 of all affine maps
-of (x, z) with these covariances, feasible iff the kernel of Ty is in that of Sy.
+and r = E x + B (t - E x) has Cov(r, z) = 0 for any B. With the strength b, X = Sy - Ty,
+K = T^+ Ty and H = Ty^T K, the map B = I + b X H^+ K^T gives Cov(r, y) = Ty + b X, which is Sy for
+b = 1. No affine map of (x, z) with these covariances has a smaller E|r - x|^2, and such a map
+exists iff the kernel of Sy contains that of Ty.
 
-T needs no factorisation of its own. With S = L L^T, A = L^+ Sz and the eigenvectors V of
-Szz^{+1/2} A^T A Szz^{+1/2} = V diag(c^2) V^T, U = A Szz^{+1/2} V / c is orthonormal and
+T is not factored. With S = L L^T, A = L^+ Sz and the eigenvectors V of
+Szz^{+1/2} A^T A Szz^{+1/2} = V diag(c^2) V^T, the matrix U = A Szz^{+1/2} V / c is orthonormal, and
 
     T^+ = (L^+)^T (I + U diag(c^2 / (1 - c^2)) U^T) L^+
 """
@@ -58,59 +59,60 @@ def oracle(
     missing: str = "splince",
     classwise: bool = False,
 ) -> ConditionalEraser:
-    """Erase variables with their labels at hand, and keep the covariance with others.
+    """Erase variables by a map that uses their labels, and keep the covariance with others.
 
-    Of all maps r(x, z) that are affine in the rows and the labels, the one of the least
-    E|r - x|^2 with Cov(r, z) = 0 and Cov(r, y) = Cov(x, y). It changes the rows at most as much
-    as SPLINCE, and is feasible in more cases, also where Cov(x, z) and Cov(x, y) span the same
-    space. Without `keep` it is o-LEACE, which moves whole classes and so keeps the covariance
-    with every variable *within* classes exactly, at no cost.
+    Among the maps r(x, z) that are affine in rows and labels, with Cov(r, z) = 0 and
+    Cov(r, y) = Cov(x, y), the returned map has the least E|r - x|^2. It changes the rows at most as
+    much as SPLINCE, and is feasible in more cases, for example if Cov(x, z) and Cov(x, y) span the
+    same space. Without `keep` it is o-LEACE, which shifts each class as a whole and so keeps the
+    covariance with every variable *within* classes exactly, at no cost.
 
     Parameters
     ----------
     moments : Moments, Factored or Folds
-        Of rows that all carry the labels, passed together.
+        Moments of rows that all have labels of all these variables, passed in the same update.
     erase : str or list of str
         Variables to erase, jointly.
     keep : str or list of str, optional
         Variables whose covariance with x stays exactly as it is.
     strength : float in [0, 1]
-        Fraction of the covariance with what is kept that is given back; 0 is o-LEACE.
+        Fraction of the lost covariance with the kept variables that is restored; 0 is o-LEACE.
     missing : {"splince", "raise"}
-        Map of rows without a label: SPLINCE of the same moments and `strength` (LEACE if nothing
-        is kept), or none: such rows raise LabelError. The concept is guarded among all rows if
-        labels are missing at random, or missing depends on the concept alone.
+        Treatment of rows without a label: apply SPLINCE, fitted to the same moments with the same
+        `strength` (LEACE without `keep`), or raise LabelError. With SPLINCE, the concept is guarded
+        over all rows if labels are missing at random, or if missingness depends on the concept
+        alone.
     classwise : bool
-        Use a map per class, r = mu + A_c (x - m_c) with A_c = I + X H_w^+ B_c^T, B_c = S_c^+ S_cy,
-        H_w = sum_c p_c S_cy^T B_c: the least change of all maps that are affine in each class,
-        never above that of the one map. It has as many coefficients for each class, so that on
-        new rows the kept covariance errs more. For one variable of classes, and moments made with
-        ``by=`` it.
+        Fit a map per class, r = mu + A_c (x - m_c) with A_c = I + X H_w^+ B_c^T, B_c = S_c^+ S_cy
+        and H_w = sum_c p_c S_cy^T B_c: the least change of all maps that are affine within each
+        class, at most that of the common map. With as many coefficients for each class as the
+        common map has, the error of the kept covariance is larger on held-out rows. Requires one
+        variable of classes to erase, and moments made with ``by=`` its name.
 
     Returns
     -------
     ConditionalEraser
-        ``eraser(X, {"gender": z})``.
+        Map of rows and labels, called as ``eraser(X, {"gender": z})``.
 
     Raises
     ------
     InputError
-        A parameter out of range; rows without a label in the moments; moments of an older file,
-        which do not know how labels go together; `classwise` with moments that were not made with
+        A parameter is out of range; rows of the moments have no label; the moments come from an
+        older file without the covariances between labels; `classwise` with moments made without
         ``by=``.
     InfeasibleError
-        A kept combination of labels covaries with x through what is erased alone; or SPLINCE, for
-        rows without a label, cannot be, which ``missing="raise"`` leaves out.
+        A combination of kept labels covaries with x through the erased variables only; or SPLINCE,
+        for rows without a label, is infeasible (``missing="raise"`` does not fit it).
     UnknownVariableError, ConstantVariableError, NotEnoughDataError
         As :func:`splince`.
 
     Warns
     -----
     PrecisionWarning
-        Kept deviations are enlarged more than 1e4 times, or x nearly determines the labels:
-        1 / (1 - c^2) above 1e4 for a canonical correlation c.
+        The map amplifies deviations from the mean more than 1e4 times, or x nearly determines the
+        labels: 1 / (1 - c^2) is above 1e4 for a canonical correlation c of x and labels.
     UnseenRowsWarning
-        `classwise` with a class of no more rows than dimensions.
+        `classwise`, and a class has no more rows than dimensions.
 
     Examples
     --------
@@ -139,7 +141,7 @@ def oracle(
             raise InputError(f"erase names the joint cells {name!r}; name the variables one by one")
     classes = None
     if classwise and kept:
-        classes = read_classes(moments, concept_of(erase, "classwise"), "classwise").whole
+        classes = read_classes(moments, concept_of(erase, "classwise"), "classwise").all_rows
     with statistics(total) as stats, stats.memory(True) as memory:
         span_z = span_of(stats, erased, "erase", True)
         span_y = span_of(stats, kept, "keep", True) if kept else Span([], span_z.rows[:0], [], [])
@@ -149,15 +151,16 @@ def oracle(
         factor = stats.factored(Options(), 0.0, memory)
         if factor.status != STATUS_OK:
             raise_numerical(factor.status, "auto")
-        # one solve for all spans
+        # Whiten erased and kept rows at once.
         spans = np.concatenate([span_z.rows, span_y.rows])
-        both = factor.whiten(spans)
-        white = {"erased": both[: len(span_z.rows)], "kept": both[len(span_z.rows) :]}
+        whitened_spans = factor.whiten(spans)
+        k = len(span_z.rows)
+        white = {"erased": whitened_spans[:k], "kept": whitened_spans[k:]}
         Szz = _blocks(stats, z, z)
         inverse, root = _inverses(Szz)
         predicted = inverse @ span_z.rows  # Szz^+ Sz^T, (k, d)
         shifts = tuple(_shifts(z, predicted))
-        found = rho = None
+        restoration = rho = None
         lost = 1.0
         if kept:
             Szy = _blocks(stats, z, y)
@@ -165,50 +168,50 @@ def oracle(
             change = span_y.rows - span_t
             if classes is None:
                 whitened, solved, lost = _at_fixed_labels(
-                    both, factor.solve(spans), inverse, root, Szy
+                    whitened_spans, factor.solve(spans), inverse, root, Szy
                 )
             else:
                 whitened, solved, span_t = _in_classes(classes, y)
-            found = restore(
+            restoration = restore(
                 whitened, solved, span_t, span_y.rows, np.sqrt(stats.variances), float(strength),
                 change,
             )  # fmt: skip
             between = Szy.T @ inverse @ Szy
-            if found.lost is not None:
-                own = float(np.sum((found.lost @ found.whitened) ** 2))
-                share = own / (own + float(found.lost @ between @ found.lost))
+            if restoration.lost is not None:
+                within = float(np.sum((restoration.lost @ restoration.whitened) ** 2))
+                fraction = within / (within + float(restoration.lost @ between @ restoration.lost))
                 remedy = (
                     "leave keep= out: that keeps the relation within classes. SPLINCE cannot keep "
-                    f"it either (1 - rho_o = {share:.1e})"
+                    f"it either (1 - rho_o = {fraction:.1e})"
                 )
-                refuse_lost(found, "oracle", y, remedy)
-            rho = _rho(found.whitened, between, span_y.rows)
+                refuse_lost(restoration, "oracle", y, remedy)
+            rho = _rho(restoration.whitened, between, span_y.rows)
         mean, feature_names = stats.mean, stats.feature_names
         report = _report(
-            stats, factor, span_z, span_y, white, predicted, found, float(strength), rho, lost,
-            span_z.rows - Szz @ predicted,
+            stats, factor, span_z, span_y, white, predicted, restoration, float(strength), rho,
+            lost, span_z.rows - Szz @ predicted,
         )  # fmt: skip
         fallback = None
         if missing == "splince":
-            own_factor: Any = _Reused(stats, factor)
+            factored: Any = _Reused(stats, factor)
             try:
                 fallback = (
-                    splince(own_factor, erase=erased, keep=kept, strength=strength)
+                    splince(factored, erase=erased, keep=kept, strength=strength)
                     if kept
-                    else leace(own_factor, erase=erased)
+                    else leace(factored, erase=erased)
                 )
             except InfeasibleError as error:
                 raise InfeasibleError(
-                    f"rows without a label would get SPLINCE, which cannot be: {error}. With the "
-                    "labels it can be: pass missing='raise', and the labels of every row",
+                    f"rows without a label would get SPLINCE, which is infeasible: {error}. The "
+                    "map that uses labels exists: pass missing='raise', and labels of every row",
                     error.cosine,
                 ) from error
     empty = np.empty((0, len(mean)))
     left, right, maps = empty, empty, None
-    if found is not None and classes is None:
-        left, right = found.left, found.right
-    elif found is not None and classes is not None:
-        maps = _maps(found, shifts[0], classes)
+    if restoration is not None and classes is None:
+        left, right = restoration.left, restoration.right
+    elif restoration is not None and classes is not None:
+        maps = _maps(restoration, shifts[0], classes)
     after = Projection._make(left, right, mean, method="oracle", feature_names=feature_names)
     for note in report.warnings[1:]:
         warn(note, PrecisionWarning)
@@ -216,7 +219,7 @@ def oracle(
 
 
 class _Reused:
-    """Statistics whose `factored` returns a given factor instead of computing one."""
+    """Statistics with a method `factored` that returns an existing factor of Cov(x)."""
 
     def __init__(self, stats: Statistics, factor: Factor) -> None:
         self._stats, self._factor = stats, factor
@@ -227,7 +230,7 @@ class _Reused:
     def memory(self, whitened: bool) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def factored(self, options: Options, share: float, memory: Float | None) -> Factor:
+    def factored(self, options: Options, intensity: float, memory: Float | None) -> Factor:
         return self._factor
 
     def _statistics(self) -> AbstractContextManager[_Reused]:
@@ -235,10 +238,19 @@ class _Reused:
 
 
 def _rho(white: Float, between: Float, span: Float) -> float | None:
-    """The largest rho_o of the combinations of what is kept that x covaries with; None if none do.
+    """Return the largest rho_o over combinations v of kept labels that covary with x; None if none.
 
-    `white` whitens Cov(x, y given z), `between` is Szy^T Szz^+ Szy, `span` Sy,
-    transposed.
+    rho_o = v^T between v / (v^T between v + |v^T white|^2) is the variance of the combination that
+    z predicts, divided by the variance that x and z predict.
+
+    Parameters
+    ----------
+    white : (k, p) float64
+        Ty, transposed and whitened by T.
+    between : (k, k) float64
+        Szy^T Szz^+ Szy.
+    span : (k, d) float64
+        Sy, transposed.
     """
     basis, sizes, _ = np.linalg.svd(span, full_matrices=False)
     basis = basis[:, sizes > tolerances.relative(span.shape[1], "auto") * sizes[0]]
@@ -254,79 +266,86 @@ def _rho(white: Float, between: Float, span: Float) -> float | None:
 def _at_fixed_labels(
     white: Float, solved: Float, inverse: Float, root: Float, Szy: Float
 ) -> tuple[Float, Float, float]:
-    """Cov(x, y given z), (k, d), whitened by T = Cov(x given z), and T^+ times it.
+    """Return Ty whitened by T, T^+ Ty, both transposed, (k_y, d), and the loss of precision of T^+.
 
-    From the factor of S = Cov(x): T = S - Sz Szz^+ Sz^T is not factored. The third result is the
-    largest 1 / (1 - c^2), c the canonical correlations of x and z, the digits that T^+ loses.
+    T = S - Sz Szz^+ Sz^T is not factored: the results come from the factor of S. The loss of
+    precision is the largest 1 / (1 - c^2) over the canonical correlations c of x and z.
 
     Parameters
     ----------
-    white, solved : (k_z + k_y, d) float64
-        L^+ and S^+ times Sz and Sy.
+    white, solved : (k_z + k_y, p), (k_z + k_y, d) float64
+        L^+ and S^+ times Sz and Sy, transposed.
     inverse, root : (k_z, k_z) float64
-        Szz^+ and its root.
+        Szz^+ and its symmetric root.
     Szy : (k_z, k_y) float64
+        Cov(z, y).
     """
     k, d = len(inverse), solved.shape[1]
     combinations, cosines, basis = np.linalg.svd(root @ white[:k], full_matrices=False)
-    some = cosines > tolerances.noise(d, 1.0)
-    cosines, basis = np.minimum(cosines[some], 1.0), basis[some]
-    # Directions that z determines are outside the range of T: their gain is 0.
-    left = 1.0 - cosines**2
-    inside = left > d * tolerances.EPS
-    gain = np.where(inside, 1.0 / np.where(inside, left, 1.0), 0.0)
-    dual = (combinations.T[some] @ root @ solved[:k]) / cosines[:, None]  # S^+ L basis^T
+    correlated = cosines > tolerances.noise(d, 1.0)
+    cosines, basis = np.minimum(cosines[correlated], 1.0), basis[correlated]
+    # The gain is 0 in directions that z determines, which are outside the range of T.
+    squared_sines = 1.0 - cosines**2
+    inside = squared_sines > d * tolerances.EPS
+    gain = np.where(inside, 1.0 / np.where(inside, squared_sines, 1.0), 0.0)
+    dual = (combinations.T[correlated] @ root @ solved[:k]) / cosines[:, None]  # S^+ L basis^T
     weights = Szy.T @ inverse
-    own, own_solved = white[k:] - weights @ white[:k], solved[k:] - weights @ solved[:k]
-    along = own @ basis.T
-    whitened = own + (along * (np.sqrt(gain) - 1.0)) @ basis
-    return whitened, own_solved + (along * (gain - 1.0)) @ dual, float(gain.max(initial=1.0))
+    residual = white[k:] - weights @ white[:k]  # L^+ Ty, transposed
+    solved_residual = solved[k:] - weights @ solved[:k]
+    along = residual @ basis.T
+    whitened = residual + (along * (np.sqrt(gain) - 1.0)) @ basis
+    return whitened, solved_residual + (along * (gain - 1.0)) @ dual, float(gain.max(initial=1.0))
 
 
 def _in_classes(classes: Classes, columns: list[LabelColumns]) -> tuple[Float, Float, Float]:
-    """sqrt(p_c) times S_cy whitened by S_c, S_c^+ S_cy and S_cy, (k, m d): classes side by side.
+    """Return whitened S_cy, S_c^+ S_cy and S_cy, times sqrt(p_c), transposed; classes side by side.
 
-    Warns of classes of so few rows that their maps fit the noise.
+    The shapes are (k, p), (k, m d) and (k, m d) for m classes.
+
+    Warns
+    -----
+    UnseenRowsWarning
+        A class has no more rows than the rank of its covariance plus one.
     """
     weights = np.array([part.weight for part in classes.values()])
-    parts, few = [], []
-    for (name, part), share in zip(classes.items(), np.sqrt(weights / weights.sum()), strict=True):
+    parts, small_classes = [], []
+    roots = np.sqrt(weights / weights.sum())
+    for (name, part), root in zip(classes.items(), roots, strict=True):
         with statistics(part) as stats:
-            crosses = [own.within(stats.variable(own.name))[0] for own in columns]
-            span = np.ascontiguousarray(share * np.hstack(crosses).T)
+            crosses = [column.within(stats.variable(column.name))[0] for column in columns]
+            span = np.ascontiguousarray(root * np.hstack(crosses).T)
             factor = stats.factored(Options(), 0.0, None)
             if factor.status != STATUS_OK:
                 raise_numerical(factor.status, "auto")
             parts.append((factor.whiten(span), factor.solve(span), span))
             if stats.n_rows <= factor.rank + 1:
-                few.append(name)
-    if few:
+                small_classes.append(name)
+    if small_classes:
         warn(
-            f"class(es) {listed(few)} have no more rows than x has dimensions: their maps fit the "
-            "noise of these rows, and change new rows far more; leave classwise=False, or use "
-            "fewer features",
+            f"class(es) {listed(small_classes)} have no more rows than x has dimensions: their "
+            "maps fit the noise of these rows, and change new rows far more; leave "
+            "classwise=False, or use fewer features",
             UnseenRowsWarning,
         )
     whitened, solved, spans = (np.hstack(blocks) for blocks in zip(*parts, strict=True))
     return whitened, solved, spans
 
 
-def _maps(found: Restoration, shift: Shift, classes: Classes) -> Float:
-    """(k, d, d): A_c = I - left^T right_c / sqrt(p_c), in the order of the classes of the shift."""
+def _maps(restoration: Restoration, shift: Shift, classes: Classes) -> Float:
+    """Return A_c = I - left^T right_c / sqrt(p_c), (k, d, d), in the order of `shift.classes`."""
     weights = np.array([part.weight for part in classes.values()])
-    rights = np.split(found.right, len(classes), axis=1)
-    steps = {
-        class_key(name): found.left.T @ right / share
-        for name, right, share in zip(
-            classes, rights, np.sqrt(weights / weights.sum()), strict=True
-        )
+    rights = np.split(restoration.right, len(classes), axis=1)
+    roots = np.sqrt(weights / weights.sum())
+    changes = {
+        class_key(name): restoration.left.T @ right / root
+        for name, right, root in zip(classes, rights, roots, strict=True)
     }
-    ordered = np.stack([steps[class_key(name)] for name in shift.classes or ()])
-    return np.asarray(np.eye(found.left.shape[1]) - ordered)
+    ordered = np.stack([changes[class_key(name)] for name in shift.classes or ()])
+    return np.asarray(np.eye(restoration.left.shape[1]) - ordered)
 
 
 def _check_rows(stats: Statistics, columns: list[LabelColumns]) -> None:
-    """Raise InputError unless every row carries every label."""
+    """Raise InputError unless every row has a label of every variable."""
     for column in columns:
         weight = column.variable.weight
         if not np.isclose(weight, stats.weight, rtol=1e-9, atol=0.0):
@@ -338,86 +357,106 @@ def _check_rows(stats: Statistics, columns: list[LabelColumns]) -> None:
 
 
 def _blocks(stats: Statistics, first: list[LabelColumns], second: list[LabelColumns]) -> Float:
-    """Block matrix of the correlations between the columns of several variables."""
+    """Return the correlations between the label columns `first` and `second`, (k_1, k_2)."""
     return np.block([[_pair(stats, a, b) for b in second] for a in first])
 
 
 def _pair(stats: Statistics, a: LabelColumns, b: LabelColumns) -> Float:
-    """(k_a, k_b): correlations of the columns of two variables."""
+    """Return the correlations between the label columns of two variables, (k_a, k_b).
+
+    Raises
+    ------
+    InputError
+        The moments have no covariances between the two variables over all rows.
+    """
     if a.name == b.name:
         return a.correlation()
-    found = stats.pairs.pair_covariance(a.name, b.name, {a.name: a.variable, b.name: b.variable})
-    if found is None or not np.isclose(found[1], stats.weight, rtol=1e-9, atol=0.0):
+    pair = stats.pairs.pair_covariance(a.name, b.name, {a.name: a.variable, b.name: b.variable})
+    if pair is None or not np.isclose(pair[1], stats.weight, rtol=1e-9, atol=0.0):
         raise InputError(
             f"these moments do not know how the labels of {a.name!r} and {b.name!r} go together: "
             "they come from a file of an older version, from rows that carry one label only, or "
             "have a variable of more than 256 classes; accumulate them again, from rows that carry "
             "both labels"
         )
-    return np.asarray(found[0][np.ix_(a.used, b.used)] / np.outer(a.deviation, b.deviation))
+    return np.asarray(pair[0][np.ix_(a.used, b.used)] / np.outer(a.deviation, b.deviation))
 
 
 def _inverses(matrix: Float) -> tuple[Float, Float]:
-    """The pseudo-inverse of correlations, and its root."""
+    """Return the pseudo-inverse of a correlation matrix, and the symmetric root of this inverse."""
     values, vectors = np.linalg.eigh(matrix)
-    some = values > len(values) * 8 * np.finfo(np.float64).eps * values[-1]
-    vectors, values = vectors[:, some], values[some]
+    positive = values > len(values) * 8 * np.finfo(np.float64).eps * values[-1]
+    vectors, values = vectors[:, positive], values[positive]
     return (vectors / values) @ vectors.T, (vectors / np.sqrt(values)) @ vectors.T
 
 
 def _shifts(columns: list[LabelColumns], predicted: Float) -> list[Shift]:
-    """The shift of each variable, from its rows of Szz^+ Sz^T, `predicted`."""
-    found, start = [], 0
-    for own in columns:
-        rows = predicted[start : start + len(own.used)] / own.deviation[:, None]
-        start += len(own.used)
-        if isinstance(own.variable, ClassSums):
-            seen = np.flatnonzero(own.variable.weights > 0)
-            table = np.zeros((own.variable.n_columns, rows.shape[1]))
-            table[own.used] = rows
-            table -= own.mean @ rows
-            classes = tuple(own.variable.names[c] for c in seen)
-            found.append(Shift(str(own.name), classes, np.zeros(len(seen)), table[seen]))
+    """Return the shift of x due to each variable to erase.
+
+    `predicted`, (k, d), holds the regression coefficients Szz^+ Sz^T, one row per label column.
+    """
+    shifts, start = [], 0
+    for column in columns:
+        rows = predicted[start : start + len(column.used)] / column.deviation[:, None]
+        start += len(column.used)
+        matrix = np.zeros((column.variable.n_columns, rows.shape[1]))
+        matrix[column.used] = rows
+        if isinstance(column.variable, ClassSums):
+            occurring = np.flatnonzero(column.variable.weights > 0)
+            matrix -= column.mean @ rows
+            classes = tuple(column.variable.names[c] for c in occurring)
+            mean = np.zeros(len(occurring))
+            shifts.append(Shift(str(column.name), classes, mean, matrix[occurring]))
             continue
-        assert isinstance(own.variable, ColumnSums)
-        whole = np.zeros((own.variable.n_columns, rows.shape[1]))
-        whole[own.used] = rows
-        mean = own.variable.reference_mean()
-        found.append(Shift(str(own.name), None, mean, whole))
-    return found
+        assert isinstance(column.variable, ColumnSums)
+        mean = column.variable.reference_mean()
+        shifts.append(Shift(str(column.name), None, mean, matrix))
+    return shifts
 
 
 def _report(
     stats: Statistics, factor: Factor, span_z: Span, span_y: Span,
     white: dict[str, Float], predicted: Float,
-    found: Restoration | None, strength: float, rho: float | None, lost: float, left: Float,
+    restoration: Restoration | None, strength: float, rho: float | None, lost: float, left: Float,
 ) -> Report:  # fmt: skip
-    """The report: erased and kept variables, and the cost."""
+    """Return the report: erased and kept variables, and the distortion.
+
+    Parameters
+    ----------
+    white : dict of str to (k, p) float64
+        Whitened spans of the "erased" and of the "kept" variables.
+    predicted : (k_z, d) float64
+        Szz^+ Sz^T.
+    lost : float
+        Largest 1 / (1 - c^2) over the canonical correlations c of x and z.
+    left : (k_z, d) float64
+        Sz - Szz Szz^+ Sz, transposed: Cov(t, z), zero up to rounding.
+    """
     variance = float(stats.variances.sum())
     least = float(np.sum(span_z.rows * predicted))
     d, variables, notes = len(stats.mean), [], [NEEDS_LABELS]
     cost, amplification = least, 1.0
-    if found is not None:
+    if restoration is not None:
         if stats.sample is None and not stats.share(Options()):
-            cost += found.change
-        else:  # another matrix than Cov(x) was factored
-            inner = stats.gram(found.right) - (found.right @ span_z.rows.T) @ (
-                predicted @ found.right.T
+            cost += restoration.change
+        else:  # the factored matrix is not Cov(x)
+            inner = stats.gram(restoration.right) - (restoration.right @ span_z.rows.T) @ (
+                predicted @ restoration.right.T
             )
-            cost += float(np.vdot(found.left @ found.left.T, inner))
-        amplification = found.amplification
+            cost += float(np.vdot(restoration.left @ restoration.left.T, inner))
+        amplification = restoration.amplification
     bound = tolerances.residual(d, 1.0, amplification)
     for role, span in (("erased", span_z), ("kept", span_y)):
         for name, part, kind, correlations in correlations_of(span, white[role]):
             rank = int(np.count_nonzero(np.array(correlations) > tolerances.noise(d, 1.0)))
             if role == "erased":
-                rest, size = left[part], float(np.linalg.norm(span.rows[part]))
-                if found is not None and found.right.shape == found.left.shape:
-                    rest = rest - (rest @ found.right.T) @ found.left
-                errors = float(np.linalg.norm(rest)) / size if size else 0.0, bound
+                residual, size = left[part], float(np.linalg.norm(span.rows[part]))
+                if restoration is not None and restoration.right.shape == restoration.left.shape:
+                    residual = residual - (residual @ restoration.right.T) @ restoration.left
+                errors = float(np.linalg.norm(residual)) / size if size else 0.0, bound
             else:
-                assert found is not None
-                errors = found.errors(part)
+                assert restoration is not None
+                errors = restoration.errors(part)
             variables.append(VariableReport(name, role, rank, correlations, *errors, kind))
     if amplification > tolerances.AMPLIFICATION:
         notes.append(
@@ -427,17 +466,17 @@ def _report(
         )
     if lost > tolerances.AMPLIFICATION:
         notes.append(
-            f"x determines the labels of {listed(span_z.names)} nearly: 1 / (1 - c^2) is "
-            f"{lost:.1e}, and the relation at fixed labels has lost as many digits; leave out the "
-            "features that are copies of the labels"
+            f"x nearly determines the labels of {listed(span_z.names)}: 1 / (1 - c^2) is "
+            f"{lost:.1e}, and rounding errors of the relation at fixed labels grow by this factor; "
+            "leave out the features that are copies of the labels"
         )
     sample = stats.sample
-    # A sketch may understate Cov(x).
-    measured = stats.metric is None or found is None
+    # The distortion is unknown if a sketch, which may understate Cov(x), stands in for Cov(x).
+    measured = stats.metric is None or restoration is None
     fraction = 1.0 / variance if variance else 0.0
     return Report(
         method="oracle", n_rows=stats.n_rows, weight=stats.weight, n_features=d,
-        rank_covariance=factor.rank, rank=0 if found is None else len(found.left),
+        rank_covariance=factor.rank, rank=0 if restoration is None else len(restoration.left),
         variables=tuple(variables), dropped=0, cosines=(), amplification=amplification, rho=None,
         distortion=cost * fraction if measured else None, distortion_leace=None,
         solver=factor.solver, tolerance=tolerances.noise(d, 1.0), shrinkage=0.0,

@@ -1,4 +1,4 @@
-"""Erasing in one call: rows and labels in, clean rows and their eraser out."""
+"""Erasure in one call: fit an eraser to rows and labels, and apply it."""
 
 from __future__ import annotations
 
@@ -23,39 +23,41 @@ def erase(
 ) -> tuple[Any, Projection]:
     """Fit an eraser to rows and apply it to them.
 
-    A shorthand for :class:`Moments`, one of the methods, and the call of what it returns; use
-    these where rows come in blocks, or where several erasers are wanted of the same rows.
+    A shorthand for :class:`Moments`, one of the methods, and a call of the eraser; use these
+    directly if rows come in blocks, or to fit several erasers to the same rows.
 
     Parameters
     ----------
     X : array-like of shape (n, d)
-        Rows; NumPy, torch, pandas or polars.
+        Rows, as a NumPy array, torch tensor, pandas or polars frame.
     concept : column, or mapping or frame of columns
         Variables to erase, n labels each; several columns are erased jointly. Strings, booleans,
         integers and categoricals are classes, floats are numbers (:mod:`splince_fast.labels`).
     keep : column, or mapping or frame of columns, optional
         Variables whose covariance with the rows is kept.
     method : {"splince", "leace", "sal", "mean_projection", "oracle", "none"} or callable, optional
-        Name in any case, or a function ``f(moments, *, erase, keep)``. The default is SPLINCE where
-        `keep` is given, and LEACE otherwise.
+        Name of the method, ignoring case, or a function ``f(moments, *, erase, keep)``. The default
+        is SPLINCE with `keep`, and LEACE without.
     sample_weight : array-like of shape (n,), optional
-        Non-negative frequencies.
+        Non-negative weights of the rows, as frequencies.
     **options
-        Passed on to :func:`splince`, :func:`leace`, :func:`sal` or :func:`mean_projection`.
+        Options of :func:`splince`, :func:`leace`, :func:`sal`, :func:`mean_projection` or
+        :func:`oracle`.
 
     Returns
     -------
     clean : ndarray or torch tensor of shape (n, d)
-        Of the kind and dtype of X.
+        Erased rows, of the type and dtype of X.
     eraser : Projection
-        For other rows; its :attr:`~Projection.report` says what was done.
+        Eraser for other rows; :attr:`~Projection.report` describes its effect.
 
     Raises
     ------
     InputError
-        An unknown method or option, `keep` for a method that keeps nothing, or none for SPLINCE.
+        The method or an option is unknown, `keep` is passed to a method that keeps nothing, or
+        `keep` is missing for SPLINCE.
     SplinceError
-        As :meth:`Moments.update` and the methods raise.
+        As :meth:`Moments.update` and the methods.
 
     Examples
     --------
@@ -65,29 +67,30 @@ def erase(
     >>> z = rng.integers(0, 2, size=500)
     >>> X = rng.normal(size=(500, 4)) + z[:, None]
     >>> clean, eraser = sf.erase(X, z)
-    >>> gap = clean[z == 1].mean(axis=0) - clean[z == 0].mean(axis=0)
-    >>> bool(np.abs(gap).max() < 1e-12), eraser.method
+    >>> difference = clean[z == 1].mean(axis=0) - clean[z == 0].mean(axis=0)
+    >>> bool(np.abs(difference).max() < 1e-12), eraser.method
     (True, 'LEACE')
     """
-    chosen = method_of(method, keep)
-    check_keywords(options, chosen.function, without=("moments", "erase", "keep"))
+    entry = method_of(method, keep)
+    check_keywords(options, entry.function, without=("moments", "erase", "keep"))
     check_index(X, concept, "concept")
     check_index(X, keep, "keep")
     erased, kept = _named(concept, "concept"), {} if keep is None else _named(keep, "keep")
-    both = sorted(set(erased) & set(kept))
-    if both:
-        raise InputError(f"{both[0]!r} is to be erased and to be kept; give the columns two names")
-    kinds = dict.fromkeys(erased, "classes") if chosen.classes_only else {}
+    shared_names = sorted(set(erased) & set(kept))
+    if shared_names:
+        raise InputError(
+            f"{shared_names[0]!r} is to be erased and to be kept; give the columns two names"
+        )
+    kinds = dict.fromkeys(erased, "classes") if entry.classes_only else {}
     moments = Moments(kinds=kinds).update(X, {**erased, **kept}, sample_weight=sample_weight)
-    names, keeping = list(erased), list(kept)
     if keep is not None:
-        options["keep"] = keeping
-    eraser = chosen.function(moments, erase=names, **options)
+        options["keep"] = list(kept)
+    eraser = entry.function(moments, erase=list(erased), **options)
     return eraser(X, erased), eraser
 
 
 def _named(columns: object, default_name: str) -> dict[str, Any]:
-    """Columns by name: those of a mapping or frame, or one under `default_name`."""
+    """Return the columns of a mapping or frame by name, or a single column as `default_name`."""
     from splince_fast.labels.containers import variables_of
 
     return {str(name): column for name, column in variables_of(columns, default_name).items()}

@@ -1,4 +1,4 @@
-"""Repair: the least change of erased rows that restores their covariance with a task."""
+"""Repair: restore the covariance of erased rows with a task, with the least change of the rows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ from splince_fast.report import Report, Sampling, VariableReport, correlations_o
 
 Float = NDArray[np.float64]
 
-# Relative difference of means, deviations and weights of the same labels, summed in another order.
+# Relative tolerance for means, standard deviations and weights of equal labels, which differ by
+# rounding error if the order of summation differs.
 _SAME_LABELS = 1e-6
 
 
@@ -42,68 +43,70 @@ def repair(
     keep: Selection,
     strength: float = 1,
 ) -> Projection:
-    """Restore the covariance of erased rows with variables, at the least change of the rows.
+    """Restore the covariance of erased rows with variables, with the least change of the rows.
 
-    The minimiser of E|B t - t|^2 over the maps with B Cov(t, y) = Cov(x, y), t the rows x after any
-    eraser: of this library, INLP, R-LACE, a kernel method or a network. Guardedness that is closed
-    under one linear map for all rows (zero covariance with the concept, equal class means, equal
-    class covariances, independence) holds for B t if it holds for t. With X = Cov(x, y) - Cov(t, y)
-    and T = Cov(t)::
+    The rows t are the rows x after any eraser: of this library, INLP, R-LACE, a kernel method or a
+    network. B minimises E|B t - t|^2 subject to B Cov(t, y) = Cov(x, y). Properties that every
+    common linear map of the rows preserves (zero covariance with the concept, equal class means,
+    equal class covariances, independence) hold for B t if they hold for t. With
+    X = Cov(x, y) - Cov(t, y) and T = Cov(t)::
 
         B = I + X H^+ K^T,    K = T^+ Cov(t, y),    H = Cov(t, y)^T K
 
-    Of rows that LEACE has erased it makes those of SPLINCE (proofs_check 8.1); of those of SAL
-    others, as the change is measured from the erased rows and not from x.
+    Repair after LEACE gives the rows of SPLINCE (proofs_check 8.1). Repair after SAL does not,
+    because the change is measured from t and not from x.
 
-    Features of a deviation below 5e-7 root mean square deviations before erasing, or of 5e-7 times
-    their own, change but are not read: erasers leave such rounding behind.
+    B may change every feature, but does not depend on features of t with a standard deviation below
+    5e-7 times the root mean square standard deviation of x, or below 5e-7 times that of the same
+    feature of x: their variation is rounding error of the eraser.
 
     Parameters
     ----------
     after : Moments or Factored
-        Of the erased rows, with the variables to keep. Rows may be weighted, and the covariance may
-        be that of a sample (``subsample=``): B Cov(t, y) = Cov(x, y) stays exact, the change is the
-        least for the estimate of T. Moments with ``sketch_size=`` keep no T, and are refused.
+        Moments of the erased rows t and of the variables to keep. Rows may be weighted. With
+        ``subsample=``, B Cov(t, y) = Cov(x, y) stays exact, and the change is the least for the
+        estimate of T. Moments with ``sketch_size=``, which have no T, raise InputError.
     before : Moments or Factored
-        Of the same rows before erasing, of the same width, with the same labels; a sketch will do.
+        Moments of the same rows before erasure, with the same features and labels; a sketch is
+        allowed.
     keep : str, tuple or list of them
         Variables whose covariance is restored, jointly. Arrays of directions, which
-        :func:`splince` takes, are refused: moments do not say where an eraser sends a direction.
+        :func:`splince` accepts, raise InputError: moments do not hold the images of directions.
     strength : float in [0, 1]
-        Fraction b of X that is given back: B Cov(t, y) = Cov(t, y) + b X, at b^2 times the cost.
+        Fraction b of X that is restored: B Cov(t, y) = Cov(t, y) + b X, at b^2 times the cost.
 
     Returns
     -------
     Projection
-        B about the mean of the erased rows, which stays; of rank rank(X). Apply it to erased rows,
-        or compose: ``B @ eraser``. Of its :attr:`~Projection.report`, `distortion` is the cost as a
-        fraction of the variance before erasing, `rank` the number of directions that change, and
-        `variables` hold the rank of each variable in the erased rows (the directions that are
-        kept) and the residual |B Cov(t, y) - Cov(t, y) - b X| / |Cov(x, y)| beside its bound.
+        B about the mean of the erased rows, which it does not change; I - B has the rank of X.
+        Apply it to erased rows, or compose: ``B @ eraser``. In its :attr:`~Projection.report`,
+        `distortion` is the cost as a fraction of the variance before erasure, `rank` the number of
+        directions that change, and `variables` hold, for each variable, its rank in the erased rows
+        and the residual |B Cov(t, y) - Cov(t, y) - b X| / |Cov(x, y)| with its bound.
 
     Raises
     ------
     InfeasibleError
-        The eraser has destroyed a combination of the labels that x covaries with: the text names
-        it.
+        A combination of labels covaries with x, but not with the erased rows; the message names it.
     UnknownVariableError
-        A variable that is not in both moments.
+        A variable is missing in one of the moments.
     ConstantVariableError
-        A variable with a single value.
+        A variable has a single value.
     IncompatibleMomentsError
-        A variable is of classes in one of them, and continuous or of other columns in the other.
+        The kind or the columns of a variable differ between the moments.
     InputError
-        Rows of different widths or columns; labels that differ in number, classes or moments;
-        moments of erased rows without a covariance; snapshots whose factor reads rounding;
-        directions for `keep`; `strength` out of range.
+        The number or names of features differ; the number, classes, means or standard deviations of
+        labels differ; the moments of the erased rows have no covariance; the factor of a snapshot
+        uses features that are rounding error; `keep` holds directions; `strength` is out of range.
     NotEnoughDataError
-        No rows.
+        The moments have no rows.
 
     Warns
     -----
     PrecisionWarning
         An amplification above 1e4, a residual above its bound, or a sensitivity above 1e-3
-        (:class:`Report`): little is left of what is kept, and it is enlarged with its noise.
+        (:class:`Report`): little covariance with the variables is left in the erased rows, and the
+        map amplifies its noise.
 
     Examples
     --------
@@ -127,7 +130,7 @@ def repair(
     if keep is None or not isinstance(keep, (str, tuple, list)):
         raise InputError(
             f"keep is {type(keep).__name__}; repair restores covariances with variables and takes "
-            "their names. Where an eraser sends a direction is not in the moments: restore a "
+            "their names. Moments do not hold the image of a direction under an eraser: restore a "
             "variable, or pass the direction to splince(keep=)"
         )
     names = names_of(keep, "keep")
@@ -158,33 +161,35 @@ def repair(
             if factor.status != STATUS_OK:
                 raise_numerical(factor.status, "auto")
             rows = np.ascontiguousarray(span_t.rows)
-            found = restore(
+            restoration = restore(
                 factor.whiten(rows), factor.solve(rows), rows, span_x, units, float(strength),
                 span_x - rows,
             )  # fmt: skip
-            if found.lost is not None:
-                refuse_lost(found, "repair", list(map(LabelColumns.of, names, variables)))
+            if restoration.lost is not None:
+                refuse_lost(restoration, "repair", list(map(LabelColumns.of, names, variables)))
             report = _report(
-                erased, factor, found, span_t, float(strength), float(variances.sum()),
+                erased, factor, restoration, span_t, float(strength), float(variances.sum()),
                 feature_names,
             )  # fmt: skip
     for note in report.warnings:
         warn(note, PrecisionWarning)
     return Projection._make(
-        found.left, found.right, erased.mean, method="repair", report=report,
+        restoration.left, restoration.right, erased.mean, method="repair", report=report,
         feature_names=feature_names,
     )  # fmt: skip
 
 
 def _aligned(name: VariableName, after: Variable, before: Variable) -> Float:
-    """(k', d): rows that span Cov(x, y), of the same labels and in the same order as those of t.
+    """Return rows that span Cov(x, y), (k', d), in the order of `after.span`.
+
+    `after` and `before` are the sums of the variable with the rows t and x.
 
     Raises
     ------
     IncompatibleMomentsError
-        Other kinds or columns.
+        The kind or the columns of the variable differ.
     InputError
-        Other labels.
+        The labels differ.
     """
     refuse_other_kind(name, after, before)
     remedy = "accumulate both from the same rows, with the same labels and weights"
@@ -197,15 +202,15 @@ def _aligned(name: VariableName, after: Variable, before: Variable) -> Float:
         order = np.array(
             [before.position_by_key.get(key, -1) for key in after.position_by_key], np.intp
         )
-        there = order >= 0
-        weights = np.where(there, before.weights[order], 0.0)
-        ours, theirs = after.weights.sum(), before.weights.sum()
+        in_before = order >= 0
+        weights = np.where(in_before, before.weights[order], 0.0)
+        total_after, total_before = after.weights.sum(), before.weights.sum()
         close = np.isclose(weights, after.weights, rtol=_SAME_LABELS, atol=0.0)
-        if close.all() and np.isclose(ours, theirs, rtol=_SAME_LABELS):
-            sums = np.where(there[:, None], before.sums[order], 0.0)
-            # The weights decide which class is left out: use the same for both spans.
+        if close.all() and np.isclose(total_after, total_before, rtol=_SAME_LABELS):
+            sums = np.where(in_before[:, None], before.sums[order], 0.0)
+            # The class of the largest weight is left out: pass the same weights for both spans.
             return spans.class_span(sums, after.weights)
-        text = f"weigh {ours:g} and {theirs:g} in total"
+        text = f"weigh {total_after:g} and {total_before:g} in total"
         if not close.all():
             c = int(np.argmin(close))
             text = f"of class {after.names[c]!r} weigh {after.weights[c]:g} and {weights[c]:g}"
@@ -219,17 +224,32 @@ def _aligned(name: VariableName, after: Variable, before: Variable) -> Float:
         *((v.reference + v.z_sum / v.weight, v.deviations()) for v in (after, before)), strict=True
     )
     scale = deviations[1] + np.abs(means[1])
-    gap = np.maximum(*(np.abs(a - b) for a, b in (means, deviations)))
-    if (gap > _SAME_LABELS * scale).any() or not np.isclose(after.weight, before.weight):
+    difference = np.maximum(*(np.abs(a - b) for a, b in (means, deviations)))
+    if (difference > _SAME_LABELS * scale).any() or not np.isclose(after.weight, before.weight):
         raise InputError(
-            f"the labels of {name!r} have another mean, deviation or weight in the erased rows "
-            f"than before erasing; {remedy}"
+            f"the labels of {name!r} have another mean, standard deviation or weight in the erased "
+            f"rows than before erasing; {remedy}"
         )
     return before.span()
 
 
 def _factor(erased: Statistics, deviations: Float, memory: Float | None) -> Factor:
-    """The factor of T without the features that vary only by rounding of the original rows."""
+    """Return the factor of T, without features whose variation is rounding error of the eraser.
+
+    Parameters
+    ----------
+    erased : Statistics
+        Moments of the erased rows.
+    deviations : (d,) float64
+        Standard deviations of the features before erasure.
+    memory : (d * d,) float64 or None
+        Work memory for the factor.
+
+    Raises
+    ------
+    InputError
+        A snapshot has a factor that includes such features.
+    """
     if isinstance(erased, Snapshot):
         return erased.factored_above(deviations, memory)
     factor, least = erased.factor, tolerances.computed(deviations, 0.0)
@@ -238,23 +258,35 @@ def _factor(erased: Statistics, deviations: Float, memory: Float | None) -> Fact
     if noise.any():
         raise InputError(
             f"{int(noise.sum())} feature(s) of the erased rows vary by the rounding of the "
-            "original ones, and the factor of the snapshot reads them; pass the moments of the "
+            "original ones, and the factor of the snapshot uses them; pass the moments of the "
             "erased rows, from which repair leaves such features out"
         )
     return factor
 
 
 def refuse_lost(
-    found: Restoration, method: str, columns: list[LabelColumns],
+    restoration: Restoration, method: str, columns: list[LabelColumns],
     remedy: str = "use an eraser that keeps part of it, such as splince(keep=)",
 ) -> NoReturn:  # fmt: skip
-    """Raise InfeasibleError with the combination of labels that the erased rows have lost."""
-    assert found.lost is not None
-    kept = listed([str(column.name) for column in columns])
+    """Raise InfeasibleError that names the combination of labels `restoration.lost`.
+
+    Parameters
+    ----------
+    restoration : Restoration
+        Result without a map.
+    method : str
+        Name of the method.
+    columns : list of LabelColumns
+        Kept label columns.
+    remedy : str
+        Last part of the message.
+    """
+    assert restoration.lost is not None
+    kept, text = listed([str(v.name) for v in columns]), combination(restoration.lost, columns)
     raise InfeasibleError(
         f"{method} cannot restore the covariance with {kept}: the rows "
-        f"covaried with the combination {combination(found.lost, columns)} before erasing (|Cov| "
-        f"{found.wanted:.2g} in units of deviations), and the erased rows do not, above rounding. "
+        f"covaried with the combination {text} before erasing (|Cov| {restoration.lost_size:.2g} "
+        "in units of standard deviations), and the erased rows do not, above rounding. "
         "Nothing linear of it is left to enlarge: typically the concept determines it. Keep fewer "
         f"variables, or {remedy}",
         1.0,
@@ -262,26 +294,26 @@ def refuse_lost(
 
 
 def _report(
-    erased: Statistics, factor: Factor, found: Restoration, span: Span, strength: float,
+    erased: Statistics, factor: Factor, restoration: Restoration, span: Span, strength: float,
     variance: float, names: tuple[str, ...] | None,
 ) -> Report:  # fmt: skip
-    """The report, warnings included."""
-    left, right = found.left, found.right
+    """Return the report with its warnings; `variance` is the total variance before erasure."""
+    left, right = restoration.left, restoration.right
     cost = float(np.vdot(left @ left.T, erased.gram(right)))
     variables = []
-    for name, part, kind, correlations in correlations_of(span, found.whitened):
-        values = np.linalg.svd(found.whitened[part], compute_uv=False)
-        rank = int(np.count_nonzero(values > found.cut))
+    for name, part, kind, correlations in correlations_of(span, restoration.whitened):
+        values = np.linalg.svd(restoration.whitened[part], compute_uv=False)
+        rank = int(np.count_nonzero(values > restoration.cut))
         variables.append(
-            VariableReport(name, "kept", rank, correlations, *found.errors(part), kind)
+            VariableReport(name, "kept", rank, correlations, *restoration.errors(part), kind)
         )
-    moved, norm = sensitivity(left, right, erased.mean, variance)
+    effect, norm = sensitivity(left, right, erased.mean, variance)
     kept, notes = listed(span.names), []
-    if found.amplification > tolerances.AMPLIFICATION:
+    if restoration.amplification > tolerances.AMPLIFICATION:
         notes.append(
             f"little of the covariance with {kept} is left in the erased rows: restoring it "
-            f"enlarges deviations up to {found.amplification:.1e} times, with their rounding and "
-            "noise. Keep fewer variables, or use an eraser that leaves more of them"
+            f"enlarges deviations up to {restoration.amplification:.1e} times, with their rounding "
+            "and noise. Keep fewer variables, or use an eraser that leaves more of them"
         )
     worst = max(variables, key=lambda v: v.residual - v.bound)
     if worst.bound >= 1 or worst.residual > worst.bound:
@@ -289,20 +321,21 @@ def _report(
             f"rounding may undo what was restored of {worst.name!r}: residual "
             f"{worst.residual:.1e}, bound {worst.bound:.1e} (relative to the covariance)"
         )
-    if moved > tolerances.SENSITIVITY and norm > 10.0 * len(left) ** 0.5:
+    if effect > tolerances.SENSITIVITY and norm > 10.0 * len(left) ** 0.5:
         notes.append(
-            f"the repair is sensitive to rounding: erased rows rounded to float32 move by "
-            f"{moved:.1e} of their deviation; use rows in float64, or keep fewer variables"
+            "the repair is sensitive to rounding: erased rows rounded to float32 move by "
+            f"{effect:.1e} of their standard deviation; use rows in float64, or keep fewer "
+            "variables"
         )
     sample = erased.sample
     return Report(
         method="repair", n_rows=erased.n_rows, weight=erased.weight, n_features=len(erased.mean),
         rank_covariance=factor.rank, rank=len(left), variables=tuple(variables),
-        dropped=0, cosines=(), amplification=found.amplification, rho=None,
+        dropped=0, cosines=(), amplification=restoration.amplification, rho=None,
         distortion=cost / variance if variance else 0.0, distortion_leace=None,
-        solver=factor.solver, tolerance=found.cut,
+        solver=factor.solver, tolerance=restoration.cut,
         shrinkage=erased.shrinkage if isinstance(erased, Factored) else 0.0,
         warnings=tuple(notes), sampling=None if sample is None else Sampling(sample.n_rows, None),
-        sensitivity=moved, left_out=tuple(map(int, factor.left_out)), strength=strength,
+        sensitivity=effect, left_out=tuple(map(int, factor.left_out)), strength=strength,
         left_out_names=tuple(names[i] for i in factor.left_out) if names else (),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The table of methods: one name for functions, estimators, the command line and comparisons."""
+"""Table of methods: one name each for functions, estimators, the command line and comparisons."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ Function: TypeAlias = Callable[..., Any]  # returns an Eraser
 
 @dataclass(frozen=True)
 class Method:
-    """A method that makes an eraser of moments.
+    """Table entry of a method that fits an eraser to moments.
 
     Attributes
     ----------
     label : str
         Name in tables and reports, and of the estimator.
     function : callable
-        ``function(moments, *, erase, keep, **options)``, without `keep` where nothing is kept.
+        ``function(moments, *, erase, keep, **options)``; no parameter `keep` if the method keeps
+        nothing.
     whitened : bool
-        Whether Cov(x) is factored.
+        Whether the method factors Cov(x).
     classes_only : bool
-        Whether erased variables are read as classes.
+        Whether variables to erase are always interpreted as classes.
     needs_labels : bool
-        Whether the eraser is applied with the labels of the rows.
+        Whether applying the eraser needs the labels of the rows.
     """
 
     label: str
@@ -49,29 +50,29 @@ class Method:
 
     @cached_property
     def parameters(self) -> dict[str, inspect.Parameter]:
-        """Parameters of the function, by name."""
+        """Parameters of `function`, by name."""
         return dict(inspect.signature(self.function).parameters)
 
     @property
     def keeps(self) -> bool:
-        """Whether a task can be kept."""
+        """Whether the method can keep a task."""
         kinds = [p.kind for p in self.parameters.values()]
         return "keep" in self.parameters or inspect.Parameter.VAR_KEYWORD in kinds
 
     @property
     def needs_task(self) -> bool:
-        """Whether a task must be kept."""
+        """Whether the method requires a task to keep."""
         keep = self.parameters.get("keep")
         return keep is not None and keep.default is keep.empty
 
     @property
     def options(self) -> dict[str, Option]:
-        """The options of a solve that the function takes."""
+        """Options of a solve that are parameters of `function`, by name."""
         return {name: option for name, option in OPTIONS.items() if name in self.parameters}
 
 
 def none(moments: Moments | Factored | Folds, *, erase: Selection) -> Projection:
-    """The identity map, which erases nothing: the reference of comparisons."""
+    """Return the identity map, which erases nothing: the baseline of comparisons."""
     with statistics(moments._total() if isinstance(moments, Folds) else moments) as stats:
         empty = np.zeros((len(stats.mean), 0))
         return Projection(empty, empty, stats.mean, method="none")
@@ -88,56 +89,58 @@ METHODS = {
 
 
 def key_of(name: str) -> str | None:
-    """The key of a method name, ignoring case, spaces, "-" and "_"; None for an unknown one."""
+    """Return the key of a method name, ignoring case, spaces, "-" and "_"; None if unknown."""
     return {_plain(key): key for key in METHODS}.get(_plain(name))
 
 
 def _plain(name: str) -> str:
+    """Return the name in lower case, without spaces, "-" and "_"."""
     return "".join(c for c in name.lower() if c not in " _-")
 
 
 def method_of(method: str | Function | None, keep: object = None) -> Method:
-    """The table entry of a method.
+    """Return the table entry of a method.
 
     Parameters
     ----------
     method : str, callable or None
-        A key of :data:`METHODS` in any case, a function of moments, or None: SPLINCE where
-        something is kept, else LEACE.
+        Key of :data:`METHODS`, ignoring case, or a function of moments. None is SPLINCE with
+        `keep`, and LEACE without.
     keep
-        The task to keep, or None.
+        Task to keep, or None.
 
     Raises
     ------
     InputError
-        An unknown name; a task for a method that keeps none, or none for one that needs it.
+        The name is unknown; `keep` is passed to a method that keeps nothing, or missing for a
+        method that requires it.
     """
     if method is None:
         method = "leace" if keep is None else "splince"
     if isinstance(method, str):
         key = key_of(method)
         if key is None:
-            near = difflib.get_close_matches(method.lower(), METHODS, n=1, cutoff=0.4)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            similar = difflib.get_close_matches(method.lower(), METHODS, n=1, cutoff=0.4)
+            hint = f"; did you mean {similar[0]!r}?" if similar else ""
             raise InputError(
                 f"method is {method!r}; it must be one of {', '.join(map(repr, METHODS))}, or a "
                 f"function of moments{hint}"
             )
-        found = METHODS[key]
+        entry = METHODS[key]
     elif isinstance(method, type):
         key = key_of(method.__name__)
         remedy = f"pass {key!r}" if key else "pass a name"
         raise InputError(f"method is the class {method.__name__}; {remedy}, or a function")
     elif callable(method):
-        entries = (entry for entry in METHODS.values() if entry.function is method)
+        entries = (other for other in METHODS.values() if other.function is method)
         name = getattr(method, "__name__", type(method).__name__)
-        found = next(entries, Method(name, method))
+        entry = next(entries, Method(name, method))
     else:
         raise InputError(
             f"method is {type(method).__name__}; it must be a name or a function of moments"
         )
-    if keep is not None and not found.keeps:
-        raise InputError(f"{found.label} keeps nothing; leave keep= out, or take 'splince'")
-    if keep is None and found.needs_task:
-        raise InputError(f"{found.label} needs keep=, the task; 'leace' keeps nothing")
-    return found
+    if keep is not None and not entry.keeps:
+        raise InputError(f"{entry.label} keeps nothing; leave keep= out, or take 'splince'")
+    if keep is None and entry.needs_task:
+        raise InputError(f"{entry.label} needs keep=, the task; 'leace' keeps nothing")
+    return entry

@@ -343,7 +343,7 @@ def test_moments_that_do_not_belong_together_are_refused() -> None:
     half = moments_of(t[:150], Data(data.x[:150], data.z[:150], data.y[:150]))
     refused(sf.InputError, "150 erased rows .* and 400 rows .* differ by 250", half)
     rows = moments_of(t, Data(data.x, data.z, data.y + 1e-3 * data.y**2))
-    refused(sf.InputError, "another mean, deviation or weight", rows)
+    refused(sf.InputError, "another mean, standard deviation or weight", rows)
     mixed = moments_of(t, Data(data.x, np.roll(data.z, 1) * (data.z > 0), data.y))
     refused(sf.InputError, "rows with a label of 'z'", mixed, keep="z")
     classes = sf.Moments().update(t, {"y": data.z})

@@ -297,7 +297,7 @@ def test_the_metric_is_between_variances_and_covariance() -> None:
         metric = kept.metric
         assert metric is not None
         explained = metric.vectors @ metric.vectors.T
-        M = np.diag(metric.own) + explained
+        M = np.diag(metric.unexplained) + explained
         np.testing.assert_allclose(np.diag(M), np.diag(S), rtol=2e-10)
         # U U^T <= S, and the solve divides by M.
         assert np.linalg.eigvalsh(S - explained).min() > -1e-10 * np.linalg.eigvalsh(S).max()
@@ -348,7 +348,7 @@ def test_rounding_cannot_make_the_variances_wrong() -> None:
     S = centred.T @ centred
     signs = sketch.signs(9, 4, 0)
     found = nystroem(np.diag(S).copy(), S @ signs, signs, 50.0, X.mean(axis=0))
-    assert (found.own > 0).all()
+    assert (found.unexplained > 0).all()
     assert (
         np.einsum("ij,ij->i", found.vectors, found.vectors) <= found.variances * (1 + 4 * EPS)
     ).all()
@@ -363,7 +363,7 @@ def test_what_varies_by_rounding_alone_explains_nothing() -> None:
     for mean, varies in ((0.0, True), (1e9, False)):
         found = nystroem(np.diag(S).copy(), S @ signs, signs, 50.0, mean * (np.arange(9) == 4))
         assert found.vectors[4].any() == varies
-        assert (found.own[4] > 0) == varies
+        assert (found.unexplained[4] > 0) == varies
 
 
 # --- what is refused -----------------------------------------------------------------------------
