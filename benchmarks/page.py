@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks import compare, jobs_growth, machine
 from benchmarks.jobs import FLOOR, NUMPY, OURS, SERIAL
 from benchmarks.peers import CE, DASK_COV, ONEDAL
-from splince_fast.moments.sampled import rate_for
+from splince_fast.moments.sampled import subsample_for
 
 Results = dict[str, Any]
 
@@ -221,7 +221,7 @@ def _large(results: Results) -> str:
         return ""
     rows = 1e9 / 3600
     every_row = rows * 4 * all_rows["median"]
-    rate = rate_for("auto", 10**9, 8192, "the rows", folds=1)
+    rate = subsample_for("auto", 10**9, 8192, "the rows", folds=1)
     sampled = rows * 2 * sums["median"] + rate * every_row
     cluster = f"; on 16 such machines {every_row / 16 / pair['median']:.1f} h" if pair else ""
     return f' A billion rows: {every_row:.1f} h; subsample="auto" {sampled:.1f} h{cluster}.'

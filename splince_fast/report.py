@@ -30,7 +30,7 @@ from splince_fast.exceptions import FileFormatError, InputError
 
 if TYPE_CHECKING:
     from splince_fast._solve.oblique import Solution
-    from splince_fast._solve.selection import VariableReading
+    from splince_fast._solve.selection import Interpretation
     from splince_fast.moments import Moments
     from splince_fast.moments.snapshot import Factored
 
@@ -43,7 +43,7 @@ class SpanLike(Protocol):
     names: list[str]
     rows: Float
     counts: list[int]
-    readings: list[Callable[[], VariableReading]]
+    interpretations: list[Callable[[], Interpretation]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -972,7 +972,7 @@ class Facts(NamedTuple):
     shrinkage: float
     whitened: bool
     distortion: float | None  # None if unknown
-    distortion_unkept: float | None
+    distortion_leace: float | None
     warnings: tuple[str, ...]
     variance: float  # tr Cov(x)
     sampling: Sampling | None
@@ -1027,14 +1027,14 @@ def build_report(
             if solution.outside is not None and role == "erased":
                 off = np.linalg.norm(solution.outside[part]) / np.linalg.norm(span.rows[part])
                 alone += float(off)
-            kind, metric, largest, labelled = span.readings[i]()
+            kind, whitening, largest, labelled = span.interpretations[i]()
             shown, expected, most = values, None, None
             if facts.whitened:
-                shown = _singular_values(metric @ white[part])[: len(values)]
+                shown = _singular_values(whitening @ white[part])[: len(values)]
                 shown = np.minimum(shown, 1.0) if not kind.startswith("directions") else shown
                 if role == "erased" and exact and known and complete:
                     # Of the rows with a label, from which the covariance was estimated.
-                    own_rows, rank_z = round(labelled * facts.weight), min(metric.shape)
+                    own_rows, rank_z = round(labelled * facts.weight), min(whitening.shape)
                     sizes = own_rows, solution.rank_covariance, rank_z
                     correlations = np.minimum(shown / labelled**0.5, 1.0)
                     ratio = facts.noises[i].ratio if facts.noises else 1.0
@@ -1074,7 +1074,7 @@ def build_report(
         amplification=amplification,
         rho=rho,
         distortion=share(facts.distortion),
-        distortion_leace=share(facts.distortion_unkept) if exact else None,
+        distortion_leace=share(facts.distortion_leace) if exact else None,
         solver=solution.solver,
         tolerance=solution.noise,
         shrinkage=facts.shrinkage,
@@ -1096,10 +1096,12 @@ def correlations_of(
 ) -> Iterator[tuple[str, slice, str, tuple[float, ...]]]:
     """Name, rows, kind and canonical correlations with x of each variable of a whitened span."""
     start = 0
-    for name, count, reading in zip(span.names, span.counts, span.readings, strict=True):
+    for name, count, interpretation in zip(
+        span.names, span.counts, span.interpretations, strict=True
+    ):
         part = slice(start, start + count)
-        kind, metric = reading()[:2]
-        values = np.linalg.svd(metric @ white[part], compute_uv=False)[:count]
+        kind, whitening = interpretation()[:2]
+        values = np.linalg.svd(whitening @ white[part], compute_uv=False)[:count]
         yield name, part, kind, tuple(map(float, np.minimum(values, 1.0)))
         start += count
 

@@ -256,7 +256,7 @@ def concept_strength(
             "are those of a covariance of all; accumulate with subsample=1 for a test"
         )
     if (isinstance(moments, Moments) and moments.parameters.sketch_size is not None) or (
-        isinstance(moments, Factored) and moments.metric is not None
+        isinstance(moments, Factored) and moments.low_rank is not None
     ):
         raise InputError(
             "these moments keep no covariance (sketch_size=), and correlations with all of x need "
@@ -336,7 +336,7 @@ def _whitened_both(
     # All features count, with min_scale=0.
     options = Options() if isinstance(known, Factored) else Options(min_scale=0.0)
     with known.memory(True) as memory:
-        factor = known.factored(options, known.share(options), memory)
+        factor = known.factored(options, known.intensity(options), memory)
         x = _whitened(factor, cross.T, known.n_rows - 1)
     if isinstance(variable, ClassSums):
         return x, _Whitened(x.rows, x.singular_values, cross.shape[1] - 1, 1.0)
@@ -459,7 +459,7 @@ def _bases(
         )
     check_values(rows)
     with statistics(moments) as known:
-        kinds, joint = known.reading
+        kinds, joint = known.interpretation
         variable = known.variable(name)
     encoded = encode(labels, len(rows), kinds=kinds or None, joint=joint)
     if name not in encoded:

@@ -13,7 +13,7 @@ known only on the column space of B, with B^T S B = I, then ``L^+ = B^T``, and a
 within this space (Rayleigh-Ritz).
 
 Features can be left out of the whitening: S is taken as block diagonal with a zero block for these
-features, so that they are not read. `reading_left_out` returns a second factor, which has the
+features, so that they are not read. `with_left_out` returns a second factor, which has the
 variances of these features in the block.
 
 All functions run without the GIL; failures are status codes. Factors are immutable, and threads may
@@ -230,7 +230,7 @@ cdef class Factor:
         """
         cdef Py_ssize_t d = self.width, i, j
         cdef double[::1] own, memory
-        cdef const double[::1] unit = self.reading_left_out().inverse_scale
+        cdef const double[::1] unit = self.with_left_out().inverse_scale
         check_length(scatter.shape[0], d, "scatter")
         check_length(scatter.shape[1], d, "scatter")
         own_a = np.empty(d)
@@ -272,7 +272,7 @@ cdef class Factor:
             gemm(b"T", b"N", k, k, d, 1.0, &b[0, 0], d, &sb[0, 0], d, 0.0, &g[0, 0], k)
         return result
 
-    def reading_left_out(self):
+    def with_left_out(self):
         """Return the factor of S as a block diagonal matrix that includes the left-out features.
 
         The block of the left-out features is diagonal and contains the variances.

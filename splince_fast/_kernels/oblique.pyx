@@ -261,7 +261,7 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
     cdef int d = factor.width, kz = <int>erased.shape[0], ky = <int>kept.shape[0], k = kz + ky
     cdef int mz = min(d, kz), my = min(d, ky)
     cdef int rz = 0, ry = 0, status = STATUS_OK, n_drop, info = 0, i, n_cos = 0, dropped = 0
-    cdef double tol_sine = 0.0, distortion = 0.0, distortion_unkept = 0.0, size = 0.0
+    cdef double tol_sine = 0.0, distortion = 0.0, distortion_leace = 0.0, size = 0.0
     cdef double cut_z = noise, cut_y = noise, residual_z = 0.0, residual_y = 0.0
     cdef size_t bytes_z
     check_length(erased.shape[1], d, "erased")
@@ -379,7 +379,7 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
     if status == STATUS_OK and rz > 0:
         with nogil:
             bytes_z = sizeof(double) * <size_t>d * rz
-            distortion_unkept = dot(Cz, Cz, <Py_ssize_t>d * rz)
+            distortion_leace = dot(Cz, Cz, <Py_ssize_t>d * rz)
             if ry > 0:
                 memcpy(R, Un, bytes_z)
                 orthogonalise(d, Qy, ry, R, rz, small)
@@ -434,7 +434,7 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
         values_a[mz:mz + rz],
         tol_sine,
         distortion,
-        distortion_unkept,
+        distortion_leace,
         size,
         residual_z,
         residual_y,

@@ -29,7 +29,7 @@ class Block:
         values: Float,
         part_rows: int,
     ) -> None: ...
-    def judge(
+    def check_sums(
         self, spread: Float, whole: float, lightest: float, heaviest: float, excess: float
     ) -> tuple[bool, bool, bool]: ...
 

@@ -302,7 +302,7 @@ cdef class Block:
     def n(self):
         return self.c.n
 
-    def judge(self, const double[::1] spread not None, double whole, double lightest,
+    def check_sums(self, const double[::1] spread not None, double whole, double lightest,
               double heaviest, double excess):
         """Check the sums of `centre_columns` or `reduce_chunks`.
 

@@ -38,7 +38,7 @@ def dense(
     *,
     max_rank: int,
     tolerance: float,
-    share: float = 0.0,
+    intensity: float = 0.0,
     solver: str = "auto",
     memory: Float | None = None,
     left_out: NDArray[np.intp] = kernels.NONE_LEFT_OUT,
@@ -57,7 +57,7 @@ def dense(
         Upper bound of the rank of S from the number of rows.
     tolerance : float
         Rounding error of the eigenvalues of S scaled to unit diagonal (`tolerances.eigenvalue`).
-    share : float
+    intensity : float
         Shrinkage intensity a.
     solver : {"auto", "cholesky", "eigh"}
         Decomposition.
@@ -72,14 +72,14 @@ def dense(
         The decomposition failed, or S is rank deficient and `solver` is "cholesky".
     """
     d = len(mean)
-    ridge = share * float(np.einsum("ii->", scatter)) / (weight * d) if share else 0.0
+    ridge = intensity * float(np.einsum("ii->", scatter)) / (weight * d) if intensity else 0.0
     factor = kernels.dense(
         scatter,
         mean,
         np.empty(d * d) if memory is None else memory,
-        per_weight=(1.0 - share) / weight,
+        per_weight=(1.0 - intensity) / weight,
         ridge=ridge,
-        max_rank=d if share else max_rank,
+        max_rank=d if intensity else max_rank,
         tolerance=tolerance,
         constant=tolerances.CONSTANT,
         force_eigh=solver == "eigh",

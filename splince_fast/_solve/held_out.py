@@ -174,7 +174,7 @@ def adjusted(squares: Float, n: int, rank_x: int, ratio: float = 1.0) -> tuple[f
     return tuple(map(float, np.clip(unbiased, 0.0, 1.0)))
 
 
-def trace_left(squares: Sequence[float], m: float) -> float:
+def remaining_trace(squares: Sequence[float], m: float) -> float:
     """Expected Pillai trace in erased held-out rows: sum c^2 m / (c^2 + m), m = (p - r) / n."""
     return float(sum(c * m / (c + m) for c in squares if c + m > 0))
 
@@ -199,4 +199,4 @@ def expected_r2(
     if not rank_z or n <= rank_x + 1:
         return None
     squares = adjusted(correlations**2, n, rank_x, ratio)
-    return trace_left(squares, noise * max(0, rank_x - rank_z) / n) / rank_z
+    return remaining_trace(squares, noise * max(0, rank_x - rank_z) / n) / rank_z

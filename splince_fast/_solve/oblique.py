@@ -46,7 +46,7 @@ class Solution(NamedTuple):
         Sines of the principal angles between the erased span and the kept directions that remain.
     tolerance_sine : float
         Sines up to this value count as rounding error.
-    distortion, distortion_unkept : float
+    distortion, distortion_leace : float
         tr(E S E^T) for E = I - P, and for LEACE in place of P.
     size : float
         Spectral norm of I - P for features scaled to unit standard deviation.
@@ -67,7 +67,7 @@ class Solution(NamedTuple):
         ``null_space="drop"``.
     left_out : (n,) intp
         Features that vary and were not whitened.
-    reads_left_out : bool
+    uses_left_out : bool
         Whether P reads the features in `left_out`, with S taken as block diagonal. It does if the
         other features alone cannot separate the erased from the kept span.
     outside : (n_erased, d) float64 or None
@@ -88,7 +88,7 @@ class Solution(NamedTuple):
     sines: Float
     tolerance_sine: float
     distortion: float
-    distortion_unkept: float
+    distortion_leace: float
     size: float
     residual_z: float
     residual_y: float
@@ -102,7 +102,7 @@ class Solution(NamedTuple):
     inverse_scale: Float
     null_basis: Float | None
     left_out: NDArray[np.intp]
-    reads_left_out: bool
+    uses_left_out: bool
     outside: Float | None
 
     @property
@@ -164,11 +164,11 @@ def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> S
         return solution
     infeasible = solution.status != status.STATUS_OK
     if infeasible or solution.dropped or solution.rank_z < len(span_z):
-        full = oblique(factor.reading_left_out(), span_z, span_y, options)
+        full = oblique(factor.with_left_out(), span_z, span_y, options)
         if full.status == status.STATUS_OK and (
             infeasible or full.dropped < solution.dropped or full.rank_z > solution.rank_z
         ):
-            return full._replace(left_out=factor.left_out, reads_left_out=True)
+            return full._replace(left_out=factor.left_out, uses_left_out=True)
     return solution
 
 
@@ -193,12 +193,12 @@ def with_strength(
     options : Options
         Options of the solve.
     """
-    if solution.reads_left_out:
-        factor = factor.reading_left_out()
+    if solution.uses_left_out:
+        factor = factor.with_left_out()
     if factor.n_noise:  # the same support gives the same basis of the erased span
         factor = factor.admit(np.concatenate([span_z, span_y]))
     leace, b = oblique(factor, span_z, span_y[:0], options), options.strength
-    minimum = solution.distortion_unkept
+    minimum = solution.distortion_leace
     return solution._replace(
         right=(1.0 - b) * leace.right + b * solution.right,
         distortion=minimum + b**2 * (solution.distortion - minimum),

@@ -1,7 +1,7 @@
 """The options of a fit, declared once: name, default, check and help text.
 
-`OPTIONS` are the options of the methods, which control the solve; `READING` are the options of the
-accumulation, which control the statistics that moments store. Signatures of functions and
+`OPTIONS` are the options of the methods, which control the solve; `MOMENT_OPTIONS` are the options
+of the accumulation, which control the statistics that moments store. Signatures of functions and
 estimators repeat the names and defaults, and a test compares them with these tables. The flags of
 the command line are made from the tables.
 """
@@ -173,10 +173,10 @@ OPTIONS = {
     )
 }
 
-MOST_PASSES = 1000
+MAX_PASSES = 1000
 
 # Options of the accumulation, and of extra passes over the rows.
-READING = {
+MOMENT_OPTIONS = {
     option.name: option
     for option in (
         Option(
@@ -203,8 +203,8 @@ READING = {
         Option(
             "passes",
             0,
-            lambda n: is_integer(n) and 0 <= n <= MOST_PASSES,
-            f"an integer from 0 to {MOST_PASSES}",
+            lambda n: is_integer(n) and 0 <= n <= MAX_PASSES,
+            f"an integer from 0 to {MAX_PASSES}",
             "extra passes over the rows, each of which refines the sketch",
             number=int,
         ),
@@ -212,12 +212,13 @@ READING = {
 }
 
 
-def check_reading(
+def check_moment_options(
     subsample: object, sketch_size: object, passes: object = 0, shrinkage: object = None,
     solver: str = "auto", groups: object = None,
 ) -> None:  # fmt: skip
     """Raise InputError if options of the accumulation are out of range or exclude each other."""
-    for option, value in zip(READING.values(), (subsample, sketch_size, passes), strict=True):
+    values = subsample, sketch_size, passes
+    for option, value in zip(MOMENT_OPTIONS.values(), values, strict=True):
         if value is not option.default:
             option.check(value)
     need = f"needs the whole covariance, and sketch_size={sketch_size} keeps none; "

@@ -43,14 +43,14 @@ class Statistics(Protocol):
         """Return the sums of one variable; raise UnknownVariableError for an unknown name."""
 
 
-class VariableReading(NamedTuple):
+class Interpretation(NamedTuple):
     """Interpretation of one variable, and the scale of its canonical correlations.
 
     Attributes
     ----------
     kind : str
         Description of the interpretation, such as "classes (4)".
-    metric : (q, k) float64
+    whitening : (q, k) float64
         Matrix M: the singular values of M L^+ span are the canonical correlations over all rows,
         where rows without a label count as rows at the mean.
     largest : float or None
@@ -60,7 +60,7 @@ class VariableReading(NamedTuple):
     """
 
     kind: str
-    metric: Float
+    whitening: Float
     largest: float | None = None
     labelled: float = 1.0
 
@@ -76,7 +76,7 @@ class Span:
     names: list[str]
     rows: Float  # (k, d)
     counts: list[int]  # number of rows of each variable
-    readings: list[Callable[[], VariableReading]]  # one per variable, called by the report
+    interpretations: list[Callable[[], Interpretation]]  # one per variable, called by the report
 
 
 def names_of(selection: object, role: str) -> list[VariableName]:
@@ -112,7 +112,7 @@ def span_of(statistics: Statistics, selection: Kept, role: str, whitened: bool) 
     if isinstance(selection, np.ndarray):
         return _directions(statistics.variances, selection, whitened)
     blocks, counts = [], []
-    readings: list[Callable[[], VariableReading]] = []
+    interpretations: list[Callable[[], Interpretation]] = []
     for name in selection:
         variable = statistics.variable(name)
         columns = variable.span()
@@ -125,14 +125,14 @@ def span_of(statistics: Statistics, selection: Kept, role: str, whitened: bool) 
         blocks.append(columns)
         counts.append(len(columns))
         if variable.kind == "classes":
-            readings.append(partial(_of_classes, variable.weights.copy(), statistics.weight))
+            interpretations.append(partial(_of_classes, variable.weights.copy(), statistics.weight))
         else:
-            readings.append(partial(_of_columns, variable.copy(), statistics.weight))
+            interpretations.append(partial(_of_columns, variable.copy(), statistics.weight))
     rows = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
-    return Span(list(map(str, selection)), rows, counts, readings)
+    return Span(list(map(str, selection)), rows, counts, interpretations)
 
 
-def _of_classes(weights: Float, total: float) -> VariableReading:
+def _of_classes(weights: Float, total: float) -> Interpretation:
     """Interpretation of a class-coded variable from the weights of its classes.
 
     The span has one row per class, without the most frequent class; a row is the covariance of x
@@ -145,13 +145,13 @@ def _of_classes(weights: Float, total: float) -> VariableReading:
     largest = int(np.argmax(p))
     others = np.delete(p, largest)
     last = -np.sqrt(others * (1 - others) / p[largest])
-    metric = fraction**0.5 * np.concatenate([np.diag(np.sqrt(1 - others)), last[None]])
+    whitening = fraction**0.5 * np.concatenate([np.diag(np.sqrt(1 - others)), last[None]])
     rarest = float(p.min())
     kind = f"classes ({len(p)}){_labelled(fraction)}"
-    return VariableReading(kind, metric, (1 - rarest) / rarest, fraction)
+    return Interpretation(kind, whitening, (1 - rarest) / rarest, fraction)
 
 
-def _of_columns(variable: Any, total: float) -> VariableReading:
+def _of_columns(variable: Any, total: float) -> Interpretation:
     """Interpretation of a continuous variable; M is an inverse root of its correlation matrix."""
     fraction = min(1.0, variable.weight / total)
     deviations = variable.deviations()
@@ -165,8 +165,8 @@ def _of_columns(variable: Any, total: float) -> VariableReading:
     kept = values > least
     count = variable.n_columns
     kind = "continuous (1 column)" if count == 1 else f"continuous ({count} columns)"
-    metric = (vectors[:, kept] * (fraction / values[kept]) ** 0.5).T
-    return VariableReading(kind + _labelled(fraction), metric, labelled=fraction)
+    whitening = (vectors[:, kept] * (fraction / values[kept]) ** 0.5).T
+    return Interpretation(kind + _labelled(fraction), whitening, labelled=fraction)
 
 
 def _labelled(fraction: float) -> str:
@@ -174,8 +174,8 @@ def _labelled(fraction: float) -> str:
     return "" if fraction == 1.0 else f", {fraction:.3g} of the rows labelled"
 
 
-def _of_directions(count: int) -> VariableReading:
-    return VariableReading(f"directions ({count})", np.eye(count))
+def _of_directions(count: int) -> Interpretation:
+    return Interpretation(f"directions ({count})", np.eye(count))
 
 
 def _directions(variances: Float, array: NDArray[Any], whitened: bool) -> Span:

@@ -10,7 +10,7 @@ from splince_fast.exceptions import InputError
 Float = NDArray[np.float64]
 
 
-def share(
+def intensity(
     policy: float | str | None, scatter: Float, weight: float, quartic: float | None
 ) -> float:
     """Return the shrinkage intensity a in [0, 1].

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from splince_fast._solve.options import OPTIONS, READING, Option, check_reading
+from splince_fast._solve.options import MOMENT_OPTIONS, OPTIONS, Option, check_moment_options
 from splince_fast.cli import label_files, rows
 from splince_fast.cli.inspect import print_report
 from splince_fast.cli.paths import check_outputs
@@ -57,7 +57,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     for option in OPTIONS.values():
         _add_flag(add, option)
     add = fit.add_argument_group("moments").add_argument
-    for option in READING.values():
+    for option in MOMENT_OPTIONS.values():
         _add_flag(add, option)
     add("--groups", metavar="NAME",
         help="variable, such as a document or a person; rows of the same value stay in one of the "
@@ -159,7 +159,7 @@ def _options(args: argparse.Namespace, method: Method) -> dict[str, Any]:
     """
     from splince_fast.methods.table import METHODS
 
-    names = {"keep", *OPTIONS, *READING}
+    names = {"keep", *OPTIONS, *MOMENT_OPTIONS}
     options = {name: value for name in names if (value := getattr(args, name)) is not None}
     for name in options.keys() - {"subsample", "sketch_size"}:
         parameter = "refine" if name == "passes" else name
@@ -180,9 +180,9 @@ def _reading(args: argparse.Namespace, options: dict[str, Any]) -> tuple[dict[st
     InputError
         Options exclude each other.
     """
-    reading = {name: options.pop(name) for name in READING if name in options}
-    check_reading(
-        **{name: reading.get(name, option.default) for name, option in READING.items()},
+    reading = {name: options.pop(name) for name in MOMENT_OPTIONS if name in options}
+    check_moment_options(
+        **{name: reading.get(name, option.default) for name, option in MOMENT_OPTIONS.items()},
         shrinkage=args.shrinkage,
         solver=args.solver or OPTIONS["solver"].default,
         groups=args.groups,

@@ -17,7 +17,7 @@ from sklearn.model_selection import ParameterGrid
 from sklearn.utils.validation import check_is_fitted
 
 from splince_fast._runtime.arrays import as_weights, check_values
-from splince_fast._solve.options import Options, check_reading
+from splince_fast._solve.options import Options, check_moment_options
 from splince_fast._solve.selection import Selection
 from splince_fast.conditional import ConditionalEraser
 from splince_fast.estimators.base import ErasingTransformer, columns_by_name
@@ -35,7 +35,7 @@ from splince_fast.methods.table import METHODS
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.fold_rule import use_folds
 from splince_fast.moments.moments import name_features
-from splince_fast.moments.sampled import rate_for
+from splince_fast.moments.sampled import subsample_for
 from splince_fast.moments.snapshot import Factored
 from splince_fast.projection import Projection
 from splince_fast.report import Report
@@ -145,7 +145,7 @@ class _Eraser(ErasingTransformer):
                 check_length(groups, n, "groups", "X")
             exact = self.subsample == 1 and self.sketch_size is None
             split = self._needs_folds or (self._held_out and exact and use_folds(n, d))
-            parameters["subsample"] = rate_for(self.subsample, n, d, "X", 2 if split else 1)
+            parameters["subsample"] = subsample_for(self.subsample, n, d, "X", 2 if split else 1)
             moments: Moments | Folds
             if split:
                 moments = _split(rows, erased | kept, sample_weight, groups, parameters)
@@ -312,7 +312,7 @@ class _Eraser(ErasingTransformer):
         """Raise InputError for invalid parameters, before any row is read."""
         options = self._options()
         Options(**options)
-        check_reading(
+        check_moment_options(
             self.subsample, self.sketch_size, self.passes, options.get("shrinkage"),
             options.get("solver", "auto"), groups,
         )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._solve.held_out import adjusted, trace_left
+from splince_fast._solve.held_out import adjusted, remaining_trace
 from splince_fast._solve.options import is_integer
 from splince_fast.exceptions import InfeasibleError, InputError
 from splince_fast.labels import VariableName
@@ -152,7 +152,7 @@ class HeldOutTrace:
         low, high = 0.0, float(self.rank_x)
         for _ in range(200):
             middle = (low + high) / 2
-            if trace_left(self.correlations, middle) > target:
+            if remaining_trace(self.correlations, middle) > target:
                 high = middle
             else:
                 low = middle
@@ -234,5 +234,5 @@ def held_out_trace(
     seen, p, r = round(share * strength.n), strength.rank_x, strength.rank_z
     squares = adjusted(np.minimum(1.0, np.square(strength.correlations) / share), seen, p)
     rows = seen if n is None else int(n)
-    expected = trace_left(squares, max(0, p - r) / rows)
+    expected = remaining_trace(squares, max(0, p - r) / rows)
     return HeldOutTrace(str(name), rows, p, r, float(sum(squares)), expected, squares)

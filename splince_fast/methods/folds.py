@@ -327,8 +327,8 @@ def _pillai(white: Float, span: Span, basis: Float) -> tuple[float, int]:
     """
     residual = white - (white @ basis.T) @ basis
     total, rank, start = 0.0, 0, 0
-    for count, reading in zip(span.counts, span.readings, strict=True):
-        matrix = reading().metric
+    for count, interpretation in zip(span.counts, span.interpretations, strict=True):
+        matrix = interpretation().whitening
         total += float(np.sum((matrix @ residual[start : start + count]) ** 2))
         rank += min(matrix.shape)
         start += count

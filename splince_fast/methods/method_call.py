@@ -160,7 +160,7 @@ class MethodCall(NamedTuple):
             _check_classes(stats, self.erase)
         span_z = span_of(stats, self.erase, "erase", whitened)
         span_y = span_of(stats, self.keep, "keep", whitened)
-        shrinkage, gain = stats.share(options) if whitened else 0.0, None
+        shrinkage, gain = stats.intensity(options) if whitened else 0.0, None
         if self.refinement is not None:
             factor, gain = self.refinement.factor(stats, span_z.rows, span_y.rows, options)
         elif not whitened:
@@ -199,7 +199,7 @@ class MethodCall(NamedTuple):
             solved = self.solve(stats, memory)
             left, right, mean, solution, factor, shrinkage, span_z, span_y, gain = solved
             sample = stats.sample if whitened else None
-            sketch = None if stats.metric is None else stats.metric.rank
+            sketch = None if stats.low_rank is None else stats.low_rank.rank
             if sketch is not None and passes is None:
                 # A sketch may underestimate Cov(x), and therefore the distortion.
                 unmeasured = None if solution.rank_z else 0.0
@@ -276,7 +276,7 @@ class MethodCall(NamedTuple):
                 if isinstance(stats, Factored):
                     remedies.append(f"moments.factored({name}={value:.0e})")
                     continue
-                shrinkage = stats.share(options)
+                shrinkage = stats.intensity(options)
                 other = stats.factored(options, shrinkage, memory)
                 solution = oblique(other, span_z.rows, span_y.rows, options)
                 if solution.status != STATUS_OK:
@@ -305,7 +305,7 @@ class MethodCall(NamedTuple):
         """Warn of erased integer variables with many classes; return the texts of the warnings."""
         if self.classes_only:
             return ()
-        kinds = stats.reading[0] or {}
+        kinds = stats.interpretation[0] or {}
         counts = {}
         for name in self.erase:
             variable = stats.variable(name)
@@ -349,7 +349,7 @@ def _noises(
 ) -> tuple[Noise, ...]:
     """Sampling noise of Cov(x, z) for each erased variable z; `factor` factors Cov(x)."""
     rank = solution.rank_covariance + len(solution.left_out)
-    approximate = stats.sample is not None or stats.metric is not None
+    approximate = stats.sample is not None or stats.low_rank is not None
     if not whitened or approximate or rank >= stats.n_rows - 1:
         rank = int(np.count_nonzero(stats.variances))  # rank of Cov(x) if it has enough rows
     by_class = stats.class_noise(names, factor)
@@ -376,9 +376,9 @@ class _Distortions(NamedTuple):
 def _distortions(stats: Statistics, solved: Solved, options: Options) -> _Distortions:
     """Distortions under Cov(x), recomputed if the factored matrix differs from Cov(x)."""
     solution, shrinkage, span_y = solved.solution, solved.shrinkage, solved.span_y
-    distortion, unkept, excess = solution.distortion, solution.distortion_unkept, None
+    distortion, unkept, excess = solution.distortion, solution.distortion_leace, None
     approximate = solution.solver != "none" and stats.sample is not None
-    approximate = approximate or solution.reads_left_out
+    approximate = approximate or solution.uses_left_out
     if solution.solver not in ("cholesky", "refined") or shrinkage or approximate:
         distortion, excess = _change(stats, solution, bool(shrinkage))
         if (solution.admitted or approximate) and span_y.names:

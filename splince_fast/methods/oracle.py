@@ -437,7 +437,7 @@ def _report(
     d, variables, notes = len(stats.mean), [], [NEEDS_LABELS]
     cost, amplification = least, 1.0
     if restoration is not None:
-        if stats.sample is None and not stats.share(Options()):
+        if stats.sample is None and not stats.intensity(Options()):
             cost += restoration.change
         else:  # the factored matrix is not Cov(x)
             inner = stats.gram(restoration.right) - (restoration.right @ span_z.rows.T) @ (
@@ -472,7 +472,7 @@ def _report(
         )
     sample = stats.sample
     # The distortion is unknown if a sketch, which may understate Cov(x), stands in for Cov(x).
-    measured = stats.metric is None or restoration is None
+    measured = stats.low_rank is None or restoration is None
     fraction = 1.0 / variance if variance else 0.0
     return Report(
         method="oracle", n_rows=stats.n_rows, weight=stats.weight, n_features=d,

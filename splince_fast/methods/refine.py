@@ -26,7 +26,7 @@ from splince_fast._kernels.factor import STATUS_OK, Factor
 from splince_fast._runtime.arrays import NO_WEIGHT
 from splince_fast._runtime.sparse import SparseRows, parts, subtracted
 from splince_fast._solve.oblique import oblique
-from splince_fast._solve.options import MOST_PASSES, Options, is_integer
+from splince_fast._solve.options import MAX_PASSES, Options, is_integer
 from splince_fast._solve.ritz import Subspace
 from splince_fast.exceptions import InputError
 from splince_fast.moments.block_sums import BlockSums
@@ -199,8 +199,8 @@ class Refinement:
     @classmethod
     def of(cls, source: Any, passes: Any) -> Refinement | None:
         """Validate the arguments `refine` and `passes` of a method; None without a source."""
-        if not is_integer(passes) or not 1 <= passes <= MOST_PASSES:
-            raise InputError(f"passes is {passes!r}; it must be an integer from 1 to {MOST_PASSES}")
+        if not is_integer(passes) or not 1 <= passes <= MAX_PASSES:
+            raise InputError(f"passes is {passes!r}; it must be an integer from 1 to {MAX_PASSES}")
         if source is None:
             if passes != 1:
                 raise InputError(
@@ -230,27 +230,27 @@ class Refinement:
                 "covariance; "
                 + (
                     "pass these moments, not a snapshot of them"
-                    if isinstance(stats, Factored) and stats.metric is not None
+                    if isinstance(stats, Factored) and stats.low_rank is not None
                     else "leave it out"
                 )
             )
         if options.shrinkage:
             raise InputError("refine= takes the covariance as it is; leave shrinkage= out")
         reader = ExtraPasses(self.source, stats, self.passes)
-        first = stats.factored(options, stats.share(options), None)
-        metric, sketch = stats.metric, stats.sketch
+        first = stats.factored(options, stats.intensity(options), None)
+        low_rank, sketch = stats.low_rank, stats.sketch
         inverse = first.inverse_scale
         spans = np.where(inverse > 0, np.concatenate([span_z, span_y]), 0.0)
         n_erased = len(span_z)
         parts = [first.solve(np.ascontiguousarray(spans)), spans]
-        if metric.rank:
+        if low_rank.rank:
             parts.append(spans * inverse**2)
         columns = np.concatenate(parts)
         k, signs = len(spans), sketch.signs.T * (inverse > 0.0)
         images = reader.images(columns)
 
         def change(subspace: Subspace) -> tuple[Factor, float]:
-            factor = subspace.factor(metric, first)
+            factor = subspace.factor(low_rank, first)
             solution = oblique(factor, spans[:n_erased], spans[n_erased:], options)
             return factor, solution.distortion if solution.status == STATUS_OK else np.inf
 

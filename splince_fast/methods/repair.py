@@ -145,7 +145,7 @@ def repair(
                 f"{len(variances)}; repair compares covariances feature by feature: pass "
                 "moments of the same rows in the same coordinates"
             )
-        if erased.metric is not None:
+        if erased.low_rank is not None:
             raise InputError(
                 "repair takes T^+ of the covariance T of the erased rows, which moments made with "
                 "sketch_size= do not keep; accumulate them without it, or with subsample="

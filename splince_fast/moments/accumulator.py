@@ -370,7 +370,7 @@ class Accumulator:
             moved = self._moved(state, reference)
         requests: list[Request] = []
         for name, labels in block.labels.items():
-            requests.append(moved.get(name, batch.variables[name]).ask(labels, weight))
+            requests.append(moved.get(name, batch.variables[name]).request(labels, weight))
         codes, n_sums, values = joined_requests(requests, n)
         reduced = reduce_block(
             rows, weight, sample, reference, codes, n_sums, values,

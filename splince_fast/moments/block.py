@@ -324,7 +324,7 @@ def reduce_block(
     lightest, heaviest = (1.0, 1.0) if weight is None else (weight.min(), weight.max())
     memory.reduce(block)
     weights = weight_sum, lightest, heaviest
-    needs_check, off_centre, needs_float64 = block.judge(sample.squares, *weights, _EXCESS)
+    needs_check, off_centre, needs_float64 = block.check_sums(sample.squares, *weights, _EXCESS)
     if needs_check:
         check_values(rows_of(rows, index, 0, n))
     total = block.sums[0]
@@ -332,7 +332,7 @@ def reduce_block(
         shift += total / weight_sum
         np.subtract(shift, reference, out=offset)
         memory.reduce(block)
-        needs_float64 = block.judge(sample.squares, *weights, np.inf)[2]
+        needs_float64 = block.check_sums(sample.squares, *weights, np.inf)[2]
     if rows.dtype == np.float32 and needs_float64:
         wide = rows_of(rows, index, 0, n).astype(np.float64)
         return reduce_block(

@@ -154,7 +154,7 @@ class ClassSums(Variable):
         classes, lookup = self._looked_up
         return int(lookup[declared.data[0]]) if declared.categories is classes else -1
 
-    def ask(self, labels: Codes, weight: Float | None) -> Request:
+    def request(self, labels: Codes, weight: Float | None) -> Request:
         # Sums are requested for the classes that occur in `labels`; code -1 is not counted.
         codes, present, rows, weights, size = row_kernels.count_classes(
             labels, weight, len(self._names)

@@ -114,7 +114,7 @@ class ColumnSums(Variable):
     def learn(self, new_names: list[str]) -> None:
         self.names = new_names
 
-    def ask(self, labels: Float, weight: Float | None) -> Request:
+    def request(self, labels: Float, weight: Float | None) -> Request:
         import splince_fast._kernels.blas as blas_kernels
 
         n, k = labels.shape

@@ -55,7 +55,7 @@ class Sampled:
 
     Attributes
     ----------
-    repaired : ndarray of shape (d,)
+    correction : ndarray of shape (d,)
         Diagonal of D, the correction by the variances of all rows.
     explained : ndarray of shape (k, d)
         Rows r_i with sum r_i r_i^T = R R^T, the part of Cov(x) that the labels explain.
@@ -73,7 +73,7 @@ class Sampled:
         Mean of |x - mean|^4 over the sample; None if it was not accumulated.
     """
 
-    repaired: Float
+    correction: Float
     explained: Float
     n_rows: int
     effective: float
@@ -180,10 +180,10 @@ def sampled_covariance(sampled: SampledAccumulator) -> tuple[Float, Sampled]:
         matrix = syrk(1.0, explained.T, 1.0, matrix, lower=1, overwrite_c=1)
     diagonal = np.einsum("ii->i", matrix)
     # Corrections within the sampling error would inflate directions of small variance.
-    repaired = variances - diagonal
-    repaired[repaired <= sampling_error * diagonal] = 0.0
-    repaired[undetermined] = np.maximum(repaired, sampling_error * variances)[undetermined]
-    diagonal += repaired
+    correction = variances - diagonal
+    correction[correction <= sampling_error * diagonal] = 0.0
+    correction[undetermined] = np.maximum(correction, sampling_error * variances)[undetermined]
+    diagonal += correction
     _warn_of(variances, sample_variances, effective, sampled.feature_names)
     quartic = None
     if sample_state.fourth is not None:
@@ -194,7 +194,7 @@ def sampled_covariance(sampled: SampledAccumulator) -> tuple[Float, Sampled]:
             / sample_state.weight
         )
     return matrix, Sampled(
-        repaired, explained, sample_state.n_rows, effective, sample_state.n_rows / state.n_rows,
+        correction, explained, sample_state.n_rows, effective, sample_state.n_rows / state.n_rows,
         len(in_sample), sample_state.unit_roundoff, quartic,
     )  # fmt: skip
 

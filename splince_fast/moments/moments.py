@@ -41,7 +41,7 @@ from splince_fast.moments.format import (
 )
 from splince_fast.moments.inputs import Update, read_update
 from splince_fast.moments.parameters import Parameters
-from splince_fast.moments.sampled import SampledAccumulator, with_rate
+from splince_fast.moments.sampled import SampledAccumulator, with_subsample
 from splince_fast.moments.snapshot import Factored, Snapshot, snapshot_of
 from splince_fast.moments.state import State
 from splince_fast.moments.stream import accumulate
@@ -332,7 +332,7 @@ class Moments:
             return Folds.from_blocks(blocks, folds=folds, groups=groups, **run, **parameters)
         source = sources.as_source(blocks)
         check_keywords(parameters, cls, where="Moments")
-        parameters = with_rate(parameters, source, 1)
+        parameters = with_subsample(parameters, source, 1)
         return accumulate(source, cls(**parameters), client=client, **run)
 
     @property
@@ -954,7 +954,7 @@ class Folds(Sequence[Moments]):
 
         source = sources.as_source(blocks)
         check_keywords(parameters, Moments, where="Moments")
-        empty = cls(folds, groups=groups, **with_rate(parameters, source, folds))
+        empty = cls(folds, groups=groups, **with_subsample(parameters, source, folds))
         return accumulate(
             source, empty, progress=progress, checkpoint=checkpoint,
             checkpoint_seconds=checkpoint_seconds,

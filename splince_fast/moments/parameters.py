@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from splince_fast._runtime.blocks import check_block_rows, choose_block_rows
-from splince_fast._solve.options import check_reading, is_integer
+from splince_fast._solve.options import check_moment_options, is_integer
 from splince_fast.exceptions import IncompatibleMomentsError, InputError
 
 
@@ -67,7 +67,7 @@ class Parameters:
                 f"joint is {joint!r}; it must be a list of tuples of names, such as "
                 "[('gender', 'race')]"
             )
-        check_reading(subsample, sketch_size)
+        check_moment_options(subsample, sketch_size)
         if isinstance(subsample, str):
             raise InputError(
                 "subsample is 'auto'; it must be a number above 0 and at most 1 here: the number "

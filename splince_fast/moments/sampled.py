@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from splince_fast._kernels import row_kernels
 from splince_fast._runtime.arrays import Rows
 from splince_fast._runtime.hashing import splitmix64
-from splince_fast._solve.options import check_reading
+from splince_fast._solve.options import check_moment_options
 from splince_fast.exceptions import InputError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, VariableName
 from splince_fast.moments.accumulator import Accumulator, Batch, joined_requests
@@ -125,7 +125,7 @@ class SampledAccumulator(DiagonalAccumulator):
         state, rows, index, n = batch.state, block.rows, block.index, len(block)
         weight = None if block.weight is None else np.ascontiguousarray(block.weight)
         shift = state.mean if state.weight else head_mean(rows, weight, index)
-        requests = [batch.variables[name].ask(z, weight) for name, z in block.labels.items()]
+        requests = [batch.variables[name].request(z, weight) for name, z in block.labels.items()]
         codes, n_sums, values = joined_requests(requests, n)
         block_sums = BlockSums(rows, weight, shift, codes, n_sums, values, index)
         first = not state.weight
@@ -269,18 +269,18 @@ def part_of_sample(like: Mapping[str, object], first: int) -> dict[str, Any]:
     return {**like, "random_state": int(mixed[0] >> np.uint64(1))}
 
 
-def with_rate(parameters: Mapping[str, Any], source: Source, folds: int) -> dict[str, Any]:
+def with_subsample(parameters: Mapping[str, Any], source: Source, folds: int) -> dict[str, Any]:
     """Return the arguments of moments, with `subsample` validated and "auto" replaced."""
     arguments = dict(parameters)
     if "subsample" in arguments:
-        check_reading(arguments["subsample"], arguments.get("sketch_size"))
-        arguments["subsample"] = rate_for(
+        check_moment_options(arguments["subsample"], arguments.get("sketch_size"))
+        arguments["subsample"] = subsample_for(
             arguments["subsample"], source.n_rows, source.n_features, source.name, folds
         )
     return arguments
 
 
-def rate_for(
+def subsample_for(
     subsample: float | str, n_rows: int | None, n_features: int | None, name: str, folds: int
 ) -> float:
     """Return `subsample` as a number for a source; raise InputError if it leaves too few rows.

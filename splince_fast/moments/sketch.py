@@ -259,7 +259,7 @@ class SketchAccumulator(DiagonalAccumulator):
         rows = block.rows if block.index is None else rows_of(block.rows, block.index, 0, n)
         weight = None if block.weight is None else np.ascontiguousarray(block.weight)
         like = cast(Sketch, state.second)
-        requests = [batch.variables[name].ask(z, weight) for name, z in block.labels.items()]
+        requests = [batch.variables[name].request(z, weight) for name, z in block.labels.items()]
         codes, n_sums, values = joined_requests(requests, n)
         reduce = _reduce_sparse if is_sparse(rows) else _reduce_dense
         block_state, sums = reduce(rows, weight, like, codes, n_sums, values)

@@ -18,7 +18,7 @@ from splince_fast._solve.factor import Factor, weak_features
 from splince_fast._solve.held_out import Noise, class_noise
 from splince_fast._solve.low_rank import LowRank, nystroem
 from splince_fast._solve.options import Options
-from splince_fast._solve.shrinkage import share
+from splince_fast._solve.shrinkage import intensity
 from splince_fast._solve.tolerances import EPS
 from splince_fast.exceptions import InputError
 from splince_fast.labels import VariableName
@@ -54,25 +54,25 @@ class Snapshot:
         Sums of each variable.
     variable : callable
         Function that returns the sums of a variable by name.
-    reading : tuple
+    interpretation : tuple
         `kinds` and `joint` of the moments.
     feature_names : tuple of str or None
     row_eps : float
         Machine epsilon of the rows' dtype; 0 for float64 and integers.
     sample : Sampled or None
         Sample from which Cov(x) was estimated; None if it was computed from all rows.
-    metric : LowRank or None
+    low_rank : LowRank or None
         Approximation of Cov(x) from a sketch; None for moments with a scatter.
     """
 
     sample: Sampled | None = None
-    metric: LowRank | None = None
+    low_rank: LowRank | None = None
 
     def __init__(self, accumulator: Accumulator) -> None:
         self._accumulator = accumulator
         self.variables = accumulator.variables
         self.variable = partial(look_up, self.variables)
-        self.reading = accumulator.parameters.kinds, accumulator.parameters.joint
+        self.interpretation = accumulator.parameters.kinds, accumulator.parameters.joint
         self._state = state = accumulator.nonempty_state()
         self.n_rows, self.weight, self.mean = state.n_rows, state.weight, state.mean
         self.variances = state.second.diagonal() / state.weight
@@ -151,18 +151,18 @@ class Snapshot:
         state = self._state
         return self._with_rounding(factors.identity(state.second.diagonal(), state.weight))
 
-    def factored(self, options: Options, share: float, memory: Float | None) -> Factor:
-        """Return the factor of Cov(x), shrunk with weight `share` of the isotropic target."""
+    def factored(self, options: Options, intensity: float, memory: Float | None) -> Factor:
+        """Return the factor of Cov(x), shrunk with weight `intensity` of the isotropic target."""
         d = len(self.mean)
         scatter, weight, n_rows, roundoff = self._scatter(options)
-        left_out = weak_features(self.variances, self.mean, options.min_scale, roundoff, share)
+        left_out = weak_features(self.variances, self.mean, options.min_scale, roundoff, intensity)
         factor = factors.dense(
             scatter,
             weight,
             self.mean,
             max_rank=n_rows - 1,
             tolerance=tolerances.eigenvalue(d, roundoff),
-            share=share,
+            intensity=intensity,
             solver=options.solver,
             memory=memory,
             left_out=left_out,
@@ -207,7 +207,7 @@ class Snapshot:
         """Store Cov(x) in a factor, for `Factor.gram`."""
         factor.remember(self._state.scatter, 1.0 / self.weight)
 
-    def share(self, options: Options) -> float:
+    def intensity(self, options: Options) -> float:
         """Return the weight of the isotropic target in the factored matrix, in [0, 1]."""
         state, policy = self._state, options.shrinkage
         if policy is None:
@@ -215,7 +215,7 @@ class Snapshot:
         quartic = None
         if policy == "ledoit-wolf" and state.fourth is not None:
             quartic = state.fourth.centred(state.weight, state.deviation, state.scatter)
-        return share(policy, state.scatter, state.weight, quartic)
+        return intensity(policy, state.scatter, state.weight, quartic)
 
     def gram(self, rows: Float) -> Float:
         """Return b Cov(x) b^T, (r, r), for b = `rows`, (r, d)."""
@@ -234,7 +234,7 @@ class SketchSnapshot(Snapshot):
         self.sketch = cast(Sketch, self._state.second)
 
     @cached_property
-    def metric(self) -> LowRank:  # type: ignore[override]
+    def low_rank(self) -> LowRank:  # type: ignore[override]
         """Approximation of Cov(x), computed on first use."""
         sketch = self.sketch
         return nystroem(sketch.matrix, sketch.images, sketch.signs, self.weight, self.mean)
@@ -242,7 +242,7 @@ class SketchSnapshot(Snapshot):
     def memory(self, whitened: bool) -> AbstractContextManager[Float | None]:
         return nullcontext()
 
-    def factored(self, options: Options, share: float, memory: Float | None) -> Factor:
+    def factored(self, options: Options, intensity: float, memory: Float | None) -> Factor:
         if options.solver != "auto":
             raise InputError(
                 f"solver={options.solver!r} factors a d x d matrix, which moments made with "
@@ -250,14 +250,14 @@ class SketchSnapshot(Snapshot):
             )
         sketch = self.sketch
         left_out = weak_features(
-            self.variances, self.mean, options.min_scale, sketch.unit_roundoff, share
+            self.variances, self.mean, options.min_scale, sketch.unit_roundoff, intensity
         )
-        return self._with_rounding(self.metric.factor(share, left_out))
+        return self._with_rounding(self.low_rank.factor(intensity, left_out))
 
     def remember(self, factor: Factor) -> None:
-        """Do nothing, since `gram` uses `metric`."""
+        """Do nothing, since `gram` uses `low_rank`."""
 
-    def share(self, options: Options) -> float:
+    def intensity(self, options: Options) -> float:
         if isinstance(options.shrinkage, str):
             raise InputError(
                 f"shrinkage={options.shrinkage!r} needs the whole covariance, which moments made "
@@ -266,7 +266,7 @@ class SketchSnapshot(Snapshot):
         return float(options.shrinkage or 0.0)
 
     def gram(self, rows: Float) -> Float:
-        return self.metric.gram(rows)
+        return self.low_rank.gram(rows)
 
 
 class SampleSnapshot(Snapshot):
@@ -298,20 +298,20 @@ class SampleSnapshot(Snapshot):
     def remember(self, factor: Factor) -> None:
         factor.remember(self._estimate[0], 1.0)
 
-    def share(self, options: Options) -> float:
+    def intensity(self, options: Options) -> float:
         if options.shrinkage is None:
             return 0.0
         matrix, estimate = self._estimate
-        # For a covariance, `share` expects sum |x - mean|^4 / n^2; `estimate.quartic` is the mean.
+        # `intensity` expects sum |x - mean|^4 / n^2 here; `estimate.quartic` is the mean.
         quartic = None if estimate.quartic is None else estimate.quartic / estimate.effective
-        return share(options.shrinkage, matrix, estimate.effective, quartic)
+        return intensity(options.shrinkage, matrix, estimate.effective, quartic)
 
     def gram(self, rows: Float) -> Float:
         import scipy.linalg.blas
 
         matrix, estimate = self._estimate
         product = scipy.linalg.blas.dsymm(1.0, matrix, rows.T, lower=1)
-        return np.asarray(rows @ product - (rows * estimate.repaired) @ rows.T)
+        return np.asarray(rows @ product - (rows * estimate.correction) @ rows.T)
 
 
 def snapshot_of(accumulator: Accumulator) -> Snapshot:
@@ -353,13 +353,13 @@ class Factored:
         Weight of the isotropic target in the factored covariance.
     factor : Factor
         Factor L of the covariance L L^T; whitens and unwhitens.
-    reading : tuple
+    interpretation : tuple
         `kinds` and `joint` of the moments.
     pairs : LabelTable
         Products of labels between variables.
     sample : Sampled or None
         Sample from which Cov(x) was estimated; None if it was computed from all rows.
-    metric : LowRank or None
+    low_rank : LowRank or None
         Approximation of Cov(x) from a sketch; None for moments with a scatter.
 
     Examples
@@ -380,14 +380,14 @@ class Factored:
         self.variances = snapshot.variances
         self.n_features, self.feature_names = len(self.mean), snapshot.feature_names
         self.row_eps = snapshot.row_eps
-        self.shrinkage = snapshot.share(options)
+        self.shrinkage = snapshot.intensity(options)
         self._requested, self._solver = options.shrinkage, options.solver
         self._min_scale = options.min_scale
         self.factor = snapshot.factored(options, self.shrinkage, None)
         snapshot.remember(self.factor)
-        self.sample, self.metric = snapshot.sample, snapshot.metric
+        self.sample, self.low_rank = snapshot.sample, snapshot.low_rank
         self._identity = snapshot.identity()
-        self.reading = snapshot.reading
+        self.interpretation = snapshot.interpretation
         self._variables = {name: v.copy() for name, v in snapshot.variables.items()}
         self.pairs = snapshot.pairs.copy()
         self._class_noise = snapshot.class_noise(
@@ -443,15 +443,15 @@ class Factored:
         """Return the factor of the identity matrix, for methods that do not whiten."""
         return self._identity
 
-    def factored(self, options: Options, share: float, memory: Float | None) -> Factor:
+    def factored(self, options: Options, intensity: float, memory: Float | None) -> Factor:
         """Return the stored factor, if it was computed with these options.
 
         Parameters
         ----------
         options : Options
             Options of the solve.
-        share : float
-            Result of :meth:`share`.
+        intensity : float
+            Result of :meth:`intensity`.
         memory : None
             Value of :meth:`memory`.
 
@@ -477,7 +477,7 @@ class Factored:
             )
         return self.factor
 
-    def share(self, options: Options) -> float:
+    def intensity(self, options: Options) -> float:
         """Return the weight of the isotropic target in the factored matrix, in [0, 1].
 
         Parameters
@@ -495,12 +495,12 @@ class Factored:
         rows : ndarray of shape (r, d)
             The rows b.
         """
-        if self.metric is not None:
-            return self.metric.gram(rows)
+        if self.low_rank is not None:
+            return self.low_rank.gram(rows)
         product = self.factor.gram(np.ascontiguousarray(rows))
         if self.sample is None:
             return product
-        return np.asarray(product - (rows * self.sample.repaired) @ rows.T)
+        return np.asarray(product - (rows * self.sample.correction) @ rows.T)
 
     def _statistics(self) -> AbstractContextManager[Factored]:
         return nullcontext(self)
@@ -509,8 +509,8 @@ class Factored:
     def nbytes(self) -> int:
         """Bytes of the factor and of the sums of the variables."""
         numbers = self.n_features**2 * (1 if self.factor.solver == "cholesky" else 2)
-        if self.metric is not None:  # U and Q; standard deviations and weights
-            numbers = self.n_features * (2 * self.metric.rank + 4)
+        if self.low_rank is not None:  # U and Q; standard deviations and weights
+            numbers = self.n_features * (2 * self.low_rank.rank + 4)
         tensors = (t for v in self._variables.values() for t in v.tensors().values())
         return 8 * numbers + sum(t.nbytes for t in tensors)
 

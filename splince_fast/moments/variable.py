@@ -3,7 +3,7 @@
 Sums of x are sums of deviations x - r from the reference point r of the state, which keep full
 precision for data far from 0. They are not normalised, so that two states are merged by addition.
 An update of a variable has three steps: `begin` encodes labels with the classes of the state and
-changes nothing; `ask` requests sums over a block; `commit` adds the sums, and cannot fail.
+changes nothing; `request` requests sums over a block; `commit` adds the sums, and cannot fail.
 """
 
 from __future__ import annotations
@@ -88,12 +88,12 @@ class Variable(ABC):
         """Register the new names that `begin` returned."""
 
     @abstractmethod
-    def ask(self, labels: Labels, weight: Float | None) -> Request:
+    def request(self, labels: Labels, weight: Float | None) -> Request:
         """Return a request for sums over a block, with memory for them; change no result."""
 
     @abstractmethod
     def commit(self, request: Request, class_sums: Float, products: Float) -> None:
-        """Add the sums of a block; cannot fail, since `ask` has allocated the memory."""
+        """Add the sums of a block; cannot fail, since `request` has allocated the memory."""
 
     @abstractmethod
     def moved(self, step: Float) -> Self:

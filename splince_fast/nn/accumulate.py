@@ -219,7 +219,9 @@ class DeviceAccumulator(Accumulator):
         state, n = batch.state, len(block)
         rows: Tensor = block.rows
         exact = rows.dtype == torch.float64 or _fast_float64(self.device)
-        requests = [batch.variables[name].ask(z, block.weight) for name, z in block.labels.items()]
+        requests = [
+            batch.variables[name].request(z, block.weight) for name, z in block.labels.items()
+        ]
         codes, n_sums, values = joined_requests(requests, n)
         coefficients = _coefficients(block.weight, codes, n_sums, values)
         totals = coefficients.sum(axis=1)

@@ -655,7 +655,7 @@ def arguments_of(entry: str, dtype: Any) -> dict[str, Any]:
             "sign": 1.0, "vectors": np.ones((2, D)), "coefficients": np.ones(2), "first": 0,
             "last": 5,
         },
-        "judge": {
+        "check_sums": {
             "spread": np.ones(D), "whole": 1.0, "lightest": 1.0, "heaviest": 1.0, "excess": 4.0,
         },
         "reference_is_far": {
@@ -679,16 +679,16 @@ def arguments_of(entry: str, dtype: Any) -> dict[str, Any]:
 
 def call_of(entry: str, dtype: Any) -> Callable[..., Any]:
     """A function of the module, or the method of a block."""
-    if entry != "judge":
+    if entry != "check_sums":
         return cast(Callable[..., Any], getattr(row_kernels, entry))
     block = row_kernels.Block(**arguments_of("Block", dtype))
     block.sums[:] = 1.0
-    return block.judge
+    return block.check_sums
 
 
 ENTRIES = (
     "sample_columns", "Block", "centre_columns", "reduce_chunks", "add_lower",
-    "judge", "reference_is_far", "count_classes", "choose_rows", "sum_block", "PackedFactors",
+    "check_sums", "reference_is_far", "count_classes", "choose_rows", "sum_block", "PackedFactors",
 )  # fmt: skip
 WRITTEN = {
     "centre_columns": {"out"},

@@ -678,8 +678,8 @@ def test_auto_takes_what_five_percent_need() -> None:
         sf.Moments.from_blocks(iter([(X, labels)]), subsample="auto")
     for n, d in ((6000, None), (None, 24)):
         with pytest.raises(InputError, match="beforehand"):
-            sampled.rate_for("auto", n, d, "blocks", 2)
-        assert sampled.rate_for(1e-3, n, d, "blocks", 2) == 1e-3
+            sampled.subsample_for("auto", n, d, "blocks", 2)
+        assert sampled.subsample_for(1e-3, n, d, "blocks", 2) == 1e-3
     with pytest.raises(InputError, match=r"pass at least 0\.0078"):
         sf.Moments.from_blocks(source, subsample=0.001)
 

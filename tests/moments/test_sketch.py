@@ -294,7 +294,7 @@ def test_the_metric_is_between_variances_and_covariance() -> None:
     gaps = []
     for rank in RANKS:
         kept = sf.Moments(sketch_size=rank).update(X, labels).factored()
-        metric = kept.metric
+        metric = kept.low_rank
         assert metric is not None
         explained = metric.vectors @ metric.vectors.T
         M = np.diag(metric.unexplained) + explained
@@ -330,7 +330,7 @@ def test_shrinkage_by_a_number() -> None:
     found = sf.leace(moments, erase="z", shrinkage=0.3)
     np.testing.assert_allclose(found.matrix(), exact.matrix(), atol=1e-8)
     few = sf.Moments(sketch_size=3).update(X, labels)
-    metric = few.factored().metric
+    metric = few.factored().low_rank
     assert metric is not None
     target = 0.7 * metric.gram(np.eye(24)) + 0.3 * metric.variances.mean() * np.eye(24)
     shrunk = few.factored(shrinkage=0.3).factor.solve(np.eye(24))

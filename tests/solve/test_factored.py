@@ -15,7 +15,7 @@ import pytest
 import splince_fast as sf
 from splince_fast._kernels.factor import STATUS_SINGULAR
 from splince_fast._runtime.lock import Reading
-from splince_fast._solve.options import READING
+from splince_fast._solve.options import MOMENT_OPTIONS
 from splince_fast.methods import method_call
 from splince_fast.methods.table import METHODS
 
@@ -264,7 +264,7 @@ def test_parameters_of_estimators_are_those_of_the_table(name: str) -> None:
     # The estimators but SPLINCE keep nothing, so what concerns that has no place there.
     reading = {
         key: option
-        for key, option in READING.items()
+        for key, option in MOMENT_OPTIONS.items()
         if key != "passes" or "passes" in METHODS[method].parameters
     }
     assert reading.keys() <= found.keys()

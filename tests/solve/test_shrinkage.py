@@ -16,7 +16,7 @@ from problems import (
 from sklearn.covariance import ledoit_wolf, oas
 
 import splince_fast as sf
-from splince_fast._solve.shrinkage import share
+from splince_fast._solve.shrinkage import intensity
 from splince_fast.moments.state import State
 
 ESTIMATORS = {"oas": oas, "ledoit-wolf": ledoit_wolf}
@@ -33,7 +33,7 @@ def _shrinkage(state: State, policy: str) -> float:
     quartic = None
     if state.fourth is not None:
         quartic = state.fourth.centred(state.weight, state.deviation, state.scatter)
-    return share(policy, state.scatter, state.weight, quartic)
+    return intensity(policy, state.scatter, state.weight, quartic)
 
 
 def tolerance(n: int, d: int) -> float:

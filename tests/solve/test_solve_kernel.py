@@ -279,7 +279,7 @@ def test_distortion_figures_equal_the_closed_forms(p: Problem, force_eigh: bool)
         return
     czz = p.sz.T @ np.linalg.solve(p.s, p.sz)
     unkept = float(np.trace(p.sz @ np.linalg.solve(czz, p.sz.T)))
-    assert raw["distortion_unkept"] == pytest.approx(unkept, rel=bound)
+    assert raw["distortion_leace"] == pytest.approx(unkept, rel=bound)
     if p.sy.shape[1]:
         left, right = closed_form(p)
         assert raw["distortion"] == pytest.approx(
