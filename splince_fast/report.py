@@ -400,7 +400,7 @@ class Report:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> Report:
-        """Return the report that :meth:`to_dict` converted.
+        """Return the report from the result of :meth:`to_dict`.
 
         Parameters
         ----------
@@ -419,7 +419,7 @@ class Report:
         if not all(v.noise is None or _is_possible(v.noise) for v in new.variables):
             raise FileFormatError("the noise of a variable holds impossible numbers")
         if (new.rho is None) != (new.frozen_head is None):
-            raise FileFormatError("a report has some of the figures of a frozen head but not all")
+            raise FileFormatError("a report must have both rho and frozen_head, or neither")
         return new
 
     def certificate(self, delta: float = 0.05) -> dict[str, float]:
@@ -731,17 +731,17 @@ class Report:
                 "no covariance. Pass refine=, the source of the rows."
             )
         else:
-            alone = self.distortion_leace
+            minimum = self.distortion_leace
             if self.oracle is not None:
-                alone = self.oracle.distortion_leace
-            least = (
-                f"; the least that erasing alone takes is {100 * alone:.3g} %."
-                if alone is not None
+                minimum = self.oracle.distortion_leace
+            comparison = (
+                f"; the least that erasing alone takes is {100 * minimum:.3g} %."
+                if minimum is not None
                 else "."
             )
             lines.append(
                 f"It changes the rows by {100 * self.distortion:.3g} % of their variance "
-                f"(distortion){least}"
+                f"(distortion){comparison}"
             )
         if self.held_out is not None:
             lines.append(
@@ -879,10 +879,10 @@ class Report:
 
     def __str__(self) -> str:
         facts = self._facts()
-        figure = "singular values" if self.rank_covariance is None else "correlations"
+        title = "singular values" if self.rank_covariance is None else "correlations"
         for v in self.variables:
             values = shortened((f"{s:.3g}" for s in v.singular_values), 4)
-            facts.append((v.role, f"{v.name}: rank {v.rank}, {figure} [{values}], {v._exactness}"))
+            facts.append((v.role, f"{v.name}: rank {v.rank}, {title} [{values}], {v._exactness}"))
         return as_text(self.method, facts)
 
     def _repr_html_(self) -> str:
@@ -914,8 +914,8 @@ def shortened(texts: Iterable[str], count: int) -> str:
 
 def _at_most(variable: VariableReport, text: str) -> str:
     """Insert `expected_most` of the variable into `text`; return "" if it is None."""
-    most = variable.expected_most
-    return "" if most is None else text.format(f"{most:.2g}")
+    bound = variable.expected_most
+    return "" if bound is None else text.format(f"{bound:.2g}")
 
 
 # Field of Report: names of its fields in files of earlier versions, where all were flat.
@@ -1031,8 +1031,8 @@ def build_report(
         ("kept", span_y, solution.whitened[n_erased:], solution.cut_y, solution.rank_y),
     ):
         start = 0
-        # Directions below `cut` are rounding error, unless a high rank_tol= set `cut`. In that
-        # case `noises` is empty, and the rounding level is computed without rank_tol=.
+        # Rounding level of the singular values: `cut`, unless rank_tol= raised `cut`, which leaves
+        # `noises` empty; then the level for rank_tol="auto".
         rounding = cut
         if not facts.noises:
             strongest = float(_singular_values(white).max(initial=0.0))
@@ -1049,30 +1049,31 @@ def build_report(
                 off = np.linalg.norm(solution.outside[part]) / np.linalg.norm(span.rows[part])
                 not_erased += float(off)
             kind, metric, largest, labelled = span.readings[i]()
-            shown, expected, most = values, None, None
+            reported, expected, expected_most = values, None, None
             if facts.whitened:
-                shown = _singular_values(metric @ white[part])[: len(values)]
-                shown = np.minimum(shown, 1.0) if not kind.startswith("directions") else shown
+                reported = _singular_values(metric @ white[part])[: len(values)]
+                if not kind.startswith("directions"):
+                    reported = np.minimum(reported, 1.0)
                 if role == "erased" and exact and has_angles and complete:
                     # Cov(x, z) was estimated from the labelled rows.
                     n_labelled, rank_z = round(labelled * facts.weight), min(metric.shape)
                     sizes = n_labelled, solution.rank_covariance, rank_z
-                    correlations = np.minimum(shown / labelled**0.5, 1.0)
+                    correlations = np.minimum(reported / labelled**0.5, 1.0)
                     ratio = facts.noises[i].ratio if facts.noises else 1.0
                     expected = expected_r2(correlations, *sizes, ratio, ratio)
                     if largest is not None and not (facts.noises and facts.noises[i].by_class):
-                        most = expected_r2(correlations, *sizes, largest)
+                        expected_most = expected_r2(correlations, *sizes, largest)
             variables.append(
                 VariableReport(
                     name,
                     role,
                     n_used,
-                    tuple(map(float, shown)),
+                    tuple(map(float, reported)),
                     residual,
                     bound + size * not_erased,
                     kind,
                     expected,
-                    most,
+                    expected_most,
                     facts.noises[i] if role == "erased" and facts.noises else None,
                 )
             )

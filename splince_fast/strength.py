@@ -445,9 +445,9 @@ class _Null:
 
 
 def _sum_of_squared_leverages(variable: Variable) -> float | None:
-    """sum K_ii^2 for classes, where K_ii = 1 / n_c - 1 / n for rows of class c; else None.
+    """Sum of K_ii^2 over rows if the concept has classes; None for continuous columns.
 
-    n is the number of labelled rows.
+    A row of class c has leverage K_ii = 1 / n_c - 1 / n, with n the number of labelled rows.
     """
     if not isinstance(variable, ClassSums):
         return None
@@ -512,7 +512,7 @@ def _basis(columns: Float, rank: int) -> Float:
 def _permutation_test(
     x: Float, z: Float, pillai: float, n_permutations: int, random_state: int
 ) -> float:
-    """p-value (1 + hits) / (1 + m): hits are permutations with V at least the observed V.
+    """p-value (1 + hits) / (1 + m) of m random permutations, where a hit has V >= observed V.
 
     `x` and `z` are the orthonormal bases from `_bases`.
     """
