@@ -285,6 +285,7 @@ class Report:
     Attributes
     ----------
     method : str
+        Name of the method.
     n_rows, weight, n_features : int, float, int
         Number of rows, weight sum and number of features of the fitted data.
     rank_covariance : int or None
@@ -294,6 +295,7 @@ class Report:
         Number of removed dimensions; with ``null_space="drop"`` it includes the dimensions
         outside the range of Cov(x).
     variables : tuple of VariableReport
+        Erased and kept variables.
     dropped : int
         Number of kept directions that were given up because they lie too close to the erased
         directions.
@@ -315,6 +317,7 @@ class Report:
         variables (equal without kept variables). None if not computed, for example with
         ``sketch_size=`` but without ``refine=``. With ``subsample=``: estimate for all rows.
     solver : {"cholesky", "eigh", "low-rank", "refined", "none"}
+        Factorisation of the covariance.
     tolerance : float
         Rounding level, in units of correlation, below which a direction counts as absent.
     shrinkage : float
@@ -326,8 +329,8 @@ class Report:
         independent entries of e with standard deviation eps32 rms(x), eps32 = 2^-23,
         rms(x)^2 = E|x|^2 / d and s^2 = tr Cov(x). None if read from an old file that lacks it.
     left_out : tuple of int
-        Indices of the features with too little variance to be whitened (``min_scale``). The part
-        of their covariance with the concept that the other features predict is removed.
+        Indices of the features with too little variance to be whitened (``min_scale``). From these
+        features, only covariance with the concept that the other features predict is removed.
     left_out_names : tuple of str
         Names of the features in `left_out`; empty if the features have no names.
     alpha : float
