@@ -1,9 +1,9 @@
 """Fast, exact linear concept erasure: SPLINCE, LEACE, SAL and mean projection.
 
-One pass over the data gives a small mergeable state (:class:`Moments`); from it any number of
-erasers follow in closed form (:func:`splince`, :func:`leace`, :func:`sal`,
-:func:`mean_projection`); an eraser is a low-rank affine map (:class:`Projection`) that costs one
-pass to apply.
+One pass over the data computes a small mergeable state, :class:`Moments`. Any number of erasers
+are computed from this state in closed form (:func:`splince`, :func:`leace`, :func:`sal`,
+:func:`mean_projection`). An eraser is a low-rank affine map, :class:`Projection`, and is applied in
+one pass.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from splince_fast.report import Report, VariableReport
     from splince_fast.strength import ConceptStrength, concept_strength
 
-# Loaded when first touched, so that the import takes no time: they bring NumPy, SciPy, Numba or
-# scikit-learn.
+# Public names and their modules, imported on first access: these modules import NumPy, SciPy, Numba
+# or scikit-learn, which would slow down `import splince_fast`. An empty string marks a subpackage.
 _LAZY = {
     "Moments": "splince_fast.moments",
     "Projection": "splince_fast.projection",
@@ -159,8 +159,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'splince_fast' has no attribute {name!r}")
-    home = _LAZY[name]
-    value = getattr(import_module(home), name) if home else import_module(f"splince_fast.{name}")
+    path = _LAZY[name]
+    value = getattr(import_module(path), name) if path else import_module(f"splince_fast.{name}")
     globals()[name] = value
     return value
 

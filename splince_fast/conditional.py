@@ -1,4 +1,4 @@
-"""ConditionalEraser: an affine map of each row that depends on its labels."""
+"""ConditionalEraser: an affine map of rows that depends on the labels of each row."""
 
 from __future__ import annotations
 
@@ -25,27 +25,28 @@ if TYPE_CHECKING:
 Float = NDArray[np.float64]
 
 _FORMAT, KIND = 1, "conditional"
-# The first warning of every report.
+# First warning in the report of every conditional eraser.
 NEEDS_LABELS = (
     "the map depends on the label of each row: it needs them for every row that is erased, and "
     "using them may be unlawful where the concept is a protected attribute"
 )
-# Bytes of rows per step, in float64.
+# Rows are mapped in blocks of this many bytes in float64.
 _BLOCK_BYTES = 1 << 24
 
 
 class Shift(NamedTuple):
-    """The shift that one variable contributes: a row of `matrix` per class, or per column.
+    """Shift of rows due to one variable with k classes, or k columns if continuous.
 
     Attributes
     ----------
     name : str
+        Name of the variable.
     classes : tuple of str, bool or int, or None
-        None for a continuous variable.
+        Classes of the variable; None for a continuous variable.
     mean : (k,) float64
         Means of the columns of a continuous variable; zeros for classes.
     matrix : (k, d) float64
-        Shift of a row of the class, or per unit of the column.
+        Shift of rows of each class, or shift per unit of each column.
     """
 
     name: str
@@ -55,31 +56,31 @@ class Shift(NamedTuple):
 
 
 class ConditionalEraser:
-    """The map r(x, z) = B(x - shift(z)), with an affine map B of low co-rank.
+    """Map r(x, z) = B(x - shift(z)) of rows x with labels z, where B is a :class:`Projection`.
 
-    Or, with a matrix A_c per class of one variable, B(mean + A_c (x - shift(z) - mean)). Made by
-    :func:`splince_fast.oracle` and :func:`splince_fast.quadratic`; immutable. It needs the
-    labels of the concept for every row: using them may be unlawful where the concept is protected.
+    With a matrix A_c per class c of one variable: B(mean + A_c (x - shift(z) - mean)). Immutable;
+    returned by :func:`splince_fast.oracle` and :func:`splince_fast.quadratic`. Every row needs the
+    labels of the concept; their use may be unlawful if the concept is a protected attribute.
 
     Parameters
     ----------
     shifts : sequence of Shift
-        Of each erased variable; they add up.
+        Shifts of the erased variables; shift(z) is their sum.
     after : Projection
         B, applied to shifted rows.
     fallback : Projection or None
-        The map of rows without a label; None refuses such rows.
+        Map of rows without a label; with None such rows raise LabelError.
     maps : (k, d, d) float64, optional
-        A_c, for the classes of the only shift; about the mean of `after`.
+        Matrices A_c, one per class of the only shift; `mean` is the mean of `after`.
     method : str
-        Label of the method that made it.
+        Name of the method that computed the map.
     report : Report, optional
         Report of the fit.
 
     Raises
     ------
     InputError
-        Shapes that do not fit together, or numbers that are not finite.
+        The shapes of the arguments do not match, or a value is not finite.
 
     Examples
     --------
@@ -95,7 +96,7 @@ class ConditionalEraser:
     """
 
     needs_labels = True
-    __array_ufunc__ = None  # NumPy must not try array @ eraser
+    __array_ufunc__ = None  # array @ eraser raises TypeError
 
     def __init__(
         self,
@@ -143,31 +144,31 @@ class ConditionalEraser:
         self.__dict__.update(state)
         self._protect()
 
-    # -- what it is ------------------------------------------------------------------------
+    # -- attributes ------------------------------------------------------------------------
 
     @property
     def shifts(self) -> tuple[Shift, ...]:
-        """The shift of each erased variable."""
+        """Shifts of the erased variables."""
         return self._shifts
 
     @property
     def after(self) -> Projection:
-        """B, the map that follows the shift."""
+        """B, the map applied after the shift."""
         return self._after
 
     @property
     def maps(self) -> Float | None:
-        """(k, d, d) float64: the matrix of each class, applied before B; None where it has none."""
+        """Matrices A_c of the classes, (k, d, d) float64, applied before B; None without them."""
         return self._maps
 
     @property
     def fallback(self) -> Projection | None:
-        """The map of rows without a label; None where these raise an error."""
+        """Map of rows without a label; None if such rows raise LabelError."""
         return self._fallback
 
     @property
     def label_kinds(self) -> dict[str, str]:
-        """Variables whose labels it needs, each with its kind: "classes" or "continuous"."""
+        """Kind of each variable whose labels are needed: "classes" or "continuous"."""
         return {s.name: "continuous" if s.classes is None else "classes" for s in self._shifts}
 
     @property
@@ -177,17 +178,17 @@ class ConditionalEraser:
 
     @property
     def feature_names(self) -> tuple[str, ...] | None:
-        """Columns of the data frame that it was fitted on; None if that was an array."""
+        """Columns of the fitted data frame; None if the fitted rows were an array."""
         return self._after.feature_names
 
     @property
     def method(self) -> str:
-        """Label of the method that made it."""
+        """Name of the method that computed the map."""
         return self._method
 
     @property
     def report(self) -> Report | None:
-        """Erased and kept variables, and the cost."""
+        """Report of the fit: erased and kept variables, and cost; None without a report."""
         return self._report
 
     def __repr__(self) -> str:
@@ -195,7 +196,7 @@ class ConditionalEraser:
         return f"ConditionalEraser({self._method}, {self.n_features} features, labels of {names})"
 
     def __rmatmul__(self, second: Projection) -> ConditionalEraser:
-        """The map that applies `second` to erased rows."""
+        """Return ``second @ self``, the map that applies `second` to the erased rows."""
         if not isinstance(second, Projection):
             return NotImplemented
         fallback = None if self._fallback is None else second @ self._fallback
@@ -215,21 +216,19 @@ class ConditionalEraser:
         out: Any = None,
         progress: bool | None = None,
     ) -> Any:
-        """Apply to rows: O(n d) for the shift, O(n d r) for a map B of co-rank r.
-
-        A matrix per class costs O(n d^2).
+        """Apply the map to rows: O(n d r) time if B removes r dimensions, O(n d^2) with `maps`.
 
         Parameters
         ----------
-        X : ndarray or torch tensor of shape (..., d), or what NumPy reads as (n, d)
-            Computed in float64. A tensor is computed on the CPU, and records no gradient.
+        X : ndarray or torch tensor of shape (..., d), or array-like of shape (n, d)
+            Rows; the map is computed in float64. Tensors are mapped on the CPU, without gradients.
         labels : mapping or frame of columns, or one column
-            Labels of the concept, one per row; with leading dimensions one per sequence, (batch,),
-            or per position, (batch, token).
+            Labels of the concept, one per row. For X of shape (batch, token, d) also one per
+            sequence, (batch,), or one per token, (batch, token).
         mask : array or tensor of bool, of shape X.shape[:-1], optional
-            Rows where it is False stay as they are, and need no label.
+            Rows with False are returned unchanged and need no label.
         out : array of the shape and dtype of the result, optional
-            Memory of the result; may be X.
+            Array for the result; may be X.
         progress : bool, optional
             Show a progress bar on stderr; by default only in a terminal or notebook, after two
             seconds.
@@ -237,15 +236,15 @@ class ConditionalEraser:
         Returns
         -------
         ndarray or torch tensor
-            Of the kind, shape and dtype of X (float64 for integers); `out` if given.
+            Erased rows with the type, shape and dtype of X (float64 for integers); `out` if passed.
 
         Raises
         ------
         InputError
-            No labels; wrong width or columns; a mask or an `out` that does not fit; a result
-            beyond float16.
+            `labels` is missing, X has the wrong width or columns, `mask` or `out` does not match
+            X, or a result exceeds the range of float16.
         LabelError
-            A class that the fit has not seen, or a row without a label where there is no fallback.
+            A class is not among the fitted classes, or a row has no label and there is no fallback.
         """
         if hasattr(X, "map_blocks"):
             raise InputError("X is a dask array; erase its blocks one by one, each with its labels")
@@ -259,21 +258,25 @@ class ConditionalEraser:
             rows = torch_to_numpy(X)
             return tensor_like(X, self(rows, labels, mask=mask, progress=progress))
         check_index(X, labels)
-        rows, chosen, out = rows_mask_and_out(X, self.n_features, self.feature_names, mask, out)
-        flat_mask = None if chosen is None else chosen.reshape(-1)
-        read = self._read(labels, rows.shape[:-1], flat_mask)
+        rows, mask, out = rows_mask_and_out(X, self.n_features, self.feature_names, mask, out)
+        flat_mask = None if mask is None else mask.reshape(-1)
+        encoded = self._encode(labels, rows.shape[:-1], flat_mask)
         flat = rows.reshape(-1, rows.shape[-1])
-        own = out.flags.c_contiguous
-        result = out.reshape(flat.shape) if own else np.empty(flat.shape, out.dtype)
-        self._write(flat, read, flat_mask, result, progress)
-        if not own:
+        contiguous = out.flags.c_contiguous
+        result = out.reshape(flat.shape) if contiguous else np.empty(flat.shape, out.dtype)
+        self._write(flat, encoded, flat_mask, result, progress)
+        if not contiguous:
             out[...] = result.reshape(out.shape)
         return out
 
-    def _read(
-        self, labels: Any, lead: tuple[int, ...], chosen: NDArray[np.bool_] | None
+    def _encode(
+        self, labels: Any, lead: tuple[int, ...], mask: NDArray[np.bool_] | None
     ) -> list[NDArray[Any]]:
-        """Per variable codes (n,), -1 where missing, or values (n, c), NaN where missing."""
+        """Encode the labels of each variable, for rows with the leading shape `lead`.
+
+        Classes give codes (n,), -1 for a missing label; continuous variables give values (n, k),
+        NaN for a missing label.
+        """
         names = [shift.name for shift in self._shifts]
         if labels is None:
             raise InputError(
@@ -295,43 +298,46 @@ class ConditionalEraser:
             columns = {names[0]: labels}
         n = int(np.prod(lead))
         if len(lead) > 1:
-            every = np.arange(n)
+            all_rows = np.arange(n)
             columns |= {
-                name: along(column, lead, every, f"labels[{name!r}]")
+                name: along(column, lead, all_rows, f"labels[{name!r}]")
                 for name, column in columns.items()
-                if hasattr(column, "__len__")  # else `encode` refuses it
+                if hasattr(column, "__len__")  # `encode` raises for other types
             }
         encoded = encode(columns, n, kinds=self.label_kinds)
-        found: list[NDArray[Any]] = []
+        arrays: list[NDArray[Any]] = []
         for shift in self._shifts:
             column = encoded.get(shift.name)
             if shift.classes is None:
                 values = _values_of(column, shift, n)
-                blank = np.isnan(values).any(axis=1)
-                found.append(values)
+                unlabelled = np.isnan(values).any(axis=1)
+                arrays.append(values)
             else:
-                codes = _codes_of(column, shift, n, chosen)
-                blank = codes < 0
-                found.append(codes)
-            if chosen is not None:
-                blank &= chosen
-            if self._fallback is None and blank.any():
+                codes = _codes_of(column, shift, n, mask)
+                unlabelled = codes < 0
+                arrays.append(codes)
+            if mask is not None:
+                unlabelled &= mask
+            if self._fallback is None and unlabelled.any():
                 raise LabelError(
-                    f"{int(blank.sum()):,} row(s) have no label of {shift.name!r}, row "
-                    f"{int(np.argmax(blank))} the first; leave them out with mask=, or fit with "
-                    "missing='splince', which sf.oracle takes"
+                    f"{int(unlabelled.sum()):,} row(s) have no label of {shift.name!r}, row "
+                    f"{int(np.argmax(unlabelled))} the first; leave them out with mask=, or fit "
+                    "with missing='splince', which sf.oracle takes"
                 )
-        return found
+        return arrays
 
     def _write(
         self,
         rows: NDArray[np.generic],
-        read: list[NDArray[Any]],
-        chosen: NDArray[np.bool_] | None,
+        encoded: list[NDArray[Any]],
+        mask: NDArray[np.bool_] | None,
         out: NDArray[np.generic],
         progress: bool | None,
     ) -> None:
-        """Write r(rows) into `out`, which may be `rows`; both are (n, d)."""
+        """Write the erased rows into `out`, (n, d), which may be `rows`.
+
+        `encoded` holds the labels from `_encode`; rows with False in `mask` are copied unchanged.
+        """
         n, d = rows.shape
         step = max(1, _BLOCK_BYTES // (8 * max(d, 1)))
         show = False if progress is None and n <= 64 * step else progress
@@ -339,33 +345,34 @@ class ConditionalEraser:
             for start in range(0, n, step):
                 piece = slice(start, min(n, start + step))
                 block = rows[piece].astype(np.float64)
-                blank = np.zeros(len(block), bool)
+                unlabelled = np.zeros(len(block), bool)
                 shifted = block.copy()
-                for shift, column in zip(self._shifts, read, strict=True):
-                    own = column[piece]
+                for shift, column in zip(self._shifts, encoded, strict=True):
+                    values = column[piece]
                     if shift.classes is None:
-                        lost = np.isnan(own).any(axis=1)
-                        shifted -= np.where(lost[:, None], 0.0, own - shift.mean) @ shift.matrix
+                        missing = np.isnan(values).any(axis=1)
+                        deviations = np.where(missing[:, None], 0.0, values - shift.mean)
+                        shifted -= deviations @ shift.matrix
                     else:
-                        lost = own < 0
-                        shifted -= shift.matrix.take(np.where(lost, 0, own), axis=0)
-                    blank |= lost
+                        missing = values < 0
+                        shifted -= shift.matrix.take(np.where(missing, 0, values), axis=0)
+                    unlabelled |= missing
                 if self._maps is not None:
-                    mean, own = self._after.mean, read[0][piece]
-                    for c in np.unique(own[own >= 0]):
-                        rows_of = np.flatnonzero(own == c)
-                        shifted[rows_of] = mean + (shifted[rows_of] - mean) @ self._maps[c].T
+                    mean, codes = self._after.mean, encoded[0][piece]
+                    for c in np.unique(codes[codes >= 0]):
+                        class_rows = np.flatnonzero(codes == c)
+                        shifted[class_rows] = mean + (shifted[class_rows] - mean) @ self._maps[c].T
                 self._after(shifted, out=shifted)
-                if blank.any() and self._fallback is not None:
-                    shifted[blank] = self._fallback(block[blank])
-                if chosen is not None:
-                    shifted[~chosen[piece]] = block[~chosen[piece]]
+                if unlabelled.any() and self._fallback is not None:
+                    shifted[unlabelled] = self._fallback(block[unlabelled])
+                if mask is not None:
+                    shifted[~mask[piece]] = block[~mask[piece]]
                 with np.errstate(over="ignore"):
                     out[piece] = shifted
                 if out.dtype == np.float16:
-                    lost_range = np.isfinite(shifted) & ~np.isfinite(out[piece])
-                    if lost_range.any():
-                        row = start + int(np.argmax(lost_range.any(axis=1)))
+                    overflow = np.isfinite(shifted) & ~np.isfinite(out[piece])
+                    if overflow.any():
+                        row = start + int(np.argmax(overflow.any(axis=1)))
                         raise InputError(
                             f"row {row} of the result leaves the range of float16 (65504); pass X "
                             "as float32"
@@ -373,12 +380,12 @@ class ConditionalEraser:
                 bar.advance(len(block), block.nbytes)
 
     def fold_into(self, weight: object, bias: object = None) -> NoReturn:
-        """Raise InputError: the map depends on the labels of each row, and a layer does not.
+        """Raise FoldError, because the weights of a layer cannot depend on labels.
 
         Parameters
         ----------
         weight, bias
-            Not used.
+            Ignored.
 
         Raises
         ------
@@ -398,43 +405,43 @@ class ConditionalEraser:
         Parameters
         ----------
         path : path
-            The file; whatever happens, it holds either what it held before or the whole map.
+            Path of the file, which is replaced atomically: an error leaves an earlier file intact.
         """
         tensors: files.Tensors = {} if self._maps is None else {"maps": self._maps}
         for i, shift in enumerate(self._shifts):
             tensors |= {f"shift.{i}.mean": shift.mean, f"shift.{i}.matrix": shift.matrix}
         maps = {"after": self._after, "fallback": self._fallback}
-        records = {key: to_record(one) for key, one in maps.items() if one is not None}
-        for key, (own, _) in records.items():
-            tensors |= {f"{key}.{name}": tensor for name, tensor in own.items()}
-        described = [
+        records = {key: to_record(part) for key, part in maps.items() if part is not None}
+        for key, (arrays, _) in records.items():
+            tensors |= {f"{key}.{name}": tensor for name, tensor in arrays.items()}
+        shifts = [
             {"name": s.name, "classes": None if s.classes is None else names_to_json(s.classes)}
             for s in self._shifts
         ]
         files.write(
             path, KIND, _FORMAT, tensors,
             {
-                "shifts": described, "method": self._method,
-                "maps": {key: described for key, (_, described) in records.items()},
+                "shifts": shifts, "method": self._method,
+                "maps": {key: metadata for key, (_, metadata) in records.items()},
                 "report": None if self._report is None else self._report.to_dict(),
             },
         )  # fmt: skip
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ConditionalEraser:
-        """Read an eraser back, bit for bit.
+        """Return the eraser in a file, bit for bit as it was saved.
 
         Parameters
         ----------
         path : path
-            A file written by :meth:`save`.
+            Path of a file written by :meth:`save`.
 
         Raises
         ------
         FileFormatError
-            Truncated, foreign, inconsistent, or written by a newer version.
+            The file is truncated, inconsistent, not a conditional eraser, or from a newer version.
         FileNotFoundError
-            There is no such file.
+            The file does not exist.
         """
         from splince_fast.report import Report
 
@@ -444,12 +451,12 @@ class ConditionalEraser:
                 raise FileFormatError("a tensor is not float64")
             shifts = [
                 Shift(
-                    str(own["name"]),
-                    None if own["classes"] is None else names_from_json(own["classes"]),
+                    str(entry["name"]),
+                    None if entry["classes"] is None else names_from_json(entry["classes"]),
                     tensors[f"shift.{i}.mean"],
                     tensors[f"shift.{i}.matrix"],
                 )
-                for i, own in enumerate(metadata["shifts"])
+                for i, entry in enumerate(metadata["shifts"])
             ]
             maps = {
                 key: from_record(
@@ -458,9 +465,9 @@ class ConditionalEraser:
                         for name, tensor in tensors.items()
                         if name.startswith(f"{key}.")
                     },
-                    own,
+                    entry,
                 )
-                for key, own in metadata["maps"].items()
+                for key, entry in metadata["maps"].items()
             }
             report = metadata["report"]
             return cls(
@@ -471,7 +478,7 @@ class ConditionalEraser:
 
 
 def _values_of(column: Encoded | None, shift: Shift, n: int) -> Float:
-    """(n, c): the columns of a continuous variable; NaN where a label is missing."""
+    """Return the columns of a continuous variable, (n, k), with NaN for missing labels."""
     values = np.full((n, len(shift.mean)), np.nan)
     if isinstance(column, Columns):
         if column.values.shape[1] != len(shift.mean):
@@ -485,17 +492,20 @@ def _values_of(column: Encoded | None, shift: Shift, n: int) -> Float:
 
 
 def _codes_of(
-    column: Encoded | None, shift: Shift, n: int, chosen: NDArray[np.bool_] | None
+    column: Encoded | None, shift: Shift, n: int, mask: NDArray[np.bool_] | None
 ) -> NDArray[np.intp]:
-    """The row of the shift's matrix of each row of X; LabelError for a class never seen."""
+    """Return the index in ``shift.classes`` of the class of each row, (n,); -1 without a label.
+
+    Raises LabelError for a class that is not in ``shift.classes``, except in masked rows.
+    """
     if not isinstance(column, ClassCodes):
         return np.full(n, -1, np.intp)
     assert shift.classes is not None
-    places = {class_key(c): i for i, c in enumerate(shift.classes)}
-    lookup = np.array([*(places.get(class_key(c), -2) for c in column.classes), -1], np.intp)
+    positions = {class_key(c): i for i, c in enumerate(shift.classes)}
+    lookup = np.array([*(positions.get(class_key(c), -2) for c in column.classes), -1], np.intp)
     codes = lookup[column.codes]
-    if chosen is not None:
-        codes[~chosen] = -1
+    if mask is not None:
+        codes[~mask] = -1
     unknown = np.flatnonzero(codes == -2)
     if len(unknown):
         name = column.classes[int(column.codes[unknown[0]])]

@@ -1,4 +1,4 @@
-"""Environment of the library: versions, BLAS, SIMD, measured rates, and advice on them."""
+"""Environment of the library: versions, BLAS, instruction sets, measured speed and advice."""
 
 from __future__ import annotations
 
@@ -23,28 +23,29 @@ _PACKAGES = ("numpy", "scipy", "numba", "scikit-learn", "safetensors", "narwhals
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The result of :func:`show_config`.
+    """Environment of the library, as returned by :func:`show_config`.
 
     Attributes
     ----------
     versions : dict of str to str
-        Of Python, this package and what it runs on.
+        Versions of Python, this package and its dependencies.
     simd : tuple of str
-        Instruction sets of this processor, as NumPy names them.
+        Instruction sets of this processor, by their NumPy names.
     threads : int
-        Threads of our own kernels.
+        Number of threads of the library's own kernels.
     row_kernels : str
         Instruction set of the kernels that run per row: "avx512", "avx2" or "baseline".
     products : str
-        The routine that multiplies blocks of rows: "row kernels" or "BLAS".
+        Routine that multiplies blocks of rows: "row kernels" or "BLAS".
     blas, blas_core : str
-        SciPy's BLAS, and the kernels that it runs; "unknown" where it does not say.
+        Name of SciPy's BLAS, and processor type of its kernels; "unknown" if not reported.
     syrk_float32, syrk_float64 : float
-        Measured rate of the symmetric product, in GFLOP/s (one multiply-add counts as two, and
-        only one triangle is computed: n d^2 operations for n rows).
+        Measured rate of the symmetric product X^T X, in GFLOP/s. For X of shape (n, d) this
+        counts n d^2 operations: one triangle, and two operations per multiply-add.
     copy : float
-        Measured rate of a memory copy, in GB/s of what is read.
+        Measured rate of a memory copy, in GB read per second.
     advice : tuple of str
+        Advice on conditions that reduce the speed.
 
     Examples
     --------
@@ -67,7 +68,7 @@ class Config:
     advice: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The configuration as plain numbers, strings, lists and dictionaries."""
+        """Return the configuration as plain numbers, strings, lists and dictionaries."""
         return asdict(self)
 
     def _facts(self) -> list[tuple[str, str]]:
@@ -97,12 +98,12 @@ class Config:
 
 
 def show_config() -> Config:
-    """Describe versions, processor, threads and speed; takes about a second.
+    """Return versions, processor, number of threads and measured speed; takes about a second.
 
     Returns
     -------
     Config
-        Prints as a short table.
+        Environment of the library; printed as a short table.
 
     Examples
     --------
@@ -142,14 +143,14 @@ def show_config() -> Config:
 
 
 def _simd() -> tuple[str, ...]:
-    """Instruction sets of this processor, by NumPy's names."""
-    found: Any = np.show_config(mode="dicts")
-    extensions = found["SIMD Extensions"]
+    """Instruction sets of this processor, by their NumPy names."""
+    config: Any = np.show_config(mode="dicts")
+    extensions = config["SIMD Extensions"]
     return (*extensions.get("baseline", ()), *extensions.get("found", ()))
 
 
 def _scipy_blas() -> tuple[str, str]:
-    """Name, version and kernels of SciPy's BLAS."""
+    """Name with version, and processor type of the kernels, of SciPy's BLAS."""
     import threadpoolctl
 
     for library in threadpoolctl.threadpool_info():
@@ -167,7 +168,7 @@ def _version(name: str) -> str:
 
 
 def _median_seconds(work: Callable[[], object]) -> float:
-    """Median of five calls after one that warms up."""
+    """Median time of five calls, in seconds, after a warm-up call."""
     work()
     times = []
     for _ in range(5):
@@ -178,7 +179,7 @@ def _median_seconds(work: Callable[[], object]) -> float:
 
 
 def _syrk_rate(dtype: type[np.floating[Any]]) -> float:
-    """GFLOP/s of the symmetric product of 2048 rows of 1024."""
+    """Rate of the product X^T X of 2048 x 1024 numbers, in GFLOP/s."""
     rows: NDArray[Any] = np.ones((2048, 1024), dtype)
     product: NDArray[Any] = np.zeros((1024, 1024), dtype, order="F")
     routine = blas.syrk_f32_out if dtype is np.float32 else blas.syrk_f64_into
@@ -186,7 +187,7 @@ def _syrk_rate(dtype: type[np.floating[Any]]) -> float:
 
 
 def _copy_rate() -> float:
-    """GB/s of copying 64 MiB."""
+    """Rate of a copy of 64 MiB, in GB/s."""
     source = np.ones(1 << 23)
     target = np.empty_like(source)
     return source.nbytes / _median_seconds(lambda: np.copyto(target, source)) / 1e9

@@ -1,4 +1,4 @@
-"""The protocol of erasers, and their files."""
+"""Protocol of erasers, and a loader for their files."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Eraser(Protocol):
-    """A map of rows that erases concepts: :class:`Projection`, or one that needs their labels.
+    """Protocol of concept erasers: :class:`Projection`, or a map that also takes labels.
 
     Attributes
     ----------
     needs_labels : bool
-        Whether rows are erased with the labels of the concept at hand.
+        Whether the map needs the labels of the concept for every row.
 
     Examples
     --------
@@ -40,11 +40,11 @@ class Eraser(Protocol):
 
     @property
     def method(self) -> str:
-        """Label of the method that made it."""
+        """Name of the method that computed the eraser."""
 
     @property
     def report(self) -> Report | None:
-        """Erased and kept variables, and the cost."""
+        """Report of the fit: erased and kept variables, and cost; None without a report."""
 
     def __call__(
         self,
@@ -55,18 +55,18 @@ class Eraser(Protocol):
         out: object = None,
         progress: bool | None = None,
     ) -> Any:
-        """Erased rows, of the kind, shape and dtype of X.
+        """Return erased rows with the type, shape and dtype of X.
 
         Parameters
         ----------
         X : array or tensor of shape (..., d)
             Rows.
         labels : mapping or frame of columns
-            Labels of the concepts, one per row, where `needs_labels`.
+            Labels of the concepts, one per row; required if `needs_labels`.
         mask : array of bool, optional
-            Rows where it is False stay as they are.
+            Rows with False are returned unchanged.
         out : array, optional
-            Memory of the result; may be X.
+            Array for the result; may be X.
         progress : bool, optional
             Show a progress bar on stderr.
         """
@@ -77,11 +77,11 @@ class Eraser(Protocol):
         Parameters
         ----------
         path : path
-            The file.
+            Path of the file.
         """
 
 
-# Readers of files, by the kind that the file states.
+# Loaders by the kind of eraser that the file states.
 LOADERS: dict[str, Callable[[str | os.PathLike[str]], Eraser]] = {
     "projection": Projection.load,
     "conditional": ConditionalEraser.load,
@@ -89,24 +89,24 @@ LOADERS: dict[str, Callable[[str | os.PathLike[str]], Eraser]] = {
 
 
 def load_eraser(path: str | os.PathLike[str]) -> Eraser:
-    """Load an eraser, of whichever class the file holds.
+    """Load an eraser of any class from a file.
 
     Parameters
     ----------
     path : path
-        A file that an eraser's `save` has written.
+        Path of a file written by the `save` method of an eraser.
 
     Returns
     -------
     Eraser
-        An object of the class that was saved.
+        Eraser of the class that was saved.
 
     Raises
     ------
     FileFormatError
         The file holds no eraser, or is damaged.
     FileNotFoundError
-        There is no such file.
+        The file does not exist.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Projection: the affine map that erases, as two thin factors, and how it is applied."""
+"""Projection: an affine eraser with two low-rank factors; its application to rows, and files."""
 
 from __future__ import annotations
 
@@ -31,31 +31,33 @@ Float = NDArray[np.float64]
 _FORMAT = 1
 _KIND = "projection"
 _EPS = float(np.finfo(np.float64).eps)
-_IDEMPOTENT = 1e-6  # relative size of the second change, below which it is rounding
+# A map counts as idempotent if a second application changes rows by at most this fraction of the
+# change by the first application.
+_IDEMPOTENT = 1e-6
 
 
 class Projection:
-    """The affine map r(x) = mean + P (x - mean), with P = I - left right^T of low co-rank.
+    """Affine map r(x) = mean + P (x - mean), where I - P = left right^T has low rank.
 
-    Made by :func:`splince_fast.splince` and its siblings; immutable. On rows it computes
-    ``X - ((X - mean) @ right) @ left.T``, equivalently ``X @ P.T + offset``; the mean goes off
-    first, so that a feature of large mean costs the others no digit.
+    Immutable; returned by :func:`splince_fast.splince` and the other methods. For rows X the map
+    is ``X - ((X - mean) @ right) @ left.T``, which equals ``X @ P.T + offset``. The mean is
+    subtracted first, so that a feature with a large mean costs the other features no precision.
 
     Parameters
     ----------
     left, right : array-like of shape (d, r)
         Factors of I - P.
     mean : array-like of shape (d,)
-        Mean of the data that it was fitted on, which it leaves in place.
+        Mean of the fitted data, a fixed point of the map.
     method : str
-        Name of the method that made it.
-    report : Report or callable that makes one, optional
-        Report of the fit.
+        Name of the method that computed the map.
+    report : Report or callable, optional
+        Report of the fit, or a function without arguments that returns the report.
 
     Raises
     ------
     InputError
-        Shapes that do not fit together, or numbers that are not finite.
+        The shapes of `left`, `right` and `mean` do not match, or a value is not finite.
 
     Examples
     --------
@@ -109,7 +111,7 @@ class Projection:
         report: Report | Callable[[], Report] | None,
         names: tuple[str, ...] | None,
     ) -> None:
-        """Set transposed factors, (r, d), without a copy: x - left^T (right (x - m) - s)."""
+        """Set the map x - left^T (right (x - mean) - shift) without copying the (r, d) factors."""
         self._left, self._right, self._mean, self._shift = left, right, mean, shift
         self._method, self._report, self._names = method, report, names
         for array in (left, right, mean, shift):
@@ -132,10 +134,10 @@ class Projection:
         shift: Float | None = None,
         feature_names: tuple[str, ...] | None = None,
     ) -> Projection:
-        """A projection from valid transposed factors.
+        """Make a projection from valid (r, d) factors.
 
-        The coefficients of x are right (x - mean) - shift, or right x - bias; with neither, the
-        mean stays in place.
+        The map is x - left^T c with coefficients c = right (x - mean) - shift, or, if `bias` is
+        passed, c = right x - bias. Without `shift` and `bias` the shift is 0.
         """
         if shift is None:
             shift = np.zeros(len(left)) if bias is None else _shift_of(bias, right, mean)
@@ -143,41 +145,41 @@ class Projection:
         new._set(left, right, mean, shift, method, report, feature_names)
         return new
 
-    # -- what it is ------------------------------------------------------------------------
+    # -- attributes ------------------------------------------------------------------------
 
     @property
     def left(self) -> Float:
-        """(d, r) float64: P = I - left right^T; its columns span what is removed."""
+        """Left factor of I - P = left right^T, (d, r) float64."""
         return self._left.T
 
     @property
     def right(self) -> Float:
-        """(d, r) float64: the coefficients of what is removed are (x - mean) @ right."""
+        """Right factor of I - P = left right^T, (d, r) float64."""
         return self._right.T
 
     @property
     def mean(self) -> Float:
-        """(d,) float64: mean of the data that it was fitted on."""
+        """Mean of the fitted data, (d,) float64."""
         return self._mean
 
     @cached_property
     def offset(self) -> Float:
-        """(d,) float64: the additive constant, r(x) = P x + offset; mean - P mean."""
+        """Additive constant of r(x) = P x + offset, (d,) float64: mean - P mean."""
         offset = np.asarray(self.bias @ self._left)
         offset.flags.writeable = False
         return offset
 
     @property
     def bias(self) -> Float:
-        """(r,) float64: the coefficients of what is removed are also x @ right - bias."""
+        """Bias of the removed part, (r,) float64: r(x) = x - (x @ right - bias) @ left.T."""
         return np.asarray(self._right @ self._mean + self._shift)
 
     @cached_property
     def rank(self) -> int:
-        """The rank of I - P, at the rounding level of the factors: dimensions removed.
+        """Rank of I - P, the number of removed dimensions, at the rounding level of the factors.
 
-        Features are rescaled first so that both factors have rows of one size: a similarity
-        D^{-1} (I - P) D, which changes no rank, so that the units of the features do not matter.
+        Features are rescaled so that each row has the same size in both factors: the similarity
+        D^{-1} (I - P) D has the same rank, and the result does not depend on units of features.
         """
         if not len(self._left):
             return 0
@@ -189,10 +191,10 @@ class Projection:
 
     @cached_property
     def _idempotent(self) -> bool:
-        """Whether r(r(x)) = r(x), in the units of `rank`.
+        """Whether r(r(x)) = r(x) up to rounding error, with features scaled as for `rank`.
 
-        With c = right^T (x - mean) - shift, the first change is left c and the second one is
-        left (I - right^T left) c.
+        With c = right^T (x - mean) - shift, the first application changes x by -left c, and the
+        second by -left (I - right^T left) c.
         """
         if not len(self._left):
             return True
@@ -214,30 +216,30 @@ class Projection:
 
     @property
     def feature_names(self) -> tuple[str, ...] | None:
-        """Columns of the data frame that it was fitted on; None if that was an array."""
+        """Columns of the fitted data frame; None if the fitted rows were an array."""
         return self._names
 
     @property
     def method(self) -> str:
-        """Name of the method that made it."""
+        """Name of the method that computed the map."""
         return self._method
 
     @property
     def report(self) -> Report | None:
-        """Erased and kept variables, and the cost; None for hand-made projections."""
+        """Report of the fit: erased and kept variables, and cost; None without a report."""
         if callable(self._report):
             self._report = self._report()
         return self._report
 
     def matrix(self) -> Float:
-        """(d, d) float64: P, with r(x) = P x + offset; on rows, X @ P.T + offset."""
+        """Return P, (d, d) float64, of r(x) = P x + offset; for rows, X @ P.T + offset."""
         return np.asarray(np.eye(self.n_features) - self.left @ self._right)
 
     def __repr__(self) -> str:
-        what = "changed" if self._method.startswith("repair") else "removed"
-        return f"Projection({self._method}, {self.n_features} features, rank {self.rank} {what})"
+        effect = "changed" if self._method.startswith("repair") else "removed"
+        return f"Projection({self._method}, {self.n_features} features, rank {self.rank} {effect})"
 
-    # -- what it does ----------------------------------------------------------------------
+    # -- application and composition -------------------------------------------------------
 
     def __call__(
         self,
@@ -248,20 +250,20 @@ class Projection:
         out: Any = None,
         progress: bool | None = None,
     ) -> Any:
-        """Apply to rows.
+        """Apply the map to rows.
 
         Parameters
         ----------
-        X : ndarray, torch tensor or dask array of shape (..., d), or what NumPy reads as (n, d)
-            Any layout. float16, bfloat16 and float32 are computed with float64 coefficients and
-            returned in their own dtype; integers give float64. Axes before the last one, such as
-            (batch, token, d), stay. A frame must have the columns of `feature_names`.
+        X : ndarray, torch tensor or dask array of shape (..., d), or array-like of shape (n, d)
+            Rows in any memory layout. float16, bfloat16 and float32 rows are returned in the same
+            dtype, computed with float64 coefficients; integers give float64. Leading axes, such
+            as (batch, token), are preserved. A frame must have the columns `feature_names`.
         labels : object, optional
-            Ignored; erasers that need the labels of the concept take them here.
+            Ignored; accepted because some erasers need the labels of the concept.
         mask : array or tensor of bool, of shape X.shape[:-1], optional
-            Rows where it is False, such as padding, come back as they are.
+            Rows with False, such as padding, are returned unchanged.
         out : array of the shape and dtype of the result, optional
-            Where to write; may be X itself, a memmap included. Extra memory is O(block).
+            Array for the result; may be X itself, also a memmap. Extra memory is O(block).
         progress : bool, optional
             Show a progress bar on stderr; by default only in a terminal or notebook, after two
             seconds.
@@ -269,13 +271,14 @@ class Projection:
         Returns
         -------
         ndarray, torch tensor or dask array
-            Of the kind, shape, dtype, chunks and device of X; `out` if given.
+            Erased rows with the type, shape, dtype (float64 for integers), chunks and device of X;
+            `out` if passed.
 
         Raises
         ------
         InputError
-            Wrong width or columns, a mask or an `out` that does not fit, or a result beyond
-            float16.
+            X has the wrong width or columns, `mask` or `out` does not match X, or a result exceeds
+            the range of float16.
 
         Examples
         --------
@@ -293,41 +296,41 @@ class Projection:
             return erase_tensor(self._factors, X, out=out, mask=mask, progress=progress)
         if hasattr(X, "map_blocks") and mask is None and out is None:
             return erase_rows.erase_lazily(self, X, self.n_features)
-        rows, chosen, result = rows_mask_and_out(X, len(self._mean), self._names, mask, out)
-        erase_rows.erase(self._factors, rows, result, chosen, progress, out is None)
+        rows, selected, result = rows_mask_and_out(X, len(self._mean), self._names, mask, out)
+        erase_rows.erase(self._factors, rows, result, selected, progress, out is None)
         return result
 
     def fold_into(self, weight: Any, bias: Any = None) -> tuple[Any, Any]:
-        """Merge this map into the linear layer that follows it.
+        """Merge this map into the weight and bias of the linear layer that follows it.
 
         The layer ``W x + b`` applied to ``r(x)`` equals ``(W P) x + (b + W offset)``.
 
         Parameters
         ----------
         weight : array or torch tensor of shape (k, d)
-            W.
+            Weight W of the layer.
         bias : array or torch tensor of shape (k,), optional
-            The vector b; zero if it is left out.
+            Bias b of the layer; zero by default.
 
         Returns
         -------
         (weight, bias)
-            New arrays of the kind and dtype of `weight`, computed in float64; integers give
-            float32 where it holds them, else float64. The arguments are left alone.
+            New arrays of the type and dtype of `weight`, computed in float64; integer weights give
+            float32 for 8 and 16 bits, otherwise float64. The arguments are not modified.
 
         Raises
         ------
         InputError
-            Shapes that do not fit, or a result that leaves the range of the dtype.
+            Shapes do not match, or a result exceeds the range of the dtype.
         """
-        given_weight = as_rows(weight, name="weight")
-        if given_weight.shape[1] != self.n_features:
+        weight_array = as_rows(weight, name="weight")
+        if weight_array.shape[1] != self.n_features:
             raise InputError(
-                f"weight has shape {given_weight.shape}; the layer that reads the rows of this "
+                f"weight has shape {weight_array.shape}; the layer that reads the rows of this "
                 f"eraser has weights of shape (k, {self.n_features}), one column per feature: "
                 "pass the weight as torch.nn.Linear holds it, or its transpose"
             )
-        w = given_weight.astype(np.float64)
+        w = weight_array.astype(np.float64)
         folded = w - (w @ self.left) @ self._right
         shift = w @ self.offset
         if bias is not None:
@@ -337,34 +340,33 @@ class Projection:
                     f"bias has shape {tuple(column.shape)}; it must have one entry per row of "
                     f"weight, ({len(w)},)"
                 )
-            given = as_rows(column[None, :], width=len(w), name="bias")[0].astype(np.float64)
-            shift = given + shift
+            b = as_rows(column[None, :], width=len(w), name="bias")[0].astype(np.float64)
+            shift = b + shift
         results: tuple[Any, Any] = folded, shift
         if not (is_tensor(weight) and weight.dtype.is_floating_point):
-            dtype = given_weight.dtype
+            dtype = weight_array.dtype
             dtype = dtype if dtype.kind not in "iub" else np.result_type(dtype, np.float32)
-            with np.errstate(over="ignore"):  # raised below, without NumPy's warning
+            with np.errstate(over="ignore"):  # an overflow raises InputError below
                 results = folded.astype(dtype), shift.astype(dtype)
         if is_tensor(weight):
             from splince_fast._runtime.torch_rows import tensor_like
 
             results = tensor_like(weight, results[0]), tensor_like(weight, results[1])
-        for name, exact, found in zip(("weight", "bias"), (folded, shift), results, strict=True):
-            if np.isfinite(exact).all() and not bool((abs(found) < np.inf).all()):
+        for name, exact, rounded in zip(("weight", "bias"), (folded, shift), results, strict=True):
+            if np.isfinite(exact).all() and not bool((abs(rounded) < np.inf).all()):
                 raise InputError(
                     f"the folded {name} holds {np.abs(exact).max():.3g}, which leaves the range of "
-                    f"{found.dtype}; pass the layer as float32"
+                    f"{rounded.dtype}; pass the layer as float32"
                 )
         return results
 
-    # NumPy must not try array @ projection.
-    __array_ufunc__ = None
+    __array_ufunc__ = None  # array @ projection raises TypeError
 
     def __matmul__(self, first: Projection) -> Projection:
-        """``second @ first``: apply `first`, then `second`, as one map.
+        """Return ``second @ first``, the map that applies `first` and then `second`.
 
-        What `second` erases stays erased; what `first` kept may be lost: erase several concepts
-        jointly (``erase=[...]``) where that matters.
+        Concepts erased by `second` stay erased; variables kept by `first` may be changed. To keep
+        a variable exactly, erase all concepts jointly (``erase=[...]``).
         """
         if not isinstance(first, Projection):
             return NotImplemented
@@ -387,29 +389,28 @@ class Projection:
         )
 
     def scaled(self, alpha: float) -> Projection:
-        """The partial eraser: x - alpha (I - P) (x - mean).
+        """Return the partial eraser x - alpha (I - P) (x - mean).
 
-        It lies between the identity (0) and this map (1). The class means, and every covariance
-        with what is erased, shrink by the factor 1 - alpha. For alpha < 1 a linear probe still
-        reads the concept, as well as before: the map is invertible, and a probe that is fitted
-        afterwards undoes it. Only at alpha = 1 is the concept erased.
+        alpha = 0 is the identity, and alpha = 1 is this map. Differences of class means, and every
+        covariance with an erased variable, are multiplied by 1 - alpha. For alpha < 1 the concept
+        is not erased: the map is invertible, so a linear probe fitted to the result recovers the
+        concept as well as before.
 
         Parameters
         ----------
         alpha : float in [0, 1]
-            Fraction of the change that is made; that of fairlearn's ``CorrelationRemover``.
+            Fraction of the change that is applied, as in fairlearn's ``CorrelationRemover``.
 
         Returns
         -------
         Projection
-            It composes, folds, and goes to files as any other. Its report states `alpha`, the
-            association that is left, and alpha^2 times the distortion; figures that hold for
-            complete erasure alone are None.
+            Partial eraser. Its report states `alpha`, the remaining association, and alpha^2 times
+            the distortion; values that hold only for complete erasure are None.
 
         Raises
         ------
         InputError
-            `alpha` is no number between 0 and 1.
+            `alpha` is not a number between 0 and 1.
 
         Examples
         --------
@@ -433,9 +434,9 @@ class Projection:
         source = self._report
 
         def report() -> Report:
-            whole = self.report
-            assert whole is not None
-            return whole._scaled(fraction)
+            complete = self.report
+            assert complete is not None
+            return complete._scaled(fraction)
 
         return Projection._make(
             fraction * self._left, self._right.copy(), self._mean.copy(),
@@ -445,26 +446,26 @@ class Projection:
         )  # fmt: skip
 
     def astype(self, dtype: DTypeLike) -> Projection:
-        """The map with factors rounded to `dtype` (float32 or float64), as a device holds them.
+        """Return the map with factors rounded to `dtype`, as a device stores them.
 
         Parameters
         ----------
         dtype : float32 or float64
-            Of the factors; coefficients are still summed in float64.
+            Dtype of the factors; coefficients are still summed in float64.
 
         Raises
         ------
         InputError
-            Another dtype.
+            `dtype` is not float32 or float64.
         """
         try:
-            known = np.dtype(dtype) in (np.float32, np.float64) and dtype is not None
+            valid = np.dtype(dtype) in (np.float32, np.float64) and dtype is not None
         except (TypeError, ValueError):
-            known = False
-        if not known:
+            valid = False
+        if not valid:
             raise InputError(f"factors are held as float32 or float64, not {dtype!r}")
         left, right = (f.astype(dtype).astype(np.float64) for f in (self._left, self._right))
-        # The shift applies to coefficients of x - mean, so the mean is unchanged.
+        # `shift` belongs to coefficients of x - mean, so it needs no change for rounded factors.
         return Projection._make(
             left, right, self._mean.copy(), method=self._method, report=self._report,
             shift=self._shift.copy(), feature_names=self._names,
@@ -478,25 +479,25 @@ class Projection:
         Parameters
         ----------
         path : path
-            The file; whatever happens, it holds either what it held before or the whole map.
+            Path of the file, which is replaced atomically: an error leaves an earlier file intact.
         """
         files.write(path, _KIND, _FORMAT, *to_record(self))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Projection:
-        """Read a projection back, bit for bit.
+        """Return the projection in a file, bit for bit as it was saved.
 
         Parameters
         ----------
         path : path
-            A file written by :meth:`save`.
+            Path of a file written by :meth:`save`.
 
         Raises
         ------
         FileFormatError
-            Truncated, foreign, inconsistent, or written by a newer version.
+            The file is truncated, inconsistent, not a projection, or from a newer version.
         FileNotFoundError
-            There is no such file.
+            The file does not exist.
         """
         tensors, metadata = files.read(path, _KIND, _FORMAT)
         with files.consistent(path, "fit again"):
@@ -504,13 +505,13 @@ class Projection:
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        state["_report"] = self.report  # computed now: a pending function cannot be pickled
-        for made_on_use in ("offset", "_factors"):
-            state.pop(made_on_use, None)
+        state["_report"] = self.report  # computed now, because a function cannot be pickled
+        for cached in ("offset", "_factors"):
+            state.pop(cached, None)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update({"_names": None} | state)  # absent in pickles of earlier versions
+        self.__dict__.update({"_names": None} | state)  # old pickles have no "_names"
         for array in (self._left, self._right, self._mean, self._shift):
             array.flags.writeable = False
 
@@ -518,26 +519,26 @@ class Projection:
 def rows_mask_and_out(
     X: Any, width: int, names: tuple[str, ...] | None, mask: Any, out: Any
 ) -> tuple[NDArray[Any], NDArray[np.bool_] | None, NDArray[Any]]:
-    """Rows of shape (..., d), their mask, and memory for the result, which is new without `out`.
+    """Return valid rows of shape (..., d), their mask, and `out` or a new array for the result.
 
     Raises
     ------
     InputError
-        Wrong width or columns; a mask or an `out` that does not fit.
+        X has the wrong width or columns, or `mask` or `out` does not match X.
     """
     rows = erase_rows.as_stack(X, width)
     if names is not None and hasattr(X, "columns"):
         check_feature_names(feature_names(X, width), names)
     dtype = erase_rows.result_dtype(rows.dtype)
-    chosen = None if mask is None else as_mask(mask, rows.shape[:-1])
+    selected = None if mask is None else as_mask(mask, rows.shape[:-1])
     if out is None:
-        return rows, chosen, np.empty(rows.shape, dtype)
+        return rows, selected, np.empty(rows.shape, dtype)
     erase_rows.check_out(out, rows, dtype)
-    return rows, chosen, out
+    return rows, selected, out
 
 
 def to_record(projection: Projection) -> tuple[dict[str, Float], dict[str, Any]]:
-    """Named tensors and JSON metadata of a projection, for files that hold one or several."""
+    """Return the named tensors and the JSON metadata of a projection for a file."""
     report = projection.report
     tensors = {
         "left": projection.left,
@@ -555,13 +556,14 @@ def to_record(projection: Projection) -> tuple[dict[str, Float], dict[str, Any]]
 
 
 def from_record(tensors: files.Tensors, metadata: Mapping[str, Any]) -> Projection:
-    """The inverse of `to_record`, bit for bit.
+    """Return the projection from the tensors and metadata of `to_record`, bit for bit.
 
     Raises
     ------
     FileFormatError
-        A tensor has another dtype or shape, or they contradict each other. What is missing raises
-        KeyError, metadata of the wrong form also TypeError or ValueError.
+        A tensor has the wrong dtype or shape, or the tensors contradict each other.
+    KeyError, TypeError, ValueError
+        A tensor or an entry of the metadata is missing, or the metadata have the wrong form.
     """
     from splince_fast.report import Report
 
@@ -577,7 +579,7 @@ def from_record(tensors: files.Tensors, metadata: Mapping[str, Any]) -> Projecti
         np.ascontiguousarray(tensors["left"].T), np.ascontiguousarray(tensors["right"].T),
         tensors["mean"], tensors["bias"], str(metadata["method"]),
         None if report is None else Report.from_dict(report),
-        shift=tensors.get("shift"),  # absent in files of earlier versions
+        shift=tensors.get("shift"),  # old files have no "shift"
         feature_names=files.read_feature_names(metadata, d),
     )  # fmt: skip
     terms = np.abs(new._right) @ np.abs(new._mean) + np.abs(new._shift)
@@ -588,16 +590,17 @@ def from_record(tensors: files.Tensors, metadata: Mapping[str, Any]) -> Projecti
 
 
 def _shift_of(bias: Float, right: Float, mean: Float) -> Float:
-    """bias - right @ mean; 0 where that is the rounding of these products."""
-    gap = bias - right @ mean
+    """Return bias - right @ mean, with entries at the rounding level of the products set to 0."""
+    difference = bias - right @ mean
     noise = 4 * len(mean) * _EPS * (np.abs(right) @ np.abs(mean))
-    return np.where(np.abs(gap) > noise, gap, 0.0)
+    return np.where(np.abs(difference) > noise, difference, 0.0)
 
 
 def _balanced(left: Float, right: Float) -> tuple[Float, Float]:
-    """D^{-1} left and D right, with row j of both of the size sqrt(max |left_j| max |right_j|).
+    """Return D^{-1} left and D right, with a diagonal D that equalises the row sizes of both.
 
-    A row that is zero in one factor alone gets the largest of these sizes in the other.
+    The size of row j, its largest absolute value, becomes sqrt(max |left_j| max |right_j|) in both
+    factors. A row that is zero in one factor gets the largest of these sizes in the other.
     """
     sizes = [np.abs(factor).max(axis=1) for factor in (left, right)]
     both = (sizes[0] > 0) & (sizes[1] > 0)

@@ -1,4 +1,7 @@
-"""Report: what an eraser erased and kept, at what cost, and how exactly."""
+"""Report of an eraser: erased and kept variables, cost and residuals.
+
+The span of a variable v is its cross-covariance with x: one row Cov(x, v_j) per column v_j of v.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ Float = NDArray[np.float64]
 
 
 class SpanLike(Protocol):
-    """Names, numbers of rows, and the stacked (k, d) cross-covariances of several variables."""
+    """Spans of several variables: names, the stacked (k, d) rows, and the row count of each."""
 
     names: list[str]
     rows: Float
@@ -55,40 +58,46 @@ class VariableReport:
     name : str
     role : {"erased", "kept"}
     rank : int
-        Rank of its cross-covariance with x, at the rounding level of the data.
+        Rank of Cov(x, v) for this variable v, at the rounding level of the data.
     singular_values : tuple of float
-        Canonical correlations between x and the variable, L^+ Cov(x, v) Cov(v)^{-1/2}: 1 is a
-        perfect linear trace, 0 none. Missing labels count as rows at the mean. Where nothing is
-        whitened, and for directions: those of Cov(x, v), v in units of its deviations.
+        Canonical correlations between x and the variable, the singular values of
+        L^+ Cov(x, v) Cov(v)^{-1/2}: from 0, no linear association, to 1, a perfect one. Missing
+        labels count as rows at the mean. Without whitening: singular values of Cov(x, v), with v
+        scaled to unit standard deviation. For kept directions: singular values of the whitened
+        directions.
     residual : float
-        |P Cov(x, z)| / |Cov(x, z)| where erased, |P Cov(x, y) - Cov(x, y)| / |Cov(x, y)| where
-        kept (Frobenius norms).
+        |P Cov(x, z)| / |Cov(x, z)| for an erased variable,
+        |P Cov(x, y) - Cov(x, y)| / |Cov(x, y)| for a kept variable (Frobenius norms).
     bound : float
-        The residual that rounding explains: 8 d eps q |P|^2, with q the condition number of the
-        whitened cross-covariances and |P| the spectral norm in units of deviations, so that it
-        does not depend on the units of the features; and what varies below the rounding level of
-        Cov(x), which is left alone. A kept variable whose residual is far above it was given up
-        in part, an erased one was left in part (``rank_tol=``).
+        Rounding level of `residual`: 8 d eps q |P|^2, with q the condition number of the whitened
+        cross-covariances and |P| the spectral norm with features scaled to unit standard
+        deviation; plus the covariance below the rounding level of Cov(x), which is not erased. If
+        `residual` is far above `bound`, part of a kept variable was given up, or part of an
+        erased variable was left (``rank_tol=``).
     kind : str
-        How it was read: "classes (4)", "continuous (1 column)", "directions (2)"; empty in files
-        of versions that did not note it.
+        Kind of the variable: "classes (4)", "continuous (1 column)", "directions (2)"; empty if
+        read from an old file that lacks it.
     expected : float or None
-        Of an erased variable: R^2 that the best linear predictor is expected to find in new rows
-        of the same distribution after erasing, about (d - r) / n for rank r in n rows (see
-        :func:`splince_fast.evaluation.advice.held_out_trace`). None where nothing is whitened, of
-        a covariance that was shrunk, for fewer rows than dimensions, and where ``rank_tol=`` leaves
-        some of the association. It assumes that all
-        classes have the same covariance, unless the moments were made ``by`` the variable, or that
-        the deviation of x does not depend on a continuous variable.
+        Erased variable: R^2 that the best linear predictor is expected to reach in held-out rows
+        of the same distribution, about (d - r) / n for rank r and n rows (see
+        :func:`splince_fast.evaluation.advice.held_out_trace`). Assumes equal class covariances,
+        unless the moments were made ``by`` the variable; for a continuous variable, that the
+        standard deviation of x does not depend on the variable. None without whitening, with
+        shrinkage or ``sketch_size=``, for fewer rows than dimensions, and if ``rank_tol=`` leaves
+        part of the association.
     expected_most : float or None
-        Of classes: an upper bound of `expected` whatever their covariances; None where these are
-        known, as the moments were made ``by`` the variable. The noise of the
-        fitted cross-covariances is tau / n, tau = tr(S^+ sum_c w_c S_c) with w_c = 1 - p_c for
-        classes of fractions p_c, summed over directions; as p_c S_c <= S, no direction has more
-        than (1 - p) / p times that of equal covariances, p the fraction of the rarest class.
+        Classes: upper bound of `expected` for any class covariances; None if the moments were
+        made ``by`` the variable, which makes the class covariances known.
     noise : Noise or None
-        Of an erased variable: sampling noise of its fitted covariance with x, for
-        :meth:`Report.certificate`. None where some of the association stays.
+        Erased variable: sampling noise of its fitted covariance with x, for
+        :meth:`Report.certificate`. None if part of the association is left.
+
+    Notes
+    -----
+    Bound `expected_most`: summed over directions, the noise of the fitted cross-covariances is
+    tau / n, with tau = tr(S^+ sum_c w_c S_c), S = Cov(x), class covariances S_c, class fractions
+    p_c and w_c = 1 - p_c. As p_c S_c <= S, the noise of each direction is at most (1 - p) / p
+    times the noise for equal class covariances, with p the fraction of the rarest class.
 
     Examples
     --------
@@ -118,7 +127,7 @@ class VariableReport:
 
     @property
     def label(self) -> str:
-        """Its name, and how it was read: "z: classes (4)"."""
+        """Name and kind of the variable: "z: classes (4)"."""
         return f"{self.name}: {self.kind}" if self.kind else self.name
 
     @property
@@ -133,12 +142,12 @@ class FrozenHead:
     Attributes
     ----------
     excess_risk : float
-        1 + b^2 rho / (1 - rho), with b the `strength` of the report: excess risk of SPLINCE over
-        that of LEACE for an unregularised head on one task variable (proofs_check, theorem 3).
-        Never below 1.
+        Excess risk of SPLINCE divided by the excess risk of LEACE, for an unregularised head on
+        one task variable: 1 + b^2 rho / (1 - rho), at least 1, with b the `strength` of the
+        report (proofs_check, theorem 3).
     shrinkage_threshold : float
-        2 (1 - rho) / (2 - (2 - b) rho): for a head that is the least-squares one times a factor
-        below this, SPLINCE has the smaller risk; above it LEACE (proofs_check, theorem 3).
+        g* = 2 (1 - rho) / (2 - (2 - b) rho). For a head equal to g times the least-squares head,
+        SPLINCE has the smaller risk if g < g*, and LEACE if g > g* (proofs_check, theorem 3).
     """
 
     excess_risk: float
@@ -147,20 +156,21 @@ class FrozenHead:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """Effect of an eraser on rows that it was not fitted to: means over folds.
+    """Effect of erasers on held-out rows: means over folds.
 
-    See :func:`splince_fast.cross_report`, which has the figure of each fold.
+    :func:`splince_fast.cross_report` returns the values of each fold.
 
     Attributes
     ----------
     distortion : float
-        Change of the rows, as a fraction of their variance.
+        Mean squared change of the rows, as a fraction of the total variance of the rows.
     concept : float or None
-        R^2 that is left of the concept; None of a partial eraser.
+        R^2 of the concept after erasure; None for a partial eraser.
     chance : float or None
-        R^2 expected of the concept by sampling alone.
+        Chance level of `concept`: its mean for random labels; None for a partial eraser.
     kept : float or None
-        Fraction of the covariance with what is kept; None where nothing is.
+        Fraction of the covariance with the kept variables that is preserved; None without kept
+        variables and for a partial eraser.
     """
 
     distortion: float
@@ -171,15 +181,15 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The rows that Cov(x) was estimated from, of moments made with ``subsample=``.
+    """Sample of rows from which Cov(x) was estimated, for moments made with ``subsample=``.
 
     Attributes
     ----------
     n_rows : int
-        Sampled rows.
+        Number of sampled rows.
     expected_excess : float or None
-        Excess of `distortion` over that of the eraser from all rows, relative to the latter, on
-        average over samples. None for SAL, and with shrinkage.
+        Expected relative increase of `distortion`, compared with the eraser fitted to all rows.
+        None for SAL, and with shrinkage.
     """
 
     n_rows: int
@@ -188,16 +198,18 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class SketchedCovariance:
-    """Stand-in for Cov(x) in moments made with ``sketch_size=``: variances and a low-rank part.
+    """Covariance approximation of moments made with ``sketch_size=``: variances and low-rank part.
 
     Attributes
     ----------
     rank : int
-        Of the low-rank part. Singular values are those of the stand-in, estimates.
+        Rank of the low-rank part. The `singular_values` of the variables are estimates, because
+        the approximation replaces Cov(x).
     passes : int or None
-        Passes of ``refine=`` over the rows, after which `distortion` is exact.
+        Number of passes of ``refine=`` over the rows, which make `distortion` exact; None without
+        ``refine=``.
     gain : float or None
-        Fraction of the distortion that the last pass removed.
+        Relative decrease of the distortion in the last pass.
     """
 
     rank: int
@@ -207,16 +219,17 @@ class SketchedCovariance:
 
 @dataclass(frozen=True, slots=True)
 class OracleFit:
-    """Figures of :func:`splince_fast.oracle`.
+    """Values in the report of :func:`splince_fast.oracle` only.
 
     Attributes
     ----------
     distortion_leace : float
-        D_oL, the distortion of o-LEACE, the least with the labels.
+        D_oL: distortion of o-LEACE, the smallest possible when the labels are used.
     rho : float or None
-        The largest rho_o of the combinations of what is kept, the fraction of what x and z
-        predict of it that z predicts alone; corr(z, y)^2 / R^2(y given x, z) of single columns,
-        for which `distortion` is D_oL / (1 - rho_o). None where nothing is kept.
+        Largest rho_o over the linear combinations u of the kept columns: variance of u that z
+        predicts, as a fraction of the variance that x and z predict. For single columns z and y,
+        rho_o = corr(z, y)^2 / R^2(y given x, z), and `distortion` is D_oL / (1 - rho_o). None
+        without kept variables.
     """
 
     distortion_leace: float
@@ -225,19 +238,21 @@ class OracleFit:
 
 @dataclass(frozen=True, slots=True)
 class QuadraticFit:
-    """Figures of :func:`splince_fast.quadratic`.
+    """Values in the report of :func:`splince_fast.quadratic` only.
 
     Attributes
     ----------
     determinant : float
-        Least |I + Lam^T B_c| over classes: the gap is 0 unless it is.
+        Smallest |det(I + Lam^T B_c)| over classes. If it is not 0, the maps are optimal: `gap` is
+        0 up to the stopping rule.
     gap : float or None
-        (cost - lower bound) / cost of the maps, 0 where they are known to be optimal to rounding.
-        None for ``method="repair"``.
+        (cost - lower bound) / cost of the maps; 0 means optimal to rounding error. None for
+        ``method="repair"``.
     covariance_difference, covariance_difference_left : float or None
-        dS2 = sum_c |S_c - mean|^2 / k in white units of the pooled covariance (|S_1 - S_0|^2 / 4
-        for two classes), estimated without bias from folds: before erasing, and expected in new
-        rows after it, to first order. None without folds.
+        Difference of the k class covariances, dS2 = sum_c |S_c - mean of S_c|^2 / k after whitening
+        by the pooled covariance (|S_1 - S_0|^2 / 4 for two classes), before erasure and after
+        erasure in held-out rows. Estimated from folds, without bias before erasure and to first
+        order after it; None without folds.
     """
 
     determinant: float
@@ -248,14 +263,15 @@ class QuadraticFit:
 
 @dataclass(frozen=True, slots=True)
 class IsotropicFit:
-    """Figures of :func:`splince_fast.isotropic`.
+    """Values in the report of :func:`splince_fast.isotropic` only.
 
     Attributes
     ----------
     residual : float
-        |P (S_1 - S_0) P^T| / |S_1 - S_0| (Frobenius): 0 to rounding without ``neutral=``.
+        |P (S_1 - S_0) P^T| / |S_1 - S_0|, with class covariances S_0 and S_1 and Frobenius norms;
+        0 up to rounding error without ``neutral=``.
     n_kept : int
-        Dimensions of the support that survive.
+        Number of dimensions of the range of Cov(x) that are not removed.
     """
 
     residual: float
@@ -264,72 +280,76 @@ class IsotropicFit:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Effect of an eraser on the data that it was fitted on.
+    """Effect of an eraser on the rows that it was fitted to.
 
     Attributes
     ----------
     method : str
+        Name of the method.
     n_rows, weight, n_features : int, float, int
-        Of the data it was fitted on.
+        Number of rows, weight sum and number of features of the fitted data.
     rank_covariance : int or None
-        Rank of the covariance of x at its rounding level, features that were left out aside; None
-        where it was not factored (SAL).
+        Rank of Cov(x) at its rounding level, without the features in `left_out`; None if Cov(x)
+        was not factored (SAL).
     rank : int
-        Dimensions removed, directions off the support included for ``null_space="drop"``.
+        Number of removed dimensions; with ``null_space="drop"`` it includes the dimensions
+        outside the range of Cov(x).
     variables : tuple of VariableReport
+        Erased and kept variables.
     dropped : int
-        Kept directions that were given up because they lie too close to the erased ones.
+        Number of kept directions that were given up because they lie too close to the erased
+        directions.
     cosines : tuple of float
-        Cosines of the principal angles between the (whitened) spans of what is erased and kept,
-        before any was dropped.
+        Cosines of the principal angles between the whitened spans of the erased and of the kept
+        variables, before any direction was given up.
     amplification : float
-        1 / sin of the smallest principal angle: how much longer than LEACE's the longest
-        correction is (Theorem 1: the spectral norm of the whitened projection). For
-        :func:`splince_fast.repair` the spectral norm of its map, each feature in units of its
-        deviation before or after erasing, whichever is larger; its decimal logarithm is the number
-        of digits lost.
+        1 / sin of the smallest principal angle: length of the longest correction, relative to
+        LEACE (Theorem 1: spectral norm of the whitened projection). For
+        :func:`splince_fast.repair`: spectral norm of its map, with each feature in units of its
+        standard deviation before or after erasure, whichever is larger; log10 of this norm is the
+        number of digits lost.
     rho : float or None
-        Largest squared cosine among what is kept, the squared correlation of the best linear
-        predictions of concept and task. None where nothing is kept or nothing is whitened, and
-        without a covariance (``sketch_size=``).
+        Squared cosine of the smallest angle between the erased and the remaining kept directions
+        after whitening: the squared correlation of the best linear predictions of concept and
+        task. None without kept variables, without whitening, and with ``sketch_size=``.
     distortion, distortion_leace : float or None
-        E|r(x) - x|^2 as a share of the total variance, of this eraser and of LEACE for the same
-        moments and variables (equal where nothing is kept). None where it was not computed: of
-        moments made with ``sketch_size=`` before ``refine=`` has measured it. Corrected for the
-        sample where the covariance rests on one: the change of all rows.
+        E|r(x) - x|^2 / tr Cov(x), for this eraser and for LEACE with the same moments and erased
+        variables (equal without kept variables). None if not computed, for example with
+        ``sketch_size=`` but without ``refine=``. With ``subsample=``: estimate for all rows.
     solver : {"cholesky", "eigh", "low-rank", "refined", "none"}
+        Factorisation of the covariance.
     tolerance : float
-        Rounding level, in correlation units, below which a direction counts as absent.
+        Rounding level, in units of correlation, below which a direction counts as absent.
     shrinkage : float
-        Share of the isotropic target in the covariance that was factored.
+        Weight of the isotropic target in the factored covariance.
     warnings : tuple of str
     sensitivity : float or None
-        sqrt(E|(P - I) e|^2) / s, for independent entries of e of deviation eps32 rms(x), with
-        eps32 = 2^-23, rms(x)^2 = E|x|^2 / d and s^2 = tr Cov(x): eps32 rms(x) |P - I|_F / s, the
-        change that rounding x to float32 makes in what is removed, in units of the deviation of
-        x. None in files of versions that did not note it.
+        Change of the removed part (P - I) x when x is rounded to float32, relative to the
+        standard deviation of x: sqrt(E|(P - I) e|^2) / s = eps32 rms(x) |P - I|_F / s, for
+        independent entries of e with standard deviation eps32 rms(x), eps32 = 2^-23,
+        rms(x)^2 = E|x|^2 / d and s^2 = tr Cov(x). None if read from an old file that lacks it.
     left_out : tuple of int
-        Features that vary too little to be whitened (``min_scale``). What the others predict of
-        their covariance with the concept is removed from them, exactly.
+        Indices of the features with too little variance to be whitened (``min_scale``). From these
+        features, only covariance with the concept that the other features predict is removed.
     left_out_names : tuple of str
-        Their names, where the features have names.
+        Names of the features in `left_out`; empty if the features have no names.
     alpha : float
-        Fraction of the change that is made: 1, or that of :meth:`Projection.scaled`. Below 1 no
-        dimension is removed entirely, and a linear probe still reads what `variables` calls
-        erased; `rank` counts the dimensions that are changed.
+        Fraction of the change that is applied: 1, or the `alpha` of :meth:`Projection.scaled`.
+        Below 1 no dimension is removed entirely, `rank` counts the changed dimensions, and a linear
+        probe still recovers the variables with the role "erased".
     strength : float
-        Fraction of the covariance with what is kept that is given back, of the part that LEACE
-        (for :func:`splince_fast.repair`: the eraser) destroys.
+        Fraction of the covariance with the kept variables that is restored, of the part that
+        LEACE (for :func:`splince_fast.repair`: the eraser) removes.
     frozen_head : FrozenHead or None
-        The cost for a head that is not refitted; None as `rho`.
+        Cost for a head that is not refitted; None if `rho` is None.
     held_out : HeldOut or None
-        Effect on held-out rows, of moments that are folds.
+        Effect on held-out rows, for moments with folds.
     sampling : Sampling or None
-        The sample of rows that the covariance rests on; None where it rests on all.
+        Sample of rows from which the covariance was estimated; None if all rows were used.
     sketch : SketchedCovariance or None
-        The low-rank stand-in for the covariance, of moments made with ``sketch_size=``.
+        Covariance approximation, for moments made with ``sketch_size=``.
     oracle, quadratic, isotropic : OracleFit, QuadraticFit, IsotropicFit or None
-        Figures of :func:`splince_fast.oracle`, :func:`splince_fast.quadratic` and
+        Values of one method only: :func:`splince_fast.oracle`, :func:`splince_fast.quadratic` or
         :func:`splince_fast.isotropic`.
 
     Examples
@@ -378,17 +398,17 @@ class Report:
     isotropic: IsotropicFit | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain numbers, strings, lists and dictionaries, ready for JSON."""
+        """Return the report as plain numbers, strings, lists and dictionaries, ready for JSON."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> Report:
-        """The inverse of :meth:`to_dict`.
+        """Return the report from the result of :meth:`to_dict`.
 
         Parameters
         ----------
         values : mapping
-            What :meth:`to_dict` returned, JSON in between or not.
+            Result of :meth:`to_dict`, also after conversion to JSON and back.
 
         Raises
         ------
@@ -396,45 +416,46 @@ class Report:
             A field is missing or unknown.
         """
         try:
-            new: Report = _read(cls, _nested(values), "report")
+            new: Report = _from_plain(cls, _nested(values), "report")
         except (TypeError, KeyError, IndexError, AttributeError) as error:
             raise FileFormatError(f"a report has missing or unknown fields: {error}") from error
         if not all(v.noise is None or _is_possible(v.noise) for v in new.variables):
             raise FileFormatError("the noise of a variable holds impossible numbers")
         if (new.rho is None) != (new.frozen_head is None):
-            raise FileFormatError("a report has some of the figures of a frozen head but not all")
+            raise FileFormatError("a report must have both rho and frozen_head, or neither")
         return new
 
     def certificate(self, delta: float = 0.05) -> dict[str, float]:
-        """Bound of the R^2 with which a linear predictor finds an erased variable in new rows.
+        """Return an upper bound of the held-out R^2 of linear predictors of each erased variable.
 
-        For every map P with P Cov(x, z) = 0 in the fitted rows, whatever the method, the task or
-        the covariance that it was fitted with: R^2 of a column of z in the population is at most
-        t / (1 + t), with t the squared length of the noise of the fitted Cov(x, z) across the true
-        one, in white coordinates. n t is chi-squared of p - 1 degrees of freedom, p the rank of
-        Cov(x), where all classes have the same covariance, and for a continuous variable whose
-        regression on x has residuals of constant variance. Moments made with ``by=`` need no such
-        assumption: scale and degrees of freedom are those of the covariances of the classes.
+        The bound holds for every map P with P Cov(x, z) = 0 in the fitted rows, for any method,
+        task or covariance used in the fit. For a column of z, the population R^2 is at most
+        t / (1 + t), where t is the squared length, in whitened coordinates, of the sampling noise
+        of the fitted Cov(x, z) orthogonal to the true Cov(x, z). With p the rank of Cov(x), n t is
+        chi-squared with p - 1 degrees of freedom if all classes have the same covariance or, for a
+        continuous variable, if its regression on x has residuals of constant variance. For classes
+        in moments made with ``by=``, scale and degrees of freedom are computed from the class
+        covariances, without this assumption.
 
         Parameters
         ----------
         delta : float in (0, 1)
-            Fraction of fits for which the bound may fail, for each variable; divided among its
-            classes, if these are more than two, or columns.
+            Fraction of fits for which the bound of a variable may fail; divided among the columns
+            of the variable, or among its classes if there are more than two.
 
         Returns
         -------
         dict of str to float
-            The bound by variable, of every class or column of it at once. It holds for rows of
-            the same distribution and linear predictors, asymptotically in the number of rows, and
-            with weights that are counts of rows; it is no statement about other populations, nor
-            about predictors that are not linear.
+            Bound by variable, for all classes or columns of the variable at once. It holds for
+            linear predictors on rows of the same distribution, asymptotically in the number of
+            rows, and for weights that are counts of rows. It does not hold for other populations
+            or nonlinear predictors.
 
         Raises
         ------
         InputError
-            `delta` is out of range; or the eraser leaves some of the association (``rank_tol=``,
-            or a fraction of the change), uses labels, or is a repair, which erases nothing itself.
+            `delta` is out of range; or the eraser leaves part of the association (``rank_tol=``,
+            or :meth:`Projection.scaled`), uses labels, or is a repair, which erases nothing itself.
 
         Examples
         --------
@@ -464,33 +485,34 @@ class Report:
         return {v.name: certificate(v.noise, delta) for v in erased if v.noise is not None}
 
     def strength_for(self, head: ArrayLike, moments: Moments | Factored) -> float:
-        """The strength of least squared error for a frozen head on one task variable.
+        """Return the strength that minimises the squared error of a frozen head on one task.
 
-        The squared error of the score theta^T P_b x of y is quadratic in the strength b of
-        :func:`splince_fast.splince`. With v = theta^T Cov(x, y), q = theta^T X, X the covariance
-        that LEACE destroys, and H the variance of the prediction of y that LEACE leaves, it is
-        least at b = (H - v + q) / q (b = 1 is the case of proofs_check 4.3): 0 for the
-        least-squares head, and (1 - rho) (1 - g) / (g rho) for g times it. The intercept is free.
+        The squared error of the score theta^T P_b x as a prediction of y is quadratic in the
+        strength b of :func:`splince_fast.splince`. Let X be the part of Cov(x, y) that LEACE
+        removes, v = theta^T Cov(x, y), q = theta^T X, and H the variance of the best linear
+        prediction of y after LEACE. The minimum is at b = (H - v + q) / q: 0 for the least-squares
+        head, and (1 - rho) (1 - g) / (g rho) for g times the least-squares head (proofs_check 4.3
+        is the case b = 1). The intercept is free.
 
         Parameters
         ----------
         head : array-like of shape (d,)
-            theta, fitted on unchanged rows.
+            Coefficients theta of the head, fitted on rows before erasure. Two task classes are
+            coded 0 and 1, in the order of ``moments.classes(name)``.
         moments : Moments or Factored
-            That the eraser was fitted to.
+            Moments that the eraser was fitted to.
 
         Returns
         -------
         float
-            b, and the nearest of 0 and 1 where it lies outside; 0 where the score does not depend
-            on b. Pass it to :func:`splince_fast.splince` as ``strength=``.
+            b, clipped to [0, 1]; 0 if the score does not depend on b. Pass b to
+            :func:`splince_fast.splince` as ``strength=``.
 
         Raises
         ------
         InputError
-            Not a report of SPLINCE on one kept variable with one column or two classes; `head` of
-            another shape, or not finite; other moments. Two classes count as 0 and 1, the class
-            that is 1 being the last of ``moments.classes(name)``.
+            The report is not of SPLINCE with one kept variable of one column or two classes;
+            `head` has another shape or is not finite; the eraser was fitted to other moments.
 
         Examples
         --------
@@ -529,10 +551,10 @@ class Report:
                 f"the eraser was fitted to; this one is of {self.method} on {self.n_features} "
                 f"features, and the variables are {[v.name for v in self.variables]}"
             )
-        known: Any = moments  # a snapshot is factored already, with a shrinkage of its own
-        if not hasattr(known, "factor"):
-            known = known.factored(shrinkage=self.shrinkage or None)
-        task = known.variable(keep[0])
+        factored: Any = moments  # a Factored snapshot has a shrinkage already
+        if not hasattr(factored, "factor"):
+            factored = factored.factored(shrinkage=self.shrinkage or None)
+        task = factored.variable(keep[0])
         cross = task.cross_covariance(0.0, keep[0])
         if cross.shape[1] != (2 if task.kind == "classes" else 1):
             raise InputError(
@@ -546,19 +568,19 @@ class Report:
                 f"head has shape {theta.shape}; it must be {self.n_features} finite coefficients, "
                 "one per feature, of one score, such as head.coef_"
             )
-        if self.dropped:  # no kept part: LEACE is the only map
+        if self.dropped:  # the kept direction was given up: every strength gives LEACE
             return 0.0
-        span = np.concatenate([known.variable(name).span() for name in erase])
+        span = np.concatenate([factored.variable(name).span() for name in erase])
         column = np.ascontiguousarray(cross[:, -1])
-        return best_strength(known.factor, known.gram, span, column, theta)
+        return best_strength(factored.factor, factored.gram, span, column, theta)
 
     def _scaled(self, alpha: float) -> Report:
-        """The report of the eraser with its change times `alpha`."""
+        """Return the report of the partial eraser, whose change is multiplied by `alpha`."""
         if alpha == 1:
             return self
 
         def variable(v: VariableReport) -> VariableReport:
-            # P_alpha c = (1 - alpha) c + alpha P c, where P c is 0 but for rounding.
+            # Erased: P_alpha c = (1 - alpha) c + alpha P c, with P c = 0 up to rounding error.
             left = alpha * v.residual + (1 - alpha if v.role == "erased" else 0.0)
             return dataclasses.replace(
                 v, residual=left, expected=None, expected_most=None, noise=None
@@ -583,7 +605,7 @@ class Report:
 
     @property
     def _effect(self) -> tuple[str, str]:
-        """The change as a fact, and as the end of a sentence."""
+        """Text on the change made by the eraser: a table entry, and the end of a sentence."""
         if self.oracle is not None:
             return (
                 "differences between labels; needs the label of each row",
@@ -609,13 +631,13 @@ class Report:
 
     @property
     def _left_out(self) -> str:
-        """Number of the features that were left out, and the first of them."""
+        """Text on the features left out of the whitening: their number and the first few."""
         names = self.left_out_names
         shown = abbreviated(range(len(names)), names) if names else abbreviated(self.left_out)
         return f"{len(self.left_out)} feature(s) ({shown})"
 
     def _facts(self) -> list[tuple[str, str]]:
-        """Label and text of each line of the summary."""
+        """Return label and text of each line of the summary."""
         support = "not factored" if self.rank_covariance is None else f"rank {self.rank_covariance}"
         sample = ""
         if self.sampling is not None:
@@ -701,7 +723,7 @@ class Report:
         return facts
 
     def explain(self) -> str:
-        """The report in plain words: what each of its figures means for this eraser."""
+        """Return the report in sentences, with the meaning of each value for this eraser."""
         lines = [
             f"{self.method} was fitted to {self.n_rows:,} rows with {self.n_features} features and "
             f"{self._effect[1]}."
@@ -712,17 +734,17 @@ class Report:
                 "no covariance. Pass refine=, the source of the rows."
             )
         else:
-            alone = self.distortion_leace
+            minimum = self.distortion_leace
             if self.oracle is not None:
-                alone = self.oracle.distortion_leace
-            least = (
-                f"; the least that erasing alone takes is {100 * alone:.3g} %."
-                if alone is not None
+                minimum = self.oracle.distortion_leace
+            comparison = (
+                f"; the least that erasing alone takes is {100 * minimum:.3g} %."
+                if minimum is not None
                 else "."
             )
             lines.append(
                 f"It changes the rows by {100 * self.distortion:.3g} % of their variance "
-                f"(distortion){least}"
+                f"(distortion){comparison}"
             )
         if self.held_out is not None:
             lines.append(
@@ -843,7 +865,7 @@ class Report:
         return "\n".join([*lines, *(f"Warning: {text}." for text in self.warnings)])
 
     def _bound_in_words(self, v: VariableReport) -> str:
-        """The certificate of one variable."""
+        """Return sentences on the certificate of one variable, with its assumptions."""
         limit = f"{self.certificate()[v.name]:.2g}"
         text = (
             "In 95 % of fits a linear predictor explains at most "
@@ -860,10 +882,10 @@ class Report:
 
     def __str__(self) -> str:
         facts = self._facts()
-        figure = "singular values" if self.rank_covariance is None else "correlations"
+        title = "singular values" if self.rank_covariance is None else "correlations"
         for v in self.variables:
             values = shortened((f"{s:.3g}" for s in v.singular_values), 4)
-            facts.append((v.role, f"{v.name}: rank {v.rank}, {figure} [{values}], {v._exactness}"))
+            facts.append((v.role, f"{v.name}: rank {v.rank}, {title} [{values}], {v._exactness}"))
         return as_text(self.method, facts)
 
     def _repr_html_(self) -> str:
@@ -872,13 +894,13 @@ class Report:
 
 
 def as_text(title: str, facts: Sequence[tuple[str, str]]) -> str:
-    """A title, and below it a table of labels and texts."""
+    """Format a title and, below it, a table of labels and texts."""
     wide = max(len(label) for label, _ in facts)
     return "\n".join([title, *(f"  {label:<{wide}}  {text}" for label, text in facts)])
 
 
 def as_html(title: str, facts: Sequence[tuple[str, str]]) -> str:
-    """The table for a notebook."""
+    """Format a title and a table of labels and texts as HTML, for notebooks."""
     rows = "".join(
         f"<tr><th style='text-align:left'>{html.escape(label)}</th>"
         f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
@@ -888,18 +910,18 @@ def as_html(title: str, facts: Sequence[tuple[str, str]]) -> str:
 
 
 def shortened(texts: Iterable[str], count: int) -> str:
-    """The first texts, with an ellipsis for the rest."""
+    """Join the first `count` texts by commas; an ellipsis stands for the rest."""
     texts = list(texts)
     return ", ".join(texts[:count]) + ", ..." * (len(texts) > count)
 
 
 def _at_most(variable: VariableReport, text: str) -> str:
-    """The expected association in new rows as text; "" where it is unknown."""
-    most = variable.expected_most
-    return "" if most is None else text.format(f"{most:.2g}")
+    """Insert `expected_most` of the variable into `text`; return "" if it is None."""
+    bound = variable.expected_most
+    return "" if bound is None else text.format(f"{bound:.2g}")
 
 
-# The names that files of earlier versions have for the fields of a part.
+# Field of Report: names of its fields in files of earlier versions, where all were flat.
 _FLAT = {
     "frozen_head": ("frozen_head_penalty", "head_shrinkage_threshold"),
     "held_out": ("unseen_distortion", "unseen_concept", "unseen_chance", "unseen_kept"),
@@ -911,9 +933,10 @@ _FLAT = {
 
 
 def _nested(values: Mapping[str, object]) -> dict[str, Any]:
-    """The fields of a report; flat fields of earlier versions are grouped into parts.
+    """Return the fields of a report, with flat fields of earlier versions grouped into parts.
 
-    A part is absent where its first field is; without the first, another field is unknown.
+    A part is built only if its first flat field is present; otherwise the other flat fields stay
+    as they are, and are rejected later as unknown.
     """
     values = {**values}
     for name, flat in _FLAT.items():
@@ -927,23 +950,23 @@ def _nested(values: Mapping[str, object]) -> dict[str, Any]:
     return values
 
 
-def _read(kind: Any, value: Any, name: str) -> Any:
-    """A value of the annotated type `kind` from plain values: the inverse of dataclasses.asdict.
+def _from_plain(kind: Any, value: Any, name: str) -> Any:
+    """Convert plain values to the annotated type `kind`: the inverse of dataclasses.asdict.
 
     Raises
     ------
     FileFormatError
-        A text or number of another type.
+        A string or number has the wrong type.
     TypeError, KeyError, AttributeError
-        Fields that are missing or unknown.
+        A field is missing or unknown.
     """
     if get_origin(kind) is UnionType:  # X | None
-        return None if value is None else _read(get_args(kind)[0], value, name)
+        return None if value is None else _from_plain(get_args(kind)[0], value, name)
     if get_origin(kind) is tuple:
-        return tuple(_read(get_args(kind)[0], item, name) for item in value)
+        return tuple(_from_plain(get_args(kind)[0], item, name) for item in value)
     if hasattr(kind, "__dataclass_fields__"):
         kinds = get_type_hints(kind)
-        return kind(**{key: _read(kinds[key], item, key) for key, item in value.items()})
+        return kind(**{key: _from_plain(kinds[key], item, key) for key, item in value.items()})
     if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool):
         raise FileFormatError(f"the field {name!r} of a report is {value!r}, not {kind.__name__}")
     if kind is float and isinstance(value, int) and abs(value) > 1 << 1023:
@@ -952,7 +975,7 @@ def _read(kind: Any, value: Any, name: str) -> Any:
 
 
 def _is_possible(noise: Noise) -> bool:
-    """Whether noise from a file holds numbers that noise can have."""
+    """Return whether all values of a :class:`Noise` from a file are in their valid ranges."""
     count = len(noise.taus)
     numbers = (noise.n, noise.ratio, *noise.taus, *noise.degrees, *noise.denominators)
     return (
@@ -964,21 +987,21 @@ def _is_possible(noise: Noise) -> bool:
 
 
 class Facts(NamedTuple):
-    """Figures of a report beyond those of the solve."""
+    """Values of a report that the solution of the solver does not contain."""
 
     method: str
     n_rows: int
     weight: float
     shrinkage: float
     whitened: bool
-    distortion: float | None  # None if unknown
-    distortion_leace: float | None
+    distortion: float | None  # E|r(x) - x|^2; None if unknown
+    distortion_leace: float | None  # E|r(x) - x|^2 of LEACE, which keeps no variable
     warnings: tuple[str, ...]
     variance: float  # tr Cov(x)
     sampling: Sampling | None
     sketch: SketchedCovariance | None
     sensitivity: float
-    noises: tuple[Noise, ...]  # of the erased variables; empty unless they are erased completely
+    noises: tuple[Noise, ...]  # one per erased variable; empty unless erasure is complete
     strength: float
     feature_names: tuple[str, ...] | None
 
@@ -991,18 +1014,18 @@ def build_report(
     left: Float,
     right: Float,
 ) -> Report:
-    """The report of a solve, computed on first use."""
+    """Build the report of a solution; `left` and `right` are the (r, d) factors of I - P."""
     d = left.shape[1]
     amplification = solution.amplification
-    known = facts.whitened and facts.sketch is None  # else the angles are unknown
-    kept = bool(span_y.names) and known
+    has_angles = facts.whitened and facts.sketch is None
+    kept = bool(span_y.names) and has_angles
     rho, b = max(0.0, 1.0 - 1.0 / amplification**2) if kept else None, facts.strength
     head = None
     if rho is not None:
         risk = (1 - b**2) + b**2 * amplification**2
         head = FrozenHead(risk, 2 * (1 - rho) / (2 - (2 - b) * rho))
     bound = solution.bound
-    size = max(1.0, solution.size)  # |P|: that of the identity, where nothing is erased
+    size = max(1.0, solution.size)  # |P|; 1 for the identity
     exact = facts.whitened and not facts.shrinkage
     n_erased = len(span_z.rows)
     variables = []
@@ -1011,7 +1034,8 @@ def build_report(
         ("kept", span_y, solution.whitened[n_erased:], solution.cut_y, solution.rank_y),
     ):
         start = 0
-        # Weaker directions are rounding, unless rank_tol= leaves them: then there are no noises.
+        # Rounding level of the singular values: `cut`, unless rank_tol= raised `cut`, which leaves
+        # `noises` empty; then the level for rank_tol="auto".
         rounding = cut
         if not facts.noises:
             strongest = float(_singular_values(white).max(initial=0.0))
@@ -1019,46 +1043,47 @@ def build_report(
         for i, (name, count) in enumerate(zip(span.names, span.counts, strict=True)):
             part = slice(start, start + count)
             values = _singular_values(white[part])
-            own = rank if len(span.names) == 1 else int(np.count_nonzero(values > cut))
+            n_used = rank if len(span.names) == 1 else int(np.count_nonzero(values > cut))
             residual = _residual(span.rows[part], left, right, role)
-            absent = values[own:]
-            complete = bool((absent <= rounding).all())
-            alone = _relative_norm(absent[absent <= rounding], values)
+            unused = values[n_used:]
+            complete = bool((unused <= rounding).all())
+            not_erased = _relative_norm(unused[unused <= rounding], values)
             if solution.outside is not None and role == "erased":
                 off = np.linalg.norm(solution.outside[part]) / np.linalg.norm(span.rows[part])
-                alone += float(off)
+                not_erased += float(off)
             kind, whitening, largest, labelled = span.interpretations[i]()
-            shown, expected, most = values, None, None
+            reported, expected, expected_most = values, None, None
             if facts.whitened:
-                shown = _singular_values(whitening @ white[part])[: len(values)]
-                shown = np.minimum(shown, 1.0) if not kind.startswith("directions") else shown
-                if role == "erased" and exact and known and complete:
-                    # Of the rows with a label, from which the covariance was estimated.
-                    own_rows, rank_z = round(labelled * facts.weight), min(whitening.shape)
-                    sizes = own_rows, solution.rank_covariance, rank_z
-                    correlations = np.minimum(shown / labelled**0.5, 1.0)
+                reported = _singular_values(whitening @ white[part])[: len(values)]
+                if not kind.startswith("directions"):
+                    reported = np.minimum(reported, 1.0)
+                if role == "erased" and exact and has_angles and complete:
+                    # Cov(x, z) was estimated from the labelled rows.
+                    n_labelled, rank_z = round(labelled * facts.weight), min(whitening.shape)
+                    sizes = n_labelled, solution.rank_covariance, rank_z
+                    correlations = np.minimum(reported / labelled**0.5, 1.0)
                     ratio = facts.noises[i].ratio if facts.noises else 1.0
                     expected = expected_r2(correlations, *sizes, ratio, ratio)
                     if largest is not None and not (facts.noises and facts.noises[i].by_class):
-                        most = expected_r2(correlations, *sizes, largest)
+                        expected_most = expected_r2(correlations, *sizes, largest)
             variables.append(
                 VariableReport(
                     name,
                     role,
-                    own,
-                    tuple(map(float, shown)),
+                    n_used,
+                    tuple(map(float, reported)),
                     residual,
-                    bound + size * alone,
+                    bound + size * not_erased,
                     kind,
                     expected,
-                    most,
+                    expected_most,
                     facts.noises[i] if role == "erased" and facts.noises else None,
                 )
             )
             start += count
     scale = 1.0 / facts.variance if facts.variance else 0.0
 
-    def share(change: float | None) -> float | None:
+    def fraction_of_variance(change: float | None) -> float | None:
         return None if change is None else change * scale
 
     return Report(
@@ -1073,8 +1098,8 @@ def build_report(
         cosines=tuple(map(float, solution.cosines)),
         amplification=amplification,
         rho=rho,
-        distortion=share(facts.distortion),
-        distortion_leace=share(facts.distortion_leace) if exact else None,
+        distortion=fraction_of_variance(facts.distortion),
+        distortion_leace=fraction_of_variance(facts.distortion_leace) if exact else None,
         solver=solution.solver,
         tolerance=solution.noise,
         shrinkage=facts.shrinkage,
@@ -1094,7 +1119,10 @@ def build_report(
 def correlations_of(
     span: SpanLike, white: Float
 ) -> Iterator[tuple[str, slice, str, tuple[float, ...]]]:
-    """Name, rows, kind and canonical correlations with x of each variable of a whitened span."""
+    """Yield name, row slice, kind and canonical correlations of each variable in `white`.
+
+    `white`, (k, d), holds the whitened rows of `span`.
+    """
     start = 0
     for name, count, interpretation in zip(
         span.names, span.counts, span.interpretations, strict=True
@@ -1107,23 +1135,26 @@ def correlations_of(
 
 
 def _singular_values(rows: Float) -> Float:
-    """Descending singular values of (k, d); none of an empty matrix."""
+    """Singular values of a (k, d) matrix in descending order; empty for an empty matrix."""
     if not rows.size:
         return np.zeros(0)
     return np.asarray(np.linalg.svd(rows, compute_uv=False), dtype=np.float64)
 
 
 def _residual(span: Float, left: Float, right: Float, role: str) -> float:
-    """|P span| (erased) or |P span - span| (kept), over |span|; rows of `span` are Cov(x, v_j)."""
+    """Relative residual of one variable with rows Cov(x, v_j) in `span`.
+
+    |P span| / |span| for the role "erased", |P span - span| / |span| for "kept".
+    """
     size = float(np.linalg.norm(span))
     removed = (span @ right.T) @ left
     remaining = removed if role == "kept" else span - removed
     return float(np.linalg.norm(remaining)) / size if size else 0.0
 
 
-def _relative_norm(part: Float, whole: Float) -> float:
-    """|part| / |whole|, at most 1; 0 for none."""
-    size = float(np.linalg.norm(whole))
+def _relative_norm(part: Float, total: Float) -> float:
+    """|part| / |total|, at most 1; 0 if `part` is empty or `total` is 0."""
+    size = float(np.linalg.norm(total))
     if not len(part) or not size:
         return 0.0
     return min(1.0, float(np.linalg.norm(part)) / size)

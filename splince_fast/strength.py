@@ -26,7 +26,8 @@ from splince_fast.report import as_html, as_text, shortened
 
 Float = NDArray[np.float64]
 
-# p-values below and above which `conclusion` states an association, and less of it than chance.
+# `conclusion` states an association for p-values below the first threshold, and less association
+# than at the chance level for p-values above the second.
 _ASSOCIATED = 0.01
 _LESS_THAN_CHANCE = 1.0 - 1e-4
 
@@ -38,31 +39,34 @@ class ConceptStrength:
     Attributes
     ----------
     name : str
-        The concept.
+        Name of the concept.
     correlations : tuple of float
-        The min(rank_x, rank_z) canonical correlations between x and the concept, descending.
-        In the sample: chance alone makes them positive.
+        The min(rank_x, rank_z) sample canonical correlations between x and the concept,
+        descending. They are positive even without an association.
     pillai : float
-        Pillai trace V, the sum of their squares; R^2 of a binary concept or a single column.
+        Pillai trace V, the sum of the squared canonical correlations; for a binary concept or a
+        single column V is R^2.
     chance : float
         Mean of V over all permutations of the labels: rank_x rank_z / (n - 1), exact for any x.
     chance_deviation : float
-        Standard deviation of V under chance; exact for Gaussian x, or averaged over rotations.
+        Standard deviation of V for Gaussian x and randomly permuted labels, which equals the
+        standard deviation over random rotations of any x.
     p_value : float
-        Probability of such a V or a larger one under chance. Exact for Gaussian x where rank_x
-        or rank_z is 1; else an approximation, which can be too small for classes of few rows.
+        Probability that V is at least as large for randomly permuted labels. Exact for Gaussian x
+        if rank_x or rank_z is 1; otherwise an approximation, which can be too small for classes
+        with few rows.
     bound : float
-        No less than the p-value of the test that goes through all n! permutations, whatever the
-        distribution of x: rigorous, and crude.
+        Upper bound of the p-value of the test over all n! permutations, rigorous for any
+        distribution of x, but loose.
     p_value_permutation : float or None
-        Of the permutation test on the data, where they were given: valid for any x.
+        p-value of the permutation test, valid for any x; None if no data were passed.
     n : int
-        Sample size: total weight of the rows of x, rounded.
+        Sample size: weight sum of the rows of x, rounded to an integer.
     rank_x, rank_z : int
-        Ranks of Cov(x) and Cov(z) at their rounding levels; what varies less is left out.
+        Ranks of Cov(x) and Cov(z) at their rounding levels.
     informative : bool
-        False where these ranks and n fix V whatever the labels, as with at most rank_x + 1 rows.
-        V says nothing then, and the p-values and the bound are 1.
+        False if rank_x, rank_z and n determine V for all labels, for example with at most
+        rank_x + 1 rows. V is then no evidence, and the p-values and the bound are 1.
 
     Examples
     --------
@@ -71,8 +75,8 @@ class ConceptStrength:
     >>> rng = np.random.default_rng(0)
     >>> z = rng.integers(0, 2, size=400)
     >>> X = rng.normal(size=(400, 4)) + np.outer(z, np.eye(4)[0])
-    >>> found = sf.concept_strength(sf.Moments().update(X, {"z": z}), "z")
-    >>> found.name, len(found.correlations), found.pillai > found.chance, found.p_value < 1e-6
+    >>> result = sf.concept_strength(sf.Moments().update(X, {"z": z}), "z")
+    >>> result.name, len(result.correlations), result.pillai > result.chance, result.p_value < 1e-6
     ('z', 1, True, True)
     """
 
@@ -91,10 +95,10 @@ class ConceptStrength:
 
     @property
     def conclusion(self) -> str:
-        """The figures in words: an association where the p-value is below 0.01.
+        """Conclusion in words: there is an association if the p-value is below 0.01.
 
-        The p-value of the permutation test counts where there is one. An association weaker than
-        all but 1 in 10,000 under chance is typical of erased rows that the eraser was fitted on.
+        The p-value is `p_value_permutation` unless it is None. A `p_value` above 0.9999, "less
+        association than chance gives", is typical of rows to which the eraser was fitted.
         """
         if not self.rank_x:
             return f"no linear association with {self.name!r}: x is constant"
@@ -103,8 +107,8 @@ class ConceptStrength:
                 f"nothing can be said of {self.name!r}: on {self.n:,} rows x of rank {self.rank_x} "
                 f"fits any labels of rank {self.rank_z} equally well; add rows or drop features"
             )
-        exact = self.p_value_permutation
-        p_value = self.p_value if exact is None else exact
+        p_permutation = self.p_value_permutation
+        p_value = self.p_value if p_permutation is None else p_permutation
         if p_value < _ASSOCIATED:
             return f"a linear association with {self.name!r} beyond chance"
         if self.p_value > _LESS_THAN_CHANCE:
@@ -112,12 +116,12 @@ class ConceptStrength:
         return f"no linear association with {self.name!r} beyond chance"
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures and the conclusion as plain numbers, strings and lists, ready for JSON."""
+        """Return all values and the conclusion as numbers, strings and lists, ready for JSON."""
         fields = dataclasses.asdict(self)
         return {**fields, "correlations": list(self.correlations), "conclusion": self.conclusion}
 
     def _facts(self) -> list[tuple[str, str]]:
-        """Label and text of each line of the summary."""
+        """Return label and text of each line of the summary."""
         shown = shortened((f"{c:.3g}" for c in self.correlations), 5)
         facts = [
             ("sample", f"n = {self.n:,}, rank of x {self.rank_x}, of the concept {self.rank_z}"),
@@ -146,73 +150,77 @@ def concept_strength(
     n_permutations: int = 999,
     random_state: int = 0,
 ) -> ConceptStrength:
-    """Canonical correlations of x with a concept, and their chance level at this sample size.
+    """Compute the canonical correlations of x with a concept and the chance level of their size.
 
-    With H and K the orthogonal projections of R^n onto the centred columns of X and of the
-    concept's indicators or columns, the Pillai trace is V = tr(H K), the sum of the squared
-    canonical correlations: the eigenvalues of Cov(z)^+ Cov(z, x) Cov(x)^+ Cov(x, z).
+    Let H and K be the orthogonal projections of R^n onto the column spaces of centred X and of the
+    centred class indicators or columns of the concept. The Pillai trace V = tr(H K) is the sum of
+    the squared canonical correlations, the eigenvalues of Cov(z)^+ Cov(z, x) Cov(x)^+ Cov(x, z).
 
     Parameters
     ----------
     moments : Moments or Factored
-        Of the data; a snapshot must be factored without shrinkage, and lacks the features
-        that its ``min_scale`` leaves out.
+        Moments of the data. A Factored snapshot must have no shrinkage; features that its
+        ``min_scale`` left out are not tested.
     name : str or tuple of str
-        The concept.
+        Name of the concept.
     X, labels : array-like of shape (n, d), labels, optional
-        The very rows that `moments` was made of, as :meth:`Moments.update` takes them, for the
-        permutation test; without sample weights. Takes O(n d) memory in float64 and O(n d^2)
-        time, and O(n rank_x rank_z) time for each permutation.
+        Rows and labels from which `moments` was computed, in the form that
+        :meth:`Moments.update` accepts, without sample weights. They are needed for the permutation
+        test only, which takes O(n d) memory in float64, O(n d^2) time, and O(n rank_x rank_z) time
+        per permutation.
     n_permutations : int
-        Random permutations m of that test; its p-value is at least 1 / (m + 1).
+        Number m of random permutations; the p-value of the test is at least 1 / (m + 1).
     random_state : int
-        Of these permutations.
+        Seed of the permutations.
 
     Returns
     -------
     ConceptStrength
-        The figures, what each of them guarantees, and a conclusion in words.
+        Canonical correlations, chance level, p-values and a conclusion in words.
 
     Raises
     ------
     UnknownVariableError
-        A variable that was not accumulated, or is not among `labels`.
+        The variable is not in `moments`, or not in `labels`.
     ConstantVariableError
-        A variable with a single value, or without labels.
+        The variable has a single value, or no labels.
     NotEnoughDataError
-        No rows.
+        The moments have no rows.
     InputError
-        A parameter out of range; only one of X and labels; not the rows of `moments`; moments
-        with ``subsample`` below 1, or with ``sketch_size``.
+        A parameter is out of range; only one of X and labels is passed; X and labels are not the
+        data of `moments`; or `moments` was made with ``subsample`` below 1 or ``sketch_size``.
 
     Notes
     -----
-    *Chance* is the distribution for labels, missing ones included, that are permuted at random.
-    A random permutation takes K to a matrix of mean rank_z / (n - 1) (I - 1 1^T / n), so that
-    E[V] = rank_x rank_z / (n - 1) for any x [1]_. With N = n - 1, p = rank_x, q = rank_z,
-    h_i = H_ii, k_i = K_ii and e(S, r) = n (n + 1) S - (n - 1) r (r + 2) [2]_::
+    *Chance level*: V is compared with its distribution for randomly permuted labels, where missing
+    labels are permuted too. A random permutation turns K into a random matrix with the mean
+    rank_z / (n - 1) (I - 1 1^T / n), so that E[V] = rank_x rank_z / (n - 1) for any x [1]_. With
+    N = n - 1, p = rank_x, q = rank_z, h_i = H_ii, k_i = K_ii and
+    e(S, r) = n (n + 1) S - (n - 1) r (r + 2) [2]_::
 
         Var[V] = 2 p (N - p) q (N - q) / (N^2 (N - 1) (N + 2))
                  + e(sum h_i^2, p) e(sum k_i^2, q) / ((n + 1) n (n - 1) (n - 2) (n - 3))
 
-    *p_value*: the second term vanishes on average for Gaussian x, whose column space is uniformly
-    distributed. V is then taken to follow the beta distribution on [max(0, p + q - N), min(p, q)]
-    that has this mean and variance: exactly the F test where p or q is 1, otherwise a refinement
-    of the beta approximation of [3]_, which has the same mean. For other x it is as good as the
-    second term is small: not where x has outlying rows and z classes of few rows, so that both
-    have high leverages. Look to the permutation test or the bound there.
+    *p_value*: for Gaussian x the column space is uniformly distributed, and the second term has
+    mean 0. The distribution of V is then approximated by the beta distribution on
+    [max(0, p + q - N), min(p, q)] with the mean and variance of V. This is exactly the F test if p
+    or q is 1, otherwise a refinement of the beta approximation of [3]_ with the same mean. For
+    other x the approximation is good if the second term is small. The second term is large if x
+    has outlying rows and z has classes with few rows, since both have high leverages: use the
+    permutation test or the bound there.
 
-    *bound*: sum k_i^2 is known for classes; sum h_i^2, and sum k_i^2 for continuous columns, lie
-    between r^2 / n and r (n - 1) / n. The largest variance that this allows gives Cantelli's
-    inequality, and the mean Markov's; the bound is the smaller of the two.
+    *bound*: sum k_i^2 is known for classes. The sums h_i^2, and k_i^2 for continuous columns, lie
+    between r^2 / n and r (n - 1) / n, with r the rank. The largest variance in these ranges gives
+    Cantelli's inequality, and the mean gives Markov's inequality; the bound is the smaller one.
 
-    *Missing labels* count as rows at the mean of the concept. This keeps every statement above
-    exact, with n all rows of x; but a concept known for a share s of the rows has its
-    correlations reduced by about sqrt(s). For the labelled rows alone, accumulate them alone.
+    *Missing labels* count as rows at the mean of the concept. All statements above stay exact,
+    with n the number of all rows of x, but the correlations of a concept that is labelled in a
+    fraction s of the rows are reduced by about sqrt(s). To test only labelled rows, accumulate
+    only labelled rows.
 
-    *Weights* are frequencies: n is their sum. For other weights scale them first such that it is
-    the effective sample size (sum w)^2 / sum w^2 of [4]_; nothing but n depends on their scale.
-    What is called exact or rigorous above is an approximation then.
+    *Weights* are frequencies, and n is the weight sum. Scale other weights such that the weight
+    sum is the effective sample size (sum w)^2 / sum w^2 of [4]_; only n depends on the scale.
+    Statements called exact or rigorous above are then approximate.
 
     References
     ----------
@@ -252,8 +260,8 @@ def concept_strength(
         isinstance(moments, Factored) and moments.sample is not None
     ):
         raise InputError(
-            "these moments have the covariance of a sample of the rows, and the figures of chance "
-            "are those of a covariance of all; accumulate with subsample=1 for a test"
+            "these moments have the covariance of a sample of the rows, and the chance level is "
+            "that for the covariance of all rows; accumulate with subsample=1 for a test"
         )
     if (isinstance(moments, Moments) and moments.parameters.sketch_size is not None) or (
         isinstance(moments, Factored) and moments.low_rank is not None
@@ -268,32 +276,32 @@ def concept_strength(
         raise InputError(f"n_permutations is {n_permutations!r}; it must be a positive integer")
     if not is_integer(random_state) or random_state < 0:
         raise InputError(f"random_state is {random_state!r}; it must be a non-negative integer")
-    with statistics(moments) as known:
-        variable = known.variable(name)
+    with statistics(moments) as stats:
+        variable = stats.variable(name)
         if not len(variable.span()):
             raise ConstantVariableError(
                 f"the variable {name!r} takes a single value (or carries no label), so there is "
                 "nothing that x could be correlated with; check the labels"
             )
-        x, z = _whitened_both(known, variable, name)
-        null = _Null(round(known.weight), x.rank, z.rank)
-        labelled = min(1.0, variable.weight / known.weight)
+        x, z = _whiten_both(stats, variable, name)
+        null = _Null(round(stats.weight), x.rank, z.rank)
+        labelled = min(1.0, variable.weight / stats.weight)
         squared_leverages = _sum_of_squared_leverages(variable)
-    roots = np.minimum(z.singular_values[: null.highest] * labelled**0.5, 1.0)
-    pillai = float(np.sum(roots**2))
-    exact = None
+    correlations = np.minimum(z.singular_values[: null.highest] * labelled**0.5, 1.0)
+    pillai = float(np.sum(correlations**2))
+    p_permutation = None
     if X is not None:
         bases = _bases(moments, name, X, labels, x, z)
-        exact = _permutation_test(*bases, pillai, n_permutations, random_state)
+        p_permutation = _permutation_test(*bases, pillai, n_permutations, random_state)
     return ConceptStrength(
         name=str(name),
-        correlations=tuple(map(float, roots)),
+        correlations=tuple(map(float, correlations)),
         pillai=pillai,
         chance=null.mean,
         chance_deviation=null.variance**0.5,
         p_value=null.p_value(pillai),
         bound=null.bound(pillai, squared_leverages),
-        p_value_permutation=exact,
+        p_value_permutation=p_permutation,
         n=null.n,
         rank_x=null.p,
         rank_z=null.q,
@@ -306,38 +314,42 @@ def concept_strength(
 
 @dataclass(frozen=True, slots=True)
 class _Whitened:
-    """L^+ Cov for the factor L of a covariance matrix, with its ranks and scales."""
+    """Cross-covariance whitened by the factor L of a covariance matrix."""
 
-    rows: Float  # (k, d): the columns of L^+ Cov(x, z)
-    singular_values: Float  # of `rows`
-    rank: int  # of the covariance L L^T
-    inverse_scale: Float | float  # (d,): 1 / deviation, 0 where constant; 1 for classes
+    rows: Float  # (k, d): L^+ times each of the k rows before whitening
+    singular_values: Float  # singular values of `rows`
+    rank: int  # rank of L L^T
+    inverse_scale: Float | float  # (d,): 1 / standard deviation, 0 if constant; 1 for classes
 
 
-def _whitened(factor: Factor, cross: Float, max_rank: int) -> _Whitened:
+def _whiten(factor: Factor, cross: Float, max_rank: int) -> _Whitened:
     """Whiten the rows of `cross`, (k, d), by a factor that does not depend on the labels.
 
-    Admitting directions that covary with the concept would make chance depend on the labels.
+    If the factor admitted directions that covary with the concept, the chance level would depend
+    on the labels.
     """
     rows = factor.whiten(np.ascontiguousarray(cross))
     values = np.asarray(np.linalg.svd(rows, compute_uv=False), dtype=np.float64)
     return _Whitened(rows, values, min(factor.rank, max_rank), factor.inverse_scale)
 
 
-def _whitened_both(
-    known: Statistics, variable: Variable, name: object
+def _whiten_both(
+    stats: Statistics, variable: Variable, name: object
 ) -> tuple[_Whitened, _Whitened]:
-    """Cov(x, z) whitened by Cov(x), and by both: the second has the canonical correlations."""
+    """Whiten Cov(x, z) by Cov(x) alone, and by Cov(x) and Cov(z).
+
+    The singular values of the second result are the canonical correlations.
+    """
     cross = variable.cross_covariance(0.0, name)
     if isinstance(variable, ClassSums):
         # The vectors 1[z = c] / sqrt(n_c) are orthonormal: dividing by sqrt(n_c / n) whitens.
         present = variable.weights > 0
         cross = cross[:, present] / np.sqrt(variable.weights[present] / variable.weight)
-    # All features count, with min_scale=0.
-    options = Options() if isinstance(known, Factored) else Options(min_scale=0.0)
-    with known.memory(True) as memory:
-        factor = known.factored(options, known.intensity(options), memory)
-        x = _whitened(factor, cross.T, known.n_rows - 1)
+    # With min_scale=0 no feature is left out.
+    options = Options() if isinstance(stats, Factored) else Options(min_scale=0.0)
+    with stats.memory(True) as memory:
+        factor = stats.factored(options, stats.intensity(options), memory)
+        x = _whiten(factor, cross.T, stats.n_rows - 1)
     if isinstance(variable, ClassSums):
         return x, _Whitened(x.rows, x.singular_values, cross.shape[1] - 1, 1.0)
     variable = cast(ColumnSums, variable)
@@ -345,20 +357,20 @@ def _whitened_both(
     variance, squares = np.diag(covariance), np.diag(variable.squares) / variable.weight
     size = np.abs(variable.reference) + np.sqrt(squares)
     varies = variable.deviations() > 0.0
-    # Sums about a reference point carry the rounding of their squares about it.
-    cancelled = float(np.max(squares[varies] / variance[varies]))
-    tolerance = tolerances.eigenvalue_of_columns(variable.n_columns, variable.n_rows, cancelled)
-    most = variable.n_rows - 1
-    factor = factors.dense(covariance, 1.0, size, max_rank=most, tolerance=tolerance)
-    return x, _whitened(factor, x.rows.T, most)
+    # The rounding error of sums about the reference point scales with the squares about this point.
+    cancellation = float(np.max(squares[varies] / variance[varies]))
+    tolerance = tolerances.eigenvalue_of_columns(variable.n_columns, variable.n_rows, cancellation)
+    max_rank = variable.n_rows - 1
+    factor = factors.dense(covariance, 1.0, size, max_rank=max_rank, tolerance=tolerance)
+    return x, _whiten(factor, x.rows.T, max_rank)
 
 
-# --- chance --------------------------------------------------------------------------------------
+# --- chance level --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Null:
-    """V = tr(H K) where the rows of K are permuted at random: ranks p and q, n rows."""
+    """Distribution of V = tr(H K) under random permutations of n rows; H has rank p, K rank q."""
 
     n: int
     p: int
@@ -366,7 +378,7 @@ class _Null:
 
     @property
     def lowest(self) -> int:
-        """Directions that the two column spaces share whatever the permutation."""
+        """Smallest possible V: dimensions that the two column spaces share in any permutation."""
         return max(0, self.p + self.q - (self.n - 1))
 
     @property
@@ -384,14 +396,14 @@ class _Null:
 
     @property
     def variance(self) -> float:
-        """Variance under random rotations of R^n that keep 1, which is that for Gaussian x."""
+        """Variance of V for Gaussian x, or under random rotations of R^n that fix the vector 1."""
         if not self.informative:
             return 0.0
         N, p, q = self.n - 1, self.p, self.q
         return 2.0 * p * (N - p) * q * (N - q) / (N**2 * (N - 1) * (N + 2))
 
     def p_value(self, pillai: float) -> float:
-        """Upper tail of the beta distribution with this support, mean and variance."""
+        """P(V >= pillai) for the beta distribution with the range, mean and variance of V."""
         from scipy.special import betainc
 
         if not self.informative:
@@ -399,20 +411,23 @@ class _Null:
         width = self.highest - self.lowest
         mean = (self.mean - self.lowest) / width
         size = mean * (1.0 - mean) * width**2 / self.variance - 1.0
-        rest = float(np.clip((self.highest - pillai) / width, 0.0, 1.0))
-        return float(betainc((1.0 - mean) * size, mean * size, rest))
+        upper = float(np.clip((self.highest - pillai) / width, 0.0, 1.0))
+        return float(betainc((1.0 - mean) * size, mean * size, upper))
 
     def excess(self, squared_leverages: float, rank: int) -> float:
-        """n (n + 1) (S - E S), with S the squared leverages' sum, E S for Gaussian x."""
+        """n (n + 1) (S - E[S]): S is the sum of squared leverages, E[S] its mean for Gaussian x."""
         return self.n * (self.n + 1) * squared_leverages - (self.n - 1) * rank * (rank + 2)
 
     def permutation_variance(self, excess_x: float, excess_z: float) -> float:
-        """Exact variance under permutations; needs n > 3."""
+        """Exact variance of V under permutations, for n > 3."""
         n = self.n
         return self.variance + excess_x * excess_z / ((n + 1) * n * (n - 1) * (n - 2) * (n - 3))
 
     def bound(self, pillai: float, squared_leverages_z: float | None) -> float:
-        """The smaller of Markov's and Cantelli's bounds on P(V >= pillai) under permutations."""
+        """Smaller of Markov's and Cantelli's bounds on P(V >= pillai) under permutations.
+
+        `squared_leverages_z` is sum K_ii^2, or None if unknown.
+        """
         if not self.informative or pillai <= self.mean:
             return 1.0
         markov = (self.mean - self.lowest) / (pillai - self.lowest)
@@ -424,13 +439,16 @@ class _Null:
         )
         if squared_leverages_z is not None:
             excess_z = [self.excess(squared_leverages_z, self.q)]
-        # The variance is bilinear in the two excesses: it is largest at a corner of their ranges.
+        # The variance is bilinear in the two excesses, hence largest at the ends of both ranges.
         variance = max(self.permutation_variance(a, b) for a in excess_x for b in excess_z)
         return min(markov, variance / (variance + (pillai - self.mean) ** 2))
 
 
 def _sum_of_squared_leverages(variable: Variable) -> float | None:
-    """sum K_ii^2 for classes, with K_ii = 1 / n_c - 1 / n for the labelled rows; else unknown."""
+    """Sum of K_ii^2 over rows if the concept has classes; None for continuous columns.
+
+    A row of class c has leverage K_ii = 1 / n_c - 1 / n, with n the number of labelled rows.
+    """
     if not isinstance(variable, ClassSums):
         return None
     counts = variable.weights[variable.weights > 0]
@@ -448,7 +466,7 @@ def _bases(
     x: _Whitened,
     z: _Whitened,
 ) -> tuple[Float, Float]:
-    """Orthonormal bases (n, p), (n, q) of the centred columns of X and of the concept."""
+    """Orthonormal bases of the centred columns of X, (n, p), and of the concept, (n, q)."""
     rows = as_rows(X, width=moments.n_features)
     check_feature_names(feature_names(X, rows.shape[1]), moments.feature_names)
     if len(rows) != moments.n_rows or moments.weight != moments.n_rows:
@@ -458,13 +476,13 @@ def _bases(
             f"{moments.weight:g}"
         )
     check_values(rows)
-    with statistics(moments) as known:
-        kinds, joint = known.interpretation
-        variable = known.variable(name)
+    with statistics(moments) as stats:
+        kinds, joint = stats.interpretation
+        variable = stats.variable(name)
     encoded = encode(labels, len(rows), kinds=kinds or None, joint=joint)
     if name not in encoded:
         raise UnknownVariableError(
-            f"labels has no variable {name!r}; pass them as they were passed to the moments"
+            f"labels has no variable {name!r}; pass the labels as they were passed to the moments"
         )
     check_column(variable, encoded[name], name)
     centred = rows.astype(np.float64)
@@ -474,7 +492,7 @@ def _bases(
 
 
 def _centred_columns(column: Encoded, inverse_scale: Float | float) -> Float:
-    """Columns of the concept about their means, at comparable scales; 0 where it is missing."""
+    """Columns of the concept, centred and multiplied by `inverse_scale`; 0 for missing labels."""
     if isinstance(column, ClassCodes):
         present = column.codes >= 0
         values = (column.codes[:, None] == np.unique(column.codes[present])).astype(np.float64)
@@ -487,26 +505,29 @@ def _centred_columns(column: Encoded, inverse_scale: Float | float) -> Float:
 
 
 def _basis(columns: Float, rank: int) -> Float:
-    """Orthonormal basis of the column space of the given rank."""
+    """Orthonormal basis, with `rank` columns, of the column space of `columns`."""
     return np.asarray(np.linalg.svd(columns, full_matrices=False)[0][:, :rank])
 
 
 def _permutation_test(
     x: Float, z: Float, pillai: float, n_permutations: int, random_state: int
 ) -> float:
-    """(1 + hits) / (1 + m): V of random permutations against V of the rows as they are."""
-    rows_of_x = np.ascontiguousarray(x.T)
-    observed = float(np.sum((rows_of_x @ z) ** 2))
+    """p-value (1 + hits) / (1 + m) of m random permutations, where a hit has V >= observed V.
+
+    `x` and `z` are the orthonormal bases from `_bases`.
+    """
+    x_transposed = np.ascontiguousarray(x.T)
+    observed = float(np.sum((x_transposed @ z) ** 2))
     if abs(observed - pillai) > 0.01 * max(observed, pillai, x.shape[1] * z.shape[1] / len(x)):
         raise InputError(
             f"X and labels are not those of the moments: their Pillai trace is {observed:.6g}, "
             f"that of the moments {pillai:.6g}; pass the same rows and labels in the same order"
         )
     rng = np.random.default_rng(random_state)
-    # Ties to rounding count as hits, so that the test stays valid.
-    least = observed * (1.0 - 1e-9)
+    # Ties within rounding error count as hits, so that the test stays valid.
+    threshold = observed * (1.0 - 1e-9)
     hits = sum(
-        float(np.sum((rows_of_x @ z[rng.permutation(len(z))]) ** 2)) >= least
+        float(np.sum((x_transposed @ z[rng.permutation(len(z))]) ** 2)) >= threshold
         for _ in range(n_permutations)
     )
     return (1 + hits) / (1 + n_permutations)

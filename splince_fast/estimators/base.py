@@ -1,4 +1,4 @@
-"""Base of the scikit-learn objects: checked rows, whole fits, erasing rows."""
+"""Base classes of the scikit-learn estimators: validation of rows, atomic fits, erasure."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _PACKAGE = __name__.partition(".")[0] + "."
 
 
 class _InputTypeError(InputError, TypeError):
-    """An input that scikit-learn refuses with a TypeError: sparse, or objects without a number."""
+    """Input that scikit-learn rejects with a TypeError: sparse, or objects that are not numbers."""
 
 
 class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
-    """Rows are checked once; a fit that raises changes nothing."""
+    """Base of estimators that validate rows once and stay unchanged if a fit raises."""
 
     n_features_in_: int
     feature_names_in_: NDArray[Any]
@@ -50,7 +50,7 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
     _sparse_advice: ClassVar[str] = ""
 
     def __init_subclass__(cls, **kwargs: object) -> None:
-        """Rename inherited methods to this class, so that a TypeError names it."""
+        """Copy inherited methods under the name of this class, which a TypeError then shows."""
         super().__init_subclass__(**kwargs)
         for name in dir(cls):
             attribute = inspect.getattr_static(cls, name)
@@ -67,19 +67,22 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
         return False
 
     def _rows(self, X: object, *, reset: bool, least: int) -> Any:
-        """X as an array or CSR matrix, without a copy where possible; its width is checked.
+        """Return X as an array or CSR matrix, without a copy if possible; check its width.
+
+        `least` is the smallest valid number of rows. With `reset` the width and the feature names
+        of X are stored instead of checked.
 
         Raises
         ------
         InputError
-            scikit-learn refuses X, or X is lazy.
+            scikit-learn rejects X, or X is lazy.
         """
         refuse_lazy(X, "X")
         names = column_names(X)
         if isinstance(X, np.ndarray) or hasattr(X, "to_numpy"):
             X = _unpacked(X)
         try:
-            # The pass over the values checks finiteness.
+            # Finiteness is checked later, in the pass over the values.
             rows = validate_data(
                 self, X=X, reset=reset, ensure_all_finite=False, ensure_min_samples=least,
                 accept_sparse="csr" if self._takes_sparse else False,
@@ -89,7 +92,7 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
             raise _InputTypeError(f"{error}{advice}") from error
         except ValueError as error:
             if names is not None:
-                as_numbers(X)  # raises with the names of text columns
+                as_numbers(X)  # raises an error that names the text columns
             raise InputError(str(error)) from error
         if names is not None and rows.dtype == object:
             as_numbers(X)
@@ -97,9 +100,9 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
 
     @contextmanager
     def _restored_on_error(self) -> Iterator[None]:
-        """Put all attributes back if the block raises, KeyboardInterrupt included.
+        """Restore all attributes if the block raises any error, including KeyboardInterrupt.
 
-        A NonFiniteError gets the names of the features.
+        The feature names are added to a NonFiniteError.
         """
         before = self.__dict__.copy()
         try:
@@ -116,7 +119,7 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
         return tags
 
     def _refuse_missing_y(self, reason: str) -> NoReturn:
-        """Raise the error of a missing y that scikit-learn's checks expect."""
+        """Raise the error for a missing y with the text that scikit-learn's checks expect."""
         raise InputError(
             f"This {type(self).__name__} estimator requires y to be passed, but the target y is "
             f"None: {reason}"
@@ -124,16 +127,16 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
 
 
 class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimator):  # type: ignore[misc]
-    """A transformer that learns a :class:`Projection` from rows and a concept."""
+    """Base of transformers that fit a :class:`Projection` to rows and a concept."""
 
     concept_from: str | None
     _projection: Projection | None
 
-    _keeps_task: ClassVar[bool] = False  # reads y
-    _needs_task: ClassVar[bool] = False  # raises without y
+    _keeps_task: ClassVar[bool] = False  # whether y is a task to keep
+    _needs_task: ClassVar[bool] = False  # whether `fit` raises if y is None
 
     def _concept(self, y: object, concept: object) -> dict[str, Any]:
-        """Variables to erase by name: `concept`, or y with ``concept_from="y"``."""
+        """Return the variables to erase by name: `concept`, or y with ``concept_from="y"``."""
         name = type(self).__name__
         if self.concept_from == "y":
             if concept is not None:
@@ -161,7 +164,7 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
             raise InputError(f"concept_from is {self.concept_from!r}; it must be None or 'y'")
 
     def _check_mergeable(self, other: ErasingTransformer) -> None:
-        """Raise IncompatibleMomentsError unless `other` is of this class and of these features."""
+        """Raise IncompatibleMomentsError unless `other` has the same class and features."""
         if type(other) is not type(self):
             raise IncompatibleMomentsError(
                 f"{type(self).__name__} cannot merge {type(other).__name__}; merge estimators of "
@@ -173,23 +176,24 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
             features.append((part.n_features_in_, list(getattr(part, "feature_names_in_", ()))))
         if features[0] != features[1]:
             raise IncompatibleMomentsError(
-                "the estimators saw other features (number and names): {} and {}".format(*features)
+                "the estimators were fitted to different features (number and names): {} and {}"
+                "".format(*features)
             )
 
     def _solve(self) -> Projection:
-        """The map of the accumulated moments, for estimators that compute it on first use."""
+        """Compute the eraser from the accumulated moments, when `projection_` is first used."""
         raise NotImplementedError
 
     @property
     def projection_(self) -> Projection:
-        """The fitted map; computed on first use after ``partial_fit`` or ``merge``.
+        """Fitted map; computed on first use after ``partial_fit`` or ``merge``.
 
         Raises
         ------
         NotFittedError
-            Nothing was fitted.
+            The estimator is not fitted.
         SplinceError
-            The data seen so far admit no eraser, as in :meth:`fit`.
+            The data passed so far admit no eraser; the errors are those of :meth:`fit`.
         """
         check_is_fitted(self)
         if self._projection is None:
@@ -205,21 +209,21 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
         Parameters
         ----------
         X : array-like or frame of shape (n_samples, n_features); sparse with `sketch_size`
-            May have no rows. A dask array is erased lazily, as :class:`Projection` does.
+            Rows, possibly none. A dask array is erased lazily, as by :class:`Projection`.
 
         Returns
         -------
         ndarray of shape (n_samples, n_features)
-            Of the dtype of X if that is a float, else float64; a frame after
-            ``set_output(transform="pandas")`` or ``"polars"``. Dense for sparse rows, too.
+            Erased rows in the dtype of X if X is floating, otherwise in float64; a frame after
+            ``set_output(transform="pandas")`` or ``"polars"``. Sparse rows give a dense array.
 
         Raises
         ------
         NotFittedError
-            Nothing was fitted.
+            The estimator is not fitted.
         InputError, NonFiniteError
-            X has other features than those fitted, or holds NaN or infinity; sparse rows that
-            are too many for the memory of the machine once they are erased.
+            X has other features than the fitted rows, or contains NaN or infinity; or X is sparse
+            and the dense result exceeds the memory of the machine.
         """
         check_is_fitted(self)
         if hasattr(X, "map_blocks"):  # a dask array
@@ -231,7 +235,7 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
             clean = projection(rows, out=rows)
         else:
             clean = projection(rows)
-        # A NaN or infinity makes its whole erased row non-finite.
+        # A NaN or infinity in a row makes the whole erased row non-finite.
         if not projection.rank or not np.isfinite(clean[:, 0]).all():
             with self._restored_on_error():
                 check_values(rows)
@@ -245,27 +249,27 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
 
 
 def _as_dense(rows: Any) -> NDArray[Any]:
-    """(new) dense array of sparse rows.
+    """Return sparse rows as a new dense array in the dtype of the erased rows.
 
     Raises
     ------
     InputError
-        More than the memory of the machine.
+        The array exceeds the memory of the machine.
     """
     dtype = result_dtype(rows.dtype)
-    size, most = rows.shape[0] * rows.shape[1] * dtype.itemsize, total_memory()
-    if most is not None and size > most:
+    size, memory = rows.shape[0] * rows.shape[1] * dtype.itemsize, total_memory()
+    if memory is not None and size > memory:
         raise InputError(
-            f"erased rows are dense, and {rows.shape[0]:,} x {rows.shape[1]:,} of them take "
-            f"{size / 2**30:,.1f} GiB of {most / 2**30:,.1f}; transform fewer rows at a time, or, "
-            "where a linear layer follows, take projection_.fold_into(weight, bias), which gives "
-            "one for the sparse rows as they are"
+            f"erased rows are dense, and {rows.shape[0]:,} x {rows.shape[1]:,} numbers take "
+            f"{size / 2**30:,.1f} GiB of {memory / 2**30:,.1f}; transform fewer rows at a time, "
+            "or, if a linear layer follows, call projection_.fold_into(weight, bias): the returned "
+            "layer takes the sparse rows without erasing them first"
         )
     return np.asarray(rows.astype(dtype, copy=False).toarray())
 
 
 def _renamed(function: FunctionType, qualname: str) -> FunctionType:
-    """A copy of a function with another qualified name."""
+    """Return a copy of a function with the qualified name `qualname`."""
     copy = FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__,
         function.__closure__,
@@ -278,7 +282,7 @@ def _renamed(function: FunctionType, qualname: str) -> FunctionType:
 
 
 def _unpacked(X: Any) -> Any:
-    """A column or one-column frame of vectors as a matrix; anything else as it is."""
+    """Return a column or one-column frame of vectors as a matrix, and other input unchanged."""
     shape = getattr(X, "shape", ())
     if len(shape) != 1 and shape[1:] != (1,):
         return X
@@ -287,7 +291,7 @@ def _unpacked(X: Any) -> Any:
 
 
 def columns_by_name(labels: object, role: str) -> dict[str, Any]:
-    """Columns by name: those of a mapping or a frame, or one column under the name of its role."""
+    """Return the columns of a mapping or frame by name; a single column gets the name `role`."""
     if not isinstance(labels, Mapping) and not hasattr(type(labels), "columns"):
         return {role: labels}
     columns = variables_of(labels, role)

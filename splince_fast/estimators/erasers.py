@@ -1,8 +1,8 @@
-"""The erasers as scikit-learn transformers: labels to moments, moments to projection.
+"""scikit-learn transformers that accumulate moments of rows and labels, and compute an eraser.
 
-No mathematics here: :class:`~splince_fast.moments.Moments` reads the data and
-:mod:`splince_fast.methods` solves. ``concept``, the variables to erase, is a keyword, because
-the ``y`` of a pipeline is the task and must not silently become the concept.
+The mathematics is in :class:`~splince_fast.moments.Moments` and :mod:`splince_fast.methods`.
+``concept``, the variables to erase, is a keyword argument, because ``y`` in a pipeline is the task
+and must not silently become the concept.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Keep: TypeAlias = Selection | ArrayLike | None
 
 
 class _Eraser(ErasingTransformer):
-    """Base of the estimators; each adds its parameters and its method."""
+    """Base of the estimators; a subclass adds the parameters and the name of the method."""
 
     kinds: Mapping[str, str] | None
     subsample: float | str
@@ -61,7 +61,7 @@ class _Eraser(ErasingTransformer):
     _extendable: bool
 
     _method: ClassVar[str]
-    _held_out: ClassVar[bool] = True  # a fit reports on held-out rows
+    _held_out: ClassVar[bool] = True  # whether `fit` reports the effect on held-out rows
     _concept_kind: ClassVar[str | None] = None
     _sparse_advice = " Or pass sketch_size=0, or a larger one, which takes it as it is."
 
@@ -72,11 +72,11 @@ class _Eraser(ErasingTransformer):
     # -- hooks of a subclass -----------------------------------------------------------
 
     def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: object) -> Any:
-        """Call the method of this class; `refine` has its arguments `refine` and `passes`."""
+        """Compute the eraser; `refine` holds `refine` and `passes` for the method, or is empty."""
         return METHODS[self._method].function(moments, erase=erase, **self._options(), **refine)
 
     def _options(self) -> dict[str, Any]:
-        """Options of the method, without those of reading rows and labels."""
+        """Return the parameters of the estimator that are options of the method."""
         names = METHODS[self._method].options
         return {name: getattr(self, name) for name in names if hasattr(self, name)}
 
@@ -87,7 +87,7 @@ class _Eraser(ErasingTransformer):
             return True
         return moments is not None and moments.parameters.sketch_size is not None
 
-    # -- filling ---------------------------------------------------------------------------
+    # -- fitting ---------------------------------------------------------------------------
 
     def fit(
         self,
@@ -98,39 +98,40 @@ class _Eraser(ErasingTransformer):
         sample_weight: ArrayLike | None = None,
         groups: ArrayLike | None = None,
     ) -> Self:
-        """Fit to all the data at once; earlier fits are discarded.
+        """Fit to all rows at once; discard earlier fits.
 
-        From 200 rows on they are split into two folds where memory allows
-        (:func:`splince_fast.moments.fold_rule.use_folds`): the eraser is that of all rows, and its
-        report states its effect on held-out rows. With `subsample` or `sketch_size` that
-        would cost more than the fit, and is left out.
+        With at least 200 rows, and if memory allows
+        (:func:`splince_fast.moments.fold_rule.use_folds`), the rows are split into two folds: the
+        eraser is fitted to all rows, and its report states the effect on held-out rows. With
+        `subsample` or `sketch_size` this report would cost more than the fit and is left out.
 
         Parameters
         ----------
         X : array-like or frame of shape (n_samples, n_features); sparse with `sketch_size`
-            At least two rows; read once, and `passes` times more; not copied, not modified.
+            At least two rows. X is read once, plus `passes` times; not copied, not modified.
         y : array-like of shape (n_samples,) or (n_samples, k), mapping or frame, optional
-            The task. SPLINCE and OracleSPLINCE keep its covariance with X. The other estimators
-            keep nothing (`kept_` is None) and ignore it: a pipeline passes y to every step. With
-            ``concept_from="y"`` it is the concept, and no estimator keeps anything.
+            Task. SPLINCE and OracleSPLINCE keep the covariance of X with y. The other estimators
+            ignore y, which a pipeline passes to every step, and keep no variable (`kept_` is
+            None). With ``concept_from="y"``, y is the concept and no variable is kept.
         concept : array-like of shape (n_samples,) or (n_samples, k), mapping or frame
-            Variables to erase; several variables, by name, are erased jointly. A missing label
-            (None or NaN) leaves its row in the statistics of X.
+            Variables to erase; several variables, by name, are erased jointly. Rows with a missing
+            label (None or NaN) still count in the statistics of X.
         sample_weight : array-like of shape (n_samples,), optional
             Non-negative frequencies.
         groups : array-like of shape (n_samples,), optional
-            Strings or integers; rows of one group stay in one fold. Without it the hash of its
-            position decides where a row goes. With `subsample` or `sketch_size`: only for "cv".
+            Groups, as strings or integers; rows of one group stay in one fold. By default the fold
+            of a row depends on a hash of its position. With `subsample`, `groups` is valid only
+            for ``shrinkage="cv"``; with `sketch_size` it is not valid.
 
         Returns
         -------
         object
-            The estimator itself; as it was if this raises.
+            The estimator itself; unchanged after an error.
 
         Raises
         ------
         InputError, NonFiniteError, LabelError
-            The data, labels or parameters cannot be used; the concept or the task is missing.
+            The data, labels or parameters are invalid; the concept or the task is missing.
         NotEnoughDataError, ConstantVariableError, InfeasibleError
             As in :func:`splince_fast.splince`.
         """
@@ -141,7 +142,7 @@ class _Eraser(ErasingTransformer):
             rows, erased, kept = self._read(X, y, concept, sample_weight, least=2)
             parameters = self._begin(erased, kept)
             n, d = rows.shape
-            if groups is not None:  # few rows make no folds, which would check the length
+            if groups is not None:  # without folds no later code checks the length
                 check_length(groups, n, "groups", "X")
             exact = self.subsample == 1 and self.sketch_size is None
             split = self._needs_folds or (self._held_out and exact and use_folds(n, d))
@@ -173,18 +174,17 @@ class _Eraser(ErasingTransformer):
     def partial_fit(
         self, X: Any, y: Any = None, *, concept: Any = None, sample_weight: ArrayLike | None = None
     ) -> Self:
-        """Add a block of rows of any size; any split into blocks equals one ``fit``.
+        """Add a block of rows of any size; any split into blocks gives the eraser of one ``fit``.
 
-        The projection is computed on first use, and errors that depend on all the data are raised
-        then, such as a concept with a single class. Parameters and other errors are
-        those of :meth:`fit`.
+        The projection is computed on first use. Errors that depend on all rows, such as a concept
+        with a single class, are raised then; other errors are those of :meth:`fit`.
 
         Parameters
         ----------
         X : array-like or frame of shape (n_samples, n_features); sparse with `sketch_size`
-            May have no rows.
+            Rows, possibly none.
         y : array-like, mapping or frame, optional
-            The task, as in :meth:`fit`; every block names the same variables.
+            Task, as in :meth:`fit`; every block must have the same variables.
         concept : array-like, mapping or frame
             Variables to erase, as in :meth:`fit`.
         sample_weight : array-like of shape (n_samples,), optional
@@ -193,12 +193,12 @@ class _Eraser(ErasingTransformer):
         Returns
         -------
         object
-            The estimator itself; as it was if this raises.
+            The estimator itself; unchanged after an error.
 
         Raises
         ------
         LabelError
-            Other variables, or variables of another kind, than in earlier blocks.
+            The variables, or their kinds, differ from those of earlier blocks.
         """
         with self._restored_on_error():
             self._check_extendable()
@@ -220,8 +220,8 @@ class _Eraser(ErasingTransformer):
         Parameters
         ----------
         other : estimator of the same class
-            Left as it is. Classes are matched by name, so either may have seen some that the
-            other has not. The parameters of this estimator stay in force.
+            Estimator to add; not modified. Classes of labels are matched by name, so each
+            estimator may lack classes of the other. The parameters of this estimator are used.
 
         Returns
         -------
@@ -231,9 +231,9 @@ class _Eraser(ErasingTransformer):
         Raises
         ------
         IncompatibleMomentsError
-            Another class of estimator, other variables, other features.
+            The other estimator is of another class, or has other variables or features.
         NotFittedError
-            One of them has seen nothing.
+            One of the estimators is not fitted.
         """
         self._check_mergeable(other)
         for part in (self, other):
@@ -247,7 +247,7 @@ class _Eraser(ErasingTransformer):
     def _read(
         self, X: object, y: object, concept: object, sample_weight: object, *, least: int
     ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-        """Rows, and labels by name."""
+        """Return valid rows, and the labels to erase and to keep, each by name."""
         first = not self.__sklearn_is_fitted__()
         check_index(X, y, "y")
         check_index(X, concept, "concept")
@@ -256,33 +256,33 @@ class _Eraser(ErasingTransformer):
         return self._rows(X, reset=first, least=least), erased, kept
 
     def _begin(self, erased: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
-        """Store the variables of a new fit; returns the arguments of its moments."""
+        """Store the names of the variables of a new fit; return the parameters of its moments."""
         kinds = self.kinds
         if self._concept_kind is not None:
             kinds = dict.fromkeys(erased, self._concept_kind) | dict(kinds or {})
         self.erased_, self.kept_ = list(erased), list(kept) or None
         self._extendable = True
-        needs_fourth = getattr(self, "shrinkage", None) == "ledoit-wolf"
+        ledoit_wolf = getattr(self, "shrinkage", None) == "ledoit-wolf"
         return {
-            "kinds": kinds, "ledoit_wolf": needs_fourth, "subsample": self.subsample, "sketch_size":
+            "kinds": kinds, "ledoit_wolf": ledoit_wolf, "subsample": self.subsample, "sketch_size":
             self.sketch_size,
         }  # fmt: skip
 
     @property
     def _needs_folds(self) -> bool:
-        """Whether a parameter is chosen on folds."""
+        """Whether a parameter is chosen by cross-validation."""
         return bool(getattr(self, "shrinkage", None) == "cv")
 
     def _check_incremental(self) -> None:
-        """Raise InputError for parameters that need all rows at once."""
+        """Raise InputError for parameters that only `fit`, with all rows, supports."""
         if self._needs_folds:
             raise InputError(
                 "shrinkage='cv' is chosen on folds, which only fit makes; pass the intensity that "
-                "it finds (report_.shrinkage), or 'oas'"
+                "fit chose (report_.shrinkage), or 'oas'"
             )
         if self.passes:
             raise InputError(
-                f"passes={self.passes} reads the rows again, which only fit has; leave it out, "
+                f"passes={self.passes} reads the rows again, which only fit can do; leave it out, "
                 "or fit moments and pass refine= to the method"
             )
         if isinstance(self.subsample, str):
@@ -292,7 +292,7 @@ class _Eraser(ErasingTransformer):
             )
 
     def _labels(self, y: object, concept: object) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Variables to erase and to keep, by name."""
+        """Return the variables to erase and the variables to keep, each by name."""
         erased = self._concept(y, concept)
         if self.concept_from == "y" or not self._keeps_task:
             return erased, {}
@@ -319,7 +319,7 @@ class _Eraser(ErasingTransformer):
         self._check_concept_from()
 
     def _check_variables(self, erased: Any, kept: Any, error: type[SplinceError]) -> None:
-        """Raise `error` unless these are the variables of earlier blocks."""
+        """Raise `error` unless the variables have the names of those of earlier blocks."""
         earlier, now = (
             [sorted(names or (), key=str) for names in pair]
             for pair in ((self.erased_, self.kept_), (erased, kept))
@@ -331,11 +331,11 @@ class _Eraser(ErasingTransformer):
             )
 
     def _check_extendable(self) -> None:
-        """Raise InputError for an estimator that was made by `from_moments`."""
+        """Raise InputError for an estimator that was made from moments, not from rows."""
         if not getattr(self, "_extendable", True):
             raise InputError(
-                f"this {type(self).__name__} was made from moments; update or merge those, and "
-                "call from_moments again"
+                f"this {type(self).__name__} was made from moments; update or merge the moments, "
+                "and call from_moments again"
             )
 
     # -- one pass, many erasers ------------------------------------------------------------
@@ -344,28 +344,28 @@ class _Eraser(ErasingTransformer):
     def from_moments(
         cls, moments: Moments, *, erase: Selection, keep: Keep = None, **params: object
     ) -> Self:
-        """Fit from moments that were accumulated before, without reading data.
+        """Fit from accumulated moments, without reading data.
 
         Parameters
         ----------
         moments : Moments
-            Copied, so later updates of it change nothing here.
+            Moments to fit to; copied, so later updates do not change the estimator.
         erase : str, tuple or list of them
             Variables to erase, as in :func:`splince_fast.splince`.
         keep : str, tuple, list of them or array of shape (d, k), optional
-            What SPLINCE keeps; the other estimators keep nothing.
+            Variables or directions to keep, for SPLINCE and OracleSPLINCE only.
         **params
             Parameters of the class.
 
         Returns
         -------
         object
-            A fitted estimator. More rows go into the moments, not into it.
+            Fitted estimator. To add rows, update the moments and call `from_moments` again.
 
         Raises
         ------
         InputError
-            `keep` is missing for SPLINCE, or given to another estimator.
+            `keep` is missing for SPLINCE, or passed to an estimator that keeps no variable.
         SplinceError
             As in :meth:`fit`.
 
@@ -392,23 +392,23 @@ class _Eraser(ErasingTransformer):
         Parameters
         ----------
         moments : Moments
-            Copied once; the estimators share the copy.
+            Moments to fit to; copied once, and the estimators share the copy.
         grid : mapping of str to list, or list of them
-            Values to try for "erase", "keep" and the parameters of the class, in the form that
-            :class:`sklearn.model_selection.ParameterGrid` reads.
+            Values to try for "erase", "keep" and the parameters of the class, in the format of
+            :class:`sklearn.model_selection.ParameterGrid`.
 
         Returns
         -------
         list
             Fitted estimators in the order of the ParameterGrid. ``erased_``, ``kept_`` and
-            ``get_params()`` identify each of them, and ``report_`` states its cost.
+            ``get_params()`` identify an estimator, and ``report_`` states its cost.
 
         Raises
         ------
         InputError
-            The grid cannot be read, or a point of it lacks "erase".
+            The grid is invalid, or a combination lacks "erase".
         SplinceError
-            As in :meth:`from_moments`; a note names the combination.
+            As in :meth:`from_moments`; a note states the combination.
 
         Examples
         --------
@@ -448,20 +448,20 @@ class _Eraser(ErasingTransformer):
     def from_folds(
         cls, folds: Sequence[Moments], *, erase: Selection, keep: Keep = None, **params: object
     ) -> list[Self]:
-        """Fit one eraser per fold, to all the others, from one pass: total minus fold.
+        """Fit one eraser per fold to all other folds, from the moments of one pass over the data.
 
         Parameters
         ----------
         folds : sequence of Moments
-            Two or more, one per part of the data.
+            Moments of two or more folds.
         erase, keep, **params
             As in :meth:`from_moments`.
 
         Returns
         -------
         list
-            Fitted estimators; the i-th has seen all folds but the i-th, and equals one that was
-            fitted to their rows, to rounding.
+            Fitted estimators; the i-th equals, up to rounding error, an estimator fitted to the
+            rows of all folds except the i-th.
 
         Raises
         ------
@@ -488,19 +488,19 @@ class _Eraser(ErasingTransformer):
                 "Moments"
             )
         total = sum(parts[1:], parts[0])
-        rest = [total - part for part in parts]
-        return [cls._prepared(keep, params)._solved(own, own, erase, keep) for own in rest]
+        others = [total - part for part in parts]
+        return [cls._prepared(keep, params)._solved(rest, rest, erase, keep) for rest in others]
 
     @classmethod
     def _prepared(cls, keep: Keep, params: Mapping[str, object]) -> Self:
-        """An estimator with checked parameters."""
+        """Return an unfitted estimator with parameters that are valid for a fit from moments."""
         estimator = cls(**params)
         estimator._check_parameters()
         estimator._check_incremental()
         if estimator.subsample != 1 or estimator.sketch_size is not None:
             raise InputError(
-                "subsample and sketch_size say how moments are accumulated, and these are; pass "
-                "them to Moments"
+                "subsample and sketch_size determine how moments are accumulated, and these are "
+                "accumulated already; pass them to Moments"
             )
         if keep is None and cls._needs_task:
             raise InputError("keep is missing: SPLINCE keeps a task; LEACE erases without one")
@@ -511,7 +511,10 @@ class _Eraser(ErasingTransformer):
     def _source(
         self, moments: Moments, factored: dict[tuple[object, ...], Factored]
     ) -> Moments | Factored:
-        """The moments, or a snapshot that estimators of like options share."""
+        """Return a snapshot shared by estimators with the same options for Cov(x).
+
+        `factored` caches the snapshots. Methods that do not factor Cov(x) get the moments.
+        """
         if "solver" not in METHODS[self._method].options:
             return moments
         options = self._options()
@@ -523,7 +526,7 @@ class _Eraser(ErasingTransformer):
     def _solved(
         self, moments: Moments, source: Moments | Factored, erase: Selection, keep: Keep
     ) -> Self:
-        """Fit to moments that this estimator owns; `source` is them or a snapshot of them."""
+        """Fit to `moments`, which this estimator stores; `source` is `moments` or its snapshot."""
         self._projection = self._project(source, erase, keep)
         self.moments_, self.erased_, self.kept_ = moments, erase, keep
         self.n_features_in_ = self._projection.n_features
@@ -539,12 +542,12 @@ class _Eraser(ErasingTransformer):
 
     @property
     def report_(self) -> Report:
-        """Erased and kept variables, and the cost; raises as :attr:`projection_`."""
+        """Report: erased and kept variables, and cost; raises the errors of `projection_`."""
         return cast(Report, self.projection_.report)  # every method writes a report
 
     @property
     def n_samples_seen_(self) -> int:
-        """Rows seen, those of weight 0 not counted."""
+        """Number of fitted rows with positive weight."""
         check_is_fitted(self)
         return self.moments_.n_rows
 
@@ -552,62 +555,67 @@ class _Eraser(ErasingTransformer):
         return hasattr(self, "moments_")
 
 
-# The parameters of an estimator are its fields: the constructor stores them and does nothing else.
+# The dataclass fields are the parameters of the estimator; the constructor only stores them.
 @dataclass(kw_only=True, eq=False, repr=False)
 class SPLINCE(_Eraser):
     """Erase a concept and keep the covariance of X with a task, changing X as little as possible.
 
-    ``fit(X, y, concept=z)``: y is the task, z the concept. See :func:`splince_fast.splince`
-    for the mathematics and the meaning of its parameters.
+    ``fit(X, y, concept=z)``: y is the task, z the concept. :func:`splince_fast.splince` describes
+    the mathematics and the parameters in detail.
 
     Parameters
     ----------
     max_amplification : float, optional
-        Give up kept directions at an angle to the erased ones with 1 / sin above this.
+        Largest allowed 1 / sin of the angle between kept and erased directions; kept directions
+        with a larger value are given up.
     on_infeasible : {"raise", "drop"}
-        Policy where part of the task lies in the span of the concept.
+        Action if part of the task lies in the span (the cross-covariance with X) of the concept:
+        raise InfeasibleError, or give up this part of the task.
     null_space : {"keep", "drop"}
-        Effect of the map off the support of X: none, or annihilation.
+        Action on the component of rows outside the range of Cov(X): keep it, or set it to 0.
     shrinkage : float in [0, 1], "oas", "ledoit-wolf" or "cv", optional
-        Share of an isotropic target in the covariance that is factored; "cv" is for `fit` alone.
+        Weight of an isotropic target in the factored covariance; "cv" is for `fit` only.
     rank_tol : "auto" or float in [0, 1)
-        Directions of the concept weaker than this times the strongest are left alone.
+        Directions of the concept weaker than this fraction of the strongest are not erased; "auto"
+        is a fraction at the rounding level.
     solver : {"auto", "cholesky", "eigh"}
-        How the covariance is factored.
+        Factorisation of the covariance.
     min_scale : "auto" or float in [0, 1)
-        Features of a deviation below this times the root mean square deviation are left out of
-        the whitening; they are erased by what the others predict of them.
+        Features with a standard deviation below this fraction of the root mean square standard
+        deviation are left out of the whitening. The part of their covariance with the concept that
+        the other features predict is removed.
     strength : float in [0, 1]
-        Fraction of the task's covariance that LEACE destroys and that is given back.
+        Fraction of the covariance with the task that is restored, of the part that LEACE removes.
     subsample : float in (0, 1] or "auto"
-        Share of the rows that the covariance is taken from, so that a fit costs little more than
-        reading; "auto" takes as few as change the rows by 5 percent more than the least. See
-        :class:`Moments`.
+        Fraction of the rows from which the covariance is estimated, so that a fit costs little
+        more than reading the rows. "auto" takes the smallest sample for which the expected
+        distortion exceeds the minimum by about 5 percent. See :class:`Moments`.
     sketch_size : int, optional
-        Keep no d x d covariance, but variances and a sketch of so many columns, for rows of very
-        many features; 0 keeps variances alone. X may be sparse then. See :class:`Moments`.
+        Number of columns of a sketch that, with the variances, replaces the d x d covariance, for
+        very many features; 0 keeps the variances only. X may then be sparse. See :class:`Moments`.
     passes : int
-        With `sketch_size`: how often `fit` reads X again; each pass changes the rows less.
+        With `sketch_size`: number of times that `fit` reads X again, to reduce the distortion.
     kinds : mapping of str to {"classes", "continuous"}, optional
-        How a variable is read where its dtype does not say it: strings, bools and integers are
-        classes, floats continuous. A single column, named or not, is the variable "concept" or
-        "task"; columns of mappings and frames have their own names.
+        Kinds of variables that differ from the default: strings, bools and integers are classes,
+        floats are continuous. A single column is the variable "concept" or "task", even if the
+        column has a name; columns of mappings and frames keep their names.
     concept_from : {None, "y"}
-        "y": the argument y of ``fit`` is the concept. Without a task nothing is kept, the map is
-        that of LEACE, and ``report_.method`` says so.
+        "y": the argument y of ``fit`` is the concept. No variable is kept then: the map is that of
+        LEACE, and ``report_.method`` is "LEACE".
 
     Attributes
     ----------
     projection_ : Projection
-        The fitted map.
+        Fitted map.
     moments_ : Moments
-        All that was learnt of the data.
+        Moments of the fitted rows and labels.
     report_ : Report
-        Erased and kept variables, and the cost.
+        Erased and kept variables, and cost.
     erased_, kept_ : list of str
-        Names of the variables; after :meth:`from_moments` its `erase` and `keep`.
+        Names of the erased and kept variables; after :meth:`from_moments`, its arguments `erase`
+        and `keep`.
     n_samples_seen_, n_features_in_ : int
-        Rows (of positive weight) and features seen.
+        Number of fitted rows with positive weight, and number of features.
     feature_names_in_ : ndarray of str, shape (n_features_in_,)
         Names of the features, if X was a frame.
 
@@ -617,7 +625,8 @@ class SPLINCE(_Eraser):
 
     Notes
     -----
-    Cross-validation slices arrays and frames but not a mapping: pass several concepts as a frame.
+    scikit-learn's cross-validation slices arrays and frames, but no mappings: pass several concepts
+    as a frame.
 
     References
     ----------
@@ -663,7 +672,7 @@ class SPLINCE(_Eraser):
         options = self._options()
         if keep is not None:
             return splince(moments, erase=erase, keep=keep, **options, **refine)
-        # Options of the kept task do not apply.
+        # Without a task: LEACE, which has fewer options.
         options = {name: options[name] for name in METHODS["leace"].options}
         return leace(moments, erase=erase, **options, **refine)
 
@@ -725,9 +734,9 @@ class LEACE(_Eraser):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SAL(_Eraser):
-    """Erase a concept by the orthogonal projection off its covariance with X.
+    """Erase a concept by orthogonal projection, which removes its cross-covariance with X.
 
-    ``fit(X, concept=z)``; y is ignored. Unlike LEACE it depends on the units of the features.
+    ``fit(X, concept=z)``; y is ignored. Unlike LEACE, SAL depends on the units of the features.
     See :func:`splince_fast.sal`.
 
     Parameters
@@ -767,10 +776,10 @@ class SAL(_Eraser):
 
 
 class MeanProjection(SAL):
-    """Erase classes by the orthogonal projection off the differences of their means.
+    """Erase classes by orthogonal projection, which removes the differences of the class means.
 
-    ``fit(X, concept=z)``; y is ignored; the concept is read as classes, whole floats too. See
-    :func:`splince_fast.mean_projection`.
+    ``fit(X, concept=z)``; y is ignored. The labels of the concept are classes, also if they are
+    floats with integer values. See :func:`splince_fast.mean_projection`.
 
     Parameters
     ----------
@@ -807,38 +816,40 @@ class MeanProjection(SAL):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class OracleSPLINCE(_Eraser):
-    """Erase a concept with its labels at hand, and keep the covariance of X with a task.
+    """Erase a concept by the labels of the rows, and keep the covariance of X with a task.
 
-    ``fit(X, y, concept=z)``, ``transform(X, concept=z)``: the map reads the label of each row, and
-    changes X at most as much as :class:`SPLINCE`. Using the labels may be unlawful where the
+    ``fit(X, y, concept=z)``, ``transform(X, concept=z)``: the map depends on the label of each row,
+    and its distortion is at most that of :class:`SPLINCE`. The use of labels may be unlawful if the
     concept is a protected attribute. See :func:`splince_fast.oracle`.
 
     Parameters
     ----------
     strength : float in [0, 1]
-        Fraction of the task's covariance that is given back; 0 keeps nothing, as without y.
+        Fraction of the covariance with the task that is restored, of the part that erasure
+        removes; 0 keeps no variable, as without y.
     missing : {"splince", "raise"}
-        Map of rows without a label (None or NaN): SPLINCE, or none.
+        Action for rows without a label (None or NaN): erase with SPLINCE, or raise LabelError.
     classwise : bool
-        Use a map per class of one concept; less change, and more error on new rows.
+        Use one map per class of a single concept: smaller distortion, larger error on held-out
+        rows.
     kinds : mapping of str to {"classes", "continuous"}, optional
         As for :class:`SPLINCE`.
 
     Attributes
     ----------
     eraser_ : ConditionalEraser
-        The fitted map; `projection_` is the same.
+        Fitted map, the same object as `projection_`.
     moments_, report_, erased_, kept_, n_samples_seen_, n_features_in_, feature_names_in_
         As for :class:`SPLINCE`.
 
     See Also
     --------
-    SPLINCE : Needs no labels when rows are erased.
+    SPLINCE : Erase and keep a task, without labels in `transform`.
 
     Notes
     -----
-    A pipeline passes `concept` on to `transform` if scikit-learn's metadata routing is enabled
-    (``sklearn.set_config(enable_metadata_routing=True)``); no request has to be set.
+    A pipeline passes `concept` to `transform` if scikit-learn's metadata routing is enabled
+    (``sklearn.set_config(enable_metadata_routing=True)``); ``set_transform_request`` is not needed.
 
     Examples
     --------
@@ -869,7 +880,7 @@ class OracleSPLINCE(_Eraser):
 
     @property
     def eraser_(self) -> ConditionalEraser:
-        """The fitted map; raises as `projection_` of :class:`SPLINCE`."""
+        """Fitted map; raises the errors of `projection_`."""
         return cast(ConditionalEraser, self.projection_)
 
     def _begin(self, erased: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
@@ -888,7 +899,7 @@ class OracleSPLINCE(_Eraser):
     def fit_transform(
         self, X: Any, y: Any = None, *, concept: Any = None, **fit_params: Any
     ) -> Any:
-        """Fit to the rows, and erase the concept from them with the same labels.
+        """Fit to rows, and erase the concept from the same rows.
 
         Parameters
         ----------
@@ -900,33 +911,34 @@ class OracleSPLINCE(_Eraser):
         Returns
         -------
         ndarray of shape (n_samples, n_features)
-            As from :meth:`transform`.
+            Erased rows, as from :meth:`transform`.
         """
         return self.fit(X, y, concept=concept, **fit_params).transform(X, concept=concept)
 
     def transform(self, X: Any, *, concept: Any = None) -> Any:
-        """Erase the concept from rows by their labels.
+        """Erase the concept from rows by the labels of the rows.
 
         Parameters
         ----------
         X : array-like or frame of shape (n_samples, n_features)
-            May have no rows.
+            Rows, possibly none.
         concept : array-like of shape (n_samples,) or (n_samples, k), mapping or frame
-            Labels of the rows, as in :meth:`fit`. Rows without one (None or NaN) get the map of
-            SPLINCE.
+            Labels of the rows, as in :meth:`fit`. The parameter `missing` selects the action for
+            rows without a label.
 
         Returns
         -------
         ndarray of shape (n_samples, n_features)
-            As from `transform` of :class:`SPLINCE`.
+            Erased rows, as from `transform` of :class:`SPLINCE`.
 
         Raises
         ------
         NotFittedError
-            Nothing was fitted.
+            The estimator is not fitted.
         InputError, NonFiniteError, LabelError
-            No `concept`; a class that the fit has not seen; with ``missing="raise"`` a row without
-            a label; X has other features than those fitted, or holds NaN or infinity.
+            `concept` is missing, or has a class that is not among the fitted classes; a row has no
+            label, with ``missing="raise"``; X has other features than the fitted rows, or contains
+            NaN or infinity.
         """
         check_is_fitted(self)
         if concept is None:
@@ -951,11 +963,11 @@ def _split(
     groups: ArrayLike | None,
     parameters: dict[str, Any],
 ) -> Folds:
-    """Rows in two folds."""
+    """Split rows into two folds, by `groups` or a hash of the position; return the moments."""
     name = None
     if groups is not None:
         name = "groups"
-        while name in labels:  # a name that no variable has
+        while name in labels:  # choose a name that is not a variable
             name += "_"
         labels = labels | {name: groups}
     folds = Folds(2, groups=name, **parameters)
@@ -963,7 +975,7 @@ def _split(
 
 
 def _checked(moments: Moments) -> Moments:
-    """The argument; InputError unless it is a Moments object."""
+    """Return `moments`; raise InputError if it is not a Moments object."""
     if not isinstance(moments, Moments):
         raise InputError(
             f"moments is {type(moments).__name__}; pass sf.Moments().update(X, labels)"

@@ -1,4 +1,4 @@
-"""The eraser that erases nothing: the baseline of a search over erasers."""
+"""Identity: an eraser that changes nothing, the baseline in a search over erasers."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ __all__ = ["Identity"]
 
 
 class Identity(ErasingTransformer):
-    """Erase nothing: the rows as they are, under the interface of the erasers.
+    """Return rows unchanged, with the interface of the erasers.
 
-    The baseline of a search over erasers. scikit-learn's ``"passthrough"`` cannot take that place
-    beside :class:`LEACE`, because it accepts no `concept`.
+    Identity is the baseline in a search over erasers. scikit-learn's ``"passthrough"`` cannot
+    replace it, because ``"passthrough"`` accepts no `concept`.
 
     Attributes
     ----------
     projection_ : Projection
         The identity, of rank 0.
     report_ : Report
-        States that nothing is erased and that the distortion is 0.
+        Report without erased variables and with distortion 0.
     n_samples_seen_, n_features_in_ : int
-        Rows (of positive weight) and features seen.
+        Number of fitted rows with positive weight, and number of features.
     feature_names_in_ : ndarray of str, shape (n_features_in_,)
         Names of the features, if X was a frame.
 
@@ -54,7 +54,7 @@ class Identity(ErasingTransformer):
     n_samples_seen_: int
     _weight: float
 
-    # As in the erasers, so that a search over all of them routes the concept.
+    # As in the erasers, so that a search over erasers and Identity routes the concept.
     __metadata_request__fit: ClassVar = {"concept": True}
     __metadata_request__partial_fit: ClassVar = {"concept": True}
 
@@ -76,23 +76,25 @@ class Identity(ErasingTransformer):
         Parameters
         ----------
         X : array-like, frame or sparse matrix of shape (n_samples, n_features)
-            Checked for NaN and infinity.
-        y, concept, groups : object, optional
-            Ignored; present so that all erasers are called alike.
+            Rows; checked for NaN and infinity.
+        y, concept : object, optional
+            Ignored; accepted because the erasers take these arguments.
         sample_weight : array-like of shape (n_samples,), optional
             Non-negative frequencies.
+        groups : object, optional
+            Ignored.
 
         Returns
         -------
         object
-            The estimator itself; as it was if this raises.
+            The estimator itself; unchanged after an error.
 
         Raises
         ------
         InputError, NonFiniteError
-            The data cannot be used.
+            The data are invalid.
         NotEnoughDataError
-            Every weight is zero.
+            All weights are zero.
         """
         with self._restored_on_error():
             self.__dict__.pop("_projection", None)
@@ -107,12 +109,12 @@ class Identity(ErasingTransformer):
     def partial_fit(
         self, X: Any, y: Any = None, *, concept: Any = None, sample_weight: ArrayLike | None = None
     ) -> Self:
-        """Count a block of rows, of any size.
+        """Add the number of rows of a block of any size.
 
         Parameters
         ----------
         X : array-like, frame or sparse matrix of shape (n_samples, n_features)
-            May have no rows.
+            Rows, possibly none.
         y, concept : object, optional
             Ignored.
         sample_weight : array-like of shape (n_samples,), optional
@@ -121,12 +123,12 @@ class Identity(ErasingTransformer):
         Returns
         -------
         object
-            The estimator itself; as it was if this raises.
+            The estimator itself; unchanged after an error.
 
         Raises
         ------
         InputError, NonFiniteError
-            The data cannot be used, or have other features than earlier blocks.
+            The data are invalid, or have other features than earlier blocks.
         """
         with self._restored_on_error():
             self._add(X, sample_weight, least=0)
@@ -138,7 +140,7 @@ class Identity(ErasingTransformer):
         Parameters
         ----------
         other : Identity
-            Left as it is.
+            Estimator to add; not modified.
 
         Returns
         -------
@@ -148,9 +150,9 @@ class Identity(ErasingTransformer):
         Raises
         ------
         IncompatibleMomentsError
-            Another class of estimator, other features.
+            The other estimator has another class or other features.
         NotFittedError
-            One of them has seen nothing.
+            One of the estimators is not fitted.
         """
         self._check_mergeable(other)
         self.n_samples_seen_ += other.n_samples_seen_
@@ -158,7 +160,7 @@ class Identity(ErasingTransformer):
         return self
 
     def _add(self, X: object, sample_weight: ArrayLike | None, *, least: int) -> None:
-        """Check a block and count its rows."""
+        """Check a block and add the number of its rows."""
         first = not self.__sklearn_is_fitted__()
         rows = self._rows(X, reset=first, least=least)
         n, d = rows.shape
@@ -169,14 +171,14 @@ class Identity(ErasingTransformer):
         weight = as_weights(sample_weight, n)
         if first:
             self.n_samples_seen_, self._weight = 0, 0.0
-            none = np.zeros((d, 0))
-            self._projection = Projection(none, none, np.zeros(d), method="Identity")
+            empty = np.zeros((d, 0))
+            self._projection = Projection(empty, empty, np.zeros(d), method="Identity")
         self.n_samples_seen_ += n if weight is None else int(np.count_nonzero(weight))
         self._weight += n if weight is None else float(weight.sum())
 
     @property
     def report_(self) -> Report:
-        """The report of an eraser that changes nothing."""
+        """Report without erased variables and with distortion 0."""
         d = self.projection_.n_features
         return Report(
             method="Identity",

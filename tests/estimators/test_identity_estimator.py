@@ -60,7 +60,7 @@ def test_identity_of_parts_equals_one_fit() -> None:
     frame = pd.DataFrame(X, columns=list("abcdef"))
     for other in (X[:, :5], frame, frame.rename(columns={"a": "g"})):
         named = sf.Identity().fit(frame if other is not frame else X)
-        with pytest.raises(sf.IncompatibleMomentsError, match="saw other features"):
+        with pytest.raises(sf.IncompatibleMomentsError, match="fitted to different features"):
             named.merge(sf.Identity().fit(other))
         assert named.n_samples_seen_ == 50
     with pytest.raises(sf.IncompatibleMomentsError, match="cannot merge LEACE"):
