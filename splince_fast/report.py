@@ -746,6 +746,12 @@ class Report:
                 f"It changes the rows by {100 * self.distortion:.3g} % of their variance "
                 f"(distortion){comparison}"
             )
+            if minimum is not None and self.distortion > max(1.0, 2.0 * minimum):
+                lines.append(
+                    "To replace every row by the mean would change the rows by 100 %: the kept "
+                    "variables are nearly determined by the erased ones. Cap the change with "
+                    "max_amplification=, keep fewer variables, or use LEACE."
+                )
         if self.held_out is not None:
             lines.append(
                 f"It changes held-out rows by {100 * self.held_out.distortion:.3g} %; a figure far "

@@ -428,3 +428,21 @@ def test_the_readings_of_several_variables_are_told_apart() -> None:
     lines = str(sf.leace(moments, erase=["z", "job"]).report).splitlines()
     (line,) = (line for line in lines if "read as" in line)
     assert line.endswith("of the rows labelled; job: classes (2)")
+
+
+def test_a_change_beyond_the_variance_of_the_rows_is_explained() -> None:
+    """A task that equals the concept in 99 % of the rows."""
+    rng = np.random.default_rng(0)
+    z = rng.integers(0, 2, 4000)
+    texts = []
+    for equal in (0.99, 0.7):  # the second is the control
+        y = np.where(rng.random(4000) < equal, z, 1 - z)
+        X = rng.normal(size=(4000, 4)) + np.outer(z, np.eye(4)[0]) + np.outer(y, np.eye(4)[1])
+        moments = sf.Moments().update(X, {"z": z, "y": y})
+        report = sf.splince(moments, erase="z", keep="y").report
+        assert report is not None
+        assert report.distortion is not None
+        assert (report.distortion > 1) == (equal == 0.99)
+        texts.append(report.explain())
+    assert "max_amplification=" in texts[0]
+    assert "max_amplification=" not in texts[1]
