@@ -23,8 +23,9 @@ CE64 = "concept-erasure float64"
 ONEDAL = "oneDAL"
 DASK_COV = "dask.array.cov"
 DASK_PCA = "dask-ml IncrementalPCA"
-# Fastest documented setting of concept-erasure for exact LEACE. By default it also estimates
-# shrinkage and checks by d x d products that the trace does not increase, which never happens.
+# Fastest documented setting of concept-erasure for exact LEACE. The defaults add an estimate of
+# shrinkage and a check, by d x d products, that the trace does not increase; exact LEACE does not
+# need them.
 _PLAIN = {"shrinkage": False, "constrain_cov_trace": False}
 Make = Callable[..., Any]
 
@@ -110,7 +111,8 @@ def explicit_splince(S: Array, Sz: Array, Sy: Array) -> Array:
 
     U spans colsp(W Sz)^perp, V spans colsp(W Sy) + colsp([W Sz, W Sy])^perp; both come from
     complete QR decompositions. The whitening is W = diag(lambda)^{-1/2} Q^T with
-    S = Q diag(lambda) Q^T, which needs no further product. Concept and task are binary, so Sz and Sy have rank one.
+    S = Q diag(lambda) Q^T, which needs no further product. Concept and task are binary, so Sz and
+    Sy have rank one.
     Holstege, Ravfogel and Wouters (NeurIPS 2025).
     """
     eigenvalues, Q = np.linalg.eigh(S)
