@@ -1,8 +1,8 @@
-"""How fast splince_fast is: against the machine, against other packages, and over its history.
+"""Benchmarks of splince_fast against hardware limits, other packages and its own history.
 
-Every job is defined once, in the modules ``jobs_*``: its data, splince_fast, a lower bound (the
-floor), other packages, and the targets. Everything else is made from that list:
-`benchmarks.compare` measures, `benchmarks.page` writes docs/performance.md, `benchmarks.asv_suite`
-keeps the history, and `benchmarks.smoke` runs everything once at tiny sizes. CONTRIBUTING.md says
-how; what needs a package that is not installed is left out.
+Every job is defined once, in a module ``jobs_*``: data, splince_fast, a lower bound (the floor),
+other packages, and targets. All other modules use this list: `benchmarks.compare` measures the
+jobs, `benchmarks.page` writes docs/performance.md, `benchmarks.asv_suite` keeps the history, and
+`benchmarks.smoke` runs all jobs once at tiny sizes. CONTRIBUTING.md lists the commands. Contenders
+and jobs whose packages are not installed are left out.
 """

@@ -1,7 +1,8 @@
-"""The asv benchmarks, made from the jobs: a class per group, its jobs as the parameter.
+"""asv benchmarks made from the jobs: one class per group, whose parameter is the job.
 
-Of a job are tracked its time or number as it is, and what can be compared between machines: how far
-it is from its targets. Both are better when they are smaller, as asv takes them. NaN is left out.
+Two values of each job are tracked: the time or number of splince_fast, and the largest ratio of a
+measured value to its target, which is comparable between machines. Smaller values are better. NaN
+means not measured.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ class _Group:
     unit = "seconds per unit, or the number"
 
     def track_ours(self, name: str) -> Any:
-        """Seconds per unit, in every round, or the number."""
+        """Return the seconds per unit of every round, or the number."""
         ours = _JOBS[name].build()[OURS]
         if isinstance(ours, Contender):
             return {"samples": interleave({OURS: ours}, budget=_BUDGET)[OURS].tolist(), "number": 1}
         return math.nan if isinstance(ours, Absent) else ours
 
     def track_promised(self, name: str) -> float:
-        """Largest ratio of a measured value to its target; at most 1 if every target is met."""
+        """Return the largest ratio of a measured value to its target; at most 1 if all are met."""
         targets = compare.measure(_JOBS[name], budget=_BUDGET)["targets"]
         quotients = (
             (target["measured"]["median"] / target["limit"]) ** (-1 if target["at_least"] else 1)

@@ -2,9 +2,9 @@
 
     python -m benchmarks.compare [TEXT ...] [--json [PATH]] [--budget SECONDS]
 
-Without TEXT all jobs are measured, else those whose name contains one of the texts. ``--json``
-without a path writes ``benchmarks/results/PROCESSOR.json``, from which `benchmarks.page` is made;
-with TEXT it replaces these jobs there, if the others are of the same commit.
+With TEXT, only jobs whose name contains one of the texts are measured. ``--json`` without a path
+writes ``benchmarks/results/PROCESSOR.json``, which `benchmarks.page` reads. With TEXT, results of
+other jobs in this file are kept if they were measured at the same commit.
 """
 
 from __future__ import annotations
@@ -28,17 +28,21 @@ RESULTS = machine.ROOT / "benchmarks" / "results"
 
 
 def chosen(texts: list[str]) -> list[Job]:
-    """The jobs whose name contains one of the texts; all without any. SystemExit if none has."""
+    """Return the jobs whose name contains one of the texts, all jobs if `texts` is empty.
+
+    Raises SystemExit if no name matches.
+    """
     jobs = [job for job in all_jobs() if any(text in job.name for text in texts or [""])]
     return jobs or sys.exit(f"no job has a name with {' or '.join(texts)}")
 
 
 def measure(job: Job, budget: float = 8.0) -> dict[str, Any]:
-    """One job as plain data; an ArithmeticError where a number is not finite.
+    """Measure one job; return its results as plain data.
 
-    ``values`` are seconds per unit, or numbers, of each contender; ``ratios`` the time of each
-    other contender over ours, round by round; ``targets`` have the measured ratio and whether it is
-    met (None where nothing is decided), ``left_out`` the reasons.
+    ``values`` holds the seconds per unit, or the number, of each contender. ``ratios`` holds the
+    time of each other contender divided by that of splince_fast, round by round. ``targets`` holds
+    measured ratios and whether each target is met (None if undecided), ``left_out`` the reasons for
+    absent contenders. Raises ArithmeticError if a value is not finite.
     """
     entries = job.build()
     left_out = {name: entry.reason for name, entry in entries.items() if isinstance(entry, Absent)}
@@ -65,7 +69,7 @@ def measure(job: Job, budget: float = 8.0) -> dict[str, Any]:
 
 
 def _measured_target(target: Target, timings: dict[str, Seconds]) -> dict[str, Any]:
-    """The target with its measured ratio, and whether it is met; None if undecided."""
+    """Return the target with its measured ratio, and whether it is met; None if undecided."""
     ours, reference = timings.get(OURS), (timings | {"": np.ones(1)}).get(target.against)
     measured = met = None
     if ours is not None and reference is not None:
@@ -79,9 +83,10 @@ def _measured_target(target: Target, timings: dict[str, Seconds]) -> dict[str, A
 
 
 def run(jobs: list[Job], path: Path | None, budget: float = 8.0, *, some: bool = False) -> None:
-    """Measure jobs one after the other, print a table, and write the results to `path` after each.
+    """Measure jobs in sequence, print a table, and write the results to `path` after each job.
 
-    If these are `some` of all, results of the others stay there, where they are of this commit.
+    With `some`, `jobs` is a subset: results of other jobs in `path` are kept if they were measured
+    at the same commit.
     """
     began, load = machine.now()
     results: dict[str, Any] = {
@@ -106,11 +111,11 @@ def run(jobs: list[Job], path: Path | None, budget: float = 8.0, *, some: bool =
         results["ended"], results["load_average"]["after"] = machine.now()
         if path:
             path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-        gc.collect()  # free the data of this job before those of the next are made
+        gc.collect()  # free the data of this job before the next job makes its data
 
 
 def cells(entry: dict[str, Any]) -> list[str]:
-    """A row of the table: name, ours, the others, the targets."""
+    """Return a table row: job, value of splince_fast, ratios of the others, targets."""
     number, unit, ours = entry["number"], entry["unit"], entry["values"].get(OURS)
     kind, factor, prefix = ("values", 1.0, "") if number else ("ratios", 1e6, "us/")
     others = {name: interval(values) for name, values in entry[kind].items() if name != OURS}
@@ -124,30 +129,30 @@ def cells(entry: dict[str, Any]) -> list[str]:
 
 
 def verdict(target: dict[str, Any]) -> str:
-    """A target, the measured value, and whether it is met."""
+    """Return a text with a target, the measured value, and whether the target is met."""
     word = {True: "met", False: "MISSED", None: "undecided"}[target["met"]]
     measured = "-" if target["measured"] is None else f"{target['measured']['median']:.3g}"
     return f"{target['against']} {measured} {limit(target)} {word}".strip()
 
 
 def limit(target: dict[str, Any]) -> str:
-    """The limit of a target with its direction."""
+    """Return the limit of a target with its direction."""
     return f"{'>=' if target['at_least'] else '<='} {target['limit']:g}"
 
 
 def interval(values: dict[str, float]) -> str:
-    """Median and quartiles, three digits."""
+    """Format median and quartiles with three digits."""
     median, low, high = (f"{values[key]:.3g}" for key in ("median", "low", "high"))
     return median if low == high else f"{median} [{low}, {high}]"
 
 
 def table(header: list[str], rows: Iterable[list[str]] = ()) -> str:
-    """A table in Markdown."""
+    """Return a Markdown table."""
     return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows])
 
 
 def main() -> None:
-    """Measure, print, write; exits with 1 if no job has such a name."""
+    """Run the command line; exits with 1 if no job name contains a given text."""
     parser = argparse.ArgumentParser(
         "benchmarks.compare", None, __doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Problems: rows with a binary or many-class concept and an entangled task."""
+"""Synthetic problems: rows with class labels of a concept and of an associated task."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CHUNK_ELEMENTS = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Rows X (n, d), concept z and task y as integer classes (n,)."""
+    """Rows X, (n, d), with integer classes, (n,), of concept z and task y."""
 
     X: Array
     z: Array
@@ -32,7 +32,7 @@ class Problem:
         return {"z": self.z, "y": self.y}
 
     def moments(self) -> Moments:
-        """Moments of all rows; the labels are classes, however many."""
+        """Accumulate moments of all rows, with both labels as classes."""
         return Moments(kinds=dict.fromkeys(self.labels, "classes")).update(self.X, self.labels)
 
 
@@ -40,14 +40,14 @@ def problem(
     n: int, d: int, dtype: DTypeLike = "float32", *, classes: int = 2, offset: float = 0.0,
     seed: int = 0,
 ) -> Problem:  # fmt: skip
-    """Gaussian rows whose features differ in scale, shifted by concept and by task.
+    """Draw Gaussian rows with features of different scales, shifted by concept and task class.
 
-    The task agrees with the concept in 7 rows of 10. `offset` is added to every feature, in units
-    of its standard deviation.
+    The task equals the concept with probability 0.7, else it is a random class. `offset` is added
+    to every feature, in units of the standard deviation of its noise.
     """
     rng = np.random.default_rng(seed)
     z = rng.integers(0, classes, n)
-    z[:classes] = np.arange(classes)  # every class occurs
+    z[:classes] = np.arange(classes)  # each class occurs at least once
     y = np.where(rng.random(n) < 0.7, z, rng.integers(0, classes, n))
     scale = np.geomspace(1.0, 0.1, d)
     shift_z, shift_y = (scale * rng.normal(size=(classes, d)) for _ in range(2))
@@ -60,18 +60,18 @@ def problem(
     return Problem(X, z, y)
 
 
-# The same problem for several jobs, which do not change it.
+# Problems shared by jobs, which must not change them.
 cached = lru_cache(maxsize=2)(problem)
 
 
 def cut(size: int, X: Any, **labels: Any) -> list[tuple[Any, dict[str, Any]]]:
-    """Views of consecutive rows, and of their labels."""
+    """Split rows and labels into views of `size` consecutive rows."""
     cuts = [slice(start, start + size) for start in range(0, len(X), size)]
     return [(X[rows], {name: values[rows] for name, values in labels.items()}) for rows in cuts]
 
 
 def write_rows(n: int, d: int) -> Path:
-    """A .npy file of float32 rows, which stays in the page cache: 16 times the same n / 16."""
+    """Write a .npy file of n float32 rows, 16 copies of n / 16 rows; it stays in the page cache."""
     path = scratch() / f"{n} x {d}.npy"
     if not path.exists():
         rows = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(n, d))
@@ -82,7 +82,7 @@ def write_rows(n: int, d: int) -> Path:
 
 @cache
 def scratch() -> Path:
-    """A folder that is removed at the end of the process."""
+    """Return a temporary folder, removed at exit of the process."""
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)

@@ -1,7 +1,7 @@
-"""The jobs: data, splince_fast, the floor, peers, and targets.
+"""Definition of jobs: data, contenders and targets.
 
-A floor is a lower bound of the work on the same data: a bare BLAS, LAPACK or copy call. It does not
-do the whole job.
+The contenders of a job are splince_fast, other packages (peers) and a floor. The floor is a lower
+bound of the work on the same data: a bare BLAS, LAPACK or copy call, which does a part of the job.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ Numbers = Mapping[str, float | Absent]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A promised ratio, time or number of a job."""
+    """Target of a job: a limit of a ratio, time or number."""
 
-    against: str  # the contender whose time is compared; empty for a limit of ours itself
+    against: str  # contender to compare with; empty: the value of splince_fast itself
     limit: float
     at_least: bool
 
 
-faster = partial(Target, at_least=True)  # a peer takes at least `limit` times as long as ours
-within = partial(Target, at_least=False)  # ours takes at most `limit` times as long as a floor
-below = partial(within, "")  # the time or number of ours itself is at most `limit`
+faster = partial(Target, at_least=True)  # time of `against` >= limit * time of splince_fast
+within = partial(Target, at_least=False)  # time of splince_fast <= limit * time of `against`
+below = partial(within, "")  # time or number of splince_fast <= limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,10 @@ class Job:
     """A job: its name, its contenders or numbers, and its targets."""
 
     name: str  # group/case
-    unit: str  # what times are for ("row", "call"), or what a number counts
-    build: Callable[
-        [], Mapping[str, Any]
-    ]  # gives Contenders to be timed, or Numbers that it measured
+    unit: str  # unit of work of a time ("row", "call"), or unit of a number
+    build: Callable[[], Mapping[str, Any]]  # returns Contenders to time, or measured Numbers
     targets: tuple[Target, ...] = ()
-    larger_of: tuple[str, ...] = ()  # contenders of which the slower, in each round, is the floor
+    larger_of: tuple[str, ...] = ()  # two contenders; the slower of each round is the floor
 
 
 _JOBS: dict[str, Job] = {}
@@ -65,11 +63,11 @@ def job(
     modules: tuple[str, ...] = (),
     **axes: Iterable[Any],
 ) -> Callable[[Build], Build]:
-    """Define a job, or one for every combination of values.
+    """Define a job for every combination of values of `axes`, by decorating its build function.
 
-    The function that is decorated takes the values of the axes by name, and builds the job; a
-    target may be a function of them, and the name has them in braces. Without one of the modules
-    the job is left out. The rest is as for :class:`Job`.
+    Each axis is a keyword argument of the decorated function and of targets that are functions;
+    ``{axis}`` in `name` is replaced by its value. The job is left out if one of `modules` is not
+    installed. Other arguments are as for :class:`Job`.
     """
 
     def define(build: Build) -> Build:
@@ -90,7 +88,7 @@ def job(
 
 
 def all_jobs() -> list[Job]:
-    """All of them, in the order of the table; those that leave processes behind come last."""
+    """Return all jobs in the order of the table; jobs with persistent child processes are last."""
     for part in _PARTS:
         import_module(f"benchmarks.jobs_{part}")
     return list(_JOBS.values())

@@ -1,4 +1,4 @@
-"""Jobs that reduce rows and labels to moments, and keep these."""
+"""Jobs that accumulate, merge and save moments."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def block_rows() -> int:
 
 
 def rows_of(d: int, dtype: str = "float32") -> Problem:
-    """Rows of four blocks, of two if they are wide: more than the caches hold."""
+    """Return rows of four blocks (two for d >= 4096), which exceed the processor caches."""
     return cached(pick(4 if d < 4096 else 2, 2) * block_rows(), pick(d, 16), dtype)
 
 
 def accumulate(data: Problem, rows: int = 0, labels: Any = None, **options: Any) -> Contender:
-    """`Moments.update` by `rows` rows or by blocks, by default with classes as concept and task."""
+    """Call `Moments.update` with `rows` rows at a time (0: a block), by default with classes."""
     if labels is None:
         labels = data.labels
         options["kinds"] = dict.fromkeys(labels, "classes")
@@ -45,29 +45,29 @@ def accumulate(data: Problem, rows: int = 0, labels: Any = None, **options: Any)
 
 
 def syrk_into(X: Array, total: Array) -> None:
-    """total += X^T X, lower triangle, by SciPy's BLAS; X C-contiguous, total Fortran-ordered."""
+    """Add X^T X to the lower triangle of `total` by SYRK; X C-ordered, `total` Fortran-ordered."""
     get_blas_funcs("syrk", (X,))(1.0, X.T, beta=1.0, c=total, lower=1, overwrite_c=1)
 
 
 def gemm_into(X: Array, Z: Array, total: Array) -> None:
-    """total += X^T Z by SciPy's BLAS; X and Z C-contiguous, total Fortran-ordered."""
+    """Add X^T Z to `total` by GEMM; X and Z C-ordered, `total` Fortran-ordered."""
     get_blas_funcs("gemm", (X,))(1.0, X.T, Z.T, beta=1.0, c=total, trans_b=1, overwrite_c=1)
 
 
 def by_blocks(X: Array, work: Callable[[Array], object]) -> Contender:
-    """A floor, block by block, without labels."""
+    """Return a floor that runs `work` on each block of rows, without labels."""
     return each(cut(block_rows(), X), lambda rows, _: work(rows))
 
 
 def syrk(data: Problem) -> Contender:
-    """The floor: a symmetric product per block in the dtype of the data, nothing else."""
+    """Return a floor of one SYRK per block, in the dtype of the data."""
     d = data.X.shape[1]
     total = np.zeros((d, d), data.X.dtype, order="F")
     return by_blocks(data.X, lambda rows: syrk_into(rows, total))
 
 
 def copying(X: Array) -> Contender:
-    """The floor of jobs that read the rows: a copy of every block into the same memory."""
+    """Return a floor that copies each block into the same memory."""
     out = np.empty_like(X[: block_rows()])
     return by_blocks(X, lambda rows: np.copyto(out[: len(rows)], rows))
 
@@ -97,18 +97,18 @@ def _accumulate(dtype: str, d: int) -> Contenders:
      d=_WIDTHS, rate=[0.01])  # fmt: skip
 @job("sampled/sums alone/{d}", "row", faster(FLOOR, 0.8), d=_WIDTHS, rate=[1e-6])
 def _sampled(d: int, rate: float) -> Contenders:
-    """The covariance from a sample of the rows; with a rate near 0 the sums alone."""
+    """Covariance from subsampled rows; at a rate near 0, only the sums of all rows are measured."""
     data = rows_of(d)
-    exact = methodcaller("cross_covariance", "z")  # all rows count in either
+    exact = methodcaller("cross_covariance", "z")  # uses all rows at every rate
     ours, every = (replace(accumulate(data, subsample=p), answer=exact) for p in (rate, 1.0))
     return {OURS: ours, "all rows": every, FLOOR: copying(data.X)}
 
 
 @job("wide/dense/rank {rank}/100,000", "row", rank=(0, 64))
 def _wide(rank: int) -> Contenders:
-    """Rows wider than a covariance in memory: variances, and a sketch of `rank` columns.
+    """Variances and a sketch of `rank` columns, for rows too wide for a d x d matrix.
 
-    The floor reads the rows, or multiplies them by the columns of the sketch and back.
+    The floor copies the rows for rank 0, else computes X^T (X O) for a d x rank matrix O.
     """
     data = cached(*pick((1024, 100_000), (64, 80)))
     signs = np.ones((data.X.shape[1], rank), np.float32)
@@ -118,7 +118,7 @@ def _wide(rank: int) -> Contenders:
 
 
 def sparse_rows() -> tuple[Any, Array]:
-    """CSR rows of 31 entries each, as a document has terms, and a binary concept."""
+    """Return CSR rows with 31 entries on average, like term counts, and a binary concept."""
     n, d = pick((37_000, 40_000), (60, 80))
     rng = np.random.default_rng(0)
     X = scipy.sparse.random_array((n, d), density=min(1.0, 31 / d), rng=rng, format="csr")
@@ -128,7 +128,7 @@ def sparse_rows() -> tuple[Any, Array]:
 @job("wide/sparse/rank {rank}/40,000", "row", below(20e-6), rank=[0])
 @job("wide/sparse/rank {rank}/40,000", "row", rank=[64])
 def _sparse(rank: int) -> Contenders:
-    """Sparse rows; the floor is two products of SciPy."""
+    """Sparse rows; the floor is two sparse-dense products of SciPy."""
     X, z = sparse_rows()
     n, d = X.shape
     columns, transposed = np.ones((d, max(1, rank))), X.T.tocsr()
@@ -140,7 +140,7 @@ def _sparse(rank: int) -> Contenders:
 @job("stream/one row/{d}", "row", within("in blocks", 1.5), d=[3072])
 def _single(d: int) -> Contenders:
     data = problem(block_rows(), pick(d, 16))
-    n = pick(256 if d < 1024 else 64, 32)  # rows of the others; all would take minutes
+    n = pick(256 if d < 1024 else 64, 32)  # rows for the peers; all rows would take minutes
     few = Problem(data.X[:n], data.z[:n], data.y[:n])
     return {
         OURS: accumulate(data, 1),
@@ -158,7 +158,7 @@ def _small_updates(dtype: str) -> Contenders:
 
 @job("stream/dtypes alternate/512", "row", within("one kind", 3.0))
 def _alternating() -> Contenders:
-    """Single rows, of float32 and float64 alternately; and all of them of float32."""
+    """Single rows of alternating float32 and float64, compared with float32 only."""
     data = problem(pick(256, 32), pick(512, 16))
     rows = cut(1, data.X, **data.labels)
     mixed = [(X.astype(dtype), labels) for (X, labels), dtype in zip(rows, cycle(DTYPES))]
@@ -169,7 +169,7 @@ def _alternating() -> Contenders:
 
 @job("stream/100,000 declared classes/512", "row", within("one kind", 3.0), modules=("pandas",))
 def _declared() -> Contenders:
-    """Single rows with a categorical that declares many classes; and with integer codes."""
+    """Single rows labelled by a categorical of many classes, compared with integer labels."""
     pandas: Any = import_module("pandas")
     data = problem(pick(32, 16), pick(512, 8))
     declared = pandas.CategoricalDtype(range(pick(100_000, 100)))
@@ -188,17 +188,17 @@ def _classes(dtype: str, d: int) -> Contenders:
 
 @job("labels/scatter by 2 classes/{dtype}/768", "row", within("one scatter", 1.15), dtype=DTYPES)
 def _by_class(dtype: str) -> Contenders:
-    """`Moments(by=)`, two classes of like size."""
+    """`Moments(by=)` with two classes of similar size, compared with one scatter matrix."""
     data = rows_of(768, dtype)
     return {OURS: accumulate(data, by="z"), "one scatter": accumulate(data)}
 
 
 @job("labels/512 columns/{dtype}/512", "row", within(FLOOR, 2.0), dtype=DTYPES)
 def _columns(dtype: str) -> Contenders:
-    """Continuous labels in many columns.
+    """Continuous labels with many columns.
 
-    The floor is the three products alone: of the rows with themselves in their dtype, with the
-    labels, and of these with themselves, both in float64, as constraints rest on them.
+    The floor is three products: X^T X in the dtype of the rows, X^T Z and Z^T Z in float64. The
+    constraints of erasers need the precision of float64 in the products with labels.
     """
     data = rows_of(512, dtype)
     n, d = data.X.shape
@@ -220,7 +220,7 @@ def _columns(dtype: str) -> Contenders:
      sums=[False])  # fmt: skip
 @job("file/mapped, sums alone/float32/1024", "row", faster("bare read", 0.8), sums=[True])
 def _mapped(sums: bool) -> Contenders:
-    """Rows on disk, in the page cache; reading and multiplying can go on at the same time."""
+    """Rows of a mapped file in the page cache; the file can be read during the products."""
     n, d = pick((131_072, 1024), (512, 16))
     path = write_rows(n, d)
     z = np.arange(n) % 2
@@ -242,7 +242,7 @@ def _mapped(sums: bool) -> Contenders:
 
 @job("file/save moments/2048", "call")
 def _save() -> Contenders:
-    """A file of moments; the floor writes as many bytes."""
+    """Save moments; the floor writes a file of the same size."""
     d = pick(2048, 16)
     moments = cached(2 * d, d, "float64").moments()
     path, plain = scratch() / "moments", scratch() / "plain"
@@ -253,7 +253,7 @@ def _save() -> Contenders:
 
 @job("merge/a + b/2048", "call")
 def _merge() -> Contenders:
-    """A new state from two; the floor adds the triangles of two covariances."""
+    """Add two moments; the floor adds two vectors of d (d + 1) / 2 numbers."""
     d = pick(2048, 16)
     first, second = (problem(2 * d, d, seed=seed).moments() for seed in (0, 1))
     one, other = (np.ones(d * (d + 1) // 2) for _ in range(2))

@@ -1,7 +1,8 @@
-"""A dask cluster of as many processes as there are cores: beside one process, and other tools.
+"""Jobs on a dask cluster with one process per core, compared with one process and with peers.
 
-Needs the extra ``dask``, and dask-ml for its IncrementalPCA. All read the same mapped file of
-float32 rows, the largest source as 16 shards that are this file. Ours also sums a concept.
+Needs the extra ``dask``, and dask-ml for IncrementalPCA. All contenders read the same mapped file
+of float32 rows; the largest source has 16 shards, all of them this file. splince_fast also
+accumulates a concept.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ _cluster = partial(job, modules=("dask", "distributed"))
 
 
 def _file() -> tuple[Path, int, int, int]:
-    """The file, its rows and features, and the rows of a block."""
+    """Return path, number of rows, number of features, and rows per block of the file."""
     n, d, block = pick((65_536, 2048, 4096), (2000, 16, 250))
     return write_rows(n, d), n, d, block
 
 
 @cache
 def _client() -> Any:
-    """A client of a local cluster; both are closed at the end of this process."""
+    """Return a client of a local cluster; both close at exit of this process."""
     from dask.distributed import Client
 
     client = Client(n_workers=joblib.cpu_count(), threads_per_worker=1, dashboard_address=":0")
     atexit.register(client.close)
-    sf.Moments.from_blocks(_source(1), client=client)  # imports and compilers of the workers
+    sf.Moments.from_blocks(_source(1), client=client)  # warm up the workers: imports, compilation
     return client
 
 
@@ -56,7 +57,7 @@ def _ours(shards: int, **options: Any) -> Contender:
 
 
 def _lazy(blocks: int) -> Any:
-    """Blocks of the file as a dask array, which the workers read."""
+    """Return a dask array of blocks of the file, which the workers read."""
     path, _, d, block = _file()
     return _lazy_rows(path, blocks, block, d)
 
@@ -71,13 +72,16 @@ def _lazy_rows(path: Path, blocks: int, block: int, d: int) -> Any:
 
 
 def _narrow() -> tuple[Path, int, int, int]:
-    """As `_file`, of 16 groups of blocks: without culling each task would hold the whole array."""
+    """Return the same as `_file`, for a file of 16 groups of blocks.
+
+    With several groups, tasks need graph culling, or each task would hold the whole array.
+    """
     n, d, block = pick((65_536, 256, 1024), (2048, 16, 128))
     return write_rows(n, d), n, d, block
 
 
 def _in_memory() -> Any:
-    """A dask array over memory: `from_array` reads a memory map."""
+    """Return a dask array of chunks in memory: `from_array` reads the memory map."""
     import dask.array as da
 
     path, _, _, block = _narrow()
@@ -86,7 +90,7 @@ def _in_memory() -> Any:
 
 @_cluster("cluster/array in memory/256", "row", within(LAZY, 1.5))
 def _over_memory() -> Contenders:
-    """Chunks in memory, which are sent to the workers, beside lazy chunks, which these read."""
+    """Chunks in memory, sent to the workers, compared with lazy chunks, read by the workers."""
     path, n, d, block = _narrow()
 
     def fit(rows: Any) -> Contender:
@@ -98,11 +102,11 @@ def _over_memory() -> Contenders:
 
 
 def accumulate_over_memory() -> Callable[[], object]:
-    """Accumulate the array in memory on a cluster, in the process that holds it."""
+    """Return a task that accumulates an array in memory on a cluster."""
     source, client = sf.sources.from_dask(_in_memory()), _client()
 
     def fit() -> None:
-        with client:  # ends its workers: this process runs nothing at its exit
+        with client:  # closes the workers; exit handlers do not run in this child process
             sf.Moments.from_blocks(source, client=client)
 
     return fit
@@ -110,7 +114,7 @@ def accumulate_over_memory() -> Callable[[], object]:
 
 @_cluster("cluster/memory of the caller/256", "times the array", below(2.0))
 def _memory_of_the_caller() -> Numbers:
-    """Peak of the process that holds the array and the scheduler, beside the array."""
+    """Peak memory of the process with array and scheduler, divided by the size of the array."""
     _, n, d, _ = _narrow()
     return {OURS: extra_bytes(accumulate_over_memory, 4 * n * d)}
 
@@ -138,7 +142,10 @@ def _beside_peers() -> Contenders:
 
 @needs("dask_ml")
 def _incremental_pca(components: int | None) -> Contender:
-    """All components tell as much as a covariance does; two blocks, since each takes as long."""
+    """Fit IncrementalPCA to two blocks; every block takes the same time.
+
+    None computes all components, which determine the covariance.
+    """
     from dask_ml.decomposition import IncrementalPCA
 
     *_, block = _file()
@@ -148,7 +155,7 @@ def _incremental_pca(components: int | None) -> Contender:
 
 @_cluster("cluster/bytes sent/2048", "states per group", below(1.2))
 def _sent() -> Numbers:
-    """Bytes between workers; the labels, which either gets, are not counted."""
+    """Bytes sent between workers, without the labels, divided by those of one state per group."""
     from splince_fast.moments.cluster import groups_of
 
     client, source = _client(), _source(pick(4, 2))

@@ -1,4 +1,4 @@
-"""Jobs that make erasers from moments, and apply them to rows."""
+"""Jobs that fit erasers to moments and apply them to rows."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def leace_of(moments: Any) -> Contender:
 
 
 def lapack(moments: sf.Moments, *names: str) -> Contender:
-    """The floor: a Cholesky factor of the covariance, and a triangular solve for each variable.
+    """Return a floor: Cholesky factor of the covariance, and one triangular solve per variable.
 
-    Of the covariance the lower triangle is read. It and the sides stay as they are: like a library
-    that keeps its moments, this copies them first. All arrays are Fortran-ordered.
+    The inputs, the lower triangle of the covariance and the cross-covariances, are copied first,
+    so that they stay unchanged as in the library. All arrays are Fortran-ordered.
     """
     S, *sides = map(np.asfortranarray, parts(moments, *names))
     factor, *solved = [np.zeros_like(array) for array in (S, *sides)]
@@ -53,7 +53,7 @@ def lapack(moments: sf.Moments, *names: str) -> Contender:
 
 
 def by_scipy(S: Array, Sz: Array, Sy: Array) -> tuple[Array, Array]:
-    """Factors of I - P by the same algebra as the library, written in scipy.linalg calls."""
+    """Return left and right factors of I - P by the algorithm of the library, in scipy.linalg."""
     scale = 1.0 / np.sqrt(np.diagonal(S))
     L = scipy.linalg.cholesky(S * np.outer(scale, scale), lower=True, check_finite=False)
     solve = partial(scipy.linalg.solve_triangular, L, lower=True, check_finite=False)
@@ -65,7 +65,7 @@ def by_scipy(S: Array, Sz: Array, Sy: Array) -> tuple[Array, Array]:
 
 
 def parts(moments: sf.Moments, *names: str) -> list[Array]:
-    """The covariance, and the cross-covariances with these variables."""
+    """Return the covariance of x and its cross-covariances with the named variables."""
     return [moments.covariance(), *map(moments.cross_covariance, names)]
 
 
@@ -88,7 +88,7 @@ def _splince(d: int) -> Contenders:
 
 @job("splince/32/2 columns", "call", faster("scipy.linalg", 3.0))
 def _small() -> Contenders:
-    """A small problem with two continuous columns on either side."""
+    """A small problem: concept and task have two continuous columns each."""
     data = problem(2000, 32, "float64", classes=3)
     labels = {name: np.eye(3, 2)[codes] for name, codes in data.labels.items()}
     moments = sf.Moments().update(data.X, labels)
@@ -101,7 +101,7 @@ def _small() -> Contenders:
 
 @job("splince/rank deficient/512", "call")
 def _deficient() -> Contenders:
-    """An eighth of the features constant, an eighth copies; the floor is an eigendecomposition."""
+    """One eighth of the features constant, one eighth copied; floor: an eigendecomposition."""
     d = pick(512, 16)
     data = problem(4 * d, d, "float64")
     data.X[:, : d // 8] = 0.0
@@ -125,7 +125,7 @@ def _leace(d: int) -> Contenders:
 @job("oracle/{d}", "call", d=[768])
 @job("oracle/{d}", "call", within("splince", 1.2), d=[2048])
 def _oracle(d: int) -> Contenders:
-    """With the map of rows without a label, which reuses the factor."""
+    """The oracle eraser with its map for unlabelled rows, compared with SPLINCE alone."""
     data = problem_of(d)
     moments = sf.Moments(joint=[("z", "y")]).update(data.X, data.labels)
     ours = Contender(lambda: sf.oracle(moments, erase="z", keep="y"))
@@ -136,10 +136,10 @@ def _oracle(d: int) -> Contenders:
      lambda kind, d: within("first eraser", {2048: 0.15, 4096: 0.05}[d]),
      d=(4096, 2048), kind=("second eraser", "concept_strength"))  # fmt: skip
 def _factor(d: int, kind: str) -> Contenders:
-    """From one kept factor: every further eraser, and how strong the concept is."""
+    """A further eraser, or the concept strength, from a snapshot with a computed factor."""
     moments = problem_of(d).moments()
     factored = moments.factored()
-    splince_of(factored).run()  # the first eraser, which may finish the factor
+    splince_of(factored).run()  # the first eraser may complete the factor
     alpha = Contender(lambda: sf.concept_strength(factored, "z"))
     ours = alpha if kind == "concept_strength" else splince_of(factored)
     return {OURS: ours, "first eraser": splince_of(moments)}
@@ -147,7 +147,7 @@ def _factor(d: int, kind: str) -> Contenders:
 
 @job("quadratic/{d}", "call", within(FLOOR, 20.0), d=[768])
 def _quadratic(d: int) -> Contenders:
-    """Two classes and a task; the floor is one eigendecomposition of the covariance."""
+    """Quadratic erasure of two classes, with a task; floor: one eigendecomposition of Cov(x)."""
     d = pick(d, 16)
     data = problem(4 * d, d, "float64")
     moments = sf.Moments(by="z").update(data.X, data.labels)
@@ -164,14 +164,14 @@ def _quadratic(d: int) -> Contenders:
 
 
 def orthogonal(d: int, rank: int) -> sf.Projection:
-    """A random orthogonal eraser."""
+    """Return an eraser that projects out random orthonormal directions."""
     rank = pick(rank, min(rank, 4))
     basis = np.linalg.qr(np.random.default_rng(0).normal(size=(d, rank))).Q
     return sf.Projection(basis, basis, np.ones(d))
 
 
 def applied(X: Array, eraser: sf.Projection, out: Array | None = None) -> dict[str, Contender]:
-    """All contenders, into `out`, memory that was touched before, or into a new array."""
+    """Return contenders that write into `out`, memory already in use, or into new arrays."""
     return {
         OURS: Contender(lambda: eraser(X, out=out), len(X), answer=np.array),
         FLOOR: Contender(X.copy if out is None else partial(np.copyto, out, X), len(X)),
@@ -198,7 +198,7 @@ def _apply(where: str, dtype: str, rank: int) -> Contenders:
 @job("apply/given array/float32/{d}/rank 1", "row", within(FLOOR, 1.5), faster(NUMPY, 3.0),
      d=(300, 4096))  # fmt: skip
 def _widths(d: int) -> Contenders:
-    """Rows that fill no whole registers, and rows whose factors exceed the first cache."""
+    """Rows whose length is no multiple of a register; rows whose factors exceed the L1 cache."""
     X = cached(*pick((100_000_000 // d, d), (300, 16))).X
     return applied(X, orthogonal(X.shape[1], 1), X.copy())
 
@@ -206,7 +206,7 @@ def _widths(d: int) -> Contenders:
 @job("apply/{form}/512/rank {rank}", "row", within("C order, float32", 2.0),
      form=("float16", "Fortran", "strided"), rank=(1, 16))  # fmt: skip
 def _forms(form: str, rank: int) -> Contenders:
-    """The same rows in another layout or dtype."""
+    """Rows of another layout or dtype, compared with C-ordered float32."""
     rows = cached(*pick((40_000, 512), (300, 16))).X
     forms: dict[str, Array] = {
         "float16": rows.astype("float16"),
@@ -219,14 +219,14 @@ def _forms(form: str, rank: int) -> Contenders:
 
 
 def erase_ours(estimator: Callable[[], Any], data: Problem) -> Contender:
-    """`fit` and `transform`."""
+    """Return a contender that calls `fit` and `transform`."""
     return Contender(
         lambda: estimator().fit(data.X, data.y, concept=data.z).transform(data.X),
         len(data.X), answer=np.asarray,
     )  # fmt: skip
 
 
-# From rows and labels to clean rows, each as its documentation does it.
+# Contenders from rows and labels to erased rows, as in the documentation of each package.
 LEACES: dict[str, Callable[[Problem], Contender | Absent]] = {
     OURS: partial(erase_ours, sf.LEACE),
     CE: peers.erase_concept_erasure,
@@ -245,11 +245,11 @@ def _fit(n: int, d: int, makers: dict[str, Callable[[Problem], Any]]) -> Contend
 
 @job("import/splince_fast", "call")
 def _import() -> Contenders:
-    """A fresh interpreter; the floor imports NumPy, which every use needs."""
-    found_here = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    """Import in a new interpreter; the floor imports NumPy, a dependency."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
     def fresh(module: str) -> Contender:
         line = [sys.executable, "-c", f"import {module}"]
-        return Contender(lambda: subprocess.run(line, check=True, env=found_here))
+        return Contender(lambda: subprocess.run(line, check=True, env=environment))
 
     return {OURS: fresh("splince_fast"), FLOOR: fresh("numpy")}

@@ -1,6 +1,6 @@
-"""compare beside a plain scikit-learn script of the same work, and beside the fits inside it.
+"""`compare` against a scikit-learn script of the same work, and against its own fits of heads.
 
-Rows are those of the experiments with biographies. Both sides run on one thread.
+Rows are those of the experiment "bios". All contenders run on one thread.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from splince_fast import evaluation as ev
 from splince_fast.evaluation import _logistic
 from splince_fast.experiments.datasets import load
 
-_STRENGTHS = (1.0, 0.1, 0.01, 0.001, 0.0001)
+_ALPHAS = (1.0, 0.1, 0.01, 0.001, 0.0001)
 _LEVELS = (0.5, 0.9)
 
 
 @cache
 def _data() -> tuple[Array, Array, Array, tuple[int, int, int]]:
-    """Rows, task, concept, and how many rows train, validate and test."""
+    """Return rows, task, concept, and the numbers of training, validation and test rows."""
     data = load("bios")
     X, sizes = pick((data.X, (4000, 600, 1000)), (data.X[:, :8], (100, 40, 40)))
     return X, data.labels["task"], data.labels["concept"], sizes
@@ -48,21 +48,21 @@ def _compared() -> Any:
 
 
 def _script() -> Array:
-    """Worst-group accuracies (level, eraser, head), written by hand."""
+    """Compute worst-group accuracies (level, eraser, head) with scikit-learn."""
     with threadpool_limits(1):
         return np.concatenate([_level(p) for p in _LEVELS])
 
 
 def _level(p: float) -> list[float]:
-    """Split, scale, erase by closed forms, fit every alpha, choose, freeze, probe."""
+    """Return the accuracies at one level: split, scale, erase, select alpha, freeze, probe."""
 
     def logistic(alpha: float, n: int) -> Any:
         return LogisticRegression(C=1 / (alpha * n), solver="newton-cholesky", tol=1e-6)
 
     def scores(head: Any, rows: Any, y: Any, z: Any) -> tuple[float, float]:
-        """Accuracy in the worst group, and in all rows."""
-        guess = head.predict(rows)
-        return ev.worst_group_accuracy(y, guess, groups=(y, z)), float(np.mean(guess == y))
+        """Return worst-group accuracy and accuracy."""
+        y_pred = head.predict(rows)
+        return ev.worst_group_accuracy(y, y_pred, groups=(y, z)), float(np.mean(y_pred == y))
 
     X, y, z, sizes = _data()
     split = ev.spurious_split(y, z, p=p, sizes=sizes, random_state=0, aligned_class=0)
@@ -81,11 +81,10 @@ def _level(p: float) -> list[float]:
     frozen: Any = None
     for eraser in erasers:
         train, valid, test = (eraser(part) for part in rows)
-        heads = [logistic(alpha, len(train)).fit(train, y_train) for alpha in _STRENGTHS]
+        heads = [logistic(alpha, len(train)).fit(train, y_train) for alpha in _ALPHAS]
         validation_scores = [scores(head, valid, *validated) for head in heads]
-        best = heads[
-            validation_scores.index(max(validation_scores))
-        ]  # of equals the strongest regularisation
+        # ties: the strongest penalty
+        best = heads[validation_scores.index(max(validation_scores))]
         frozen = frozen or best
         results += [scores(head, test, *tested)[0] for head in (best, frozen)]
         probe = make_pipeline(StandardScaler(), logistic(0.01, len(test) * 4 // 5))
@@ -100,7 +99,7 @@ def _compare() -> Contenders:
 
 @job("evaluation/difference to the script", "worst-group accuracy", below(0.004))
 def _difference() -> Numbers:
-    """Largest difference between the worst groups of compare and of the script."""
+    """Largest difference in worst-group accuracy between `compare` and the script."""
     ours = _compared()
     cells = product(_LEVELS, ("none", "SAL", "LEACE", "SPLINCE"), ("retrained", "frozen"))
     worst_groups = [ours.values("worst_group", eraser=e, head=h, p=p)[0] for p, e, h in cells]
@@ -109,7 +108,7 @@ def _difference() -> Numbers:
 
 @job("evaluation/compare over its fits", "processor time", below(1.3))
 def _overhead() -> Numbers:
-    """Processor time of compare over that of the fits of heads and linear probes in it."""
+    """Processor time of `compare` divided by that of its fits of heads and linear probes."""
     fits, original = 0.0, _logistic.fit
 
     def timed(*arguments: Any, **options: Any) -> _logistic.Fits:

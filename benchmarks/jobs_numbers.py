@@ -1,4 +1,4 @@
-"""Jobs whose result is a number, not a time: errors of rounding, and peaks of memory."""
+"""Jobs that measure a number instead of a time: rounding errors and peak memory."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ Prepare = Callable[[], Callable[[], object]]
 
 
 def two_pass_covariance(X: Array) -> Array:
-    """Covariance (ddof 1) in float64: centre, then multiply."""
+    """Return the covariance, ddof = 1, in float64 by two passes: centre, then multiply."""
     centred = X.astype(np.float64)
     centred -= centred.mean(axis=0)
-    centred -= centred.mean(axis=0)  # the rounding error of the first mean
+    centred -= centred.mean(axis=0)  # removes the rounding error of the first mean
     return np.asarray(centred.T @ centred) / (len(X) - 1)
 
 
 def covariance_error(exact: Array, computed: Array) -> float:
-    """Largest entrywise error against sqrt(S_ii S_jj)."""
+    """Return the largest of |computed_ij - S_ij| / sqrt(S_ii S_jj), S the exact covariance."""
     root = np.sqrt(np.diagonal(exact))
     return float((np.abs(computed - exact) / np.outer(root, root)).max())
 
 
 def class_spread(X: Array, z: Array) -> float:
-    """Norm of the centred class means in float64, from deviations about the first row."""
+    """Return the norm of the centred class means, computed in float64 relative to the first row."""
     origin = X[0].astype(np.float64)
     means = [(X[z == c].astype(np.float64) - origin).mean(axis=0) for c in np.unique(z)]
     return float(np.linalg.norm(means - np.mean(means, axis=0)))
@@ -51,7 +51,7 @@ def class_spread(X: Array, z: Array) -> float:
 def _numbers_of(
     contenders: Contenders, number_of: Callable[[Any], float]
 ) -> dict[str, float | Absent]:
-    """A number from the result of each contender."""
+    """Return the number that `number_of` computes from the result of each contender."""
     return {
         name: contender
         if isinstance(contender, Absent)
@@ -64,9 +64,9 @@ def _numbers_of(
      lambda dtype, offset: below(1e-6 if dtype == "float32" else 1e-12),
      dtype=DTYPES, offset=(0, 100, 10_000))  # fmt: skip
 def _covariance_error(dtype: str, offset: float) -> Numbers:
-    """Largest entrywise error relative to sqrt(S_ii S_jj), against two passes in float64.
+    """Rounding error of the covariance, relative to two passes in float64.
 
-    Ours is the worst over orders of the rows, sizes of blocks and sizes of updates.
+    The error of splince_fast is the largest over row orders, block sizes and update sizes.
     """
     data = problem(pick(10_000, 300), pick(128, 8), dtype, offset=offset)
     exact, n = two_pass_covariance(data.X), len(data.X)
@@ -92,7 +92,7 @@ def _trace_left(offset: float) -> Numbers:
 
 @job("trace left/prevalence 1e-3, 3.5 sd apart", "ratio")
 def _rare() -> Numbers:
-    """Rows of unit variance; a rare class differs along one direction, the task along another."""
+    """Unit noise; feature 0 depends on a rare class of the concept, feature 1 on the task."""
     n, d, prevalence = pick((100_000, 64, 1e-3), (500, 8, 1e-2))
     rng = np.random.default_rng(1)
     z = (rng.random(n) < prevalence).astype(np.int64)
@@ -104,19 +104,19 @@ def _rare() -> Numbers:
 
 
 def _traces(data: Problem) -> Numbers:
-    """Spread of the class means of erased float32 rows over that before: 0 is perfect."""
+    """Norm of the centred class means after erasure over that before; 0 is perfect erasure."""
     before = class_spread(data.X, data.z)
     contenders = {name: make(data) for name, make in LEACES.items()}
     return _numbers_of(contenders, lambda rows: class_spread(rows, data.z) / before)
 
 
 def extra_bytes(prepare: Prepare, unit: float = 1.0) -> float | Absent:
-    """Bytes, in a unit, that a task takes at its peak beyond what its process held before.
+    """Return the peak memory of a task minus the memory of its process before, in `unit` bytes.
 
-    `prepare` is a function of a module, or a partial one, and is called in a process of its own. It
-    prepares data, runs once on a few rows, so that libraries are loaded and compiled, and returns
-    the task. What the child raises is raised here; BrokenProcessPool, if it ends. Its anonymous
-    memory is watched: pages of mapped files, which belong to the page cache, do not count.
+    A child process calls `prepare`, a module-level function or a partial of one, which makes the
+    data, warms up on a few rows and returns the task. Only anonymous memory is measured, without
+    pages of mapped files. Exceptions of the child are raised here; BrokenProcessPool is raised if
+    the child exits.
     """
     with ProcessPoolExecutor(1, get_context("spawn")) as child:
         pid = child.submit(_prepare, prepare).result()
@@ -128,7 +128,7 @@ def extra_bytes(prepare: Prepare, unit: float = 1.0) -> float | Absent:
     return (peak - before) / unit if before else Absent("the system has no /proc")
 
 
-_tasks: list[Callable[[], object]] = []  # of the child
+_tasks: list[Callable[[], object]] = []  # used in the child process
 
 
 def _prepare(prepare: Prepare) -> int:
@@ -142,7 +142,7 @@ def _work() -> None:
 
 
 def _anonymous(pid: int) -> int:
-    """Anonymous resident bytes of a process; 0 where the system does not say, or when it ended."""
+    """Return the anonymous resident bytes of a process; 0 without /proc or if it has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -159,7 +159,7 @@ def _mapped() -> Numbers:
 
 
 def accumulate_file(n: int, d: int) -> Callable[[], object]:
-    """`Moments.from_blocks` over a .npy file of rows, with a binary concept."""
+    """Return a task: `Moments.from_blocks` over a .npy file, with a binary concept."""
     path = write_rows(n, d)
     rows, z = np.load(path, mmap_mode="r"), np.arange(n) % 2
     sf.Moments.from_blocks(sf.sources.from_arrays(rows[:9000], {"z": z[:9000]}))
@@ -167,7 +167,7 @@ def accumulate_file(n: int, d: int) -> Callable[[], object]:
 
 
 def accumulate_wide() -> Callable[[], object]:
-    """Blocks of float32 rows with a sketch; the blocks are made before."""
+    """Return a task: accumulate existing blocks of wide float32 rows with a sketch."""
     sizes = ((200, 100), pick((1024, 100_000), (64, 80)))
     small, full = (accumulate(problem(*size), pick(512, 32), sketch_size=64) for size in sizes)
     small.run()
@@ -175,21 +175,21 @@ def accumulate_wide() -> Callable[[], object]:
 
 
 def accumulate_sparse() -> Callable[[], object]:
-    """CSR rows with a sketch; one dense copy of them would be 5.5 GiB."""
+    """Return a task: accumulate CSR rows with a sketch; a dense copy would take 5.5 GiB."""
     X, z = sparse_rows()
     sf.Moments(sketch_size=64).update(X[:50], {"z": z[:50]})
     return lambda: sf.Moments(sketch_size=64).update(X, {"z": z})
 
 
 def apply_in_place(dtype: str) -> Callable[[], object]:
-    """`eraser(X, out=X)`."""
+    """Return a task: ``eraser(X, out=X)``."""
     eraser = orthogonal(768, 1)
     X = np.ones((pick(100_000, 2000), 768), dtype)
     eraser(X[:2000], out=X[:2000])
     return lambda: eraser(X, out=X)
 
 
-# Task of a process of its own, and the MiB that it may take beyond its data.
+# name: (function that prepares the task, limit of its extra memory in MiB)
 _TASKS: dict[str, tuple[Prepare, float]] = {
     "dense rows/rank 64/100,000": (accumulate_wide, 500.0),
     "sparse rows/rank 64/40,000": (accumulate_sparse, 100.0),

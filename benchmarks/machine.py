@@ -1,4 +1,4 @@
-"""The machine and the commit of a measurement; no paths and no names."""
+"""Description of the machine and the commit of a measurement, without paths or user names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PACKAGES = (
     "numpy", "scipy", "numba", "scikit-learn", "torch", "concept-erasure", "fairlearn",
     "scikit-learn-intelex", "transformers", "dask", "dask-ml",
 )  # fmt: skip
-# Variables that change the kernels or the threads of a BLAS, or those of splince_fast.
+# Environment variables that change kernels or threads of a BLAS or of splince_fast.
 _PREFIXES = (
     "OPENBLAS_", "OMP_", "MKL_", "SPLINCE_FAST_BENCH", "SPLINCE_FAST_LEVEL",
     "SPLINCE_FAST_NUM_THREADS",
@@ -35,7 +35,7 @@ _PREFIXES = (
 
 
 def describe() -> dict[str, Any]:
-    """Everything that a reader needs to judge or repeat a measurement, as plain data."""
+    """Return hardware, package versions, BLAS, threads and rates of the machine as plain data."""
     measured = config()
     installed = {package.name: package.version for package in distributions()}
     return {
@@ -56,10 +56,10 @@ def describe() -> dict[str, Any]:
 
 
 def gemm_over_syrk(dtype: str) -> dict[str, float]:
-    """Time of X^T X as a general product, by SciPy's and torch's BLAS, over a symmetric one.
+    """Return the time of X^T X by GEMM of SciPy and of torch, divided by that of SYRK.
 
-    A package that multiplies in general cannot be slower than this bound because of its product
-    alone: 2 where both run the same kernels, more where its BLAS runs narrower ones.
+    This is the slowdown of a package that uses GEMM where SYRK suffices: about 2 for the same
+    kernels, more if its BLAS runs narrower kernels.
     """
     X = np.ones(pick((4096, 2048), (64, 16)), dtype)
     syrk, gemm = get_blas_funcs(("syrk", "gemm"), (X,))
@@ -78,7 +78,7 @@ def gemm_over_syrk(dtype: str) -> dict[str, float]:
 
 
 def commit() -> dict[str, Any]:
-    """The commit of the checkout, and whether tracked files of it differ; None without git."""
+    """Return the commit, and whether tracked files of the package differ; None without git."""
     git = partial(subprocess.check_output, cwd=ROOT, stderr=subprocess.DEVNULL, text=True)
     try:
         changed = git(["git", "status", "--porcelain", "-uno", "--", "splince_fast"])
@@ -88,19 +88,19 @@ def commit() -> dict[str, Any]:
 
 
 def now() -> tuple[str, list[float]]:
-    """The time, and how many processes wanted to run in the last 1, 5 and 15 minutes, as means."""
+    """Return the time (UTC) and the load averages over 1, 5 and 15 minutes."""
     load = [round(value, 2) for value in os.getloadavg()]
     return datetime.now(UTC).isoformat(timespec="minutes"), load
 
 
 def command() -> str:
-    """The command that runs this process, with names of files in place of paths."""
+    """Return the command of this process, with file names in place of paths."""
     texts = (re.sub(r"[^=]*/(?=[^/]+\.json$)", "", text) for text in sys.argv[1:])
     return shlex.join(["python", "-m", "benchmarks.compare", *texts])
 
 
 def processor() -> dict[str, Any]:
-    """Name, family and model of the processor, as far as the system tells them."""
+    """Return name, family, model and AVX-512 support of the processor; -1 for unknown numbers."""
     fields: dict[str, str] = {}
     with suppress(OSError):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
@@ -114,7 +114,7 @@ def processor() -> dict[str, Any]:
 
 
 def title(facts: dict[str, Any]) -> str:
-    """Processor, its family, and the name of AMD's design where it is known, else the model."""
+    """Return processor name, family, and AMD microarchitecture if known, else the model."""
     zen = {25: "Zen 4" if facts["avx512"] else "Zen 3", 26: "Zen 5"}
     name, family = facts["processor"], facts["family"]
     detail = f" ({zen[family]})" if "AMD" in name and family in zen else f", model {facts['model']}"
@@ -122,7 +122,7 @@ def title(facts: dict[str, Any]) -> str:
 
 
 def short_name() -> str:
-    """Of the processor, for a file: its maker's word, family and model."""
+    """Return the stem of a results file: vendor, family and model of the processor."""
     facts = processor()
     maker = re.split(r"\W", facts["processor"])[0].lower()
     return f"{maker}-family-{facts['family']}-model-{facts['model']}"

@@ -1,7 +1,7 @@
 """Write docs/performance.md and its figure from the stored results: python -m benchmarks.page
 
-Every number of the page is read from the JSON files in benchmarks/results/, one per processor, as
-`benchmarks.compare --json` writes them. A result that lacks something is an error.
+All numbers of the page come from the JSON files in benchmarks/results/, one per processor, written
+by `benchmarks.compare --json`. An incomplete file raises an error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from splince_fast.moments.sampled import subsample_for
 
 Results = dict[str, Any]
 
-# Lines of the tables: a job, a contender, and what it is called there.
+# Rows of the tables: (job, contender, label of the row).
 _RATES = (
     *((f"accumulate/float32/{d}", FLOOR, f"accumulate, d = {d}: rate over bare SYRK")
       for d in (768, 2048, 4096)),
@@ -38,7 +38,7 @@ _PEERS = (
     ("apply/new array/float32/768/rank 1", CE, "apply, rank 1: concept-erasure"),
 )
 _FIRST_USE = "first use/first eraser"
-# Why a target of a group can be missed against a contender.
+# Reasons for missed targets, by group of jobs and contender.
 _PER_CALL = "Every row comes by a Python call of its own"
 _REASONS = {
     ("accumulate", FLOOR): "Beside the product, of O(n d^2), the rows are checked, centred and "
@@ -102,9 +102,9 @@ _item = partial(_fill, initial_indent="- ", subsequent_indent="  ")
 
 
 def read(folder: Path) -> list[Results]:
-    """All results, newest processor family first, each with a "title" and the "load" before it.
+    """Read all results, newest processor family first, and add "title" and "load" to each.
 
-    SystemExit without any, or where one has tiny sizes and another has not.
+    Raises SystemExit without results, or if results of smoke and of full sizes are mixed.
     """
     runs = []
     for path in sorted(folder.glob("*.json")):
@@ -119,16 +119,16 @@ def read(folder: Path) -> list[Results]:
 
 
 def stored(results: Results, job: str, kind: str, name: str) -> Any:
-    """The value or ratio (`kind`) of a contender of a job; None where it was not measured."""
+    """Return an entry of the "values" or "ratios" (`kind`) of a job; None if not measured."""
     return results["jobs"].get(job, {kind: {}})[kind].get(name)
 
 
-def machines(every: list[Results]) -> str:
-    """The table of processors."""
+def machines(runs: list[Results]) -> str:
+    """Return the table of processors."""
     header = ["processor", "threads", "kernels", "GEMM / SYRK, float32", "the same, float64",
               "commit", "began", "load before"]  # fmt: skip
     rows = []
-    for results in every:
+    for results in runs:
         facts, load = results["machine"], results["load"]
         bounds = [facts["gemm_over_syrk"].get(dtype, {}) for dtype in ("float32", "float64")]
         rows.append([
@@ -141,7 +141,7 @@ def machines(every: list[Results]) -> str:
 
 
 def remarks(results: Results) -> Iterator[str]:
-    """Remarks that come before the numbers of a run."""
+    """Yield warnings about smoke sizes and about load on the machine."""
     name, load, cores = results["title"], results["load"], results["machine"]["cores"]
     if results["smoke"]:
         yield "**Smoke sizes: the numbers mean nothing.**"
@@ -152,18 +152,18 @@ def remarks(results: Results) -> Iterator[str]:
         )
 
 
-def headline(every: list[Results]) -> str:
-    """The gains of the second table in words, with the range over processors; and first use."""
+def headline(runs: list[Results]) -> str:
+    """Return a list of speed ratios to peers, with ranges over processors, and of first use."""
     lines = []
     for job, against, text in _PEERS:
-        values = [stored(results, job, "ratios", against) for results in every]
+        values = [stored(results, job, "ratios", against) for results in runs]
         medians = [ratio["median"] for ratio in values if ratio]
         task, _, peer = text.partition(": ")
         if medians:
             low, high = (f"{v:.2g}" for v in (min(medians), max(medians)))
             times = low if low == high else f"{low} to {high}"
             lines.append(_item(f"{task[0].upper()}{task[1:]}: {times} times as fast as {peer}."))
-    first = [stored(results, _FIRST_USE, "values", OURS) for results in every]
+    first = [stored(results, _FIRST_USE, "values", OURS) for results in runs]
     seconds = [value["median"] for value in first if value]
     if seconds:
         lines.append(_item(
@@ -173,17 +173,17 @@ def headline(every: list[Results]) -> str:
     return "\n".join(lines)
 
 
-def ratios(every: list[Results], lines: Iterable[tuple[str, str, str]], head: str) -> str:
-    """A table with a column per processor."""
+def ratios(runs: list[Results], lines: Iterable[tuple[str, str, str]], head: str) -> str:
+    """Return a table of ratios with one column per processor."""
     rows = []
     for job, against, text in lines:
-        values = [stored(results, job, "ratios", against) for results in every]
+        values = [stored(results, job, "ratios", against) for results in runs]
         rows.append([text, *(compare.interval(ratio) if ratio else "-" for ratio in values)])
-    return compare.table([head, *(results["title"] for results in every)], rows)
+    return compare.table([head, *(results["title"] for results in runs)], rows)
 
 
 def missed(results: Results) -> str:
-    """The missed targets with reasons; cases of a group against one contender share a line."""
+    """Return the missed targets with reasons, one line per group and contender."""
     cases: dict[tuple[str, str], list[str]] = {}
     decided = []
     for name, job in results["jobs"].items():
@@ -201,7 +201,7 @@ def missed(results: Results) -> str:
 
 
 def growth(results: Results) -> Iterator[str]:
-    """Measured exponents beside those of the algorithm, and the time of a large job."""
+    """Yield a line of measured and theoretical exponents, with the time of a large job."""
     exponents = []
     for name, job in results["jobs"].items():
         if name.startswith("growth/"):
@@ -213,7 +213,7 @@ def growth(results: Results) -> Iterator[str]:
 
 
 def _large(results: Results) -> str:
-    """Hours for a billion rows: in full, from a sample, and on sixteen such machines."""
+    """Return a text with the hours for 10^9 rows: all rows, subsampled, and on 16 machines."""
     all_rows = stored(results, "accumulate/float32/4096", "values", OURS)
     sums = stored(results, "sampled/sums alone/4096", "values", OURS)
     pair = stored(results, "cluster/1,048,576 rows/2048", "ratios", SERIAL)
@@ -227,34 +227,34 @@ def _large(results: Results) -> str:
     return f' A billion rows: {every_row:.1f} h; subsample="auto" {sampled:.1f} h{cluster}.'
 
 
-def page(every: list[Results]) -> str:
-    """The whole text; absent parts leave no empty lines."""
+def page(runs: list[Results]) -> str:
+    """Return the text of the page."""
     text = _PAGE.format(
-        headline=headline(every),
+        headline=headline(runs),
         processors=_fill(
-            f"Measured on {' and '.join(results['title'] for results in every)}. Contenders run "
+            f"Measured on {' and '.join(results['title'] for results in runs)}. Contenders run "
             "alternately within one process, with equal threads; a ratio is the median over "
             "rounds, with its quartiles in brackets."
         ),
-        machines=machines(every),
-        remarks="\n\n".join(text for results in every for text in remarks(results)),
-        rates=ratios(every, _RATES, "float32 rows, float64 solves"),
-        peers=ratios(every, _PEERS, "job"),
-        missed="\n\n".join(map(missed, every)),
-        growth="\n".join(text for results in every for text in growth(results)),
+        machines=machines(runs),
+        remarks="\n\n".join(text for results in runs for text in remarks(results)),
+        rates=ratios(runs, _RATES, "float32 rows, float64 solves"),
+        peers=ratios(runs, _PEERS, "job"),
+        missed="\n\n".join(map(missed, runs)),
+        growth="\n".join(text for results in runs for text in growth(results)),
     )
     return re.sub("\n{3,}", "\n\n", text)
 
 
-def draw(every: list[Results], path: Path) -> None:
-    """Every ratio of the two tables on a logarithmic axis, a colour per processor."""
-    import matplotlib  # here, since asv imports every module, and its environments lack it
+def draw(runs: list[Results], path: Path) -> None:
+    """Draw all ratios of both tables on a logarithmic axis, with one colour per processor."""
+    import matplotlib  # imported here: asv imports this module without matplotlib
     from matplotlib.figure import Figure
 
     lines = [*_RATES, *_PEERS]
     figure = Figure(figsize=(7.5, 3.4), layout="constrained")
     axes = figure.subplots()
-    for index, results in enumerate(every):
+    for index, results in enumerate(runs):
         values = [stored(results, job, "ratios", against) for job, against, _ in lines]
         points = {place + 0.2 * index: ratio for place, ratio in enumerate(values) if ratio}
         middle = [ratio["median"] for ratio in points.values()]
@@ -269,16 +269,16 @@ def draw(every: list[Results], path: Path) -> None:
     axes.invert_yaxis()
     axes.grid(axis="x", which="both", linewidth=0.3)
     axes.legend(fontsize=7)
-    # Text as text, and no date: the file is small, and the same results draw the same file.
+    # Text elements and no date: a small file that is the same for the same results.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "splince_fast"}):
         figure.savefig(path, metadata={"Date": None})
 
 
 def write(results: Path, out: Path) -> None:
-    """The page and its figure into a folder, from the results in another."""
-    every = read(results)
-    (out / "performance.md").write_text(page(every), encoding="utf-8")
-    draw(every, out / "performance.svg")
+    """Write the page and its figure to the folder `out`, from the results in `results`."""
+    runs = read(results)
+    (out / "performance.md").write_text(page(runs), encoding="utf-8")
+    draw(runs, out / "performance.svg")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Contenders of other packages, each in its recommended use.
 
-Data are converted to the form that each package needs before the clock starts. The results of calls
-are comparable: either all contenders of a job write into a given array, or all return a new one.
+Data are converted to the format of each package before timing. The contenders of a job either all
+write into a given array, or all return a new array.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ CE64 = "concept-erasure float64"
 ONEDAL = "oneDAL"
 DASK_COV = "dask.array.cov"
 DASK_PCA = "dask-ml IncrementalPCA"
-# Exact LEACE by concept-erasure, its fastest documented setting: without these it also estimates
-# shrinkage, and checks by d x d products whether the trace grew, as that of exact LEACE never does.
+# Fastest documented setting of concept-erasure for exact LEACE. The defaults add an estimate of
+# shrinkage and a check, by d x d products, that the trace does not increase; exact LEACE does not
+# need them.
 _PLAIN = {"shrinkage": False, "constrain_cov_trace": False}
 Make = Callable[..., Any]
 
 
 def needs(*modules: str) -> Callable[[Make], Make]:
-    """Without one of these modules a contender, or job, is :class:`Absent`.
+    """Decorate a function to return :class:`Absent` if one of the modules is not installed.
 
-    Warnings are ignored while it is made: packages warn of each other when they are imported.
+    Warnings of the function are ignored, as imported packages warn of each other.
     """
 
     def decorate(make: Make) -> Make:
@@ -49,12 +50,12 @@ def needs(*modules: str) -> Callable[[Make], Make]:
 
 
 def _concept(data: Problem) -> Array:
-    """A binary concept as one column (n, 1) of the dtype of the rows."""
+    """Return the binary concept as a column, (n, 1), in the dtype of the rows."""
     return data.z[:, None].astype(data.X.dtype)
 
 
 def _tensors(data: Problem) -> tuple[Any, Any]:
-    """Rows, and the column of the concept."""
+    """Return rows and concept column as tensors."""
     import torch
 
     return torch.from_numpy(data.X), torch.from_numpy(_concept(data))
@@ -62,7 +63,7 @@ def _tensors(data: Problem) -> tuple[Any, Any]:
 
 @needs("torch", "concept_erasure")
 def stream_concept_erasure(data: Problem, block_rows: int, dtype: str) -> Contender:
-    """`LeaceFitter.update` with the concept alone; `dtype` is that of its statistics."""
+    """Call `LeaceFitter.update` with the concept; `dtype` is the dtype of its statistics."""
     import torch
     from concept_erasure import LeaceFitter
 
@@ -74,18 +75,18 @@ def stream_concept_erasure(data: Problem, block_rows: int, dtype: str) -> Conten
 
 @needs("sklearnex")
 def stream_onedal(data: Problem, block_rows: int) -> Contender:
-    """`sklearnex.covariance.IncrementalEmpiricalCovariance.partial_fit`; it takes no labels."""
+    """Call `sklearnex.covariance.IncrementalEmpiricalCovariance.partial_fit`, without labels."""
     from sklearnex.covariance import IncrementalEmpiricalCovariance
 
     blocks = [(X,) for X, _ in cut(block_rows, data.X)]
-    n = len(data.X)  # its estimate divides by n; the others by n - 1
+    n = len(data.X)  # oneDAL divides by n, the other contenders by n - 1
     fit = IncrementalEmpiricalCovariance().partial_fit
     return each(blocks, fit, lambda estimator: estimator.covariance_ * (n / (n - 1)))
 
 
 @needs("torch", "concept_erasure")
 def erase_concept_erasure(data: Problem) -> Contender:
-    """`LeaceEraser.fit` and a call."""
+    """Fit a `LeaceEraser` and apply it."""
     from concept_erasure import LeaceEraser
 
     x, z = _tensors(data)
@@ -94,9 +95,9 @@ def erase_concept_erasure(data: Problem) -> Contender:
 
 @needs("fairlearn")
 def erase_fairlearn(data: Problem) -> Contender:
-    """`CorrelationRemover.fit_transform`: residuals of a regression on the concept, per feature.
+    """Call `CorrelationRemover.fit_transform`: residuals of regressing features on the concept.
 
-    Without an answer: it may move rows by their labels, which an eraser cannot see.
+    The result is not compared: it uses the labels of the rows, which an eraser does not.
     """
     from fairlearn.preprocessing import CorrelationRemover
 
@@ -106,12 +107,13 @@ def erase_fairlearn(data: Problem) -> Contender:
 
 
 def explicit_splince(S: Array, Sz: Array, Sy: Array) -> Array:
-    """P of Theorem 1 as it is printed: P = W^+ V (U^T V)^{-1} U^T W, in NumPy.
+    """Return P = W^+ V (U^T V)^{-1} U^T W, Theorem 1 as printed, in NumPy.
 
-    U spans colsp(W Sz)^perp, V spans colsp(W Sy) + colsp([W Sz, W Sy])^perp; each comes from a
-    complete QR decomposition. Of the equivalent whitenings, W = diag(lambda)^{-1/2} Q^T from
-    S = Q diag(lambda) Q^T is taken: it needs no product of its own. Holstege, Ravfogel and Wouters
-    (NeurIPS 2025). Concept and task are binary: either side has rank one.
+    U spans colsp(W Sz)^perp, V spans colsp(W Sy) + colsp([W Sz, W Sy])^perp; both come from
+    complete QR decompositions. The whitening is W = diag(lambda)^{-1/2} Q^T with
+    S = Q diag(lambda) Q^T, which needs no further product. Concept and task are binary, so Sz and
+    Sy have rank one.
+    Holstege, Ravfogel and Wouters (NeurIPS 2025).
     """
     eigenvalues, Q = np.linalg.eigh(S)
     roots = np.sqrt(eigenvalues)
@@ -124,7 +126,7 @@ def explicit_splince(S: Array, Sz: Array, Sy: Array) -> Array:
 
 
 def erase_numpy(data: Problem) -> Contender:
-    """SPLINCE by Theorem 1 on float64 covariances, then one product per row."""
+    """Compute SPLINCE by Theorem 1 from float64 covariances, and apply it by one product."""
 
     def run() -> Array:
         X = data.X.astype(np.float64)
@@ -141,7 +143,7 @@ def erase_numpy(data: Problem) -> Contender:
 
 @needs("torch", "concept_erasure")
 def solve_concept_erasure(data: Problem) -> Contender:
-    """`LeaceFitter.eraser`, exact LEACE; the result that it caches is discarded."""
+    """Compute `LeaceFitter.eraser`, exact LEACE, without its cached result."""
     from concept_erasure import LeaceFitter
 
     fitter = LeaceFitter.fit(*_tensors(data), **_PLAIN)
@@ -154,12 +156,12 @@ def solve_concept_erasure(data: Problem) -> Contender:
 
 
 def _factors(X: Array, eraser: sf.Projection) -> list[Array]:
-    """Left and right factor and mean, in the dtype of the rows."""
+    """Return left factor, right factor and mean of an eraser in the dtype of the rows."""
     return [np.ascontiguousarray(a, X.dtype) for a in (eraser.left, eraser.right, eraser.mean)]
 
 
 def apply_numpy(X: Array, eraser: sf.Projection, out: Array | None = None) -> Contender:
-    """The formula X - ((X - mean) right) left^T."""
+    """Compute X - ((X - mean) right) left^T in NumPy."""
     left, right, mean = _factors(X, eraser)
     return Contender(
         lambda: np.subtract(X, ((X - mean) @ right) @ left.T, out=out), len(X), answer=np.asarray
@@ -168,7 +170,7 @@ def apply_numpy(X: Array, eraser: sf.Projection, out: Array | None = None) -> Co
 
 @needs("torch", "concept_erasure")
 def apply_concept_erasure(X: Array, eraser: sf.Projection) -> Contender:
-    """Its eraser with our factors, so that every contender applies the same map; a new array."""
+    """Apply a `LeaceEraser` with the factors of `eraser`; it returns a new array."""
     import torch
     from concept_erasure import LeaceEraser
 

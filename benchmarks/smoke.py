@@ -1,9 +1,9 @@
-"""Run every job once at its smallest size, in this process; the first that fails ends it.
+"""Run every job once at its smallest size in this process; stop at the first error.
 
-    python -m benchmarks.smoke [TEXT ...]      only those whose name contains one of the texts
+    python -m benchmarks.smoke [TEXT ...]      only jobs whose name contains one of the texts
 
-The results are written as a page into a folder that is removed. Without TEXT every benchmark that
-asv finds, where it is installed, is then called with its first job.
+The page of the results is written to a temporary folder. Without TEXT, and if asv is installed,
+every benchmark that asv finds then runs with its first job.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from benchmarks import compare, machine, page
 
 
 def run(texts: list[str]) -> None:
-    """Run the jobs whose names contain one of the texts.
+    """Run the jobs whose names contain one of the texts, all jobs if `texts` is empty.
 
-    Threads are single: at tiny sizes several would only wait for each other.
+    Each job uses one thread: at tiny sizes, more threads only add synchronisation.
     """
-    os.environ["SPLINCE_FAST_BENCH"] = "smoke"  # of child processes, too
+    os.environ["SPLINCE_FAST_BENCH"] = "smoke"  # also for child processes
     os.environ.setdefault("SPLINCE_FAST_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -1,9 +1,9 @@
 """Interleaved timing: contenders alternate, so that drift of the machine cancels in ratios.
 
-Every round runs each contender once, in rotating order and with equal threads. A sample repeats a
-short call until it lasts long enough for the clock. Before each sample the thread pool of the
-previous contender goes to sleep: threads of OpenBLAS wait for more work in a loop, a tenth of a
-second on some machines, and where cores are few they would slow the next contender down.
+Each round takes one sample of each contender, in rotating order and with equal numbers of threads.
+A sample repeats short calls until it is long enough for the clock. Samples are separated by a wait
+until thread pools are idle: threads of OpenBLAS spin for up to a tenth of a second after their last
+task, and would slow down the next contender.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from numpy.typing import NDArray
 
 import splince_fast as sf
 
-_LEAST_SECONDS = 0.02
-_PAUSE_SECONDS = 0.1  # about as long as the threads of a pool run on
-# A first call touches new memory and is not counted, unless it takes this long and the budget.
+_LEAST_SECONDS = 0.02  # shortest sample
+_PAUSE_SECONDS = 0.1  # time for which idle BLAS threads spin
+# The first call, a warm-up, is the only sample if it takes at least this time and the budget.
 _LONG_SECONDS = 2.0
-_ROUNDS = (3, 9)
+_ROUNDS = (3, 9)  # smallest and largest number of rounds
 
 config = cache(sf.show_config)  # measured once
 
 T = TypeVar("T")
 Call = Callable[..., Any]
-Seconds = NDArray[np.float64]  # per unit of the job: a number per round, or that of the only call
+Seconds = NDArray[np.float64]  # seconds per unit of work, one value per round
 
 
 def smoke() -> bool:
-    """Whether sizes are tiny: everything runs, and no number means anything."""
+    """Return whether sizes are tiny, for a test run whose results mean nothing."""
     return os.environ.get("SPLINCE_FAST_BENCH") == "smoke"
 
 
 def pick(full: T, tiny: T) -> T:
-    """One of two sizes, by the switch."""
+    """Return `tiny` in smoke mode, else `full`."""
     return tiny if smoke() else full
 
 
@@ -54,43 +54,46 @@ class Contender:
     """One implementation of a job."""
 
     run: Callable[[], Any]
-    units: float = 1.0  # how much of the job a call does (rows, solves)
-    # Gives the array, of a result, on which all contenders of the job must agree; None where a
-    # contender does less than the whole job, as a floor does.
+    units: float = 1.0  # units of work per call (rows, solves)
+    # Function from the result to an array that must be equal for all contenders of a job; None for
+    # contenders that do only a part of the job, such as floors.
     answer: Call | None = None
 
 
 def each(blocks: Sequence[Any], work: Call, answer: Call | None = None) -> Contender:
-    """The same work on every block, whose first item is its rows; gives the last result."""
+    """Return a contender that calls `work` on the items of each block; the first item is rows.
+
+    Its result is that of the last call.
+    """
     rows = sum(len(block[0]) for block in blocks)
     return Contender(lambda: deque(starmap(work, blocks), maxlen=1).pop(), rows, answer)
 
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """A contender left out, and why."""
+    """A contender that is left out, with the reason."""
 
     reason: str
 
 
 def spread(values: Iterable[float]) -> dict[str, float]:
-    """Median and quartiles over rounds, to six digits; a single value is all three."""
+    """Return median and quartiles over rounds, to six digits."""
     quantiles = np.quantile(list(values), (0.25, 0.5, 0.75))
     low, middle, high = (float(f"{value:.6g}") for value in quantiles)
     return {"median": middle, "low": low, "high": high}
 
 
 def ratio(numerator: Seconds, denominator: Seconds) -> dict[str, float]:
-    """How many times longer the first takes than the second, round by round."""
+    """Return median and quartiles of numerator / denominator, round by round."""
     return spread(np.divide(numerator, denominator))
 
 
 def interleave(contenders: Mapping[str, Contender], *, budget: float = 8.0) -> dict[str, Seconds]:
     """Time all contenders alternately.
 
-    There are as many rounds as fit into `budget` seconds, roughly, between 3 and 9, after a first
-    call that is not counted. A contender whose first call alone takes longer, and compiles
-    nothing, is not called again.
+    After a warm-up call of each contender, 3 to 9 rounds run, about as many as fit into `budget`
+    seconds. If the warm-up call of a contender exceeds the budget without compiling, its time is
+    the only sample.
     """
     equal_threads()
     least, pause, most = (0.0, 0.0, 1) if smoke() else (_LEAST_SECONDS, _PAUSE_SECONDS, _ROUNDS[1])
@@ -100,7 +103,7 @@ def interleave(contenders: Mapping[str, Contender], *, budget: float = 8.0) -> d
     for name, contender in contenders.items():
         with event.install_recorder("numba:compile") as compiled:
             first = _sample(contender, 1)
-        if first < least or compiled.buffer:  # a first call may also have loaded something
+        if first < least or compiled.buffer:  # the first call may include imports or compilation
             first = _sample(contender, 1)
         if first >= max(budget, _LONG_SECONDS):
             samples[name].append(first)
@@ -117,7 +120,7 @@ def interleave(contenders: Mapping[str, Contender], *, budget: float = 8.0) -> d
 
 
 def equal_threads() -> None:
-    """Give every thread pool that is loaded by now as many threads as splince_fast uses."""
+    """Set the number of threads of all loaded thread pools to that of splince_fast."""
     count = config().threads
     threadpoolctl.threadpool_limits(count)
     if "torch" in sys.modules:
@@ -127,7 +130,7 @@ def equal_threads() -> None:
 
 
 def _rest(step: float) -> None:
-    """Wait until no thread of this process takes a tenth of a core; 25 steps at most."""
+    """Wait until this process uses less than a tenth of a core, for at most 25 steps."""
     for _ in range(25 if step else 0):
         before = process_time()
         sleep(step)
@@ -136,5 +139,5 @@ def _rest(step: float) -> None:
 
 
 def _sample(contender: Contender, count: int) -> float:
-    """Mean seconds of `count` calls, without the garbage collector."""
+    """Return the mean seconds of `count` calls, with garbage collection disabled."""
     return timeit(contender.run, timer=perf_counter, number=count) / count

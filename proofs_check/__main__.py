@@ -1,4 +1,4 @@
-"""``python -m proofs_check``: run the checks and print the verdicts."""
+"""Entry point of ``python -m proofs_check``: run the checks and print the verdicts."""
 
 from proofs_check.report import main
 

@@ -1,10 +1,10 @@
-"""What a check is, how its verdict follows from evidence, and how its mutants are run.
+"""Checks: functions with evidence on a statement, their verdicts and their mutants.
 
-A check is a function that receives a :class:`Bench` and reports residuals to it. It never states
-its verdict: the bench derives one from the residuals, and the run compares it with the verdict
-that the check was registered with. The formulas a check examines are its keyword arguments, so
-that a mutant is a set of replacements for them. The statement and its true form stand in
-FINDINGS.md under the same number.
+A check is a function that receives a :class:`Bench` and reports residuals to it. The bench derives
+the verdict from the residuals, and :func:`run_check` compares it with the expected verdict, with
+which the check is registered. The formulas under test are keyword arguments of the check; a mutant
+replaces some of them by wrong formulas, and the check must then miss its expected verdict.
+FINDINGS.md states, under the number of the check, the statement as printed and its true form.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from proofs_check._families import FAMILIES, Rng, Sample, sample
 from splince_fast import PrecisionWarning
 
 FAR = 1e3
-"""A refutation must exceed its tolerance by this factor, so that no rounding can cause one."""
+"""A refuting residual must exceed its tolerance by this factor, to exclude rounding errors."""
 
 
 class Verdict(StrEnum):
-    """The verdict on a statement."""
+    """Verdict on a statement of the paper."""
 
     HOLDS = "holds"
     CONDITIONAL = "holds with condition"
@@ -37,11 +37,11 @@ class Verdict(StrEnum):
 
 
 class _Stopped(Exception):
-    """The evidence already contradicts the expected verdict; a mutant needs no more."""
+    """Raised when the evidence contradicts the expected verdict, to end the run of a mutant."""
 
 
 def excess(residual: object, tolerance: float) -> float:
-    """Largest |residual| / tolerance; with tolerance 0, zero or infinity by exact comparison."""
+    """Return the largest |residual| / tolerance; for tolerance 0, 0 if all are 0, else inf."""
     worst = 0.0
     for value in np.asarray(residual, dtype=object).flat:
         exact = 0.0 if value == 0 else np.inf
@@ -51,16 +51,16 @@ def excess(residual: object, tolerance: float) -> float:
 
 
 class Bench:
-    """Collects the evidence of one check and hands it random problems.
+    """Collects the evidence of one check, and draws its random problems.
 
     Parameters
     ----------
     rng
-        Source of all random problems.
+        Generator of all random problems.
     quick
-        Ask for fewer of them.
+        Draw fewer problems.
     expected
-        The verdict to compare with; given only where the run may stop at the first contradiction.
+        Expected verdict. If not None, the run stops at the first contradicting evidence.
     """
 
     def __init__(self, rng: Rng, *, quick: bool, expected: Verdict | None = None) -> None:
@@ -76,19 +76,19 @@ class Bench:
         self._deployed: list[float] = []
 
     def repeats(self, full: int, quick: int) -> range:
-        """``range`` over the number of random problems to try."""
+        """Return ``range(quick)`` for a quick run, else ``range(full)``."""
         return range(quick if self.quick else full)
 
     def samples(
         self, full: int, quick: int, families: tuple[str, ...] = tuple(FAMILIES)
     ) -> Iterator[Sample]:
-        """Random samples of the named families, ``full`` or ``quick`` of each."""
+        """Yield random samples, ``full`` or, for a quick run, ``quick`` of each family."""
         for i in self.repeats(full, quick):
             for family in families:
                 yield sample(self.rng, family, 4 + i % 3)
 
     def corrected(self, residual: object, tolerance: float = 0.0, *, label: str = "") -> None:
-        """Evidence for the true form of the statement: must not exceed the tolerance."""
+        """Add evidence on the true form of the statement: the residual must be within tolerance."""
         self.cases += 1
         ratio = excess(residual, tolerance)
         self.worst = max(self.worst, ratio)
@@ -104,12 +104,12 @@ class Bench:
         lacking: str | None = None,
         deployed: bool = False,
     ) -> None:
-        """Evidence on the statement as printed.
+        """Add evidence on the statement as printed.
 
-        ``lacking`` names the condition, absent from the print, that this case does not meet: such
-        a case must refute the statement. ``deployed`` says that the case reads the statement of the
-        map x -> Px where the print applies P to the head: it must refute that reading. Any other
-        case lies within the hypotheses.
+        ``lacking`` names a condition that the paper omits and this case violates: the case must
+        refute the statement. ``deployed`` marks a case of the deployed reading, in which the
+        eraser maps x to Px, while the paper applies P to the head: the case must refute the
+        deployed reading. Any other case meets all conditions.
         """
         self.cases += 1
         ratio = excess(residual, tolerance)
@@ -129,7 +129,7 @@ class Bench:
                 self._stop()
 
     def cited(self, *figures: object) -> None:
-        """Figures that the text of FINDINGS.md quotes; a test looks for them there."""
+        """Record values that FINDINGS.md must quote; a test searches for them in its text."""
         self.figures += map(str, figures)
 
     def _stop(self) -> None:
@@ -137,7 +137,7 @@ class Bench:
             raise _Stopped
 
     def verdict(self) -> Verdict | None:
-        """Verdict by the evidence; ``None`` where that is not clear (see ``failures``)."""
+        """Return the verdict that follows from the evidence, or None if it is inconclusive."""
         doubtful = [r for r in self._within if 1 < r <= FAR]
         doubtful += [r for group in self._without.values() for r in group if r <= FAR]
         doubtful += [r for r in self._deployed if r <= FAR]
@@ -152,20 +152,20 @@ class Bench:
 
 @dataclass(frozen=True)
 class Check:
-    """One statement with its evidence.
+    """Check of one statement.
 
     Attributes
     ----------
     key
         Number of the statement in FINDINGS.md, such as ``"3.2"``.
     expected
-        The verdict that the evidence must lead to.
+        Verdict that must follow from the evidence.
     paper
-        True where the evidence is on the paper alone and never calls the library.
+        Whether the check examines the paper only and never calls the library.
     run
-        The evidence; keyword arguments are the formulas under test.
+        Function that reports the evidence; its keyword arguments are the formulas under test.
     mutants
-        Name -> replacement formulas under which the verdict must not be reproduced.
+        Wrong formulas by name of the mutant; with them the expected verdict must not follow.
     """
 
     key: str
@@ -177,7 +177,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of one run of one check."""
+    """Result of one run of a check and its mutants."""
 
     check: Check
     verdict: Verdict | None
@@ -190,7 +190,7 @@ class Outcome:
 
     @property
     def reproduced(self) -> bool:
-        """True iff the expected verdict follows and every mutant was caught."""
+        """Return whether the expected verdict followed and all mutants were caught."""
         return not self.problems
 
 
@@ -204,7 +204,7 @@ def check(
     paper: bool = False,
     mutants: Mapping[str, Mapping[str, Callable[..., Any]]],
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register the decorated function as the evidence on one statement."""
+    """Register the decorated function as the check of statement ``key``."""
 
     def register(run: Callable[..., None]) -> Callable[..., None]:
         if key in REGISTRY:
@@ -216,13 +216,13 @@ def check(
 
 
 def _bench(item: Check, seed: int, quick: bool, *, stop: bool) -> Bench:
-    """A bench whose random problems depend on the seed and the check only."""
+    """Return a bench whose random problems depend only on the seed and the check."""
     rng = np.random.default_rng([seed, zlib.crc32(item.key.encode())])
     return Bench(rng, quick=quick, expected=item.expected if stop else None)
 
 
 def survives(item: Check, mutant: str, *, seed: int) -> bool:
-    """True iff the check reaches its verdict although a formula in it is wrong."""
+    """Return whether the check reaches its expected verdict with the wrong formulas of a mutant."""
     bench = _bench(item, seed, True, stop=True)
     try:
         item.run(bench, **item.mutants[mutant])
@@ -239,9 +239,9 @@ def run_check(item: Check, *, seed: int = 0, quick: bool = False) -> Outcome:
     problems: list[str] = []
     verdict = None
     try:
-        # the matrices are small: more threads would only cost time
+        # one thread: the matrices are small
         with threadpool_limits(1), warnings.catch_warnings():
-            # Families of uneven units are sensitive by design.
+            # Samples with features of very different units cause this warning by design.
             warnings.filterwarnings("ignore", "the eraser is sensitive", PrecisionWarning)
             item.run(bench)
             verdict = bench.verdict()
@@ -251,7 +251,7 @@ def run_check(item: Check, *, seed: int = 0, quick: bool = False) -> Outcome:
                     problems.append(f"mutant survived: {name}")
                 else:
                     caught.append(name)
-    except Exception as error:  # one broken check must not hide the verdicts of the others
+    except Exception as error:  # report the error and continue with other checks
         problems.append(f"{type(error).__name__}: {error}")
     if verdict is not item.expected and not problems:
         problems.append(f"the evidence says {verdict or 'nothing clear'}, not {item.expected}")

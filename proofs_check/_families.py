@@ -1,4 +1,4 @@
-"""Random problems. Data are small integers, so that their moments are exact fractions."""
+"""Random problems with small integer data, whose moments are exact fractions."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ Rng = np.random.Generator
 class Sample:
     """Rows of features with two labels.
 
-    ``x`` (n, d), ``z`` (n, k_z), ``y`` (n, k_y) are exact; ``z_labels`` and ``y_labels`` are the
-    same labels in the form a user would pass: 2-D floats, or class names.
+    ``x`` (n, d), ``z`` (n, k_z) and ``y`` (n, k_y) are exact numbers. ``z_labels`` and
+    ``y_labels`` are the same labels as a user passes them: 2-D floats, or classes.
     """
 
     family: str
@@ -43,7 +43,7 @@ class Sample:
 
     @cached_property
     def covariances(self) -> Covariances:
-        """Exact moments, divided by n."""
+        """Exact mean and covariances, divided by n."""
         n = len(self.x)
         mean = self.x.sum(axis=0, keepdims=True) / n
         centred = self.x - mean
@@ -56,30 +56,30 @@ class Sample:
 
     @cached_property
     def features(self) -> NDArray[np.float64]:
-        """The features in float64 (exact: they are small integers)."""
+        """Features in float64, without rounding error."""
         return to_float(self.x)
 
 
 def continuous(x: NDArray[Any], z: NDArray[Any], y: NDArray[Any], family: str) -> Sample:
-    """Sample of integer arrays whose labels are continuous columns."""
+    """Return a sample of integer arrays with continuous label columns."""
     x_exact, z_exact, y_exact = (rational(v) for v in (x, z, y))
     return Sample(family, x_exact, z_exact, y_exact, z.astype(np.float64), y.astype(np.float64))
 
 
 def classes(x: NDArray[Any], z: NDArray[Any], y: NDArray[Any], family: str) -> Sample:
-    """Sample whose labels are integer classes, one-hot coded in the exact part."""
+    """Return a sample with integer classes as labels; ``z`` and ``y`` are one-hot."""
     one_hot = [rational((v[:, None] == np.unique(v)).astype(int)) for v in (z, y)]
     names = np.array(["zero", "one", "two", "three"])
     return Sample(family, rational(x), one_hot[0], one_hot[1], names[z], y)
 
 
 def _features(rng: Rng, n: int, d: int) -> NDArray[np.int64]:
-    """Integer rows with a mean that is not zero."""
+    """Draw integer rows with a nonzero mean."""
     return rng.integers(-4, 5, (n, d)) + rng.integers(-3, 4, d)
 
 
 def _labels(rng: Rng, x: NDArray[np.int64], k: int) -> NDArray[np.int64]:
-    """k integer columns that depend on x, with noise."""
+    """Draw k integer columns that depend on x, with noise."""
     noise = rng.integers(-3, 4, (len(x), k))
     return np.asarray(x @ rng.integers(-2, 3, (x.shape[1], k)) + noise, dtype=np.int64)
 
@@ -105,7 +105,7 @@ def _fewer_rows(rng: Rng, d: int) -> Sample:
 
 
 def _one_hot(rng: Rng, d: int) -> Sample:
-    n, d = 4 * d + 8, max(d, 5)  # two and two directions, and one more
+    n, d = 4 * d + 8, max(d, 5)  # Sz and Sy have rank 2 each, so d >= 5
     z, y = rng.integers(0, 3, n), rng.integers(0, 3, n)
     y = np.where(rng.random(n) < 0.4, z, y)
     shift = rng.integers(-2, 3, (2, 3, d))
@@ -145,12 +145,12 @@ FAMILIES: dict[str, Callable[[Rng, int], Sample]] = {
 
 
 def ordinary(c: Covariances) -> bool:
-    """Feasible, nothing trivial, and the two whitened spaces neither orthogonal."""
+    """Return whether a problem is feasible with Sz, Sy and C_zy not 0."""
     return bool(c.z.size and c.y.size) and c.feasible and not is_zero(c.gram(c.z, c.y))
 
 
 def sample(rng: Rng, family: str, d: int) -> Sample:
-    """Draw from a family until the problem is feasible and not degenerate."""
+    """Draw from a family until the problem is feasible and Sz, Sy and C_zy are not 0."""
     while True:
         drawn = FAMILIES[family](rng, d)
         if ordinary(drawn.covariances):
@@ -158,14 +158,14 @@ def sample(rng: Rng, family: str, d: int) -> Sample:
 
 
 def integers(rng: Rng, rows: int, columns: int, bound: int = 3) -> Matrix:
-    """Random integer matrix with entries in [-bound, bound], as fractions."""
+    """Draw an integer matrix with entries in [-bound, bound], as fractions."""
     return rational(rng.integers(-bound, bound + 1, (rows, columns)).reshape(rows, columns))
 
 
 def problem(rng: Rng, d: int, m: int, k_z: int = 1, k_y: int = 1) -> Covariances:
-    """Random exact moments with rank(S) = m: S = F F^T, Sz = F a, Sy = F b.
+    """Draw exact moments S = F F^T, Sz = F a, Sy = F b with rank(S) = m.
 
-    Every (S, Sz, Sy) of this form is the covariance of some (x, z, y), and every covariance has it.
+    The covariances of any (x, z, y) have this form, and conversely.
     """
     while True:
         f = integers(rng, d, m)
@@ -176,14 +176,14 @@ def problem(rng: Rng, d: int, m: int, k_z: int = 1, k_y: int = 1) -> Covariances
 
 
 def rotation(rng: Rng, d: int) -> Matrix:
-    """Random orthogonal matrix with rational entries, by the Cayley transform."""
+    """Draw an orthogonal matrix with rational entries, by the Cayley transform."""
     skew = integers(rng, d, d, 2)
     skew = (skew - skew.T) / 2
     return (eye(d) - skew) @ inverse(eye(d) + skew)
 
 
 def rooted(rng: Rng, d: int, m: int, k_z: int = 1, k_y: int = 1) -> tuple[Matrix, Covariances]:
-    """Problem whose S has a rational square root: returns (S^{1/2}, problem)."""
+    """Draw a problem whose S has a rational square root; return (S^{1/2}, problem)."""
     while True:
         orthogonal = rotation(rng, d)
         root = (
@@ -196,7 +196,7 @@ def rooted(rng: Rng, d: int, m: int, k_z: int = 1, k_y: int = 1) -> tuple[Matrix
 
 
 def weight(rng: Rng, d: int, m: int) -> Matrix:
-    """Random positive semi-definite weight matrix of rank m."""
+    """Draw a positive semi-definite weight matrix of rank m."""
     while True:
         f = integers(rng, d, m)
         w = f @ f.T
@@ -205,7 +205,7 @@ def weight(rng: Rng, d: int, m: int) -> Matrix:
 
 
 def invertible(rng: Rng, d: int) -> Matrix:
-    """Random invertible integer matrix, far from orthogonal."""
+    """Draw an invertible integer matrix that is not orthogonal."""
     while True:
         a = integers(rng, d, d)
         try:

@@ -1,15 +1,16 @@
-"""Linear heads fitted without rounding, or to 40 digits: least squares, ridge, logistic, softmax.
+"""Linear heads: least squares and ridge in exact arithmetic, logistic and softmax to 40 digits.
 
-For the last two, a certificate replaces trust in convergence. Along any direction v the loss
-f has |f'''| <= R |v| f'' (logistic: R = max |x_i|, since |sigma''| <= sigma'; softmax:
-R = sqrt(2) max |x_i|, since a third cumulant is at most the range times the variance). Hence
-f''(w + t v) >= exp(-R t |v|) f''(w). With H = f''(w), Newton decrement nu = |f'(w)|_{H^-1} and
-|v|_H = 1, so |v| <= lambda_min(H)^{-1/2}, the slope at distance t in direction v is at least
+A certificate bounds the distance of logistic and softmax heads from the minimiser. Along any
+direction v the loss f satisfies |f'''| <= R |v| f'' (logistic: R = max |x_i|, since
+|sigma''| <= sigma'; softmax: R = sqrt(2) max |x_i|, since a third cumulant is at most the range
+times the variance). Hence f''(w + t v) >= exp(-R t |v|) f''(w). Let H = f''(w), let
+nu = |f'(w)|_{H^-1} be the Newton decrement, and |v|_H = 1, so that |v| <= lambda_min(H)^{-1/2}.
+Then the slope at distance t in direction v is at least
 
     -nu + (1 - exp(-rho t)) / rho,    rho = R / sqrt(lambda_min(H)),
 
-which is positive for t = 2 nu as soon as nu rho <= 1/2. Then a minimiser exists, is unique, and
-lies within 2 nu of w in the norm of H: the score at x is wrong by at most 2 nu |x|_{H^-1}.
+which is positive for t = 2 nu if nu rho <= 1/2. Then a minimiser exists, is unique, and has at most
+distance 2 nu from w in the norm of H. The error of the score of x is at most 2 nu |x|_{H^-1}.
 """
 
 from __future__ import annotations
@@ -36,37 +37,37 @@ DIGITS = 40
 
 
 def with_ones(x: Matrix) -> Matrix:
-    """[x, 1]."""
+    """Return [x, 1]."""
     ones = np.empty((len(x), 1), dtype=object)
     ones[...] = rational([[1]])[0, 0]
     return np.hstack([x, ones])
 
 
 def least_squares(features: Matrix, y: Matrix) -> Matrix:
-    """Minimum-norm least squares coefficients, exactly."""
+    """Return the exact minimum-norm least-squares coefficients."""
     return pinv(features) @ y
 
 
 def ridge(features: Matrix, y: Matrix, penalty: Matrix) -> Matrix:
-    """Coefficients w minimising |y - F w|^2 + w^T penalty w."""
+    """Return the minimiser w of |y - F w|^2 + w^T penalty w, F = ``features``."""
     return inverse(features.T @ features + penalty) @ features.T @ y
 
 
 def range_coordinates(p: Matrix) -> Matrix:
-    """Basis V of range(P): heads theta = V eta read the projected row x through P^T V eta."""
+    """Return a basis V of range(P): a head theta = V eta on Px is the head P^T V eta on x."""
     return column_basis(p)
 
 
 @dataclass(frozen=True)
 class Certified:
-    """Scores (rows, classes - 1) at the test rows, and how far each row is from the minimiser's."""
+    """Scores of the test rows, (t, classes - 1), and a bound on their error for each row."""
 
     scores: Matrix
     error: list[Number]
 
 
 def _gradient_and_hessian(f: Matrix, y: Matrix, w: Matrix, ridge: float) -> tuple[Matrix, Matrix]:
-    """Derivatives of the softmax loss (class 0 is the reference) in column-stacked w."""
+    """Return gradient and Hessian of the softmax loss in column-stacked w; class 0 is reference."""
     scores = f @ w
     k, classes = w.shape
     weights = np.empty(scores.shape, dtype=object)
@@ -87,7 +88,7 @@ def _gradient_and_hessian(f: Matrix, y: Matrix, w: Matrix, ridge: float) -> tupl
 
 
 def _float_start(f: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Damped Newton in float64 until the step no longer matters."""
+    """Return softmax coefficients from damped Newton steps in float64, as a start."""
     w = np.zeros((f.shape[1], y.shape[1]))
     for _ in range(60):
         powers = np.exp(f @ w)
@@ -105,25 +106,26 @@ def _float_start(f: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.f
 
 
 def softmax(features: Matrix, y: Matrix, test: Matrix, *, ridge: float = 0.0) -> Certified:
-    """Maximum likelihood of a softmax head to 40 digits, with a proof that it exists.
+    """Fit a softmax head by maximum likelihood to 40 digits, with a certificate.
 
     Parameters
     ----------
     features, test
-        Rows (n, k) and (t, k), mpf, the last column being the intercept; run under ``workdps``.
+        Training rows, (n, k), and test rows, (t, k), of mpf numbers; the last column is 1. Call
+        under ``workdps``.
     y
         Class indicators (n, classes - 1) without the reference class.
     ridge
-        Adds ridge / 2 times the squared coefficients, intercepts apart. A quadratic has no third
-        derivative, so the certificate stands.
+        Adds ridge / 2 times the squared coefficients, without the intercepts. The certificate is
+        still valid, as the third derivative of the penalty is 0.
 
     Raises
     ------
     ValueError
-        If the certificate fails: the classes are separable, or the columns dependent.
+        The certificate fails: the classes are separable or the columns linearly dependent.
     """
     w = np.vectorize(mpmath.mpf, otypes=[object])(_float_start(to_float(features), to_float(y)))
-    for _ in range(30):  # quadratic convergence: a few rounds from the float64 start
+    for _ in range(30):  # Newton converges in a few steps from the float64 start
         gradient, hessian = _gradient_and_hessian(features, y, w, ridge)
         bowl = inverse(hessian)
         decrement = mpmath.sqrt((gradient.T @ bowl @ gradient)[0, 0])
@@ -141,7 +143,7 @@ def softmax(features: Matrix, y: Matrix, test: Matrix, *, ridge: float = 0.0) ->
 
 
 def widest_margin(rows: Matrix, metric: Matrix) -> Matrix | None:
-    """Exact minimiser of w^T metric w under rows @ w >= 1, by enumeration of active rows."""
+    """Return the exact minimiser of w^T metric w under rows @ w >= 1; enumerates active rows."""
     n, k = rows.shape
     best, least = None, None
     for size in range(1, k + 1):

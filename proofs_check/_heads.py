@@ -1,4 +1,4 @@
-"""Linear heads behind an eraser: frozen, refitted, penalised; and random erasers to compare."""
+"""Linear heads on erased features: frozen, refitted or penalised; random erasers to compare."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from proofs_check._reference import Covariances
 
 
 def head(c: Covariances) -> Matrix:
-    """beta = S^+ Sy, the best linear head (of all columns of y)."""
+    """Return beta = S^+ Sy, the least-squares head of all columns of y."""
     return c.s_pinv @ c.sy
 
 
 def excess(c: Covariances, read: Matrix, beta: Matrix) -> Matrix:
-    """Excess risk matrix of the effective head ``read`` (x is scored by read^T x)."""
+    """Return the excess risk matrix of the effective head ``read``, whose scores are read^T x."""
     gap = read - beta
     return gap.T @ c.s @ gap
 
 
 def deployed(p: Matrix, theta: Matrix) -> Matrix:
-    """Effective head of theta behind x -> P x."""
+    """Return P^T theta, the effective head of theta in the deployed reading, x -> P x."""
     return p.T @ theta
 
 
 def literal(p: Matrix, theta: Matrix) -> Matrix:
-    """Effective head in the printed proof, X Q^T beta with Q^T = P."""
+    """Return P theta, the effective head in the printed proof, X Q^T beta with Q^T = P."""
     return p @ theta
 
 
 def whitened_problem(bench: Bench, d: int, k_z: int = 1, k_y: int = 1) -> Covariances:
-    """Problem with S = I."""
+    """Draw a feasible problem with S = I and Sz^T Sy != 0."""
     while True:
         c = Covariances(
             eye(d), integers(bench.rng, d, k_z), integers(bench.rng, d, k_y), zeros(d, 1)
@@ -56,7 +56,7 @@ def whitened_problem(bench: Bench, d: int, k_z: int = 1, k_y: int = 1) -> Covari
 
 
 def random_guarded(bench: Bench, c: Covariances) -> Matrix:
-    """A random matrix that sends colsp(Sz) to 0."""
+    """Draw a matrix that maps colsp(Sz) to 0."""
     free = null_basis(c.z.T)
     return integers(bench.rng, c.d, free.shape[1]) @ free.T
 
@@ -65,7 +65,7 @@ Fit = Callable[[Matrix, Matrix], Matrix]
 
 
 def random_range(bench: Bench, c: Covariances) -> Matrix:
-    """Random projector with kernel colsp(Sz)."""
+    """Draw a projector with kernel colsp(Sz) and a random range."""
     while True:
         onto = integers(bench.rng, c.d, c.d - c.ranks[1])
         if rank(beside(onto, c.z)) == c.d:
@@ -73,16 +73,16 @@ def random_range(bench: Bench, c: Covariances) -> Matrix:
 
 
 def other_kernel(c: Covariances) -> Matrix:
-    """LEACE for another concept: z + y."""
+    """Return LEACE of another concept, z plus the first column of y."""
     return _reference.leace(Covariances(c.s, c.sz + c.sy[:, :1], c.sy, c.mean))
 
 
 def predictions(
     p: Matrix, sample: Sample, test: Matrix, y: Matrix, *, intercept: bool, offset: bool, fit: Fit
 ) -> Matrix:
-    """Head theta in range(P) fitted on r(x) = Px + b, read at the rows of ``test``.
+    """Fit a head theta in range(P) on r(x) = Px + b; return its predictions for ``test``.
 
-    ``offset`` chooses b = E x - P E x instead of 0; ``fit`` maps (features, y) to coefficients.
+    b is E x - P E x with ``offset``, else 0. ``fit`` maps (features, y) to coefficients.
     """
     shift = (eye(len(p)) - p) @ sample.covariances.mean if offset else 0 * sample.covariances.mean
     basis = range_coordinates(p)
@@ -95,18 +95,18 @@ def predictions(
 
 
 def constrained(sample: Sample, test: Matrix, y: Matrix) -> Matrix:
-    """The reference: phi fitted on raw rows under Sz^T phi = 0, with intercept."""
+    """Return the reference predictions: phi fitted on x under Sz^T phi = 0, with intercept."""
     basis = null_basis(sample.covariances.z.T)
     return with_ones(test @ basis) @ least_squares(with_ones(sample.x @ basis), y)
 
 
 def penalty_metric(p: Matrix) -> Matrix:
-    """(P^T P)^+: |theta|^2 for theta in range(P) is phi^T (P^T P)^+ phi, phi = P^T theta."""
+    """Return (P^T P)^+; |theta|^2 = phi^T (P^T P)^+ phi for phi = P^T theta, theta in range(P)."""
     return pinv(p.T @ p)
 
 
 def ridge_head(c: Covariances, p: Matrix, strength: Number) -> Matrix:
-    """Effective head phi = P^T theta of a ridge fit on P x: theta in range(P), from moments."""
+    """Return the effective head P^T theta of the ridge fit theta in range(P) on Px."""
     basis = range_coordinates(p)
     rows_of_head = p.T @ basis
     eta = (

@@ -1,4 +1,4 @@
-"""The library under test, through its public interface only."""
+"""Calls of the library under test, through its public interface only."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Fitted = Callable[[Sample], Matrix]
 def accumulated(
     blocks: Iterable[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]], **options: Any
 ) -> sf.Moments:
-    """One pass over blocks (x, z, y). Every use of the library begins here."""
+    """Accumulate moments of blocks (x, z, y)."""
     blocks = iter(blocks)
     first = next(blocks)
-    # Floats are numbers, also where a small sample has few and whole values.
+    # Float labels are continuous, even if they have few distinct, integer values.
     kinds = {k: "continuous" for k, v in zip("zy", first[1:], strict=True) if v.dtype.kind == "f"}
     out = sf.Moments(kinds=kinds, **options)
     for x, z, y in chain([first], blocks):
@@ -32,7 +32,7 @@ def accumulated(
 
 
 def moments(sample: Sample) -> sf.Moments:
-    """One pass over a sample, in two blocks."""
+    """Accumulate moments of a sample in two blocks."""
     half = len(sample.x) // 2
     columns = (sample.features, sample.z_labels, sample.y_labels)
     return accumulated(
@@ -43,14 +43,14 @@ def moments(sample: Sample) -> sf.Moments:
 
 
 def fit(method: str, sample: Sample, **options: Any) -> sf.Projection:
-    """Eraser of the named method: splince, leace, sal or mean_projection."""
+    """Fit the eraser of a method: splince, leace, sal or mean_projection."""
     keep = {"keep": "y"} if method == "splince" else {}
     fitted: sf.Projection = getattr(sf, method)(moments(sample), erase="z", **keep, **options)
     return fitted
 
 
 def report(sample: Sample) -> sf.Report:
-    """The report of the library's SPLINCE."""
+    """Return the report of SPLINCE from the library."""
     result = fit("splince", sample).report
     if result is None:
         raise ValueError("the eraser carries no report")
@@ -58,34 +58,34 @@ def report(sample: Sample) -> sf.Report:
 
 
 def splince(sample: Sample, **options: Any) -> Matrix:
-    """The library's SPLINCE projector, its float64 entries taken as exact numbers."""
+    """Return the SPLINCE projector of the library, its float64 entries as exact numbers."""
     return rational(fit("splince", sample, **options).matrix())
 
 
 def leace(sample: Sample, **options: Any) -> Matrix:
-    """The library's LEACE projector."""
+    """Return the LEACE projector of the library, as exact numbers."""
     return rational(fit("leace", sample, **options).matrix())
 
 
 def sal(sample: Sample) -> Matrix:
-    """The library's SAL projector."""
+    """Return the SAL projector of the library, as exact numbers."""
     return rational(fit("sal", sample).matrix())
 
 
 def mean_projection(sample: Sample) -> Matrix:
-    """The library's mean projection."""
+    """Return the mean projection of the library, as exact numbers."""
     return rational(fit("mean_projection", sample).matrix())
 
 
 def repaired(sample: Sample, method: str = "leace", **options: Any) -> Matrix:
-    """The library's repair of its own eraser's rows, after that eraser: B P."""
+    """Return B P of the library: its eraser P, then its repair B fitted to the erased rows."""
     before, eraser = moments(sample), fit(method, sample)
     after = accumulated([(eraser(sample.features), sample.z_labels, sample.y_labels)])
     return rational((sf.repair(after, before=before, keep="y", **options) @ eraser).matrix())
 
 
 def with_labels(sample: Sample, keep: str | None = "y", **options: Any) -> Matrix:
-    """The library's oracle for class-coded z: E of x - E (w - E w), w = (x, z one-hot)."""
+    """Return E of the library's oracle r(x, z) = x - E (w - mean w), w = (x, one-hot z)."""
     by_class = accumulated([(sample.features, sample.z_labels, sample.y_labels)], by="z")
     eraser = sf.oracle(by_class, erase="z", keep=keep, missing="raise", **options)
     (shift,) = eraser.shifts
@@ -97,7 +97,7 @@ def with_labels(sample: Sample, keep: str | None = "y", **options: Any) -> Matri
 
 
 def quadratic(sample: Sample, **options: Any) -> NDArray[np.float64]:
-    """The library's maps per class, in the order of the sorted classes; y is kept."""
+    """Return the maps of the library's quadratic eraser, one per sorted class; y is kept."""
     columns = (sample.features, sample.z_labels[:, 0].astype(int), sample.y_labels)
     parts = {
         int(c): accumulated([[column[columns[1] == c] for column in columns]])
@@ -112,7 +112,7 @@ def quadratic(sample: Sample, **options: Any) -> NDArray[np.float64]:
 def isotropic(
     x: NDArray[Any], z: NDArray[Any], *, method: str = "isotropic", **options: Any
 ) -> NDArray[np.float64]:
-    """The matrix of the library's map for two classes; y is not kept."""
+    """Return the matrix of an eraser of the library for two classes; no task is kept."""
     by_class = accumulated([(x, z, z)], by="z")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", sf.UnseenRowsWarning)
@@ -120,10 +120,10 @@ def isotropic(
 
 
 def professions(aligned: bool) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Shipped real activations with the stereotype score (erased) and the factual score (kept).
+    """Return shipped activations, stereotype scores (to erase) and factual scores (to keep).
 
-    Over all nouns the two scores are uncorrelated by design; ``aligned`` leaves out the nouns
-    whose scores have opposite signs, which makes them correlate.
+    The two scores are uncorrelated over all nouns. ``aligned`` leaves out nouns whose scores have
+    opposite signs, so that the scores correlate.
     """
     from splince_fast.experiments.demo.professions import load
 
@@ -136,7 +136,7 @@ def professions(aligned: bool) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]
 def certified(
     x: NDArray[Any], z: NDArray[Any], *, by: str | None = "z"
 ) -> tuple[NDArray[Any], float]:
-    """LEACE of a two-class concept, and its certificate at 95 %."""
+    """Return LEACE of a two-class concept from the library, and its 95 % certificate."""
     eraser = sf.leace(accumulated([(x, z, z)], by=by), erase="z")
     if eraser.report is None:
         raise ValueError("the eraser carries no report")

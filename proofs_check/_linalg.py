@@ -1,8 +1,8 @@
-"""Linear algebra over numbers that do not round: object arrays of Fraction, or of 60-digit mpf.
+"""Linear algebra in exact or 60-digit arithmetic: object arrays of Fraction or of mpf.
 
-Every routine works on either kind. With fractions each result is exact and each rank is a fact;
-with mpf a pivot counts as zero below the cube root of the square of the working precision. A matrix
-holds one kind only: mpmath 1.3 neither subtracts nor compares a fraction and an mpf.
+All routines accept both kinds of number. Results with fractions are exact, ranks included. With
+mpf, a pivot below eps^(2/3), eps the working precision, counts as zero. A matrix holds one kind of
+number: mpmath 1.3 neither subtracts nor compares a fraction and an mpf.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import mpmath  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
 
-Matrix: TypeAlias = Any  # object array; numpy's stubs give every product of these as Any
-Number: TypeAlias = Any  # Fraction or mpf: one interface, no common base class
+Matrix: TypeAlias = Any  # object array; products of object arrays have type Any
+Number: TypeAlias = Any  # Fraction or mpf, which have no common base class
 
 
 def rational(values: Any) -> Matrix:
-    """Exact copy of an array-like of integers, floats or fractions, as a 2-D object array."""
+    """Convert integers, floats or fractions to a 2-D array of fractions, exactly."""
     array = np.atleast_2d(np.asarray(values, dtype=object))
     out = np.empty(array.shape, dtype=object)
     for index, value in np.ndenumerate(array):
@@ -29,19 +29,19 @@ def rational(values: Any) -> Matrix:
 
 
 def column(values: Iterable[object]) -> Matrix:
-    """A column of fractions."""
+    """Return a column of fractions."""
     return rational([[value] for value in values])
 
 
 def mpf(value: Number) -> Number:
-    """A fraction, an integer, a float or an mpf as mpf of the current working precision."""
+    """Convert a fraction, integer, float or mpf to an mpf of the working precision."""
     if isinstance(value, Fraction):
         return mpmath.mpf(value.numerator) / value.denominator
     return mpmath.mpf(value)
 
 
 def high_precision(a: Matrix) -> Matrix:
-    """The same matrix in mpf numbers of the current working precision."""
+    """Convert a matrix to mpf numbers of the working precision."""
     out = np.empty(a.shape, dtype=object)
     for index, value in np.ndenumerate(a):
         out[index] = mpf(value)
@@ -49,38 +49,38 @@ def high_precision(a: Matrix) -> Matrix:
 
 
 def to_float(a: Matrix) -> NDArray[np.float64]:
-    """Nearest float64 matrix."""
+    """Round a matrix to float64."""
     return np.array([[float(v) for v in row] for row in a], dtype=np.float64).reshape(a.shape)
 
 
 def _of_mpf(a: Matrix | None) -> bool:
-    """True iff the entries are mpf numbers."""
+    """Return whether the entries are mpf numbers."""
     return a is not None and isinstance(next(iter(a.flat), None), mpmath.mpf)
 
 
 def eye(d: int, like: Matrix | None = None) -> Matrix:
-    """The d x d identity, in the numbers of ``like`` (fractions by default)."""
+    """Return the d x d identity in the kind of number of ``like``, by default fractions."""
     out = zeros(d, d, like)
     np.fill_diagonal(out, mpmath.mpf(1) if _of_mpf(like) else Fraction(1))
     return out
 
 
 def zeros(rows: int, columns: int, like: Matrix | None = None) -> Matrix:
-    """A matrix of exact zeros in the numbers of ``like``; either side may be 0."""
+    """Return a zero matrix in the kind of number of ``like``; dimensions may be 0."""
     out = np.empty((rows, columns), dtype=object)
     out[...] = mpmath.mpf(0) if _of_mpf(like) else Fraction(0)
     return out
 
 
 def beside(a: Matrix, b: Matrix) -> Matrix:
-    """[a, b], where either may have no columns."""
+    """Return [a, b]; both may have no columns."""
     out = zeros(a.shape[0], a.shape[1] + b.shape[1])
     out[:, : a.shape[1]], out[:, a.shape[1] :] = a, b
     return out
 
 
 def diagonal(values: Sequence[Number]) -> Matrix:
-    """The square matrix with these values on its diagonal."""
+    """Return a diagonal matrix."""
     out = zeros(len(values), len(values))
     for i, value in enumerate(values):
         out[i, i] = Fraction(value)
@@ -88,29 +88,29 @@ def diagonal(values: Sequence[Number]) -> Matrix:
 
 
 def is_zero(a: Matrix) -> bool:
-    """True where every entry is exactly zero (an empty matrix is zero)."""
+    """Return whether all entries are exactly zero; True for an empty matrix."""
     return all(value == 0 for value in a.flat)
 
 
 def equal(a: Matrix, b: Matrix) -> bool:
-    """Exact equality, shape included."""
+    """Return whether two matrices have the same shape and exactly equal entries."""
     return a.shape == b.shape and is_zero(a - b)
 
 
 def trace(a: Matrix) -> Number:
-    """Sum of the diagonal."""
+    """Return the trace."""
     return sum(a[i, i] for i in range(len(a)))
 
 
 def _negligible(a: Matrix) -> Number:
-    """Largest magnitude that counts as zero in ``a``: 0 for fractions."""
+    """Return the largest magnitude that counts as zero in ``a``; 0 for fractions."""
     if not _of_mpf(a):
         return 0
     return max(abs(v) for v in a.flat) * mpmath.eps ** (mpmath.mpf(2) / 3)
 
 
 def row_reduce(a: Matrix) -> tuple[Matrix, list[int]]:
-    """Reduced row echelon form and its pivot columns."""
+    """Return the reduced row echelon form and its pivot columns."""
     r = a.copy()
     tiny = _negligible(a)
     rows, columns = r.shape
@@ -133,17 +133,17 @@ def row_reduce(a: Matrix) -> tuple[Matrix, list[int]]:
 
 
 def rank(a: Matrix) -> int:
-    """Dimension of the column space."""
+    """Return the rank."""
     return len(row_reduce(a)[1]) if a.size else 0
 
 
 def column_basis(a: Matrix) -> Matrix:
-    """Columns of ``a`` that form a basis of its column space."""
+    """Return columns of ``a`` that form a basis of its column space."""
     return a[:, row_reduce(a)[1]] if a.size else a[:, :0]
 
 
 def null_basis(a: Matrix) -> Matrix:
-    """Basis of ``{v : a v = 0}``, one column per vector."""
+    """Return a basis of ``{v : a v = 0}``, one column per vector."""
     reduced, pivots = row_reduce(a)
     free = [j for j in range(a.shape[1]) if j not in pivots]
     basis = zeros(a.shape[1], len(free), a)
@@ -155,12 +155,12 @@ def null_basis(a: Matrix) -> Matrix:
 
 
 def complement(a: Matrix) -> Matrix:
-    """Basis of the orthogonal complement of the column space of ``a``."""
+    """Return a basis of the orthogonal complement of the column space of ``a``."""
     return null_basis(a.T) if a.shape[1] else eye(a.shape[0], a)
 
 
 def solve(a: Matrix, b: Matrix) -> Matrix:
-    """One solution X of ``a X = b``; ``ValueError`` where none exists."""
+    """Return one solution X of ``a X = b``; raise ValueError if none exists."""
     n = a.shape[1]
     reduced, pivots = row_reduce(np.hstack([a, b]))
     if any(pivot >= n for pivot in pivots):
@@ -172,7 +172,7 @@ def solve(a: Matrix, b: Matrix) -> Matrix:
 
 
 def inverse(a: Matrix) -> Matrix:
-    """Inverse of a square matrix; ``ValueError`` where singular."""
+    """Return the inverse of a square matrix; raise ValueError if it is singular."""
     n = len(a)
     reduced, pivots = row_reduce(np.hstack([a, eye(n, a)]))
     if pivots != list(range(n)):
@@ -181,13 +181,13 @@ def inverse(a: Matrix) -> Matrix:
 
 
 def projector(a: Matrix) -> Matrix:
-    """Orthogonal projector onto the column space of ``a``."""
+    """Return the orthogonal projector onto the column space of ``a``."""
     c = column_basis(a)
     return c @ inverse(c.T @ c) @ c.T if c.size else zeros(a.shape[0], a.shape[0], a)
 
 
 def pinv(a: Matrix) -> Matrix:
-    """Moore-Penrose inverse, by the full-rank factorisation a = C F."""
+    """Return the Moore-Penrose inverse, by the full-rank factorisation a = C F."""
     reduced, pivots = row_reduce(a)
     if not pivots:
         return zeros(a.shape[1], a.shape[0], a)
@@ -196,11 +196,11 @@ def pinv(a: Matrix) -> Matrix:
 
 
 def oblique(onto: Matrix, along: Matrix) -> Matrix:
-    """Projector with range colsp(onto) and kernel colsp(along), the two being complementary."""
+    """Return the projector with range colsp(onto) and kernel colsp(along), a complement."""
     v, u = column_basis(onto), complement(along)
     return v @ inverse(u.T @ v) @ u.T
 
 
 def kron(a: Matrix, b: Matrix) -> Matrix:
-    """Kronecker product: ``kron(B.T, A) vec(X) = vec(A X B)`` for column-stacked vec."""
+    """Return the Kronecker product: ``kron(B.T, A) vec(X) = vec(A X B)``, vec column-stacked."""
     return np.block([[value * b for value in row] for row in a])

@@ -1,9 +1,9 @@
-"""Excess log-loss of a head read on erased Gaussian features, reduced to one dimension.
+"""Excess log-loss of a head on erased Gaussian features, reduced to one dimension.
 
 Model: x ~ N(mu, S), score s = a + beta^T (x - mu), loss A(t) - y t, E[y | x] = A'(s), A'' >= 0
-(logistic: A(s) = log(1 + e^s)). With l(w) = E A(a + sqrt(w) u) and k(w) = E A''(a + sqrt(w) u), u a
-standard normal variable, Stein's lemma gives Sy = k(v) S beta for
-v = beta^T S beta, and for any head phi read on x
+(logistic: A(s) = log(1 + e^s)). Let l(w) = E A(a + sqrt(w) u) and k(w) = E A''(a + sqrt(w) u) with
+u standard normal, and v = beta^T S beta. Stein's lemma gives Sy = k(v) S beta, and for any
+effective head phi, with score a + phi^T (x - mu),
 
     Delta(phi) = l(phi^T S phi) - l(v) - (phi^T S beta - v) k(v),        l' = k / 2.
 
@@ -27,12 +27,12 @@ Reading = Callable[[Matrix, Matrix], Matrix]
 
 
 Integral = Callable[[Number, Number], tuple[Number, Number]]
-"""(a, v) -> value and error bound."""
+"""Function of (a, v) that returns a value and its error bound."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """A canonical loss through l and k, each returning value and error bound at (a, v)."""
+    """Canonical loss with functions l and k of (a, v), which return value and error bound."""
 
     name: str
     mean: Integral
@@ -42,7 +42,7 @@ class Family:
 def _closed(
     f: Callable[[Number, Number], Number],
 ) -> Callable[[Number, Number], tuple[Number, Number]]:
-    """A closed form, whose only error is rounding at 40 digits."""
+    """Return ``f`` with an error bound: the rounding error of a closed form at 40 digits."""
 
     def value(a: Number, v: Number) -> tuple[Number, Number]:
         out = f(mpmath.mpf(a), mpmath.mpf(v))
@@ -75,7 +75,7 @@ FAMILIES = (LOGISTIC, POISSON, GAUSSIAN, DIFFERENCE)
 def excess(
     family: Family, a: Number, beta: Matrix, phi: Matrix, s: Matrix
 ) -> tuple[Number, Number]:
-    """Delta(phi), from the three variances, and its error bound."""
+    """Return Delta(phi) and its error bound."""
     v = mpf((beta.T @ s @ beta)[0, 0])
     own, cross = mpf((phi.T @ s @ phi)[0, 0]), mpf((phi.T @ s @ beta)[0, 0])
     curve, curve_error = family.curvature(a, v)
@@ -88,7 +88,7 @@ def excess(
 
 
 def drop_leace(f: Family, a: Number, v: Number, rho: Number) -> tuple[Number, Number]:
-    """l((1 - rho) v) - l(v) + rho v k(v)."""
+    """Return Delta of LEACE, l((1 - rho) v) - l(v) + rho v k(v), and its error bound."""
     low, low_error = f.mean(a, (1 - rho) * v)
     base, base_error = f.mean(a, v)
     curve, curve_error = f.curvature(a, v)
@@ -96,7 +96,7 @@ def drop_leace(f: Family, a: Number, v: Number, rho: Number) -> tuple[Number, Nu
 
 
 def drop_splince(f: Family, a: Number, v: Number, rho: Number) -> tuple[Number, Number]:
-    """l(v / (1 - rho)) - l(v)."""
+    """Return Delta of SPLINCE, l(v / (1 - rho)) - l(v), and its error bound."""
     high, high_error = f.mean(a, v / (1 - rho))
     base, base_error = f.mean(a, v)
     return high - base, high_error + base_error
@@ -109,11 +109,11 @@ CORRELATED = rational([[1, "4/5"], ["4/5", 1]])
 
 
 def in_plane(a: float, beta: Matrix, phi: Matrix, s: Matrix) -> tuple[float, float]:
-    """Delta(phi) for d = 2 and the logistic loss, straight from the definition in the plane.
+    """Return Delta(phi) of the logistic loss for d = 2 from its definition, and its error bound.
 
-    E[A(t) - A'(s) t] - E[A(s) - A'(s) s] over x = K g with S = K K^T; nothing is used of Stein's
-    lemma. Where |Im g_i| <= pi / (4 w), w the largest weight of any score on any g_i, both
-    scores stay in |Im| <= pi / 2, |A'| <= 1 and each of the four terms is at most
+    The definition is E[A(t) - A'(s) t] - E[A(s) - A'(s) s] over x = K g with S = K K^T; Stein's
+    lemma is not used. For |Im g_i| <= pi / (4 w), w the largest coefficient of a g_i in a score,
+    both scores have |Im| <= pi / 2, |A'| <= 1 and each of the four terms is at most
     log 2 + pi + |score|, so the integrand is below 8 + 4 (2 w) (|g_1| + |g_2|) for |a| <= 1.
     """
     root = np.linalg.cholesky(to_float(s))

@@ -1,7 +1,7 @@
 """Gaussian expectations of the logistic loss, by the trapezoidal rule with a proven error bound.
 
-For f analytic in |Im t| < c with integral of |f(t + i b)| at most M for |b| < c, the trapezoidal
-sum with step h misses the integral over the line by at most 2 M / (exp(2 pi c / h) - 1)
+Let f be analytic in |Im t| < c, and let the integral of |f(t + i b)| over t be at most M for
+|b| < c. Then the error of the trapezoidal sum with step h is at most 2 M / (exp(2 pi c / h) - 1)
 (Trefethen and Weideman, SIAM Review 56, 2014, theorem 5.1). Here f(t) = F(a + w t) phi(t) with phi
 the normal density and F one of
 
@@ -14,7 +14,7 @@ that strip. So c = pi / (2 w) is allowed, |phi(t + i b)| = phi(t) e^{b^2 / 2}, a
 
     M <= e^{c^2 / 2} (B0 + B1 (|a| + w sqrt(2 / pi))).
 
-Cutting the sum at |t| = T leaves at most 2 phi(T) ((B0 + B1 |a|) / T + B1 w).
+Cutting the sum at |t| = T adds an error of at most 2 phi(T) ((B0 + B1 |a|) / T + B1 w).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DIGITS = 30
 
 @dataclass(frozen=True)
 class Analytic:
-    """A function with a bound B0 + B1 |Re s| in the strip |Im s| <= pi / 2."""
+    """Analytic function with a bound B0 + B1 |Re s| in the strip |Im s| <= pi / 2."""
 
     value: Callable[[Number], Number]
     constant: float
@@ -43,12 +43,12 @@ class Analytic:
 
 
 def _softplus(s: Number) -> Number:
-    """log(1 + e^s) without overflow."""
+    """Return log(1 + e^s) without overflow."""
     return mpmath.log1p(mpmath.exp(-abs(s))) + max(s, mpmath.mpf(0))
 
 
 def _curvature(s: Number) -> Number:
-    """e^s / (1 + e^s)^2."""
+    """Return e^s / (1 + e^s)^2."""
     small = mpmath.exp(-abs(s))
     return small / (1 + small) ** 2
 
@@ -59,12 +59,12 @@ CURVATURE = Analytic(_curvature, 0.5, 0.0)
 
 @cache
 def gaussian_mean(f: Analytic, a: Number, v: Number) -> tuple[Number, Number]:
-    """E F(a + sqrt(v) g) for standard normal g, and a bound on the error of the value.
+    """Return E F(a + sqrt(v) g), g standard normal, and an error bound.
 
     Parameters
     ----------
     f
-        The function and its bound in the strip.
+        Function F with its bound in the strip.
     a, v
         Mean and variance of the argument; v > 0.
     """
@@ -88,11 +88,11 @@ def gaussian_mean(f: Analytic, a: Number, v: Number) -> tuple[Number, Number]:
 def plane_mean(
     f: Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]], frequency: float
 ) -> tuple[float, float]:
-    """E f(g1, g2) for independent standard normals, in float64, and a bound on the error.
+    """Return E f(g1, g2) for independent standard normal g1 and g2, in float64, and an error bound.
 
-    ``f`` must be analytic where |Im g_i| <= pi / (2 frequency) and be bounded there by
-    8 + 4 frequency (|g1| + |g2|): one-dimensional rules in each direction, one after the other,
-    each off by at most the bound above with the other variable integrated out.
+    ``f`` must be analytic for |Im g_i| <= pi / (2 frequency), with absolute value at most
+    8 + 4 frequency (|g1| + |g2|). The trapezoidal rule is applied in each variable; each error is
+    at most the bound above with the other variable integrated out.
     """
     c = min(np.pi / (2 * frequency), 8.0)
     h = 2 * np.pi * c / (40.0 + c * c / 2)

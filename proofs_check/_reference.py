@@ -1,13 +1,13 @@
-"""Closed forms, written independently of the library: covariances in, d x d projectors out.
+"""Closed forms of erasers, independent of the library: covariances in, d x d projectors out.
 
 Notation: S = Cov(x), Sz = Cov(x, z), Sy = Cov(x, y), all centred; C_ab = Sa^T S^+ Sb. An eraser P
-is feasible when P Sz = 0 and P Sy = Sy; E = I - P is the part it takes away. Functions run in the
-arithmetic of their input: exact for fractions, 60 digits for mpf.
+is feasible if P Sz = 0 and P Sy = Sy; E = I - P is the erased part. Functions compute in the
+arithmetic of their input: exactly for fractions, to 60 digits for mpf.
 
-For the eraser put A = S^{+1/2} Sz, B = S^{+1/2} Sy and F = E S^{1/2}. Feasibility reads
-F [A, B] = [Sz, 0]. One solution has its rows in colsp[A, B]; any other adds N with N [A, B] = 0 and
-so adds N N^T to F F^T. Hence the first minimises tr(M F F^T) for every positive semi-definite M.
-Writing it out, with G = C_zz - C_zy C_yy^+ C_yz and R = S^+ Sz - S^+ Sy C_yy^+ C_yz,
+Derivation: let A = S^{+1/2} Sz, B = S^{+1/2} Sy and F = E S^{1/2}. P is feasible if and only if
+F [A, B] = [Sz, 0]. One solution F has its rows in colsp[A, B]. Every other solution is F + N with
+N [A, B] = 0, which adds N N^T to F F^T, so the first solution minimises tr(M F F^T) for every
+positive semi-definite M. With G = C_zz - C_zy C_yy^+ C_yz and R = S^+ Sz - S^+ Sy C_yy^+ C_yz it is
 
     E = Sz G^+ R^T    (SPLINCE),        E = Sz C_zz^+ Sz^T S^+    (LEACE: no y).
 """
@@ -59,17 +59,17 @@ class Covariances:
 
     @cached_property
     def support(self) -> Matrix:
-        """Orthogonal projector onto the column space of S, where x - E x lies."""
+        """Orthogonal projector onto the column space of S, the support of x - E x."""
         return self.s @ self.s_pinv
 
     @cached_property
     def z(self) -> Matrix:
-        """Independent columns of Sz: redundant ones change nothing."""
+        """Independent columns of Sz; the erasers do not depend on redundant columns."""
         return column_basis(self.sz)
 
     @cached_property
     def y(self) -> Matrix:
-        """Independent columns of Sy."""
+        """Independent columns of Sy; the erasers do not depend on redundant columns."""
         return column_basis(self.sy)
 
     @property
@@ -79,15 +79,15 @@ class Covariances:
 
     @property
     def feasible(self) -> bool:
-        """True iff colsp(Sz) and colsp(Sy) meet in 0 only; then so do the whitened spaces."""
+        """Whether colsp(Sz) and colsp(Sy) intersect in 0 only, as do then the whitened spaces."""
         return bool(rank(beside(self.z, self.y)) == self.z.shape[1] + self.y.shape[1])
 
     def gram(self, a: Matrix, b: Matrix) -> Matrix:
-        """C_ab = a^T S^+ b."""
+        """Return C_ab = a^T S^+ b."""
         return a.T @ self.s_pinv @ b
 
     def high_precision(self) -> Covariances:
-        """The same problem in mpf numbers of the working precision."""
+        """Return the problem in mpf numbers of the working precision."""
         return Covariances(*map(high_precision, (self.s, self.sz, self.sy, self.mean)))
 
 
@@ -95,12 +95,12 @@ Eraser = Callable[[Covariances], Matrix]
 
 
 def erased_by_leace(c: Covariances) -> Matrix:
-    """E of LEACE: Sz C_zz^+ Sz^T S^+."""
+    """Return E of LEACE, Sz C_zz^+ Sz^T S^+."""
     return c.z @ inverse(c.gram(c.z, c.z)) @ c.z.T @ c.s_pinv if c.z.size else zeros(c.d, c.d, c.s)
 
 
 def erased_by_splince(c: Covariances) -> Matrix:
-    """E of SPLINCE: Sz G^+ R^T. ``ValueError`` where the problem is infeasible (G singular)."""
+    """Return E of SPLINCE, Sz G^+ R^T; raise ValueError if infeasible (G singular)."""
     if not c.z.size:
         return zeros(c.d, c.d, c.s)
     if not c.y.size:
@@ -112,38 +112,38 @@ def erased_by_splince(c: Covariances) -> Matrix:
 
 
 def leace(c: Covariances) -> Matrix:
-    """LEACE, identity off the support of x."""
+    """Return LEACE with the identity on the orthogonal complement of the support of x."""
     return eye(c.d, c.s) - erased_by_leace(c)
 
 
 def splince(c: Covariances) -> Matrix:
-    """SPLINCE, identity off the support of x."""
+    """Return SPLINCE with the identity on the orthogonal complement of the support of x."""
     return eye(c.d, c.s) - erased_by_splince(c)
 
 
 def sal(c: Covariances) -> Matrix:
-    """SAL: the orthogonal projector along colsp(Sz)."""
+    """Return SAL, the orthogonal projector with kernel colsp(Sz)."""
     if not c.z.size:
         return eye(c.d, c.s)
     return eye(c.d, c.s) - c.z @ inverse(c.z.T @ c.z) @ c.z.T
 
 
 def splince_drop(c: Covariances) -> Matrix:
-    """SPLINCE as the paper prints it: zero off the support of x."""
+    """Return SPLINCE as printed: zero on the orthogonal complement of the support of x."""
     return c.support - erased_by_splince(c)
 
 
 def leace_drop(c: Covariances) -> Matrix:
-    """LEACE as the paper prints it: zero off the support of x."""
+    """Return LEACE as printed: zero on the orthogonal complement of the support of x."""
     return c.support - erased_by_leace(c)
 
 
 def printed_splince(root: Matrix, c: Covariances) -> Matrix:
-    """W^+ V (U^T V)^{-1} U^T W, the paper's equation, from a square root of S.
+    """Return the printed SPLINCE, W^+ V (U^T V)^{-1} U^T W, from a square root of S.
 
-    W = (S^{1/2})^+; U spans colsp(W Sz)^perp; V spans colsp(W Sy) plus the part of U orthogonal to
-    both whitened spaces. Any bases of U and V give the same matrix. ``ValueError`` where U^T V is
-    not invertible.
+    W = (S^{1/2})^+; U is a basis of colsp(W Sz)^perp, V a basis of colsp(W Sy) plus
+    colsp[W Sz, W Sy]^perp. The matrix does not depend on the choice of the bases. Raises ValueError
+    if U^T V is not invertible.
     """
     w = pinv(root)
     a, b = column_basis(w @ c.sz), column_basis(w @ c.sy)
@@ -153,7 +153,7 @@ def printed_splince(root: Matrix, c: Covariances) -> Matrix:
 
 
 def printed_leace(root: Matrix, c: Covariances) -> Matrix:
-    """W^+ U U^T W with orthonormal U, the paper's LEACE, from a square root of S."""
+    """Return the printed LEACE, W^+ U U^T W with orthonormal U, from a square root of S."""
     w = pinv(root)
     a = column_basis(w @ c.sz)
     u = complement(a)
@@ -161,62 +161,65 @@ def printed_leace(root: Matrix, c: Covariances) -> Matrix:
 
 
 def erased(c: Covariances, p: Matrix, x: Matrix) -> Matrix:
-    """Rows of r(x) = P x + b with b = E x - P E x."""
+    """Return the rows r(x) = P x + b with b = E x - P E x."""
     return (x - c.mean.T) @ p.T + c.mean.T
 
 
 def distortion(c: Covariances, p: Matrix, m: Matrix) -> Number:
-    """E |P x - x|_M^2 for centred x, straight from the definition: tr(M (I-P) S (I-P)^T)."""
+    """Return E |P x - x|_M^2 = tr(M (I - P) S (I - P)^T) for centred x."""
     e = eye(c.d, c.s) - p
     return trace(m @ e @ c.s @ e.T)
 
 
 def lost(c: Covariances) -> Matrix:
-    """T = E_L Sy, the task covariance that LEACE destroys (for the independent columns of Sy)."""
+    """Return T = E_L Sy, the task covariance that LEACE removes, for independent columns of Sy."""
     return erased_by_leace(c) @ c.y
 
 
 def unexplained(c: Covariances) -> Matrix:
-    """H = C_yy - C_yz C_zz^+ C_zy: the part of the predicted task beyond the concept."""
+    """Return H = C_yy - C_yz C_zz^+ C_zy, the part of C_yy that the concept does not explain."""
     if not c.z.size:
         return c.gram(c.y, c.y)
     return c.gram(c.y, c.y) - c.gram(c.y, c.z) @ inverse(c.gram(c.z, c.z)) @ c.gram(c.z, c.y)
 
 
 def repair(c: Covariances) -> Matrix:
-    """T H^{-1} K^T with K = S^+ Sy - S^+ Sz C_zz^+ C_zy: SPLINCE minus LEACE."""
+    """Return SPLINCE - LEACE as T H^{-1} K^T with K = S^+ Sy - S^+ Sz C_zz^+ C_zy."""
     k = c.s_pinv @ (c.y - c.z @ inverse(c.gram(c.z, c.z)) @ c.gram(c.z, c.y))
     return lost(c) @ inverse(unexplained(c)) @ k.T
 
 
 def squared_cosine(c: Covariances) -> Number:
-    """rho for a scalar task: C_yz C_zz^+ C_zy / C_yy, the fraction of yhat that zhat explains."""
+    """Return rho = C_yz C_zz^+ C_zy / C_yy of a scalar task."""
     return 1 - unexplained(c)[0, 0] / c.gram(c.y, c.y)[0, 0]
 
 
 def same_kernel_projector(c: Covariances, onto: Matrix) -> Matrix:
-    """Projector with kernel colsp(Sz) and the given range."""
+    """Return the projector with kernel colsp(Sz) and range colsp(onto)."""
     return oblique(onto, c.z)
 
 
 def restored(t: Matrix, ty: Matrix, sy: Matrix) -> Matrix:
-    """B = I + X H^+ K^T, X = Sy - Ty, K = T^+ Ty, H = Ty^T K: T = Cov(t), Ty = Cov(t, y)."""
+    """Return the repair B = I + X H^+ K^T, X = Sy - Ty, K = T^+ Ty, H = Ty^T K.
+
+    T = Cov(t) and Ty = Cov(t, y) are covariances of the erased features t.
+    """
     k = pinv(t) @ ty
     return eye(len(t), t) + (sy - ty) @ pinv(ty.T @ k) @ k.T
 
 
 def null_space_minimum(c: Covariances, m: Matrix) -> Number:
-    """Smallest tr(M E S E^T) over all feasible E."""
+    """Return the smallest tr(M E S E^T) over all feasible E."""
     values = beside(c.z, zeros(c.d, c.y.shape[1], c.s))
     return constrained_minimum(c.s, m, beside(c.z, c.y), values)
 
 
 def constrained_minimum(s: Matrix, m: Matrix, constraints: Matrix, values: Matrix) -> Number:
-    """Smallest tr(M E S E^T) with E C = W, from a particular solution and a null space.
+    """Return the smallest tr(M E S E^T) over all E with E C = W.
 
-    Uses neither S^+ nor whitening. E = E0 + N Z^T with Z a basis of colsp(C)^perp; the normal
-    equations for N read M N (Z^T S Z) = -M E0 S Z, one linear system in vec(N). ``ValueError``
-    where no E exists.
+    Uses neither S^+ nor whitening: E = E0 + N Z^T with a particular solution E0 and a basis Z of
+    colsp(C)^perp. The normal equations for N, M N (Z^T S Z) = -M E0 S Z, are one linear system in
+    vec(N). Raises ValueError if no E exists.
     """
     e0 = solve(constraints.T, values.T).T
     basis = null_basis(constraints.T)

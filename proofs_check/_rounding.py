@@ -1,15 +1,15 @@
-"""How far a float64 eraser may lie from the exact one: the tolerances of the library checks.
+"""Tolerances of the library checks: bounds on the rounding error of a float64 eraser.
 
 Let u = 2^-53, n rows, d features. A sum of n products carries a relative error of about sqrt(n) u
 (Higham and Mary, SIAM J. Sci. Comput. 41, 2019: below lambda sqrt(n) u with probability
-1 - 2 exp(-lambda^2 / 2); lambda = 4 here). A difference x - mean is rounded relative to itself. The
-mean of a block is off by u |mean|, which enters S at first order only where it meets a difference
-of block means, of size std / sqrt(n). By Cauchy-Schwarz each computed covariance is therefore
+1 - 2 exp(-lambda^2 / 2); lambda = 4 here). A difference x - mean has relative error u. The mean of
+a block has error u |mean|, which enters S at first order only in products with a difference of
+block means, of size std / sqrt(n). By Cauchy-Schwarz, the error of each computed covariance is
 
     |Delta S_ij| <= gamma std_i std_j,   gamma = 4 sqrt(n + d) u max(1 + |mean| / (std sqrt(n))),
 
-and a Cholesky or eigenvalue factorisation of S adds a backward error of the same form (hence d in
-the root). In coordinates where S is the identity, with kappa = 1 / lambda_min of the correlation
+and a Cholesky or eigenvalue factorisation of S adds a backward error of the same form (the d in the
+root). In coordinates where S is the identity, with kappa = 1 / lambda_min of the correlation
 matrix on its support,
 
     |S^{-1/2} Delta S S^{-1/2}|_2 <= delta_S = 2 sqrt(d) gamma kappa,
@@ -17,12 +17,12 @@ matrix on its support,
 
 The first rotates a whitened subspace by at most delta_S, the second by delta_z / sigma_r(A), with
 sigma_r the smallest non-zero singular value of A = S^{-1/2} Sz. An oblique projector of norm
-1 / s, s the sine of the smallest angle between kernel and kept subspace, moves by at most 1 / s^2
-times those angles (to first order; a factor 2 covers the rest). So, whitened,
+1 / s, s the sine of the smallest angle between kernel and kept subspace, changes by at most 1 / s^2
+times these angles (to first order; a factor 2 covers higher orders). So, whitened,
 
     |S^{-1/2} (E_float - E) S^{1/2}|_F <= 2 (angle_z + angle_y + 3 delta_S) sqrt(r) / s^2.
 
-For SAL nothing is whitened: S drops out and d gamma / sigma_r(Sz) remains.
+SAL does not whiten: its error is d gamma / sigma_r(Sz), independent of S.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ UNIT = 2.0**-53
 
 
 def _smallest(values: NDArray[np.float64], size: int) -> float:
-    """Smallest of the values that are not rounding noise."""
+    """Return the smallest value above rounding error."""
     top = float(values.max())
     return float(values[values > top * size * 4 * UNIT].min())
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """Condition figures of one problem and the tolerances that follow.
+    """Condition numbers of one problem, and tolerances derived from them.
 
     Attributes
     ----------
     gamma
-        Relative error of one covariance.
+        Relative error bound of one covariance.
     kappa
-        Condition of the correlation matrix on its support.
+        Condition number of the correlation matrix on its support.
     cond
-        Condition of S itself on its support.
+        Condition number of S on its support.
     sine
         Sine of the smallest angle between the whitened subspaces.
     splince, leace
-        Tolerance on the whitened Frobenius error of E.
+        Tolerances of the whitened Frobenius error of E.
     sal
-        Tolerance on the Frobenius error of E.
+        Tolerance of the Frobenius error of E.
     """
 
     gamma: float
@@ -75,7 +75,7 @@ class Rounding:
 
 
 def rounding(x: NDArray[np.float64], z: NDArray[np.float64], y: NDArray[np.float64]) -> Rounding:
-    """Tolerances for features (n, d) and coded labels (n, k_z), (n, k_y)."""
+    """Return the tolerances for features (n, d) and coded labels (n, k_z) and (n, k_y)."""
     n, d = x.shape
     mean, std = x.mean(0), x.std(0)
     alive = std > 0
@@ -89,7 +89,7 @@ def rounding(x: NDArray[np.float64], z: NDArray[np.float64], y: NDArray[np.float
     root = vectors[:, positive] / np.sqrt(values[positive])
 
     def angle(labels: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        """Angle error of one whitened subspace, and its orthonormal basis."""
+        """Return the angle error of one whitened subspace, and its orthonormal basis."""
         centred_labels = labels - labels.mean(0)
         a = root.T @ (centred.T @ centred_labels / n)
         left, sizes, _ = np.linalg.svd(a, full_matrices=False)
@@ -119,12 +119,12 @@ def rounding(x: NDArray[np.float64], z: NDArray[np.float64], y: NDArray[np.float
 
 
 def whitened_error(c: Covariances, p: Matrix, exact: Matrix) -> float:
-    """|S^{-1/2} (P - P_exact) S^{1/2}|_F, formed without rounding before the square root."""
+    """Return |S^{-1/2} (P - P_exact) S^{1/2}|_F, exact up to the square root."""
     gap = p - exact
     return float(np.sqrt(float(trace(c.s_pinv @ gap @ c.s @ gap.T))))
 
 
 def tolerances(sample: Sample) -> tuple[float, float, float, float]:
-    """Tolerances for SPLINCE, LEACE and SAL on one sample, and cond(S)."""
+    """Return the tolerances of SPLINCE, LEACE and SAL for one sample, and cond(S)."""
     r = rounding(sample.features, to_float(sample.z), to_float(sample.y))
     return r.splince, r.leace, r.sal, r.cond

@@ -1,4 +1,4 @@
-"""The mark of the statements that examine the paper's mathematics alone."""
+"""Pytest mark of the checks that examine the mathematics of the paper only."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import pytest
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the mark; ``-m "not paper"`` leaves out statements that never call the library."""
+    """Register the mark; ``-m "not paper"`` deselects checks that never call the library."""
     config.addinivalue_line("markers", "paper: a statement whose check never calls the library")

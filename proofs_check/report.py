@@ -1,4 +1,4 @@
-"""The command: run the checks, and print each verdict beside its statement in FINDINGS.md."""
+"""Command line: run the checks, and print each verdict with the title of its statement."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FINDINGS = Path(__file__).with_name("FINDINGS.md")
 
 
 class Statement(NamedTuple):
-    """One entry of FINDINGS.md: heading, the line of source and convention, verdict, text."""
+    """One entry of FINDINGS.md: heading, source and convention, verdict, text."""
 
     title: str
     source: str
@@ -38,7 +38,7 @@ class Statement(NamedTuple):
 
 
 def statements(document: str) -> dict[str, Statement]:
-    """Entries of the document by number.
+    """Parse the entries of FINDINGS.md, by number.
 
     An entry is ``### 1.2 title``, then a paragraph ``*source; convention.* **Verdict.**``, then
     its text, up to the next heading.
@@ -53,12 +53,12 @@ def statements(document: str) -> dict[str, Statement]:
 
 
 def checks(keys: Sequence[str] = ()) -> list[Check]:
-    """Registered checks in order; with keys, those equal to one of them or in its section.
+    """Return the registered checks in order; ``keys`` selects statements or sections.
 
     Raises
     ------
     ValueError
-        If a key names nothing.
+        A key is neither a statement nor a section.
     """
     for name in MODULES:
         import_module(f"proofs_check.{name}")
@@ -73,14 +73,14 @@ def checks(keys: Sequence[str] = ()) -> list[Check]:
 
 
 def residual(worst: float) -> str:
-    """Worst residual over its tolerance, as the power of ten above it."""
+    """Format the largest residual / tolerance as the next power of ten."""
     if worst == 0:
         return "0"
     return f"< 1e{math.floor(math.log10(worst)) + 1}" if math.isfinite(worst) else "wrong"
 
 
 def table(outcomes: Sequence[Outcome], entries: dict[str, Statement]) -> str:
-    """Plain-text table; a row that was not reproduced is followed by the reasons."""
+    """Return a plain-text table, with reasons below verdicts that were not reproduced."""
     layout = "{:<4} {:<29} {:>8} {:>6} {:>8} {:>6}  {}"
     lines = [layout.format("no.", "verdict", "residual", "cases", "mutants", "s", "statement")]
     for o in outcomes:
@@ -115,7 +115,7 @@ def table(outcomes: Sequence[Outcome], entries: dict[str, Statement]) -> str:
 def as_json(
     outcomes: Sequence[Outcome], entries: dict[str, Statement], *, seed: int, quick: bool
 ) -> str:
-    """Evidence and text of every statement, for machines."""
+    """Return evidence and text of every statement as JSON."""
     rows = [
         {
             "key": o.check.key,
@@ -141,7 +141,7 @@ def as_json(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run, print, and return the exit status: 0 iff every verdict was reproduced."""
+    """Run the checks, print the results, and return 0 if every verdict was reproduced, else 1."""
     parser = argparse.ArgumentParser(
         prog="python -m proofs_check",
         description="Check the theory of SPLINCE statement by statement.",

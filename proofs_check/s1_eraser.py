@@ -1,4 +1,4 @@
-"""Section 1: Theorem 1, its closed form, optimality, assumption and price."""
+"""Section 1: Theorem 1, its closed form, optimality, assumption and distortion."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ from proofs_check._rounding import tolerances, whitened_error
 
 
 def _unwhitened(c: Covariances) -> Matrix:
-    """SPLINCE with the identity in place of S: it keeps both constraints."""
+    """Return SPLINCE with I in place of S, which meets both constraints."""
     return _reference.splince(replace(c, s=eye(c.d)))
 
 
 def _no_gain(c: Covariances) -> Matrix:
-    """C_zz in place of G."""
+    """Return SPLINCE with C_zz in place of G."""
     gain = inverse(c.gram(c.y, c.y)) @ c.gram(c.y, c.z)
     r = c.s_pinv @ (c.z - c.y @ gain)
     return eye(c.d) - c.z @ inverse(c.gram(c.z, c.z)) @ r.T
 
 
 def _plus(c: Covariances) -> Matrix:
-    """A plus sign in R."""
+    """Return SPLINCE with a plus sign in R."""
     gain = inverse(c.gram(c.y, c.y)) @ c.gram(c.y, c.z)
     g = c.gram(c.z, c.z) - c.gram(c.z, c.y) @ gain
     return eye(c.d) - c.z @ inverse(g) @ (c.s_pinv @ (c.z + c.y @ gain)).T
@@ -58,13 +58,13 @@ def _transposed(c: Covariances) -> Matrix:
 
 
 def _rounded_to_single(sample: Sample) -> Matrix:
-    """The library's SPLINCE with its entries rounded to float32."""
+    """Return SPLINCE of the library, rounded to float32."""
     single = to_float(_library.splince(sample)).astype(np.float32)
     return rational(single.astype(np.float64))
 
 
 def library_unwhitened(sample: Sample) -> Matrix:
-    """The eraser of a library that does not whiten."""
+    """Return SPLINCE without whitening, rounded to float64."""
     return rational(to_float(_unwhitened(sample.covariances)))
 
 
@@ -92,9 +92,10 @@ def closed_form(
     fitted_leace: Fitted = _library.leace,
     fitted_sal: Fitted = _library.sal,
 ) -> None:
-    """Exact on problems with a rational root of S; the library against the exact eraser of its own
-    data, within the whitened tolerance of ``_rounding`` (and, S singular, off the support too:
-    there the whitened norm is blind, and the Euclidean one costs a factor sqrt(cond S))."""
+    """Compare printed and closed form exactly, for S with a rational square root. Compare the
+    library with the exact eraser of the same data, within the whitened tolerance of ``_rounding``.
+    The whitened norm is 0 off the support of x, so for singular S the Euclidean norm is compared
+    as well, with a tolerance larger by a factor sqrt(cond S)."""
     for _ in bench.repeats(60, 12):
         m = int(bench.rng.integers(3, 6))
         d = m + int(bench.rng.integers(0, 3))
@@ -121,7 +122,7 @@ def closed_form(
 
 
 def _feasible_direction(bench: Bench, c: Covariances) -> Matrix:
-    """Random N with N [Sz, Sy] = 0."""
+    """Draw N with N [Sz, Sy] = 0."""
     basis = null_basis(beside(c.z, c.y).T)
     return integers(bench.rng, c.d, basis.shape[1]) @ basis.T
 
@@ -148,10 +149,10 @@ def optimality(
     gap: Callable[[Covariances, Matrix, Matrix], Number] = lambda c, m, n: trace(m @ n @ c.s @ n.T),
     fitted: Fitted = _library.splince,
 ) -> None:
-    """Exact: the value against an independent quadratic programme, the gap of random feasible
-    competitors, the certificate. Library: E_float = E + D moves the certificate D S B, B an
-    orthonormal basis of colsp[Sz, Sy]^perp, by at most |D S^{1/2}| |S^{1/2}|: with rows measured
-    by S^+, the whitened tolerance times |S^{1/2}|_2."""
+    """Exact: compare the distortion with an independent quadratic programme and with random
+    feasible erasers; check the certificate E S B = 0, B an orthonormal basis of
+    colsp[Sz, Sy]^perp. Library: for E_float = E + D the certificate is D S B, of norm at most
+    |D S^{1/2}| |S^{1/2}|; with rows measured by S^+, the whitened tolerance times |S^{1/2}|_2."""
     for i in bench.repeats(60, 12):
         m = 3 + i % 2
         c = problem(bench.rng, m + (i // 2) % 2, m, 1, 1 + i % 2)
@@ -177,14 +178,14 @@ def optimality(
 
 
 def _solvable(c: Covariances) -> bool:
-    """True iff some E has E [Sz, Sy] = [Sz, 0]: the rows of the right side are row combinations."""
+    """Return whether E [Sz, Sy] = [Sz, 0] has a solution E."""
     left = beside(c.sz, c.sy)
     right = beside(c.sz, zeros(*c.sy.shape))
     return rank(np.vstack([left, right])) == rank(left)
 
 
 def _overlapping(bench: Bench, d: int) -> Sample:
-    """Data whose task is, up to noise outside the features' reach, a combination of the concept."""
+    """Draw data whose task has a column that is a linear combination of concept columns."""
     rng = bench.rng
     x = rng.integers(-3, 4, (3 * d, d))
     z = x @ rng.integers(-2, 3, (d, 2))
@@ -196,7 +197,7 @@ def _overlapping(bench: Bench, d: int) -> Sample:
 
 
 def _raises(sample: Sample) -> bool:
-    """True iff the library refuses the problem."""
+    """Return whether the library raises InfeasibleError."""
     try:
         _library.fit("splince", sample)
     except sf.InfeasibleError:
@@ -224,8 +225,8 @@ def assumption(
     criterion: Callable[[Covariances], bool] = lambda c: c.feasible,
     refuses: Callable[[Sample], bool] = _raises,
 ) -> None:
-    """Exact: solvability of the linear system against the rank criterion, on problems of both
-    kinds. Library: it refuses iff the exact problem is infeasible."""
+    """Exact: compare the solvability of the linear system with the rank criterion, on feasible and
+    infeasible problems. Library: it must raise an error iff the exact problem is infeasible."""
     for i in bench.repeats(60, 12):
         d = 4 + i % 2
         c = problem(bench.rng, d, d - i % 2, 1 + i % 2, 1)
@@ -250,7 +251,7 @@ def assumption(
 
 
 def _dimension(d: int, m: int, r: int, weight_rank: int) -> int:
-    """Dimension of the set of minimisers."""
+    """Return the dimension of the set of minimisers."""
     return d * (d - r) - weight_rank * (m - r)
 
 
@@ -267,8 +268,9 @@ def _dimension(d: int, m: int, r: int, weight_rank: int) -> int:
 def uniqueness(
     bench: Bench, *, dimension: Callable[[int, int, int, int], int] = _dimension
 ) -> None:
-    """Integers: the nullity of the quadratic form (Z^T S Z) kron M on feasible directions, for 3 to
-    6 features, up to two of them redundant, r = 2, 3 and 4, and M of rank d, d - 1 and d - 2."""
+    """Compare the dimension with the nullity of the quadratic form (Z^T S Z) kron M on feasible
+    directions, for 3 to 6 features of which up to two are redundant, r = 2, 3 and 4, and M of rank
+    d, d - 1 and d - 2."""
     sizes = [
         (d, d - gap, k_z, k_y)
         for d in (3, 4, 5, 6)
@@ -296,7 +298,7 @@ def uniqueness(
 
 
 def _kernel_is_concept(c: Covariances, p: Matrix) -> bool:
-    """True iff ker P = colsp(Sz), given P Sz = 0."""
+    """Return whether ker P = colsp(Sz), given P Sz = 0."""
     return c.d - rank(p) == c.ranks[1]
 
 
@@ -316,7 +318,7 @@ def kernel(
     drop: Eraser = _reference.splince_drop,
     fitted_drop: Fitted = lambda s: _library.splince(s, null_space="drop"),
 ) -> None:
-    """Exact ranks. Library tolerance as in 1.1, times sqrt(cond S) for the Euclidean norm."""
+    """Compare exact ranks; the library has the tolerance of 1.1 times sqrt(cond S) (Euclidean)."""
     for i in bench.repeats(40, 10):
         d = 4 + i % 2
         c = problem(bench.rng, d, d - i % 3, 1, 1)
@@ -332,12 +334,12 @@ def kernel(
 
 
 def _constant(p: Matrix, mean: Matrix) -> Matrix:
-    """b = E x - P E x."""
+    """Return b = E x - P E x."""
     return mean - p @ mean
 
 
 def _library_map(sample: Sample, x: Matrix) -> Matrix:
-    """The library applied to rows."""
+    """Apply SPLINCE of the library to rows."""
     return rational(_library.fit("splince", sample)(to_float(x)))
 
 
@@ -359,10 +361,10 @@ def constant_term(
     constant: Callable[[Matrix, Matrix], Matrix] = _constant,
     applied: Callable[[Sample, Matrix], Matrix] = _library_map,
 ) -> None:
-    """Exact: E|Px + b - x|_M^2 = D(P) + |(P - I) mu + b|_M^2 has gradient 2 M ((P - I) mu + b).
-    Library: r(x) - r_exact(x) = D (x - mu) with the whitened error D bounded as in 1.1; rounding
-    of x - mu adds gamma |x|. Measured on the rows that were fitted, in the metric of S^+, whose
-    root mean square is |D S^{1/2}| whitened."""
+    """Exact: E|Px + b - x|_M^2 = D(P) + |(P - I) mu + b|_M^2 has the gradient
+    2 M ((P - I) mu + b) in b. Library: r(x) - r_exact(x) = D (x - mu) with the error D of P. Over
+    the fitted rows, its root mean square in the metric S^+ is the whitened norm of D S^{1/2},
+    bounded as in 1.1; the rounding error of x - mu adds gamma |x|."""
     for i in bench.repeats(40, 10):
         c = problem(bench.rng, 4, 4 - i % 2)
         p, w = _reference.splince(c), weight(bench.rng, 4, 4 - i % 3)
@@ -374,7 +376,7 @@ def constant_term(
         def cost(
             b: Matrix, e: Matrix, w: Matrix = w, c: Covariances = c, raw: Matrix = second_moment
         ) -> Number:
-            """E|(P - I) x + b|_M^2 from raw second moments."""
+            """Return E|(P - I) x + b|_M^2, computed from raw second moments, E = I - P."""
             return trace(w @ (e @ raw @ e.T - 2 * e @ c.mean @ b.T + b @ b.T))
 
         e = eye(4) - p
@@ -391,28 +393,28 @@ def constant_term(
 
 
 def _residual_gram(c: Covariances) -> Matrix:
-    """G = C_zz - C_zy C_yy^+ C_yz."""
+    """Return G = C_zz - C_zy C_yy^+ C_yz."""
     return c.gram(c.z, c.z) - c.gram(c.z, c.y) @ inverse(c.gram(c.y, c.y)) @ c.gram(c.y, c.z)
 
 
 def _minimum(c: Covariances, m: Matrix) -> Number:
-    """tr(M Sz G^+ Sz^T)."""
+    """Return the distortion of SPLINCE, tr(M Sz G^+ Sz^T)."""
     return trace(m @ c.z @ inverse(_residual_gram(c)) @ c.z.T)
 
 
 def _surplus(c: Covariances, m: Matrix) -> Number:
-    """tr(M T H^+ T^T), T the task covariance that LEACE destroys."""
+    """Return the excess distortion over LEACE, tr(M T H^+ T^T), T = E_L Sy."""
     x = _reference.lost(c)
     return trace(m @ x @ inverse(_reference.unexplained(c)) @ x.T)
 
 
 def _inflation(rho: Number) -> Number:
-    """Distortion of SPLINCE over that of LEACE for scalar z and y."""
+    """Return the distortion of SPLINCE divided by that of LEACE for scalar z and y."""
     return 1 / (1 - rho)
 
 
 def _reported(sample: Sample) -> tuple[float, float, float]:
-    """Amplification, and distortion as a fraction of tr S with and without the task."""
+    """Return reported amplification and distortions of SPLINCE and LEACE, as fractions of tr S."""
     report = _library.report(sample)
     if report.distortion_leace is None:
         raise ValueError("the report gives no distortion of LEACE")
@@ -452,10 +454,10 @@ def minimum_distortion(
     fitted: Fitted = _library.splince,
     reported: Callable[[Sample], tuple[float, float, float]] = _reported,
 ) -> None:
-    """Exact. Library: |M^{1/2} E S^{1/2}|_F moves by at most |M^{1/2} S^{1/2}|_2 times the whitened
-    error: by the tolerance itself at M = S^+, by |S|_2^{1/2} times it at M = I, which the
-    report divides by tr S. The reported 1 / s, the norm of the whitened projector, moves by the
-    tolerance."""
+    """Exact comparisons of distortions. Library: the error of |M^{1/2} E S^{1/2}|_F is at most
+    |M^{1/2} S^{1/2}|_2 times the whitened tolerance: the tolerance itself for M = S^+, and
+    |S|_2^{1/2} times the tolerance for M = I, where the report divides by tr S. The error of the
+    reported 1 / s, the norm of the whitened projector, is at most the tolerance."""
     for i in bench.repeats(60, 12):
         d = 4 + i % 2
         c = problem(bench.rng, d, d - i % 2, 1 + i % 2, 1 + (i // 2) % 2)
@@ -487,7 +489,7 @@ def minimum_distortion(
 
 
 def _orthogonal_after_whitening(bench: Bench, d: int) -> Sample:
-    """Data with a^T S b = 0 for z = X a and y = X b, all integers: then C_zy = 0 exactly."""
+    """Draw integer data z = X a, y = X b with a^T S b = 0, so that C_zy = 0 exactly."""
     while True:
         x = bench.rng.integers(-3, 4, (2 * d, d))
         exact = rational(x)
@@ -505,7 +507,7 @@ def _orthogonal_after_whitening(bench: Bench, d: int) -> Sample:
 
 
 def _orthogonal_before_whitening(bench: Bench, d: int) -> Covariances:
-    """Problem with Sz^T Sy = 0 but C_zy != 0."""
+    """Draw a problem with Sz^T Sy = 0 and C_zy != 0."""
     while True:
         c = problem(bench.rng, d, d)
         sy = null_basis(c.sz.T) @ integers(bench.rng, d - 1, 1)
@@ -515,7 +517,7 @@ def _orthogonal_before_whitening(bench: Bench, d: int) -> Covariances:
 
 
 def _whitened_orthogonal(c: Covariances) -> bool:
-    """True iff the whitened spaces are orthogonal."""
+    """Return whether the whitened spaces are orthogonal."""
     return is_zero(c.gram(c.z, c.y))
 
 
@@ -545,7 +547,7 @@ def repair_of_leace(
     repair: Callable[[Covariances], Matrix] = _reference.repair,
     fitted: Fitted = _library.splince,
 ) -> None:
-    """Exact. Library: on data with C_zy = 0 exactly, SPLINCE - LEACE within both tolerances."""
+    """Exact. Library: if C_zy = 0, SPLINCE - LEACE is within the sum of both tolerances."""
     for i in bench.repeats(40, 10):
         d = 4 + i % 2
         general = problem(bench.rng, d, d - i % 2, 1 + i % 2, 1 + (i // 2) % 2)

@@ -33,19 +33,19 @@ from proofs_check._rounding import tolerances
 
 
 def integer_rows(a: Matrix) -> list[list[int]]:
-    """Nested lists for display."""
+    """Return nested lists of integers, for printing."""
     return [[int(v) for v in row] for row in a]
 
 
 def embed(a: Matrix, d: int) -> Matrix:
-    """[[a, 0], [0, 0]] with d rows and columns."""
+    """Return the d x d matrix [[a, 0], [0, 0]]."""
     out = zeros(d, d)
     out[: len(a), : len(a)] = a
     return out
 
 
 def _padded(c: Covariances, d: int) -> Covariances:
-    """The same problem with d - m features that are constant."""
+    """Return the problem with d - m additional constant features."""
 
     def tall(a: Matrix) -> Matrix:
         return np.vstack([a, zeros(d - len(a), a.shape[1])])
@@ -69,7 +69,7 @@ def decomposition(
     reduced: Eraser = _reference.splince,
     cost: Callable[[Matrix, Matrix, Matrix], object] = lambda w, n, s: trace(w @ n @ s @ n.T),
 ) -> None:
-    """Exact, against the quadratic programme of 1.2 in the d coordinates."""
+    """Compare exactly with the quadratic programme of 1.2 in d coordinates."""
     for i in bench.repeats(40, 10):
         m, extra = 3, 1 + i % 2
         d = m + extra
@@ -95,7 +95,7 @@ def decomposition(
 
 
 def _oblique(a: Matrix, b: Matrix) -> Matrix:
-    """P_obl = V (U^T V)^{-1} U^T: along colsp(A), onto colsp(B) + colsp[A, B]^perp."""
+    """Return P_obl, the projector with kernel colsp(A) and range colsp(B) + colsp[A, B]^perp."""
     return oblique(beside(b, complement(beside(a, b))), a)
 
 
@@ -112,7 +112,7 @@ def _oblique(a: Matrix, b: Matrix) -> Matrix:
 def set_equivalence(
     bench: Bench, *, projection: Callable[[Matrix, Matrix], Matrix] = _oblique
 ) -> None:
-    """Exact: both inclusions on random members, and equal dimension of the two affine sets."""
+    """Check exactly both inclusions for random members, and equal dimensions of the affine sets."""
     for i in bench.repeats(40, 10):
         m = 3 + i % 2
         root, c = rooted(bench.rng, m, m, 1, 1 + i % (m - 2) if m > 3 else 1)
@@ -142,7 +142,7 @@ def set_equivalence(
     },
 )
 def whitener_misprint(bench: Bench, *, whitener: Callable[[Matrix], Matrix] = inverse) -> None:
-    """Exact, against the quadratic programme of 1.2."""
+    """Compare exactly with the quadratic programme of 1.2."""
 
     def projected(w: Matrix, c: Covariances) -> Matrix:
         return inverse(w) @ _oblique(w @ c.sz, w @ c.sy) @ w
@@ -165,7 +165,7 @@ def whitener_misprint(bench: Bench, *, whitener: Callable[[Matrix], Matrix] = in
 
 
 def _gradient(w_inverse: Matrix, p: Matrix) -> Matrix:
-    """Gradient of |B P_obl - W~^{-1}|_F^2 at B = W~^{-1}."""
+    """Return the gradient of |B P_obl - W~^{-1}|_F^2 at B = W~^{-1}."""
     return 2 * (w_inverse @ p - w_inverse) @ p.T
 
 
@@ -181,8 +181,8 @@ def _gradient(w_inverse: Matrix, p: Matrix) -> Matrix:
 def unconstrained_step(
     bench: Bench, *, gradient: Callable[[Matrix, Matrix], Matrix] = _gradient
 ) -> None:
-    """Exact. The loss is quadratic, so loss(B + N) - loss(B) - |N P_obl|^2 is the gradient along
-    N, to the last digit; the gradient formula is compared with it."""
+    """Exact. The loss is quadratic, so loss(B + N) - loss(B) - |N P_obl|^2 equals the derivative
+    along N exactly; the gradient formula is compared with this derivative."""
     for i in bench.repeats(30, 8):
         m = 3 + i % 2
         root, c = rooted(bench.rng, m, m)
@@ -232,8 +232,9 @@ def adapted_basis(
         inside.T @ w @ outside
     ),
 ) -> None:
-    """Exact. In any adapted basis the off-diagonal block of M is u^T M v with u in the support and
-    v orthogonal to it; it is zero in one adapted basis iff it is in all."""
+    """Exact. In any adapted basis the entries of the off-diagonal block of M are u^T M v with u in
+    the support of x and v orthogonal to the support; the block is zero in one adapted basis iff it
+    is zero in all."""
     for i in bench.repeats(24, 8):
         c = problem(bench.rng, 4, 3)
         block = c.support @ weight(bench.rng, 4, 4) @ c.support
@@ -251,7 +252,7 @@ def adapted_basis(
 
 
 def _pair(c: Covariances, bench: Bench) -> Matrix:
-    """A random projector with kernel colsp(Sz)."""
+    """Draw a projector with kernel colsp(Sz) and a random range."""
     while True:
         onto = integers(bench.rng, c.d, c.d - c.ranks[1])
         if rank(beside(onto, c.z)) == c.d:
@@ -270,9 +271,8 @@ def _pair(c: Covariances, bench: Bench) -> Matrix:
 def common_kernel(
     bench: Bench, *, second: Eraser = _reference.splince, fitted: Fitted = _library.sal
 ) -> None:
-    """Exact. Library: P_B P_A - P_B = -P_B (I - P_A), and both factors are measured, so the errors
-    of P_A and P_B (in the Euclidean norm, a factor sqrt(cond S)) leave at most
-    |P_B| tol_A + tol_B |I - P_A|."""
+    """Exact. Library: |P_B P_A - P_B| = |P_B (I - P_A)| is at most |P_B| tol_A + tol_B |I - P_A|
+    for the errors of P_A and P_B, whose Euclidean tolerances have a factor sqrt(cond S)."""
     for i in bench.repeats(40, 10):
         d = 4 + i % 2
         c = problem(bench.rng, d, d - i % 2, 1 + i % 2, 1)

@@ -1,4 +1,4 @@
-"""Section 3: Theorem 2, heads retrained without penalty, and each of its conditions."""
+"""Section 3: Theorem 2 on heads retrained without penalty, and each of its conditions."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from proofs_check._rounding import UNIT, tolerances
 
 
 def _ridge_fit(features: Matrix, y: Matrix) -> Matrix:
-    """Ridge of strength 1/100 on all coefficients but the intercept."""
+    """Fit by ridge with penalty 1/100 on all coefficients except the intercept."""
     penalty = eye(features.shape[1]) / 100
     penalty[-1, -1] = 0 * penalty[-1, -1]
     return ridge(features, y, penalty)
@@ -75,11 +75,11 @@ def retrained_least_squares(
     fit: Fit = least_squares,
     fitted: Callable[[Sample], NDArray[np.float64]] = lambda s: to_float(_library.splince(s)),
 ) -> None:
-    """Exact. Library, in whitened coordinates where the features have n times the identity as
-    Gram matrix: an error e of P (whitened) changes them by sqrt(n) e, hence the fitted
-    coefficients by at most 2 e times the norm of y over sqrt(n) plus that of the coefficients
-    (both at most std(y)); a test row of whitened norm t then by 4 e t std(y). The QR of the
-    refit adds a relative n d UNIT cond(S)^(1/2) of the same."""
+    """Exact. Library, in whitened coordinates, where the features have Gram matrix n I: a whitened
+    error e of P changes the features by sqrt(n) e, hence the coefficients by at most 2 e times the
+    sum of |y| / sqrt(n) and the norm of the coefficients, which are both at most std(y). The
+    prediction of a test row of whitened norm t changes by at most 4 e t std(y). The QR
+    factorisation of the refit adds n d UNIT cond(S)^(1/2) to e."""
     for s in bench.samples(12, 3, REGULAR):
         c = s.covariances
         test = integers(bench.rng, 3, c.d, 9)
@@ -105,7 +105,7 @@ def retrained_least_squares(
 
 
 def _class_data(bench: Bench, classes: int) -> tuple[Sample, Matrix]:
-    """Data whose classes overlap, and class indicators without the reference."""
+    """Draw features with random classes, and class indicators without the reference class."""
     while True:
         s = sample(bench.rng, "full rank", 4)
         labels = bench.rng.integers(0, classes, len(s.x))
@@ -114,7 +114,7 @@ def _class_data(bench: Bench, classes: int) -> tuple[Sample, Matrix]:
 
 
 def _library_slack(scores: Matrix, s: Sample, rows: Matrix, error: float) -> float:
-    """Bound on the scores where P carries a whitened error; see ``_classifier``."""
+    """Return the bound on the change of scores by a whitened error of P; see ``_classifier``."""
     values = to_float(scores)
     powers = np.hstack([np.ones((len(values), 1)), np.exp(values)])
     curve = float((powers / powers.sum(1, keepdims=True)).min()) / powers.shape[1]
@@ -132,14 +132,15 @@ def _classifier(
     penalty: float = 0.0,
     fitted: Callable[[Sample], Matrix] = _library.splince,
 ) -> None:
-    """Scores of refitted heads at 40 digits, compared with phi fitted on raw x with Sz^T phi = 0.
+    """Compare scores of refitted heads with those of phi fitted on x under Sz^T phi = 0.
 
-    Tolerance: the two certificates, and 1e-30 for rounding at 40 digits. Library: its P is taken
-    as exact and V spans the exact range, so only the error e of P (whitened) counts. Whitened, the
-    features have Gram matrix n I and change by sqrt(n) e (P^T does not shrink range(P)). The
-    Hessian is at least n times the smallest curvature of the log-loss, which is at least
-    (smallest class probability) / classes, so a test row of whitened norm t moves by at most
-    e t ((2 + |w| / 2) / curvature + |w|), |w| the standard deviation of the scores; times 2.
+    Both are computed to 40 digits. Tolerance: the two certificates, plus 1e-30 for rounding errors.
+    Library: the entries of its P are exact numbers, and V is a basis of the exact range, so the
+    only error is the whitened error e of P. Whitened features have Gram matrix n I and change by
+    sqrt(n) e (P^T does not shrink range(P)). The Hessian is at least n times the smallest curvature
+    of the log-loss, which is at least (smallest class probability) / classes. The score of a test
+    row of whitened norm t changes by at most e t ((2 + |w| / 2) / curvature + |w|), |w| the
+    standard deviation of the scores; the tolerance is twice this bound.
     """
     with mpmath.workdps(DIGITS):
         certified, n_needed = 0, len(bench.repeats(6, 1))
@@ -155,7 +156,7 @@ def _classifier(
                 test: Matrix = test,
                 target: Matrix = target,
             ) -> tuple[Matrix, float]:
-                """Scores and certificate; infinite scores where no minimiser can be certified."""
+                """Return scores and certificate; infinite scores without a certified minimiser."""
                 rows, new = (high_precision(with_ones(x @ weights)) for x in (s.x, test))
                 try:
                     head = softmax(rows, target, new, ridge=ridge)
@@ -165,7 +166,7 @@ def _classifier(
 
             expected, slack = refit(null_basis(c.z.T))
             if expected[0, 0] == np.inf:
-                continue  # separable by chance: no minimiser, outside the hypotheses
+                continue  # separable classes have no minimiser; Theorem 2 does not apply
             certified += 1
             for p in (eraser(c), _reference.leace(c), _reference.sal(c), random_range(bench, c)):
                 scores, more = refit(p.T @ range_coordinates(p), penalty)
@@ -193,7 +194,7 @@ def retrained_logistic(
     penalty: Callable[[], float] = lambda: 0.0,
     fitted: Callable[[Sample], Matrix] = _library.splince,
 ) -> None:
-    """See ``_classifier``."""
+    """Compare retrained logistic heads; see ``_classifier``."""
     _classifier(bench, 2, eraser=eraser, penalty=penalty(), fitted=fitted)
 
 
@@ -213,14 +214,14 @@ def retrained_softmax(
     penalty: Callable[[], float] = lambda: 0.0,
     fitted: Callable[[Sample], Matrix] = _library.splince,
 ) -> None:
-    """See ``_classifier``."""
+    """Compare retrained softmax heads of three classes; see ``_classifier``."""
     _classifier(bench, 3, eraser=eraser, penalty=penalty(), fitted=fitted)
 
 
 def _margins(
     bench: Bench, metric: Callable[[Matrix], Matrix]
 ) -> tuple[Matrix, list[Matrix]] | None:
-    """Signed rows separable after erasure, and the widest margins under SPLINCE and SAL."""
+    """Draw signed rows, separable after erasure; return rows and margins of SPLINCE and SAL."""
     x = bench.rng.integers(-3, 4, (8, 4))
     z = x[:, :1] + bench.rng.integers(-2, 3, (8, 1))
     s = continuous(x, z, x[:, 1:2] + x[:, :1], "separable")
@@ -241,10 +242,10 @@ def _margins(
 
 
 def _separable(bench: Bench, metric: Callable[[Matrix], Matrix]) -> None:
-    """Classes separable after erasure: the margins of SPLINCE and SAL point different ways.
+    """Check that SPLINCE and SAL have different widest margins if the classes are separable.
 
-    Three support vectors in three dimensions fix the margin whatever the metric; such draws say
-    nothing and are passed over, at most 20 times.
+    Three support vectors in three dimensions determine the margin for any metric; such draws are
+    skipped, at most 20 times.
     """
     for _ in bench.repeats(6, 2):
         apart = 0
@@ -262,7 +263,7 @@ def _separable(bench: Bench, metric: Callable[[Matrix], Matrix]) -> None:
 
 
 def _few_rows(bench: Bench, rows: Callable[[int], int], d: int) -> Sample:
-    """Integer data with ``rows(d)`` rows, one concept and one task."""
+    """Draw integer data with ``rows(d)`` rows, a scalar concept and a scalar task."""
     while True:
         x = bench.rng.integers(-4, 5, (rows(d), d)) + bench.rng.integers(-3, 4, d)
         z = x @ bench.rng.integers(-2, 3, (d, 1))
@@ -272,9 +273,10 @@ def _few_rows(bench: Bench, rows: Callable[[int], int], d: int) -> Sample:
 
 
 def _least_norm(s: Sample, y: Matrix, test: Matrix, p: Matrix, within: Matrix | None) -> Matrix:
-    """Predictions of the head of least |theta| on Px + b whose intercept is free and unpenalised.
+    """Return predictions of the head of smallest |theta| on Px + b, with unpenalised intercept.
 
-    Centring the rows eliminates the intercept and b. ``within`` restricts theta to a column space.
+    Centring the rows eliminates the intercept and b. ``within`` restricts theta to the column space
+    of a matrix.
     """
     mean = s.covariances.mean.T
     rows = (s.x - mean) @ p.T
@@ -283,7 +285,7 @@ def _least_norm(s: Sample, y: Matrix, test: Matrix, p: Matrix, within: Matrix | 
 
 
 def _library_erasers(s: Sample) -> list[tuple[Matrix, float]]:
-    """The library's SPLINCE, LEACE and SAL with their tolerances in the Euclidean norm."""
+    """Return SPLINCE, LEACE and SAL of the library with their Euclidean tolerances."""
     splince, leace, sal, cond = tolerances(s)
     root = float(np.sqrt(cond))
     return [
@@ -318,14 +320,15 @@ def unique_minimiser(
     fitted: Callable[[Sample], list[tuple[Matrix, float]]] = _library_erasers,
 ) -> None:
     """Exact. The widest margin minimises |theta|^2 = phi^T (P^T P)^+ phi over the heads of margin
-    one; rows and labels are few enough to enumerate the active sets. That ridge heads tend to it
-    as the penalty vanishes is Rosset, Zhu and Hastie (NeurIPS 2003), that gradient descent does,
-    Soudry et al. (JMLR 19, 2018); only the margins themselves are computed here.
+    one, by enumeration of the active sets. Only margins are computed here. Penalised heads
+    converge to the widest margin as the penalty vanishes (Rosset, Zhu and Hastie, NeurIPS 2003),
+    and so does gradient descent (Soudry et al., JMLR 19, 2018).
 
-    Library: theta is fitted in the exact space P supp(x), where the fit is unique, so an error e of
-    P (Euclidean) moves the erased rows by e |X| and theta relatively by at most
-    2 e |X| / sigma, sigma the smallest singular value of the exact erased rows; a test row moves
-    by its own length times that, and by e |theta| for its own erasure; a factor 2 on top."""
+    Library: theta is fitted in the exact space P supp(x), where the fit is unique. A Euclidean
+    error e of P changes the erased rows by e |X| and theta relatively by at most 2 e |X| / sigma,
+    sigma the smallest singular value of the exact erased rows. The prediction of a test row
+    changes by its norm times the change of theta, plus its norm times e |theta|; the tolerance is
+    twice this bound."""
     for _ in bench.repeats(10, 3):
         s = sample(bench.rng, "full rank", 4)
         y, test = integers(bench.rng, len(s.x), 1), integers(bench.rng, 3, 4, 9)
@@ -339,7 +342,7 @@ def unique_minimiser(
         s = _few_rows(bench, rows, d)
         c, n = s.covariances, len(s.x)
         test = integers(bench.rng, 3, d, 9)
-        while True:  # a head of zeros reads no range
+        while True:  # a zero head is the same for all ranges
             y = integers(bench.rng, n, 1)
             expected = _least_norm(s, y, test, _reference.leace(c), None)
             if not is_zero(expected - y.sum() / n):
@@ -382,7 +385,7 @@ def restriction_to_range(
     offset: Callable[[], bool] = lambda: True,
     intercept: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Exact."""
+    """Compare heads behind SPLINCE and SAL exactly, with and without constant and intercept."""
     for _ in bench.repeats(16, 5):
         s = sample(bench.rng, "full rank", 4)
         c = s.covariances
@@ -426,7 +429,7 @@ def guarded_methods(
         Covariances(c.s, beside(c.sz, c.s[:, :1]), c.sy, c.mean)
     ),
 ) -> None:
-    """Exact."""
+    """Compare retrained heads exactly, for kernels equal to and larger than colsp(Sz)."""
     for _ in bench.repeats(16, 5):
         s = sample(bench.rng, "full rank", 4)
         c = s.covariances

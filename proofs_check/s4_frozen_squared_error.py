@@ -1,8 +1,9 @@
 """Section 4: Theorem 3, the squared error of a frozen head, literal and deployed.
 
-Throughout y = beta^T x + noise with E[x noise] = 0, so beta = S^+ Sy on the support of x, for any
-distribution, centred. A head theta behind the eraser x -> P x scores theta^T P x = (P^T theta)^T x.
-Its risk exceeds that of beta by |S^{1/2} (P^T theta - beta)|^2 (the noise is uncorrelated with x).
+Model: y = beta^T x + noise with E[x noise] = 0, x centred with any distribution, so beta = S^+ Sy
+on the support of x. A head theta after the eraser x -> P x has the scores
+theta^T P x = (P^T theta)^T x. Its excess risk over beta is |S^{1/2} (P^T theta - beta)|^2, as the
+noise is uncorrelated with x.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def literal_regression(
     closed: Eraser = _reference.splince,
     leak: Callable[[Covariances, Matrix], Matrix] = lambda c, p: c.sz.T @ p @ head(c),
 ) -> None:
-    """Exact."""
+    """Compute excess risks in the literal reading exactly."""
     for i in bench.repeats(40, 10):
         c = whitened_problem(bench, 3 + i % 3)
         beta = head(c)
@@ -80,31 +81,31 @@ def literal_regression(
 
 
 def _risk_leace(c: Covariances) -> Matrix:
-    """C_yz C_zz^+ C_zy."""
+    """Return the excess risk of LEACE, C_yz C_zz^+ C_zy."""
     return c.gram(c.sy, c.z) @ inverse(c.gram(c.z, c.z)) @ c.gram(c.z, c.sy)
 
 
 def _risk_splince(c: Covariances) -> Matrix:
-    """C_yz G^+ C_zy."""
+    """Return the excess risk of SPLINCE, C_yz G^+ C_zy."""
     gain = c.gram(c.z, c.y) @ inverse(c.gram(c.y, c.y)) @ c.gram(c.y, c.z)
     return c.gram(c.sy, c.z) @ inverse(c.gram(c.z, c.z) - gain) @ c.gram(c.z, c.sy)
 
 
 def _penalty(rho: Number) -> Number:
-    """Excess risk of SPLINCE over that of LEACE, scalar task."""
+    """Return the excess risk of SPLINCE divided by that of LEACE, for a scalar task."""
     return 1 / (1 - rho)
 
 
 def semidefinite(a: Matrix) -> bool:
-    """True iff a symmetric 2 x 2 matrix has no negative eigenvalue."""
+    """Return whether a symmetric 2 x 2 matrix has no negative eigenvalue."""
     return bool(a[0, 0] >= 0 and a[1, 1] >= 0 and a[0, 0] * a[1, 1] >= a[0, 1] * a[1, 0])
 
 
 def _ratio_is_sharp(c: Covariances, low: Matrix, risk: Matrix) -> bool:
-    """True iff 1 / (1 - rho) is the largest ratio of the two risks over combinations of outputs.
+    """Return whether 1 / (1 - rho) is the largest ratio of both risks over combinations of outputs.
 
-    rho is irrational, so it is bracketed by rationals 2^-30 apart: with t above rho,
-    dR(LEACE) - (1 - t) dR(SPLINCE) has no negative eigenvalue, with t below it has one.
+    rho may be irrational, so two rationals 2^-30 apart bracket it: dR(LEACE) - (1 - t) dR(SPLINCE)
+    must have no negative eigenvalue for t above rho, and must have one for t below rho.
     """
     explained = inverse(c.gram(c.z, c.z)) @ c.gram(c.z, c.y)
     shared = explained @ inverse(c.gram(c.y, c.y)) @ c.gram(c.y, c.z)
@@ -138,8 +139,8 @@ def deployed_regression(
     risk_splince: Callable[[Covariances], Matrix] = _risk_splince,
     fitted: Fitted = _library.splince,
 ) -> None:
-    """Exact. Library: the error of P^T beta in the norm of S is at most the whitened error times
-    |beta|_S = sqrt(C_yy), so the square root of the risk moves by no more than that."""
+    """Exact. Library: the error of P^T beta in the norm of S, and so the error of the square root
+    of the risk, is at most the whitened error of P times |beta|_S = sqrt(C_yy)."""
     for i in bench.repeats(60, 12):
         scalar = i % 3 < 2
         if i % 2:
@@ -191,7 +192,7 @@ def deployed_regression(
 
 
 def advantage(q: Number, v: Number, h: Number) -> Number:
-    """MSE(SPLINCE) - MSE(LEACE) for a frozen head theta, scalar y.
+    """Return MSE(SPLINCE) - MSE(LEACE) for a frozen head theta and scalar y.
 
     q = theta^T E_L Sy, v = Cov(theta^T x, y), h = H = (1 - rho) C_yy.
     """
@@ -199,12 +200,12 @@ def advantage(q: Number, v: Number, h: Number) -> Number:
 
 
 def threshold(rho: Number) -> Number:
-    """Shrinkage of the least-squares head below which SPLINCE wins."""
+    """Return the factor g below which SPLINCE is better for the frozen head g beta."""
     return 2 * (1 - rho) / (2 - rho)
 
 
 def _library_report(sample: Sample) -> tuple[float, float, float]:
-    """rho, penalty and threshold from the library's report."""
+    """Return rho, penalty and threshold from the report of the library."""
     report = _library.report(sample)
     if report.rho is None or report.frozen_head is None:
         raise ValueError("the report lacks the figures of the choice rule")
@@ -212,7 +213,7 @@ def _library_report(sample: Sample) -> tuple[float, float, float]:
 
 
 def mean_square(c: Covariances, p: Matrix, theta: Matrix) -> Number:
-    """E(y - theta^T P x)^2 - Var(y) for scalar y, from moments."""
+    """Return E(y - theta^T P x)^2 - Var(y) for scalar y."""
     read = deployed(p, theta)
     return (read.T @ c.s @ read - 2 * read.T @ c.sy)[0, 0]
 
@@ -248,9 +249,9 @@ def other_heads(
     limit: Callable[[Number], Number] = threshold,
     reported: Callable[[Sample], tuple[float, float, float]] = _library_report,
 ) -> None:
-    """Exact. Library's report: rho = 1 - s^2 with s = sin(theta) in error by twice the angle
-    error, which is below tol s^2 / 2 (see ``_rounding``): |d rho| <= s tol s^2; then 1 / (1 - rho)
-    changes relatively by at most s tol, and the threshold by 2 s^3 tol."""
+    """Exact. Report of the library: rho = 1 - s^2 with s = sin(angle), and the error of the angle
+    is below tol s^2 / 2 (see ``_rounding``), so |d rho| <= s^3 tol. The relative error of
+    1 / (1 - rho) is at most s tol, the error of the threshold at most 2 s^3 tol."""
     for i in bench.repeats(60, 12):
         c = whitened_problem(bench, 4) if i % 2 else problem(bench.rng, 4, 4 - i % 3 // 2)
         p, least, beta = _reference.splince(c), _reference.leace(c), head(c)
@@ -305,8 +306,8 @@ def preserved(
         s.features
     ),
 ) -> None:
-    """Exact. Library: the centroid of n_k of n rows moves by at most
-    sqrt(n / n_k) times the root mean square of r(x) - r_exact(x), whitened (tolerance of 1.6)."""
+    """Exact. Library: the whitened error of the centroid of n_k of n rows is at most sqrt(n / n_k)
+    times the root mean square of r(x) - r_exact(x), which is bounded in 1.6."""
     for s in bench.samples(8, 3, ("one-hot",)):
         c = s.covariances
         p = closed(c)

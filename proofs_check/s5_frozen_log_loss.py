@@ -58,8 +58,8 @@ def literal_logistic(
     reading: Reading = literal,
     formula: Callable[[Family, Number, Matrix, Matrix, Matrix], tuple[Number, Number]] = excess,
 ) -> None:
-    """Quadrature at 30 digits with the bound of ``_quadrature``; the plane integral, in float64
-    with its own bound, is independent of Stein's lemma."""
+    """Quadrature at 30 digits with the error bound of ``_quadrature``. The integral over the plane,
+    in float64 with its own error bound, does not use Stein's lemma."""
     a = mpmath.mpf(0)
     for i in bench.repeats(3, 1):
         beta = rational([[3 - i], [0]])
@@ -85,7 +85,7 @@ def literal_logistic(
 
 
 def _bound(s: Matrix, p_z: Matrix, beta: Matrix) -> Number:
-    """beta^T P_z S P_z beta / 8."""
+    """Return beta^T P_z S P_z beta / 8."""
     return (beta.T @ p_z @ s @ p_z @ beta)[0, 0] / 8
 
 
@@ -106,11 +106,11 @@ def literal_leace(
     power: Callable[[], int] = lambda: 2,
     touches: Callable[[Matrix, Matrix], bool] = lambda p, b: not is_zero(p @ b),
 ) -> None:
-    """Quadrature at 30 digits; an inequality counts only where it exceeds the error bound."""
+    """Quadrature at 30 digits; differences within the error bound do not decide inequalities."""
     a = mpmath.mpf(0)
 
     def last_line(s: Matrix, beta: Matrix, p_z: Matrix) -> Number:
-        """|P_z Sy|^2 / (8 k(v)^2) with Sy = k(v) S beta."""
+        """Return the last line of the printed proof, |P_z Sy|^2 / (8 k(v)^2), Sy = k(v) S beta."""
         curve, _ = LOGISTIC.curvature(a, mpf((beta.T @ s @ beta)[0, 0]))
         moved = p_z @ s @ beta
         return curve ** (2 - power()) * mpf((moved.T @ moved)[0, 0]) / 8
@@ -163,7 +163,7 @@ GRID = [
 
 
 def _grid(bench: Bench) -> list[tuple[Number, Number, Number]]:
-    """Intercepts, score variances and squared cosines, as exact mpf at 40 digits."""
+    """Return intercepts, score variances and squared cosines as 40-digit mpf."""
     chosen = GRID[::5] if bench.quick else GRID
     a, v, rho = ([mpf(Fraction(value)) for value in column] for column in zip(*chosen, strict=True))
     return list(zip(a, v, rho, strict=True))
@@ -201,9 +201,10 @@ def deployed_logistic(
         k * k * high + low - 2 * base
     ),
 ) -> None:
-    """Quadrature at 30 digits with the bound of ``_quadrature``, closed forms elsewhere; the
-    problem in R^2 is S = I, Sz = e1, beta at the angle that makes rho. Tolerance: the bounds of
-    both sides; an order counts only beyond them. The plane integral has its own bound."""
+    """Quadrature at 30 digits with the error bound of ``_quadrature``, or closed forms. The problem
+    in R^2 is S = I, Sz = e1, and beta at the angle with squared cosine rho. Tolerance: the error
+    bounds of both sides, which must not exceed the differences that decide an order. The plane
+    integral has its own error bound."""
     with mpmath.workdps(40):
         for a, v, rho in _grid(bench):
             beta = np.array([[mpmath.sqrt(rho * v)], [mpmath.sqrt((1 - rho) * v)]], dtype=object)
@@ -263,8 +264,9 @@ def logistic_bounds(
     eighth: Callable[[], Number] = lambda: mpmath.mpf(1) / 8,
     half: Callable[[], Number] = lambda: mpmath.mpf(1) / 2,
 ) -> None:
-    """Quadrature at 30 digits. l' = k / 2 <= 1 / 8 gives the first pair, k decreasing the second.
-    The grid includes small v, where the bounds are sharp: a factor 2 less fails there."""
+    """Quadrature at 30 digits. The first pair of bounds follows from l' = k / 2 <= 1 / 8, the
+    second from k decreasing in v. The grid includes small v, where the bounds are sharp: with half
+    the factor they fail."""
     rows = [*_grid(bench), *(tuple(map(mpmath.mpf, ("0", "0.01", r))) for r in ("0.01", "0.9"))]
     with mpmath.workdps(40):
         for a, v, rho in rows:
@@ -285,7 +287,10 @@ def logistic_bounds(
         base = drop_leace(LOGISTIC, 0, v, rho)[0]
 
         def shrunk(scale: Number, keep: Number) -> Number:
-            """Delta of the head whose score is ``scale`` times LEACE's, ``keep`` = (1 - rho) v."""
+            """Return Delta of the head with ``scale`` times the score of LEACE.
+
+            ``keep`` is (1 - rho) v.
+            """
             curve = LOGISTIC.curvature(0, v)[0]
             moved = LOGISTIC.mean(0, scale * scale * keep)[0]
             return moved - LOGISTIC.mean(0, v)[0] - (scale * keep - v) * curve

@@ -43,13 +43,13 @@ Metric = Callable[[Matrix], Matrix]
 
 
 def _by_metric(c: Covariances, p: Matrix, strength: Number, metric: Metric) -> Matrix:
-    """The same head as a fit on raw x under Sz^T phi = 0 with penalty phi^T metric phi."""
+    """Return the ridge head on x under Sz^T phi = 0 with penalty phi^T metric phi."""
     n = null_basis(c.z.T)
     return n @ inverse(n.T @ (c.s + strength * metric(p)) @ n) @ n.T @ c.sy
 
 
 def _mirrored(c: Covariances, p: Matrix) -> Matrix:
-    """The projector of the same kernel whose range is that of P mirrored at ker(P)^perp."""
+    """Return the projector with the kernel of P and the range of P reflected at ker(P)^perp."""
     orthogonal = _reference.sal(c)
     return 2 * orthogonal - p
 
@@ -71,7 +71,7 @@ def ridge_ranges(
     metric: Metric = penalty_metric,
     twin: Callable[[Covariances, Matrix], Matrix] = _mirrored,
 ) -> None:
-    """Exact."""
+    """Compare ridge heads behind projectors with one kernel and several ranges exactly."""
     for i in bench.repeats(24, 8):
         c = problem(bench.rng, 4, 4)
         strength = rational([[f"1/{10 ** (i % 4)}"]])[0, 0]
@@ -99,7 +99,7 @@ def ridge_ranges(
 
 
 def _effective(rho: Number, strength: Number) -> Number:
-    """Penalty at which LEACE equals SPLINCE at ``strength``, whitened features."""
+    """Return the penalty of LEACE that gives the head of SPLINCE at ``strength``, for S = I."""
     return strength * (1 - rho)
 
 
@@ -121,8 +121,9 @@ def ridge_whitened(
     effective: Callable[[Number, Number], Number] = _effective,
     closed: Callable[[Covariances], Matrix] = _reference.splince,
 ) -> None:
-    """Exact. With u the part of Sy orthogonal to Sz, P_S u = Sy, so |P_S u|^2 = |u|^2/(1 - rho):
-    the metric of 6.1 is (1 - rho) along u, and along u alone the fit moves."""
+    """Exact. Let u be the part of Sy orthogonal to Sz. Then P_S u = Sy and
+    |P_S u|^2 = |u|^2 / (1 - rho), so the metric of 6.1 is (1 - rho) along u; the fit differs from
+    0 only along u."""
     for i in bench.repeats(30, 8):
         c = whitened_problem(bench, 3 + i % 3)
         rho, strength = _reference.squared_cosine(c), rational([[f"{1 + i % 5}/{1 + i % 3}"]])[0, 0]
@@ -171,7 +172,7 @@ def frozen_heads(
         theta.T @ _reference.lost(c)
     ),
 ) -> None:
-    """Exact."""
+    """Compare the scores of frozen heads behind several erasers exactly."""
     for i in bench.repeats(40, 10):
         k_z = 1 + i % 2
         c = problem(bench.rng, 4, 4 - i % 2, k_z, 1)
@@ -198,7 +199,7 @@ def frozen_heads(
 
 
 def _ratio(c: Covariances, p: Matrix) -> Number:
-    """|P Sy|^2 / |Sy|^2."""
+    """Return |P Sy|^2 / |Sy|^2."""
     covariance = p @ c.sy
     return trace(covariance.T @ covariance) / trace(c.sy.T @ c.sy)
 
@@ -222,7 +223,7 @@ def covariance_ratio(
     leace_ratio: Callable[[Covariances], Number] | None = None,
     fitted: Fitted = _library.splince,
 ) -> None:
-    """Exact. Library: |sqrt(ratio) - 1| <= |D Sy| / |Sy| with D the error of P, and
+    """Exact. Library: |sqrt(ratio) - 1| <= |D Sy| / |Sy| for the error D of P, and
     |D Sy| <= |S^{1/2}|_2 |S^{-1/2} D S^{1/2}| |S^{-1/2} Sy| <= sqrt(cond S) |Sy| x tolerance."""
 
     def direct(c: Covariances) -> Number:
@@ -250,7 +251,7 @@ def covariance_ratio(
 
 
 def _binary(rng: Rng, d: int) -> Sample:
-    """Two concept classes, three task classes."""
+    """Draw data with two concept classes and three task classes."""
     while True:
         n = 4 * d
         z, y = rng.integers(0, 2, n), rng.integers(0, 3, n)
@@ -261,7 +262,7 @@ def _binary(rng: Rng, d: int) -> Sample:
 
 
 def _along_means(s: Sample) -> Matrix:
-    """I - w w^T / |w|^2 with w the difference of the two class means."""
+    """Return I - w w^T / |w|^2, w the difference of the two class means."""
     first, second = (s.z[:, k : k + 1].T @ s.x / sum(s.z[:, k]) for k in (0, 1))
     w = (first - second).T
     return eye(len(w)) - w @ inverse(w.T @ w) @ w.T
@@ -291,7 +292,7 @@ def mean_projection(
     spectral: Callable[[Covariances], Matrix] = _reference.sal,
     fitted: Fitted = _library.mean_projection,
 ) -> None:
-    """Exact. Library: the tolerance of SAL in ``_rounding``."""
+    """Compare mean projection and SAL exactly; the library has the tolerance of SAL."""
     for i in bench.repeats(20, 5):
         s = _binary(bench.rng, 4 + i % 2)
         bench.printed(along(s) - _reference.sal(s.covariances))

@@ -1,4 +1,4 @@
-"""Section 7: the library in floating point, against 60 digits and on real activations."""
+"""Section 7: rounding errors of the library, against 60 digits and on real activations."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Floats = NDArray[np.float64]
 
 
 def _mapped(c: Covariances, linear: Matrix) -> Covariances:
-    """The moments of L x."""
+    """Return the moments of L x."""
     return Covariances(linear @ c.s @ linear.T, linear @ c.sz, linear @ c.sy, linear @ c.mean)
 
 
 def _recoded(sample: Sample, bench: Bench) -> Sample:
-    """The same data with labels under invertible affine maps and one redundant column."""
+    """Return the data with invertible affine maps of the labels and one redundant column."""
     z = to_float(sample.z) @ to_float(invertible(bench.rng, sample.z.shape[1])) + 7
     y = -3 * to_float(sample.y) + 1
     y = np.hstack([y, 2 * y[:, :1] - 5])
@@ -58,7 +58,7 @@ def invariances(
     sal_map: Callable[[Bench], Matrix] = lambda bench: rotation(bench.rng, 4),
     fitted: Fitted = _library.splince,
 ) -> None:
-    """Exact. Library: two codings of the same data within the sum of both tolerances."""
+    """Exact. Library: erasers from two codings of the labels agree within both tolerances."""
     for i in bench.repeats(40, 10):
         c = problem(bench.rng, 4, 4, 1 + i % 2, 1)
         p = closed(c)
@@ -87,7 +87,7 @@ def invariances(
 
 
 def _hard_sample(rng: np.random.Generator, d: int, kappa: float, gap: float) -> Sample:
-    """Real-valued data with condition kappa and angles of about ``gap`` between the two spaces."""
+    """Draw data with condition number kappa and an angle of about ``gap`` between both spaces."""
     n = 3 * d
     scale = np.geomspace(1, kappa**-0.5, d)
     x = rng.normal(size=(n, d)) * scale @ np.linalg.qr(rng.normal(size=(d, d)))[0]
@@ -101,7 +101,7 @@ def _hard_sample(rng: np.random.Generator, d: int, kappa: float, gap: float) -> 
 
 
 def _exact(a: Floats) -> Matrix:
-    """The float64 numbers as 60-digit ones (exactly: a double has 53 bits)."""
+    """Convert float64 numbers to 60-digit numbers, exactly."""
     out = np.empty(a.shape, dtype=object)
     for index, value in np.ndenumerate(a):
         out[index] = mpmath.mpf(float(value))
@@ -109,12 +109,12 @@ def _exact(a: Floats) -> Matrix:
 
 
 def _library_matrix(sample: Sample) -> Matrix:
-    """The library's projector, entries as 60-digit numbers."""
+    """Return SPLINCE of the library, in 60-digit numbers."""
     return _exact(np.asarray(_library.fit("splince", sample).matrix(), dtype=np.float64))
 
 
 def _lost_direction(sample: Sample) -> Matrix:
-    """SPLINCE from moments whose smallest eigendirection was cut off."""
+    """Return SPLINCE without the eigenvector of S with the smallest eigenvalue."""
     x = to_float(sample.x)
     centred = x - x.mean(0)
     values, vectors = np.linalg.eigh(centred.T @ centred / len(x))
@@ -142,7 +142,7 @@ def _lost_direction(sample: Sample) -> Matrix:
 def high_precision_error(
     bench: Bench, *, fitted: Callable[[Sample], Matrix] = _library_matrix
 ) -> None:
-    """The data are doubles, so their moments at 60 digits are exact to 1e-55."""
+    """Compare the library with 60-digit arithmetic, whose moments are exact to 1e-55."""
     grid = [(10.0, 1.0), (1e3, 1.0), (1e5, 0.3), (1e7, 0.1), (10.0, 1e-2), (1e4, 1e-3), (10, 1e-4)]
     with mpmath.workdps(60):
         for i in bench.repeats(3, 1):
@@ -156,12 +156,12 @@ def high_precision_error(
 
 @dataclass(frozen=True, eq=False)
 class Real:
-    """The shipped activations, their moments in the library, and reference figures of the rows.
+    """Shipped activations: moments of the library, and reference values from the rows.
 
-    ``std`` holds the standard deviations of the features; ``sz`` and ``sy`` are Cov(x, z) and
-    Cov(x, y) of the rows, divided by them and by the deviation of the label. ``root`` R has
-    R^T R = Cov(x); ``a`` and ``b`` are unit vectors along R^{-T} Sz and R^{-T} Sy. ``least`` is the
-    library's LEACE, whitened.
+    ``std`` holds the standard deviations of the features. ``sz`` and ``sy`` are Cov(x, z) and
+    Cov(x, y) of standardised features and labels. ``root`` is R with R^T R = Cov(x). ``a`` and
+    ``b`` are unit vectors along R^{-T} Sz and R^{-T} Sy. ``least`` is LEACE of the library in
+    whitened coordinates. ``figures`` holds condition numbers and tolerances.
     """
 
     rows: int
@@ -176,13 +176,13 @@ class Real:
     figures: Rounding
 
     def white(self, p: Floats) -> Floats:
-        """R^{-T} P R^T: the map in coordinates where the features have covariance I."""
+        """Return R^{-T} P R^T, the map in whitened coordinates."""
         return np.asarray(np.linalg.solve(self.root.T, p @ self.root.T))
 
 
 @cache
 def _professions(aligned: bool) -> Real:
-    """Load and factor once for all mutants."""
+    """Load the activations and compute the reference values, once for all mutants."""
     x, z, y = _library.professions(aligned)
     z, y = z.reshape(-1, 1), y.reshape(-1, 1)
     centred, std = x - x.mean(0, dtype=np.float64), x.std(0, dtype=np.float64)
@@ -205,7 +205,7 @@ def _real_leace(moments: sf.Moments) -> Floats:
 
 
 def _diagonal_splince(moments: sf.Moments) -> Floats:
-    """SPLINCE with the diagonal of S for S, in floating point."""
+    """Return SPLINCE with diag(S) in place of S, in floating point."""
     s = np.diag(np.asarray(moments.covariance(ddof=0)))
     sz, sy = (np.asarray(moments.cross_covariance(name, ddof=0)) for name in "zy")
     gain = (sy.T @ (sz / s[:, None])) / (sy.T @ (sy / s[:, None]))
@@ -232,13 +232,14 @@ def real_activations(
     fitted: Callable[[sf.Moments], Any] = _real_splince,
     inflation: Callable[[float], float] = lambda rho: 1 / (1 - rho),
 ) -> None:
-    """Reference figures come from the raw rows, not from the library's moments.
+    """Compare the library with reference values computed from the rows.
 
-    Constraints, in units in which features and labels have variance 1, free of the condition
-    number: a solve leaves at most 8 d eps |P|^2 of the covariance and 8 d eps |P|^3 of P (one
-    column each, eps = 2^-52), and the rows' Sz differs from the accumulated one by gamma in every
-    entry, which P carries over. The other figures are whitened by a QR of the rows and have the
-    tolerance of 1.1, which grows with the condition number."""
+    Constraints are checked for standardised features and labels, with tolerances that do not
+    depend on the condition number: relative residuals of at most 8 d eps |P|^2 for the covariance
+    and 8 d eps |P|^3 for P P - P (one column each, eps = 2^-52), plus the difference between the
+    Sz of the rows and the accumulated Sz, at most gamma per entry, times |P| + 1. The other values
+    are whitened by a QR factorisation of the rows and have the tolerance of 1.1, which grows with
+    the condition number."""
     for aligned in (False, True):
         real = _professions(aligned)
         p, d = fitted(real.moments), len(real.std)

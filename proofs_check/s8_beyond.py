@@ -1,4 +1,4 @@
-"""Section 8: beyond the paper. Repair; equal class covariances; what new rows show."""
+"""Section 8: beyond the paper. Repair, equal class covariances, held-out rows."""
 
 from __future__ import annotations
 
@@ -33,18 +33,21 @@ from proofs_check._linalg import (
 from proofs_check._rounding import tolerances, whitened_error
 
 Floats = NDArray[np.float64]
-# f at Lam
+# f(classes, Lam)
 Value = Callable[["Classes", Floats], float]
-# T, Ty, Sy -> B
+# (T, Ty, Sy) -> B
 Repair = Callable[[Matrix, Matrix, Matrix], Matrix]
 
 
 def _erased_moments(bench: Bench, i: int) -> tuple[Matrix, Matrix, Matrix]:
-    """T = F F^T of any rank, Ty = F b, and Sy with ker Ty in ker Sy; redundant columns included."""
+    """Draw T = F F^T of any rank, Ty = F b, and Sy with ker Ty in ker Sy.
+
+    Some draws have redundant label columns.
+    """
     d, k = 3 + i % 3, 1 + (i // 3) % 2
     f = integers(bench.rng, d, d - i % 2)
     ty, sy = f @ integers(bench.rng, f.shape[1], k), integers(bench.rng, d, k)
-    if i % 4 == 3:  # a label twice, and a combination
+    if i % 4 == 3:  # add a linear combination of the label columns
         mix = integers(bench.rng, k, 1)
         ty, sy = beside(ty, ty @ mix), beside(sy, sy @ mix)
     if rank(ty) < k:
@@ -53,18 +56,18 @@ def _erased_moments(bench: Bench, i: int) -> tuple[Matrix, Matrix, Matrix]:
 
 
 def _with_h_of_sy(t: Matrix, ty: Matrix, sy: Matrix) -> Matrix:
-    """H of Sy in place of Ty."""
+    """Return the repair with H computed from Sy in place of Ty."""
     return eye(len(t)) + (sy - ty) @ pinv(sy.T @ pinv(t) @ sy) @ (pinv(t) @ ty).T
 
 
 def _cost(t: Matrix, ty: Matrix, sy: Matrix, m: Matrix) -> Number:
-    """tr(M X H^+ X^T)."""
+    """Return the cost of the repair, tr(M X H^+ X^T), X = Sy - Ty."""
     x = sy - ty
     return trace(m @ x @ pinv(ty.T @ pinv(t) @ ty) @ x.T)
 
 
 def _solvable(ty: Matrix, sy: Matrix) -> bool:
-    """Whether some B has B Ty = Sy, by solving for it."""
+    """Return whether B Ty = Sy has a solution B."""
     try:
         _reference.solve(ty.T, sy.T)
     except ValueError:
@@ -100,10 +103,11 @@ def least_change(
     criterion: Callable[[Matrix, Matrix], bool] = lambda ty, sy: is_zero(sy @ null_basis(ty)),
     fitted: Fitted = _library.repaired,
 ) -> None:
-    """Exact: the constraint, the certificate, the value against a quadratic programme without T^+,
-    the price of random competitors, partial strength. Library: the repair of LEACE against the
-    exact SPLINCE. Its rows are erased rows, rounded and accumulated anew: the errors of both
-    erasers, with a factor 4 for the second accumulation and the composition."""
+    """Exact: check the constraint and the certificate; compare the cost with a quadratic programme
+    that does not use T^+ and with random feasible repairs; check partial strength. Library: compare
+    its repair of LEACE with the exact SPLINCE. The repair is fitted to rounded erased rows; its
+    tolerance is the sum of both tolerances, times 4 for the second accumulation and the
+    composition."""
     for i in bench.repeats(60, 12):
         t, ty, sy = _erased_moments(bench, i)
         d, b = len(t), closed(t, ty, sy)
@@ -121,7 +125,7 @@ def least_change(
         bench.corrected(gap, label="price of a competitor")
         half = eye(d) + change / 2
         bench.corrected(half @ ty - (ty + sy) / 2, label="strength 1/2")
-        # A combination is lost to Ty; Sy of rank 1 may have lost the same, or another.
+        # For rank-one Ty: Sy with the same redundant combination of columns, or with another.
         row = integers(bench.rng, 1, 2)
         once = integers(bench.rng, d, 1)
         for lost, expected in (
@@ -148,14 +152,14 @@ def least_change(
 
 
 def _ridge_fit(features: Matrix, y: Matrix) -> Matrix:
-    """Ridge of strength 1/100 on all coefficients but the intercept."""
+    """Fit by ridge with penalty 1/100 on all coefficients except the intercept."""
     penalty = eye(features.shape[1]) / 100
     penalty[-1, -1] = Fraction(0)
     return ridge(features, y, penalty)
 
 
 def _crossed(t: Matrix, ty: Matrix, sy: Matrix) -> Matrix:
-    """Ty^T T^+ Sy."""
+    """Return Ty^T T^+ Sy."""
     return ty.T @ pinv(t) @ sy
 
 
@@ -180,15 +184,15 @@ def refitted_heads(
     crossed: Repair = _crossed,
     fitted: Fitted = _library.repaired,
 ) -> None:
-    """Exact, behind LEACE and SAL. Library: the kernel of its B P against that of P, relative to
-    the size of Sz: 8 d eps |B P|^2 for each of the two maps, and 4 for q of these families."""
+    """Exact, for heads on rows erased by LEACE and by SAL. Library: |B P Sz| / |Sz| must be at most
+    8 d eps q |B P|^2 for each of the two maps, with condition number q <= 4 here."""
     for s in bench.samples(8, 2, ("full rank", "multi-output")):
         c = s.covariances
         test, y = integers(bench.rng, 3, c.d, 9), s.y + integers(bench.rng, *s.y.shape)
         for p in (_reference.leace(c), _reference.sal(c)):
             t, ty = p @ c.s @ p.T, p @ c.y
             plain = predictions(p, s, test, y, intercept=True, offset=True, fit=least_squares)
-            # No invertible map reaches directions that are orthogonal to Ty in the metric T^+.
+            # The repair is not invertible for Sy orthogonal to Ty in the metric T^+.
             off_ty = t @ null_basis(ty.T)
             for sy in (c.y, off_ty[:, :1] @ integers(bench.rng, 1, ty.shape[1])):
                 b = _reference.restored(t, ty, sy)
@@ -209,7 +213,7 @@ def refitted_heads(
 
 @dataclass(frozen=True)
 class Classes:
-    """Two classes of half the rows each: S_c, S_cy of one column, and Sy."""
+    """Covariances S_c and S_cy of two equally large classes with one task column; target Sy."""
 
     s: Floats
     s_y: Floats
@@ -217,24 +221,24 @@ class Classes:
 
     @property
     def b(self) -> Floats:
-        """B_c = S_c^-1 S_cy."""
+        """B_c = S_c^-1 S_cy of each class."""
         return np.array([np.linalg.solve(s, c) for s, c in zip(self.s, self.s_y, strict=True)])
 
     def tilde(self, lam: Floats) -> list[Floats]:
-        """(I + Lam B_c^T) for each class."""
+        """Return I + Lam B_c^T for each class."""
         return [np.eye(len(self.sy)) + np.outer(lam, b) for b in self.b]
 
     def cost(self, maps: list[Floats]) -> float:
-        """sum p_c tr((A_c - I) S_c (A_c - I)^T)."""
+        """Return the cost sum p_c tr((A_c - I) S_c (A_c - I)^T) of maps A_c."""
         change = [a - np.eye(len(a)) for a in maps]
         return float(np.mean([np.trace(e @ s @ e.T) for e, s in zip(change, self.s, strict=True)]))
 
     def kept(self, maps: list[Floats]) -> Floats:
-        """sum p_c A_c S_cy."""
+        """Return the task covariance after the maps, sum p_c A_c S_cy."""
         return np.mean([a @ c for a, c in zip(maps, self.s_y, strict=True)], axis=0)
 
     def feasible(self, turned: Floats) -> list[Floats]:
-        """The cheapest maps R O_c S_c^-1/2 with O = (I, turned)."""
+        """Return the maps R O_c S_c^-1/2 of least cost for the rotations O = (I, turned)."""
         roots, rotations = [_root(s) for s in self.s], [np.eye(len(turned)), turned]
         r0 = np.mean([r @ o.T for r, o in zip(roots, rotations, strict=True)], axis=0)
         vq = np.mean([o @ r @ b for o, r, b in zip(rotations, roots, self.b, strict=True)], axis=0)
@@ -248,30 +252,33 @@ def _root(matrix: Floats) -> Floats:
 
 
 def _transport(a: Floats, b: Floats) -> Floats:
-    """The positive T with T a T = b."""
+    """Return the positive definite T with T a T = b."""
     root = _root(a)
     inverse = np.linalg.inv(root)
     return np.asarray(inverse @ _root(root @ b @ root) @ inverse)
 
 
 def _trace_of_mean(a: Floats, b: Floats) -> float:
-    """tr of the Bures barycentre, (I + T) a (I + T) / 4 with T a T = b; a may be singular."""
+    """Return the trace of the Bures barycentre, (I + T) a (I + T) / 4 with T a T = b.
+
+    `a` may be singular.
+    """
     root = _root(a)
     return float(np.trace(a) + np.trace(b) + 2 * np.trace(_root(root @ b @ root))) / 4
 
 
 def _moved(c: Classes, lam: Floats) -> list[Floats]:
-    """S~_c."""
+    """Return S~_c = (I + Lam B_c^T) S_c (I + Lam B_c^T)^T of each class."""
     return [t @ s @ t.T for t, s in zip(c.tilde(lam), c.s, strict=True)]
 
 
 def _value(c: Classes, lam: Floats) -> float:
-    """f(Lam) = tr Sigma - 2 <Lam, Sy>."""
+    """Return f(Lam) = tr Sigma - 2 <Lam, Sy>, Sigma the barycentre of the S~_c."""
     return _trace_of_mean(*_moved(c, lam)) - 2 * float(lam @ c.sy)
 
 
 def _slope(c: Classes, lam: Floats) -> Floats:
-    """2 (sum p_c A_c S_cy - Sy)."""
+    """Return the gradient of f, 2 (sum p_c A_c S_cy - Sy)."""
     a, b = _moved(c, lam)
     middle = (np.eye(len(a)) + _transport(a, b)) / 2
     maps = [
@@ -281,7 +288,7 @@ def _slope(c: Classes, lam: Floats) -> Floats:
 
 
 def _grid_minimum(c: Classes) -> float:
-    """The least cost over all relative rotations of the plane, of either sign."""
+    """Return the least cost over all orthogonal 2 x 2 matrices as relative rotation."""
 
     def cost(angle: float, sign: float) -> float:
         turned = np.array(
@@ -304,14 +311,14 @@ def _grid_minimum(c: Classes) -> float:
 
 
 def _drawn(bench: Bench) -> Classes:
-    """Random classes of the plane."""
+    """Draw two random classes in the plane."""
     joint = [r @ r.T for r in np.eye(3) + 0.6 * bench.rng.normal(size=(2, 3, 3))]
     s, s_y = (np.array([j[:2, part] for j in joint]) for part in (slice(2), 2))
     return Classes(s, s_y, s_y.mean(axis=0) + 0.5 * bench.rng.normal(size=2))
 
 
-# The kept covariance nearly reverses the relation of the first class: a determinant is 0 at the
-# minimiser of f, and the gap is .32 of the cost.
+# Sy nearly opposes the task covariance of the first class: a determinant 1 + Lam^T B_c is 0 at the
+# minimiser of f, and the duality gap is 0.32 of the cost.
 _KINK = Classes(
     np.array([np.eye(2), [[2.0, 1.0], [1.0, 1.0]]]), np.array([[0.0, -1.0], [1.0, 1.0]]),
     np.array([0.1, 0.05]),
@@ -319,7 +326,7 @@ _KINK = Classes(
 
 
 def _minimum(c: Classes, value: Value) -> tuple[Floats, float]:
-    """The minimiser of the convex f in two dimensions, which may have a kink there."""
+    """Return minimiser and minimum of the convex f, which may be non-smooth, in two dimensions."""
     result = optimize.minimize(
         lambda lam: value(c, lam), np.zeros(2), method="Nelder-Mead",
         options={"xatol": 1e-9, "fatol": 1e-13, "maxiter": 2000, "maxfev": 4000},
@@ -356,10 +363,11 @@ def equal_covariances(
     slope: Callable[[Classes, Floats], Floats] = _slope,
     fitted: Callable[[Sample], Floats] = _library.quadratic,
 ) -> None:
-    """In floating point: f against differences, its values against the cost of random feasible
-    maps, its minimum against all rotations of the plane. Differences err by step^2 and eps / step,
-    a minimum that is found to fatol by its square root. Library: its maps are feasible, and their
-    cost is that of the best rotation; two classes of the plane, continuous y."""
+    """In floating point: compare the gradient of f with finite differences, its values with the
+    costs of random feasible maps, and its minimum with the minimum over all rotations of the plane.
+    The error of differences is about step^2 + eps / step, that of the minimiser the square root of
+    fatol. Library, for two classes in the plane and continuous y: its maps must be feasible, with
+    the cost of the best rotation."""
     for i in bench.repeats(30, 8):
         c = _drawn(bench)
         variance = float(np.mean([np.trace(s) for s in c.s]))
@@ -395,7 +403,7 @@ def equal_covariances(
 
 
 def _plane(bench: Bench) -> tuple[Sample, Classes]:
-    """Two classes of 40 rows of integers in the plane, and an integer task."""
+    """Draw two classes of 40 integer rows in the plane, and an integer task."""
     z = np.repeat([0, 1], 40)
     x = np.rint(bench.rng.normal(size=(80, 2)) * np.where(z, 9, 4)[:, None]).astype(int)
     x[:, 1] += x[:, 0] // 2 + 3 * z
@@ -410,14 +418,14 @@ def _plane(bench: Bench) -> tuple[Sample, Classes]:
 
 
 def _orthogonal(bench: Bench, d: int) -> Matrix:
-    """A rational orthogonal matrix: the Cayley transform of a skew one."""
+    """Draw a rational orthogonal matrix: the Cayley transform of a skew-symmetric matrix."""
     lower = np.tril(integers(bench.rng, d, d), -1)
     skew = lower - lower.T
     return (eye(d) - skew) @ inverse(eye(d) + skew)
 
 
 def _definite(matrix: Matrix) -> bool:
-    """Whether a symmetric matrix is positive or negative definite, by its leading minors."""
+    """Return whether a symmetric matrix is positive or negative definite, by leading minors."""
     return any(
         all(_determinant(sign * matrix[:k, :k]) > 0 for k in range(1, len(matrix) + 1))
         for sign in (1, -1)
@@ -425,7 +433,7 @@ def _definite(matrix: Matrix) -> bool:
 
 
 def _determinant(matrix: Matrix) -> Number:
-    """Determinant by elimination."""
+    """Return the determinant, by Gaussian elimination."""
     a, determinant = matrix.copy(), Fraction(1)
     for k in range(len(a)):
         pivot = next((i for i in range(k, len(a)) if a[i, k] != 0), None)
@@ -441,7 +449,10 @@ def _determinant(matrix: Matrix) -> Number:
 
 
 def _paired(roots: list[int], signs: list[int], u: Matrix) -> Matrix:
-    """Columns with w = 0, and sqrt(-w_j) u_i + sqrt(w_i) u_j of pairs, w = sign root^2."""
+    """Return u_k for w_k = 0, and sqrt(-w_j) u_i + sqrt(w_i) u_j for pairs w_i > 0 > w_j.
+
+    The weights are w = sign root^2.
+    """
     order = range(len(roots))
     plus = [i for i in order if signs[i] > 0]
     minus = [j for j in order if signs[j] < 0]
@@ -452,17 +463,17 @@ def _paired(roots: list[int], signs: list[int], u: Matrix) -> Matrix:
 
 
 def _unweighted(roots: list[int], signs: list[int], u: Matrix) -> Matrix:
-    """Pairs u_i + u_j."""
+    """Return the columns of ``_paired`` with u_i + u_j for the pairs."""
     return _paired([1] * len(roots), signs, u)
 
 
 def _off_the_range(roots: list[int], signs: list[int], u: Matrix) -> Matrix:
-    """Columns with w = 0 alone: a projection off the range of D."""
+    """Return only the columns u_k for w_k = 0."""
     return _paired(roots, [sign if sign == 0 else 1 for sign in signs], u)
 
 
 def _surviving(w: Matrix, s: Matrix) -> Matrix:
-    """P = S W (W^T S W)^{-1} W^T."""
+    """Return P = S W (W^T S W)^{-1} W^T."""
     return s @ w @ inverse(w.T @ s @ w) @ w.T
 
 
@@ -487,10 +498,11 @@ def isotropic_map(
     projected: Callable[[Matrix, Matrix], Matrix] = _surviving,
     fitted: Callable[[NDArray[np.int64], NDArray[np.int64]], Floats] = _library.isotropic,
 ) -> None:
-    """Exact: S_w = L L^T, S_1 - S_0 = L D L^T with D = a u_0^T + u_0 a^T + sum w_i u_i u_i^T and
-    m_1 - m_0 = L u_0. The map has no difference left and the least change of its functionals, its
-    rank is n_0 + min(n_+, n_-), and D is definite on what could be added: by Witt's theorem no
-    isotropic space is larger. Library: integer rows, the rank by the signature."""
+    """Exact, for S_w = L L^T, S_1 - S_0 = L D L^T with D = a u_0^T + u_0 a^T + sum w_i u_i u_i^T
+    and m_1 - m_0 = L u_0. After the map, class means and covariances are equal; its change is the
+    least for its functionals; its rank is n_0 + min(n_+, n_-). D is definite on all functionals
+    that could be added, so by Witt's theorem no isotropic space is larger. Library, on integer
+    rows: the rank must agree with the signature of D."""
     for i in bench.repeats(40, 12):
         d = 3 + i % 4
         turned, scale = _orthogonal(bench, d), integers(bench.rng, d, d)
@@ -505,7 +517,7 @@ def isotropic_map(
         c = kept(roots, signs, u)
         least = signs.count(0) + min(signs.count(1), signs.count(-1))
         bench.printed(Fraction(c.shape[1] - least))
-        # D on the functionals that no kept one sees, and that vanish on the means.
+        # Functionals orthogonal, also with respect to D, to the kept ones, and 0 on u_0.
         free = null_basis(beside(beside(u0, inner @ c), c).T)
         bench.printed(Fraction(int(not _definite(free.T @ inner @ free))))
         if not c.shape[1]:
@@ -515,7 +527,7 @@ def isotropic_map(
         bench.printed(p @ scale @ u0)
         bench.printed(p @ scale @ inner @ scale.T @ p.T)
         bench.printed(p @ p - p)
-        bench.printed((eye(d) - p) @ s @ p.T)  # the normal equations of the least change
+        bench.printed((eye(d) - p) @ s @ p.T)  # normal equations of the least change
     for _ in bench.repeats(6, 2):
         z = np.arange(80) % 2
         wide = np.array([[4, 4, 4, 5, 5], [9, 9, 9, 1, 1]])[z]
@@ -537,25 +549,26 @@ def isotropic_map(
         )
 
 
-# Features, rows, fraction and deviation of the rare class, distance of the means.
+# Number of features and rows, fraction and standard deviation of the rare class, distance of the
+# class means.
 D, ROWS, RARE, WIDE, GAP = 8, 1000, 0.05, 3.0, 12.0
 
 
 def _by_angle(s: Matrix, true: Matrix, fitted: Matrix, variance: Number) -> Number:
-    """R0^2 sin^2 of the angle between Sz and the columns of sz in the metric S^+."""
+    """Return R0^2 sin^2 of the angle between Sz and the fitted columns in the metric S^+."""
     inner = true.T @ pinv(s) @ fitted
     across = true.T @ pinv(s) @ true - inner @ pinv(fitted.T @ pinv(s) @ fitted) @ inner.T
     return across[0, 0] / variance
 
 
 def _by_cosine(s: Matrix, true: Matrix, fitted: Matrix, variance: Number) -> Number:
-    """The cosine in place of the sine."""
+    """Return R0^2 cos^2 of the angle."""
     r2 = (true.T @ pinv(s) @ true)[0, 0] / variance
     return r2 - _by_angle(s, true, fitted, variance)
 
 
 def _erasers(bench: Bench, s: Matrix, fitted: Matrix) -> list[Matrix]:
-    """Projectors whose kernel is the column space of `fitted`: LEACE, SAL, any."""
+    """Return projectors with kernel colsp(fitted): LEACE, SAL and a random projector."""
     projectors = []
     for right in (pinv(s) @ fitted, fitted, integers(bench.rng, *fitted.shape)):
         inner = right.T @ fitted
@@ -565,7 +578,7 @@ def _erasers(bench: Bench, s: Matrix, fitted: Matrix) -> list[Matrix]:
 
 
 def _population() -> tuple[Floats, Floats, float]:
-    """Cov(x), Cov(x, z) and Var(z) of the simulation."""
+    """Return Cov(x), Cov(x, z) and Var(z) of the simulated population."""
     variance = RARE * (1 - RARE)
     true = variance * GAP * np.eye(D)[0]
     within = (RARE * WIDE**2 + 1 - RARE) * np.eye(D)
@@ -573,7 +586,7 @@ def _population() -> tuple[Floats, Floats, float]:
 
 
 def _tau() -> float:
-    """tr(S^+ sum_c w_c S_c) across Sz, w_c = 1 - p_c."""
+    """Return tau = tr(S^+ sum_c w_c S_c) on the complement of Sz, w_c = 1 - p_c."""
     return (D - 1) * ((1 - RARE) * WIDE**2 + RARE) / (RARE * WIDE**2 + 1 - RARE)
 
 
@@ -597,9 +610,9 @@ def new_rows(
     tau: Callable[[], float] = _tau,
     certified: Callable[[Floats, NDArray[np.int64]], tuple[Floats, float]] = _library.certified,
 ) -> None:
-    """Exact: R^2 behind projectors of one kernel, S of any rank. Simulation: the mean of n t over
-    fits within 4 standard errors of tau, and the coverage of the library's certificate at 95 %
-    within 3 of .95."""
+    """Exact: compute R^2 after projectors with one kernel, for S of any rank. Simulation: the mean
+    of n t over fits is within 4 standard errors of tau, and the coverage of the library's 95 %
+    certificate at most 3 standard errors below 0.95."""
     for i in bench.repeats(60, 15):
         d, k = 3 + i % 3, 1 + i % 2
         f = integers(bench.rng, d, d - (i // 2) % 2)
@@ -626,7 +639,7 @@ def new_rows(
         n_covered += r2 <= limit
         noises.append(ROWS * r2_of_x * r2 / (r2_of_x - r2))
     error = float(np.std(noises)) / len(fits) ** 0.5
-    # Terms of order 1 / n_c of the rarest class, 50 rows.
+    # The tolerance includes terms of order 1 / n_c, n_c = 50 rows of the rarest class.
     bench.corrected(np.mean(noises) / tau() - 1, 4 * error / tau() + 1 / (RARE * ROWS), label="tau")
     coverage = n_covered / len(fits)
     bench.corrected(

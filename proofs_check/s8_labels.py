@@ -1,4 +1,4 @@
-"""Section 8, continued: erasers that are given the labels of the concept."""
+"""Section 8, continued: erasers that also take the labels of the concept."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from proofs_check._rounding import rounding
 
 
 class Joint(NamedTuple):
-    """Covariances of x, z and y; w = (x, z)."""
+    """Covariances of x, z and y, with w = (x, z)."""
 
     s: Matrix
     sz: Matrix
@@ -40,14 +40,14 @@ class Joint(NamedTuple):
 
     @classmethod
     def of(cls, x: Matrix, z: Matrix, y: Matrix) -> Joint:
-        """Of rows (n, d), (n, k_z), (n, k_y), divided by n."""
+        """Return the covariances, divided by n, of rows x (n, d), z (n, k_z) and y (n, k_y)."""
         x, z, y = (a - a.sum(axis=0, keepdims=True) / len(a) for a in (x, z, y))
         n = len(x)
         return cls(x.T @ x / n, x.T @ z / n, x.T @ y / n, z.T @ z / n, z.T @ y / n)
 
     @property
     def covariances(self) -> Covariances:
-        """Those that an eraser without labels reads."""
+        """Covariances for erasers without labels."""
         return Covariances(self.s, self.sz, self.sy, zeros(len(self.s), 1))
 
     @property
@@ -67,41 +67,41 @@ class Joint(NamedTuple):
 
     @property
     def t(self) -> Matrix:
-        """Cov(x given z), of the linear regression on z."""
+        """Cov(x | z), the covariance of the residuals of the linear regression of x on z."""
         return self.s - self.sz @ pinv(self.zz) @ self.sz.T
 
     @property
     def ty(self) -> Matrix:
-        """Cov(x, y given z)."""
+        """Cov(x, y | z)."""
         return self.sy - self.sz @ pinv(self.zz) @ self.zy
 
 
-# Joint -> E of r(x, z) = x - E (w - E w), of shape (d, d + k_z)
+# Function from Joint to E, (d, d + k_z), of the eraser r(x, z) = x - E (w - mean w).
 Eraser = Callable[[Joint], Matrix]
 
 
 def _behind(j: Joint, b: Matrix) -> Matrix:
-    """E of B after x - Sz Szz^+ (z - E z)."""
+    """Return E of the composition of x -> x - Sz Szz^+ (z - mean z), then B."""
     return beside(eye(len(b)) - b, b @ j.sz @ pinv(j.zz))
 
 
 def o_leace(j: Joint) -> Matrix:
-    """E of o-LEACE."""
+    """Return E of o-LEACE."""
     return _behind(j, eye(len(j.s)))
 
 
 def o_splince(j: Joint) -> Matrix:
-    """E of o-SPLINCE by its second form: o-LEACE, repaired."""
+    """Return E of o-SPLINCE by its second form, the repair of o-LEACE."""
     return _behind(j, _reference.restored(j.t, j.ty, j.sy))
 
 
 def _with_s(j: Joint) -> Matrix:
-    """S in place of Cov(x given z); both constraints hold."""
+    """Return E with S in place of Cov(x | z); both constraints hold."""
     return _behind(j, _reference.restored(j.s, j.ty, j.sy))
 
 
 def _without_labels(j: Joint) -> Matrix:
-    """SPLINCE, where it exists: C_zz in place of Szz; both constraints hold."""
+    """Return E of SPLINCE, which has C_zz in place of Szz; o-SPLINCE if infeasible."""
     c = j.covariances
     if not c.feasible:
         return o_splince(j)
@@ -109,7 +109,7 @@ def _without_labels(j: Joint) -> Matrix:
 
 
 def _by_residual(j: Joint) -> Matrix:
-    """E by the first form: Sz G_o^+ e, e the part of z that the prediction of y leaves."""
+    """Return E by the first form: Sz G_o^+ times the residual of z on the prediction of y."""
     predictor = j.wy.T @ pinv(j.w)
     gain = j.zy @ pinv(predictor @ j.wy)
     selected = beside(zeros(len(j.zz), len(j.s)), eye(len(j.zz)))
@@ -117,7 +117,7 @@ def _by_residual(j: Joint) -> Matrix:
 
 
 def _solvable(j: Joint) -> bool:
-    """Whether some E has E Cov(w, z) = Sz and E Cov(w, y) = 0, by solving for it."""
+    """Return whether E Cov(w, z) = Sz and E Cov(w, y) = 0 have a common solution E."""
     try:
         _reference.solve(beside(j.wz, j.wy).T, beside(j.sz, 0 * j.sy).T)
     except ValueError:
@@ -126,25 +126,28 @@ def _solvable(j: Joint) -> bool:
 
 
 def _carried(j: Joint) -> bool:
-    """ker Cov(x, y given z) is in ker Sy."""
+    """Return whether ker Cov(x, y | z) is in ker Sy."""
     return is_zero(j.sy @ null_basis(j.ty))
 
 
 def _factored(bench: Bench, d: int, m: int, k_z: int, k_y: int) -> Joint:
-    """x = F u, z = A u and y = B u of white u with m + 2 entries; S has rank min(d, m)."""
+    """Draw x = F u, z = A u, y = B u with white u of m + 2 entries; S has rank min(d, m)."""
     f = beside(integers(bench.rng, d, m), zeros(d, 2))
     a, b = integers(bench.rng, k_z, m + 2), integers(bench.rng, k_y, m + 2)
     return Joint(f @ f.T, f @ a.T, f @ b.T, a @ a.T, a @ b.T)
 
 
 def _problem(bench: Bench, i: int) -> Joint:
-    """Feasible, nothing trivial: any rank of S, redundant columns of z, spans that coincide."""
+    """Draw a feasible problem with Sy and Sz Szz^+ Szy not 0, for S of any rank.
+
+    Some draws have redundant columns of z, or Sz and Sy with equal column spaces.
+    """
     while True:
         j = _factored(bench, 3 + i % 3, 3 + i % 2, 1 + (i // 2) % 2, 1 + (i // 4) % 2)
-        if i % 5 == 3:  # a column of z twice, and a combination
+        if i % 5 == 3:  # add a linear combination of the columns of z
             mix = beside(eye(len(j.zz)), integers(bench.rng, len(j.zz), 1))
             j = j._replace(sz=j.sz @ mix, zz=mix.T @ j.zz @ mix, zy=mix.T @ j.zy)
-        if i % 5 == 4:  # x covaries with z and y in the same directions
+        if i % 5 == 4:  # Sy in the column space of Sz
             y = integers(bench.rng, len(j.zz), 1)
             j = j._replace(sy=j.sz @ y, zy=integers(bench.rng, len(j.zz), 1))
         if (
@@ -156,12 +159,12 @@ def _problem(bench: Bench, i: int) -> Joint:
 
 
 def _cost(j: Joint, e: Matrix, m: Matrix) -> Number:
-    """E|r - x|^2 in the metric M."""
+    """Return E|r(x, z) - x|_M^2."""
     return trace(m @ e @ j.w @ e.T)
 
 
 def _least(j: Joint, m: Matrix) -> Number:
-    """The smallest cost. Rows of E for z, which no metric sees, make it square; they are 0."""
+    """Return the smallest cost; E is padded by zero rows to a square matrix."""
     d, k = j.sz.shape
     metric = np.vstack([beside(m, zeros(d, k)), zeros(k, d + k)])
     values = np.vstack([beside(j.sz, 0 * j.sy), zeros(k, k + j.sy.shape[1])])
@@ -169,7 +172,7 @@ def _least(j: Joint, m: Matrix) -> Number:
 
 
 def _sample(bench: Bench, d: int) -> tuple[Sample, Joint]:
-    """One-hot labels for which both SPLINCE of x and of w exist."""
+    """Draw data with one-hot labels for which SPLINCE of x and of w are feasible."""
     while True:
         drawn = next(bench.samples(1, 1, ("one-hot",)))
         j = Joint.of(drawn.x, drawn.z, drawn.y)
@@ -201,8 +204,8 @@ def erased_with_labels(
     residual_form: Eraser = _by_residual,
     fitted: Fitted = _library.with_labels,
 ) -> None:
-    """Exact: the constraints, the value against a quadratic programme on (x, z) without inverses,
-    the first form. Library: against the exact map, by the bound of SPLINCE of w."""
+    """Exact: check the constraints and the first form; compare the cost with a quadratic programme
+    on (x, z). Library: compare with the exact map, within the tolerance of SPLINCE of w."""
     for i in bench.repeats(60, 20):
         j = _problem(bench, i)
         d, e = len(j.s), closed(j)
@@ -222,7 +225,11 @@ def erased_with_labels(
 
 
 def _of_kind(bench: Bench, kind: int) -> Joint:
-    """Free; y a function of z; y tied to x through z alone; Sz and Sy with one column space."""
+    """Draw a problem of kind 0 to 3.
+
+    Kinds: 0 unrestricted, 1 y a linear function of z, 2 Cov(x, y | z) = 0, 3 Sy in the column
+    space of Sz.
+    """
     while True:
         j = _factored(bench, 4, 4, 1 + kind % 2, 1)
         if kind == 1:
@@ -253,8 +260,8 @@ def _of_kind(bench: Bench, kind: int) -> Joint:
     },
 )
 def feasible_with_labels(bench: Bench, *, criterion: Callable[[Joint], bool] = _carried) -> None:
-    """Exact, in four families, by solving the linear system for E. SPLINCE of x must be feasible in
-    none of the last."""
+    """Exact, for four kinds of problem, by solving the linear system for E. SPLINCE of x must be
+    infeasible for all problems of the last kind."""
     for i in bench.repeats(80, 24):
         j = _of_kind(bench, i % 4)
         bench.printed(int(criterion(j) != _solvable(j)))
@@ -265,18 +272,18 @@ def feasible_with_labels(bench: Bench, *, criterion: Callable[[Joint], bool] = _
 
 
 def _rho(j: Joint) -> Number:
-    """corr(z, y)^2 / R^2(y given x, z) of single columns; the variance of y cancels."""
+    """Return corr(z, y)^2 / R^2(y on x, z) for single columns; the variance of y cancels."""
     explained = (j.wy.T @ pinv(j.w) @ j.wy)[0, 0]
     return j.zy[0, 0] ** 2 / (j.zz[0, 0] * explained)
 
 
 def _rho_without_fit(j: Joint) -> Number:
-    """corr(z, y)^2, with a variance of y that x and z do not explain."""
+    """Return corr(z, y)^2 for y with an additional variance of 1 that x and z do not explain."""
     explained = (j.wy.T @ pinv(j.w) @ j.wy)[0, 0]
     return j.zy[0, 0] ** 2 / (j.zz[0, 0] * (explained + 1))
 
 
-# The smaller and the larger cost, of o-LEACE, LEACE, o-SPLINCE and SPLINCE.
+# Pairs of (smaller, larger) cost: o-LEACE oL, LEACE L, o-SPLINCE oS, SPLINCE S.
 _ORDER = (("oL", "L"), ("L", "S"), ("oL", "oS"), ("oS", "S"))
 
 
@@ -297,8 +304,8 @@ def cost_with_labels(
     rho: Callable[[Joint], Number] = _rho,
     order: Callable[[], tuple[tuple[str, str], ...]] = lambda: _ORDER,
 ) -> None:
-    """Exact: the price of a single column; the order in metrics of rank 1 in many directions, which
-    is that of Loewner."""
+    """Exact: check the ratio of costs for a single task column, and the order of costs in many
+    metrics of rank 1, which implies the Loewner order."""
     n_problems = 0
     while n_problems < len(bench.repeats(60, 20)):
         j = _factored(bench, 4, 4 - n_problems % 2, 1, 1)
@@ -322,7 +329,7 @@ def cost_with_labels(
 
 
 def _classes(bench: Bench) -> tuple[Matrix, Matrix, Matrix]:
-    """Integer rows x, one-hot z of three classes, two columns y tied to both."""
+    """Draw integer rows x, one-hot z of three classes, and two columns y that depend on both."""
     n, d = 18, 3
     z = np.arange(n) % 3
     x = integers(bench.rng, n, d) + integers(bench.rng, 3, d)[z]
@@ -333,15 +340,15 @@ def _classes(bench: Bench) -> tuple[Matrix, Matrix, Matrix]:
 
 
 def _erase(j: Joint, e: Matrix, x: Matrix, z: Matrix) -> Matrix:
-    """Rows x - E (w - E w)."""
+    """Return the erased rows x - E (w - mean w)."""
     w = np.hstack([x, z])
     return x - (w - w.sum(axis=0, keepdims=True) / len(w)) @ e.T
 
 
 def _within(x: Matrix, y: Matrix, z: Matrix, c: int) -> Matrix:
-    """Cov(x, y | c)."""
-    own = [i for i in range(len(z)) if z[i, c] == 1]
-    return Joint.of(x[own], z[own], y[own]).sy
+    """Return Cov(x, y) within class c."""
+    members = [i for i in range(len(z)) if z[i, c] == 1]
+    return Joint.of(x[members], z[members], y[members]).sy
 
 
 @check(
@@ -364,14 +371,14 @@ def relation_within_classes(
     closed: Eraser = o_leace,
     both: Callable[[Joint], bool] = lambda j: is_zero(j.sz @ pinv(j.zz) @ j.zy),
 ) -> None:
-    """Exact, rows of three classes. Whether some E keeps the total and the pooled covariance is
-    decided by solving for it, also where z and y do not covary."""
+    """Exact, for rows of three classes. A linear system decides whether some E keeps both the total
+    and the pooled covariance with y, also for class means of y that are equal."""
     for i in bench.repeats(30, 8):
         x, z, y = _classes(bench)
-        if i % 2:  # every class has the same mean of y
+        if i % 2:  # equal class means of y
             for c in range(3):
-                own = [k for k in range(len(z)) if z[k, c] == 1]
-                y[own] -= y[own].sum(axis=0, keepdims=True) / len(own)
+                members = [k for k in range(len(z)) if z[k, c] == 1]
+                y[members] -= y[members].sum(axis=0, keepdims=True) / len(members)
         j = Joint.of(x, z, y)
         erased = _erase(j, closed(j), x, z)
         if not i % 2:
@@ -392,7 +399,7 @@ def relation_within_classes(
 
 
 def _splince(j: Joint) -> Matrix:
-    """P of rows without a label."""
+    """Return P for unlabelled rows: SPLINCE, or LEACE if infeasible."""
     c = j.covariances
     return eye(len(j.s)) - (
         _reference.erased_by_splince(c) if c.feasible else _reference.erased_by_leace(c)
@@ -400,7 +407,7 @@ def _splince(j: Joint) -> Matrix:
 
 
 def _left(j: Joint) -> Matrix:
-    """Remainder of one column after erasing by a predicted label: (1 - R^2(z given x)) Sz."""
+    """Return Cov(x, z) after erasing with predicted labels: (1 - R^2(z on x)) Sz, one column."""
     explained = (j.sz.T @ pinv(j.s) @ j.sz)[0, 0]
     return (1 - explained / j.zz[0, 0]) * j.sz
 
@@ -421,8 +428,8 @@ def rows_without_labels(
     fallback: Callable[[Joint], Matrix] = _splince,
     left: Callable[[Joint], Matrix] = _left,
 ) -> None:
-    """Exact sums over a finite population; a label is missing with a probability per class, or
-    per row. A label predicted from x does not take its place."""
+    """Exact sums over a finite population, in which labels are missing with a probability per class
+    or per row. A label predicted from x does not replace a missing label."""
     for _ in bench.repeats(30, 10):
         while True:
             x, z, y = _classes(bench)
@@ -433,10 +440,10 @@ def rows_without_labels(
         unlabelled = mean + (x - mean) @ fallback(j).T
         per_class = z @ (integers(bench.rng, 3, 1) + 4) / 8
         bench.printed(Joint.of(labelled + per_class * (unlabelled - labelled), z, y).sz)
-        # Missing in the first class, in the rows with the larger half of the first feature.
-        own = sorted((i for i in range(len(x)) if z[i, 0] == 1), key=lambda i: x[i, 0])
+        # Missing labels: in the first class, the half of the rows with the largest first feature.
+        members = sorted((i for i in range(len(x)) if z[i, 0] == 1), key=lambda i: x[i, 0])
         missing = zeros(len(x), 1)
-        missing[own[len(own) // 2 :]] = Fraction(1)
+        missing[members[len(members) // 2 :]] = Fraction(1)
         rows = Joint.of(labelled + missing * (unlabelled - labelled), z, y)
         step = missing.T @ (x - z @ (z.T @ x) * Fraction(3, len(x)))
         if not is_zero(step @ (eye(3) - fallback(j)).T):

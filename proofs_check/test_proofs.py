@@ -1,4 +1,4 @@
-"""The checks as tests, the library against exact arithmetic on drawn data, and the harness."""
+"""The checks as tests, the library against exact arithmetic on random data, and the harness."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ def test_verdict_is_reproduced_and_every_mutant_caught(
     assert [figure for figure in outcome.figures if figure not in text] == []
 
 
-# The library on data that hypothesis draws, and shrinks where it fails.
+# The library on data from hypothesis, which shrinks failing examples.
 
 
 @st.composite
 def samples(draw: st.DrawFn) -> Sample:
-    """Integer data with continuous or class labels; often rank-deficient or nearly so."""
+    """Draw integer data with continuous or class labels, often rank-deficient or nearly so."""
     d = draw(st.integers(2, 5))
     n = draw(st.integers(d, 3 * d + 3))
     entry = st.integers(-4, 4)
@@ -107,13 +107,13 @@ def test_library_equals_the_exact_eraser_on_drawn_data(sample: Sample) -> None:
     computed, exact = _library.splince(sample), _reference.splince(c)
     assert whitened_error(c, computed, exact) <= splince
     assert whitened_error(c, _library.leace(sample), _reference.leace(c)) <= leace
-    # off the support of x the whitened error is blind; there P must be the identity
+    # The whitened error is 0 off the support of x, where P must be the identity.
     assert np.linalg.norm(to_float(computed - exact)) <= splince * np.sqrt(cond)
 
 
 def test_library_sees_a_rank_deficiency_that_small_pivots_hide() -> None:
-    # Four rows in four dimensions: S has rank 3, and the pivot before the last is already small,
-    # so rounding lifts the last one of a Cholesky factorisation far above d times the unit.
+    # Four rows in four dimensions: S has rank 3. The third pivot of a Cholesky factorisation is
+    # small, so the rounding error in the last pivot is far above d times the unit roundoff.
     x = np.array([[1, 1, -1, 3], [1, 4, -2, 2], [5, 0, -4, -5], [-2, 0, 2, 2]])
     z = x @ np.array([[1], [0], [2], [0]]) + np.array([[1], [0], [0], [-2]])
     y = x @ np.array([[1], [1], [0], [0]]) + np.array([[0], [2], [1], [0]])
@@ -124,11 +124,11 @@ def test_library_sees_a_rank_deficiency_that_small_pivots_hide() -> None:
     assert _library.report(sample).rank_covariance == 3
 
 
-# The harness must fail when it should.
+# Tests that the harness reports failures.
 
 
 def _toy(expected: Verdict = Verdict.HOLDS, **changes: object) -> Check:
-    """A check that 2 + 2 = 4, with two mutants: one that it catches, one that it cannot."""
+    """Return a check of 2 + 2 = 4 with two mutants: one that it catches, one that it cannot."""
 
     def run(bench: Bench, *, total: int = 4, unused: int = 0) -> None:
         bench.printed(rational([[2 + 2 - total]]))
@@ -188,10 +188,10 @@ def _verdict(*reports: tuple[str, float, str | None]) -> Verdict | None:
         ([("printed", 0.5, None)], Verdict.HOLDS),
         ([("printed", 0.5, None), ("corrected", 2.0, None)], None),
         ([("printed", 2 * FAR, None), ("corrected", 0.5, None)], Verdict.FALSE),
-        ([("printed", 2.0, None)], None),  # neither within tolerance nor far from it
+        ([("printed", 2.0, None)], None),  # neither within tolerance nor above FAR
         ([("printed", 0.5, None), ("printed", 2 * FAR, "c")], Verdict.CONDITIONAL),
-        ([("printed", 0.5, None), ("printed", 0.5, "c")], None),  # the condition is not needed
-        ([("printed", 2 * FAR, "c")], None),  # never confirmed
+        ([("printed", 0.5, None), ("printed", 0.5, "c")], None),  # holds without the condition, too
+        ([("printed", 2 * FAR, "c")], None),  # no case meets all conditions
         ([("printed", 2 * FAR, None), ("printed", 2 * FAR, "c")], None),
         ([("printed", float("nan"), None)], Verdict.FALSE),
         ([("corrected", 0.5, None)], None),  # the printed statement was not examined
@@ -220,7 +220,7 @@ def test_every_check_is_documented_and_has_mutants() -> None:
         assert item.run.__doc__
 
 
-# The mutants of every check, counted: one that is taken out is evidence that is gone.
+# Number of mutants of every check: none may be removed.
 MUTANTS = {
     "1.1": 10, "1.2": 5, "1.3": 4, "1.4": 3, "1.5": 3, "1.6": 4, "1.7": 8, "1.8": 4,
     "2.1": 3, "2.2": 3, "2.3": 2, "2.4": 2, "2.5": 2, "2.6": 3,
@@ -242,13 +242,13 @@ def test_no_mutant_is_taken_out() -> None:
 
 
 def _formulas(item: Check) -> dict[str, Any]:
-    """Erasers of the library that a check examines, by the name of the argument."""
+    """Return the erasers of the library that a check examines, by argument name."""
     parameters = inspect.signature(item.run).parameters.values()
     defaults = {p.name: p.default for p in parameters if p.name.startswith("fitted")}
     return {name: default for name, default in defaults.items() if callable(default)}
 
 
-# Statements on kernels and retrained heads, which do not change with the scale of P.
+# Statements that do not depend on the scale of P: on kernels and retrained heads.
 SCALE_FREE = ("2.6", "3.1", "3.2", "3.3", "3.4", "8.6")
 ERASERS_EXAMINED = [
     (item, name) for item in CHECKS for name in _formulas(item) if item.key not in SCALE_FREE
@@ -259,7 +259,7 @@ ERASERS_EXAMINED = [
     ("item", "name"), ERASERS_EXAMINED, ids=[f"{i.key}-{n}" for i, n in ERASERS_EXAMINED]
 )
 def test_an_error_of_a_millionth_is_noticed(item: Check, name: str) -> None:
-    """A check that took squared residuals, or a tolerance of their size, would pass it."""
+    """Guards against checks of squared residuals, which would not notice the error."""
     formula = _formulas(item)[name]
 
     def wrong(*args: Any, **options: Any) -> Any:
@@ -280,7 +280,7 @@ def test_a_mutant_that_is_the_true_formula_fails_the_check(item: Check) -> None:
     assert outcome.problems == (f"mutant survived: {name}",)
 
 
-# The controls of every check: cases outside a condition, which must refute the statement.
+# Controls of every check: cases that violate a condition and must refute the statement.
 DEPLOYED = "the deployed reading"
 CONTROLS = {
     "1.4": {"M singular", "S singular"},
@@ -306,7 +306,7 @@ CONTROLS = {
 
 
 def _with_controls(item: Check, seen: set[str], *, disabled: str = "") -> Check:
-    """The check, with its controls written down; one that is disabled finds no error."""
+    """Return the check with its controls added to `seen`; the disabled control has residual 0."""
 
     def run(bench: Bench, **formulas: Any) -> None:
         printed = bench.printed
@@ -334,7 +334,7 @@ def _with_controls(item: Check, seen: set[str], *, disabled: str = "") -> Check:
 def test_a_control_that_is_disabled_is_noticed(item: Check) -> None:
     seen: set[str] = set()
     assert run_check(_with_controls(item, seen), quick=True).verdict is item.expected
-    assert seen == CONTROLS.get(item.key, set())  # one of several that is left out
+    assert seen == CONTROLS.get(item.key, set())  # also notices one missing control of several
     assert bool(seen) == (item.expected in (Verdict.CONDITIONAL, Verdict.DEPLOYED))
     for control in seen:
         outcome = run_check(_with_controls(item, set(), disabled=control), quick=True)
@@ -342,7 +342,7 @@ def test_a_control_that_is_disabled_is_noticed(item: Check) -> None:
         assert not outcome.reproduced
 
 
-# Exact arithmetic and quadrature, and the identities that they must satisfy.
+# Exact arithmetic and quadrature: tests by identities.
 
 
 @given(st.lists(st.lists(st.integers(-3, 3), min_size=3, max_size=3), min_size=1, max_size=5))
@@ -453,7 +453,7 @@ def test_the_same_seed_gives_the_same_evidence() -> None:
     assert (first.worst, first.cases, first.figures) == (second.worst, second.cases, second.figures)
 
 
-# The text and the registry.
+# FINDINGS.md and the registry.
 
 
 def test_findings_and_registry_have_the_same_statements_and_verdicts() -> None:

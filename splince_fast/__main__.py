@@ -1,4 +1,4 @@
-"""``python -m splince_fast``."""
+"""Entry point of ``python -m splince_fast``: the command line of the package."""
 
 from __future__ import annotations
 

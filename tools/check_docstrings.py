@@ -1,4 +1,4 @@
-"""Check the docstrings of every public name and method with numpydoc; exit 1 on the first fault.
+"""Check the docstrings of all public names and methods with numpydoc; exit with 1 on faults.
 
 Run from a checkout with the extra ``dev``: ``python tools/check_docstrings.py``.
 """
@@ -13,14 +13,15 @@ from numpydoc.validate import validate
 
 import splince_fast as sf
 
-# Summary present and closed (GL08, SS03, SS04), sections in order (GL07), parameters documented,
-# as they are called, with descriptions (PR01, PR02, PR03, PR07), returns described (RT03); public
-# functions and classes have an example (EX01), which the doctests run.
+# Docstring present (GL08), sections in order (GL07), summary with a full stop (SS03) and without
+# leading spaces (SS04), all parameters (PR01) and no others (PR02), in the order of the signature
+# (PR03), with descriptions (PR07), return values with descriptions (RT03). Public functions and
+# classes also need an example (EX01).
 CODES = {"GL07", "GL08", "SS03", "SS04", "PR01", "PR02", "PR03", "PR07", "RT03"}
 
 
 def public_objects() -> dict[str, object]:
-    """Every public name, and the public methods that it defines, by their import path."""
+    """Return all public objects and the public methods of classes, by import path."""
     objects: dict[str, object] = {}
     for name in sf.__all__:
         value = getattr(sf, name)
@@ -41,7 +42,7 @@ def public_objects() -> dict[str, object]:
 
 
 def methods(owner: type) -> dict[str, object]:
-    """Public methods that a class defines, or inherits from a class of this package."""
+    """Return the public methods of a class, inherited methods only from this package."""
     classes = [kind for kind in owner.__mro__ if kind.__module__.startswith("splince_fast")]
     return {
         name: member
@@ -52,21 +53,21 @@ def methods(owner: type) -> dict[str, object]:
 
 
 def needs_example(path: str) -> bool:
-    """Whether a path is that of a public name, and not of a method."""
+    """Return whether the path names a public function or class, not a method."""
     parent, _, name = path.rpartition(".")
     module = sf if parent == "splince_fast" else getattr(sf, parent.split(".")[1])
     return name in getattr(module, "__all__", ()) and inspect.ismodule(module)
 
 
 def main() -> int:
-    """Print the faults and return the exit status."""
+    """Print all faults and return the exit status."""
     faults = 0
     objects = public_objects()
     for path, value in objects.items():
         if inspect.isclass(value) and issubclass(value, BaseException):
             continue
         errors = validate(path)["errors"]
-        # Records list their fields as attributes; users construct neither these nor protocols.
+        # Records document fields as Attributes; users construct neither records nor protocols.
         record = dataclasses.is_dataclass(value) or hasattr(value, "_fields")
         record = record or getattr(value, "_is_protocol", False)
         codes = CODES - {"PR01"} if record else CODES

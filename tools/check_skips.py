@@ -1,10 +1,11 @@
-"""Tests that were skipped: list them, or fail if one was skipped in every job of the gate.
+"""Find tests that are skipped in every job of the gate: list them, or fail if there are any.
 
-    python tools/check_skips.py --list core.xml integrations.xml  # what another job has to run
-    python tools/check_skips.py core.xml integrations.xml ...     # was each run somewhere?
+    python tools/check_skips.py --list core.xml integrations.xml  # tests for a further job
+    python tools/check_skips.py core.xml integrations.xml ...     # exit with 1 if a test never ran
 
-Each argument is a JUnit file of pytest, written with ``-o junit_family=xunit1``. Tests that need a
-GPU, a processor with AVX-512, real data that are not shipped, or minutes may be skipped everywhere.
+Each argument is a JUnit file of pytest, written with ``-o junit_family=xunit1``. Tests may be
+skipped in every job if they need a GPU, a processor with AVX-512, data that are not shipped, or
+minutes.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ MAY_BE_MISSING = re.compile(
 
 
 def node(case: ElementTree.Element) -> str:
-    """The node id of a test: its file, its class if it has one, its name."""
+    """Return the node id of a test: file, class if any, and name."""
     name, module = case.get("name") or "", case.get("classname") or ""
     file = case.get("file") or ""
-    if not module or not file:  # a module that was skipped as a whole
+    if not module or not file:  # a skipped module
         return (name or module).replace(".", "/") + ".py"
-    if not file.endswith(".py"):  # a page
+    if not file.endswith(".py"):  # a documentation page
         return file
     inside = module.removeprefix(Path(file).with_suffix("").as_posix().replace("/", "."))
     return "::".join([file, *inside.strip(".").split("."), name]).replace("::::", "::")
 
 
 def outcomes(path: str) -> tuple[set[str], dict[str, str]]:
-    """Tests that ran, and tests that were skipped with their reasons."""
+    """Return the tests that ran, and the skipped tests with their reasons."""
     ran: set[str] = set()
     skipped: dict[str, str] = {}
     for case in ElementTree.parse(path).iter("testcase"):
@@ -45,7 +46,7 @@ def outcomes(path: str) -> tuple[set[str], dict[str, str]]:
 
 
 def main(arguments: list[str]) -> int:
-    """List tests that no job ran, without excuse; or print them and return 1 if there are any."""
+    """Print tests that no job ran and none may skip; return 1 if there are any, 0 with --list."""
     listing = arguments[0] == "--list"
     results = [outcomes(path) for path in arguments[listing:]]
     ran = set().union(*(names for names, _ in results))

@@ -1,4 +1,4 @@
-"""Draw docs/index.svg, the picture of the first page: python tools/draw_index_picture.py [OUT]"""
+"""Draw docs/index.svg, the figure of the first page: python tools/draw_index_picture.py [OUT]"""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ N = 160
 
 
 def main() -> None:
-    """Rows of two groups and two tasks, before and after SPLINCE."""
+    """Draw rows of two genders and two professions before and after SPLINCE."""
     rng = np.random.default_rng(0)
     gender = np.arange(N) % 2
     doctor = np.where(rng.random(N) < 0.75, gender, 1 - gender)
-    # Gender shows in the first four features, the task in the others; one of each is drawn.
+    # Features 0 to 3 depend on gender, 4 to 7 on the task; the axes are features 0 and 4.
     features = np.repeat(np.eye(2), 4, axis=1)
     X = np.column_stack([2.2 * gender, 2.2 * doctor]) @ features + 0.6 * rng.normal(size=(N, 8))
     clean, _ = sf.erase(X, gender, keep=doctor)
@@ -31,9 +31,9 @@ def main() -> None:
         for axes, rows, title in zip(figure.subplots(1, 2), (X, clean), titles, strict=True):
             for group, colour, name in ((0, "#E69F00", "women"), (1, "#0072B2", "men")):
                 for task, marker, job in ((0, "o", "nurses"), (1, "^", "doctors")):
-                    chosen = (gender == group) & (doctor == task)
+                    cell = (gender == group) & (doctor == task)
                     axes.scatter(
-                        *rows[chosen][:, [0, 4]].T, s=26, c=colour, marker=marker, alpha=0.8,
+                        *rows[cell][:, [0, 4]].T, s=26, c=colour, marker=marker, alpha=0.8,
                         linewidths=0, label=f"{name}, {job}",
                     )  # fmt: skip
             axes.set_title(title, fontsize=13)

@@ -1,9 +1,9 @@
-"""Screenshots of the site, and a list of what is cut: python tools/screenshots.py SITE OUT
+"""Take screenshots of the site and list cut blocks: python tools/screenshots.py SITE OUT
 
-SITE is the folder that sphinx-build has written. Each page is drawn at 1280 and at 400 pixels by
-the first of chromium, google-chrome and chrome on PATH. Exits with 1 where a code block or a table
-of the first screen is wider than its place; on the narrow screen, where code scrolls by itself,
-where the page is.
+SITE is the output folder of sphinx-build. Each page is rendered at widths of 1280 and 400 pixels by
+the first of chromium, google-chrome and chrome on PATH. The exit status is 1 if a block is cut: at
+1280 pixels, a code block or table of the first screen that is wider than its column; at 400 pixels,
+where code blocks scroll, a page that is wider than the screen.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PAGES = (
     "howto/parquet",
 )
 WIDTHS = (1280, 400)
-# Put the width that a block needs, and has, into the page: --dump-dom prints it.
+# Script that writes the required and the available width of cut blocks into the page title.
 _PROBE = """<script>
 addEventListener("load", () => {
   const cut = [];
@@ -48,12 +48,12 @@ addEventListener("load", () => {
 
 
 def browser() -> str | None:
-    """A browser on PATH that draws without a window."""
+    """Return the path of a browser with a headless mode, or None."""
     return next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
 
 
 def run(command: str, page: Path, width: int, *more: str) -> str:
-    """Output of the browser for a page."""
+    """Run the browser on a page and return its standard output."""
     with tempfile.TemporaryDirectory() as profile:
         return subprocess.run(
             [command, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
@@ -64,7 +64,7 @@ def run(command: str, page: Path, width: int, *more: str) -> str:
 
 
 def cut(command: str, page: Path, width: int) -> list[list[object]]:
-    """Blocks of the first screen that are wider than their place: [tag, needed, given, text]."""
+    """Return the cut blocks of a page: [tag, required width, available width, text]."""
     text = page.read_text(encoding="utf-8")
     probe = page.with_name(f"_probe_{page.name}")
     probe.write_text(text.replace("</body>", _PROBE, 1), encoding="utf-8")
@@ -81,7 +81,7 @@ def cut(command: str, page: Path, width: int) -> list[list[object]]:
 
 
 def main() -> None:
-    """Draw all pages; exit with 1 where something is cut, or there is no browser."""
+    """Render all pages; exit with 1 if a block is cut or no browser is installed."""
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
     parser.add_argument("site", type=Path)
     parser.add_argument("out", type=Path)

@@ -1,8 +1,8 @@
-"""Print the package's function calls in two common journeys, and the modules that they enter.
+"""Count or print the package's function calls in two common journeys.
 
 Run from a checkout: ``python tools/trace_calls.py [--tree]``. The first journey adds a full block
-to moments that have rows, makes an eraser and applies it; the second fits the estimator. Nested
-functions count, comprehensions do not: Python 3.12 inlines them.
+to non-empty moments, fits an eraser and applies it; the second fits the estimator. Nested functions
+are counted; lambdas and comprehensions are not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PACKAGE = Path(sf.__file__).parent
 
 
 def trace(journey: Callable[[], object]) -> list[tuple[int, str, str]]:
-    """Depth, module and name of each call of a function of the package, in order."""
+    """Return depth, module and function name of each call within the package, in order."""
     calls: list[tuple[int, str, str]] = []
     depth = 0
 
@@ -64,7 +64,7 @@ def main() -> None:
         sf.SPLINCE().fit(X, y, concept=z)
 
     for name, journey in (("update, splince, apply", erase), ("SPLINCE().fit", fit)):
-        journey()  # the first run fills caches
+        journey()  # warm up: fill caches
         calls = trace(journey)
         modules = {module for _, module, _ in calls}
         print(f"{name}: {len(calls)} calls in {len(modules)} modules")

@@ -1,8 +1,8 @@
-"""Baselines that erasers are compared with: INLP, R-LACE, DFR and GroupDRO.
+"""Baselines for comparison with the closed-form erasers: INLP, R-LACE, DFR and GroupDRO.
 
 INLP and R-LACE are transformers like :class:`splince_fast.LEACE`, with a
 :class:`splince_fast.Projection` in ``projection_``. DFR and GroupDRO are classifiers that balance
-groups. NumPy, SciPy and scikit-learn only.
+groups. The baselines need NumPy, SciPy and scikit-learn only.
 """
 
 from __future__ import annotations

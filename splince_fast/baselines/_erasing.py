@@ -1,4 +1,4 @@
-"""Base class of INLP and R-LACE: inputs of a fit, the probe, the projection and the report."""
+"""Base class of INLP and R-LACE: validated inputs, the probe, the projection and the report."""
 
 from __future__ import annotations
 
@@ -34,31 +34,32 @@ _EPS = float(np.finfo(np.float64).eps)
 
 @dataclass(frozen=True, slots=True)
 class ErasureReport:
-    """Rounds of an iterative eraser, and the remaining association.
+    """Report of an iterative eraser: its rounds, and the remaining association.
 
     Attributes
     ----------
     method : str
     n_rows, n_validation, n_features : int
-        Training rows, validation rows (0: selection used the training rows), features.
+        Number of training rows, of validation rows and of features. Without validation rows,
+        selection uses the training rows.
     rank : int
-        Dimensions removed.
+        Number of removed dimensions.
     rounds : int
         Number of probes (INLP) or steps (R-LACE).
     stop : str
-        Reason of the stop.
+        Reason for the stop.
     majority : float
-        Fraction of the most frequent class among the selection rows.
+        Weighted fraction of the most frequent class in the selection rows.
     accuracies : tuple of float
         Accuracy of each probe on the selection rows, the last one included.
     residual : float
         |P S_xz|_F / |S_xz|_F over the training rows, S_xz the covariance of x with the class
-        indicators; 1 without erasure. LEACE makes it 0, iterative erasure does not.
+        indicators; 1 without erasure, 0 for LEACE.
     distortion : float
         E|r(x) - x|^2 divided by the total variance of the training rows.
     cosine_sal : float
-        Smallest cosine of the principal angles between span(S_xz), which SAL removes, and the
-        removed subspace; 1 if that contains SAL's directions, 0 if it is empty.
+        Smallest cosine of the principal angles between the removed subspace and the column space
+        of S_xz, which SAL removes; 1 if one subspace contains the other, 0 if nothing is removed.
     warnings : tuple of str
     """
 
@@ -94,14 +95,14 @@ class ErasureReport:
 
 @dataclass(slots=True)
 class ErasureData:
-    """Inputs of one fit, checked: centred rows, classes and task."""
+    """Validated inputs of one fit: centred rows, classes and task."""
 
     train: ClassRows
     selection: ClassRows  # the validation rows; the training rows if there are none
     n_validation: int
     mean: Float
-    sum_of_squares: float  # weighted, of the training rows
-    cross: Float  # (d, K), covariance with the class indicators
+    sum_of_squares: float  # weighted sum of squares of the training rows
+    cross: Float  # (d, K), covariance of x with the class indicators
     classes: tuple[ClassName, ...]
     task: NDArray[np.intp] | None
     selection_task: NDArray[np.intp] | None
@@ -116,18 +117,18 @@ class ErasureRun:
     rounds: int
     stop: str
     accuracies: list[float]
-    removed: float  # weighted sum of squares of the training rows within the basis
+    removed: float  # weighted sum of squares of the training rows in the span of the basis
 
 
 class IterativeEraser(ErasingTransformer):
-    """A transformer that removes the directions of linear probes by an orthogonal projection."""
+    """Base class of transformers that project out the directions of linear probes."""
 
     validation_share: float
     random_state: RandomState
     classes_: NDArray[Any]
     report_: ErasureReport
 
-    # Every fit needs the concept, so routers pass it on without being told to.
+    # Every fit needs the concept: metadata routing passes it by default.
     __metadata_request__fit: ClassVar = {"concept": True, "validation": True}
 
     def fit(
@@ -146,14 +147,14 @@ class IterativeEraser(ErasingTransformer):
         X : array-like or frame of shape (n_samples, n_features)
             Copied to float64.
         y : array-like of shape (n_samples,), optional
-            The task; ignored unless a parameter asks for it.
+            Labels of the task; ignored unless a parameter of the estimator uses the task.
         concept : array-like of shape (n_samples,), mapping or frame with one column
-            Classes to erase. A row without a label (None or NaN) counts for the mean alone.
+            Classes to erase. Rows without a label (None or NaN) contribute to the mean only.
         sample_weight : array-like of shape (n_samples,), optional
             Non-negative frequencies; rows of weight 0 are left out.
         validation : array-like of bool, shape (n_samples,), or tuple (X, concept), optional
-            Mask of the rows that decide when to stop, or further rows that do; probes are not
-            trained on them. By default a random fraction of each class.
+            Mask of the validation rows, or separate validation rows. They decide when to stop;
+            probes are not trained on them. By default a random fraction of each class.
 
         Returns
         -------
@@ -172,15 +173,15 @@ class IterativeEraser(ErasingTransformer):
         return self
 
     def _check_parameters(self) -> None:
-        """Check the parameters before any row is read."""
+        """Raise InputError for an invalid parameter; called before any row is read."""
         raise NotImplementedError
 
     def _erase(self, data: ErasureData) -> ErasureRun:
-        """Find the subspace to remove; may overwrite the rows."""
+        """Return the subspace to remove; may overwrite the rows."""
         raise NotImplementedError
 
     def _reads_task(self) -> bool:
-        """Whether y, the task, is needed."""
+        """Return whether the fit needs the task, y."""
         return False
 
     def _check_common(self) -> None:
@@ -190,7 +191,7 @@ class IterativeEraser(ErasingTransformer):
     def _read(
         self, X: Any, y: Any, concept: Any, sample_weight: ArrayLike | None, validation: Validation
     ) -> ErasureData:
-        """Check the inputs, split off the validation rows, centre by the training mean."""
+        """Validate the inputs, split off the validation rows, subtract the training mean."""
         columns = self._concept(y, concept)
         if len(columns) != 1:
             raise LabelError(
@@ -209,7 +210,7 @@ class IterativeEraser(ErasingTransformer):
             inputs, names = [rows, values, y], "X, concept, y"
         if isinstance(validation, tuple) and len(validation) > 1:
             held_out = columns_by_name(validation[1], "concept")
-            if len(held_out) == 1:  # a frame or mapping of one column, as for the concept
+            if len(held_out) == 1:  # a frame or mapping of one column is accepted, as for `concept`
                 validation = (validation[0], *held_out.values(), *validation[2:])
         inputs, sample_weight, validation = append_validation(
             validation, inputs, names, sample_weight, lambda X: self._rows(X, reset=False, least=1)
@@ -230,8 +231,8 @@ class IterativeEraser(ErasingTransformer):
         mean = weight[in_mean] @ rows[in_mean] / weight[in_mean].sum()
         rows -= mean
         in_train, in_validation = usable & ~mask, usable & mask
-        for chosen, role in ((in_train, "training"), (in_validation, "validation")):
-            if chosen.any() and len(np.unique(codes[chosen])) < 2:
+        for mask_of_role, role in ((in_train, "training"), (in_validation, "validation")):
+            if mask_of_role.any() and len(np.unique(codes[mask_of_role])) < 2:
                 raise LabelError(f"the {role} rows hold a single class of the concept; mark others")
         train = ClassRows(rows[in_train], codes[in_train], weight[in_train])
         if len(train) < 2 or len(np.unique(train.codes)) < len(classes):
@@ -256,7 +257,7 @@ class IterativeEraser(ErasingTransformer):
         )
 
     def _conclude(self, data: ErasureData, run: ErasureRun) -> None:
-        """Set the projection and the report."""
+        """Set `projection_` and `report_`."""
         cross, basis = data.cross, run.basis
         size = float(np.linalg.norm(cross))
         residual = float(np.linalg.norm(cross - basis @ (basis.T @ cross)))
@@ -287,12 +288,12 @@ class IterativeEraser(ErasingTransformer):
 
 
 def sum_of_squares(part: ClassRows, rows: Float) -> float:
-    """Sum of squares of (n, r) rows, weighted as those of `part`."""
+    """Return the sum of squares of (n, r) `rows`, with the row weights of `part`."""
     return float(part.weight @ np.einsum("ij,ij->i", rows, rows))
 
 
 def _cross_covariance(train: ClassRows, k: int) -> Float:
-    """(d, K) covariance of x with the class indicators, by class sums."""
+    """Return the (d, K) covariance of x with the class indicators."""
     fractions = np.bincount(train.codes, train.weight, k) / train.weight.sum()
     weighted = train.weight[:, None] * train.rows
     sums = np.stack([weighted[train.codes == c].sum(axis=0) for c in range(k)], axis=1)
@@ -301,7 +302,7 @@ def _cross_covariance(train: ClassRows, k: int) -> Float:
 
 
 def _smallest_cosine(cross: Float, basis: Float) -> float:
-    """Smallest cosine between span(cross) and span(basis); 0 where either is empty."""
+    """Return the smallest principal cosine of the column spaces of both; 0 if one is empty."""
     span = orthonormal(cross)
     if not span.shape[1] or not basis.shape[1]:
         return 0.0
@@ -311,10 +312,11 @@ def _smallest_cosine(cross: Float, basis: Float) -> float:
 
 
 def orthonormal(columns: Float, against: Float | None = None) -> Float:
-    """Orthonormal basis of the columns in the complement of `against` (orthonormal).
+    """Return an orthonormal basis of the columns, projected on the complement of `against`.
 
-    Singular values below ``max(d, k) eps`` times the longest column count as zero. Two rounds of
-    Gram-Schmidt make the basis orthogonal to `against` up to rounding ("twice is enough").
+    `against` has orthonormal columns. Singular values below ``max(d, k) eps`` times the largest
+    column norm count as zero. Gram-Schmidt is applied twice, so that the basis is orthogonal to
+    `against` up to rounding.
     """
     if against is None:
         against = np.empty((len(columns), 0))
@@ -330,10 +332,10 @@ def orthonormal(columns: Float, against: Float | None = None) -> Float:
 
 
 def probe(part: ClassRows, alpha: float) -> LogisticRegression:
-    """Logistic probe: the minimum of mean log-loss + alpha / 2 |w|^2.
+    """Fit a logistic probe: the minimum of mean log-loss + alpha / 2 |w|^2.
 
-    Newton's method needs few passes over the rows where its system of d (times K) unknowns is
-    small; L-BFGS otherwise.
+    Newton's method, which needs fewer passes over the rows, is used for at most 2000 unknowns: d,
+    or d K for K > 2 classes. Else L-BFGS is used.
     """
     d, k = part.rows.shape[1], len(np.unique(part.codes))
     newton = d * (k if k > 2 else 1) <= 2000

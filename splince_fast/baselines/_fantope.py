@@ -1,10 +1,11 @@
-"""Points of the Fantope {0 <= P <= I, tr P = k} as a low-rank matrix plus a multiple of I.
+"""Matrices in the Fantope {0 <= P <= I, tr P = k}, stored as low rank plus a multiple of I.
 
-P = U diag(s) U^T + c (I - U U^T) with orthonormal U (d, r). A gradient step adds a symmetric
-matrix of rank at most 2 K, so that its eigenvectors off the span of U and the step are still
-those of eigenvalue c: the projection onto the Fantope is exact in (r + 2 K) dimensions.
-Eigenvectors whose value is c are dropped from U. From a projection of rank k as the start, c is 0
-in all but a few steps and r stays near k; from c = k / d, r is near d in the first steps.
+P = U diag(s) U^T + c (I - U U^T), where U, (d, r), has orthonormal columns. A gradient step adds a
+symmetric matrix of rank at most 2 K. On the orthogonal complement of U and of the added matrix, P
+is still c times the identity, so the projection onto the Fantope is computed exactly in r + 2 K
+dimensions. Eigenvectors with eigenvalue c are dropped from U. If P starts as a projection of rank
+k, c is 0 in most steps and r stays near k; if P starts as (k / d) I, r is near d in the first
+steps.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _EPS = float(np.finfo(np.float64).eps)
 
 
 class LowRankFantope:
-    """A point of the Fantope, at first the projection onto the span of orthonormal columns."""
+    """A matrix in the Fantope, initially the projection onto the columns of `start`, (d, k)."""
 
     def __init__(self, start: Float) -> None:
         self.d, self.k = start.shape
@@ -27,7 +28,7 @@ class LowRankFantope:
         self.rest = 0.0
 
     def complement(self, rows: Float) -> Float:
-        """(I - P) x for each row x."""
+        """Return (I - P) x for each row x."""
         inside = (rows @ self.basis) * (self.values - self.rest)
         complement = rows - inside @ self.basis.T
         if self.rest:
@@ -35,7 +36,7 @@ class LowRankFantope:
         return np.asarray(complement)
 
     def step(self, first: Float, second: Float, size: float, decay: float) -> None:
-        """Replace P by the nearest point to decay P + size (A^T B + B^T A) / 2.
+        """Replace P by the point of the Fantope nearest to decay P + size (A^T B + B^T A) / 2.
 
         Parameters
         ----------
@@ -62,20 +63,20 @@ class LowRankFantope:
         self.values, self.rest = values[distinct], rest
 
     def reorthonormalise(self) -> None:
-        """Make the basis orthonormal again: rounding errors accumulate over the steps."""
+        """Orthonormalise the basis again, as rounding errors accumulate over the steps."""
         self.basis = np.linalg.qr(self.basis).Q if self.basis.shape[1] else self.basis
 
     def truncated(self) -> Float:
-        """(d, k) orthonormal basis of the k leading eigenvectors; fewer if P has fewer."""
+        """Return a (d, k) orthonormal basis of the k leading columns of U; fewer if U has fewer."""
         order = np.argsort(-self.values, kind="stable")[: self.k]
         return np.linalg.qr(self.basis[:, order]).Q
 
 
 def fantope_cut(values: Float, rest: float, n_rest: int, k: int) -> float:
-    """The t with sum clip(values - t, 0, 1) + n_rest clip(rest - t, 0, 1) = k.
+    """Return t with sum clip(values - t, 0, 1) + n_rest clip(rest - t, 0, 1) = k.
 
-    The sum decreases from above k to 0 and is linear between the points v and v - 1: bisection over
-    these points gives the interval of t, and one division gives t.
+    The sum is a decreasing, piecewise linear function of t with breakpoints v and v - 1 for each
+    value v. Bisection over the breakpoints gives the interval of t, linear interpolation gives t.
     """
     levels = np.append(values, rest)
     counts = np.append(np.ones(len(values)), n_rest)
@@ -83,16 +84,16 @@ def fantope_cut(values: Float, rest: float, n_rest: int, k: int) -> float:
     def total(t: float) -> float:
         return float(counts @ np.clip(levels - t, 0.0, 1.0))
 
-    points = np.sort(np.concatenate([levels, levels - 1.0]))
-    low, high = 0, len(points) - 1
+    breakpoints = np.sort(np.concatenate([levels, levels - 1.0]))
+    low, high = 0, len(breakpoints) - 1
     while high - low > 1:
         middle = (low + high) // 2
-        if total(points[middle]) >= k:
+        if total(breakpoints[middle]) >= k:
             low = middle
         else:
             high = middle
-    above, below = total(points[low]), total(points[high])
+    above, below = total(breakpoints[low]), total(breakpoints[high])
     if above == below:
-        return float(points[low])
+        return float(breakpoints[low])
     fraction = (above - k) / (above - below)
-    return float(points[low] + fraction * (points[high] - points[low]))
+    return float(breakpoints[low] + fraction * (breakpoints[high] - breakpoints[low]))

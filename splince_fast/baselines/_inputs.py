@@ -1,4 +1,4 @@
-"""Inputs of a fit: checks of parameters, rows, classes, weights and the validation rows."""
+"""Validation of the inputs of a fit: parameters, rows, classes, weights and validation rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Float = NDArray[np.float64]
 Index = NDArray[np.intp]
 Mask = NDArray[np.bool_]
 RandomState = int | np.random.Generator | np.random.RandomState | None
-# A mask of the rows of a fit, or a tuple of arrays of further rows.
+# A boolean mask of the rows passed to fit, or a tuple of arrays that hold separate rows.
 Validation = ArrayLike | tuple[Any, ...] | None
 
 
@@ -48,12 +48,12 @@ def check_validation_share(value: object) -> None:
 
 
 def candidates(parameter: float | Sequence[float], name: str) -> list[float]:
-    """The candidates of a parameter: one positive number, or a sequence of them.
+    """Return the candidate values of a parameter: a positive number, or a sequence of such numbers.
 
     Raises
     ------
     InputError
-        An empty sequence, or a value that is no positive number.
+        The sequence is empty, or a value is not a positive number.
     """
     values = as_values(parameter)
     if not values or isinstance(parameter, str):
@@ -66,7 +66,7 @@ def candidates(parameter: float | Sequence[float], name: str) -> list[float]:
 
 
 def generator(random_state: RandomState) -> np.random.Generator:
-    """A generator of any random_state of scikit-learn; an integer is the seed itself."""
+    """Return a generator for any random_state that scikit-learn accepts; an integer is its seed."""
     try:
         if random_state is None or isinstance(random_state, int | np.integer | np.random.Generator):
             return np.random.default_rng(random_state)
@@ -91,7 +91,7 @@ class ClassRows:
         return len(self.codes)
 
     def take(self, index: Index | Mask) -> ClassRows:
-        """The rows that `index` selects."""
+        """Return the rows that `index` selects."""
         return ClassRows(self.rows[index], self.codes[index], self.weight[index])
 
     def fraction(self, mask: Mask) -> float:
@@ -106,12 +106,12 @@ class ClassRows:
 def observed_classes(
     values: object, n: int, name: str, role: str
 ) -> tuple[tuple[ClassName, ...], Index]:
-    """Classes that occur in a column, and the codes of its rows among them; -1 without a label.
+    """Return the classes that occur in a column, and the class code of each row, -1 if unlabelled.
 
     Raises
     ------
     LabelError
-        The column holds no classes, or fewer than two of them occur.
+        No row has a label, or all labels are equal.
     """
     column = observed(encode_one(values, n, name=name, kind="classes"))
     if not column.classes:
@@ -127,19 +127,19 @@ def float_rows(X: NDArray[np.generic]) -> Float:
     Raises
     ------
     NonFiniteError
-        NaN or infinity.
+        X holds NaN or infinity.
     """
     check_values(X)
     return np.array(X, dtype=np.float64, order="C")
 
 
 def weights_of(sample_weight: ArrayLike | None, n: int) -> Float:
-    """Weights divided by the mean of the positive ones.
+    """Return the weights divided by the mean of all positive weights; ones if None.
 
     Raises
     ------
     NotEnoughDataError
-        All are zero.
+        All weights are zero.
     """
     weight = as_weights(sample_weight, n)
     if weight is None:
@@ -159,15 +159,15 @@ def validation_rows(
     usable: Mask,
     rng: np.random.Generator,
 ) -> Mask:
-    """Mask of the validation rows: the given one, or a random fraction of each class.
+    """Return the mask of the validation rows: `validation`, or a random fraction of each class.
 
-    ``round(fraction * rows)`` rows of each class are marked, at most all but one. No row is marked
-    if fewer than two classes would have a validation row.
+    ``round(fraction * n)`` of the n usable rows of a class are marked, at most n - 1. No row is
+    marked if fewer than two classes would have a validation row.
 
     Raises
     ------
     InputError
-        `validation` is no boolean mask of the rows, or marks all or none of them.
+        `validation` is not a boolean mask of the rows, or marks all usable rows or none.
     """
     if validation is not None:
         mask = np.asarray(validation)
@@ -199,17 +199,18 @@ def append_validation(
     sample_weight: ArrayLike | None,
     read_frame: Callable[[Any], NDArray[Any]],
 ) -> tuple[list[Any], ArrayLike | None, ArrayLike | None]:
-    """Columns and weights with the rows of a validation set appended, and the mask of these rows.
+    """Append validation rows to columns and weights; return both, and a mask of the appended rows.
 
-    The appended rows have weight one; `read_frame` checks the names of the features of a frame. A
-    mask, or None, is returned as it is, with the columns.
+    The appended rows have weight one; `read_frame` converts a frame and checks its feature names.
+    If `validation` is a mask or None, all arguments are returned unchanged.
 
     Raises
     ------
     InputError
-        The tuple does not hold one array for each column, or text beside numbers.
+        The tuple does not hold one array for each column, array shapes differ, or text would be
+        appended to numbers.
     LabelError
-        A column has the index of its rows in another order.
+        A column has the row index of the validation rows in another order.
     """
     if not isinstance(validation, tuple):
         return columns, sample_weight, validation

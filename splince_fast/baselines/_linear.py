@@ -1,4 +1,4 @@
-"""Base class of DFR and GroupDRO: inputs of a fit, cells (class, group), linear predictions."""
+"""Base class of DFR and GroupDRO: validated inputs, cells (class, group), linear predictions."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ from splince_fast.labels.positions import check_index
 
 @dataclass(frozen=True, slots=True)
 class CellRows(ClassRows):
-    """Rows of a fit with the codes of their classes and cells, and their weights."""
+    """Rows of a fit with class codes, cell codes and weights."""
 
     cells: Index
 
     def take(self, index: Index | Mask) -> CellRows:
-        """Copies of the rows that `index` selects."""
+        """Return copies of the rows that `index` selects."""
         part = ClassRows.take(self, index)
         return CellRows(part.rows, part.codes, part.weight, self.cells[index])
 
 
 @dataclass(frozen=True, slots=True)
 class CellData:
-    """Inputs of one fit, checked."""
+    """Validated inputs of one fit."""
 
     train: CellRows
     selection: CellRows  # the validation rows; the training rows if there are none
-    names: list[tuple[ClassName, ...]]  # of the cells
+    names: list[tuple[ClassName, ...]]  # names of the cells
     rng: np.random.Generator
 
 
 class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[misc]
-    """A linear classifier that is fitted to cells (class, group)."""
+    """Base class of linear classifiers that balance cells (class, group)."""
 
     groups_from: str | None
     validation_share: float
@@ -71,19 +71,19 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
     __metadata_request__fit: ClassVar = {"groups": True, "validation": True}
 
     def _fit_cells(self, data: CellData) -> None:
-        """Set coef_ and intercept_."""
+        """Fit, and set `coef_` and `intercept_`."""
         raise NotImplementedError
 
     def _selects(self) -> bool:
-        """Whether the fit needs validation rows."""
+        """Return whether the fit needs validation rows."""
         raise NotImplementedError
 
     def _uses_softmax(self) -> bool:
-        """Whether more than two classes are multinomial (True) or one against the rest (False)."""
+        """Return whether more than two classes are fitted by softmax (else one-vs-rest)."""
         return True
 
     def _check_parameters(self) -> None:
-        """Check the parameters before any row is read."""
+        """Raise InputError for an invalid parameter; called before any row is read."""
         raise NotImplementedError
 
     def _check_common(self) -> None:
@@ -94,7 +94,7 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
     def _fit(
         self, X: Any, y: Any, groups: Any, sample_weight: ArrayLike | None, validation: Validation
     ) -> Self:
-        """Read the inputs and fit; the estimator is unchanged after an error."""
+        """Validate the inputs and fit; the estimator is unchanged after an error."""
         with self._restored_on_error():
             self._check_parameters()
             self._fit_cells(self._read(X, y, groups, sample_weight, validation))
@@ -103,7 +103,7 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
     def _read(
         self, X: Any, y: Any, groups: Any, sample_weight: ArrayLike | None, validation: Validation
     ) -> CellData:
-        """Check the inputs, code the cells, split off the validation rows."""
+        """Validate the inputs, encode the cells and split off the validation rows."""
         if y is None:
             self._refuse_missing_y("it is the task")
         name = type(self).__name__
@@ -121,7 +121,7 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
         ):  # fmt: skip
             check_index(X, column, role)
         rows = self._rows(X, reset=True, least=2)
-        labels = of_fit = _labels(y)
+        labels = fit_labels = _labels(y)
         if isinstance(validation, tuple):
             inputs, input_names = [rows, labels], "X, y"
             if groups is not None:
@@ -145,21 +145,21 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
         usable = weight > 0
         fraction = self.validation_share if self._selects() else 0.0
         mask = validation_rows(validation, fraction, cells, usable, rng)
-        every = CellRows(float_rows(rows), codes, weight, cells)
-        train = every.take(usable & ~mask)
+        all_rows = CellRows(float_rows(rows), codes, weight, cells)
+        train = all_rows.take(usable & ~mask)
         empty = sorted(set(range(len(names))) - set(train.cells))
         if empty:
             raise NotEnoughDataError(
                 f"the cell {names[empty[0]]} (class, group) has no training row of positive "
                 "weight; mark other rows for validation, or leave the cell out"
             )
-        # Classes in the dtype of y, as scikit-learn keeps them.
-        self.classes_ = np.unique(of_fit)
+        # classes in the dtype of y, as in scikit-learn
+        self.classes_ = np.unique(fit_labels)
         self.cells_ = names
-        return CellData(train, every.take(usable & mask) if mask.any() else train, names, rng)
+        return CellData(train, all_rows.take(usable & mask) if mask.any() else train, names, rng)
 
     def _worst_and_mean(self, part: CellRows, coef: Float, intercept: Float) -> tuple[float, float]:
-        """Lowest accuracy of a cell that has rows, and accuracy."""
+        """Return the lowest accuracy over the non-empty cells, and the accuracy over all rows."""
         scores = part.rows @ coef.T + intercept
         y_pred = (scores[:, 0] > 0).astype(np.intp) if len(coef) == 1 else scores.argmax(axis=1)
         hits = part.weight * (y_pred == part.codes)
@@ -169,22 +169,23 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
         return float(accuracies.min()), float(hits.sum() / totals.sum())
 
     def decision_function(self, X: object) -> Float:
-        """Scores of rows.
+        """Compute decision scores.
 
         Parameters
         ----------
         X : array-like or frame of shape (n_samples, n_features)
-            Rows with the features that it was fitted on.
+            Rows with the features of the fit.
 
         Returns
         -------
         ndarray of float64, shape (n_samples,) or (n_samples, n_classes)
-            For two classes that of the second: above 0 it is predicted.
+            Scores of the classes; for two classes the score of the second class, which is
+            predicted if the score is positive.
 
         Raises
         ------
         NotFittedError, InputError, NonFiniteError
-            Not fitted; X has other features, or holds NaN or infinity.
+            The estimator is not fitted; X has other features, or holds NaN or infinity.
         """
         check_is_fitted(self)
         rows = float_rows(self._rows(X, reset=False, least=1))
@@ -192,34 +193,34 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
         return np.asarray(scores[:, 0] if scores.shape[1] == 1 else scores)
 
     def predict(self, X: object) -> NDArray[Any]:
-        """Most likely class of rows; parameters and errors as in :meth:`decision_function`.
+        """Predict the most likely class; raises the errors of :meth:`decision_function`.
 
         Parameters
         ----------
         X : array-like or frame of shape (n_samples, n_features)
-            Rows with the features that it was fitted on.
+            Rows with the features of the fit.
 
         Returns
         -------
         ndarray of shape (n_samples,)
-            In the dtype of the y that was fitted.
+            Predicted classes, in the dtype of the fitted y.
         """
         scores = self.decision_function(X)
         codes = (scores > 0).astype(np.intp) if scores.ndim == 1 else scores.argmax(axis=1)
         return np.asarray(self.classes_[codes])
 
     def predict_proba(self, X: object) -> Float:
-        """Probability of each class; parameters and errors as in :meth:`decision_function`.
+        """Predict class probabilities; raises the errors of :meth:`decision_function`.
 
         Parameters
         ----------
         X : array-like or frame of shape (n_samples, n_features)
-            Rows with the features that it was fitted on.
+            Rows with the features of the fit.
 
         Returns
         -------
         ndarray of float64, shape (n_samples, n_classes)
-            Columns as in ``classes_``.
+            Probabilities, one column per class in the order of ``classes_``.
         """
         scores = self.decision_function(X)
         if scores.ndim == 1:
@@ -231,26 +232,26 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
 
 
 def _labels(y: object) -> NDArray[np.generic]:
-    """y as one column of classes; errors have the text of scikit-learn."""
+    """Return y as an (n,) array of classes; error messages are those of scikit-learn."""
     try:
         labels = column_or_1d(y, warn=True)
         assert_all_finite(labels, input_name="y")
         check_classification_targets(labels)
-    except (TypeError, ValueError) as error:  # bytes are a TypeError
+    except (TypeError, ValueError) as error:  # bytes raise TypeError
         raise LabelError(str(error)) from error
     return np.asarray(labels)
 
 
 def _group_array(groups: Any) -> NDArray[Any]:
-    """(n,) groups of a column, or (n, k) of a tuple, mapping or frame of several.
+    """Return groups as an (n,) array, or (n, k) for a tuple, mapping or frame of k columns.
 
     Raises
     ------
     InputError
         The columns differ in length.
     """
-    several = isinstance(groups, tuple)
-    columns = groups if several else columns_by_name(groups, "groups").values()
+    is_tuple = isinstance(groups, tuple)
+    columns = groups if is_tuple else columns_by_name(groups, "groups").values()
     arrays = [np.asarray(column) for column in columns]
     if len(arrays) == 1:
         return arrays[0]
@@ -263,12 +264,12 @@ def _group_array(groups: Any) -> NDArray[Any]:
 
 
 def _in_order_of(groups: Any, others: Any) -> Any:
-    """Named columns of `others` in the order of those of `groups`; other forms as they are.
+    """Return `others` with its named columns in the order of `groups`; tuples stay unchanged.
 
     Raises
     ------
     InputError
-        Both have several columns, of other names.
+        Both have several columns, and the column names differ.
     """
     if isinstance(groups, tuple) or isinstance(others, tuple):
         return others
@@ -286,7 +287,7 @@ def _in_order_of(groups: Any, others: Any) -> Any:
 def _cells(
     classes: Sequence[ClassName], codes: Index, groups: object, n: int
 ) -> tuple[Index, list[tuple[ClassName, ...]]]:
-    """Code of the cell (class, group, ...) of each row, and the names in lexicographic order."""
+    """Return the cell code of each row, and the cells (class, group, ...) in code order."""
     keys: list[Index] = [codes]
     names: list[Sequence[ClassName]] = [classes]
     if isinstance(groups, tuple):

@@ -1,4 +1,4 @@
-"""The convex problem of GroupDRO: values, gradients, a duality gap, and the exact solver."""
+"""The convex problem of GroupDRO: objective, gradients, duality gap and the exact solver."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from splince_fast.baselines._linear import CellRows
 _CURVATURE = 0.15  # p (1 - p) of a typical row
 _MAX_FACTORED = 2048  # features above which a Cholesky factor costs more than it saves
 _MAX_SHARPNESS = 1e6
-# At most this many Newton steps; the norm at which the gradient counts as zero; the length of the
-# step of a difference of gradients.
+# Maximum number of Newton steps; gradient norm that counts as zero; step length of the finite
+# differences of the gradient.
 _NEWTON_STEPS, _ZERO_GRADIENT, _STEP = 3, 1e-11, 1e-6
 
 
 class Minimax:
-    """max_g L_g(w, b) + alpha / 2 |w|^2 with L_g the weighted mean log-loss of cell g.
+    """Objective max_g L_g(w, b) + alpha / 2 |w|^2.
 
-    Parameters are one vector: the (K', d) weights, then the K' intercepts, K' = 1 for two
-    classes, the number of classes otherwise (softmax).
+    L_g is the weighted mean log-loss of cell g plus its margin. The head is packed in one vector:
+    weights of shape (K', d), then K' intercepts; K' is 1 for two classes, else the number of
+    classes (softmax).
     """
 
     def __init__(
@@ -41,23 +42,23 @@ class Minimax:
         self.rows, self.codes, self.cells, self.alpha = part.rows, part.codes, part.cells, alpha
         self.width = 1 if n_classes == 2 else n_classes
         totals = np.bincount(part.cells, part.weight)
-        self.in_cell: Float = part.weight / totals[part.cells]  # sums to 1 within a cell
+        self.in_cell: Float = part.weight / totals[part.cells]  # row weights, sum 1 in each cell
         self.n_cells = len(totals)
         self.margins: Float = margin / np.sqrt(np.bincount(part.cells))
         self.targets: Float = np.eye(n_classes)
         self.tick = tick
 
     def zeros(self) -> Float:
-        """Parameters that predict every class alike."""
+        """Return the packed head of zeros, which gives every class the same probability."""
         return np.zeros(self.width * (self.rows.shape[1] + 1))
 
     def unpack(self, packed: Float) -> tuple[Float, Float]:
-        """Weights (K', d) and intercepts (K',)."""
+        """Return weights, (K', d), and intercepts, (K',), of a packed head."""
         split = self.width * self.rows.shape[1]
         return packed[:split].reshape(self.width, -1), packed[split:]
 
     def log_proba(self, packed: Float, rows: Float) -> Float:
-        """(n, K) log probabilities of the classes."""
+        """Return the (n, K) log probabilities of the classes."""
         coef, intercept = self.unpack(packed)
         scores = rows @ coef.T + intercept
         if self.width == 1:
@@ -65,23 +66,23 @@ class Minimax:
         return np.asarray(log_softmax(scores, axis=1))
 
     def penalty_gradient(self, packed: Float) -> Float:
-        """Gradient of alpha / 2 |w|^2, zero for the intercepts."""
+        """Return the gradient of alpha / 2 |w|^2; zero for the intercepts."""
         split = self.width * self.rows.shape[1]
         return self.alpha * np.concatenate([packed[:split], np.zeros(self.width)])
 
     def gradient(self, log_proba: Float, codes: Index, rows: Float, weight: Float) -> Float:
-        """Gradient of the weighted sum of log-losses."""
+        """Return the gradient of the weighted sum of log-losses."""
         errors = (np.exp(log_proba) - self.targets[codes]) * weight[:, None]
         errors = errors[:, 1:] if self.width == 1 else errors
         return np.concatenate([(errors.T @ rows).ravel(), errors.sum(axis=0)])
 
     def losses(self, log_proba: Float) -> Float:
-        """L_g of each cell, margins included."""
+        """Return L_g of each cell, margins included."""
         row_losses = -log_proba[np.arange(len(self.codes)), self.codes]
         return np.bincount(self.cells, self.in_cell * row_losses) + self.margins
 
     def smoothed(self, packed: Float, sharpness: float) -> tuple[float, Float]:
-        """(1 / t) log sum_g exp(t L_g) + penalty, and its gradient."""
+        """Return (1 / t) log sum_g exp(t L_g) + alpha / 2 |w|^2, t = `sharpness`, and gradient."""
         self.tick()
         log_proba = self.log_proba(packed, self.rows)
         losses = self.losses(log_proba)
@@ -92,7 +93,7 @@ class Minimax:
         return float(value), gradient + self.penalty_gradient(packed)
 
     def batch(self, packed: Float, index: Index) -> tuple[Float, Float, Index]:
-        """Mean loss and gradient of each cell in a batch of rows, and the cells that have rows."""
+        """Return the mean loss and gradient of each cell in a batch, and the non-empty cells."""
         self.tick()
         rows, codes, cells = self.rows[index], self.codes[index], self.cells[index]
         log_proba = self.log_proba(packed, rows)
@@ -112,16 +113,17 @@ class Minimax:
     def certificate(
         self, packed: Float, sharpness: float
     ) -> tuple[float, float, tuple[float, ...], tuple[float, ...]]:
-        """Objective, duality gap, loss and dual weight of each cell.
+        """Return the objective, the duality gap, the cell losses and the dual cell weights.
 
-        With q in the simplex, c_i = q_g in_cell_i, and distributions p_i over the classes with
-        sum_i c_i (e_{y_i} - p_i) = 0 (the intercepts are free), weak duality gives
+        Let q be weights of the cells with q_g >= 0 and sum_g q_g = 1, c_i = q_g in_cell_i for row
+        i of cell g, and p_i distributions over the classes with sum_i c_i (e_{y_i} - p_i) = 0,
+        the optimality condition of the intercepts. Weak duality, lse(s) >= p . s + H(p), gives
 
             min >= sum_g q_g margin_g + sum_i c_i H(p_i) - |V|^2 / (2 alpha),
-            V = sum_i c_i (e_{y_i} - p_i) x_i^T,
+            V = sum_i c_i (e_{y_i} - p_i) x_i^T.
 
-        from lse(s) >= p . s + H(p). The p_i of the head meet the constraint up to the accuracy of
-        the solver; a mixture with one fixed distribution meets it exactly.
+        Predicted probabilities p_i meet the condition up to the accuracy of the solver. A mixture
+        of all p_i with one common distribution meets it exactly.
         """
         log_proba = self.log_proba(packed, self.rows)
         losses = self.losses(log_proba)
@@ -134,7 +136,7 @@ class Minimax:
         predicted = weight @ proba
         fraction = float(np.max((predicted - target) / predicted, initial=0.0))
         fixed = np.maximum(target - (1 - fraction) * predicted, 0.0)
-        if fraction > 0 and fixed.any():  # otherwise the two are equal up to rounding
+        if fraction > 0 and fixed.any():  # else `predicted` equals `target` up to rounding
             proba = (1 - fraction) * proba + fraction * (fixed / fixed.sum())
         errors = weight[:, None] * (self.targets[self.codes] - proba)
         errors = errors[:, 1:] if self.width == 1 else errors
@@ -146,17 +148,19 @@ class Minimax:
 
 
 class Coordinates:
-    """Coordinates v of the parameters in which the Hessian is near the identity.
+    """Coordinates v of a head in which the Hessian is near the identity.
 
-    With S the second moment of the rows, every cell weighing alike, and c a typical p (1 - p), the
-    Hessian of a weighted mean loss with its penalty is about c S + alpha I = L L^T: v = L^T w
-    for the weights of a class, sqrt(c) b for its intercept. L-BFGS takes a fifth of the steps.
+    The Hessian of a weighted mean loss with penalty is about c S + alpha I = L L^T, where S is the
+    second moment of the rows with equal total weight for each cell and c is a typical p (1 - p).
+    Coordinates are L^T w for the weights w of a class and sqrt(c) b for its intercept b. L-BFGS
+    needs about a fifth of the iterations in these coordinates.
 
     Parameters
     ----------
     problem : Minimax
     factored : bool
-        Whether L is a Cholesky factor of the matrix, or the root of its diagonal.
+        Whether L is the Cholesky factor of c S + alpha I (True) or the square root of its
+        diagonal (False).
     """
 
     def __init__(self, problem: Minimax, *, factored: bool) -> None:
@@ -172,11 +176,11 @@ class Coordinates:
             self.scale: Float = np.sqrt(_CURVATURE * squares + problem.alpha)
 
     def _split(self, packed: Float) -> tuple[Float, Float]:
-        """(d, K') weights and the intercepts."""
+        """Return weights, (d, K'), and intercepts, (K',)."""
         return packed[: -self.width].reshape(self.width, -1).T, packed[-self.width :]
 
     def _solve(self, columns: Float, trans: Literal["N", "T"]) -> Float:
-        """L^{-1} columns ("N"), or L^{-T} columns ("T")."""
+        """Return L^{-1} columns for `trans` "N", L^{-T} columns for "T"."""
         if self.factor is None:
             return columns / self.scale[:, None]
         return np.asarray(
@@ -186,38 +190,39 @@ class Coordinates:
         )
 
     def of(self, packed: Float) -> Float:
-        """Coordinates v of parameters."""
+        """Convert a packed head to coordinates v."""
         weights, intercepts = self._split(packed)
         scaled = self.scale[:, None] * weights if self.factor is None else self.factor.T @ weights
         return np.concatenate([scaled.T.ravel(), self.root * intercepts])
 
     def parameters(self, v: Float) -> Float:
-        """Parameters of coordinates v: the inverse of `of`."""
+        """Convert coordinates v to a packed head: the inverse of `of`."""
         weights, intercepts = self._split(v)
         return np.concatenate([self._solve(weights, "T").T.ravel(), intercepts / self.root])
 
     def gradient(self, gradient: Float) -> Float:
-        """Convert a gradient with respect to the parameters to one with respect to v."""
+        """Convert a gradient with respect to the packed head to the gradient with respect to v."""
         weights, intercepts = self._split(gradient)
         return np.concatenate([self._solve(weights, "N").T.ravel(), intercepts / self.root])
 
 
 def minimise(problem: Minimax, start: Float | None, tol: float) -> tuple[Float, float]:
-    """Minimise smoothed problems of increasing sharpness, each from the last minimum.
+    """Minimise smoothed problems of increasing sharpness, each from the minimum of the last.
 
     Parameters
     ----------
     problem : Minimax
     start : ndarray, optional
-        Parameters of a similar problem.
+        Packed head to start from, such as the solution of a similar problem.
     tol : float
-        Duality gap at which the sharpness is not increased further.
+        The sharpness increases until the duality gap is at most `tol`.
 
     Returns
     -------
-    parameters : ndarray
+    packed : ndarray
+        Packed head.
     sharpness : float
-        Of the last problem.
+        Sharpness of the last problem.
     """
     d = problem.rows.shape[1]
     coordinates = Coordinates(problem, factored=d <= _MAX_FACTORED)
@@ -242,10 +247,10 @@ def minimise(problem: Minimax, start: Float | None, tol: float) -> tuple[Float, 
 
 
 def _newton(gradient: Callable[[Float], Float], v: Float) -> Float:
-    """Newton steps to a zero of a gradient, from a point nearby.
+    """Refine an approximate zero v of a gradient by Newton steps.
 
-    A search by values stops where the values are equal to rounding, which determines v only to
-    half of its digits.
+    L-BFGS compares objective values, and rounding errors of the values limit v to half of the
+    digits of float64.
     """
     at_v = gradient(v)
     for _ in range(_NEWTON_STEPS):

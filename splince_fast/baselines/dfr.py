@@ -1,4 +1,4 @@
-"""DFR: the last layer fitted to balanced subsets of the training rows."""
+"""DFR: a linear head fitted to balanced subsets of the training rows."""
 
 from __future__ import annotations
 
@@ -30,30 +30,31 @@ _L1: dict[str, str | float] = {"penalty": "l1"} if _HAS_PENALTY else {"l1_ratio"
 class DFR(BalancedClassifier):
     """Deep feature reweighting on training rows: a sparse head, averaged over balanced subsets.
 
-    Features are brought to mean 0 and variance 1 by the training rows. A subset holds as many
-    rows of each cell (class, group) as the smallest cell has, drawn without replacement. C is
-    chosen on the first subset by the worst cell's accuracy on the validation rows (ties: by
-    accuracy, then the smaller C); the coefficients are means over all subsets. More than two
-    classes are one against the rest with ``penalty="l1"``, multinomial with ``"l2"``.
+    Features are standardised by mean and standard deviation of the training rows. A subset
+    contains the same number of rows of each cell (class, group): the size of the smallest cell,
+    drawn without replacement. C is selected on the first subset by the lowest cell accuracy on
+    the validation rows (ties: by accuracy, then the smaller C). The coefficients are means over
+    all subsets. More than two classes are fitted one-vs-rest with ``penalty="l1"``, by softmax
+    with ``"l2"``.
 
-    ``penalty="l2", n_subsets=1`` is plain subsampling (SUBG).
+    ``penalty="l2", n_subsets=1`` is subsampling of groups (SUBG).
 
     Parameters
     ----------
     C : float or sequence of float
-        Inverse of the penalty, as in scikit-learn (the published grid is in C); of several one is
-        chosen.
+        Inverse regularisation strength, as in scikit-learn; one value of a sequence is selected.
+        The default is the published grid.
     penalty : {"l1", "l2"}
-        Of the coefficients.
+        Norm of the coefficients in the penalty.
     n_subsets : int
-        Balanced subsets of the training rows, whose heads are averaged.
+        Number of balanced subsets.
     validation_share : float in [0, 1)
-        Fraction of each cell for validation where ``fit`` is given no validation rows; 0 chooses C
-        on the training rows.
+        Fraction of each cell held out for validation if ``fit`` is given no validation rows and
+        C is a sequence; with 0, C is selected on the training rows.
     groups_from : {None, "y"}
-        "y": there are no groups; the cells are the classes.
+        With "y" there are no groups, and the cells are the classes.
     random_state : int, Generator, RandomState or None
-        For the subsets and the validation rows.
+        Draws the subsets and the validation rows.
     progress : bool, optional
         Show a progress bar on stderr; by default only in a terminal or notebook, after two
         seconds.
@@ -61,18 +62,18 @@ class DFR(BalancedClassifier):
     Attributes
     ----------
     coef_, intercept_ : ndarray of shape (1 or n_classes, n_features) and (1 or n_classes,)
-        In units of X.
+        Coefficients and intercepts for unscaled X.
     classes_ : ndarray
     cells_ : list of tuple
-        The cells (class, group).
+        Cells (class, group).
     C_ : float
-        The one that was used.
+        Selected C.
     n_features_in_, feature_names_in_
-        Of X.
+        Number and names of the features of X.
 
     Notes
     -----
-    There is no ``sample_weight``: a balanced subset counts rows.
+    ``fit`` takes no ``sample_weight``: subsets are balanced by numbers of rows.
 
     References
     ----------
@@ -123,11 +124,12 @@ class DFR(BalancedClassifier):
         X : array-like or frame of shape (n_samples, n_features)
             Copied to float64.
         y : array-like of shape (n_samples,)
-            The task, two or more classes.
+            Labels of the task, two or more classes.
         groups : array-like of shape (n_samples,), tuple of these, mapping or frame
-            Groups whose cells with y are balanced; several are crossed.
+            Groups that form the cells with y; several columns are crossed.
         validation : array-like of bool, shape (n_samples,), or tuple (X, y, groups), optional
-            Mask of the rows that choose C, or further rows that do; heads are not fitted to them.
+            Mask of the validation rows, or separate validation rows. They select C; heads are not
+            fitted to them.
 
         Returns
         -------
@@ -158,7 +160,8 @@ class DFR(BalancedClassifier):
         train = data.train
         mean = train.rows.mean(axis=0)
         scale = train.rows.std(axis=0)
-        # The deviation of a constant feature can be the rounding of its mean, its range cannot.
+        # Constant features are detected by their range: their standard deviation can be rounding
+        # error of the mean.
         eps = float(np.finfo(np.float64).eps)
         rounding = _ROUNDINGS * eps * np.abs(train.rows).max(axis=0)
         scale[np.ptp(train.rows, axis=0) <= rounding] = 1.0
@@ -193,7 +196,7 @@ class DFR(BalancedClassifier):
         self.intercept_ = np.mean([intercept for _, intercept in heads], axis=0)
 
     def _fit_head(self, part: CellRows, C: float) -> tuple[Float, Float]:
-        """Coefficients and intercepts of one head on standardised rows."""
+        """Fit one head to standardised rows; return coefficients and intercepts."""
         if self.penalty == "l2":
             model = LogisticRegression(C=C, max_iter=1000).fit(part.rows, part.codes)
             return model.coef_, model.intercept_

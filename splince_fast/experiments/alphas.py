@@ -1,8 +1,8 @@
-"""Differences between erasers by the penalty of the head.
+"""Differences between erasers as a function of the L2 penalty alpha of the head.
 
 Paper, appendix "Comparing the projections for different levels of regularization" (figs.
-SPLINCE_LEACE_per_lambda and SPLINCE_SAL_per_lambda). Theorem 2: without a penalty all erasers of
-one concept give the same head.
+SPLINCE_LEACE_per_lambda and SPLINCE_SAL_per_lambda). Theorem 2: without a penalty, retrained
+heads give the same predictions for all erasers of the concept.
 """
 
 from __future__ import annotations

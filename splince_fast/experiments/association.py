@@ -1,7 +1,7 @@
-"""Accuracy and worst group as the association of task and concept grows.
+"""Accuracy and worst-group accuracy at increasing association of task and concept.
 
 Paper, section "Classification where the last layer is re-trained" (figs. classification and
-vision_proj). The figures have no printed numbers; their statements are checked.
+vision_proj). The figures of the paper print no values; the statements of its text are tested.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def compare_levels(
 
 
 def findings(title: str, data: Dataset, result: Comparison) -> Findings:
-    """Tables at the strongest association, the figure, and the claims of the paper."""
+    """Return tables at the strongest association, figures, and the claims of the paper."""
     levels = [level for level in result.context.levels if level is not None]
     low, p = min(levels), max(levels)
     text = f"SPLINCE has the best {{}} with a retrained head at p = {p}"
@@ -78,6 +78,6 @@ def multilingual(options: RunOptions) -> Findings:
 
 
 def waterbirds(options: RunOptions) -> Findings:
-    """Run the experiment on birds: the concept is the background; ``--data paper`` only."""
+    """Run the experiment on Waterbirds, with the background as concept; ``--data paper`` only."""
     data = load("waterbirds", options.data)
     return findings("Waterbirds", data, compare_levels(data, options, 5))

@@ -1,4 +1,4 @@
-"""SPLINCE against heads that balance groups (paper, figs. nlp_comp and vision_comp)."""
+"""SPLINCE compared with DFR and GroupDRO heads (paper, figs. nlp_comp and vision_comp)."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ _HEADS = ("DFR", "GDRO")
 
 @dataclass(frozen=True, slots=True)
 class HeadComparison:
-    """Erasers beside balanced heads on one data set.
+    """Erasers compared with balanced heads on one data set.
 
     Attributes
     ----------
     tables : list of Table
-        One per level.
+        One table per level of association.
     values : dict of str to float
-        Means by ``metric/method/level``.
+        Means, with keys ``metric/method/level``.
     leads : dict of str to Bounds
-        Of SPLINCE over each balanced head in the worst group, at the last level.
+        Interval of the worst-group accuracy of SPLINCE minus that of each balanced head, at the
+        last level.
     note : str
         Definition of the intervals.
     """
@@ -48,7 +49,7 @@ class HeadComparison:
     note: str
 
     def evidence(self, p: float) -> str:
-        """Worst groups of SPLINCE and the balanced heads, and the intervals of its lead."""
+        """Return a text with the worst-group accuracies and the intervals of `leads`."""
         values = {name: self.values[f"worst_group/{name}/{p}"] for name in ("SPLINCE", *_HEADS)}
         text = ", ".join(f"{name} {value:.3f}" for name, value in values.items())
         return text + "".join(f"; lead over {name}: {b}" for name, b in self.leads.items())
@@ -61,7 +62,7 @@ def compare_heads(
     fit = partial(compare_erasers, data, options, n_seeds, association=levels, leakage=())
     erased = fit(erasers=("none", "LEACE", "SPLINCE"), heads=("retrained",))
     balanced = fit(erasers=("none",), heads={"DFR": DFR(), "GDRO": GroupDRO()})
-    # Result, eraser and head of each row of the table.
+    # method: (result, eraser, head), one table row each
     sources = {name: (erased, name, "retrained") for name in erased.context.erasers}
     sources |= {head: (balanced, "none", head) for head in _HEADS}
     tables: list[Table] = []
@@ -123,7 +124,7 @@ def vision(options: RunOptions) -> Findings:
     data = load("images", options.data)
     assert data.sizes is not None
     train, _, test = data.sizes
-    # The heads choose their alpha on validation rows, taken from the training rows.
+    # A fifth of the training rows becomes validation rows, on which the heads select alpha.
     data = replace(data, sizes=(train - train // 5, train // 5, test))
     levels = _levels(options)
     p = levels[-1]

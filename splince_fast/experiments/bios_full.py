@@ -1,4 +1,4 @@
-"""All professions at once, on their natural split (paper, tab. bios_all)."""
+"""All professions, at their natural association with gender (paper, tab. bios_all)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from splince_fast.experiments._common import (
 )
 from splince_fast.experiments.datasets import load
 
-# Per cent: accuracy, accuracy per class and TPR gap of the frozen head, then of the retrained one.
+# Accuracy, accuracy per class and TPR gap in per cent, of the frozen and of the retrained head.
 PAPER = {
     "none": ("81.31", "65.52", "14.20", "81.55", "72.94", "14.24"),
     "SAL": ("78.35", "62.17", "13.26", "81.47", "72.30", "12.90"),

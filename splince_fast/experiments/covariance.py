@@ -1,4 +1,4 @@
-"""Covariance with the task after erasure (paper, fig. removal_cov)."""
+"""Fraction of the covariance with the task that erasers keep (paper, fig. removal_cov)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of an experiment with their labels and their origin."""
+"""Data set of an experiment: rows, labels and provenance."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from numpy.typing import NDArray
 from splince_fast.exceptions import SplinceError
 from splince_fast.labels import ClassName
 
-# Environment variable that names the folder of the data sets.
+# Environment variable with the path of the folder of data sets.
 VARIABLE = "SPLINCE_FAST_DATA"
 
 
 def folder(name: str) -> Path | None:
-    """The folder of a data set, if ``SPLINCE_FAST_DATA`` has it."""
+    """Return the folder of a data set in ``SPLINCE_FAST_DATA``, or None if it does not exist."""
     root = os.environ.get(VARIABLE)
     path = Path(root) / name if root else None
     return path if path is not None and path.is_dir() else None
 
 
 class MissingDataError(SplinceError, FileNotFoundError):
-    """A data set is not available; the text names the remedy."""
+    """Data set not available; the message says how to get it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dataset:
-    """Rows with their labels.
+    """Rows, labels and provenance of an experiment.
 
     Attributes
     ----------
@@ -38,18 +38,19 @@ class Dataset:
         Name of the data set.
     X : ndarray of shape (n, d)
     labels : dict of str to ndarray of shape (n,)
-        "task", "concept" and other labels of the experiment.
+        Labels by name: "task", "concept" and others.
     groups : ndarray of shape (n,) or None
-        Rows that belong together (a person, a noun).
+        Cluster of each row, such as a person or a noun.
     provenance, licence : str
     aligned_class : object
-        Class of the concept that goes with the second class of the task; None without a protocol.
+        Class of the concept aligned with the second class of the task in the association protocol;
+        None without this protocol.
     sizes : tuple of three int or None
-        Rows for training, validation and test of the association protocol.
+        Numbers of training, validation and test rows in the association protocol.
     arrays : dict of str to ndarray
-        Arrays that have no entry per row, such as those of a language-model head.
+        Arrays without one entry per row, such as rows of a language-model head.
     words : dict of str to pair of str
-        Names of the classes 0 and 1 of the task and of the concept.
+        Words for the classes 0 and 1 of "task" and "concept".
 
     Examples
     --------
@@ -74,6 +75,6 @@ class Dataset:
     words: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def cell(self, y: int, z: int) -> str:
-        """A cell of task and concept in words."""
+        """Return a text for the cell with task class y and concept class z."""
         task, concept = (self.words.get(k, ()) for k in ("task", "concept"))
         return f"{task[y]}, {concept[z]}" if task and concept else f"y = {y}, z = {z}"

@@ -1,8 +1,8 @@
-"""Data sets of the experiments: stand-ins that need no network, and the paper's own sets.
+"""Data sets of the experiments: offline stand-ins, and the data sets of the paper.
 
-``load(name)`` looks in the folder that the environment variable ``SPLINCE_FAST_DATA`` names, then
-among the data of the package and of scikit-learn. ``load(name, data="paper")`` reads the sets
-of the paper (:mod:`splince_fast.experiments.paper_sets`).
+``load(name)`` reads a stand-in from the folder named by ``SPLINCE_FAST_DATA``, or from the data of
+the package and of scikit-learn. ``load(name, data="paper")`` reads a data set of the paper
+(:mod:`splince_fast.experiments.paper_sets`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def load(name: str, data: str = "offline") -> Dataset:
         "bios", "bios_full", "multilingual", "professions", "layers", "winobias", "images" or
         "waterbirds".
     data : {"offline", "paper"}
-        Stand-ins that need no network, or the paper's own sets.
+        Read the stand-in, which needs no network, or the data set of the paper.
 
     Returns
     -------
@@ -42,9 +42,9 @@ def load(name: str, data: str = "offline") -> Dataset:
     Raises
     ------
     InputError
-        No such name.
+        `name` or `data` is invalid.
     MissingDataError
-        The set is not available; the text names it, its stand-in and the command.
+        The data set is not available; the message names it, a stand-in and the command.
 
     Examples
     --------
@@ -63,12 +63,12 @@ def load(name: str, data: str = "offline") -> Dataset:
 
 
 def required_folder(name: str, experiment: str) -> Path:
-    """The folder of a required stand-in.
+    """Return the folder of a stand-in that does not ship with the package.
 
     Raises
     ------
     MissingDataError
-        ``SPLINCE_FAST_DATA`` has no such folder.
+        ``SPLINCE_FAST_DATA`` does not contain the folder.
     """
     path = folder(name)
     if path is None:
@@ -98,7 +98,7 @@ _SMOLLM = "SmolLM2-135M-Instruct, last token"
 
 
 def shipped_bios() -> Dataset:
-    """The vectors that ship with the package, eight bits per number."""
+    """Read the embeddings that ship with the package, quantised to eight bits per value."""
     with as_file(files("splince_fast.experiments") / "data" / "bios.npz") as path:
         arrays = np.load(path, allow_pickle=False)
         X = arrays["centre"] + arrays["step"] * arrays["codes"].astype(np.float32)
@@ -184,7 +184,7 @@ def _images() -> Dataset:
 
 
 def _faces(path: Path) -> Dataset:
-    """Faces as rows of 15 x 16 means of 2 x 2 pixels in [0, 1]."""
+    """Read faces of 15 x 16 pixels in [0, 1], each the mean of 2 x 2 original pixels."""
     (pixels,) = _arrays(path, "X")
     if pixels.shape[1] != 960:
         raise InputError(f"{path} holds images of {pixels.shape[1]} pixels, not 32 x 30")
@@ -201,7 +201,7 @@ def _faces(path: Path) -> Dataset:
 
 
 def _digits() -> Dataset:
-    """Handwritten digits that scikit-learn brings: even or odd, and from 5 on or below."""
+    """Read the handwritten digits of scikit-learn; task: even, concept: 5 or above."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()

@@ -1,6 +1,7 @@
-"""Raw pixels: what each eraser changes in an image (paper, figs. CelebA_individual, CelebA_mean).
+"""Changes of images by each eraser, on raw pixels (paper, figs. CelebA_individual, CelebA_mean).
 
-Features are pixels, only centred, so that a map can be looked at; a single alpha.
+Features are pixels, centred but not scaled, so that erased rows can be shown as images. All heads
+have the same L2 penalty, :data:`ALPHA`.
 """
 
 from __future__ import annotations
@@ -50,30 +51,30 @@ class SplitResult:
 
     Attributes
     ----------
-    figures : dict
-        By (eraser, head), in the order of the metrics of the table.
+    values : dict
+        Metrics by (eraser, head), in the order of the columns of the table.
     train : int array
         Training rows.
     erasers : dict of str to Projection
     shifts : dict of str to dict of str to ndarray of shape (d,)
-        Mean of erased minus original over the training rows, by eraser and cell.
+        Mean of erased minus original training rows, by eraser and cell.
     counts : dict of str to int
-        Training rows of each cell.
+        Number of training rows of each cell.
     """
 
-    figures: dict[tuple[str, str], list[float]]
+    values: dict[tuple[str, str], list[float]]
     train: NDArray[np.intp]
     erasers: dict[str, Projection]
     shifts: dict[str, dict[str, Float]]
     counts: dict[str, int]
 
     def norms(self, eraser: str) -> dict[str, float]:
-        """Norm of the shift of each cell."""
+        """Return the norm of the mean shift of each cell."""
         return {cell: float(np.linalg.norm(v)) for cell, v in self.shifts[eraser].items()}
 
 
 def evaluate_split(data: Dataset, p: float, seed: int) -> SplitResult:
-    """Fit erasers and heads on one split, and measure them."""
+    """Fit erasers and heads on one split, and compute their metrics."""
     y, z = data.labels["task"], data.labels["concept"]
     split = spurious_split(
         y, z, p=p, sizes=data.sizes, random_state=seed, aligned_class=data.aligned_class
@@ -85,13 +86,13 @@ def evaluate_split(data: Dataset, p: float, seed: int) -> SplitResult:
     frozen = fit_head(X[train], y[train], alpha=ALPHA, scale=False)
     total = np.sum((X[train] - X[train].mean(axis=0)) ** 2)
     cells = {data.cell(a, b): (y[train] == a) & (z[train] == b) for a in (0, 1) for b in (0, 1)}
-    figures, shifts = {}, {}
+    values, shifts = {}, {}
     for name in ("none", *erasers):
         erased = erasers[name](X) if name in erasers else X
         change = erased[train] - X[train]
         shifts[name] = {cell: change[rows].mean(axis=0) for cell, rows in cells.items()}
         ratio = covariance_ratio(erasers[name], moments, "task") if name in erasers else 1.0
-        of_eraser = [
+        eraser_metrics = [
             ratio,
             float(np.sum(change**2) / total),
             clipped_fraction(erased[train]),
@@ -99,18 +100,18 @@ def evaluate_split(data: Dataset, p: float, seed: int) -> SplitResult:
         retrained = fit_head(erased[train], y[train], alpha=ALPHA, scale=False)
         for head, model in (("retrained", retrained), ("frozen", frozen)):
             y_pred = model.predict(erased[test])
-            figures[name, head] = [
+            values[name, head] = [
                 float(np.mean(y_pred == y[test])),
                 worst_group_accuracy(y[test], y_pred, groups=(y[test], z[test])),
                 tpr_gap(y[test], y_pred, concept=z[test]),
-                *of_eraser,
+                *eraser_metrics,
             ]
     counts = {cell: int(rows.sum()) for cell, rows in cells.items()}
-    return SplitResult(figures, train, erasers, shifts, counts)
+    return SplitResult(values, train, erasers, shifts, counts)
 
 
 def draw(data: Dataset, result: SplitResult) -> dict[str, Figure]:
-    """The figures of one split: an image of each cell, and the mean differences."""
+    """Draw one image of each cell with its erased versions, and the mean changes of the cells."""
     y, z = data.labels["task"][result.train], data.labels["concept"][result.train]
     rows = [result.train[np.flatnonzero((y == a) & (z == b))[0]] for a in (0, 1) for b in (0, 1)]
     images = np.asarray(data.X, dtype=np.float64)[rows]
@@ -132,8 +133,8 @@ def run(options: RunOptions) -> Findings:
     for p in LEVELS:
         results = [evaluate_split(data, p, seed) for seed in range(n_seeds)]
         rows = []
-        for eraser, head in results[0].figures:
-            columns = np.array([result.figures[eraser, head] for result in results])
+        for eraser, head in results[0].values:
+            columns = np.array([result.values[eraser, head] for result in results])
             intervals = [t_interval(column) for column in columns.T]
             rows.append((f"{eraser}, {head}", *cell_texts(*intervals)))
             values |= {f"{metric}/{eraser}/{head}/{p}": interval.mean
@@ -148,7 +149,7 @@ def run(options: RunOptions) -> Findings:
         rows = [(e, *cell_texts(*by_cell.values())) for e, by_cell in norms.items()]
         tables.append(Table(title, ("eraser", *counts), tuple(rows)))
         values |= {f"shift/{e}/{c}/{p}": v for e in norms for c, v in norms[e].items()}
-    # Of the last level: the cells in which task and concept are not aligned are the rare ones.
+    # At the last level, the two cells with fewer rows are those of unaligned task and concept.
     order = sorted(counts, key=lambda cell: counts[cell])
     rare, common = order[:2], order[2:]
 
@@ -162,7 +163,7 @@ def run(options: RunOptions) -> Findings:
     best = max(("SAL", "LEACE"), key=lambda e: values[f"accuracy/{e}/retrained/{p}"])
     lead = values[f"accuracy/SPLINCE/retrained/{p}"] - values[f"accuracy/{best}/retrained/{p}"]
     splince, reference = (
-        [result.figures[e, "retrained"][0] for result in results] for e in ("SPLINCE", best)
+        [result.values[e, "retrained"][0] for result in results] for e in ("SPLINCE", best)
     )
     lead_bounds = corrected_bounds(np.subtract(splince, reference), test_ratio)
     claims = [
@@ -185,30 +186,30 @@ def run(options: RunOptions) -> Findings:
     )  # fmt: skip
 
 
-# -- pictures: one symmetric colour scale for all differences, with 0 white --------------------
+# -- figures: one symmetric colour scale for all differences -----------------------------------
 
-# Blue, white at 0, red: distinct for all kinds of colour vision.
+# blue to red, white at 0; colour-blind safe
 _DIVERGING = ("#053061", "#4393c3", "#ffffff", "#d6604d", "#67001f")
 
 
 def clipped_fraction(rows: Float) -> float:
-    """Fraction of the pixels outside [0, 1], which a display clips."""
+    """Return the fraction of pixels outside [0, 1], which are clipped for display."""
     return float(np.mean((rows < 0) | (rows > 1)))
 
 
 def draw_images(
     images: Float, erased: Mapping[str, Float], shape: tuple[int, int], names: Sequence[str]
 ) -> Figure:
-    """Draw images, their erased versions and the differences; a column per eraser.
+    """Draw images in rows: original, and erased version and difference for each eraser.
 
     Parameters
     ----------
     images : ndarray of shape (n, h * w)
-        In [0, 1].
+        Original images, in [0, 1].
     erased : dict of str to ndarray of the same shape
     shape : (h, w)
     names : sequence of str
-        One per image.
+        Label of each image.
     """
     changes = {name: rows - images for name, rows in erased.items()}
     limit = max(float(np.abs(rows).max()) for rows in changes.values())
@@ -228,7 +229,7 @@ def draw_images(
 def draw_means(
     shifts: Mapping[str, Mapping[str, Float]], counts: Mapping[str, int], shape: tuple[int, int]
 ) -> Figure:
-    """Draw the mean difference by cell (rows) and eraser (columns).
+    """Draw the mean of erased minus original by cell (rows) and eraser (columns).
 
     Parameters
     ----------
@@ -249,7 +250,7 @@ def draw_means(
 def _grid(
     n_rows: int, n_columns: int, limit: float, names: Sequence[str], columns: Sequence[str]
 ) -> tuple[Figure, NDArray[Any], dict[str, Any]]:
-    """A figure, its titled axes without ticks, and the colour scale of the differences."""
+    """Return a figure, a grid of titled axes, and the `imshow` options of the differences."""
     require("matplotlib.figure", "demo")
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
@@ -270,7 +271,7 @@ def _grid(
 
 
 def _finish(figure: Figure, axes: NDArray[Any], colours: Mapping[str, Any], text: str) -> None:
-    """Add the colour bar of the differences, and a line below."""
+    """Add the colour bar of the differences, and `text` below the axes."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 

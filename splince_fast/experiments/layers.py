@@ -1,8 +1,8 @@
 """Erasers at several layers of a language model (paper, tab. profession_all).
 
-Erasers are fitted in the order of the sites, on the last tokens, with all earlier erasers in place;
-they change every token. The last site is the final norm. The model with its erasers is measured by
-its perplexity on prose that comes with scikit-learn.
+Erasers are fitted on the last tokens, site by site, with the erasers of earlier sites active, and
+act on every token. The last site is the final norm. The perplexity of the model with its erasers is
+measured on texts that ship with scikit-learn.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from splince_fast.experiments.erasers import ERASERS
 if TYPE_CHECKING:
     from torch.nn import Module
 
-# Blocks whose output is erased, besides the output of the final norm.
+# Indices of the blocks whose output is erased, in addition to the output of the final norm.
 DEPTHS = {"last 1": (), "last 3": (27, 28), "last 5": range(25, 29), "last 9": range(21, 29)}
 PAPER = {
     "Original": ("3.59", "15.71", "3.59", "15.71", "3.59", "15.71"),
@@ -43,7 +43,7 @@ _COLUMNS = ("exp(stereotype), exp(factual)", "last 3", "", "last 5", "", "last 9
 
 
 def run(options: RunOptions) -> Findings:
-    """Run the experiment on one split: the model runs for every site and method."""
+    """Run the experiment on one split by noun."""
     data = load("layers", options.data)
     model, tokenizer = _language.read_model()
     from splince_fast import nn as snn
@@ -57,14 +57,14 @@ def run(options: RunOptions) -> Findings:
         np.arange(len(prompts)) % 8 == 0 if options.quick else np.ones(len(prompts), dtype=bool)
     )
     train, test = np.flatnonzero(in_train & in_run), np.flatnonzero(~in_train & in_run)
-    # Sorted by length for little padding: the moments do not depend on the order of rows.
+    # Sort by length to save padding; moments do not depend on the order of rows.
     train = train[np.argsort([len(prompts[i]) for i in train], kind="stable")]
     table = {"text": [prompts[i] for i in train], "concept": z[train], "task": y[train]}
     train_batches = snn.text_batches(
         table, tokenizer, text="text", labels=["concept", "task"], batch_size=64
     )
     body, head = model.model, np.asarray(data.arrays["head"], dtype=np.float64)
-    # States before the erased blocks are the same for all methods: they are computed once.
+    # States before the erased blocks are the same for all methods and are computed once.
     batches = {
         "train": list(train_batches),
         "test": _language.prompt_batches(tokenizer, [prompts[i] for i in test]),
@@ -86,7 +86,7 @@ def run(options: RunOptions) -> Findings:
     values: dict[str, tuple[float, float, float]] = {}
     depths = {"last 3": DEPTHS["last 3"]} if options.quick else DEPTHS
     position = 0
-    for depth in sorted(depths, key=lambda name: -len(depths[name])):  # the earliest block first
+    for depth in sorted(depths, key=lambda name: -len(depths[name])):  # earliest block first
         start = min(depths[depth], default=len(body.layers))
         between = _language.blocks(body, position, start)
         batches = {name: _language.run_blocks(between, part) for name, part in batches.items()}
@@ -111,7 +111,7 @@ def run(options: RunOptions) -> Findings:
     worst = max(v[2] / before[2] for v in values.values())
 
     def compare(first: str, second: str) -> tuple[bool | None, float]:
-        """Verdict on whether the first factual coefficient is larger, and p."""
+        """Return whether the factual coefficient of `first` is larger (None: p >= 0.05), and p."""
         value, _, p = regressions[first].difference(regressions[second], "factual")
         return (value > 0 if p < 0.05 else None), p
 

@@ -1,9 +1,9 @@
-"""The paper's own sets: Hugging Face and torchvision names, read, balanced and embedded.
+"""Data sets of the paper: read from Hugging Face or torchvision, subsampled and embedded.
 
-Where ``SPLINCE_FAST_DATA`` holds ``paper/OWNER/NAME`` with the set's parquet files (or, for CelebA,
-``paper/celeba`` in torchvision's layout), they are read from there; else they are downloaded.
-Encoders are used as published, without the paper's fine-tuning, and at most :data:`PER_CELL` rows
-of each cell (task, concept) are embedded, so that a run takes hours, not days, without a GPU.
+A data set is read from ``paper/OWNER/NAME`` in the folder ``SPLINCE_FAST_DATA``, which holds its
+Parquet files (CelebA: from ``paper/celeba``, in torchvision's layout); else it is downloaded.
+Encoders are used as published, without the fine-tuning of the paper. At most :data:`PER_CELL` rows
+of each cell (task, concept) are embedded: an experiment takes hours without a GPU.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _STAND_INS = {
 
 
 def load(name: str) -> Dataset:
-    """Read a set of the paper.
+    """Read a data set of the paper.
 
     Raises
     ------
     MissingDataError
-        It is not available; the text names the set, its stand-in and the command.
+        The data set is not available; the message names it, a stand-in and the command.
     MissingExtraError
-        A library that reads the set is not installed.
+        A package that reads the data set is not installed.
     """
     if name not in _LOADERS:
         raise MissingDataError(
@@ -72,7 +72,7 @@ def _unavailable(source: str, name: str, error: Exception) -> MissingDataError:
 def read_columns(
     source: str, name: str, splits: Sequence[str], config: str | None = None
 ) -> Columns:
-    """Columns of some splits of a set on the Hugging Face hub, with the split as one of them."""
+    """Read splits of a data set on the Hugging Face hub; the column "split" names the split."""
     columns: Columns = {}
     path = folder(f"paper/{source}")
     if path is None:
@@ -82,7 +82,7 @@ def read_columns(
         try:
             dataset = datasets.load_dataset(source, config)
             tables: dict[str, Any] = {split: dataset[split].to_dict() for split in splits}
-        except Exception as error:  # the error classes of the hub's client depend on its version
+        except Exception as error:  # exception types depend on the version of `datasets`
             raise _unavailable(source, name, error) from error
     else:
         require("pyarrow", "parquet")
@@ -105,7 +105,7 @@ def read_columns(
 
 
 def balanced(*columns: NDArray[np.generic], most: int | None = None) -> NDArray[np.intp]:
-    """Sorted row numbers: at most `most` random rows of each cell, drawn with seed 0."""
+    """Draw at most `most` rows of each cell of the columns, with seed 0; return sorted indices."""
     _, cell = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
     rng = np.random.default_rng(0)
     parts = [rng.permutation(np.flatnonzero(cell.ravel() == c))[: most or PER_CELL]
@@ -114,7 +114,7 @@ def balanced(*columns: NDArray[np.generic], most: int | None = None) -> NDArray[
 
 
 def embed_texts(texts: Sequence[str], model: str, pooling: str, name: str) -> NDArray[np.float32]:
-    """Last-layer embeddings of an encoder: its first token ("cls") or the mean over tokens."""
+    """Return last-layer embeddings of texts: the first token for "cls", else the token mean."""
     require("transformers", "experiments")
     import torch
     from transformers import AutoModel, AutoTokenizer
@@ -141,7 +141,7 @@ def embed_texts(texts: Sequence[str], model: str, pooling: str, name: str) -> ND
 
 
 def embed_images(images: Iterable[Image], name: str) -> NDArray[np.float32]:
-    """Inputs of the last layer of a ResNet-50 trained on ImageNet."""
+    """Return the inputs of the last layer of a ResNet-50 trained on ImageNet."""
     require("torchvision", "experiments")
     import torch
 
@@ -172,7 +172,7 @@ def _bios_set(
 
 
 def _bios() -> Dataset:
-    """Professor or not; gender 0 is male in this set, and men go with professor."""
+    """Read the task professor or not; gender 0, male, is aligned with professor."""
     return _bios_set("bios", lambda p: (p == PROFESSOR).astype(np.intp), 0)
 
 
@@ -196,7 +196,7 @@ def _multilingual() -> Dataset:
 
 
 def _celeba() -> Dataset:
-    """Eyeglasses and smiling on grey pictures of 50 x 50 pixels in [0, 1]."""
+    """Read grey images of 50 x 50 pixels in [0, 1]; task: eyeglasses, concept: smiling."""
     path = folder("paper/celeba")
     if path is None:
         require("torchvision", "experiments")
@@ -204,7 +204,7 @@ def _celeba() -> Dataset:
         root = Path(os.environ.get(VARIABLE) or Path.home() / ".cache" / "splince_fast")
         try:
             dataset(str(root / "paper"), split="all", target_type="attr", download=True)
-        except Exception as error:  # the classes of download errors depend on the host
+        except Exception as error:  # exception types depend on the download host
             raise _unavailable("celeba", "images", error) from error
         path = root / "paper" / "celeba"
     names, attributes = _attributes(path / "list_attr_celeba.txt")
@@ -220,7 +220,7 @@ def _celeba() -> Dataset:
 
 
 def _attributes(path: Path) -> tuple[list[str], Mapping[str, NDArray[np.intp]]]:
-    """Read file names and 0/1 attributes from CelebA's list of 1 and -1 below a header."""
+    """Read file names and attributes of CelebA; the values 1 and -1 of the file become 1 and 0."""
     with path.open(encoding="utf-8", newline="") as stream:
         _, header, *rows = csv.reader(stream, delimiter=" ", skipinitialspace=True)
     header = [name for name in header if name]
@@ -251,7 +251,7 @@ def _waterbirds() -> Dataset:
 
 
 def _image(value: Image | Mapping[str, bytes]) -> Image:
-    """Convert a picture of the hub's client, or of a Parquet file, to RGB."""
+    """Convert an image to RGB: an image of `datasets`, or the bytes of a Parquet file."""
     if not isinstance(value, Mapping):
         return value.convert("RGB")
     require("PIL", "experiments")
@@ -261,7 +261,10 @@ def _image(value: Image | Mapping[str, bytes]) -> Image:
 
 
 def winobias_prompts(name: str = "winobias") -> Columns:
-    """The paper's prompts of type 1: prompt, referent, anti_stereotype, split."""
+    """Return columns with the prompts of the paper for WinoBias type 1.
+
+    The columns are prompt, referent, anti_stereotype (0 or 1) and split.
+    """
     columns: Columns = {"prompt": [], "referent": [], "anti_stereotype": [], "split": []}
     for anti, config in enumerate(("type1_pro", "type1_anti")):
         table = read_columns("uclanlp/wino_bias", name, ("validation", "test"), config)
@@ -281,7 +284,7 @@ def winobias_prompts(name: str = "winobias") -> Columns:
 
 
 def _winobias() -> Dataset:
-    """States of the model that ``SPLINCE_FAST_MODEL`` names, Llama 2 7B if it names none."""
+    """Read last-token states of the model in ``SPLINCE_FAST_MODEL``, by default Llama 2 7B."""
     columns = winobias_prompts()
     model = os.environ.get("SPLINCE_FAST_MODEL", "meta-llama/Llama-2-7b-hf")
     names = sorted(set(columns["referent"]))
@@ -307,7 +310,7 @@ def _winobias() -> Dataset:
 def causal_states(
     prompts: Sequence[str], names: Sequence[str], model: str, name: str
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Last-token states after the final norm, and the head's rows of the names' first tokens."""
+    """Return last-token states after the final norm, and head rows of the first token of names."""
     require("transformers", "experiments")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -329,7 +332,10 @@ def causal_states(
 
 
 def first_tokens(tokenizer: Any, names: Sequence[str]) -> list[int]:
-    """First token of each name behind "the"; at the start, the space may be a token of its own."""
+    """Return the first token of each name in "the NAME".
+
+    Without "the", the space before a name may be a separate token.
+    """
     texts = ["the", *(f"the {name}" for name in names)]
     before, *behind = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts)
     return [ids[len(before)] for ids in behind]

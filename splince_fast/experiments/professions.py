@@ -1,4 +1,4 @@
-"""Log-odds of he and she after a profession: the demonstration (paper, tab. profession_main)."""
+"""Log-odds of he and she after a profession, as in the demo (paper, tab. profession_main)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COLUMNS = (
 
 
 def run(options: RunOptions) -> Findings:
-    """Run the experiment on the states that ship with the package."""
+    """Run the experiment on the language-model states that ship with the package."""
     source = professions.load()
     n = max(2, options.seeds or (3 if options.quick else 20))
     results = experiment.run(source, n_splits=n, progress=options.progress)

@@ -1,8 +1,8 @@
-"""Coreference in WinoBias: the referent, pro and anti stereotype (paper, fig. winobias_main).
+"""Coreference in pro- and anti-stereotypical WinoBias sentences (paper, fig. winobias_main).
 
-Every sentence occurs as a pro and an anti twin with the same referent, so the concept is
-independent of the referent, Cov(z, y) = 0, and SPLINCE has nothing to keep that LEACE removes. The
-whitened cosine of the two is printed first: at 0 both are the same map.
+The task is the referent, the concept is pro or anti stereotype. Each referent has as many pro as
+anti sentences, so Cov(z, y) = 0. LEACE and SPLINCE are the same map if the erased and the kept
+subspace are orthogonal after whitening; their largest cosine is printed first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _COLUMNS = ("acc40", "anti", "pro", "pair", "anti", "pro", "distortion")
 
 
 def run(options: RunOptions) -> Findings:
-    """Run the experiment; the split is the data's own, so there is one seed."""
+    """Run the experiment on the split of the data set, with one seed."""
     data = load("winobias", options.data)
     X = np.asarray(data.X, dtype=np.float64)
     y, z = data.labels["task"], data.labels["concept"]
@@ -101,7 +101,7 @@ def run(options: RunOptions) -> Findings:
 
 
 def predictions(data: Dataset, states: Float) -> tuple[Mask, Mask, Mask]:
-    """Hits on the test sentences: among 40 professions, and of two; and the anti sentences."""
+    """Return masks of the test sentences: correct of 40 professions, correct of 2, and anti."""
     test = np.flatnonzero(data.labels["split"] == "test")
     logits = states[test] @ np.asarray(data.arrays["head"], dtype=np.float64).T
     y, other = data.labels["task"][test], data.labels["other"][test]
@@ -111,7 +111,7 @@ def predictions(data: Dataset, states: Float) -> tuple[Mask, Mask, Mask]:
 
 
 def sign_test(hits: Mask, reference: Mask) -> tuple[bool | None, str]:
-    """Exact sign test of two lists of hits (McNemar): verdict on the first, and the text."""
+    """Test exactly whether `hits` exceed `reference` (McNemar); return verdict and text."""
     won, lost = int(np.sum(hits & ~reference)), int(np.sum(reference & ~hits))
     p = float(binomtest(won, won + lost).pvalue) if won + lost else 1.0
     verdict = won > lost if p < 0.05 else None

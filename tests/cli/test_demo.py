@@ -21,7 +21,7 @@ from sklearn.preprocessing import StandardScaler
 from splince_fast.cli import main
 from splince_fast.exceptions import NotEnoughDataError
 from splince_fast.experiments.demo import experiment, table
-from splince_fast.experiments.demo.experiment import METHODS, NounSplit, Results, SplitFigures
+from splince_fast.experiments.demo.experiment import METHODS, NounSplit, Results, SplitValues
 from splince_fast.experiments.demo.professions import ProfessionData
 from splince_fast.experiments.erasers import ERASERS, fit_method
 from splince_fast.projection import Projection
@@ -212,7 +212,7 @@ def made_up(factual: dict[str, list[float]], stereotype: dict[str, list[float]])
     split = NounSplit(np.arange(30), np.arange(30, 40), 0.26, -0.0004)
     outcomes = {
         method: [
-            SplitFigures(
+            SplitValues(
                 stereotype[method][i], factual[method][i], 1e-15, 0.75, 0.0123, -0.05, 0.0042
             )
             for i in range(k)

@@ -1,1 +1,1 @@
-"""The demonstration: erasing stereotypes from a language model, keeping factual gender."""
+"""The demo: erase stereotypes from a language model, and keep factual gender."""

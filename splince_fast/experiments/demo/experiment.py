@@ -1,12 +1,12 @@
 """The profession experiment of the paper: erase a stereotype, keep factual gender.
 
 Section "Language modeling" of Holstege, Ravfogel and Wouters (NeurIPS 2025). The last-token states
-x of a language model before " he" or " she" carry the stereotype z of a noun and its factual
-gender y. Erasers of z are fitted on some nouns; on the others the log-odds
+x of a language model before " he" or " she" encode the stereotype z of a noun and its factual
+gender y. Erasers r of z are fitted on training nouns. On the held-out nouns, the log-odds
 
     log p(he) - log p(she) = r(x) @ (w_he - w_she)
 
-are regressed on [1, z, y]. The coefficients measure how much the model depends on each score.
+are regressed on [1, z, y]. The coefficients measure the dependence of the model on each score.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from splince_fast.moments import Moments
 Float = NDArray[np.float64]
 
 TRAIN_FRACTION: Final = 0.7
-# Largest distance of a correlation of the two scores from its target.
+# Largest absolute difference between the correlation of the two scores and its target.
 CORRELATION_TOLERANCE: Final = 1e-3
-# Correlation of the scores of Bolukbasi et al. (2016) over 320 professions, which the paper uses.
+# Correlation of the two scores over the 320 professions of the paper (Bolukbasi et al. 2016).
 PAPER_CORRELATION: Final = 0.26
 # Ridge penalty of the probe per row, for features of unit variance. R^2 on unerased states is
-# largest for 0.1 to 1; on erased states it does not depend on the penalty.
+# largest for penalties of 0.1 to 1; R^2 on erased states does not depend on the penalty.
 PROBE_PENALTY: Final = 1.0
 
 METHODS: Final = ("Original", *ERASERS)
@@ -46,11 +46,11 @@ class NounSplit:
     Attributes
     ----------
     train : int array
-        Prompts of the training families: all of them, or a subset of a given correlation.
+        Prompts of the training families: all prompts, or a subset with the target correlation.
     test : int array
-        Prompts of the other families, a subset in which the two scores are uncorrelated.
+        Subset of the prompts of the held-out families with uncorrelated scores.
     train_correlation, test_correlation : float
-        Correlation of the two scores over these prompts.
+        Correlation of the two scores over `train` and over `test`.
     """
 
     train: NDArray[np.intp]
@@ -60,21 +60,21 @@ class NounSplit:
 
 
 @dataclass(frozen=True)
-class SplitFigures:
-    """Figures of one method in one split.
+class SplitValues:
+    """Measured values of one method in one split.
 
     Attributes
     ----------
     stereotype, factual : float
-        Coefficients of the held-out log-odds.
+        Coefficients of the scores in the regression of the held-out log-odds.
     residual, kept : float
         ``|Cov(r(x), z)| / |Cov(x, z)|`` and ``|Cov(r(x), y)| / |Cov(x, y)|`` on the training rows.
     distortion : float
         ``E|r(x) - x|^2 / E|x - E x|^2`` on the training rows.
     probe_r2 : float
-        Of :func:`probe_r2`.
+        Held-out R^2 of the probe, see :func:`probe_r2`.
     seconds : float
-        Time to fit from moments, and to apply to every row.
+        Time to fit from moments and to apply to all rows.
     """
 
     stereotype: float
@@ -88,23 +88,23 @@ class SplitFigures:
 
 @dataclass(frozen=True)
 class Results:
-    """The experiment over all splits.
+    """Results of the experiment over all splits.
 
     Attributes
     ----------
-    outcomes : dict of str to list of SplitFigures
-        Per method of :data:`METHODS`, one per split.
+    outcomes : dict of str to list of SplitValues
+        Values of each method of :data:`METHODS`, one entry per split.
     splits : list of NounSplit
     train_correlation : float or None
-        Target; None uses all training prompts.
+        Target correlation of the scores; None uses all training prompts.
     n_train, n_test : int
-        Training and held-out families of a split.
+        Number of training and of held-out families in a split.
     random_state : int
     moments_seconds : float
         Mean time to accumulate the moments of a split.
     """
 
-    outcomes: dict[str, list[SplitFigures]]
+    outcomes: dict[str, list[SplitValues]]
     splits: list[NounSplit]
     train_correlation: float | None
     n_train: int
@@ -114,11 +114,11 @@ class Results:
 
     @property
     def test_ratio(self) -> float:
-        """Held-out families per training family."""
+        """Number of held-out families divided by number of training families."""
         return self.n_test / self.n_train
 
     def column(self, method: str, field: str) -> Float:
-        """Values of one field of :class:`SplitFigures`, one per split."""
+        """Return the values of one field of :class:`SplitValues`, one per split."""
         return np.array([getattr(outcome, field) for outcome in self.outcomes[method]])
 
 
@@ -136,11 +136,12 @@ def run(
     ----------
     data : ProfessionData
     n_splits : int
-        Random splits by family; at least 2. Split i does not depend on their number.
+        Number of random splits by family, at least 2. Split i is the same for every `n_splits`.
     random_state : int
-        Not negative.
+        Seed, not negative.
     train_correlation : float, optional
-        Drop training prompts until the two scores have this correlation. The default uses all.
+        Drop training prompts until the two scores have this correlation. By default all training
+        prompts are used.
     progress : bool, optional
         Show a progress bar on stderr; by default only in a terminal or notebook, after two
         seconds.
@@ -148,7 +149,7 @@ def run(
     Raises
     ------
     InputError
-        A parameter out of range.
+        A parameter is out of range.
     NotEnoughDataError
         No subset of the prompts of a split has the target correlation.
     """
@@ -157,17 +158,17 @@ def run(
     if random_state < 0:
         raise InputError(f"random_state is {random_state}; it must not be negative")
     splits = [make_split(data, (random_state, i), train_correlation) for i in range(n_splits)]
-    outcomes: dict[str, list[SplitFigures]] = {method: [] for method in METHODS}
+    outcomes: dict[str, list[SplitValues]] = {method: [] for method in METHODS}
     n_rows = sum(len(split.train) for split in splits)
     row_bytes = data.activations[:1].nbytes
     moments_seconds = 0.0
-    # Load every BLAS before their threads are limited, and compile before the first timing.
+    # Warm up: load BLAS libraries before limiting their threads, compile before the first timing.
     warm_up = fit_method(
         "LEACE", accumulate(data, splits[0].train), erase="stereotype", keep="factual"
     )
     warm_up(data.activations[:1])
-    # NumPy's and SciPy's BLAS have separate threads, which at this size wait for each other longer
-    # than they compute.
+    # NumPy and SciPy have separate BLAS thread pools; for matrices of this size, synchronisation of
+    # threads takes longer than the computation.
     with (
         threadpool_limits(1, user_api="blas"),
         Progress(n_rows, "training prompts", show=progress) as bar,
@@ -176,8 +177,8 @@ def run(
             started = time.perf_counter()
             moments = accumulate(data, split.train)
             moments_seconds += (time.perf_counter() - started) / n_splits
-            for method, figures in evaluate(data, split, moments).items():
-                outcomes[method].append(figures)
+            for method, values in evaluate(data, split, moments).items():
+                outcomes[method].append(values)
             bar.advance(len(split.train), len(split.train) * row_bytes)
     n_families = len(set(data.families))
     n_train = train_families(n_families)
@@ -193,14 +194,14 @@ def run(
 
 
 def train_families(n_families: int) -> int:
-    """Families in the training part of a split."""
+    """Return the number of training families."""
     return int(TRAIN_FRACTION * n_families)
 
 
 def accumulate(data: ProfessionData, rows: NDArray[np.intp]) -> Moments:
-    """Moments of some prompts, with both scores as continuous variables."""
+    """Accumulate moments of the prompts `rows`, with both scores as continuous variables."""
     nouns = data.noun_index[rows]
-    # One block: no merge is pending when a method is timed.
+    # A single block leaves no buffered rows to merge during the timing of a method.
     kinds = {"stereotype": "continuous", "factual": "continuous"}
     return Moments(block_rows=len(rows), kinds=kinds).update(
         data.activations[rows],
@@ -211,12 +212,15 @@ def accumulate(data: ProfessionData, rows: NDArray[np.intp]) -> Moments:
 def make_split(
     data: ProfessionData, seed: tuple[int, int], train_correlation: float | None = None
 ) -> NounSplit:
-    """Split the families at random; thin the held-out prompts until the scores are uncorrelated.
+    """Split the families at random, and drop prompts until the correlations are on target.
+
+    Scores are uncorrelated over the held-out prompts, and have `train_correlation`, unless None,
+    over the training prompts.
 
     Raises
     ------
     NotEnoughDataError
-        No subset of the held-out or the training prompts has the target correlation.
+        The target correlation cannot be reached in the held-out or the training prompts.
     """
     rng = np.random.default_rng(seed)
     names, family = np.unique(data.families, return_inverse=True)
@@ -230,17 +234,17 @@ def make_split(
 def thinned(
     data: ProfessionData, nouns: NDArray[np.intp], target: float | None, rng: np.random.Generator
 ) -> tuple[NDArray[np.intp], float]:
-    """Choose prompts of some nouns over which the two scores have a given correlation.
+    """Drop prompts of the nouns until the two scores have the target correlation.
 
-    Greedy: drop one prompt at a time, of the noun that brings the correlation nearest to its
-    target, until it is within :data:`CORRELATION_TOLERANCE`. A random prompt of the noun is
-    dropped.
+    Greedy: each step drops a random prompt of the noun whose prompts bring the correlation nearest
+    to the target, until the difference is below :data:`CORRELATION_TOLERANCE`.
 
     Parameters
     ----------
     nouns : int array
+        Positions in ``data.nouns``.
     target : float or None
-        None keeps every prompt.
+        Target correlation; None keeps all prompts.
     rng : numpy.random.Generator
 
     Returns
@@ -251,7 +255,7 @@ def thinned(
     Raises
     ------
     NotEnoughDataError
-        A score is constant, or dropping no prompt brings the correlation nearer.
+        A score is constant, or no prompt brings the correlation nearer to the target.
     """
     z, y = data.stereotype[nouns], data.factual[nouns]
     prompts = [rng.permutation(np.flatnonzero(data.noun_index == noun)) for noun in nouns]
@@ -277,21 +281,21 @@ def thinned(
 
 
 def _correlation(sums: Float) -> Float:
-    """Correlation from sums of 1, z, y, z^2, y^2 and z y; NaN where z or y is constant."""
+    """Return the correlation from sums of 1, z, y, z^2, y^2, z y; NaN if z or y is constant."""
     n, z, y, zz, yy, zy = sums
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray((n * zy - z * y) / np.sqrt((n * zz - z * z) * (n * yy - y * y)))
 
 
-def evaluate(data: ProfessionData, split: NounSplit, moments: Moments) -> dict[str, SplitFigures]:
-    """Fit every method on the training moments, apply it to all rows, and measure."""
+def evaluate(data: ProfessionData, split: NounSplit, moments: Moments) -> dict[str, SplitValues]:
+    """Fit all methods to the training moments, apply them to all rows, and measure them."""
     X, train, test = data.activations, split.train, split.test
     z, y = data.stereotype[data.noun_index], data.factual[data.noun_index]
     z_train, y_train = z[train] - z[train].mean(), y[train] - y[train].mean()
     before = X[train]
     covariance_z, covariance_y = (np.linalg.norm(c @ before) for c in (z_train, y_train))
     total = np.sum(np.square(before - before.mean(axis=0)))
-    found = {}
+    values_by_method = {}
     for method in METHODS:
         started = time.perf_counter()
         if method == "Original":
@@ -299,33 +303,34 @@ def evaluate(data: ProfessionData, split: NounSplit, moments: Moments) -> dict[s
         else:
             erased = fit_method(method, moments, erase="stereotype", keep="factual")(X)
         seconds = time.perf_counter() - started
-        after, unseen = erased[train], erased[test]
-        stereotype, factual = coefficients(data.log_odds(unseen), z[test], y[test])
-        found[method] = SplitFigures(
+        after, held_out = erased[train], erased[test]
+        stereotype, factual = coefficients(data.log_odds(held_out), z[test], y[test])
+        values_by_method[method] = SplitValues(
             stereotype=stereotype,
             factual=factual,
             residual=float(np.linalg.norm(z_train @ after) / covariance_z),
             kept=float(np.linalg.norm(y_train @ after) / covariance_y),
             distortion=float(np.sum(np.square(after - before)) / total),
-            probe_r2=probe_r2(after, z[train], unseen, z[test]),
+            probe_r2=probe_r2(after, z[train], held_out, z[test]),
             seconds=seconds,
         )
-    return found
+    return values_by_method
 
 
 def coefficients(log_odds: Float, z: Float, y: Float) -> tuple[float, float]:
-    """Coefficients of z and y in the least-squares regression of the log-odds on [1, z, y]."""
+    """Return the coefficients of z and y in the regression of the log-odds on [1, z, y]."""
     design = np.stack([np.ones_like(z), z, y], axis=1)
     solution = np.linalg.lstsq(design, log_odds)[0]
     return float(solution[1]), float(solution[2])
 
 
 def probe_r2(train: Float, z_train: Float, test: Float, z_test: Float) -> float:
-    """R^2 of z on held-out rows by a ridge regression with an intercept.
+    """Return the held-out R^2 of a ridge regression of z on the rows, with an intercept.
 
-    Features are divided by their standard deviation on `train`, so that R^2 does not depend on
-    their units; the penalty :data:`PROBE_PENALTY` per row keeps the rounding error of an erased
-    direction small. R^2 is below 0 where the prediction is worse than the mean of `z_test`.
+    Features are divided by their standard deviations in `train`, so that R^2 does not depend on
+    the units of the features. The penalty per row, :data:`PROBE_PENALTY`, prevents large weights in
+    erased directions, which hold rounding errors only. R^2 is negative if the predictions are
+    worse than the mean of `z_test`.
     """
     moments = Moments(block_rows=len(train), kinds={"z": "continuous"}).update(
         train, {"z": z_train}

@@ -1,8 +1,8 @@
-"""The figure of the profession experiment: coefficients, and the geometry of the erasers.
+"""Figure of the profession experiment: coefficients, and the geometry of the erasers.
 
-Erasers of one score that keep one other score act in a plane. P is the identity on the part of
-x - E x that is uncorrelated with the linear predictions of both scores; the other part lies in the
-plane of Cov(x, z) and Cov(x, y), which P maps to itself. The plane shows the map without loss.
+An eraser of one score that keeps another score changes x in a plane only. P maps the plane of
+Cov(x, z) and Cov(x, y) to itself, and is the identity on the part of x - E x that is uncorrelated
+with the best linear predictions of both scores. A drawing of the plane thus shows the whole map.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import SubFigure
 
-# Okabe and Ito's colours, distinct for all kinds of colour vision.
+# colours of Okabe and Ito, colour-blind safe
 _STEREOTYPE: Final = "#D55E00"
 _FACTUAL: Final = "#0072B2"
 _POINTS: Final = (
@@ -34,20 +34,20 @@ _POINTS: Final = (
 
 
 class Plane:
-    """The plane of Cov(x, z) and Cov(x, y), in which erasers change the states.
+    """The plane spanned by Cov(x, z) and Cov(x, y), in which erasers change the states.
 
     Attributes
     ----------
     z, y : float64 arrays of shape (n,)
         Scores of the prompts.
     states : float64 array of shape (n, 2)
-        Part of x - E x in the plane, in an orthonormal basis of it.
+        Part of x - E x in the plane, in an orthonormal basis of the plane.
     whitened : float64 array of shape (n, 2)
-        The same with unit covariance; the first axis is the direction of the erased score.
+        `states` scaled to unit covariance; the first axis is the direction of the erased score.
     erased : dict of str to float64 array of shape (n, 2)
         `states` after SPLINCE and after LEACE.
     cosine : float
-        Of the angle between the two covariances, whitened.
+        Cosine of the angle between Cov(x, z) and Cov(x, y) after whitening.
     """
 
     def __init__(self, data: ProfessionData, results: Results) -> None:
@@ -56,7 +56,8 @@ class Plane:
         self.z = data.stereotype[data.noun_index[rows]]
         self.y = data.factual[data.noun_index[rows]]
         centred = data.activations[rows] - moments.mean
-        # LEACE removes left (right^T x): right^T x is the best linear prediction of the score.
+        # LEACE subtracts left right^T (x - E x), with right^T x proportional to the best linear
+        # prediction of the score.
         erasers = [leace(moments, erase=name) for name in ("stereotype", "factual")]
         left = np.concatenate([eraser.left for eraser in erasers], axis=1)
         predictions = centred @ np.concatenate([eraser.right for eraser in erasers], axis=1)
@@ -84,13 +85,13 @@ class Plane:
             self.erased[method] = self.states - self.states @ removed.T
 
     def covariance(self, points: Float, score: Float) -> Float:
-        """Covariance of points of the plane with a score in units of its deviation, shape (2,)."""
-        deviations = (score - score.mean()) / score.std()
-        return np.asarray(deviations @ points / len(points))
+        """Return the covariance, (2,), of points in the plane with the standardised score."""
+        standardised = (score - score.mean()) / score.std()
+        return np.asarray(standardised @ points / len(points))
 
 
 def draw(data: ProfessionData, runs: list[Results], path: str | os.PathLike[str]) -> None:
-    """Draw the coefficients of all runs and the geometry of the last one, as a PNG file.
+    """Draw the coefficients of all runs and the geometry of the last run in a PNG file.
 
     Raises
     ------
@@ -110,7 +111,7 @@ def draw(data: ProfessionData, runs: list[Results], path: str | os.PathLike[str]
 
 
 def _legend(part: SubFigure, ax: Axes) -> None:
-    """Add one legend for all axes of a part, below them."""
+    """Add the legend of `ax` below all axes of a part of the figure."""
     handles, labels = ax.get_legend_handles_labels()
     part.legend(
         handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9
@@ -118,7 +119,7 @@ def _legend(part: SubFigure, ax: Axes) -> None:
 
 
 def _coefficients(ax: Axes, results: Results) -> None:
-    """Draw both coefficients of every method with their intervals."""
+    """Draw both coefficients of each method with intervals."""
     for field, colour, marker, offset in (
         ("stereotype", _STEREOTYPE, "s", -0.14),
         ("factual", _FACTUAL, "o", 0.14),
@@ -150,7 +151,7 @@ def _coefficients(ax: Axes, results: Results) -> None:
 
 
 def _geometry(part: SubFigure, plane: Plane) -> None:
-    """Draw four views of the plane, as in the paper's illustration."""
+    """Draw four views of the plane, as in the illustration of the paper."""
     part.suptitle(
         "The plane of Cov(x, z) and Cov(x, y), z the stereotype, y the factual score:\n"
         "LEACE and SPLINCE act in it only",
@@ -165,20 +166,20 @@ def _geometry(part: SubFigure, plane: Plane) -> None:
     axes = np.ravel(part.subplots(2, 2))
     for ax, (title, points) in zip(axes, views, strict=True):
         before = plane.whitened if points is plane.whitened else plane.states
-        reach = 1.05 * float(np.abs(before).max())
+        limit = 1.05 * float(np.abs(before).max())
         for value, colour, label in _POINTS:
             rows = points[plane.y == value]
             ax.scatter(*rows.T, s=6, color=colour, alpha=0.5, linewidths=0, zorder=4)
             ax.scatter([], [], s=30, color=colour, label=label)  # for the legend
-        _arrows(ax, plane, before, points, reach)
-        ax.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
+        _arrows(ax, plane, before, points, limit)
+        ax.set(xlim=(-limit, limit), ylim=(-limit, limit), aspect="equal")
         ax.set_title(title, fontsize=10)
         ax.tick_params(labelsize=8)
     _legend(part, axes[0])
 
 
-def _arrows(ax: Axes, plane: Plane, before: Float, points: Float, reach: float) -> None:
-    """Draw both covariances; the unerased ones are dashed where erasing changes them."""
+def _arrows(ax: Axes, plane: Plane, before: Float, points: Float, limit: float) -> None:
+    """Draw both covariances; if erasing changes one, its value before is dashed."""
     scores = (
         (plane.z, _STEREOTYPE, r"$\Sigma_{xz}$"),
         (plane.y, _FACTUAL, r"$\Sigma_{xy}$"),
@@ -186,23 +187,23 @@ def _arrows(ax: Axes, plane: Plane, before: Float, points: Float, reach: float) 
     longest = max(float(np.linalg.norm(plane.covariance(before, score))) for score, _, _ in scores)
     for score, colour, label in scores:
         unerased, erased = (
-            0.75 * reach / longest * plane.covariance(p, score) for p in (before, points)
+            0.75 * limit / longest * plane.covariance(p, score) for p in (before, points)
         )
-        zero = np.linalg.norm(erased) < 1e-6 * reach
-        if zero or np.linalg.norm(erased - unerased) > 1e-6 * reach:
+        zero = np.linalg.norm(erased) < 1e-6 * limit
+        if zero or np.linalg.norm(erased - unerased) > 1e-6 * limit:
             ax.plot(
                 *zip((0, 0), unerased, strict=True), color=colour, linestyle="--", linewidth=1.2
             )
         if zero:
             ax.plot(0, 0, marker="o", color=colour, zorder=6)
-            position = 0.6 * unerased - np.array([0.0, 0.12 * reach])
+            position = 0.6 * unerased - np.array([0.0, 0.12 * limit])
         else:
-            # Erased points lie on a line: the shaft is drawn below them.
+            # Points after erasure lie on a line; draw the shaft of the arrow below the points.
             ax.quiver(
                 0, 0, *erased, color=colour, width=0.016, angles="xy", scale_units="xy", scale=1,
                 zorder=5 if points is before else 3,
             )  # fmt: skip
-            position = erased * (1 + 0.13 * reach / np.linalg.norm(erased))
+            position = erased * (1 + 0.13 * limit / np.linalg.norm(erased))
         ax.annotate(
             f"{label} = 0" if zero else label,
             position,

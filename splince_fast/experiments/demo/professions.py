@@ -1,7 +1,7 @@
-"""The shipped nouns, templates and language-model states of the demonstration.
+"""Nouns, templates and language-model states of the demo, which ship with the package.
 
-``data/README.md`` states the origin of the tables and the meaning of the scores; the script
-``tools/build_profession_activations.py`` of the source tree makes the array from the tables.
+``data/README.md`` states the origin of the tables and the meaning of the scores. The script
+``tools/build_profession_activations.py`` of the source tree computes the states.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ TEMPLATES: Final = "templates.txt"
 ARRAYS: Final = "professions.safetensors"
 KIND: Final = "profession-activations"
 FORMAT_VERSION: Final = 1
-# The continuations whose odds are compared, as tokens: the row order of the stored head.
+# Tokens whose odds are compared, in the row order of the stored head.
 PRONOUNS: Final = (" he", " she")
 SLOT: Final = "{noun}"
 
 
 @dataclass(frozen=True)
 class Tables:
-    """The nouns with their two scores, and the templates.
+    """Nouns with two scores, and templates.
 
     Attributes
     ----------
     nouns, kinds : tuple of str
-        The nouns, and for each whether it is an ``occupation``, a ``role``, or ``modified`` (an
-        occupation with "male" or "female" before it).
+        Nouns and the kind of each noun: ``occupation``, ``role`` or ``modified`` (an occupation
+        after "male" or "female").
     families : tuple of str
-        Name of the family of each noun ("nurse" and "male nurse" have one, "king" and "queen").
+        Family of each noun; "nurse" and "male nurse" are one family, and so are "king" and "queen".
     stereotype : float64 array of shape (n_nouns,)
-        1 - 2 * (fraction of women in the occupation), in [-1, 1]; 0 where it is unknown.
+        1 - 2 * (fraction of women in the occupation), in [-1, 1]; 0 if the fraction is unknown.
     factual : float64 array of shape (n_nouns,)
-        1 male, -1 female, 0 neither, by dictionary meaning.
+        Gender by dictionary meaning: 1 male, -1 female, 0 neither.
     templates : tuple of str
         Beginnings of sentences with the slot ``{noun}``.
     checksum : str
-        SHA-256 of the text of both files (line ends as ``\\n``).
+        SHA-256 of the text of both files, with line ends ``\\n``.
     """
 
     nouns: tuple[str, ...]
@@ -61,7 +61,7 @@ class Tables:
     checksum: str
 
     def prompts(self) -> list[str]:
-        """Every noun in every template, nouns outermost: the row order of the activations."""
+        """Return all prompts in the row order of the activations: by noun, then by template."""
         return [t.replace(SLOT, noun) for noun in self.nouns for t in self.templates]
 
 
@@ -72,13 +72,13 @@ class ProfessionData(Tables):
     Attributes
     ----------
     activations : float64 array of shape (n, d)
-        Input of the language-model head, one row per prompt (stored as float16, widened here).
+        Inputs of the language-model head, one row per prompt; stored as float16.
     noun_index, template_index : int arrays of shape (n,)
-        Positions in `nouns` and `templates`, so ``stereotype[noun_index]`` is the score per row.
+        Noun and template of each row, as positions in `nouns` and `templates`.
     he_minus_she : float64 array of shape (d,)
-        Difference of the head's rows for `` he`` and `` she``.
+        Row of the head for `` he`` minus the row for `` she``.
     model, licence : str
-        The model of the states, and its licence.
+        Name of the language model, and its licence.
     """
 
     activations: NDArray[np.float64]
@@ -89,9 +89,10 @@ class ProfessionData(Tables):
     licence: str
 
     def log_odds(self, activations: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
-        """Return log p(he) - log p(she) of each row, shape (n,); by default of the stored states.
+        """Return log p(he) - log p(she), (n,), of `activations`, by default of the stored states.
 
-        The head has no bias and the normaliser cancels: the product with `he_minus_she` remains.
+        The head has no bias and the softmax normaliser cancels, so this is a product with
+        `he_minus_she`.
         """
         return (self.activations if activations is None else activations) @ self.he_minus_she
 
@@ -102,11 +103,11 @@ def read_tables(folder: Path) -> Tables:
     Raises
     ------
     FileFormatError
-        A column is absent, a score is not a number, or a template lacks its slot.
+        A column is absent, a score is not a number, or a template lacks the slot.
     FileNotFoundError
-        There is no such file.
+        A file is absent.
     """
-    # Text mode turns any line end into "\n", so that a checkout under Windows has the same sum.
+    # Text mode converts line ends to "\n", so the checksum is the same on Windows.
     noun_text = (folder / NOUNS).read_text(encoding="utf-8")
     template_text = (folder / TEMPLATES).read_text(encoding="utf-8")
     rows = list(csv.DictReader(noun_text.splitlines()))
@@ -139,14 +140,14 @@ def load(folder: str | os.PathLike[str] | None = None) -> ProfessionData:
     Parameters
     ----------
     folder : path, optional
-        Another folder with the same three files, for nouns and templates of your own.
+        Folder with the same three files, for other nouns and templates.
 
     Raises
     ------
     FileFormatError
-        A file is damaged, or the activations were made from other tables than those beside them.
+        A file is damaged, or the activations do not belong to the tables in the folder.
     FileNotFoundError
-        One of the files is absent.
+        A file is absent.
     """
     if folder is not None:
         return _load(Path(folder))
@@ -155,7 +156,7 @@ def load(folder: str | os.PathLike[str] | None = None) -> ProfessionData:
 
 
 def _load(folder: Path) -> ProfessionData:
-    """Read one folder, and check that its arrays were made from its tables."""
+    """Read a folder; raise FileFormatError if its activations do not belong to its tables."""
     tables = read_tables(folder)
     path = folder / ARRAYS
     tensors, metadata = files.read(path, KIND, FORMAT_VERSION)

@@ -1,4 +1,4 @@
-"""The table of the profession experiment, its test, and the same as JSON."""
+"""Results of the profession experiment: table, significance test and JSON."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from splince_fast.experiments.erasers import ERASERS
 
 CONFIDENCE: Final = 0.95
 STAR_LEVEL: Final = 0.01
-# Ratio of exp(beta_fact) of SPLINCE to LEACE in the paper: smallest (Mistral, Phi-2), largest
-# (Llama 2).
+# exp(beta_fact) of SPLINCE divided by that of LEACE in the paper: smallest (Mistral, Phi-2) and
+# largest (Llama 2) ratio.
 _PAPER_RATIOS: Final = (1.48, 2.04)
 
 _COLUMNS: Final = (
@@ -35,7 +35,7 @@ _COLUMNS: Final = (
 
 
 class OddsFactor(NamedTuple):
-    """exp of a mean coefficient with its interval."""
+    """exp(mean coefficient), a factor on the odds, with the limits of its interval."""
 
     mean: float
     low: float
@@ -46,14 +46,14 @@ class OddsFactor(NamedTuple):
 
 
 class PairedTest(NamedTuple):
-    """A one-tailed paired t-test of ``mean > 0``.
+    """One-tailed paired t-test of ``mean difference > 0``.
 
     Attributes
     ----------
     difference, t, p : float
-        Mean difference; t and p with the variance of overlapping splits.
+        Mean difference; t and p corrected for the overlap of the splits.
     p_uncorrected : float
-        p without the correction for overlap.
+        p without the correction.
     """
 
     difference: float
@@ -63,7 +63,7 @@ class PairedTest(NamedTuple):
 
 
 def paired_test(first: Float, second: Float, test_ratio: float) -> PairedTest:
-    """Test that `first` is above `second`, pair by pair; `test_ratio` is n_test / n_train."""
+    """Test whether `first` exceeds `second`, paired by split; `test_ratio` is n_test / n_train."""
     values = (first - second).tolist()
     (t, p, *_), (_, p_uncorrected, *_) = (corrected_t(values, ratio) for ratio in (test_ratio, 0.0))
     one_tailed = (q / 2 if t > 0 else 1 - q / 2 for q in (p, p_uncorrected))
@@ -71,20 +71,20 @@ def paired_test(first: Float, second: Float, test_ratio: float) -> PairedTest:
 
 
 def factual_test(results: Results) -> PairedTest:
-    """Test that SPLINCE's factual coefficient is above LEACE's."""
+    """Test whether the factual coefficient of SPLINCE exceeds that of LEACE."""
     splince, leace = (results.column(method, "factual") for method in ("SPLINCE", "LEACE"))
     return paired_test(splince, leace, results.test_ratio)
 
 
 def odds_factor(results: Results, method: str, field: str) -> OddsFactor:
-    """exp of a coefficient with its t interval, corrected for the overlap of the splits."""
+    """Return exp(mean coefficient) with a t-interval corrected for the overlap of the splits."""
     values = results.column(method, field)
     _, _, low, high = corrected_t(values.tolist(), results.test_ratio, CONFIDENCE)
     return OddsFactor(*map(float, np.exp([values.mean(), low, high])))
 
 
 def heading(data: ProfessionData, results: Results) -> str:
-    """Settings of the run, in two lines."""
+    """Return two lines with the settings of the run."""
     return (
         f"{data.model}: {len(data.nouns)} nouns x {len(data.templates)} templates = "
         f"{len(data.activations):,} prompts, {data.activations.shape[1]} dimensions\n"
@@ -94,7 +94,7 @@ def heading(data: ProfessionData, results: Results) -> str:
 
 
 def table(results: Results) -> str:
-    """The figures of one run, one line per method, below a line on the training prompts."""
+    """Return the table of one run, one line per method, below a line on the training prompts."""
     prompts = round(float(np.mean([len(split.train) for split in results.splits])))
     correlation = float(np.mean([split.train_correlation for split in results.splits]))
     selection = "all" if results.train_correlation is None else "thinned"
@@ -125,7 +125,7 @@ def table(results: Results) -> str:
 
 
 def paper_comparison(results: Results) -> str:
-    """Two lines that compare the figures with those of the paper for its five models."""
+    """Return two lines that compare the results with the paper."""
     stereo = {method: odds_factor(results, method, "stereotype") for method in METHODS}
     erased_texts = ", ".join(f"{method} {stereo[method].mean:.2f}" for method in ERASERS)
     distance = {method: abs(np.log(value.mean)) for method, value in stereo.items()}
@@ -147,12 +147,12 @@ def paper_comparison(results: Results) -> str:
 
 
 def _as_paper(agrees: bool) -> str:
-    """Whether a figure agrees with the paper, whose five models agree with each other."""
+    """Return a text that says whether a result agrees with all five models of the paper."""
     return "as in the paper" if agrees else "unlike the paper"
 
 
 def notes(results: Results) -> str:
-    """Definitions of the columns."""
+    """Return the definitions of the columns."""
     correlation = max(abs(split.test_correlation) for split in results.splits)
     prompts = round(float(np.mean([len(split.test) for split in results.splits])))
     return f"""\
@@ -173,7 +173,7 @@ t-test with the
 
 
 def to_dict(data: ProfessionData, runs: list[Results]) -> dict[str, object]:
-    """Everything as plain numbers, strings, lists and dictionaries, ready for JSON."""
+    """Convert data description and results to types that JSON supports."""
     return {
         "model": data.model,
         "n_nouns": len(data.nouns),
@@ -184,7 +184,7 @@ def to_dict(data: ProfessionData, runs: list[Results]) -> dict[str, object]:
 
 
 def _run_to_dict(results: Results) -> dict[str, object]:
-    """The results of one run as plain numbers, strings, lists and dictionaries."""
+    """Convert the results of one run to types that JSON supports."""
     return {
         "random_state": results.random_state,
         "train_correlation": results.train_correlation,
