@@ -56,7 +56,7 @@ def members(groups: Codes) -> Codes:
 
 
 def common(first: ClassCodes, second: ClassCodes) -> tuple[Codes, Codes]:
-    """Codes of two columns in one list of classes: the first column's, then those of the second.
+    """Codes of two columns in a common list of classes, which starts with the classes of `first`.
 
     Equal values, such as 1, 1.0 and True, are one class.
 
@@ -79,10 +79,10 @@ def common(first: ClassCodes, second: ClassCodes) -> tuple[Codes, Codes]:
 
 
 def joint(columns: Sequence[ClassCodes]) -> ClassCodes:
-    """Combine several columns to cells: classes are tuples, in lexicographic order.
+    """Combine the classes of several columns to cells, named by tuples in lexicographic order.
 
-    All combinations are listed; above 10,000, only those that have rows. A row that lacks one of
-    the labels has code -1. For one column, the column itself.
+    All combinations of classes are listed; if there are more than 10,000, only combinations with
+    rows. A row that lacks one of the labels has code -1. One column is returned unchanged.
     """
     if len(columns) == 1:
         return columns[0]

@@ -29,8 +29,8 @@ Float = NDArray[np.float64]
 
 BLOCK = 1 << 12  # rows per block
 _SCATTERED = 1 << 6  # rows per block of rows scattered in a file: each may map 2 MiB of it
-_MAX_HASHED = 1 << 28  # bytes up to which all rows are hashed
-_SAMPLED_ROWS = 1 << 16  # number of rows that are hashed of larger data
+_MAX_HASHED = 1 << 28  # all rows are hashed if they have at most this many bytes
+_SAMPLED_ROWS = 1 << 16  # approximate number of hashed rows of larger data
 
 
 def read_rows(X: object) -> Matrix:
@@ -131,7 +131,7 @@ def labels_of(column: Encoded, rows: Rows) -> Encoded:
 def fingerprint(
     X: Matrix, labels: Sequence[Encoded], groups: Rows | None, parts: NDArray[np.int8] | None
 ) -> str:
-    """Hash of all labels and all rows; of rows above 256 MiB, about 65,536 evenly spaced ones."""
+    """Hash of all labels and rows; above 256 MiB of rows, about 65,536 evenly spaced rows."""
     digest = hashlib.sha256(repr((X.shape, X.dtype.str)).encode())
     step = 1 if X.nbytes <= _MAX_HASHED else max(1, len(X) // _SAMPLED_ROWS)
     for start in range(0, len(X), 8192 * step):

@@ -92,7 +92,7 @@ class Resampled:
         return low, high
 
     def difference(self, metric: str, head: str, plain: Difference) -> Difference:
-        """Replace interval and p value of a difference by those of a paired bootstrap."""
+        """Return the difference with the interval and p value of a paired bootstrap."""
         names = (plain.method, plain.reference)
         first, second = (self._statistic(metric, name, head) for name in names)
         if first is None or second is None:

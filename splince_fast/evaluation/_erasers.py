@@ -147,7 +147,7 @@ class ScaledMap:
     def scores(self, rows: Float, w: Float, b: Float) -> Float:
         """Scores (n, C) of a linear head on erased rows: P x w^T + b, without forming P x.
 
-        `w` is (C, d). The intercepts `b` must include w @ offset, as those of fitted heads do.
+        `w` is (C, d). `b`, (C,), must include w @ offset, as the intercepts of fitted heads do.
         """
         effective = w - (w @ self.left.T) @ self.right
         return np.asarray(rows @ effective.T + b)
@@ -274,7 +274,10 @@ def _repaired(name: str, data: FitData) -> Projection:
 
 
 def _random(data: FitData) -> Projection:
-    """Projection that removes a random subspace, of the dimension that the concepts have."""
+    """Projection that removes a random subspace of the dimension of the concepts.
+
+    A concept has dimension (number of classes - 1) or, for a quantity, its number of columns.
+    """
     moments = data.moments
     count = sum(
         max(1, len(moments.classes(name)) - 1)
@@ -322,10 +325,10 @@ def _of_estimator(spec: object, data: FitData) -> FittedEraser:
 def with_validation(
     train: SplitPart, validation: SplitPart
 ) -> tuple[SplitPart, NDArray[np.bool_] | None]:
-    """Join training and validation rows to one part, without groups; mask the validation rows.
+    """Join training and validation rows to one part, without groups, and mask validation rows.
 
     The estimators of the library accept weights of validation rows only in this form. The mask is
-    None without validation rows: the estimator then draws its own.
+    None without validation rows: the estimator then draws validation rows.
     """
     if not len(validation.rows):
         return train, None

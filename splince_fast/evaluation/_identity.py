@@ -32,7 +32,7 @@ _FUNCTIONS_OF_C = (
 
 
 # (index, object) by id of the objects visited so far; the reference keeps the id from being reused.
-Seen = dict[int, tuple[int, object]]
+Visited = dict[int, tuple[int, object]]
 
 
 class UnreadableError(Exception):
@@ -68,7 +68,7 @@ def key(**settings: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
-def _pieces(value: Any, seen: Seen) -> Iterator[bytes]:
+def _pieces(value: Any, visited: Visited) -> Iterator[bytes]:
     """Yield bytes that represent a value."""
     kind = type(value)
     if value is None or kind in (bool, int, float, complex, str, bytes, type(...)):
@@ -76,70 +76,70 @@ def _pieces(value: Any, seen: Seen) -> Iterator[bytes]:
         return
     # For tuples, frozensets and code, the compiler decides if equal constants are one object.
     if kind not in (tuple, frozenset, types.CodeType):
-        if id(value) in seen:
-            yield f"again:{seen[id(value)][0]}".encode()
+        if id(value) in visited:
+            yield f"again:{visited[id(value)][0]}".encode()
             return
-        seen[id(value)] = len(seen), value
+        visited[id(value)] = len(visited), value
     yield f"{kind.__module__}.{kind.__qualname__}".encode()
     if kind in (np.ndarray, np.memmap) or isinstance(value, np.generic):
         yield f"{value.dtype.descr}{value.shape}".encode()
         if value.dtype.hasobject:
-            yield from _listed(value.ravel().tolist(), seen)
+            yield from _listed(value.ravel().tolist(), visited)
         else:
             yield np.ascontiguousarray(value).tobytes()
     elif kind in (list, tuple):
-        yield from _listed(value, seen)
+        yield from _listed(value, visited)
     elif kind in (set, frozenset):
         yield from sorted(identity_of(item).encode() for item in value)
     elif kind in (dict, types.MappingProxyType):
-        yield from _listed([part for item in value.items() for part in item], seen)
+        yield from _listed([part for item in value.items() for part in item], visited)
     elif isinstance(value, types.ModuleType):
         yield _version(value.__name__).encode()
     elif isinstance(value, types.CodeType):
-        yield from _code(value, seen)
+        yield from _code(value, visited)
     elif isinstance(value, types.FunctionType):
-        yield from _function(value, seen)
+        yield from _function(value, visited)
     elif isinstance(value, types.MethodType):
-        yield from _listed([value.__self__, value.__func__], seen)
+        yield from _listed([value.__self__, value.__func__], visited)
     elif isinstance(value, staticmethod | classmethod):
-        yield from _pieces(value.__func__, seen)
+        yield from _pieces(value.__func__, visited)
     elif isinstance(value, property):
-        yield from _listed([value.fget, value.fset, value.fdel], seen)
+        yield from _listed([value.fget, value.fset, value.fdel], visited)
     elif isinstance(value, functools.cached_property):
-        yield from _pieces(value.func, seen)
+        yield from _pieces(value.func, visited)
     elif isinstance(value, type):
-        yield from _class(value, seen)
+        yield from _class(value, visited)
     elif isinstance(value, _FUNCTIONS_OF_C) or kind.__name__ == "cython_function_or_method":
         yield _c_function(value)
     elif callable(getattr(value, "py_func", None)):  # compiled by Numba
-        yield from _pieces(value.py_func, seen)
+        yield from _pieces(value.py_func, visited)
     elif hasattr(value, "__wrapped__"):  # functools.lru_cache
-        yield from _pieces(value.__wrapped__, seen)
+        yield from _pieces(value.__wrapped__, visited)
     else:
-        yield from _object(value, seen)
+        yield from _object(value, visited)
 
 
-def _listed(values: Collection[object], seen: Seen) -> Iterator[bytes]:
+def _listed(values: Collection[object], visited: Visited) -> Iterator[bytes]:
     yield str(len(values)).encode()
     for value in values:
-        yield from _pieces(value, seen)
+        yield from _pieces(value, visited)
 
 
-def _function(function: types.FunctionType, seen: Seen) -> Iterator[bytes]:
+def _function(function: types.FunctionType, visited: Visited) -> Iterator[bytes]:
     """Yield bytes of the code of a function, and of the variables outside it that it may read."""
     module = function.__globals__.get("__name__")
     if _is_library(module):
         yield _version(str(module)).encode()
-    yield from _code(function.__code__, seen)
-    yield from _pieces(function.__defaults__, seen)
-    yield from _pieces(function.__kwdefaults__, seen)
+    yield from _code(function.__code__, visited)
+    yield from _pieces(function.__defaults__, visited)
+    yield from _pieces(function.__kwdefaults__, visited)
     for cell in function.__closure__ or ():
         try:
             content = cell.cell_contents
         except ValueError:  # the closure cell is not yet assigned
             yield b"empty"
             continue
-        yield from _pieces(content, seen)
+        yield from _pieces(content, visited)
     if _is_library(module):
         return
     names = sorted(_names(function.__code__))
@@ -149,19 +149,19 @@ def _function(function: types.FunctionType, seen: Seen) -> Iterator[bytes]:
             raise UnreadableError(f"{function.__qualname__} reads variables by {name}()")
         if name in function.__globals__:
             yield name.encode()
-            yield from _pieces(value, seen)
-            yield from _attributes(value, names, seen)
+            yield from _pieces(value, visited)
+            yield from _attributes(value, names, visited)
     for name in sorted(_imports(function)):
         try:
             imported = import_module(name)
         except ImportError:
             yield f"absent:{name}".encode()
             continue
-        yield from _pieces(imported, seen)
-        yield from _attributes(imported, names, seen)
+        yield from _pieces(imported, visited)
+        yield from _attributes(imported, names, visited)
 
 
-def _attributes(value: object, names: list[str], seen: Seen) -> Iterator[bytes]:
+def _attributes(value: object, names: list[str], visited: Visited) -> Iterator[bytes]:
     """Yield bytes of the variables with the given names, if `value` is a module of the caller."""
     if not isinstance(value, types.ModuleType):
         return
@@ -172,16 +172,16 @@ def _attributes(value: object, names: list[str], seen: Seen) -> Iterator[bytes]:
     for name in names:
         if name in vars(value):
             yield f"{value.__name__}.{name}".encode()
-            yield from _pieces(vars(value)[name], seen)
-            yield from _attributes(vars(value)[name], names, seen)
+            yield from _pieces(vars(value)[name], visited)
+            yield from _attributes(vars(value)[name], names, visited)
 
 
-def _code(code: types.CodeType, seen: Seen) -> Iterator[bytes]:
+def _code(code: types.CodeType, visited: Visited) -> Iterator[bytes]:
     yield code.co_code
     yield repr((code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)).encode()
     yield repr((code.co_flags, code.co_argcount, code.co_kwonlyargcount)).encode()
     yield getattr(code, "co_exceptiontable", b"")
-    yield from _listed(code.co_consts, seen)
+    yield from _listed(code.co_consts, visited)
 
 
 def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -212,16 +212,16 @@ def _imports(function: types.FunctionType) -> set[str]:
     }
 
 
-def _class(value: type, seen: Seen) -> Iterator[bytes]:
+def _class(value: type, visited: Visited) -> Iterator[bytes]:
     """Yield bytes of the definition of a class; name and version for a class of a library."""
     yield f"{value.__module__}.{value.__qualname__}".encode()
     if _is_library(value.__module__):
         yield _version(value.__module__).encode()
         return
-    yield from _listed(value.__bases__, seen)
+    yield from _listed(value.__bases__, visited)
     for name in sorted(set(vars(value)) - _NOT_DEFINITIONS):
         yield name.encode()
-        yield from _pieces(vars(value)[name], seen)
+        yield from _pieces(vars(value)[name], visited)
 
 
 def _c_function(value: object) -> bytes:
@@ -243,9 +243,9 @@ def _c_function(value: object) -> bytes:
     return f"{name}:{_version(str(module))}".encode()
 
 
-def _object(value: object, seen: Seen) -> Iterator[bytes]:
+def _object(value: object, visited: Visited) -> Iterator[bytes]:
     """Yield bytes of the class of an object, and of the state that pickle would store."""
-    yield from _pieces(type(value), seen)
+    yield from _pieces(type(value), visited)
     try:
         state = value.__reduce_ex__(4)
     except Exception as error:  # code of other packages may raise any exception
@@ -258,8 +258,8 @@ def _object(value: object, seen: Seen) -> Iterator[bytes]:
     constructor, args, *others = state
     parts = [constructor, list(args), *others[:1]]
     parts += [None if part is None else list(part) for part in others[1:3]]
-    seen[id(parts)] = len(seen), parts  # hold references, so that no id of a part is reused
-    yield from _listed(parts, seen)
+    visited[id(parts)] = len(visited), parts  # hold references, so that no id of a part is reused
+    yield from _listed(parts, visited)
 
 
 def _is_library(module: object) -> bool:

@@ -180,7 +180,7 @@ class Job:
     # -- erasers ---------------------------------------------------------------------------
 
     def _eraser_records(self, component: Component) -> list[Record]:
-        """Fit and score one eraser: its record, and the records of the heads."""
+        """Fit and score one eraser and its heads; the record of the eraser comes first."""
         data, train, name = self.data, self.train, component.name
         eraser = fit_eraser(component.spec, data)
         notes: tuple[str, ...] = ()
@@ -499,7 +499,7 @@ class Job:
         assert isinstance(self.plan.task, ClassCodes)
         index = {name: k for k, name in enumerate(data.moments.classes(data.task))}
         columns = np.array([index.get(name, len(index)) for name in self.plan.task.classes])
-        indicators = np.eye(len(index) + 1)[:, :-1]  # last row, 0: classes without training rows
+        indicators = np.eye(len(index) + 1)[:, :-1]  # last row is 0, for untrained classes
         train, test = (indicators[columns[part.task]] for part in (self.train, self.test))
         mean = np.average(train, axis=0, weights=self.train.weights)
         cross = data.moments.cross_covariance(data.task, ddof=0) / data.coordinates.scale
@@ -535,8 +535,8 @@ def fold_of_rows(cells: Codes, groups: Codes | None, seed: int) -> Codes:
     n_groups = len(np.unique(groups))
     if n_groups < FOLDS:
         raise NotEnoughDataError(
-            f"the training rows have {n_groups} groups, and {FOLDS} folds of whole groups are to "
-            "choose alpha; pass one, or validation rows of at least "
+            f"the training rows have {n_groups} groups, too few for the {FOLDS} folds that select "
+            "alpha; pass one alpha, or validation rows of at least "
             f"{heads.MIN_CELL} per cell"
         )
     for f, (_, held_out) in enumerate(probes.folds_of_groups(cells, groups, FOLDS, seed)):

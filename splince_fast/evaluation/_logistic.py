@@ -12,8 +12,8 @@ no erased copy of the rows is needed: (P x)^T u = x^T (P^T u).
 The solver is L-BFGS (J. Nocedal, Mathematics of Computation 35, 1980), preconditioned by the
 approximate Hessian ``c P S P^T + penalty``, S = Cov(x), in which the curvatures p (1 - p) of all
 rows are replaced by their mean c, one number per problem and class. One eigendecomposition of
-P S P^T serves all penalties and all values of c, so that c can be updated during the fit. It takes
-8 to 40 iterations of two products with the rows; an iteration of Newton's method takes n d^2
+P S P^T serves all penalties and all values of c, so that c can be updated during the fit. A fit
+takes 8 to 40 iterations of two products with the rows; an iteration of Newton's method takes n d^2
 operations per problem.
 
 With LogisticRegression of scikit-learn instead, warm-started along the penalties, the benchmark

@@ -95,7 +95,7 @@ def figure_text(interval: Interval) -> str:
 
 
 def number(value: float) -> str:
-    """Text of a number: three decimals without a leading zero; four digits if it is 10 or more."""
+    """Text of a number: three decimals and no leading zero; four digits for |value| >= 10."""
     if math.isnan(value):
         return "-"
     text = f"{value:.3f}" if abs(value) < 10 else f"{value:.4g}"

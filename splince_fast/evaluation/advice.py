@@ -117,8 +117,7 @@ class HeldOutTrace:
     before : float
         Pillai trace before erasure, adjusted for the sampling error of n rows.
     expected : float
-        Expected Pillai trace after erasure in the population: of a probe that knows the
-        distribution of held-out rows.
+        Expected Pillai trace after erasure, for the best linear predictor in the population.
     correlations : tuple of float
         Adjusted squared canonical correlations before erasure.
     """

@@ -226,7 +226,7 @@ def _covariance(result: Comparison, axes: Axes) -> None:
     axes.set_yscale("log")
     _use_plain_ticks(axes.yaxis)
     axes.set_ylabel("|P Cov(x, y)|² / |Cov(x, y)|²")
-    axes.set_title("covariance with the task that is kept", loc="left")
+    axes.set_title("kept fraction of the covariance with the task", loc="left")
     _legend(axes, _seeds(result))
 
 
@@ -247,7 +247,7 @@ def _leakage(result: Comparison, axes: Axes, *, p: float | None = None) -> None:
     _start_at_chance(result, axes, p, names)
     _name_ticks(axes.xaxis, erasers)
     axes.set_ylabel("probe accuracy")
-    axes.set_title("concept found by probes in rows not used for erasing", loc="left")
+    axes.set_title("probe accuracy for the concept on held-out rows", loc="left")
     _legend(axes, f"probes; {_seeds(result)}")
 
 
@@ -261,7 +261,7 @@ def _groups(
     p, heads = result.level(p), result.context.heads
     records = [r for r in result.records if r.cells and r.p == p]
     head = head or min((r.head for r in records), key=heads.index, default=heads[0])
-    rates: dict[tuple[int, str], list[float]] = {}  # by cell and eraser, one per seed
+    rates: dict[tuple[int, str], list[float]] = {}  # accuracy at each seed, by cell and eraser
     rows: dict[tuple[int, str], list[int]] = {}
     for r in records:
         for cell, n, n_correct in r.cells if r.head == head else ():
@@ -280,7 +280,7 @@ def _groups(
         most_rows[cell] = max(mean_rows[cell, eraser], most_rows.get(cell, 0.0))
     cells = sorted(sorted(lowest, key=lowest.__getitem__)[:_MAX_CELLS])
     figure: Any = axes.figure
-    figure.set_figheight(max(4.0, 1.6 + 0.5 * len(cells)))  # two lines of text for a cell
+    figure.set_figheight(max(4.0, 1.6 + 0.5 * len(cells)))  # tick labels have two lines
     train, _, test = result.context.sizes
     erasers = result.context.erasers
     for i, eraser in enumerate(erasers):
@@ -321,7 +321,7 @@ def _trade_off(
     _start_at_chance(result, axes, p, ["probe_accuracy"], legend=False)
     axes.set_xlabel("worst-group accuracy (better to the right)")
     axes.set_ylabel("probe accuracy for the concept (better below)")
-    axes.set_title("concept left, and task kept", loc="left")
+    axes.set_title("accuracy for the concept, and accuracy for the task", loc="left")
     _legend(axes, f"filled: {heads[0]} head" + (f"; open: {heads[1]}" if len(heads) > 1 else ""))
 
 

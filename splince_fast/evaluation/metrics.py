@@ -124,10 +124,10 @@ class GroupAccuracy:
         if len(self.rows) > len(shown):
             lines[0] += f" (the {len(shown)} worst)"
         for row in shown:
-            few = f"  (fewer than {FEW_ROWS} rows)" if row.n < FEW_ROWS else ""
+            caution = f"  (fewer than {FEW_ROWS} rows)" if row.n < FEW_ROWS else ""
             lines.append(
                 f"  {row.accuracy:.3f} [{row.low:.3f}, {row.high:.3f}]  n = {row.n:<6,} "
-                f"{row.cell!r}{few}"
+                f"{row.cell!r}{caution}"
             )
         if self.missing:
             lines.append(f"  without rows: {', '.join(map(repr, self.missing[:10]))}")
@@ -209,17 +209,17 @@ def group_accuracy(
     if not is_number(interval) or not 0 < interval < 1:
         raise InputError(f"interval is {interval!r}; it must lie between 0 and 1, such as .95")
     check_index(y_true, groups, "groups", of="y_true")
-    _, a, b = _read(y_true, y_pred)
-    labelled, correct = a >= 0, a == b
-    cells = cells_of_groups(groups, len(a))
-    weight = np.where(labelled, _weights(sample_weight, len(a)), 0.0)
+    _, true, predicted = _read(y_true, y_pred)
+    labelled, correct = true >= 0, true == predicted
+    cells = cells_of_groups(groups, len(true))
+    weight = np.where(labelled, _weights(sample_weight, len(true)), 0.0)
     codes = np.where(labelled, cells.codes, -1)
     size = len(cells.classes)
     counts, n_correct = counts_per_code(codes, correct, size)
     inside = codes >= 0
-    mass = np.bincount(codes[inside], weight[inside], size)
-    mass_correct = np.bincount(codes[inside], (weight * correct)[inside], size)
-    has_rows = (counts > 0) & (mass > 0)
+    weight_sums = np.bincount(codes[inside], weight[inside], size)
+    correct_sums = np.bincount(codes[inside], (weight * correct)[inside], size)
+    has_rows = (counts > 0) & (weight_sums > 0)
     present = np.flatnonzero(has_rows)
     if not len(present):
         raise NotEnoughDataError(
@@ -229,7 +229,7 @@ def group_accuracy(
     if missing:
         text = (
             f"{len(missing)} of {size} cells have no row: {', '.join(map(repr, missing[:10]))}; "
-            "the worst group is that of the cells present"
+            "the worst group is the worst of the other cells"
         )
         if strict:
             raise NotEnoughDataError(text)
@@ -237,7 +237,7 @@ def group_accuracy(
     rows = []
     for i in present.tolist():
         limits = wilson_interval(float(n_correct[i]), int(counts[i]), level=interval)
-        accuracy = float(mass_correct[i] / mass[i])
+        accuracy = float(correct_sums[i] / weight_sums[i])
         rows.append(CellAccuracy(cells.classes[i], int(counts[i]), accuracy, *limits))
     overall = float(np.sum(weight * correct) / np.sum(weight))
     return GroupAccuracy(tuple(rows), missing, int(labelled.sum()), overall, interval)
@@ -297,11 +297,11 @@ def worst_group_accuracy(
     if not is_integer(min_rows) or min_rows < 1:
         raise InputError(f"min_rows is {min_rows!r}; it must be a positive integer")
     result = group_accuracy(y_true, y_pred, groups=groups, sample_weight=sample_weight)
-    large = [row.accuracy for row in result.rows if row.n >= min_rows]
-    if not large:
-        most = max(row.n for row in result.rows)
-        raise NotEnoughDataError(f"no cell has {min_rows} rows; the largest has {most}")
-    worst = min(large)
+    accuracies = [row.accuracy for row in result.rows if row.n >= min_rows]
+    if not accuracies:
+        largest = max(row.n for row in result.rows)
+        raise NotEnoughDataError(f"no cell has {min_rows} rows; the largest has {largest}")
+    worst = min(accuracies)
     if worst == 0.0 and _is_constant(y_pred) and not _is_constant(y_true):
         warn(
             "the predictor is constant, so the worst group has accuracy 0 whatever its quality",
@@ -336,8 +336,8 @@ def class_accuracy(y_true: object, y_pred: object) -> ClassAccuracy:
     >>> class_accuracy(["x", "x", "y", "y"], ["x", "y", "y", "y"])
     {'x': 0.5, 'y': 1.0}
     """
-    classes, a, b = _read(y_true, y_pred)
-    counts, n_correct = counts_per_code(a, a == b, len(classes))
+    classes, true, predicted = _read(y_true, y_pred)
+    counts, n_correct = counts_per_code(true, true == predicted, len(classes))
     if not counts.any():
         raise NotEnoughDataError("there are no rows with a true label")
     return ClassAccuracy(
@@ -399,9 +399,9 @@ def tpr_gap(
     if average not in ("rms", "mean", "max", None):
         raise InputError(f"average is {average!r}; choose 'rms', 'mean', 'max' or None")
     check_index(y_true, concept, "concept", of="y_true")
-    classes, a, b = _read(y_true, y_pred)
-    z = observed(cells_of_groups(concept, len(a)))
-    gaps = gap_per_class(a, b, z.codes, len(classes), len(z.classes))
+    classes, true, predicted = _read(y_true, y_pred)
+    z = observed(cells_of_groups(concept, len(true)))
+    gaps = gap_per_class(true, predicted, z.codes, len(classes), len(z.classes))
     absent = int(np.isnan(gaps).sum())
     if absent:
         warn(
@@ -414,16 +414,18 @@ def tpr_gap(
     return average_gap(gaps, average)
 
 
-def gap_per_class(a: Codes, b: Codes, z: Codes, n_classes: int, n_concepts: int) -> Float:
+def gap_per_class(
+    true: Codes, predicted: Codes, concept: Codes, n_classes: int, n_concepts: int
+) -> Float:
     """TPR gap of each class, (n_classes,); NaN for a class without rows in two concept classes.
 
-    `a`, `b` and `z`, each (n,), are codes of the true class, the predicted class and the concept,
-    -1 for missing labels.
+    `true`, `predicted` and `concept`, each (n,), are codes of the true class, the predicted class
+    and the class of the concept; -1 is a missing label.
     """
-    cells = np.where((a >= 0) & (z >= 0), a * n_concepts + z, -1)
+    cells = np.where((true >= 0) & (concept >= 0), true * n_concepts + concept, -1)
     shape = n_classes, n_concepts
     counts, n_correct = (
-        c.reshape(shape) for c in counts_per_code(cells, a == b, n_classes * n_concepts)
+        c.reshape(shape) for c in counts_per_code(cells, true == predicted, n_classes * n_concepts)
     )
     rates = np.divide(n_correct, counts, out=np.full(shape, np.nan), where=counts > 0)
     several = (counts > 0).sum(axis=1) >= 2

@@ -110,7 +110,7 @@ class ComparisonPlan:
         return np.asarray(np.all([present(c) for c in self.concepts.values()], axis=0))
 
     def part(self, numbers: Rows, rows: Float, weights: Float | None) -> SplitPart:
-        """One part of a split: scaled `rows`, their row `numbers` in X, weights, and labels."""
+        """Part of a split, from scaled `rows`, `weights`, and the labels of rows `numbers` of X."""
         task = self.task
         return SplitPart(
             rows,
@@ -179,7 +179,7 @@ class ComparisonPlan:
         """Row numbers and weights from which the moments of a split are computed.
 
         The rows are the training rows. With `unlabelled`, rows that lack only the task are added
-        with weight 1, except rows in a group or part with validation or test rows.
+        with weight 1, except rows in the validation or test part, or in a group with such rows.
         """
         if not self.unlabelled:
             return split.train, split.weights
@@ -196,7 +196,7 @@ class ComparisonPlan:
         return np.concatenate([split.train, unlabelled]), weights
 
     def _fixed_split(self, seed: int) -> Split:
-        """Split of the argument `test`; validation rows are drawn if none are marked."""
+        """Fixed split by the argument `test`; validation rows are drawn if none are marked."""
         part = np.where(self.usable, self.test, -1)  # type: ignore[arg-type]
         train, validation, test = (np.flatnonzero(part == k) for k in range(3))
         if not len(validation):
@@ -205,15 +205,15 @@ class ComparisonPlan:
         return self._bounded(Split(train, validation, test, None, None, missing, ()), seed)
 
     def _validation_of(self, train: Rows, rng: np.random.Generator) -> tuple[Rows, Rows]:
-        """Divide training rows into training rows and a tenth of the rows or groups to validate."""
+        """Split off a tenth of the training rows or groups; return (train, validation)."""
         if self.groups is None:
             order = rng.permutation(train)
             return order[len(order) // 10 :], order[: len(order) // 10]
         part, _ = splits.parts_of_groups(self.groups, train, rng, (0.0, 0.1))
         if not (part[train] == 2).any():
             raise NotEnoughDataError(
-                "the training rows are one group, and validation rows are to be another; mark "
-                "them yourself in test=, with 'train', 'validation' and 'test'"
+                "the training rows are one group, so that no group is left for validation; mark "
+                "validation rows yourself in test=, with 'train', 'validation' and 'test'"
             )
         return train[part[train] == 2], train[part[train] == 1]
 
@@ -305,7 +305,7 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
     check_finite(rows)
     groups = None if settings.groups is None else class_codes(settings.groups, "groups", n)
     if groups is not None and parts is not None:
-        _check_groups_whole(groups, parts)
+        _check_groups_undivided(groups, parts)
     codes = None if groups is None else groups.codes
     plan = ComparisonPlan(
         X=rows, max_rows=max_rows if settings.sizes is None else None, task=y, concepts=concepts,
@@ -445,7 +445,7 @@ def _parts(test: object, n: int) -> NDArray[np.int8]:
     return np.asarray(parts)
 
 
-def _check_groups_whole(groups: ClassCodes, parts: NDArray[np.int8]) -> None:
+def _check_groups_undivided(groups: ClassCodes, parts: NDArray[np.int8]) -> None:
     """Raise InputError if a group has rows in several parts."""
     inside = groups.codes >= 0
     size = len(groups.classes)

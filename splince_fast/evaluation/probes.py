@@ -69,9 +69,9 @@ class Probe:
         Means over the folds. For more than two classes, AUC is the macro average of one-vs-rest.
         An AUC below .5 is not replaced by 1 - AUC. NaN for a quantity.
     r2 : float
-        For a quantity: mean over the folds of 1 - SSE / SST on the held-out rows of the fold,
-        summed over label columns, where SST is the squared error of predicting the mean of the
-        training rows of the fold. NaN for classes.
+        For a quantity: mean over the folds of 1 - SSE / SST. SSE is the squared error of the probe
+        on the held-out rows of the fold, summed over label columns; SST is the squared error of
+        predicting the mean of the training rows of the fold. NaN for classes.
     chance : float
         Chance level: fraction of the most frequent class; 0 for a quantity.
     permuted : float
@@ -139,7 +139,7 @@ class Leakage:
     def __str__(self) -> str:
         if self.reason:
             return f"leakage not measurable: {self.reason}"
-        lines = [f"leakage on {self.n:,} rows (a fair figure needs rows held out from the eraser)"]
+        lines = [f"leakage on {self.n:,} rows (fair only if the eraser was not fitted to them)"]
         for probe in self.probes:
             if self.n_classes:
                 text = f"accuracy {probe.accuracy:.3f}, AUC {probe.auc:.3f}"
@@ -407,7 +407,10 @@ def target_of(
 def _stratified(
     codes: NDArray[np.intp], cv: int, groups: Codes | None, random_state: int
 ) -> list[Fold]:
-    """Stratified folds that do not divide groups; folds of groups without all classes drop out."""
+    """Stratified folds that do not divide groups.
+
+    With groups, folds with training or scored rows that lack a class are left out.
+    """
     from sklearn.model_selection import StratifiedKFold
 
     if groups is None:

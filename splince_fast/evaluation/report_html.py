@@ -111,10 +111,10 @@ def definitions(result: Comparison) -> list[tuple[str, str]]:
     entries = map(result.metric, result.metrics)
     return [
         *{entry.label: entry.definition for entry in entries}.items(),
-        ("difference", "mean over seeds of the eraser's figure minus that of the reference"),
+        ("difference", "mean over seeds of the value of the eraser minus that of the reference"),
         ("t, p", "of the paired test over seeds, corrected for splits that share rows"),
         ("p (Holm)", "p adjusted for all differences of the table; * below .05"),
-        ("higher in", "seeds in which the eraser, and the reference, has the larger figure"),
+        ("higher in", "numbers of seeds at which the eraser, and the reference, is higher"),
     ]
 
 

@@ -76,7 +76,7 @@ class Comparison:
 
     @property
     def notes(self) -> list[str]:
-        """Notes on the data and on the records; of notes that differ only by numbers, the first."""
+        """Notes on the data and on the records; notes that differ only in numbers appear once."""
         of_records: dict[str, str] = {}
         for r in self.records:
             source = f"{r.eraser or 'advice'}{', ' + r.head if r.head else ''}: "
@@ -116,7 +116,7 @@ class Comparison:
         return metric_of(key, self.context.own_metrics)
 
     def head_of(self, metric: str, head: str | None = None) -> str:
-        """Validate the head of a metric; "" for metrics of the eraser itself.
+        """Return the head of a metric after validation; "" for metrics of the eraser itself.
 
         Parameters
         ----------
@@ -473,7 +473,7 @@ class Comparison:
     def decision(
         self, metric: str | None = None, *, head: str | None = None, p: float | None = None
     ) -> _decision.Decision:
-        """Recommend an eraser by one metric, with the reasons; the report begins with it.
+        """Recommend an eraser by one metric, with reasons.
 
         The outcome is "decided" if one eraser is significantly better than every other eraser and
         than unerased rows, and "no gain" if the 95 % interval of the gain of the best eraser over

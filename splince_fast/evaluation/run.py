@@ -1,4 +1,4 @@
-"""compare: every eraser with every head, association level and seed, in parallel and resumable."""
+"""Function compare: every eraser with every head, level and seed, in parallel and resumable."""
 
 from __future__ import annotations
 
@@ -108,8 +108,8 @@ def compare(
         "quadratic" and "isotropic" are :func:`splince_fast.quadratic` and ``isotropic`` for one
         concept of classes, fitted to two folds of the training rows; both keep the task. "oracle"
         (:func:`splince_fast.oracle`, which keeps the task) and "quadratic" use the concept label of
-        every training, validation and test row: their values hold only for rows with a label, and
-        a note of the result says so.
+        every training, validation and test row: the results hold only for rows with a label of the
+        concept, as a note of the result says.
     heads : sequence or mapping
         "retrained" (fitted on erased rows, with a selected alpha), "frozen" (fitted on unerased
         rows), "unregularised" (fitted on erased rows with alpha 0), or classifiers, which are
@@ -118,7 +118,7 @@ def compare(
         Levels p of :func:`spurious_split`; None is the natural split.
     aligned_class, sizes
         As for :func:`spurious_split`; the default sizes are the largest that are feasible at all
-        levels. Without `sizes`, a job has at most 512 MiB of rows, a random sample of more.
+        levels. Without `sizes`, a job uses a random sample of the rows if they exceed 512 MiB.
     association_method : {"subsample", "weights"}
         As `method` of :func:`spurious_split`: cells are subsampled, or all rows are kept and
         weighted in the moments, in heads and in the selection of alpha. Both have the same test
@@ -135,11 +135,12 @@ def compare(
     leakage : sequence of {"linear", "quadratic", "mlp", "boosting"}
         Probes for the concept on erased test rows; for a quantity only "linear" is computed.
     metrics : mapping of str to function or Metric, optional
-        Custom metrics, functions of (y_true, y_pred). A :class:`Metric` has a direction; by a
-        function alone, no eraser is marked as the best.
+        Custom metrics, functions of (y_true, y_pred). A :class:`Metric` has a direction; for a
+        plain function, no eraser is marked as the best.
     test : column of shape (n,), optional
         A fixed split instead of resampling: a mask of test rows, or a column of the names "train",
-        "validation" and "test". It requires ``n_seeds=1``; intervals are bootstrap intervals.
+        "validation" and "test". A fixed split requires ``n_seeds=1``, and its intervals are
+        bootstrap intervals.
     n_jobs : int, optional
         Number of processes, each with one BLAS thread; -1 is one per processor.
     run : path, optional
@@ -219,7 +220,7 @@ def compare(
 
 
 def _keys(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> dict[RecordId, str]:
-    """Hash of all inputs of each record, in the order of the result."""
+    """Hash of the inputs of each record, by record id, in the order of the result."""
     heads = {head.name: head.identity for head in plan.heads}
     metrics = {metric.name: metric.identity for metric in plan.metrics}
     keys = {}
@@ -298,7 +299,7 @@ def _data_notes(
 
 
 def _unused_rows_note(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> list[str]:
-    """Note on rows that are in no subsample of the association levels; empty with `sizes`."""
+    """Note on the number of rows that the association levels leave unused; [] with `sizes`."""
     used, n = max(sum(split.sizes) for split in splits.values()), int(plan.usable.sum())
     subsampled = plan.protocol is not None and plan.association_method == "subsample"
     if not subsampled or plan.max_rows is None or plan.notes or used == n:
@@ -310,9 +311,9 @@ def _unused_rows_note(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> li
 
 
 def _weight_notes(splits: Mapping[JobId, Split]) -> list[str]:
-    """Note on the effective number of weighted training rows: largest and smallest of the splits.
+    """Note on the effective number of weighted training rows, largest and smallest over splits.
 
-    Empty without weights.
+    [] without weights.
     """
     sums = [(float(s.weights.sum()), s) for s in splits.values() if s.weights is not None]
     if not sums:
@@ -415,7 +416,7 @@ def _run_jobs(
     workers: int,
     scratch: Path,
 ) -> Iterator[list[Record]]:
-    """Yield the records of each finished job, in any order, after computing all moments."""
+    """Compute the moments of all seeds, then run the jobs; yield the records of each, unordered."""
     if not pending:
         return
     joblib: Any = import_module("joblib")

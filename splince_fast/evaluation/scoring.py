@@ -126,7 +126,8 @@ class ClassPredictions:
         """Fairness metrics for two classes of the task; {} for other tasks.
 
         Definitions: ``demographic_parity_difference`` and ``equalized_odds_difference`` of
-        fairlearn. A class of the concept without rows in a class of the task has no rate there.
+        fairlearn. A class of the concept without rows of a class of the task is left out of the
+        rates for that class of the task.
         """
         task, concept, names = self.labels.task, self.labels.concept, self.concept_classes
         if concept is None or not names or len(self.classes) != 2 or set(task) != {0, 1}:
@@ -302,15 +303,15 @@ def _residual(erasure: Erasure) -> float:
 OF_CLASSES: dict[str, TableMetric] = {
     "accuracy": TableMetric(
         _accuracy, False, "accuracy", fraction_of="rows",
-        definition="fraction of test rows that the head gets right",
+        definition="fraction of test rows that the head predicts correctly",
     ),
     "class_accuracy": TableMetric(
         _class_accuracy, False, "acc/class", fraction_of="rows",
-        definition="mean over classes of the task of their accuracy",
+        definition="accuracy within each class of the task, averaged over classes",
     ),
     "worst_group": TableMetric(
         _worst_group, False, "worst group", fraction_of="cell",
-        definition="lowest accuracy of a cell, the test rows of one class of task and concept each",
+        definition="lowest accuracy of a cell: test rows of one class of task and one of concept",
     ),
     "tpr_gap": TableMetric(
         _tpr_gap, True, "TPR gap", fraction_of="rows",
@@ -339,16 +340,16 @@ OF_FAIRNESS: dict[str, TableMetric] = {
 OF_QUANTITIES: dict[str, TableMetric] = {
     "r2": TableMetric(
         _r2, False, "R2",
-        definition="1 - squared error on test rows / that of predicting the mean of the training "
-        "rows, which has 0",
+        definition="1 - squared error on test rows / squared error of predicting the mean of the "
+        "training rows",
     ),
     "mse": TableMetric(
         _mse, True, "MSE", bounded=False, definition="mean squared error on test rows"
     ),
     "concept_correlation": TableMetric(
         _concept_correlation, True, "|corr concept|",
-        definition="absolute correlation of prediction and concept on test rows, the largest of a "
-        "task of several columns",
+        definition="absolute correlation of prediction and concept on test rows; the largest over "
+        "columns for a task of several columns",
     ),
 }  # fmt: skip
 OF_ERASERS: dict[str, TableMetric] = {
@@ -358,36 +359,36 @@ OF_ERASERS: dict[str, TableMetric] = {
     ),
     "distortion": TableMetric(
         lambda erasure: erasure.distortion, True, "distortion", "eraser",
-        "E|r(x) - x|^2 / E|x - E x|^2 on the training rows, the part of the variance that changes",
+        "E|r(x) - x|^2 / E|x - E x|^2 on the training rows: mean squared change of a row over the "
+        "total variance",
     ),
     "residual": TableMetric(
         _residual, True, "residual", "eraser",
-        "|Cov(r(x), z)| / |Cov(x, z)| on the training rows, z the concept: 0 but for rounding",
+        "|Cov(r(x), z)| / |Cov(x, z)| on the training rows, z the concept: 0 up to rounding error",
     ),
     "rank": TableMetric(
-        lambda erasure: erasure.rank, None, "rank", "eraser", "dimensions that are removed"
+        lambda erasure: erasure.rank, None, "rank", "eraser", "number of removed dimensions"
     ),
 }  # fmt: skip
 # Metrics of probes, computed for each concept; `concept_key` gives the keys.
 OF_PROBES: dict[str, TableMetric] = {
-    f"{probe}_{figure}": TableMetric(
+    f"{probe}_{score}": TableMetric(
         None, lower, f"{probe} {label}", "eraser", f"{text} of a probe for the concept: {kind}",
-        fraction_of="rows" if figure == "accuracy" else "",
+        fraction_of="rows" if score == "accuracy" else "",
     )
     for probe, kind in (
         ("probe", "a linear model that is trained and scored within test rows"),
-        ("quadratic", "a linear model of the features and their products"),
+        ("quadratic", "quadratic discriminant analysis"),
         ("mlp", "a small neural network"), ("boosting", "gradient-boosted trees"),
     )
-    for figure, lower, label, text in (
+    for score, lower, label, text in (
         ("accuracy", True, "acc", "accuracy"), ("auc", True, "AUC", "area under the ROC curve"),
-        ("r2", True, "R2", "R^2, 0 for the mean of its training rows,"),
-        ("chance", None, "chance", "fraction of the largest class"),
+        ("r2", True, "R2", "R^2 (0 for predicting the mean of the training rows)"),
+        ("chance", None, "chance", "chance level (fraction of the most frequent class)"),
     )
 }  # fmt: skip
 METRICS = OF_CLASSES | OF_FAIRNESS | OF_QUANTITIES | OF_PROBES | OF_ERASERS
-# Columns of a summary, metrics of heads before metrics of erasers. The first one that a comparison
-# has is the default metric of its decision.
+# Columns of a summary, metrics of heads before metrics of erasers.
 SUMMARY = (
     "worst_group", "accuracy", "tpr_gap", "r2", "mse", "concept_correlation", "probe_accuracy",
     "probe_auc", "probe_r2", "kept_covariance", "distortion",
@@ -413,7 +414,7 @@ def add_scores(record: Record, predictions: Predictions, custom: Mapping[str, Me
     for name, metric in custom.items():
         assert metric.score is not None
         try:
-            value = float(metric.score(*predictions.columns()))  # the function may change copies
+            value = float(metric.score(*predictions.columns()))  # copies, as it may change them
             if math.isinf(value):
                 raise InputError(f"{value} has no mean; return NaN where the metric is undefined")
             values[name] = value
@@ -465,15 +466,15 @@ def own_metrics(metrics: object) -> dict[str, Metric]:
 
 
 def headline(present: Sequence[str]) -> str:
-    """Default metric of the decision: the first of SUMMARY that is among the metrics `present`.
+    """Main metric of a comparison: the first of SUMMARY that is among the metrics `present`.
 
-    Without one, the first of `present`.
+    If there is none, the first of `present`.
     """
     return next(key for key in (*SUMMARY, *present) if key in present)
 
 
 def concept_key(key: str, concept: str, concepts: Sequence[str]) -> str:
-    """Key of a metric of one concept: "probe_auc", or "probe_auc[gender]" for several concepts."""
+    """Key of a metric of `concept`: "probe_auc", or "probe_auc[gender]" for several concepts."""
     return f"{key}[{concept}]" if len(concepts) > 1 else key
 
 

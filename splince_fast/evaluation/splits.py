@@ -338,9 +338,10 @@ class Pool(NamedTuple):
         return train[:n_train], validation[:n_validation], test[:n_test]
 
     def take_all(self, n_test: int, sizes: Sizes) -> RowParts:
-        """Draw n_test test rows; all others are training and validation rows, as sizes[0]:sizes[1].
+        """Draw n_test test rows, and all other rows as training and validation rows.
 
-        With groups, they are the rows of the training and validation groups.
+        The ratio of training to validation rows is sizes[0]:sizes[1]; with groups, it follows from
+        the groups.
         """
         if len(self.orders) > 1:
             test, validation, train = self.orders
@@ -356,8 +357,8 @@ def parts_of_groups(
     """Part and rank of the group of each row, for groups in random order.
 
     The part is 0 for test, 1 for validation, 2 for training. `groups` holds codes (n,), -1 for
-    rows without a group, which are training rows; `fractions` are the test and validation fractions
-    of the row numbers `rows`.
+    rows without a group, which are training rows; `fractions` are the desired fractions of test and
+    validation rows among the row numbers `rows`.
     """
     order = rng.permutation(int(groups.max(initial=-1)) + 1)
     rank = np.empty(len(order) + 1, dtype=np.intp)
@@ -458,8 +459,8 @@ def spurious_split(
     random_state : int
         Seed of the permutations.
     aligned_class : class, or mapping of task class to concept class, optional
-        The default is the class z of the concept with the largest P(z | second class of the task)
-        - P(z | first class of the task).
+        The default is the class z of the concept with the largest difference between
+        P(z | second class of the task) and P(z | first class of the task).
     groups : column of shape (n,), optional
         Groups, such as persons or documents; all rows of a group are in the same part. ``rng``
         permutes the groups first; in this order they become test, validation and training groups

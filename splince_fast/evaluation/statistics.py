@@ -333,7 +333,8 @@ def bootstrap_test(
 def _acceleration(statistic: Statistic, n: int, clusters: Rows | None) -> float:
     """Acceleration sum u^3 / (6 (sum u^2)^1.5) of BCa, over at most 200 jackknife blocks.
 
-    u is the mean of the leave-one-block-out values minus each of them.
+    u, one entry per block, is the mean of the leave-one-block-out values minus the value without
+    the block.
     """
     if clusters is None:
         block = np.arange(n) * min(n, 200) // n
