@@ -1,6 +1,6 @@
-"""Which eraser, at which cost, and how sure: metrics, splits, heads, probes, and compare.
+"""Comparison of erasers: metrics, splits, heads, probes, and :func:`compare`.
 
-``from splince_fast import evaluation as ev`` loads nothing; names are imported when first used.
+Submodules are imported on first use of a name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cells of labels: columns read as classes, and products of columns."""
+"""Classes of label columns, and cells: combinations of the classes of several columns."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from splince_fast.labels.encoded import observed
 
 Codes = NDArray[np.intp]
 
-FEW_ROWS = 20  # the accuracy in a cell of fewer rows is not reliable
-_MAX_PRODUCT = 10_000  # cells of a product above which only those that occur are listed
+FEW_ROWS = 20  # the accuracy in a cell with fewer rows is marked as not reliable
+_MAX_PRODUCT = 10_000  # with more combinations of classes, only cells with rows are listed
 
 
 def class_codes(
     values: object, name: str, n: int | None = None, *, declared: bool = False
 ) -> ClassCodes:
-    """Read a column as classes; whole floats count as integers. `n` is its length, any if None.
+    """Encode a column as classes; floats with integer values count as integers.
 
-    Classes that a categorical declares and no row has are left out, unless `declared` is set.
+    `n` is the required length; None accepts any length. Categories without rows are left out,
+    unless `declared` is set.
 
     Raises
     ------
     InputError
-        The object has no length, or another one.
+        The column has no length, or another length than `n`.
     LabelError
-        The column holds quantities.
+        The column is a quantity.
     """
     if n is None:
         if not isinstance(values, Sized):
@@ -41,28 +42,28 @@ def class_codes(
 
 
 def check_classes(name: str, column: ClassCodes) -> None:
-    """Raise LabelError for a column with fewer than two classes among its rows."""
-    seen = np.unique(column.codes[column.codes >= 0])
-    if len(seen) < 2:
-        text = f"1 class ({column.classes[seen[0]]!r})" if len(seen) else "0 classes"
+    """Raise LabelError if the rows of a column have fewer than two classes."""
+    present = np.unique(column.codes[column.codes >= 0])
+    if len(present) < 2:
+        text = f"1 class ({column.classes[present[0]]!r})" if len(present) else "0 classes"
         raise LabelError(f"the {name} has {text} among its rows; at least two are needed")
 
 
 def members(groups: Codes) -> Codes:
-    """Codes of groups in which each row without a group, of code -1, is a group of its own."""
-    alone = groups < 0
-    return np.where(alone, groups.max(initial=-1) + np.cumsum(alone), groups)
+    """Give each row without a group (code -1) the code of a new group."""
+    ungrouped = groups < 0
+    return np.where(ungrouped, groups.max(initial=-1) + np.cumsum(ungrouped), groups)
 
 
 def common(first: ClassCodes, second: ClassCodes) -> tuple[Codes, Codes]:
-    """Codes of two columns over one list of classes; 1, 1.0 and True are one class here.
+    """Codes of two columns in a common list of classes, which starts with the classes of `first`.
 
-    The codes of the first column stay as they are.
+    Equal values, such as 1, 1.0 and True, are one class.
 
     Raises
     ------
     LabelError
-        One column holds text alone and the other none, so that no row could agree.
+        All classes of one column, and no class of the other, are text, so that no row is equal.
     """
     kinds = [{isinstance(name, str) for name in column.classes} for column in (first, second)]
     if kinds in ([{True}, {False}], [{False}, {True}]):
@@ -78,10 +79,10 @@ def common(first: ClassCodes, second: ClassCodes) -> tuple[Codes, Codes]:
 
 
 def joint(columns: Sequence[ClassCodes]) -> ClassCodes:
-    """Cells of several columns: classes are tuples, all combinations in lexicographic order.
+    """Combine the classes of several columns to cells, named by tuples in lexicographic order.
 
-    A row that lacks one of its labels has code -1. A product of more than 10,000 combinations
-    lists only those that occur.
+    All combinations of classes are listed; if there are more than 10,000, only combinations with
+    rows. A row that lacks one of the labels has code -1. One column is returned unchanged.
     """
     if len(columns) == 1:
         return columns[0]
@@ -104,7 +105,7 @@ def joint(columns: Sequence[ClassCodes]) -> ClassCodes:
 
 
 def texts_of(classes: Sequence[ClassName]) -> tuple[str, ...]:
-    """Distinct texts of classes; those of cells have their parts joined by " · "."""
+    """Texts of classes, distinct for distinct classes; the parts of tuples are joined by " · "."""
     for text in (str, repr):  # the name of a class may contain the separator
         texts = tuple(
             " · ".join(map(text, name)) if isinstance(name, tuple) else str(name)
@@ -116,7 +117,7 @@ def texts_of(classes: Sequence[ClassName]) -> tuple[str, ...]:
 
 
 def cells_of_groups(groups: object, n: int) -> ClassCodes:
-    """Cells of one column of groups, or of a tuple, mapping or frame of columns."""
+    """Cells of a column of groups, or of a tuple, mapping or frame of columns."""
     if isinstance(groups, Mapping) and not groups:
         raise InputError("groups holds no column; pass at least one")
     columns = columns_of(groups, "groups")
@@ -124,7 +125,7 @@ def cells_of_groups(groups: object, n: int) -> ClassCodes:
 
 
 def columns_of(values: object, role: str) -> dict[str, Any]:
-    """Columns by name: of a mapping or frame, of a tuple as "role[0]" and so on, or one column."""
+    """Columns by name, from one column, a mapping, a frame, or a tuple (names "role[0]", ...)."""
     from splince_fast.estimators.base import columns_by_name
 
     if isinstance(values, tuple) and values and not np.isscalar(values[0]):

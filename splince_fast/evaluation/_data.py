@@ -1,8 +1,7 @@
 """Rows and labels of a comparison: reading, checks, fingerprint, and moments of every level.
 
-Rows of memory maps are read block by block, and their pages are released. Pages of a map that
-were read count as resident memory of the process until the system reclaims them; with several
-processes over one large file they count, and may fill the memory, several times.
+Memory-mapped rows are read block by block, and the pages of a block are released after use:
+otherwise they count as resident memory of each process that reads the file.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ Rows = NDArray[np.intp]  # row numbers
 Matrix = NDArray[Any]  # (n, d) rows of any dtype
 Float = NDArray[np.float64]
 
-BLOCK = 1 << 12  # rows that are read at a time
-_SCATTERED = 1 << 6  # fewer where rows are not adjacent: the system maps 2 MiB around each
-_WHOLE_HASH = 1 << 28  # bytes up to which all rows are hashed
-_SAMPLED_ROWS = 1 << 16  # rows that are hashed of larger data
+BLOCK = 1 << 12  # rows per block
+_SCATTERED = 1 << 6  # rows per block of rows scattered in a file: each may map 2 MiB of it
+_MAX_HASHED = 1 << 28  # all rows are hashed if they have at most this many bytes
+_SAMPLED_ROWS = 1 << 16  # approximate number of hashed rows of larger data
 
 
 def read_rows(X: object) -> Matrix:
-    """Rows of shape (n, d) from an array, frame, tensor, or a .npy or .parquet file."""
+    """Read (n, d) rows from an array, frame, tensor, source, or .npy or .parquet file."""
     if isinstance(X, str | os.PathLike):
         path = Path(X)
         if path.suffix == ".npy":
@@ -65,44 +64,47 @@ def read_rows(X: object) -> Matrix:
 
 
 def check_finite(X: Matrix) -> None:
-    """Raise NonFiniteError for NaN or infinity, block by block."""
+    """Raise NonFiniteError for NaN or infinity; rows are checked block by block."""
     for _, block in blocks(X):
         try:
             check_values(block, "X")
         except InputError:
-            check_values(X, "X")  # raises with row numbers of X
+            check_values(X, "X")  # the message has row numbers of X, not of the block
             raise
 
 
 def blocks(X: Matrix) -> Iterator[tuple[int, Matrix]]:
-    """(start, rows) of consecutive blocks of (n, d) rows."""
+    """Yield (start, rows) of consecutive blocks of (n, d) rows."""
     for start in range(0, len(X), BLOCK):
         yield start, X[start : start + BLOCK]
         release(X)
 
 
 def take_rows(X: Matrix, rows: Rows) -> Float:
-    """X[rows] as float64, without a copy in between."""
-    taken = np.empty((len(rows), X.shape[1]))
+    """Copy X[rows] to float64, block by block; memory-mapped rows are read in file order."""
+    out = np.empty((len(rows), X.shape[1]))
     mapped = _map_of(X) is not None
-    order = np.argsort(rows, kind="stable") if mapped else np.arange(len(rows))  # as in the file
+    order = np.argsort(rows, kind="stable") if mapped else np.arange(len(rows))
     size = _SCATTERED if mapped else BLOCK
     for start in range(0, len(rows), size):
-        chosen = order[start : start + size]
-        taken[chosen] = X[rows[chosen]]
+        block = order[start : start + size]
+        out[block] = X[rows[block]]
         release(X)
-    return taken
+    return out
 
 
 def release(X: Matrix) -> None:
-    """Release the pages of a map; they are read again on access. Other arrays are left alone."""
+    """Release the memory pages of a memory-mapped array; no effect on other arrays."""
     mapping = _map_of(X)
     if mapping is not None:
         mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def _map_of(X: Matrix) -> mmap.mmap | None:
-    """The map behind an array; None in memory, or in mode "c", whose changes would be lost."""
+    """Return the memory map of an array, or None.
+
+    None for arrays in memory, and for maps in mode "c", whose changes a release would lose.
+    """
     array: object = X
     while isinstance(array, np.ndarray):
         if isinstance(array, np.memmap) and array.mode == "c":
@@ -112,14 +114,14 @@ def _map_of(X: Matrix) -> mmap.mmap | None:
 
 
 def present(encoded: Encoded) -> NDArray[np.bool_]:
-    """Rows that have the label."""
+    """Mask (n,) of the rows that have a label."""
     if isinstance(encoded, ClassCodes):
         return np.asarray(encoded.codes >= 0)
     return np.ones(len(encoded.values), bool) if encoded.present is None else encoded.present
 
 
 def labels_of(column: Encoded, rows: Rows) -> Encoded:
-    """Some rows of a column; of its classes only those that occur among them."""
+    """Labels of some rows of a column; classes without such rows are dropped."""
     if isinstance(column, Columns):
         present = None if column.present is None else column.present[rows]
         return Columns(column.columns, column.values[rows], present)
@@ -129,9 +131,9 @@ def labels_of(column: Encoded, rows: Rows) -> Encoded:
 def fingerprint(
     X: Matrix, labels: Sequence[Encoded], groups: Rows | None, parts: NDArray[np.int8] | None
 ) -> str:
-    """Hash of the data: all labels, and all rows or, beyond 256 MiB, 65,536 evenly spaced ones."""
+    """Hash of all labels and rows; above 256 MiB of rows, about 65,536 evenly spaced rows."""
     digest = hashlib.sha256(repr((X.shape, X.dtype.str)).encode())
-    step = 1 if X.nbytes <= _WHOLE_HASH else max(1, len(X) // _SAMPLED_ROWS)
+    step = 1 if X.nbytes <= _MAX_HASHED else max(1, len(X) // _SAMPLED_ROWS)
     for start in range(0, len(X), 8192 * step):
         digest.update(np.ascontiguousarray(X[start : start + 8192 * step : step]).tobytes())
         release(X)
@@ -148,11 +150,11 @@ def fingerprint(
 def level_moments(
     X: Matrix, labels: Mapping[str, Encoded], parts: Sequence[tuple[Rows, Float | None]]
 ) -> list[Moments]:
-    """Moments of several overlapping sets of rows, each row accumulated at most once.
+    """Moments of several overlapping sets of rows; each row is accumulated at most once.
 
-    Rows that have the same weight in every set, 0 outside it, are one piece with moments of its
-    own; those of a set are the sum of its pieces, each times its weight. `parts` are the sets:
-    row numbers, and positive weights or None for 1.
+    `parts` holds the sets: row numbers, and positive weights or None for weight 1. Rows with the
+    same weights in all sets form a piece, whose moments are computed once; the moments of a set are
+    the weighted sum of the moments of its pieces.
     """
     merged: list[Moments | None] = [None] * len(parts)
     for rows, weights in _pieces(len(X), parts):
@@ -169,13 +171,16 @@ def level_moments(
 
 
 def _pieces(n: int, parts: Sequence[tuple[Rows, Float | None]]) -> Iterator[tuple[Rows, Float]]:
-    """Rows of each piece, ascending, and its weight in every part."""
+    """Yield the rows of each piece, ascending, and the weight of the piece in every set.
+
+    A piece is a set of rows with equal weights in all sets, 0 for rows outside a set.
+    """
     codes = np.zeros(n, dtype=np.int64)
     table = np.zeros((len(parts), n))
-    for own, (rows, weights) in zip(table, parts, strict=True):
-        own[rows] = 1.0 if weights is None else weights
-        levels, local = np.unique(own, return_inverse=True)
-        _, codes = np.unique(codes * len(levels) + local, return_inverse=True)
+    for row_weights, (rows, weights) in zip(table, parts, strict=True):
+        row_weights[rows] = 1.0 if weights is None else weights
+        levels, level_index = np.unique(row_weights, return_inverse=True)
+        _, codes = np.unique(codes * len(levels) + level_index, return_inverse=True)
     order = np.argsort(codes, kind="stable")
     firsts = np.searchsorted(codes[order], np.arange(int(codes.max(initial=-1)) + 1))
     for rows in np.split(order, firsts[1:]):

@@ -1,10 +1,10 @@
-"""Differences between erasers: their list, their bootstrap over test rows, and a verdict."""
+"""Differences between erasers: list of tests, bootstrap over test rows, and verdict."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,19 +15,23 @@ from splince_fast.evaluation import statistics
 from splince_fast.evaluation._records import Record, TestLabels
 from splince_fast.evaluation._tables import difference_table
 from splince_fast.evaluation.scoring import OF_CLASSES, ClassPredictions, scores
-from splince_fast.evaluation.statistics import Difference
+from splince_fast.evaluation.statistics import Difference, Statistic
 
 Codes = NDArray[np.intp]
 Float = NDArray[np.float64]
 
 
 class Differences(list[Difference]):
-    """Paired differences to a reference; prints as a table.
+    """Paired differences from a reference eraser; prints as a table.
 
     Attributes
     ----------
-    metric, label, head : str
+    metric, label : str
+        Key and label of the metric.
+    head : str
+        Name of the head; "" for metrics of the eraser itself.
     p : float or None
+        Association level; None for the natural split.
     """
 
     def __init__(
@@ -41,7 +45,7 @@ class Differences(list[Difference]):
 
 
 class Resampled:
-    """Bootstrap of metrics of predictions on test rows, whole groups together."""
+    """Bootstrap of metrics over test rows; with groups, whole groups are drawn."""
 
     def __init__(self, records: list[Record], labels: TestLabels) -> None:
         self._values: dict[tuple[str, str, str], Float] = {}
@@ -52,55 +56,53 @@ class Resampled:
 
     @cached_property
     def draws(self) -> list[Codes]:
-        """The same rows for all metrics, so that differences are paired."""
+        """Row numbers of each draw, the same for all metrics, so that differences are paired."""
         n, groups = len(self.labels.task), self.labels.groups
         return statistics.bootstrap_indices(n, groups, statistics.N_DRAWS, 0)
 
-    def _figure(self, metric: str, eraser: str, head: str) -> Callable[[Codes], float] | None:
-        """A metric as a function of row numbers; None for one that predictions do not define."""
+    def _statistic(self, metric: str, eraser: str, head: str) -> Statistic | None:
+        """A metric as a function of row numbers; None if it does not follow from predictions."""
         y_pred = self.y_pred.get((eraser, head))
         if metric not in OF_CLASSES or y_pred is None:
             return None
         table = {metric: OF_CLASSES[metric]}
 
-        def figure(rows: Codes) -> float:
+        def statistic(rows: Codes) -> float:
             predictions = ClassPredictions(self.labels.take(rows), y_pred[rows])
             return scores(table, predictions).get(metric, math.nan)
 
-        return None if math.isnan(figure(np.arange(len(y_pred)))) else figure
+        return None if math.isnan(statistic(np.arange(len(y_pred)))) else statistic
 
-    def _draws_of(
-        self, figure: Callable[[Codes], float], metric: str, eraser: str, head: str
-    ) -> Float:
-        """A metric of every draw, computed once."""
+    def _draw_values(self, statistic: Statistic, metric: str, eraser: str, head: str) -> Float:
+        """Values of a metric on every draw, cached."""
         key = (metric, eraser, head)
         if key not in self._values:
-            self._values[key] = np.array([figure(draw) for draw in self.draws])
+            self._values[key] = np.array([statistic(draw) for draw in self.draws])
         return self._values[key]
 
     def interval(self, metric: str, eraser: str, head: str) -> tuple[float, float] | None:
-        """Percentile interval; None for a metric that predictions do not define."""
-        figure = self._figure(metric, eraser, head)
-        if figure is None:
+        """Percentile interval of a metric; None if it does not follow from predictions."""
+        statistic = self._statistic(metric, eraser, head)
+        if statistic is None:
             return None
-        values = self._draws_of(figure, metric, eraser, head)
+        values = self._draw_values(statistic, metric, eraser, head)
         low, high, _ = statistics.bootstrap_test(
-            figure, len(self.labels.task), values, clusters=self.labels.groups, bca=False
+            statistic, len(self.labels.task), values, clusters=self.labels.groups, bca=False
         )
         return low, high
 
     def difference(self, metric: str, head: str, plain: Difference) -> Difference:
-        """The difference with a paired bootstrap interval and the p value that belongs to it."""
+        """Return the difference with the interval and p value of a paired bootstrap."""
         names = (plain.method, plain.reference)
-        ours, theirs = (self._figure(metric, name, head) for name in names)
-        if ours is None or theirs is None:
+        first, second = (self._statistic(metric, name, head) for name in names)
+        if first is None or second is None:
             return plain
-        values = self._draws_of(ours, metric, names[0], head)
-        values = values - self._draws_of(theirs, metric, names[1], head)
+        values = self._draw_values(first, metric, names[0], head)
+        values = values - self._draw_values(second, metric, names[1], head)
         # BCa needs a smooth statistic, which a minimum over cells is not.
         smooth = OF_CLASSES[metric].fraction_of != "cell"
         low, high, p = statistics.bootstrap_test(
-            lambda rows: ours(rows) - theirs(rows), len(self.labels.task), values,
+            lambda rows: first(rows) - second(rows), len(self.labels.task), values,
             clusters=self.labels.groups, bca=smooth,
         )  # fmt: skip
         how = "bootstrap (BCa)" if smooth else "bootstrap (percentile)"
@@ -110,20 +112,20 @@ class Resampled:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Erasers ordered by a metric, over the seeds that all of them have.
+    """Order of the erasers by a metric, over the seeds at which all of them have a value.
 
     Attributes
     ----------
     order : tuple of str
-        Erasers with values, the best first.
+        Erasers that have values, the best one first.
     leaders : tuple of str
-        The best, and those that the test does not tell from it.
+        The best eraser, and the erasers that are not significantly worse.
     level : tuple of str
-        The best, and those with the same mean.
+        The best eraser, and the erasers with the same mean.
     tested : bool
-        Whether the best was tested against another eraser.
+        Whether the best eraser was tested against another eraser.
     n_seeds : int
-        Seeds at which every one of them has a value.
+        Number of seeds at which all erasers in `order` have a value.
     """
 
     order: tuple[str, ...]
@@ -134,5 +136,5 @@ class Verdict:
 
     @property
     def confirmed(self) -> str | None:
-        """The eraser that beats every other one in the test; None if there is none."""
+        """Eraser that is significantly better than every other eraser; None if there is none."""
         return self.leaders[0] if len(self.leaders) == 1 and self.tested else None

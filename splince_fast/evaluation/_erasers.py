@@ -1,9 +1,9 @@
-"""Erasers of a comparison: fitted by name, function of moments or estimator, and applied to rows.
+"""Erasers of a comparison: fitting by name, function of moments or estimator, and application.
 
-A job holds its rows in scaled coordinates, (x - mean) / scale with one number as the scale; erasers
-are maps of the data. An affine map is not applied to training rows: heads take it by its factors. A
-map that depends on the labels of the concept is applied to the rows of all parts, each with its own
-labels.
+A job holds its rows in scaled coordinates, (x - mean) / scale with a scalar scale; erasers map
+unscaled rows. An affine map is not applied to training rows: the solver of the heads uses its left
+and right factors, P = I - left^T right. A map that needs labels is applied to the rows of all
+parts, with the labels of each row.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from splince_fast.projection import Projection
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
 FittedEraser: TypeAlias = Projection | ConditionalEraser
-# Joint codes of classes, columns of quantities, or a mapping of columns for both.
+# Joint codes (n,) of classes, values (n, k) of quantities, or a mapping of columns for a mix.
 ConceptLabels: TypeAlias = NDArray[Any] | dict[str, NDArray[Any]]
 
 _OF_FOLDS: dict[str, Callable[..., FittedEraser]] = {"quadratic": quadratic, "isotropic": isotropic}
@@ -47,12 +47,12 @@ ERASERS = (
 
 
 def partial_of(name: str) -> tuple[str, float] | None:
-    """Eraser and alpha of a name such as "LEACE*0.9"; None without a "*".
+    """Base name and alpha of a partial eraser, such as "LEACE*0.9"; None for a name without "*".
 
     Raises
     ------
     InputError
-        The text after it is no number between 0 and 1.
+        The text after "*" is no number between 0 and 1.
     """
     base, star, text = name.rpartition("*")
     if not star:
@@ -68,10 +68,11 @@ def partial_of(name: str) -> tuple[str, float] | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitPart:
-    """Scaled rows of one part of a split, and their labels.
+    """Scaled rows of one part of a split, with labels.
 
-    `task` holds codes of classes or (n, k) values; `cells` codes of the cells of task and concepts,
-    None where one is a quantity; `labels` all variables of the moments.
+    `task` holds codes (n,) of classes or values (n, k). `cells` holds codes (n,) of the cells, the
+    combinations of classes of task and concepts; None if one of them is a quantity. `labels` holds
+    the labels of all variables of the moments.
     """
 
     rows: Float
@@ -84,38 +85,38 @@ class SplitPart:
 
     @property
     def strata(self) -> Codes:
-        """Cells of a task of classes; its classes where a concept is a quantity."""
+        """Codes (n,) of the cells; of the classes of the task if a concept is a quantity."""
         return self.task if self.cells is None else self.cells
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScaledCoordinates:
-    """Scaled coordinates (x - mean) / scale."""
+    """Conversion of rows and projections to and from scaled coordinates (x - mean) / scale."""
 
     mean: Float
     scale: float
 
     def to_scaled(self, rows: Float) -> Float:
-        """Scale rows in place, and return them."""
+        """Convert rows to scaled coordinates in place; return `rows`."""
         rows -= self.mean
         rows /= self.scale
         return rows
 
     def to_data(self, rows: Float) -> Float:
-        """Undo the scaling of rows; returns a copy."""
+        """Convert scaled rows to unscaled rows, as a copy."""
         return rows * self.scale + self.mean
 
     def projection(self, scaled: Projection) -> Projection:
-        """Convert a projection of scaled rows to one of the rows of the data."""
+        """Convert a projection of scaled rows to a projection of unscaled rows."""
         centre = self.mean + self.scale * scaled.mean
         return Projection(scaled.left, scaled.right, centre, method=scaled.method)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScaledMap:
-    """x -> x - ((x - centre) right^T) left in scaled coordinates.
+    """Affine eraser x -> x - ((x - centre) right^T) left of scaled rows.
 
-    `left` and `right` are (r, d); `offset` (d,) is centre right^T left.
+    `left` and `right` are (r, d); `offset`, (d,), is centre right^T left.
     """
 
     left: Float
@@ -124,12 +125,12 @@ class ScaledMap:
 
     @classmethod
     def identity(cls, d: int) -> ScaledMap:
-        """The map that erases nothing."""
+        """Identity map of rows with d features."""
         return cls(np.zeros((0, d)), np.zeros((0, d)), np.zeros(d))
 
     @classmethod
     def of(cls, projection: Projection, coordinates: ScaledCoordinates) -> ScaledMap:
-        """Convert a projection of the rows of the data to scaled coordinates."""
+        """Convert a projection of unscaled rows to scaled coordinates."""
         left = np.ascontiguousarray(projection.left.T)
         right = np.ascontiguousarray(projection.right.T)
         centre = (projection.mean - coordinates.mean) / coordinates.scale
@@ -140,41 +141,44 @@ class ScaledMap:
 
     @property
     def factors(self) -> tuple[Float, Float] | None:
-        """Factors for the solver; None for the identity."""
+        """Left and right factors for the solver; None for the identity."""
         return (self.left, self.right) if len(self.left) else None
 
     def scores(self, rows: Float, w: Float, b: Float) -> Float:
-        """(n, C): r(x)^T w + b, without erasing rows; b is that of centred coordinates."""
+        """Scores (n, C) of a linear head on erased rows: P x w^T + b, without forming P x.
+
+        `w` is (C, d). `b`, (C,), must include w @ offset, as the intercepts of fitted heads do.
+        """
         effective = w - (w @ self.left.T) @ self.right
         return np.asarray(rows @ effective.T + b)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FitData:
-    """Data that the erasers of one (seed, level) are fitted to."""
+    """Data to which the erasers of one seed and level are fitted."""
 
     moments: Moments
-    factored: Factored  # snapshot of `moments`: one factor for all erasers and for the advice
+    factored: Factored  # snapshot of `moments` with one factor for all erasers and the advice
     concepts: tuple[str, ...]
-    task: str  # variable of the moments
+    task: str  # name of the task in the moments
     train: SplitPart
     validation: SplitPart
     seed: int
     coordinates: ScaledCoordinates
 
     def training_moments(self, rows: Float) -> Moments:
-        """Moments of mapped training rows, with all labels."""
+        """Moments of training rows `rows`, such as erased ones, with all labels and weights."""
         return Moments().update(rows, dict(self.train.labels), sample_weight=self.train.weights)
 
 
 class LabelEraser(NamedTuple):
-    """A map that depends on labels; `scaled` if it maps scaled rows, as an estimator's do."""
+    """A map that needs labels; `scaled` is True if it maps scaled rows, as for estimators."""
 
     eraser: ConditionalEraser
     scaled: bool
 
     def erase(self, part: SplitPart, coordinates: ScaledCoordinates) -> Float:
-        """Scaled rows of one part, erased with their labels."""
+        """Return the scaled, erased rows of one part; the eraser receives the part's labels."""
         if not len(part.rows):
             return part.rows
         if self.scaled:
@@ -184,18 +188,20 @@ class LabelEraser(NamedTuple):
 
 
 def fit_eraser(spec: object, data: FitData) -> Projection | LabelEraser:
-    """The eraser of a name, function or estimator: a projection of the data, or a `LabelEraser`.
+    """Fit an eraser by name, function of moments, or estimator.
+
+    Returns a projection of unscaled rows, or a `LabelEraser` for a map that needs labels.
 
     Raises
     ------
     SplinceError
-        An error of the method, such as InfeasibleError.
+        The method raises an error, such as InfeasibleError.
     """
     if isinstance(spec, str) and (partial := partial_of(spec)) is not None:
-        whole = fit_eraser(partial[0], data)
-        if isinstance(whole, LabelEraser):
+        fitted = fit_eraser(partial[0], data)
+        if isinstance(fitted, LabelEraser):
             raise InputError(f"{spec!r}: an eraser that depends on labels has no fraction")
-        return whole.scaled(partial[1])
+        return fitted.scaled(partial[1])
     if isinstance(spec, str) and spec.endswith(_REPAIRED):
         return _repaired(spec.removesuffix(_REPAIRED), data)
     estimator = hasattr(spec, "get_params") or spec in _BASELINES
@@ -206,13 +212,13 @@ def fit_eraser(spec: object, data: FitData) -> Projection | LabelEraser:
 
 
 def _of_moments(spec: Any, data: FitData) -> FittedEraser:
-    """The eraser of a name, or of a function of moments."""
+    """Fit an eraser by name or by a function of moments."""
     if isinstance(spec, str):
         if spec in _OF_FOLDS:
             return _of_folds(spec, data)
         key = key_of(spec)
         return _random(data) if key is None else _of_table(key, data)
-    eraser: FittedEraser = spec(data.moments.copy())  # which the function may change
+    eraser: FittedEraser = spec(data.moments.copy())  # a copy: the function may change it
     if not isinstance(eraser, FittedEraser):
         raise InputError(
             f"the eraser returned {type(eraser).__name__}; it must map moments to a Projection, or "
@@ -222,7 +228,7 @@ def _of_moments(spec: Any, data: FitData) -> FittedEraser:
 
 
 def _of_table(key: str, data: FitData) -> FittedEraser:
-    """The eraser of a method of the library."""
+    """Fit the method of the library with a key of `METHODS`."""
     method = METHODS[key]
     options: dict[str, Any] = {}
     if method.needs_task or (method.needs_labels and method.keeps):
@@ -234,12 +240,12 @@ def _of_table(key: str, data: FitData) -> FittedEraser:
 
 
 def _of_folds(name: str, data: FitData) -> FittedEraser:
-    """An eraser of class covariances, from two folds of the training rows; it keeps the task.
+    """Fit "quadratic" or "isotropic" to two folds of the training rows, and keep the task.
 
     Raises
     ------
     InputError
-        Several concepts, or a quantity.
+        There are several concepts, or the concept is a quantity.
     """
     train, concept = data.train, data.concepts[0]
     if len(data.concepts) > 1 or not isinstance(train.labels[concept], ClassCodes):
@@ -249,7 +255,7 @@ def _of_folds(name: str, data: FitData) -> FittedEraser:
         )
     labels, groups = dict(train.labels), None
     if train.groups is not None:
-        groups = f"groups of {data.task} and {concept}"  # a name that no variable has
+        groups = f"groups of {data.task} and {concept}"  # differs from all variable names
         codes = ClassCodes(tuple(range(int(train.groups.max(initial=-1)) + 1)), train.groups)
         labels[groups] = labels_of(codes, np.arange(len(train.groups)))
     rows = data.coordinates.to_data(train.rows)
@@ -258,7 +264,7 @@ def _of_folds(name: str, data: FitData) -> FittedEraser:
 
 
 def _repaired(name: str, data: FitData) -> Projection:
-    """An affine eraser, followed by the least change of its rows that restores Cov(x, task)."""
+    """Fit an affine eraser, then compose it with the repair that restores Cov(x, task)."""
     eraser = fit_eraser(name, data)
     assert isinstance(eraser, Projection)
     before = data.training_moments(data.train.rows)
@@ -268,7 +274,10 @@ def _repaired(name: str, data: FitData) -> Projection:
 
 
 def _random(data: FitData) -> Projection:
-    """Projection off a random subspace of as many dimensions as the concept has."""
+    """Projection that removes a random subspace of the dimension of the concepts.
+
+    A concept has dimension (number of classes - 1) or, for a quantity, its number of columns.
+    """
     moments = data.moments
     count = sum(
         max(1, len(moments.classes(name)) - 1)
@@ -282,7 +291,7 @@ def _random(data: FitData) -> Projection:
 
 
 def _of_estimator(spec: object, data: FitData) -> FittedEraser:
-    """The map of an estimator, or of a baseline by its name, fitted on the scaled rows."""
+    """Fit an estimator, or a baseline by name, on the scaled rows; return its ``projection_``."""
     from splince_fast.baselines._erasing import IterativeEraser
 
     if isinstance(spec, str):
@@ -316,36 +325,36 @@ def _of_estimator(spec: object, data: FitData) -> FittedEraser:
 def with_validation(
     train: SplitPart, validation: SplitPart
 ) -> tuple[SplitPart, NDArray[np.bool_] | None]:
-    """Training and validation rows as one part, without groups, and the mask of the latter.
+    """Join training and validation rows to one part, without groups, and mask validation rows.
 
-    The library's estimators take validation rows so: as a tuple they would have no weights. None
-    where there are none, so that the estimator draws its own.
+    The estimators of the library accept weights of validation rows only in this form. The mask is
+    None without validation rows: the estimator then draws validation rows.
     """
     if not len(validation.rows):
         return train, None
 
-    def both(first: Any, second: Any) -> Any:
+    def joined(first: Any, second: Any) -> Any:
         if isinstance(first, dict):
             return {name: np.concatenate([first[name], second[name]]) for name in first}
         return None if first is None else np.concatenate([first, second])
 
     columns = ("rows", "task", "concept", "cells", "weights")
-    parts = {name: both(getattr(train, name), getattr(validation, name)) for name in columns}
+    parts = {name: joined(getattr(train, name), getattr(validation, name)) for name in columns}
     n, n_train = len(parts["rows"]), len(train.rows)
     return SplitPart(**parts, groups=None, labels={}), np.arange(n) >= n_train
 
 
 def writable(estimator: object, values: Any) -> Any:
-    """Arguments that an estimator may overwrite: copies, but for those of the library.
+    """Copy arguments for an estimator that may overwrite them; no copy for the library's own.
 
-    Other estimators may write to their arguments, as scikit-learn's do with ``copy_X=False``.
+    Estimators of scikit-learn with ``copy_X=False``, for example, overwrite X.
     """
     of_library = type(estimator).__module__.partition(".")[0] == "splince_fast"
     return values if of_library else copy.deepcopy(values)
 
 
 def cloned(estimator: object, seed: int) -> Any:
-    """A clone of an estimator, with `seed` as every random state in it that is None."""
+    """Clone an estimator; set every ``random_state`` parameter that is None to `seed`."""
     from sklearn.base import clone
 
     model = clone(estimator)
@@ -355,12 +364,12 @@ def cloned(estimator: object, seed: int) -> Any:
 
 
 def weight_argument(model: Any, weights: Float | None) -> dict[str, Float]:
-    """Keyword that passes weights of the training rows to `fit`; none for equal weights.
+    """Keyword argument of ``fit`` for weights of the training rows; {} for equal weights.
 
     Raises
     ------
     InputError
-        The estimator takes none.
+        ``fit`` has no parameter ``sample_weight``.
     """
     if weights is None:
         return {}

@@ -1,4 +1,4 @@
-"""Digests of erasers, heads and metrics: a changed digest means that records are computed again."""
+"""Digests of erasers, heads and metrics; records with a changed digest are computed again."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-_BY_NAME = (globals, eval, exec, __import__, import_module)  # may read any variable
-_NOT_OF_CLASSES = frozenset(
+_BY_NAME = (globals, eval, exec, __import__, import_module)  # functions that may read any variable
+# Attributes of a class that are not part of its definition.
+_NOT_DEFINITIONS = frozenset(
     {"__dict__", "__weakref__", "__doc__", "__module__", "__abstractmethods__", "_abc_impl",
      "__firstlineno__", "__static_attributes__", "__annotations__", "__annotate__",
      "__orig_bases__", "__parameters__"}
@@ -30,24 +31,25 @@ _FUNCTIONS_OF_C = (
 )  # fmt: skip
 
 
-Seen = dict[int, tuple[int, object]]  # number and object by id; the object is kept alive
+# (index, object) by id of the objects visited so far; the reference keeps the id from being reused.
+Visited = dict[int, tuple[int, object]]
 
 
 class UnreadableError(Exception):
-    """A value whose content cannot be read, so that changes of it cannot be detected."""
+    """The content of a value cannot be read, so that its changes cannot be detected."""
 
 
 def identity_of(value: object) -> str:
-    """A digest of a function, estimator or value and of everything that it refers to.
+    """Digest of a function, estimator or other value, including all values that it refers to.
 
-    It covers code, defaults, closures, and globals of functions and methods, followed into the
-    caller's modules; all entries of arrays; the state of objects. Libraries count by their version.
-    Equal values have equal digests, in other processes, too.
+    The digest covers code, defaults, closures and globals of functions and methods, also in other
+    modules of the caller; all entries of arrays; and the state of objects. A library is represented
+    by its version. Equal values have equal digests in all processes.
 
     Raises
     ------
     UnreadableError
-        A value that it refers to cannot be read.
+        The value, or a value that it refers to, cannot be read.
     """
     digest = hashlib.sha256()
     try:
@@ -55,90 +57,90 @@ def identity_of(value: object) -> str:
             digest.update(len(piece).to_bytes(8, "little") + piece)
     except UnreadableError:
         raise
-    except Exception as error:  # foreign code may raise anything
+    except Exception as error:  # code of other packages may raise any exception
         raise UnreadableError(f"{type(error).__name__}: {error}") from error
     return digest.hexdigest()
 
 
 def key(**settings: object) -> str:
-    """Hash of everything that a cell of the comparison depends on."""
+    """Hash of the settings on which a record depends."""
     text = json.dumps(settings, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
-def _pieces(value: Any, seen: Seen) -> Iterator[bytes]:
-    """Bytes that represent a value."""
+def _pieces(value: Any, visited: Visited) -> Iterator[bytes]:
+    """Yield bytes that represent a value."""
     kind = type(value)
     if value is None or kind in (bool, int, float, complex, str, bytes, type(...)):
         yield f"{kind.__name__}:{value!r}".encode(errors="surrogatepass")
         return
-    # Not these kinds: whether two equal constants are one object is up to the compiler.
+    # For tuples, frozensets and code, the compiler decides if equal constants are one object.
     if kind not in (tuple, frozenset, types.CodeType):
-        if id(value) in seen:
-            yield f"again:{seen[id(value)][0]}".encode()
+        if id(value) in visited:
+            yield f"again:{visited[id(value)][0]}".encode()
             return
-        seen[id(value)] = len(seen), value
+        visited[id(value)] = len(visited), value
     yield f"{kind.__module__}.{kind.__qualname__}".encode()
     if kind in (np.ndarray, np.memmap) or isinstance(value, np.generic):
         yield f"{value.dtype.descr}{value.shape}".encode()
         if value.dtype.hasobject:
-            yield from _listed(value.ravel().tolist(), seen)
+            yield from _listed(value.ravel().tolist(), visited)
         else:
             yield np.ascontiguousarray(value).tobytes()
     elif kind in (list, tuple):
-        yield from _listed(value, seen)
+        yield from _listed(value, visited)
     elif kind in (set, frozenset):
         yield from sorted(identity_of(item).encode() for item in value)
     elif kind in (dict, types.MappingProxyType):
-        yield from _listed([part for item in value.items() for part in item], seen)
+        yield from _listed([part for item in value.items() for part in item], visited)
     elif isinstance(value, types.ModuleType):
         yield _version(value.__name__).encode()
     elif isinstance(value, types.CodeType):
-        yield from _code(value, seen)
+        yield from _code(value, visited)
     elif isinstance(value, types.FunctionType):
-        yield from _function(value, seen)
+        yield from _function(value, visited)
     elif isinstance(value, types.MethodType):
-        yield from _listed([value.__self__, value.__func__], seen)
+        yield from _listed([value.__self__, value.__func__], visited)
     elif isinstance(value, staticmethod | classmethod):
-        yield from _pieces(value.__func__, seen)
+        yield from _pieces(value.__func__, visited)
     elif isinstance(value, property):
-        yield from _listed([value.fget, value.fset, value.fdel], seen)
+        yield from _listed([value.fget, value.fset, value.fdel], visited)
     elif isinstance(value, functools.cached_property):
-        yield from _pieces(value.func, seen)
+        yield from _pieces(value.func, visited)
     elif isinstance(value, type):
-        yield from _class(value, seen)
+        yield from _class(value, visited)
     elif isinstance(value, _FUNCTIONS_OF_C) or kind.__name__ == "cython_function_or_method":
         yield _c_function(value)
     elif callable(getattr(value, "py_func", None)):  # compiled by Numba
-        yield from _pieces(value.py_func, seen)
-    elif hasattr(value, "__wrapped__"):  # of functools.lru_cache
-        yield from _pieces(value.__wrapped__, seen)
+        yield from _pieces(value.py_func, visited)
+    elif hasattr(value, "__wrapped__"):  # functools.lru_cache
+        yield from _pieces(value.__wrapped__, visited)
     else:
-        yield from _object(value, seen)
+        yield from _object(value, visited)
 
 
-def _listed(values: Collection[object], seen: Seen) -> Iterator[bytes]:
+def _listed(values: Collection[object], visited: Visited) -> Iterator[bytes]:
     yield str(len(values)).encode()
     for value in values:
-        yield from _pieces(value, seen)
+        yield from _pieces(value, visited)
 
 
-def _function(function: types.FunctionType, seen: Seen) -> Iterator[bytes]:
-    """Bytes of the code of a function, and of the outside variables that the code reads."""
-    home = function.__globals__.get("__name__")
-    if _is_library(home):
-        yield _version(str(home)).encode()
-    yield from _code(function.__code__, seen)
-    yield from _pieces(function.__defaults__, seen)
-    yield from _pieces(function.__kwdefaults__, seen)
+def _function(function: types.FunctionType, visited: Visited) -> Iterator[bytes]:
+    """Yield bytes of the code of a function, and of the variables outside it that it may read."""
+    module = function.__globals__.get("__name__")
+    if _is_library(module):
+        yield _version(str(module)).encode()
+    yield from _code(function.__code__, visited)
+    yield from _pieces(function.__defaults__, visited)
+    yield from _pieces(function.__kwdefaults__, visited)
     for cell in function.__closure__ or ():
         try:
             content = cell.cell_contents
-        except ValueError:  # not yet assigned
+        except ValueError:  # the closure cell is not yet assigned
             yield b"empty"
             continue
-        yield from _pieces(content, seen)
-    if _is_library(home):
+        yield from _pieces(content, visited)
+    if _is_library(module):
         return
     names = sorted(_names(function.__code__))
     for name in names:
@@ -147,20 +149,20 @@ def _function(function: types.FunctionType, seen: Seen) -> Iterator[bytes]:
             raise UnreadableError(f"{function.__qualname__} reads variables by {name}()")
         if name in function.__globals__:
             yield name.encode()
-            yield from _pieces(value, seen)
-            yield from _attributes(value, names, seen)
+            yield from _pieces(value, visited)
+            yield from _attributes(value, names, visited)
     for name in sorted(_imports(function)):
         try:
-            module = import_module(name)
+            imported = import_module(name)
         except ImportError:
             yield f"absent:{name}".encode()
             continue
-        yield from _pieces(module, seen)
-        yield from _attributes(module, names, seen)
+        yield from _pieces(imported, visited)
+        yield from _attributes(imported, names, visited)
 
 
-def _attributes(value: object, names: list[str], seen: Seen) -> Iterator[bytes]:
-    """Bytes of the variables of a module of the caller that have one of these names."""
+def _attributes(value: object, names: list[str], visited: Visited) -> Iterator[bytes]:
+    """Yield bytes of the variables with the given names, if `value` is a module of the caller."""
     if not isinstance(value, types.ModuleType):
         return
     if value is importlib and "import_module" in names:
@@ -170,20 +172,20 @@ def _attributes(value: object, names: list[str], seen: Seen) -> Iterator[bytes]:
     for name in names:
         if name in vars(value):
             yield f"{value.__name__}.{name}".encode()
-            yield from _pieces(vars(value)[name], seen)
-            yield from _attributes(vars(value)[name], names, seen)
+            yield from _pieces(vars(value)[name], visited)
+            yield from _attributes(vars(value)[name], names, visited)
 
 
-def _code(code: types.CodeType, seen: Seen) -> Iterator[bytes]:
+def _code(code: types.CodeType, visited: Visited) -> Iterator[bytes]:
     yield code.co_code
     yield repr((code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)).encode()
     yield repr((code.co_flags, code.co_argcount, code.co_kwonlyargcount)).encode()
     yield getattr(code, "co_exceptiontable", b"")
-    yield from _listed(code.co_consts, seen)
+    yield from _listed(code.co_consts, visited)
 
 
 def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A code object and those of the functions inside it."""
+    """Yield a code object, and the code objects of the functions defined in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -191,15 +193,17 @@ def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """Names of globals and attributes that a function may read, inner functions included."""
+    """Names of globals and attributes that a function and its inner functions may read.
+
+    String constants are included, because of getattr(module, "name").
+    """
     parts = list(_nested(code))
     texts = {text for part in parts for text in part.co_consts if isinstance(text, str)}
-    # A string may be the name in getattr(module, "name").
     return texts.union(*(part.co_names for part in parts))
 
 
 def _imports(function: types.FunctionType) -> set[str]:
-    """Modules that a function imports when it runs."""
+    """Names of the modules that a function imports when it is called."""
     return {
         str(step.argval)
         for part in _nested(function.__code__)
@@ -208,20 +212,23 @@ def _imports(function: types.FunctionType) -> set[str]:
     }
 
 
-def _class(value: type, seen: Seen) -> Iterator[bytes]:
-    """Bytes of the definitions of a class; of a library's class, its name and version."""
+def _class(value: type, visited: Visited) -> Iterator[bytes]:
+    """Yield bytes of the definition of a class; name and version for a class of a library."""
     yield f"{value.__module__}.{value.__qualname__}".encode()
     if _is_library(value.__module__):
         yield _version(value.__module__).encode()
         return
-    yield from _listed(value.__bases__, seen)
-    for name in sorted(set(vars(value)) - _NOT_OF_CLASSES):
+    yield from _listed(value.__bases__, visited)
+    for name in sorted(set(vars(value)) - _NOT_DEFINITIONS):
         yield name.encode()
-        yield from _pieces(vars(value)[name], seen)
+        yield from _pieces(vars(value)[name], visited)
 
 
 def _c_function(value: object) -> bytes:
-    """Name and version of a compiled function, and identity of the object that it is bound to."""
+    """Bytes for a compiled function: name and version, or the digest of the object it is bound to.
+
+    Raises UnreadableError for a function that is in no installed library.
+    """
     owner = getattr(value, "__self__", None) or getattr(value, "__objclass__", None)
     module = getattr(value, "__module__", None) or getattr(type(owner), "__module__", "builtins")
     name = getattr(value, "__qualname__", getattr(value, "__name__", ""))
@@ -236,27 +243,27 @@ def _c_function(value: object) -> bytes:
     return f"{name}:{_version(str(module))}".encode()
 
 
-def _object(value: object, seen: Seen) -> Iterator[bytes]:
-    """Bytes of the class of an object, and of the state that pickle would store."""
-    yield from _pieces(type(value), seen)
+def _object(value: object, visited: Visited) -> Iterator[bytes]:
+    """Yield bytes of the class of an object, and of the state that pickle would store."""
+    yield from _pieces(type(value), visited)
     try:
         state = value.__reduce_ex__(4)
-    except Exception as error:  # foreign code may raise anything
+    except Exception as error:  # code of other packages may raise any exception
         raise UnreadableError(f"the content of a {type(value).__name__} cannot be read") from error
-    if isinstance(state, str):  # pickled as the name of a variable
+    if isinstance(state, str):  # __reduce_ex__ returned the name of a global
         if not _is_library(getattr(value, "__module__", None)):
             raise UnreadableError(f"the content of {state} cannot be read")
         yield state.encode()
         return
-    made, args, *rest = state
-    parts = [made, list(args), *rest[:1]]
-    parts += [None if part is None else list(part) for part in rest[1:3]]
-    seen[id(parts)] = len(seen), parts  # keeps the ids of the parts in use
-    yield from _listed(parts, seen)
+    constructor, args, *others = state
+    parts = [constructor, list(args), *others[:1]]
+    parts += [None if part is None else list(part) for part in others[1:3]]
+    visited[id(parts)] = len(visited), parts  # hold references, so that no id of a part is reused
+    yield from _listed(parts, visited)
 
 
 def _is_library(module: object) -> bool:
-    """Whether a module belongs to this package, to Python, or to an installed package."""
+    """Whether a module belongs to this package, the standard library, or an installed package."""
     top = module.partition(".")[0] if isinstance(module, str) else ""
     if top in sys.stdlib_module_names or top == "splince_fast":
         return True

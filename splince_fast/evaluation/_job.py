@@ -1,4 +1,4 @@
-"""One job of a comparison: all erasers and heads of a seed at a level."""
+"""One job of a comparison: all erasers and heads at one seed and association level."""
 
 from __future__ import annotations
 
@@ -53,20 +53,20 @@ from splince_fast.projection import Projection
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
 
-FOLDS = 5  # folds of the training rows, which choose alpha where validation cells are too small
-_PROBE_FOLDS = 5
+FOLDS = 5  # folds of the training rows that select alpha if validation cells are too small
+_PROBE_FOLDS = 5  # folds of the test rows for probes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ErasedRows:
-    """Rows of all parts with the map that remains to be applied: lazily erased rows.
+    """Lazily erased rows of all parts: scaled rows, and a map that is not yet applied to them.
 
-    For an affine eraser these are the rows of the job and its map. For an eraser that depends on
-    labels they are the erased rows and the identity.
+    For an affine eraser: unerased rows and the map of the eraser. For an eraser that needs labels:
+    erased rows and the identity.
     """
 
     eraser_map: ScaledMap
-    gram: Float | None  # Cov of `train`; None where it is not computed yet
+    gram: Float | None  # covariance of `train`, (d, d); None if it is not computed
     train: Float
     validation: Float
     test: Float
@@ -74,7 +74,7 @@ class ErasedRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadFit:
-    """One head in scaled coordinates; `classes` are the codes of its classes."""
+    """One head in scaled coordinates; `classes` are the codes of its classes, None for ridge."""
 
     weights: Float
     intercepts: Float
@@ -83,14 +83,14 @@ class HeadFit:
     converged: bool = True
 
     def predict(self, rows: Float, eraser_map: ScaledMap) -> NDArray[Any]:
-        """(n,) codes of the task, or (n, k) values of a quantity, of erased rows."""
-        predicted = eraser_map.scores(rows, self.weights, self.intercepts)
-        return predicted if self.classes is None else self.classes[heads.decide(predicted)]
+        """Predict codes (n,) of the task, or values (n, k) of a quantity, for erased rows."""
+        values = eraser_map.scores(rows, self.weights, self.intercepts)
+        return values if self.classes is None else self.classes[heads.decide(values)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadPath:
-    """Heads over alphas and the position of the chosen one."""
+    """Heads at all alphas, in the order of the plan, and the index of the selected head."""
 
     fits: tuple[HeadFit, ...]
     chosen: int
@@ -98,15 +98,15 @@ class HeadPath:
 
     @property
     def best(self) -> HeadFit:
-        """The chosen head."""
+        """The selected head."""
         return self.fits[self.chosen]
 
 
 class Job:
-    """Rows, labels and moments of one (seed, level) of a plan.
+    """Rows, labels and moments of a plan at one seed and association level.
 
-    `X` holds all rows, of which those of the split are read; `moments` are those of the training
-    rows.
+    `X` holds the rows of the data set, from which the rows of the split are read; `moments` are the
+    moments of the training rows.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Job:
         moments: Moments,
     ) -> None:
         self.plan, self.seed, self.p, self.split = plan, seed, p, split
-        self.S = moments.covariance(ddof=0)  # of the rows before scaling
+        self.S = moments.covariance(ddof=0)  # Cov(x) of unscaled rows, (d, d)
         scale = math.sqrt(float(np.trace(self.S)) / len(self.S)) or 1.0
         coordinates = ScaledCoordinates(moments.mean, scale)
 
@@ -134,12 +134,12 @@ class Job:
             self.validation, seed, coordinates,
         )  # fmt: skip
         if isinstance(plan.task, ClassCodes):
-            # Codes of the classes among the training rows, and the index of each row's class.
-            self.classes, self.local = np.unique(self.train.task, return_inverse=True)
+            # Codes of the classes of the training rows, and for each row an index into `classes`.
+            self.classes, self.class_index = np.unique(self.train.task, return_inverse=True)
 
     @cached_property
     def unerased(self) -> ErasedRows:
-        """The rows without an eraser."""
+        """Scaled rows of all parts, with the identity as eraser."""
         rows = (self.train.rows, self.validation.rows, self.test.rows)
         return ErasedRows(ScaledMap.identity(len(self.S)), self.gram, *rows)
 
@@ -149,11 +149,11 @@ class Job:
 
     @cached_property
     def gram(self) -> Float:
-        """Cov of the scaled training rows, from the moments."""
+        """Covariance (d, d) of the scaled training rows, from the moments."""
         return np.asarray(self.S / self.data.coordinates.scale**2)
 
     def run(self, erasers: Sequence[Component]) -> list[Record]:
-        """All records of some erasers."""
+        """Fit and score the erasers, with all heads; a failure gives a record with its reason."""
         records = []
         for eraser in erasers:
             try:
@@ -166,7 +166,7 @@ class Job:
                 texts = [str(w.message) for w in caught if issubclass(w.category, SplinceWarning)]
                 notes = first.notes + tuple(dict.fromkeys(texts))
                 records += [dataclasses.replace(first, notes=notes), *others]
-            except Exception as error:  # foreign code may raise any; the other erasers go on
+            except Exception as error:  # code of other packages may raise any exception
                 names = [] if eraser.name == ADVICE else [head.name for head in self.plan.heads]
                 records += [
                     self._record(eraser.name, name, reason=reason_of(error))
@@ -180,7 +180,7 @@ class Job:
     # -- erasers ---------------------------------------------------------------------------
 
     def _eraser_records(self, component: Component) -> list[Record]:
-        """Records of an eraser and of its heads."""
+        """Fit and score one eraser and its heads; the record of the eraser comes first."""
         data, train, name = self.data, self.train, component.name
         eraser = fit_eraser(component.spec, data)
         notes: tuple[str, ...] = ()
@@ -207,7 +207,7 @@ class Job:
         return records
 
     def _leakage(self, erased: Float) -> tuple[dict[str, float], tuple[str, ...]]:
-        """Metrics of the probes on erased test rows, concept by concept, and notes."""
+        """Metrics of the probes for each concept on erased test rows, and notes."""
         values: dict[str, float] = {}
         notes: list[str] = []
         plan, groups = self.plan, self.test.groups
@@ -236,32 +236,35 @@ class Job:
             if leakage.hint and groups is None:
                 notes.append(f"{name!r}: {leakage.hint}")
             for probe in leakage.probes:
-                for key, value in probe.figures().items():
+                for key, value in probe.scores().items():
                     values[concept_key(key, name, self.data.concepts)] = value
         return values, tuple(notes)
 
     @cached_property
     def _probe_targets(self) -> dict[str, tuple[Codes, probes.ProbeTarget]]:
-        """Test rows whose class of a concept occurs in training, and the target of the probes."""
+        """For each concept of classes, the test rows to probe and the target of the probes.
+
+        The rows are the indices of test rows whose class occurs among the training rows.
+        """
         targets = {}
         for name, concept in self.plan.concepts.items():
             if isinstance(concept, ClassCodes):
-                codes, known = (concept.codes[part] for part in (self.split.test, self.split.train))
-                used = np.flatnonzero(np.isin(codes, known))
-                classes, local = np.unique(codes[used], return_inverse=True)
+                codes = concept.codes[self.split.test]
+                used = np.flatnonzero(np.isin(codes, concept.codes[self.split.train]))
+                classes, class_index = np.unique(codes[used], return_inverse=True)
                 groups = None if self.test.groups is None else self.test.groups[used]
-                target = probes.target_of(local, len(classes), _PROBE_FOLDS, groups, 0)
+                target = probes.target_of(class_index, len(classes), _PROBE_FOLDS, groups, 0)
                 targets[name] = used, target
         return targets
 
     # -- heads -----------------------------------------------------------------------------
 
     def _head(self, eraser: str, head: Component, rows: ErasedRows) -> Record:
-        """The record of one head on the erased rows, with the path over alphas for "retrained"."""
+        """Fit and score one head on erased rows; the record of "retrained" has all alphas."""
         record = self._record(eraser, head.name)
         if head.spec == "frozen":
             fit = self._unerased_path.best
-            # A refitted head absorbs the offset of the eraser in its intercept; this one does not.
+            # The intercept of a refitted head includes the offset of the eraser; add it here.
             intercepts = fit.intercepts + fit.weights @ rows.eraser_map.offset
             return self._scored(record, dataclasses.replace(fit, intercepts=intercepts), rows)
         if head.spec == "unregularised":
@@ -281,14 +284,14 @@ class Job:
         )
 
     def _path(self, rows: ErasedRows) -> HeadPath:
-        """Heads at every alpha, and the choice among them by validation rows or folds."""
+        """Fit heads at every alpha, and select one by validation rows or by folds."""
         alphas, held_out = self.plan.alphas, self.validation
         if isinstance(self.plan.task, Columns):
             fits = self._ridge_fits(rows, alphas)
             if not len(held_out.rows):
                 return HeadPath(fits, 0)
-            predicted = [fit.predict(rows.validation, rows.eraser_map) for fit in fits]
-            errors = [float(np.mean((held_out.task - y_pred) ** 2)) for y_pred in predicted]
+            predictions = [fit.predict(rows.validation, rows.eraser_map) for fit in fits]
+            errors = [float(np.mean((held_out.task - y_pred) ** 2)) for y_pred in predictions]
             scored = [(-error, 0.0) for error in errors]
             return HeadPath(fits, heads.choose(scored, alphas, "worst_group"))
         fits = self._logistic_fits(rows, np.array(alphas))
@@ -302,27 +305,30 @@ class Job:
             )
             scored = self._scores_by_folds(rows, notes)
         else:
-            predicted = [fit.predict(rows.validation, rows.eraser_map) for fit in fits]
+            predictions = [fit.predict(rows.validation, rows.eraser_map) for fit in fits]
             scored = [
                 heads.score(held_out.task, y_pred, held_out.cells, held_out.weights)
-                for y_pred in predicted
+                for y_pred in predictions
             ]
         return HeadPath(fits, heads.choose(scored, alphas, self.plan.select), tuple(notes))
 
     def _logistic_fits(
         self, rows: ErasedRows, alphas: Float, *, weights: Float | None = None, max_iter: int = 400
     ) -> tuple[HeadFit, ...]:
-        """Logistic heads on the training rows, one per alpha; `weights` are (n, number of alphas).
+        """Fit logistic heads on the training rows, one per alpha.
+
+        `weights`, (n, number of alphas), has columns with sum 1; by default the training weights.
 
         Raises
         ------
         InputError
-            Separable classes at alpha 0.
+            The classes are separable, and an alpha is 0.
         """
         if weights is None and (w := self.train.weights) is not None:
             weights = np.broadcast_to((w / w.sum())[:, None], (len(w), len(alphas)))
         fits = _logistic.fit(
-            rows.train, self.local, len(self.classes), alphas, factors=rows.eraser_map.factors,
+            rows.train, self.class_index, len(self.classes), alphas,
+            factors=rows.eraser_map.factors,
             gram=rows.gram, sample_weights=weights, max_iter=max_iter,
         )  # fmt: skip
         if fits.separable.any():
@@ -335,33 +341,33 @@ class Job:
         )
 
     def _ridge_fits(self, rows: ErasedRows, alphas: Sequence[float]) -> tuple[HeadFit, ...]:
-        """Ridge heads on the training rows, one per alpha."""
+        """Fit ridge heads on the training rows, one per alpha."""
         w, b = heads.ridge_path(rows.train, self.train.task, alphas, rows.eraser_map.factors)
         return tuple(HeadFit(w[j], b[j], None, alpha) for j, alpha in enumerate(alphas))
 
     def _unregularised(self, rows: ErasedRows) -> HeadFit:
-        """The head of alpha 0."""
+        """Fit the head with alpha 0."""
         if isinstance(self.plan.task, ClassCodes):
             return self._logistic_fits(rows, np.zeros(1), max_iter=1000)[0]
         return self._ridge_fits(rows, (0.0,))[0]
 
     def _has_few_validation_rows(self) -> bool:
-        """Whether a cell that occurs in training has fewer validation rows than MIN_CELL."""
+        """Whether a cell with training rows has fewer than `MIN_CELL` validation rows."""
         train = self.train.strata
         size = int(train.max(initial=-1)) + 1
         counts = np.bincount(self.validation.strata, minlength=size)
         return bool((counts[np.unique(train)] < heads.MIN_CELL).any())
 
     def _scores_by_folds(self, rows: ErasedRows, notes: list[str]) -> list[heads.ValidationScore]:
-        """Score of every alpha on held-out folds of the training rows."""
-        train, local, alphas = self.train, self.local, np.array(self.plan.alphas)
-        n = len(local)
+        """Out-of-fold score of every alpha on the training rows; appends to `notes`."""
+        train, codes, alphas = self.train, self.class_index, np.array(self.plan.alphas)
+        n = len(codes)
         fold = fold_of_rows(train.strata, train.groups, self.seed)
-        used = [f for f in range(FOLDS) if len(np.unique(local[fold != f])) == len(self.classes)]
+        used = [f for f in range(FOLDS) if len(np.unique(codes[fold != f])) == len(self.classes)]
         if not used:
             raise LabelError(
                 "no fold of the training rows has every class; the classes have "
-                f"{np.bincount(local).tolist()} rows"
+                f"{np.bincount(codes).tolist()} rows"
             )
         if len(used) < FOLDS:
             notes.append(f"{FOLDS - len(used)} folds lack a class and were left out")
@@ -384,7 +390,7 @@ class Job:
         return scored
 
     def _classifier(self, record: Record, head: Component, rows: ErasedRows) -> Record:
-        """The record of a classifier like scikit-learn's, fitted on erased training rows."""
+        """Fit a classifier with the interface of scikit-learn on erased rows, and score it."""
         from splince_fast.baselines._linear import BalancedClassifier
 
         model = cloned(head.spec, self.seed)
@@ -412,21 +418,21 @@ class Job:
         return self._add_scores(record, np.asarray(model.predict(erase(rows.test))))
 
     def _scored(self, record: Record, fit: HeadFit, rows: ErasedRows) -> Record:
-        """The record with a head's alpha and its metrics on the test rows."""
+        """Return the record with the alpha of a head and its metrics on the test rows."""
         record = dataclasses.replace(record, alpha=fit.alpha, converged=fit.converged)
         return self._add_scores(record, fit.predict(rows.test, rows.eraser_map))
 
     def _add_scores(self, record: Record, y_pred: NDArray[Any]) -> Record:
-        """The record with the metrics of predictions on the test rows."""
+        """Return the record with the metrics of the predictions on the test rows."""
         plan = self.plan
-        own = {metric.name: metric.spec for metric in plan.metrics}
+        custom = {metric.name: metric.spec for metric in plan.metrics}
         if isinstance(plan.task, Columns):
             y_pred = as_quantities(y_pred, self.test.task.shape)
             quantities = QuantityPredictions(self.test.task, y_pred, self._concept_number)
-            return add_scores(record, quantities, own)
-        if self._n_unseen:
+            return add_scores(record, quantities, custom)
+        if self._n_untrained:
             note = (
-                f"{self._n_unseen} test rows have classes of the task unseen in training: they "
+                f"{self._n_untrained} test rows have classes of the task unseen in training: they "
                 "count as errors"
             )
             record = dataclasses.replace(record, notes=(*record.notes, note))
@@ -436,7 +442,7 @@ class Job:
         predictions = ClassPredictions(
             self._test_labels, y_pred, plan.task.classes, self._concept_classes
         )
-        return add_scores(record, predictions, own)
+        return add_scores(record, predictions, custom)
 
     @cached_property
     def _test_labels(self) -> TestLabels:
@@ -444,53 +450,56 @@ class Job:
 
     @cached_property
     def _concept_number(self) -> Float | None:
-        """The concept of the test rows as (n,) numbers; None unless one column or two classes."""
+        """Concept of the test rows as numbers (n,); None unless one column or two classes."""
         concept, *others = self.plan.concepts.values()
         if others:
             return None
         if isinstance(concept, Columns):
             values = concept.values[self.split.test]
             return values[:, 0] if values.shape[1] == 1 else None
-        two = len(concept.classes) == 2
-        return concept.codes[self.split.test].astype(np.float64) if two else None
+        is_binary = len(concept.classes) == 2
+        return concept.codes[self.split.test].astype(np.float64) if is_binary else None
 
     @cached_property
     def _concept_classes(self) -> tuple[str, ...]:
-        """Names of the joint classes of the concepts; empty where one is a quantity."""
+        """Names of the joint classes of the concepts; empty if a concept is a quantity."""
         joint = self.plan.concept_codes
         return () if joint is None else texts_of(joint.classes)
 
     @cached_property
-    def _n_unseen(self) -> int:
-        """Test rows with classes of the task that training lacks."""
+    def _n_untrained(self) -> int:
+        """Number of test rows with a class of the task that no training row has."""
         return int((~np.isin(self.test.task, self.classes)).sum())
 
     # -- advice ----------------------------------------------------------------------------
 
     def _advice(self) -> Record:
-        """The record of the advice from the moments."""
+        """Compute the record of the advice from the moments."""
         moments, concepts = self.data.factored, list(self.data.concepts)
         frozen = advice.frozen_head_advice(moments, concepts, self.data.task)
         values = {"rho": frozen.rho, "threshold": frozen.threshold, **self._frozen_errors()}
         for name in concepts:
             trace = advice.held_out_trace(moments, name)
-            figures = {
+            trace_values = {
                 "trace_before": trace.before,
                 "expected_trace": trace.expected,
                 "expected_r2": trace.r2,
                 "rows_for_half": trace.rows_for(max(trace.r2 / 2, 1e-12)),
             }
-            values |= {concept_key(key, name, concepts): v for key, v in figures.items()}
+            values |= {concept_key(key, name, concepts): v for key, v in trace_values.items()}
         return self._record(ADVICE, ERASER_ROW, values=values)
 
     def _frozen_errors(self) -> dict[str, float]:
-        """Squared error of SPLINCE less that of LEACE, for frozen ridge heads of extreme alphas."""
+        """Squared error after SPLINCE minus squared error after LEACE, for frozen ridge heads.
+
+        The heads have the largest ("strong") and the smallest ("weak") alpha.
+        """
         data = self.data
         assert isinstance(self.plan.task, ClassCodes)
         index = {name: k for k, name in enumerate(data.moments.classes(data.task))}
         columns = np.array([index.get(name, len(index)) for name in self.plan.task.classes])
-        ones = np.eye(len(index) + 1)[:, :-1]  # without the column of classes that training lacks
-        train, test = (ones[columns[part.task]] for part in (self.train, self.test))
+        indicators = np.eye(len(index) + 1)[:, :-1]  # last row is 0, for untrained classes
+        train, test = (indicators[columns[part.task]] for part in (self.train, self.test))
         mean = np.average(train, axis=0, weights=self.train.weights)
         cross = data.moments.cross_covariance(data.task, ddof=0) / data.coordinates.scale
         values = {"task_classes": float(len(index))}
@@ -505,9 +514,9 @@ class Job:
 
 
 def fold_of_rows(cells: Codes, groups: Codes | None, seed: int) -> Codes:
-    """The fold of each row: rows of a cell are spread evenly over folds, and groups stay whole.
+    """Fold (n,) of each row: cells are spread evenly over folds, and groups are not divided.
 
-    A row without a group, of code -1, is a group of its own.
+    A row without a group (code -1) is a group of one row.
 
     Raises
     ------
@@ -525,8 +534,8 @@ def fold_of_rows(cells: Codes, groups: Codes | None, seed: int) -> Codes:
     n_groups = len(np.unique(groups))
     if n_groups < FOLDS:
         raise NotEnoughDataError(
-            f"the training rows have {n_groups} groups, and {FOLDS} folds of whole groups are to "
-            "choose alpha; pass one, or validation rows of at least "
+            f"the training rows have {n_groups} groups, too few for the {FOLDS} folds that select "
+            "alpha; pass one alpha, or validation rows of at least "
             f"{heads.MIN_CELL} per cell"
         )
     for f, (_, held_out) in enumerate(probes.folds_of_groups(cells, groups, FOLDS, seed)):

@@ -1,23 +1,24 @@
-"""Several L2-penalised logistic fits on the same rows at once, erased or not.
+"""L2-penalised logistic regression: several problems on the same rows in one batch.
 
-Each problem j minimises, over weights u (d, C) and a free intercept b (C),
+Each problem j of J minimises, over weights u (d, C) and an unpenalised intercept b (C),
 
     sum_i w_ij loss(y_i, A_j(x_i)) + 1/2 sum_k penalty_kj |u_k|^2,   A(x) = (P x)^T u + b,
 
-with loss the log-loss of a sigmoid (two classes, C = 1) or a softmax (C classes) and P = I or an
-eraser. The problems share the rows, so the two products with them in an iteration are
-matrix products, not matrix-vector ones; P enters by its low-rank factors, and no erased copy of
-the rows is made: (P x)^T u = x^T (P^T u).
+where loss is the log-loss of a sigmoid (two classes, C = 1) or of a softmax (C classes), and P is
+the identity or an eraser. As the problems share the rows, an iteration has two matrix products with
+the rows, instead of 2 J matrix-vector products. P is given by its left and right factors, so that
+no erased copy of the rows is needed: (P x)^T u = x^T (P^T u).
 
-The method is L-BFGS (J. Nocedal, Mathematics of Computation 35, 1980) in the metric of
-``c P S P^T + penalty``, S = Cov(x): the Hessian with every p (1 - p) replaced by one number c per
-problem and class, their mean. One eigendecomposition of P S P^T serves every penalty and every c,
-so c can follow the fit. 8 to 40 iterations reach what Newton's method reaches, each of them two
-products with the rows where a step of Newton's takes n d^2 operations per problem.
+The solver is L-BFGS (J. Nocedal, Mathematics of Computation 35, 1980), preconditioned by the
+approximate Hessian ``c P S P^T + penalty``, S = Cov(x), in which the curvatures p (1 - p) of all
+rows are replaced by their mean c, one number per problem and class. One eigendecomposition of
+P S P^T serves all penalties and all values of c, so that c can be updated during the fit. A fit
+takes 8 to 40 iterations of two products with the rows; an iteration of Newton's method takes n d^2
+operations per problem.
 
-With scikit-learn's LogisticRegression in its place, warm-started along the penalties, the job
-"evaluation/compare" of the benchmarks takes 2.9 times as long ("lbfgs", tol 1e-5: 3.59 s instead of
-1.22 s) or 4.4 times ("newton-cholesky"), with the same figures.
+With LogisticRegression of scikit-learn instead, warm-started along the penalties, the benchmark
+"evaluation/compare" takes 2.9 times as long ("lbfgs", tol 1e-5: 3.59 s instead of 1.22 s) or 4.4
+times as long ("newton-cholesky"), with the same results.
 """
 
 from __future__ import annotations
@@ -32,15 +33,19 @@ from numpy.typing import NDArray
 
 Float = NDArray[np.float64]
 
-_MEMORY = 10  # pairs of L-BFGS
-_REFRESH = (2, 4, 8, 16, 32, 64)  # iterations at which c is computed again
-_DENSE = 1536  # features above which the metric is diagonal: an eigendecomposition takes longer
-_ARMIJO = 1e-4
+_MEMORY = 10  # number of (step, gradient change) pairs that L-BFGS keeps
+_REFRESH = (2, 4, 8, 16, 32, 64)  # iterations at which the curvatures c are updated
+# With more features the preconditioner is diagonal: an eigendecomposition would take longer.
+_DENSE = 1536
+_ARMIJO = 1e-4  # required decrease of the objective, as a fraction of step size times slope
 
 
 @dataclass(frozen=True, slots=True)
 class Fits:
-    """The minimisers: ``weights`` (J, C, d) act on erased rows, ``intercepts`` is (J, C)."""
+    """Solutions of J problems: ``weights`` (J, C, d) for erased rows, ``intercepts`` (J, C).
+
+    ``converged`` and ``separable`` are (J,); a separable problem without penalty has no minimiser.
+    """
 
     weights: Float
     intercepts: Float
@@ -60,17 +65,18 @@ def fit(
     tol: float | None = None,
     max_iter: int = 400,
 ) -> Fits:
-    """Minimise the objectives of all J problems.
+    """Solve J problems.
 
     Parameters
     ----------
     rows : (n, d), roughly centred and of unit mean variance
     y : (n,) or (n, J) class codes in 0 .. n_classes - 1
-    penalties : (d, J), or (J,) for one of all features
-    sample_weights : (n, J), each column adding up to 1; 1 / n by default
-    factors : (r, d) and (r, d): P = I - left^T right
+    penalties : (d, J), or (J,) for equal penalties of all features
+    sample_weights : (n, J), with column sums 1; 1 / n by default
+    factors : left and right factors, (r, d) each: P = I - left^T right
     gram : (d, d), rows^T rows / n; computed if None
-    tol : largest gradient entry of a solution; by default 1e-7, and 1e-5 beyond 2,000 parameters
+    tol : largest absolute gradient entry at a solution; by default 1e-7, and 1e-5 above 2,000
+        parameters per problem
     """
     n, d = rows.shape
     penalties = np.asarray(penalties, dtype=np.float64)
@@ -80,46 +86,50 @@ def fit(
         tol = 1e-7 if d * width <= 2000 else 1e-5
     penalty = np.broadcast_to(penalties, (d, J)) if penalties.ndim == 1 else penalties
     problem = _Problem(rows, y, width, penalty, sample_weights, factors)
-    metric = _Metric.of(problem, gram)
+    hessian = _Hessian.of(problem, gram)
     u = np.zeros((d + 1, J, width))
-    u[-1] = problem.prior()
+    u[-1] = problem.initial_intercepts()
     converged, separable = np.zeros(J, dtype=bool), np.zeros(J, dtype=bool)
     active = np.arange(J)
-    now = problem.point(u, np.broadcast_to(u[-1], (n, J, width)))
-    metric.measure(problem.curvature(now))
+    point = problem.point(u, np.broadcast_to(u[-1], (n, J, width)))
+    hessian.set_curvature(problem.curvature(point))
     history: list[tuple[Float, Float, Float]] = []
     for iteration in range(max_iter + 1):
-        gradient = now.gradient
+        gradient = point.gradient
         done = np.abs(gradient).max(axis=(0, 2)) <= tol
         free = problem.penalty.max(axis=0) == 0.0
-        no_minimum = free & problem.separated(now.scores) if free.any() else np.zeros_like(done)
-        leaving = done | no_minimum
-        if leaving.any() or iteration == max_iter:
-            u[:, active] = now.u
+        no_minimum = free & problem.separated(point.scores) if free.any() else np.zeros_like(done)
+        finished = done | no_minimum
+        if finished.any() or iteration == max_iter:
+            u[:, active] = point.u
             converged[active] = done & ~no_minimum
             separable[active] = no_minimum
-            stay = ~leaving
-            if iteration == max_iter or not stay.any():
+            kept = ~finished
+            if iteration == max_iter or not kept.any():
                 break
-            active = active[stay]
-            problem, now, metric = problem.subset(stay), now.subset(stay), metric.subset(stay)
-            history = [(s[:, stay], g[:, stay], r[stay]) for s, g, r in history]
+            active = active[kept]
+            problem, point, hessian = problem.subset(kept), point.subset(kept), hessian.subset(kept)
+            history = [(s[:, kept], g[:, kept], r[kept]) for s, g, r in history]
         if iteration in _REFRESH:
-            metric.measure(problem.curvature(now))
-        direction = _direction(now.gradient, history, metric)
-        following = problem.step(now, direction)
-        s, g = following.u - now.u, following.gradient - now.gradient
+            hessian.set_curvature(problem.curvature(point))
+        direction = _direction(point.gradient, history, hessian)
+        next_point = problem.step(point, direction)
+        s, g = next_point.u - point.u, next_point.gradient - point.gradient
         product = np.sum(s * g, axis=(0, 2))
         usable = product > 0
         history.append((s, g, np.where(usable, 1.0 / np.where(usable, product, 1.0), 0.0)))
         history = history[-_MEMORY:]
-        now = following
+        point = next_point
     weights = np.ascontiguousarray(u[:d].transpose(1, 2, 0))
     return Fits(weights, u[d].copy(), converged, separable)
 
 
 class _Point(NamedTuple):
-    """Parameters (d + 1, J, C), the intercepts last; scores and probabilities are (n, J, C)."""
+    """State of an iteration: parameters u (d + 1, J, C) with the intercepts in the last row.
+
+    `scores` and `probabilities` are (n, J, C), objective values `value` are (J,), and `gradient`
+    has the shape of u.
+    """
 
     u: Float
     scores: Float
@@ -127,12 +137,12 @@ class _Point(NamedTuple):
     value: Float
     gradient: Float
 
-    def subset(self, stay: NDArray[np.bool_]) -> _Point:
-        return _Point(*(part[stay] if part.ndim == 1 else part[:, stay] for part in self))
+    def subset(self, kept: NDArray[np.bool_]) -> _Point:
+        return _Point(*(part[kept] if part.ndim == 1 else part[:, kept] for part in self))
 
 
 class _Problem:
-    """Values and gradients of all problems."""
+    """Objective values and gradients of J problems; C is `width`."""
 
     def __init__(
         self,
@@ -153,19 +163,19 @@ class _Problem:
         else:
             self.target = (codes[:, :, None] == np.arange(width)).astype(np.float64)
 
-    def subset(self, stay: NDArray[np.bool_]) -> _Problem:
-        weights = None if self.sample_weights is None else self.sample_weights[:, stay]
-        y = self.y if self.y.ndim == 1 else self.y[:, stay]
-        return _Problem(self.rows, y, self.width, self.penalty[:, stay], weights, self.factors)
+    def subset(self, kept: NDArray[np.bool_]) -> _Problem:
+        weights = None if self.sample_weights is None else self.sample_weights[:, kept]
+        y = self.y if self.y.ndim == 1 else self.y[:, kept]
+        return _Problem(self.rows, y, self.width, self.penalty[:, kept], weights, self.factors)
 
-    def prior(self) -> Float:
-        """(J, C) or (1, C): intercepts at which predicted and observed class fractions agree."""
+    def initial_intercepts(self) -> Float:
+        """Intercepts (J, C) or (1, C) that predict the class fractions, for weights u = 0."""
         p = np.sum(self.weight[:, :, None] * self.target, axis=0)
         p = np.clip(p, 1e-12, 1 - 1e-12)
         return np.asarray(np.log(p / (1 - p)) if self.width == 1 else np.log(p))
 
     def score(self, u: Float) -> Float:
-        """(n, J, C): erased rows times weights, plus intercepts."""
+        """Scores (n, J, C): erased rows times weights, plus intercepts."""
         flat = u[:-1].reshape(len(u) - 1, -1)
         if self.factors is not None:
             left, right = self.factors
@@ -202,47 +212,48 @@ class _Problem:
         value, p = self.evaluate(u, scores)
         return _Point(u, scores, p, value, self.gradient(u, p))
 
-    def curvature(self, now: _Point) -> Float:
-        """(J, C): mean of p (1 - p)."""
-        p = now.probabilities
+    def curvature(self, point: _Point) -> Float:
+        """Weighted mean (J, C) of p (1 - p) over the rows."""
+        p = point.probabilities
         return np.asarray(np.sum(self.weight[:, :, None] * p * (1 - p), axis=0))
 
     def separated(self, scores: Float) -> NDArray[np.bool_]:
-        """(J,): whether all rows of positive weight are predicted correctly.
+        """Mask (J,) of the problems in which all rows of positive weight are predicted correctly.
 
-        Without a penalty such a problem has no minimiser.
+        Without a penalty, a separated problem has no minimiser.
         """
         if self.width == 1:
-            right = (scores > 0) == (self.target > 0)
-            right = right[:, :, 0] & (scores[:, :, 0] != 0)
+            correct = (scores > 0) == (self.target > 0)
+            correct = correct[:, :, 0] & (scores[:, :, 0] != 0)
         else:
-            own = np.sum(scores * self.target, axis=2)
-            rest = np.where(self.target > 0, -np.inf, scores).max(axis=2)
-            right = own > rest
-        return np.asarray((right | (self.weight == 0)).all(axis=0))
+            true_scores = np.sum(scores * self.target, axis=2)
+            other_scores = np.where(self.target > 0, -np.inf, scores).max(axis=2)
+            correct = true_scores > other_scores
+        return np.asarray((correct | (self.weight == 0)).all(axis=0))
 
-    def step(self, now: _Point, direction: Float) -> _Point:
-        """The step of 1, 1/2, 1/4, ... that lowers each value enough (Armijo's rule)."""
-        moved = self.score(direction)
-        slope = np.sum(direction * now.gradient, axis=(0, 2))
-        slack = 4 * np.finfo(np.float64).eps * np.abs(now.value)
+    def step(self, point: _Point, direction: Float) -> _Point:
+        """Backtracking line search with Armijo's rule: step size 1, 1/2, 1/4, ... per problem."""
+        score_change = self.score(direction)
+        slope = np.sum(direction * point.gradient, axis=(0, 2))
+        slack = 4 * np.finfo(np.float64).eps * np.abs(point.value)
         size = np.ones(len(slope))
         for _ in range(40):
-            u = now.u + size[:, None] * direction
-            scores = now.scores + size[:, None] * moved
+            u = point.u + size[:, None] * direction
+            scores = point.scores + size[:, None] * score_change
             value, p = self.evaluate(u, scores)
-            short = value > now.value + _ARMIJO * size * slope + slack
-            if not short.any():
+            too_long = value > point.value + _ARMIJO * size * slope + slack
+            if not too_long.any():
                 break
-            size = np.where(short, size / 2, size)
+            size = np.where(too_long, size / 2, size)
         return _Point(u, scores, p, value, self.gradient(u, p))
 
 
-class _Metric:
-    """Approximate Hessian: D (c V diag(l) V^T + level) D for weights, and c for intercepts.
+class _Hessian:
+    """Approximate Hessian: D (c V diag(l) V^T + level I) D for weights, and c for intercepts.
 
-    It has its own c per problem and class.
-    V diag(l) V^T = D^{-1} P S P^T D^{-1}; D holds the roots of the penalties' shape over features.
+    V diag(l) V^T is the eigendecomposition of D^{-1} P S P^T D^{-1}. D, `scale`, is diagonal:
+    square roots of the penalties relative to their mean over features, averaged over problems.
+    `level` (J,) is the mean of penalty / D^2 over features, and c, `curvature`, is (J, C).
     """
 
     def __init__(self, vectors: Float | None, values: Float, scale: Float, level: Float) -> None:
@@ -250,7 +261,7 @@ class _Metric:
         self.curvature: Float = np.full((len(level), 1), 0.25)
 
     @classmethod
-    def of(cls, problem: _Problem, gram: Float | None) -> _Metric:
+    def of(cls, problem: _Problem, gram: Float | None) -> _Hessian:
         mean = np.maximum(problem.penalty.mean(axis=0), np.finfo(np.float64).tiny)
         scale = np.sqrt(np.mean(problem.penalty / mean, axis=1))
         if not scale.all():
@@ -265,16 +276,17 @@ class _Metric:
         values, vectors = scipy.linalg.eigh((S + S.T) / 2, driver="evd", check_finite=False)
         return cls(vectors, np.maximum(values, 0.0), scale, level)
 
-    def subset(self, stay: NDArray[np.bool_]) -> _Metric:
-        new = _Metric(self.vectors, self.values, self.scale, self.level[stay])
-        new.curvature = self.curvature[stay]
-        return new
+    def subset(self, kept: NDArray[np.bool_]) -> _Hessian:
+        hessian = _Hessian(self.vectors, self.values, self.scale, self.level[kept])
+        hessian.curvature = self.curvature[kept]
+        return hessian
 
-    def measure(self, curvature: Float) -> None:
-        """Set the curvatures to those of the fits, bounded away from 0."""
+    def set_curvature(self, curvature: Float) -> None:
+        """Set c, with a lower bound of 1e-3 of the largest c."""
         self.curvature = np.maximum(curvature, 1e-3 * curvature.max())
 
     def solve(self, q: Float) -> Float:
+        """Apply the inverse of the approximate Hessian to q, (d + 1, J, C)."""
         d = len(q) - 1
         floor = 1e-10 * max(float(self.values.max()), np.finfo(np.float64).tiny)
         weight = self.curvature * (self.values[:, None, None] + floor) + self.level[:, None]
@@ -288,14 +300,14 @@ class _Metric:
         out[:-1] = part / self.scale[:, None, None]
         out[-1] = q[-1] / self.curvature
         if out.shape[2] > 1:
-            # A vector added to all classes changes no probability. Only the penalty curves the
-            # objective along it, so that the metric would make steps there far too short.
+            # Adding a vector to the weights of all classes changes no probability: in this
+            # direction only the penalty has curvature, and the approximation is far too large.
             out -= out.mean(axis=2, keepdims=True)
         return out
 
 
 def erased_covariance(S: Float, factors: tuple[Float, Float] | None) -> Float:
-    """P S P^T of an eraser P = I - left^T right, S without one."""
+    """P S P^T for an eraser P = I - left^T right; S if `factors` is None."""
     if factors is None:
         return S
     left, right = factors
@@ -304,19 +316,22 @@ def erased_covariance(S: Float, factors: tuple[Float, Float] | None) -> Float:
 
 
 def _direction(
-    gradient: Float, history: list[tuple[Float, Float, Float]], metric: _Metric
+    gradient: Float, history: list[tuple[Float, Float, Float]], hessian: _Hessian
 ) -> Float:
-    """Descent direction of L-BFGS: the two-loop recursion, with one scalar per problem."""
+    """Descent direction of L-BFGS by the two-loop recursion, for each problem.
+
+    `history` holds (s, g, r) of previous steps: step, change of the gradient, and r = 1 / s^T g.
+    """
     q = gradient
     weights = []
     for s, g, r in reversed(history):
         a = r * np.sum(s * q, axis=(0, 2))
         weights.append(a)
         q = q - a[:, None] * g
-    direction = metric.solve(q)
-    if history:  # the scale that the last pair measured (Nocedal and Wright, equation 7.20)
+    direction = hessian.solve(q)
+    if history:  # scale by the last pair (Nocedal and Wright, equation 7.20)
         _, g, r = history[-1]
-        size = r * np.sum(g * metric.solve(g), axis=(0, 2))
+        size = r * np.sum(g * hessian.solve(g), axis=(0, 2))
         direction = direction / np.where(size > 0, size, 1.0)[:, None]
     for (s, g, r), a in zip(history, reversed(weights), strict=True):
         b = r * np.sum(g * direction, axis=(0, 2))

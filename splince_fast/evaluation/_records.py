@@ -1,4 +1,4 @@
-"""Records of a comparison: their types, their JSON, and the journal of a run."""
+"""Records of a comparison: types, conversion to JSON, and the journal of a run."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from splince_fast.exceptions import FileFormatError, InputError
 Codes = NDArray[np.intp]
 Json = dict[str, Any]
 
-# Names that erasers and heads may not have. ADVICE: eraser of a record of advice. ERASER_ROW: head
-# of a record of an eraser itself. PATH: head of the points of a path in the long form.
+# Reserved names. ADVICE: eraser name in a record of advice. ERASER_ROW: head name in a record of
+# an eraser itself. PATH: head name, in the long format, of the values at each alpha.
 ADVICE, ERASER_ROW, PATH = "", "", "alphas"
 _FORMAT = 2  # version of the file format of a comparison
-_FILE = "cells.jsonl"
-_CODES = np.dtype("<u2")  # dtype of predicted classes in a record
+_FILE = "cells.jsonl"  # file of the journal
+_CODES = np.dtype("<u2")  # dtype of the predicted classes in a record
 
 
 class CellCount(NamedTuple):
-    """Test rows in one cell of task and concepts, and the rows predicted correctly."""
+    """Code of a cell, number of test rows in it, and number of rows predicted correctly."""
 
     cell: int
     n: int
@@ -37,7 +37,7 @@ class CellCount(NamedTuple):
 
 
 class PathPoint(NamedTuple):
-    """Metrics of a head at one alpha of its path."""
+    """Metrics of the head "retrained" at one alpha."""
 
     alpha: float
     values: dict[str, float]
@@ -54,13 +54,13 @@ class RecordId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Outcome of an eraser, or of one head on the erased rows, at one seed and level.
+    """Result of an eraser, or of one head on erased rows, at one seed and association level.
 
-    `eraser` is `ADVICE` for the advice from the moments, `head` is `ERASER_ROW` for the metrics of
-    an eraser itself; `p` is None for the natural split. `sizes` are rows for training, validation
-    and test. `values` are by metric, `path` holds those of every alpha, and `reason` is that of a
-    failure, or empty. `y_pred` are codes, little-endian uint16, empty unless the split was the
-    caller's own.
+    `eraser` is `ADVICE` in a record of advice, and `head` is `ERASER_ROW` in a record of an eraser
+    itself. `p` is None for the natural split. `sizes` are the numbers of training, validation and
+    test rows. `values` maps metrics to values, `path` holds the values at every alpha, and `reason`
+    is the reason of a failure, or empty. `y_pred` holds the predicted codes of the test rows as
+    little-endian uint16; it is empty unless the split is fixed (argument `test` of `compare`).
     """
 
     seed: int
@@ -83,7 +83,7 @@ class Record:
         return RecordId(self.seed, self.p, self.eraser, self.head)
 
     def with_predictions(self, codes: Codes) -> Record:
-        """The record with the predicted codes of the test rows."""
+        """Return the record with the predicted codes of the test rows."""
         return dataclasses.replace(self, y_pred=codes.astype(_CODES).tobytes())
 
     @property
@@ -92,7 +92,7 @@ class Record:
         return np.frombuffer(self.y_pred, _CODES).astype(np.intp) if self.y_pred else None
 
     def to_json(self) -> Json:
-        """The record as numbers, strings, lists and dictionaries."""
+        """Convert to numbers, strings, lists and dictionaries, for JSON."""
         entry = dataclasses.asdict(self)
         if y_pred := entry.pop("y_pred"):
             entry["decided"] = base64.b64encode(y_pred).decode()
@@ -100,12 +100,12 @@ class Record:
 
     @classmethod
     def from_json(cls, entry: Json) -> Record:
-        """The record that `to_json` wrote.
+        """Convert the result of `to_json` to a record.
 
         Raises
         ------
         KeyError, TypeError, ValueError
-            Fields that are not those of a record.
+            The fields are not the fields of a record.
         """
         fields = dict(entry)
         train, validation, test = fields.pop("sizes")
@@ -121,10 +121,10 @@ class Record:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TestLabels:
-    """Codes (n,) of the test rows, which predictions are scored by.
+    """True labels of the test rows as codes (n,).
 
-    `concept` and `cells` are the joint classes of the concepts and the cells of task and concepts,
-    -1 for none; None where a concept is a quantity.
+    `concept` holds the joint classes of the concepts, and `cells` the joint classes of task and
+    concepts; both are None if a concept is a quantity. Code -1 is a missing label.
     """
 
     task: Codes
@@ -133,7 +133,7 @@ class TestLabels:
     groups: Codes | None = None
 
     def take(self, rows: Codes) -> TestLabels:
-        """Labels of some rows, with repetitions."""
+        """Labels of the rows with the given numbers, which may repeat."""
         others = (self.concept, self.cells, self.groups)
         return TestLabels(self.task[rows], *(None if c is None else c[rows] for c in others))
 
@@ -141,13 +141,13 @@ class TestLabels:
         return isinstance(other, TestLabels) and self.to_json() == other.to_json()
 
     def to_json(self) -> dict[str, list[int] | None]:
-        """Lists of codes by name."""
+        """Convert to lists of codes by name, for JSON."""
         columns = dataclasses.asdict(self)
         return {name: None if codes is None else codes.tolist() for name, codes in columns.items()}
 
     @classmethod
     def from_json(cls, entry: Json) -> TestLabels:
-        """The labels that `to_json` wrote."""
+        """Convert the result of `to_json` to labels."""
         columns: Json = {
             name: None if codes is None else np.array(codes, np.intp)
             for name, codes in entry.items()
@@ -156,7 +156,7 @@ class TestLabels:
 
 
 class OwnMetric(NamedTuple):
-    """Label and direction of a metric of the caller's own."""
+    """Label and direction of a custom metric."""
 
     label: str
     lower_is_better: bool | None
@@ -164,13 +164,13 @@ class OwnMetric(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Erasers, heads and data of a comparison.
+    """Settings and data of a comparison.
 
-    `levels` of (None,) are the natural split; `sizes` are training, validation and test rows of the
-    first split. Roles are "LEACE", "frozen" and so on for erasers and heads of the library, which
-    may have other names, and "" for the caller's own. `truth` holds the labels of the test rows if
-    the split was the caller's own; `same_test` says whether a seed has the same test rows at every
-    level.
+    `levels` is (None,) for the natural split. `sizes` are the numbers of training, validation and
+    test rows of the first split. `eraser_roles` and `head_roles` are the library's names of erasers
+    and heads, such as "LEACE" and "frozen", which the caller may have renamed; "" for estimators
+    and functions. `truth` holds the labels of the test rows if the split is fixed (argument `test`
+    of `compare`), else None. `same_test` is True if each seed has the same test rows at all levels.
     """
 
     n: int
@@ -197,39 +197,39 @@ class Context:
     same_test: bool
 
     def eraser_as(self, role: str) -> str | None:
-        """Name of the first eraser of the library that is `role`, such as "LEACE"."""
+        """Name of the first eraser with a role, such as "LEACE"; None if there is none."""
         return dict(zip(self.eraser_roles[::-1], self.erasers[::-1], strict=True)).get(role)
 
     def head_as(self, role: str) -> str | None:
-        """Name of the first head of the library that is `role`, such as "frozen"."""
+        """Name of the first head with a role, such as "frozen"; None if there is none."""
         return dict(zip(self.head_roles[::-1], self.heads[::-1], strict=True)).get(role)
 
     def to_json(self) -> Json:
-        """The context as numbers, strings, lists and dictionaries."""
+        """Convert to numbers, strings, lists and dictionaries, for JSON."""
         truth = {} if self.truth is None else self.truth.to_json()
         return dataclasses.asdict(dataclasses.replace(self, truth=None)) | {"truth": truth}
 
     @classmethod
     def from_json(cls, entry: Json) -> Context:
-        """The context that `to_json` wrote.
+        """Convert the result of `to_json` to a context.
 
         Raises
         ------
         KeyError, TypeError, ValueError
-            Fields that are not those of a context.
+            The fields are not the fields of a context.
         """
         fields: Json = {
             f.name: tuple(entry[f.name]) if isinstance(entry[f.name], list) else entry[f.name]
             for f in dataclasses.fields(cls)
         }
         fields["truth"] = TestLabels.from_json(fields["truth"]) if fields["truth"] else None
-        own = fields["own_metrics"]
-        fields["own_metrics"] = {name: OwnMetric(*metric) for name, metric in own.items()}
+        custom = fields["own_metrics"]
+        fields["own_metrics"] = {name: OwnMetric(*metric) for name, metric in custom.items()}
         return cls(**fields)
 
 
 def to_text(records: list[Record], context: Context) -> str:
-    """The file of a comparison."""
+    """JSON text of a comparison, for a file."""
     return json.dumps(
         {
             "kind": "comparison",
@@ -241,12 +241,12 @@ def to_text(records: list[Record], context: Context) -> str:
 
 
 def from_text(text: str, name: str) -> tuple[list[Record], Context]:
-    """Records and context of the file of a comparison.
+    """Records and context from the JSON text of a comparison; `name` is the file, for messages.
 
     Raises
     ------
     FileFormatError
-        Truncated, foreign, or written by a version with another format.
+        The text is truncated, no comparison, or of another version of the format.
     """
     try:
         content = json.loads(text)
@@ -262,14 +262,14 @@ def from_text(text: str, name: str) -> tuple[list[Record], Context]:
 
 
 class Journal:
-    """Finished records by key; in a folder also one fsynced JSON line each.
+    """Finished records by key; with a folder, also in a file with one JSON line per record.
 
-    The first line holds the fingerprint of the data.
+    The first line of the file holds the fingerprint of the data.
 
     Raises
     ------
     InputError
-        The folder belongs to other data.
+        The file has another fingerprint.
     FileFormatError
         A line other than the last is damaged.
     """
@@ -281,13 +281,13 @@ class Journal:
             return
         self.path = as_path(folder) / _FILE
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        written = self.path.read_bytes() if self.path.exists() else b""
-        whole = written[: written.rfind(b"\n") + 1]
-        if len(whole) < len(written):  # a torn last line: its record is computed again
+        content = self.path.read_bytes() if self.path.exists() else b""
+        complete = content[: content.rfind(b"\n") + 1]
+        if len(complete) < len(content):  # incomplete last line: the record is computed again
             with open(self.path, "r+b") as file:
-                file.truncate(len(whole))
+                file.truncate(len(complete))
                 os.fsync(file.fileno())
-        for number, line in enumerate(whole.splitlines(), 1):
+        for number, line in enumerate(complete.splitlines(), 1):
             try:
                 entry = json.loads(line)
                 if number == 1:
@@ -301,7 +301,7 @@ class Journal:
                 raise FileFormatError(
                     f"line {number} of {self.path} is damaged; delete the file to start anew"
                 ) from error
-        if not whole:
+        if not complete:
             self._append([{"data": fingerprint}])
 
     def _check(self, stored: str, fingerprint: str) -> None:
@@ -312,7 +312,7 @@ class Journal:
             )
 
     def add(self, records: Mapping[str, Record]) -> None:
-        """Append finished records; they are on disk before this returns."""
+        """Append finished records; the file is synchronised to disk before the return."""
         new = {key: record for key, record in records.items() if key not in self.records}
         self._append([{"key": key, **record.to_json()} for key, record in new.items()])
         self.records |= new

@@ -28,11 +28,13 @@ class Table:
     Attributes
     ----------
     title : str
+        Title; may be empty.
     columns : tuple of str
+        Column names.
     rows : tuple of tuple of str
-        The first entry names the row.
+        Entries; the first entry of a row is its name.
     notes : tuple of str
-        Lines below it.
+        Lines below the table.
     """
 
     title: str
@@ -51,7 +53,7 @@ class Table:
         return "\n".join([*text, *map(wrapped, self.notes)])
 
     def to_html(self) -> str:
-        """A table element with a caption, escaped."""
+        """HTML of a table element with the title as caption; all text is escaped."""
         head = "".join(f"<th scope='col'>{html.escape(c)}</th>" for c in self.columns)
         body = "".join(
             f"<tr><th scope='row'>{html.escape(name)}</th>{''.join(map(_html_cell, cells))}</tr>"
@@ -64,7 +66,7 @@ class Table:
         )
 
     def _repr_html_(self) -> str:
-        # The style sheet of the report is absent in notebooks: every cell carries its alignment.
+        # Notebooks lack the style sheet of the report: set the alignment of every cell.
         page = self.to_html()
         sides = {"<td": "right", "<th scope='col'": "right", "<th scope='row'": "left",
                  "<caption": "left"}  # fmt: skip
@@ -78,12 +80,12 @@ def _html_cell(cell: str) -> str:
 
 
 def wrapped(line: str) -> str:
-    """A line in at most 100 columns, continued with an indent."""
+    """Wrap a line at 100 columns; continuation lines are indented."""
     return textwrap.fill(line, 100, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def figure_text(interval: Interval) -> str:
-    """Mean, and half the 95 % interval if there is one: ``.748 ±.013``."""
+    """Text of a mean and the half width of its 95 % interval, if any: ``.748 ±.013``."""
     if math.isnan(interval.mean):
         return "-"
     text = number(interval.mean)
@@ -93,7 +95,7 @@ def figure_text(interval: Interval) -> str:
 
 
 def number(value: float) -> str:
-    """A number with three decimals and no leading zero; with four digits from 10 on."""
+    """Text of a number: three decimals and no leading zero; four digits for |value| >= 10."""
     if math.isnan(value):
         return "-"
     text = f"{value:.3f}" if abs(value) < 10 else f"{value:.4g}"
@@ -101,7 +103,7 @@ def number(value: float) -> str:
 
 
 def head_title(result: Comparison, head: str) -> str:
-    """Definition of a head, in a line."""
+    """Name of a head, followed by its definition if it is a head of the library."""
     role = dict(zip(result.context.heads, result.context.head_roles, strict=True))[head]
     meaning = {
         "retrained": "head refitted after erasing",
@@ -112,13 +114,13 @@ def head_title(result: Comparison, head: str) -> str:
 
 
 def overview(result: Comparison) -> str:
-    """The text that ``print`` shows, in at most 100 columns."""
+    """Text of the tables and notes of a comparison, in at most 100 columns."""
     remarks = "\n".join(map(wrapped, remarks_of(result)))
     return "\n\n".join(filter(None, [heading(result), *map(str, summaries(result)), remarks]))
 
 
 def remarks_of(result: Comparison) -> list[str]:
-    """Failures, the first notes, and the advice, a line each."""
+    """Lines with the failures, the first eight notes, and the advice."""
     failed = [
         f"! {eraser}{', ' + head if head else ''}: {reason}"
         for eraser, head, reason in result.failures
@@ -127,7 +129,7 @@ def remarks_of(result: Comparison) -> list[str]:
 
 
 def notebook(result: Comparison) -> str:
-    """HTML of `overview`, for notebooks."""
+    """Content of `overview` as HTML, for notebooks."""
     items = "".join(f"<li>{html.escape(line)}</li>" for line in remarks_of(result))
     return (
         f"<p style='white-space:pre-line'>{html.escape(heading(result))}</p>"
@@ -137,7 +139,7 @@ def notebook(result: Comparison) -> str:
 
 
 def heading(result: Comparison) -> str:
-    """Settings of the comparison, and definition of a figure."""
+    """Sizes of data and splits, and the meaning of mean and interval in the tables."""
     c = result.context
     sizes = list(result.sizes.values())
     train, validation, test = (_range(counts) for counts in zip(*sizes, strict=True))
@@ -157,7 +159,7 @@ def heading(result: Comparison) -> str:
 
 
 def split_sizes(result: Comparison) -> list[str]:
-    """Sizes of the splits of every level, with the fraction of all rows that they use."""
+    """Lines with the sizes of the splits at each level, and the fraction of all rows in a split."""
     lines = []
     for p in result.context.levels:
         seeds: dict[tuple[int, int, int], list[str]] = {}
@@ -167,8 +169,8 @@ def split_sizes(result: Comparison) -> list[str]:
         sizes = "; ".join(
             f"{train:,} + {validation:,} + {test:,}, "
             f"{(train + validation + test) / result.context.n:.0%} of the rows"
-            + (f" (seed{'s' * (len(of) > 1)} {', '.join(of)})" if len(seeds) > 1 else "")
-            for (train, validation, test), of in seeds.items()
+            + (f" (seed{'s' * (len(names) > 1)} {', '.join(names)})" if len(seeds) > 1 else "")
+            for (train, validation, test), names in seeds.items()
         )
         level = "natural split" if p is None else f"p = {p:g}"
         lines.append(f"{level}: training + validation + test = {sizes}")
@@ -176,17 +178,20 @@ def split_sizes(result: Comparison) -> list[str]:
 
 
 def _range(numbers: Sequence[int]) -> str:
-    """A number, or the smallest and the largest of several."""
+    """Text of the range of numbers, such as "5 to 9", or of one number."""
     low, high = min(numbers), max(numbers)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-# Accuracy first, and the worst group beside it.
+# Columns of the summary tables: accuracy before the worst group.
 _COLUMNS = ("accuracy", *(m for m in SUMMARY if m != "accuracy"))
 
 
 def summaries(result: Comparison) -> list[Table]:
-    """One table per head at the main level; with several levels a table over them."""
+    """Tables of all metrics for each head, at the default level.
+
+    With several levels, also a table of one metric over the levels for each head.
+    """
     context, present = result.context, result.metrics
     p = result.level()
     columns = (
@@ -205,7 +210,11 @@ def summaries(result: Comparison) -> list[Table]:
 
 
 def summary(result: Comparison, head: str, p: float | None, metrics: Sequence[str]) -> Table:
-    """Erasers by metrics for a head at a level; * for an eraser that beats all others."""
+    """Table of erasers by metrics, for a head at a level.
+
+    The mark * is for an eraser that is significantly better than all others, ? for a worst group
+    with few rows, ~ for a solver that did not converge.
+    """
     context = result.context
     entries = {m: result.metric(m) for m in metrics}
     starred = {
@@ -243,7 +252,7 @@ def summary(result: Comparison, head: str, p: float | None, metrics: Sequence[st
 
 
 def _seed_fraction(result: Comparison, eraser: str, head: str, p: float | None) -> str:
-    """ " k/J" where k of J seeds have values; empty for all or none of them."""
+    """Text " k/J" if k of J seeds have values; empty if all or none have."""
     of_level = (r for r in result.records if (r.eraser, r.head, r.p) == (eraser, head, p))
     return _fraction(sum(bool(r.values) for r in of_level), len(result.context.seeds))
 
@@ -253,13 +262,13 @@ def _fraction(k: int, n: int) -> str:
 
 
 def has_few_rows(result: Comparison, eraser: str, head: str | None, p: float | None) -> bool:
-    """Whether the worst group of a seed has too few rows to be reliable."""
+    """Whether the worst group of any seed has fewer than `FEW_ROWS` test rows."""
     cells = result.worst_cells(eraser=eraser, head=head, p=p).values()
     return any(cell.n < FEW_ROWS for cell in cells)
 
 
 def worst_cell_text(result: Comparison, eraser: str, head: str, p: float | None) -> str:
-    """The cell that is the worst one at most seeds, with its rows; "" if there is none."""
+    """Text of the cell that is most often the worst over seeds, with its rows; "" without cells."""
     cells = list(result.worst_cells(eraser=eraser, head=head, p=p).values())
     if not cells:
         return ""
@@ -269,7 +278,7 @@ def worst_cell_text(result: Comparison, eraser: str, head: str, p: float | None)
 
 
 def worst_cell_lines(result: Comparison, head: str, p: float | None) -> list[str]:
-    """A line with the worst cell of every eraser, those with the same one together."""
+    """One line with the worst cells, each followed by its erasers; [] without cells."""
     erasers_of: dict[str, list[str]] = {}
     for eraser in result.context.erasers:
         text = worst_cell_text(result, eraser, head, p)
@@ -280,27 +289,27 @@ def worst_cell_lines(result: Comparison, head: str, p: float | None) -> list[str
 
 
 def association(context: Context, p: float) -> str:
-    """A level, its method, and the aligned class, in words."""
+    """Text of an association level, its method, and the aligned class."""
     by = " by weights" * (context.association_method == "weights")
     aligned = f" (aligned: {context.aligned_class})" if context.aligned_class else ""
     return f"association p = {p:g}{by}{aligned}"
 
 
 def by_level(result: Comparison, metric: str, head: str | None) -> Table:
-    """A figure by eraser and level."""
-    context, chosen = result.context, result.head_of(metric, head)
+    """Table of a metric by eraser and association level."""
+    context, head_name = result.context, result.head_of(metric, head)
     rows = []
     for eraser in context.erasers:
         intervals = (result.interval(metric, eraser=eraser, head=head, p=p) for p in context.levels)
         cells = (figure_text(i) + _fraction(i.n, len(context.seeds)) for i in intervals)
         rows.append((eraser, *cells))
     levels = ("natural" if p is None else f"p = {p:g}" for p in context.levels)
-    title = result.metric(metric).label + (f", {chosen} head" if chosen else "")
+    title = result.metric(metric).label + (f", {head_name} head" if head_name else "")
     return Table(title, ("eraser", *levels), tuple(rows))
 
 
 def difference_table(differences: Differences) -> Table:
-    """Differences with intervals, corrected t and Holm-adjusted p."""
+    """Table of differences with intervals, corrected t and Holm-adjusted p."""
 
     def text(value: float, shown: str) -> str:
         return "-" if math.isnan(value) else shown
@@ -328,26 +337,26 @@ def difference_table(differences: Differences) -> Table:
 
 
 def signed(value: float) -> str:
-    """A number with its sign; + for one that is rounded to 0."""
+    """Text of a number with its sign; + for a number that rounds to 0."""
     text = number(value)
     return f"+{text.removeprefix('-')}" if value >= 0 or not text.strip("-.0") else text
 
 
 def advice_lines(result: Comparison) -> list[str]:
-    """Advice from the moments, a line for heads and one per concept."""
+    """Lines of advice from the moments: one on frozen heads, and one per concept."""
     values, context = result.advice(), result.context
     if not values:
         return []
     first = f"advice: {FrozenHeadAdvice(values['rho'], values['threshold'])}"
-    measured = {
+    differences = {
         max(context.alphas): values["squared_error_strong"],
         min(context.alphas): values["squared_error_weak"],
     }
-    if not any(map(math.isnan, measured.values())):
-        errors = " and ".join(f"{e:+.2g} at alpha {alpha:g}" for alpha, e in measured.items())
+    if not any(map(math.isnan, differences.values())):
+        text = " and ".join(f"{e:+.2g} at alpha {alpha:g}" for alpha, e in differences.items())
         first += (
             ". On the test rows, with ridge heads, the error after SPLINCE less that after LEACE "
-            f"is {errors}"
+            f"is {text}"
         )
     if values["task_classes"] == 2:
         first += (

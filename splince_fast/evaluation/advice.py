@@ -1,4 +1,4 @@
-"""Advice from moments alone: the eraser for a frozen head, and the association left in new rows."""
+"""Advice from moments: the eraser for a frozen head, and the association left in held-out rows."""
 
 from __future__ import annotations
 
@@ -26,19 +26,18 @@ Variables: TypeAlias = VariableName | list[VariableName] | list[str]
 
 @dataclass(frozen=True, slots=True)
 class FrozenHeadAdvice:
-    """Whether a frozen head has the smaller squared error after LEACE or SPLINCE, by theorem.
+    """Rule for the eraser, LEACE or SPLINCE, with the smaller squared error of a frozen head.
 
     Attributes
     ----------
     rho : float
-        Largest squared cosine between the kept and the erased space after whitening: the squared
-        correlation of the best linear predictions of concept and task.
+        Largest squared cosine between the kept and the erased subspaces after whitening: the
+        squared correlation of the best linear predictions of concept and task.
     threshold : float
-        g* = 2 (1 - rho) / (2 - rho). For a frozen head g times the least-squares one SPLINCE has
-        the smaller squared error iff g < g*, LEACE iff g > g*. It is no rule of accuracy: with
-        two classes of the task the scores of such a head, less their mean, are proportional: those
-        after SPLINCE are 1 / (1 - rho) times those after LEACE, so that both decide alike for
-        classes of like size.
+        g* = 2 (1 - rho) / (2 - rho). If the frozen head is g times the least-squares head, SPLINCE
+        has the smaller squared error iff g < g*, LEACE iff g > g*. The threshold does not concern
+        accuracy: for a binary task, the centred scores after SPLINCE are the centred scores after
+        LEACE times 1 / (1 - rho), so that the predictions are the same for balanced classes.
     """
 
     rho: float
@@ -57,10 +56,10 @@ class FrozenHeadAdvice:
 def frozen_head_advice(
     moments: Moments | Factored, erase: Variables, keep: Variables
 ) -> FrozenHeadAdvice:
-    """The overlap rho of concept and task, and the head-shrinkage threshold 2 (1-rho)/(2-rho).
+    """Compute the overlap rho of concept and task, and the threshold 2 (1 - rho) / (2 - rho).
 
-    rho is 1 for a task in the span of the concept. Variables are those of
-    :func:`splince_fast.splince`.
+    `erase` and `keep` are as in :func:`splince_fast.splince`. rho is 1 if a direction of
+    Cov(x, task) lies in the range of Cov(x, concept): SPLINCE is then infeasible.
     """
     try:
         report = splince(moments, erase=erase, keep=keep).report
@@ -76,23 +75,23 @@ def frozen_squared_errors(
 ) -> dict[str, float]:  # fmt: skip
     """Squared error of a frozen least-squares head on test rows after "LEACE" and "SPLINCE".
 
-    The mean over the rows of the squared error, summed over columns; NaN for SPLINCE if it is
+    The squared error is summed over label columns and averaged over rows; NaN for SPLINCE if it is
     infeasible.
 
     Parameters
     ----------
-    moments : of the training rows
-    erase, keep : the concepts and the task
-    head : (k, d) weights, which were fitted on unerased rows
-    test : (n, d) rows less the mean of the training rows
-    target : (n, k) targets of the head
-    mean : (k,) mean of the target in the training rows, the prediction for a row at the mean
+    moments : moments of the training rows
+    erase, keep : names of the concepts and of the task
+    head : (k, d) weights, fitted on unerased rows
+    test : (n, d) test rows minus the mean of the training rows
+    target : (n, k) label columns of the task
+    mean : (k,) mean of the label columns over the training rows, which is the intercept of the head
     """
 
     def error_of(projection: Projection) -> float:
         erased = test - (test @ projection.right) @ projection.left.T
-        rest = target - mean - erased @ head.T
-        return float(np.mean(np.sum(rest**2, axis=1)))
+        residuals = target - mean - erased @ head.T
+        return float(np.mean(np.sum(residuals**2, axis=1)))
 
     errors = {"LEACE": error_of(leace(moments, erase=erase)), "SPLINCE": math.nan}
     with suppress(InfeasibleError):
@@ -102,23 +101,25 @@ def frozen_squared_errors(
 
 @dataclass(frozen=True, slots=True)
 class HeldOutTrace:
-    """Association that an eraser fitted on n rows leaves in new rows of the same distribution.
+    """Association that an eraser fitted on n rows leaves in held-out rows of the same distribution.
+
+    The measure of association is the Pillai trace: the sum of the squared canonical correlations
+    of x and z.
 
     Attributes
     ----------
     name : str
+        Name of the concept.
     n : int
-        Training rows.
+        Number of training rows with a label.
     rank_x, rank_z : int
         Ranks of Cov(x) and of Cov(z).
     before : float
-        Pillai trace of the concept in x, the sum of the squared canonical correlations, adjusted
-        for the chance correlations of n rows.
+        Pillai trace before erasure, adjusted for the sampling error of n rows.
     expected : float
-        Expected Pillai trace after erasing, on new rows and for a probe that knows their
-        distribution.
+        Expected Pillai trace after erasure, for the best linear predictor in the population.
     correlations : tuple of float
-        The adjusted squared canonical correlations.
+        Adjusted squared canonical correlations before erasure.
     """
 
     name: str
@@ -131,13 +132,13 @@ class HeldOutTrace:
 
     @property
     def r2(self) -> float:
-        """The expected trace per direction of the concept: R^2 of a binary or single column."""
+        """`expected` divided by the rank of Cov(z): R^2 of a concept of one direction."""
         return self.expected / max(1, self.rank_z)
 
     def rows_for(self, r2: float) -> float:
-        """Least number of training rows at which the expected R^2 is at most `r2`.
+        """Smallest number of training rows at which the expected R^2 is at most `r2`.
 
-        0 if it is so without erasing; infinity if no number is enough.
+        0 if R^2 is at most `r2` without erasure; infinity if no number of rows is enough.
 
         Raises
         ------
@@ -170,48 +171,48 @@ class HeldOutTrace:
 def held_out_trace(
     moments: Moments | Factored, name: VariableName, *, n: int | None = None
 ) -> HeldOutTrace:
-    """The expected Pillai trace of a concept on new rows, for an eraser fitted on n rows.
+    """Expected Pillai trace of a concept in held-out rows, for an eraser fitted on n rows.
 
     Take coordinates in which the population has Cov(x) = I_p and Cov(z) = I_r, and let
-    B = Cov(x, z), whose singular values are the canonical correlations c_i. An eraser fitted on n
-    rows has the kernel span(B'), B' = B + E the covariance in the sample: that of SAL, LEACE and
-    SPLINCE alike. Whatever P with this kernel, the best linear prediction of z from P x explains
+    B = Cov(x, z), whose singular values are the canonical correlations c_i. SAL, LEACE and SPLINCE
+    fitted on n rows have the kernel span(B'), where B' = B + E is the sample covariance. For every
+    P with this kernel, the best linear prediction of z from P x explains
 
         |(P P^T)^{+1/2} P B|_F^2 = |(I - Pi') B|_F^2,   Pi' the orthogonal projector on span(B'),
 
-    because P^+ P = I - Pi'. The trace left is the part of B outside the sample's directions;
-    neither Cov(x) of the sample nor the choice of P enters. The entries of E orthogonal
-    to B have variance 1 / n where the noise in x does not depend on z (exactly for Gaussian x and
-    z, and for two balanced classes). For one direction, with m = (p - r) / n,
+    because P^+ P = I - Pi'. The remaining trace is the part of B outside span(B'); it depends
+    neither on the sample covariance of x nor on the choice of P. The entries of E orthogonal to B
+    have variance 1 / n if the noise in x does not depend on z (exactly for Gaussian x and z, and
+    for two balanced classes). For one direction, with m = (p - r) / n,
     |B'|^2 = c^2 + m + O(c / sqrt(n)), hence
 
         E |(I - Pi') B|^2 = sum_i c_i^2 m / (c_i^2 + m)  (1 + O(1 / p) + O(1 / (n c^2))),
 
-    which is m = (p - r) / n per direction for c^2 >> m, and c^2, as before erasing, for c^2 << m.
-    Rows of another distribution, such as one with another association between task and concept,
-    show more.
+    which is m = (p - r) / n per direction for c^2 >> m, and c^2, as before erasure, for c^2 << m.
+    The trace is larger in rows of another distribution, such as rows with another association of
+    task and concept.
 
     Parameters
     ----------
     moments : Moments or Factored
-        Of the training rows.
+        Moments of the training rows.
     name : str
-        The concept.
+        Name of the concept.
     n : int, optional
-        Training rows with a label; the default is that of `moments`.
+        Number of training rows with a label; the default is the number in `moments`.
 
     Returns
     -------
     HeldOutTrace
-        Of rows with a label. The squared correlations are adjusted:
-        c^2 -> 1 - (1 - c^2)(n - 1) / (n - p - 1).
+        Trace before and after erasure, for rows with a label. The squared correlations are
+        adjusted: c^2 -> 1 - (1 - c^2)(n - 1) / (n - p - 1).
 
     Raises
     ------
     InputError
-        `n` is not positive.
+        `n` is not a positive integer.
     UnknownVariableError, ConstantVariableError
-        As :func:`splince_fast.concept_strength`.
+        As for :func:`splince_fast.concept_strength`.
 
     Examples
     --------
@@ -229,10 +230,10 @@ def held_out_trace(
         raise InputError(f"n is {n!r}; it must be a positive number of training rows")
     strength = concept_strength(moments, name)
     with statistics(moments) as stats:
-        # `concept_strength` takes rows without a label as rows at the mean of the concept.
-        share = min(1.0, stats.variable(name).weight / stats.weight)
-    seen, p, r = round(share * strength.n), strength.rank_x, strength.rank_z
-    squares = adjusted(np.minimum(1.0, np.square(strength.correlations) / share), seen, p)
-    rows = seen if n is None else int(n)
-    expected = remaining_trace(squares, max(0, p - r) / rows)
-    return HeldOutTrace(str(name), rows, p, r, float(sum(squares)), expected, squares)
+        # In `concept_strength`, rows without a label count as rows at the mean of the concept.
+        labelled = min(1.0, stats.variable(name).weight / stats.weight)
+    n_labelled, p, r = round(labelled * strength.n), strength.rank_x, strength.rank_z
+    squares = adjusted(np.minimum(1.0, np.square(strength.correlations) / labelled), n_labelled, p)
+    n_rows = n_labelled if n is None else int(n)
+    expected = remaining_trace(squares, max(0, p - r) / n_rows)
+    return HeldOutTrace(str(name), n_rows, p, r, float(sum(squares)), expected, squares)

@@ -1,4 +1,4 @@
-"""Figures of a comparison, colour-blind safe; every legend says what a mark is."""
+"""Figures of a comparison, with colour-blind safe colours and complete legends."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
     from splince_fast.evaluation.result import Comparison
 
-# Okabe and Ito's colours, told apart under every common colour vision; markers differ, too.
+# Colours of Okabe and Ito, which are distinct for all common types of colour vision.
 _COLOURS = ("#000000", "#E69F00", "#0072B2", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#8C8C00")
 _MARKERS = "osD^vPX*"
 _UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
-_MAX_CELLS = 10
+_MAX_CELLS = 10  # largest number of cells in the figure "groups"
 Style = dict[str, Any]  # keywords of a matplotlib artist
 
 
 def draw(result: Comparison, kind: str, **options: object) -> Figure:
-    """Draw one figure, as :meth:`Comparison.plot` documents; it is not attached to any window."""
+    """Draw one figure, not attached to a window, as documented in :meth:`Comparison.plot`."""
     if kind not in KINDS:
         raise InputError(f"there is no figure {kind!r}; choose from {', '.join(KINDS)}")
     check_keywords(options, KINDS[kind], without=("result", "axes"), where=f"the figure {kind!r}")
     module, matplotlib = require("matplotlib.figure", "evaluate"), require("matplotlib", "evaluate")
-    with matplotlib.rc_context({"text.parse_math": False}):  # a "$" in a label is a "$"
+    with matplotlib.rc_context({"text.parse_math": False}):  # "$" in labels is no mathematics
         figure: Figure = module.Figure(figsize=(6.4, 4.0), layout="constrained")
         axes = figure.add_subplot()
         axes.spines[["top", "right"]].set_visible(False)
@@ -44,15 +44,15 @@ def draw(result: Comparison, kind: str, **options: object) -> Figure:
 
 
 def visible(text: str) -> str:
-    """Text with escapes such as ``\\x01`` for control characters and lone surrogates.
+    """Replace control characters and lone surrogates by escapes such as ``\\x01``.
 
-    XML and HTML have no way to write them, UTF-8 none for surrogates, and fonts no glyphs.
+    XML, HTML and fonts cannot represent these characters, and UTF-8 cannot encode surrogates.
     """
     return _UNWRITABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def available(result: Comparison) -> list[str]:
-    """The kinds of figures that a run has data for."""
+    """Kinds of figures for which the comparison has data."""
     c, metrics = result.context, result.metrics
     conditions = {
         "association": len(c.levels) > 1,
@@ -66,7 +66,7 @@ def available(result: Comparison) -> list[str]:
     return [kind for kind, condition in conditions.items() if condition]
 
 
-# -- parts of several figures -----------------------------------------------------------------
+# -- helpers for several figures --------------------------------------------------------------
 
 
 def _style(result: Comparison, eraser: str) -> Style:
@@ -80,7 +80,7 @@ def _colour_and_marker(i: int) -> Style:
 
 
 def _legend(axes: Axes, title: str, **options: Any) -> None:
-    """A small legend without a frame; its title says what bars and bands are."""
+    """Add a small legend without a frame; the title describes error bars and bands."""
     options = {"alignment": "left"} | options
     axes.legend(title=title, frameon=False, fontsize="small", title_fontsize="small", **options)
 
@@ -91,7 +91,7 @@ def _seeds(result: Comparison) -> str:
 
 
 def _half_widths(intervals: Iterable[Interval]) -> list[float]:
-    """Lengths of error bars; 0 for an interval that is not known."""
+    """Half widths of intervals, for error bars; 0 for an interval of NaN."""
     return [0.0 if math.isnan(i.low) else i.high - i.mean for i in intervals]
 
 
@@ -107,7 +107,7 @@ def _use_plain_ticks(axis: Any) -> None:
 
 
 def _plot_over_levels(result: Comparison, axes: Axes, metric: str, head: str | None) -> None:
-    """A line with a band per eraser over the levels."""
+    """Plot a metric over the association levels: a line with an interval band per eraser."""
     levels = [p for p in result.context.levels if p is not None]
     if not levels:
         raise InputError("the run has one natural split; this figure needs association=(.5, ...)")
@@ -123,7 +123,7 @@ def _plot_over_levels(result: Comparison, axes: Axes, metric: str, head: str | N
 
 
 def _probe_accuracies(result: Comparison) -> list[str]:
-    """Names of the accuracies of probes, of every concept of classes."""
+    """Names of the metrics that are accuracies of probes, for all concepts of classes."""
     return [
         m for m in result.metrics
         if (base := m.partition("[")[0]) in OF_PROBES and base.endswith("_accuracy")
@@ -138,13 +138,16 @@ def _start_at_chance(
     *,
     legend: bool = True,
 ) -> None:
-    """Let the axis of probe accuracies begin at chance, with a line there for each concept."""
+    """Add a line at the chance level of each concept, and extend the y axis to include it.
+
+    `accuracies` are the metrics of probes in the figure.
+    """
     label = "majority class" if legend else None
     levels = []
     for key in (name.replace("_accuracy", "_chance", 1) for name in accuracies):
         means = (result.mean(key, eraser=e, p=p) for e in result.context.erasers)
         levels += [level for level in means if not math.isnan(level)][:1]
-    for level in dict.fromkeys(levels):  # the probes of a concept have the same one
+    for level in dict.fromkeys(levels):  # all probes of a concept have the same chance level
         axes.axhline(level, color="#888888", linewidth=1, linestyle="--", label=label)
         label = None
         low, high = axes.get_ylim()
@@ -157,7 +160,7 @@ def _start_at_chance(
 def _association(
     result: Comparison, axes: Axes, *, metric: str = "worst_group", head: str | None = None
 ) -> None:
-    """A metric over the association, one line per eraser, with bands."""
+    """Plot a metric over the association levels."""
     _plot_over_levels(result, axes, metric, head)
     head = result.head_of(metric, head)
     label = result.metric(metric).label
@@ -174,7 +177,7 @@ def _alphas(
     reference: str | None = None,
     p: float | None = None,
 ) -> None:
-    """The difference to a reference over alpha, the penalty of the head."""
+    """Plot the difference from a reference eraser over alpha, the penalty of the head."""
     metric = metric or ("accuracy" if "accuracy" in result.metrics else "r2")
     erasers = result.context.erasers
     reference = reference or result.context.eraser_as("LEACE") or erasers[0]
@@ -210,7 +213,7 @@ def _alphas(
 
 
 def _covariance(result: Comparison, axes: Axes) -> None:
-    """The fraction of the covariance with the task that is kept, on a logarithmic axis."""
+    """Plot the kept fraction of the squared covariance with the task, on a logarithmic axis."""
     metric, erasers = "kept_covariance", result.context.erasers
     if len(result.context.levels) > 1:
         _plot_over_levels(result, axes, metric, None)
@@ -223,42 +226,42 @@ def _covariance(result: Comparison, axes: Axes) -> None:
     axes.set_yscale("log")
     _use_plain_ticks(axes.yaxis)
     axes.set_ylabel("|P Cov(x, y)|² / |Cov(x, y)|²")
-    axes.set_title("covariance with the task that is kept", loc="left")
+    axes.set_title("kept fraction of the covariance with the task", loc="left")
     _legend(axes, _seeds(result))
 
 
 def _leakage(result: Comparison, axes: Axes, *, p: float | None = None) -> None:
-    """Accuracy of the probes on held-out rows, beside chance."""
+    """Plot the accuracy of the probes on erased test rows, with the chance level."""
     names = _probe_accuracies(result)
     if not names:
         raise InputError("the run has no probes; pass leakage=('linear',)")
     erasers = result.context.erasers
     for k, metric in enumerate(names):
-        shift = (k - (len(names) - 1) / 2) * 0.18
+        offset = (k - (len(names) - 1) / 2) * 0.18
         intervals = [result.interval(metric, eraser=e, p=p) for e in erasers]
         axes.errorbar(
-            [i + shift for i in range(len(erasers))], [i.mean for i in intervals],
+            [i + offset for i in range(len(erasers))], [i.mean for i in intervals],
             yerr=_half_widths(intervals), linestyle="none", capsize=3, **_colour_and_marker(k),
             label=metric.replace("probe_accuracy", "linear").replace("_accuracy", ""),
         )  # fmt: skip
     _start_at_chance(result, axes, p, names)
     _name_ticks(axes.xaxis, erasers)
     axes.set_ylabel("probe accuracy")
-    axes.set_title("concept found by probes in rows not used for erasing", loc="left")
+    axes.set_title("probe accuracy for the concept on held-out rows", loc="left")
     _legend(axes, f"probes; {_seeds(result)}")
 
 
 def _groups(
     result: Comparison, axes: Axes, *, head: str | None = None, p: float | None = None
 ) -> None:
-    """Accuracy per cell, its mean over the seeds, with intervals and numbers of rows.
+    """Plot the accuracy in each cell: mean over seeds, interval, and number of test rows.
 
-    Of the first head that has values, unless another one is named.
+    The default head is the first head that has values.
     """
     p, heads = result.level(p), result.context.heads
     records = [r for r in result.records if r.cells and r.p == p]
     head = head or min((r.head for r in records), key=heads.index, default=heads[0])
-    rates: dict[tuple[int, str], list[float]] = {}  # by cell and eraser, one per seed
+    rates: dict[tuple[int, str], list[float]] = {}  # accuracy at each seed, by cell and eraser
     rows: dict[tuple[int, str], list[int]] = {}
     for r in records:
         for cell, n, n_correct in r.cells if r.head == head else ():
@@ -277,7 +280,7 @@ def _groups(
         most_rows[cell] = max(mean_rows[cell, eraser], most_rows.get(cell, 0.0))
     cells = sorted(sorted(lowest, key=lowest.__getitem__)[:_MAX_CELLS])
     figure: Any = axes.figure
-    figure.set_figheight(max(4.0, 1.6 + 0.5 * len(cells)))  # two lines of text for a cell
+    figure.set_figheight(max(4.0, 1.6 + 0.5 * len(cells)))  # tick labels have two lines
     train, _, test = result.context.sizes
     erasers = result.context.erasers
     for i, eraser in enumerate(erasers):
@@ -305,11 +308,11 @@ def _groups(
 def _trade_off(
     result: Comparison, axes: Axes, *, head: str | None = None, p: float | None = None
 ) -> None:
-    """Probe of the concept against score of the task: down and right is better."""
+    """Plot the probe accuracy for the concept (lower is better) over the worst-group accuracy."""
     heads = result.context.heads if head is None else (head,)
-    for k, each in enumerate(heads):
+    for k, name in enumerate(heads):
         for eraser in result.context.erasers:
-            x = result.mean("worst_group", eraser=eraser, head=each, p=p)
+            x = result.mean("worst_group", eraser=eraser, head=name, p=p)
             y = result.mean("probe_accuracy", eraser=eraser, p=p)
             axes.plot(
                 [x], [y], linestyle="none", fillstyle="full" if k == 0 else "none",
@@ -318,12 +321,15 @@ def _trade_off(
     _start_at_chance(result, axes, p, ["probe_accuracy"], legend=False)
     axes.set_xlabel("worst-group accuracy (better to the right)")
     axes.set_ylabel("probe accuracy for the concept (better below)")
-    axes.set_title("concept left, and task kept", loc="left")
+    axes.set_title("accuracy for the concept, and accuracy for the task", loc="left")
     _legend(axes, f"filled: {heads[0]} head" + (f"; open: {heads[1]}" if len(heads) > 1 else ""))
 
 
 def _partial_families(result: Comparison) -> dict[str, list[tuple[float, str]]]:
-    """(alpha, name) of the partial forms of each eraser, ascending, with the whole eraser."""
+    """For each eraser with partial forms, (alpha, name) of all forms in ascending order.
+
+    The complete eraser, if it was compared, has alpha 1.
+    """
     context = result.context
     families: dict[str, list[tuple[float, str]]] = {}
     for eraser, role in zip(context.erasers, context.eraser_roles, strict=True):
@@ -331,8 +337,8 @@ def _partial_families(result: Comparison) -> dict[str, list[tuple[float, str]]]:
         if star:
             families.setdefault(base, []).append((float(alpha), eraser))
     for base, points in families.items():
-        if (whole := context.eraser_as(base)) is not None:
-            points.append((1.0, whole))
+        if (complete := context.eraser_as(base)) is not None:
+            points.append((1.0, complete))
         points.sort()
     return families
 
@@ -340,7 +346,7 @@ def _partial_families(result: Comparison) -> dict[str, list[tuple[float, str]]]:
 def _partial(
     result: Comparison, axes: Axes, *, metric: str = "probe_accuracy", p: float | None = None
 ) -> None:
-    """A figure over the fraction alpha of the change, a line per eraser."""
+    """Plot a metric of partial erasers over alpha, one line per eraser."""
     families = _partial_families(result)
     if not families:
         raise InputError("the run has no partial erasers; pass erasers=('LEACE', 'LEACE*0.9', ...)")

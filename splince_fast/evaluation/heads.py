@@ -1,10 +1,10 @@
-"""Heads: L2-logistic classifiers (ridge for quantities) on frozen embeddings, and their choice.
+"""Heads: L2-logistic classifiers (ridge for quantities) on embeddings, and selection of alpha.
 
-The objective is the same everywhere: the mean log-loss plus ``alpha / 2 |w|^2``, the intercept
-free; that of ``LogisticRegression(C=1 / (alpha n))`` and of ``SGDClassifier(alpha=alpha)``.
-Features are centred and divided by one number, the root of their mean variance over the training
-rows: alpha then means the same for every eraser and data set. A scale per feature would change the
-geometry of the features, and with it SAL.
+All heads minimise the mean log-loss plus ``alpha / 2 |w|^2``, with an unpenalised intercept, as do
+``LogisticRegression(C=1 / (alpha n))`` and ``SGDClassifier(alpha=alpha)``. Features are centred and
+divided by one number, the root of the mean variance of the training features, so that alpha has the
+same meaning for every eraser and data set. A scale per feature would change the geometry of the
+features, and therefore SAL.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ from splince_fast.moments.parameters import check_random_state
 
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
-Factors = tuple[Float, Float]  # (r, d) each: P = I - left^T right
-ValidationScore = tuple[float, float]  # accuracy of the worst group, accuracy
+Factors = tuple[Float, Float]  # left and right factors, (r, d) each, of P = I - left^T right
+ValidationScore = tuple[float, float]  # worst-group accuracy, accuracy
 
 ALPHAS = (1.0, 0.1, 0.01, 0.001, 0.0001)
 RULES = ("worst_group", "accuracy")
-MIN_CELL = 5  # rows of a validation cell; below it folds of the training rows choose alpha
+# If a cell has fewer validation rows, alpha is selected by folds of the training rows.
+MIN_CELL = 5
 SEPARABLE = (
     "the classes are separable on the training rows, so an unregularised head has no minimiser; "
     "use an alpha above 0, or more rows than features"
@@ -56,18 +57,20 @@ class Head:
     Attributes
     ----------
     coef_ : ndarray of shape (C, d)
-        C is 1 for two classes and for a quantity.
+        Weights. C is 1 for two classes, and the number of columns for a quantity.
     intercept_ : ndarray of shape (C,)
+        Intercepts.
     classes_ : tuple
         Names of the classes; empty for a quantity.
     alpha : float
-        Of the penalty, in units of the scaled features.
+        Penalty on the weights of the scaled features.
     converged : bool
-        Whether the gradient reached the tolerance.
+        Whether the solver reached its tolerance.
     feature_names : tuple of str or None
-        Columns of the data frame that it was fitted to.
+        Column names of the data frame that the head was fitted to.
     validation : tuple of tuple
-        (alpha, worst group, accuracy) of every candidate, for a selected head.
+        (alpha, worst-group accuracy, accuracy) of every candidate, for a head of
+        :func:`select_head`.
     """
 
     coef_: Float
@@ -79,14 +82,14 @@ class Head:
     feature_names: tuple[str, ...] | None = None
 
     def decision_function(self, X: object) -> Float:
-        """Scores x^T coef + intercept of rows: (n,) for two classes or a quantity, else (n, C).
+        """Scores x^T coef + intercept of rows: (n,) for C = 1, else (n, C).
 
         Raises
         ------
         InputError
-            Rows of another width, or a frame of other columns.
+            Rows have another width, or a frame has other columns.
         NonFiniteError
-            NaN or infinity.
+            Rows contain NaN or infinity.
         """
         rows = _checked(X, "X", width=self.coef_.shape[1])
         check_feature_names(feature_names(X, rows.shape[1]), self.feature_names)
@@ -94,14 +97,14 @@ class Head:
         return np.asarray(scores[:, 0] if scores.shape[1] == 1 else scores)
 
     def predict(self, X: object) -> Any:
-        """Names of the most probable classes, or values of a quantity, of rows."""
+        """Predict the class names, or the values of a quantity, of rows."""
         scores = self.decision_function(X)
         if not self.classes_:
             return scores
         return names_array(self.classes_)[decide(scores.reshape(len(scores), -1))]
 
     def predict_proba(self, X: object) -> Float:
-        """Probability (n, number of classes) of every class.
+        """Class probabilities (n, number of classes) of rows.
 
         Raises
         ------
@@ -127,40 +130,41 @@ def fit_head(
     start: Head | None = None,
     random_state: int = 0,
 ) -> Head:
-    """Fit one head: mean log-loss + alpha / 2 |w|^2, the intercept free.
+    """Fit one head: minimise mean log-loss + alpha / 2 |w|^2, with an unpenalised intercept.
 
     Parameters
     ----------
     X : array-like of shape (n, d)
         Rows, erased or not.
     y : column of shape (n,)
-        Classes; floats are a quantity, fitted by least squares / 2 + the same penalty.
+        Classes. Floats are a quantity: the head minimises half the mean squared error plus the
+        same penalty.
     alpha : float
-        At least 0. With 0 separable classes have no minimiser and are refused.
+        Penalty, at least 0. With alpha 0, separable classes raise InputError.
     solver : {"newton", "sgd"}
-        "newton" reaches the minimum; "sgd", for classes, is scikit-learn's ``SGDClassifier``
+        "newton" converges to the minimum; "sgd", for classes, is scikit-learn's ``SGDClassifier``
         with tol 1e-4 and at most 1,000 epochs, the setting of the paper.
     scale : bool
-        Centre the features and divide them by the root of their mean variance while fitting;
-        the coefficients returned are for X as it came.
+        Whether features are centred and divided by the root of their mean variance during the
+        fit; the returned coefficients apply to the unscaled X.
     start : Head, optional
-        Where "sgd" starts.
+        Initial weights of "sgd".
     random_state : int
-        Of "sgd".
+        Seed of "sgd".
 
     Returns
     -------
     Head
-        With ``converged=False`` where the tolerance was not reached.
+        The fitted head; ``converged`` is False if the tolerance was not reached.
 
     Raises
     ------
     InputError
-        A parameter out of range, a `start` of another shape, or separable classes at alpha 0.
+        A parameter is out of range, `start` has another shape, or classes are separable at alpha 0.
     LabelError
-        Fewer than two classes, or an index of y in another order than that of X.
+        There are fewer than two classes, or y has the pandas index of X in another order.
     NonFiniteError
-        NaN or infinity in X.
+        X contains NaN or infinity.
     NotEnoughDataError
         No row has a value of y, or all rows are equal.
 
@@ -176,7 +180,7 @@ def fit_head(
     True
     """
     check_alpha(alpha)
-    random_state = check_random_state(random_state, bits=32)  # the range of scikit-learn
+    random_state = check_random_state(random_state, bits=32)  # scikit-learn takes 32 bits
     if solver not in ("newton", "sgd"):
         raise InputError(f"solver is {solver!r}; choose 'newton' or 'sgd'")
     if not isinstance(start, Head | None):
@@ -219,38 +223,39 @@ def select_head(
     alphas: Sequence[float] = ALPHAS,
     rule: str = "worst_group",
 ) -> Head:
-    """Fit a head at every alpha and return the one with the best validation worst group.
+    """Fit a head at every alpha; return the head with the best worst-group validation accuracy.
 
-    Ties go to the higher accuracy, then to the larger alpha. Figures of worst groups can be
-    compared where every method, none included, has the same rule.
+    Ties are resolved by the higher accuracy, then by the larger alpha. To compare erasers by
+    worst-group accuracy, use the same `rule` for all of them and for unerased rows.
 
     Parameters
     ----------
     X, y : rows (n, d) and their classes
         Training rows.
     X_validation, y_validation : rows (m, d) and their classes
-        Rows that decide; those without a label are left out.
+        Validation rows; rows without a label are left out.
     groups : column, or tuple, mapping or frame of columns, of m entries
-        Groups of the validation rows; several columns give the cells of their product.
+        Groups of the validation rows; the groups of several columns are their combinations.
     alphas : sequence of float
-        Candidates.
+        Candidate penalties.
     rule : {"worst_group", "accuracy"}
-        Score that decides first.
+        Validation score that is compared first.
 
     Returns
     -------
     Head
-        Its ``validation`` holds (alpha, worst group, accuracy) of all candidates.
+        The selected head; ``validation`` holds (alpha, worst-group accuracy, accuracy) of all
+        candidates.
 
     Raises
     ------
     InputError
-        A parameter out of range.
+        A parameter is out of range.
     LabelError
-        Fewer than two classes, or quantities; an index of labels in another order than that of
-        their rows.
+        There are fewer than two classes, labels are quantities, or labels have the pandas index of
+        the rows in another order.
     NonFiniteError
-        NaN or infinity in the rows.
+        The rows contain NaN or infinity.
     NotEnoughDataError
         No validation row has a label.
 
@@ -290,7 +295,7 @@ def select_head(
     y_pred = decide(scores.reshape(len(validation), *fits.intercepts.shape) + fits.intercepts)
     scored = [score(y_true, y_pred[:, j], cells) for j in range(len(alphas))]
     j = choose(scored, alphas, rule)
-    table = tuple((alpha, *figures) for alpha, figures in zip(alphas, scored, strict=True))
+    table = tuple((alpha, *pair) for alpha, pair in zip(alphas, scored, strict=True))
     return scaled.head(
         fits.weights[j], fits.intercepts[j], task.classes, alphas[j],
         converged=bool(fits.converged[j]), validation=table,
@@ -298,7 +303,7 @@ def select_head(
 
 
 def _checked(X: object, name: str, *, width: int | None = None) -> Float:
-    """Rows as float64; NonFiniteError for NaN or infinity, which no comparison of scores shows."""
+    """Return the rows as float64; raise NonFiniteError for NaN or infinity."""
     rows = as_rows(X, name=name, width=width)
     check_values(rows, name)
     return np.asarray(rows, dtype=np.float64)
@@ -306,7 +311,10 @@ def _checked(X: object, name: str, *, width: int | None = None) -> Float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scaled:
-    """Centred rows over the root of their mean feature variance (ddof 0)."""
+    """Rows minus their mean `centre`, divided by `scale`, the root of their mean feature variance.
+
+    Variances have ddof 0. `centre` is 0 and `scale` is 1 for rows that are not scaled.
+    """
 
     rows: Float
     centre: Float
@@ -317,7 +325,7 @@ class Scaled:
     def of(
         cls, rows: Float, *, scale: bool = True, feature_names: tuple[str, ...] | None = None
     ) -> Scaled:
-        """Scale rows; `scale=False` leaves them as they are.
+        """Centre and scale rows; with ``scale=False`` the rows are unchanged.
 
         Raises
         ------
@@ -343,7 +351,7 @@ class Scaled:
         converged: bool = True,
         validation: tuple[tuple[float, float, float], ...] = (),
     ) -> Head:
-        """A head of the scaled rows as one of the original rows."""
+        """Convert weights `w` and intercepts `b` of the scaled rows to a head for unscaled rows."""
         coef = w / self.scale
         return Head(
             coef, b - coef @ self.centre, names, alpha, converged, validation, self.feature_names
@@ -353,7 +361,7 @@ class Scaled:
 def _sgd(
     scaled: Scaled, codes: Codes, alpha: float, start: Head | None, random_state: int
 ) -> tuple[Float, Float, bool]:
-    """Weights, intercepts, and whether the paper's solver converged."""
+    """Fit by ``SGDClassifier`` as in the paper: weights, intercepts, and whether it converged."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import SGDClassifier
 
@@ -362,25 +370,25 @@ def _sgd(
     model = SGDClassifier(
         loss="log_loss", alpha=alpha, tol=1e-4, max_iter=1000, random_state=random_state
     )
-    first = {}
+    initial = {}
     if start is not None:
         n_classes = int(codes.max()) + 1
         shape = (1 if n_classes == 2 else n_classes, scaled.rows.shape[1])
         if start.coef_.shape != shape:
             raise InputError(f"start has weights {start.coef_.shape}, and y needs {shape}")
-        first = {
+        initial = {
             "coef_init": start.coef_ * scaled.scale,
             "intercept_init": start.intercept_ + start.coef_ @ scaled.centre,
         }
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
-        model.fit(scaled.rows, codes, **first)
+        model.fit(scaled.rows, codes, **initial)
     failed = any(issubclass(w.category, ConvergenceWarning) for w in caught)
     return model.coef_, model.intercept_, not failed
 
 
 def decide(scores: Float) -> Codes:
-    """(...,) codes from (..., C) scores: the sign of one score, the largest of several."""
+    """Codes (...,) from scores (..., C): the sign of the score for C = 1, else the argmax."""
     if scores.shape[-1] == 1:
         return (scores[..., 0] > 0).astype(np.intp)
     return np.asarray(scores.argmax(axis=-1), dtype=np.intp)
@@ -389,9 +397,9 @@ def decide(scores: Float) -> Codes:
 def score(
     y_true: Codes, y_pred: Codes, cells: Codes | None, weights: Float | None = None
 ) -> ValidationScore:
-    """Accuracy of the worst cell that has rows, NaN without one, and accuracy.
+    """Worst-group accuracy, NaN without rows in a cell, and weighted accuracy.
 
-    Weights are constant in a cell, so that they change the accuracy alone.
+    Weights must be constant in each cell; they do not affect the worst-group accuracy.
     """
     correct = y_true == y_pred
     worst = math.nan
@@ -403,9 +411,10 @@ def score(
 
 
 def choose(scored: Sequence[ValidationScore], alphas: Sequence[float], rule: str) -> int:
-    """Position of the best score: by worst group, then accuracy, then the larger alpha.
+    """Index of the best score: by worst-group accuracy, then accuracy, then the larger alpha.
 
-    The rule "accuracy" exchanges the first two. Accuracy replaces a worst group of NaN.
+    With the rule "accuracy", accuracy is compared before worst-group accuracy. Accuracy replaces a
+    worst-group accuracy of NaN.
     """
 
     def rank(j: int) -> tuple[float, ...]:
@@ -419,9 +428,12 @@ def choose(scored: Sequence[ValidationScore], alphas: Sequence[float], rule: str
 def ridge_path(
     rows: Float, target: Float, alphas: Sequence[float], factors: Factors | None
 ) -> tuple[Float, Float]:
-    """Minimisers of mean |target - A(x)|^2 / 2 + alpha / 2 |w|^2: (J, k, d) and (J, k).
+    """Ridge regression at J alphas: weights w (J, k, d) and intercepts b (J, k) for erased rows.
 
-    w = (P S P^T + alpha I)^{-1} P Cov(x, target), from one eigendecomposition of P S P^T.
+    Minimises mean |target - w P x - b|^2 / 2 + alpha / 2 |w|^2, with P = I - left^T right from
+    `factors`, or P = I without factors. The solution is
+    w^T = (P S P^T + alpha I)^{-1} P Cov(x, target), from one eigendecomposition of P S P^T, with
+    S = Cov(x). `rows` are (n, d), not erased; `target` is (n, k).
     """
     n = len(rows)
     centre, mean = rows.mean(axis=0), target.mean(axis=0)
@@ -443,15 +455,15 @@ def ridge_path(
 
 
 def check_alpha(alpha: object) -> None:
-    """Raise InputError for a penalty that is no finite number of at least 0."""
+    """Raise InputError unless a penalty is a finite number of at least 0."""
     if not is_number(alpha) or not 0 <= alpha < math.inf:
         raise InputError(f"alpha is {alpha!r}; it must be a finite number of at least 0")
 
 
 def check_alphas(alphas: Any) -> tuple[float, ...]:
-    """A descending tuple of distinct positive alphas."""
-    several = isinstance(alphas, Iterable) and getattr(alphas, "ndim", 1) != 0
-    alphas = tuple(alphas) if several else (alphas,)
+    """Return one or several alphas as a descending tuple of distinct positive floats."""
+    is_sequence = isinstance(alphas, Iterable) and getattr(alphas, "ndim", 1) != 0
+    alphas = tuple(alphas) if is_sequence else (alphas,)
     for alpha in alphas:
         check_alpha(alpha)
         if alpha == 0:
@@ -464,6 +476,6 @@ def check_alphas(alphas: Any) -> tuple[float, ...]:
 
 
 def check_rule(rule: object) -> None:
-    """Raise InputError for an unknown rule of selection."""
+    """Raise InputError for an unknown rule of selecting alpha."""
     if rule not in RULES:
         raise InputError(f"the rule of selection is {rule!r}; choose 'worst_group' or 'accuracy'")

@@ -1,8 +1,9 @@
-"""Metrics over the cells of groups: accuracies with intervals, gaps of true positive rates.
+"""Metrics by group: accuracies with intervals, and gaps between true positive rates.
 
-Every metric takes ``(y_true, y_pred)`` first, so it can stand in ``make_scorer`` and in
-fairlearn's ``MetricFrame``; ``sensitive_features=`` is an alias of ``groups=``. Columns belong
-together by position: one with the pandas index of ``y_true`` in another order is a LabelError.
+The first arguments of every metric of predictions are ``(y_true, y_pred)``, as ``make_scorer`` of
+scikit-learn and ``MetricFrame`` of fairlearn require; ``sensitive_features=`` is an alias of
+``groups=``. Columns are matched by position: a column with the pandas index of ``y_true`` in
+another order raises LabelError. A cell is a group, or for several columns a combination of groups.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ class CellAccuracy:
     Attributes
     ----------
     cell : object
-        Name of the group, a tuple for a product of groups.
+        Name of the group; a tuple of names for a combination of groups.
     n : int
-        Rows.
+        Number of rows.
     accuracy : float
-        Fraction of correct decisions, weighted where weights were given.
+        Fraction of correct predictions, weighted if weights were passed.
     low, high : float
-        Wilson interval from the counts.
+        Limits of the Wilson interval, computed from counts.
     """
 
     cell: ClassName
@@ -56,18 +57,18 @@ class CellAccuracy:
 
 @dataclass(frozen=True, slots=True)
 class GroupAccuracy:
-    """Accuracy per cell of groups.
+    """Accuracy per cell.
 
     Attributes
     ----------
     rows : tuple of CellAccuracy
-        Cells with at least one row of positive weight, in the order of their names.
+        Accuracy of each cell with at least one row of positive weight, in the order of cell names.
     missing : tuple
-        Cells of the product of the groups that have none.
+        Names of the cells without such a row.
     n : int
-        Rows with a true label.
+        Number of rows with a true label.
     overall : float
-        Accuracy of all rows, weighted where weights were given.
+        Accuracy of all rows with a true label, weighted if weights were passed.
     interval : float
         Level of the Wilson intervals.
     """
@@ -80,23 +81,25 @@ class GroupAccuracy:
 
     @property
     def worst(self) -> CellAccuracy:
-        """The cell of lowest accuracy; a minimum over noisy cells is biased downwards."""
+        """Cell with the lowest accuracy; a minimum over noisy cells is biased downwards."""
         return min(self.rows, key=lambda row: row.accuracy)
 
     @property
     def mean(self) -> float:
-        """Unweighted mean over cells."""
+        """Unweighted mean of the accuracies over cells."""
         return math.fsum(row.accuracy for row in self.rows) / len(self.rows)
 
     def weighted(self, by: Mapping[ClassName, float]) -> float:
-        """sum_g by[g] accuracy_g / sum_g by[g], such as by fractions of the training rows.
+        """Weighted mean sum_g by[g] accuracy_g / sum_g by[g] over cells g.
 
-        `by` maps cells to fractions or counts: 0 for cells that have no row here.
+        `by` maps cells to fractions or counts, such as the fractions of the cells among the
+        training rows; the entry of a cell without rows must be 0.
 
         Raises
         ------
         InputError
-            A negative or non-finite fraction, one for a cell without rows, or none at all.
+            An entry is negative or not finite, an entry of a cell without rows is positive, or all
+            entries are 0.
         """
         accuracies = {row.cell: row.accuracy for row in self.rows}
         bad = [cell for cell, w in by.items() if not (is_number(w) and math.isfinite(w) and w >= 0)]
@@ -121,10 +124,10 @@ class GroupAccuracy:
         if len(self.rows) > len(shown):
             lines[0] += f" (the {len(shown)} worst)"
         for row in shown:
-            few = f"  (fewer than {FEW_ROWS} rows)" if row.n < FEW_ROWS else ""
+            caution = f"  (fewer than {FEW_ROWS} rows)" if row.n < FEW_ROWS else ""
             lines.append(
                 f"  {row.accuracy:.3f} [{row.low:.3f}, {row.high:.3f}]  n = {row.n:<6,} "
-                f"{row.cell!r}{few}"
+                f"{row.cell!r}{caution}"
             )
         if self.missing:
             lines.append(f"  without rows: {', '.join(map(repr, self.missing[:10]))}")
@@ -132,7 +135,7 @@ class GroupAccuracy:
 
 
 class ClassAccuracy(dict[ClassName, float]):
-    """Accuracy per true class, as a dictionary.
+    """Dictionary from true class to accuracy.
 
     Examples
     --------
@@ -145,7 +148,7 @@ class ClassAccuracy(dict[ClassName, float]):
 
     @property
     def mean(self) -> float:
-        """Unweighted mean over classes: the balanced accuracy."""
+        """Balanced accuracy: unweighted mean over classes."""
         return math.fsum(self.values()) / len(self)
 
 
@@ -159,40 +162,41 @@ def group_accuracy(
     strict: bool = False,
     sensitive_features: object = None,
 ) -> GroupAccuracy:
-    """Accuracy in every cell of the groups, with Wilson intervals.
+    """Accuracy of every group, with Wilson intervals.
 
     Parameters
     ----------
     y_true, y_pred : column of shape (n,)
-        Labels of any kind. Rows without a true label are left out; a missing prediction is wrong.
+        Labels of any kind. Rows without a true label are left out; a missing prediction counts as
+        wrong.
     groups : column, or tuple, mapping or frame of columns
-        Several columns give the cells of their product. Rows without a group count in
-        ``overall`` alone.
+        Groups of the rows; the groups of several columns are their combinations. Rows without a
+        group count only in ``overall``.
     sample_weight : array-like of shape (n,), optional
-        Non-negative weights of the accuracies; the intervals come from counts.
+        Non-negative weights of the rows in accuracies; the intervals are computed from counts.
     interval : float
         Level of the intervals, between 0 and 1.
     strict : bool
-        Raise, not warn, where a cell of the product has no row.
+        Raise an error, instead of a warning, if a combination of groups has no row.
     sensitive_features : column or columns, optional
         Alias of `groups`.
 
     Returns
     -------
     GroupAccuracy
-        Rows per cell, ``worst``, ``mean`` and ``weighted(by)``.
+        Accuracy per group in ``rows``, and ``worst``, ``mean`` and ``weighted(by)``.
 
     Raises
     ------
     InputError
-        Columns of different lengths, an interval or weights out of range.
+        Columns have different lengths, or the interval or weights are out of range.
     NotEnoughDataError
-        No row has a group; or a cell has no row and `strict` is set.
+        No row has a group; or, with `strict`, a combination of groups has no row.
 
     Warns
     -----
     SplinceWarning
-        Cells of the product have no row.
+        A combination of groups has no row.
 
     Examples
     --------
@@ -205,17 +209,17 @@ def group_accuracy(
     if not is_number(interval) or not 0 < interval < 1:
         raise InputError(f"interval is {interval!r}; it must lie between 0 and 1, such as .95")
     check_index(y_true, groups, "groups", of="y_true")
-    _, a, b = _read(y_true, y_pred)
-    labelled, correct = a >= 0, a == b
-    cells = cells_of_groups(groups, len(a))
-    weight = np.where(labelled, _weights(sample_weight, len(a)), 0.0)
+    _, true, predicted = _read(y_true, y_pred)
+    labelled, correct = true >= 0, true == predicted
+    cells = cells_of_groups(groups, len(true))
+    weight = np.where(labelled, _weights(sample_weight, len(true)), 0.0)
     codes = np.where(labelled, cells.codes, -1)
     size = len(cells.classes)
     counts, n_correct = counts_per_code(codes, correct, size)
     inside = codes >= 0
-    mass = np.bincount(codes[inside], weight[inside], size)
-    mass_correct = np.bincount(codes[inside], (weight * correct)[inside], size)
-    has_rows = (counts > 0) & (mass > 0)
+    weight_sums = np.bincount(codes[inside], weight[inside], size)
+    correct_sums = np.bincount(codes[inside], (weight * correct)[inside], size)
+    has_rows = (counts > 0) & (weight_sums > 0)
     present = np.flatnonzero(has_rows)
     if not len(present):
         raise NotEnoughDataError(
@@ -225,7 +229,7 @@ def group_accuracy(
     if missing:
         text = (
             f"{len(missing)} of {size} cells have no row: {', '.join(map(repr, missing[:10]))}; "
-            "the worst group is that of the cells present"
+            "the worst group is the worst of the other cells"
         )
         if strict:
             raise NotEnoughDataError(text)
@@ -233,7 +237,7 @@ def group_accuracy(
     rows = []
     for i in present.tolist():
         limits = wilson_interval(float(n_correct[i]), int(counts[i]), level=interval)
-        accuracy = float(mass_correct[i] / mass[i])
+        accuracy = float(correct_sums[i] / weight_sums[i])
         rows.append(CellAccuracy(cells.classes[i], int(counts[i]), accuracy, *limits))
     overall = float(np.sum(weight * correct) / np.sum(weight))
     return GroupAccuracy(tuple(rows), missing, int(labelled.sum()), overall, interval)
@@ -248,7 +252,7 @@ def worst_group_accuracy(
     sample_weight: object = None,
     sensitive_features: object = None,
 ) -> float:
-    """Lowest accuracy over the cells of the groups that are present.
+    """Lowest accuracy over the groups that have rows.
 
     min_g mean(y_pred = y_true | g), as in Sagawa et al., "Distributionally robust neural
     networks for group shifts" (ICLR 2020).
@@ -258,9 +262,9 @@ def worst_group_accuracy(
     y_true, y_pred : column of shape (n,)
         Labels of any kind.
     groups : column, or tuple, mapping or frame of columns
-        Several columns give the cells of their product.
+        Groups of the rows; the groups of several columns are their combinations.
     min_rows : int
-        Cells of fewer rows are left out.
+        Groups with fewer rows are left out.
     sample_weight : array-like of shape (n,), optional
         Non-negative weights of the rows.
     sensitive_features : column or columns, optional
@@ -269,20 +273,19 @@ def worst_group_accuracy(
     Returns
     -------
     float
-        In [0, 1].
+        Accuracy of the worst group, in [0, 1].
 
     Raises
     ------
     InputError
-        Columns of different lengths, or `min_rows` below 1.
+        Columns have different lengths, or `min_rows` is below 1.
     NotEnoughDataError
-        No cell has `min_rows` rows.
+        No group has `min_rows` rows.
 
     Warns
     -----
     SplinceWarning
-        A cell of the product has no row; or the predictor is constant, so that the figure is 0
-        by definition.
+        A combination of groups has no row; or predictions are constant and the result is 0.
 
     Examples
     --------
@@ -294,11 +297,11 @@ def worst_group_accuracy(
     if not is_integer(min_rows) or min_rows < 1:
         raise InputError(f"min_rows is {min_rows!r}; it must be a positive integer")
     result = group_accuracy(y_true, y_pred, groups=groups, sample_weight=sample_weight)
-    large = [row.accuracy for row in result.rows if row.n >= min_rows]
-    if not large:
-        most = max(row.n for row in result.rows)
-        raise NotEnoughDataError(f"no cell has {min_rows} rows; the largest has {most}")
-    worst = min(large)
+    accuracies = [row.accuracy for row in result.rows if row.n >= min_rows]
+    if not accuracies:
+        largest = max(row.n for row in result.rows)
+        raise NotEnoughDataError(f"no cell has {min_rows} rows; the largest has {largest}")
+    worst = min(accuracies)
     if worst == 0.0 and _is_constant(y_pred) and not _is_constant(y_true):
         warn(
             "the predictor is constant, so the worst group has accuracy 0 whatever its quality",
@@ -308,7 +311,7 @@ def worst_group_accuracy(
 
 
 def class_accuracy(y_true: object, y_pred: object) -> ClassAccuracy:
-    """Fraction of correct decisions for each true class (its true positive rate).
+    """Accuracy for each true class (true positive rate, recall).
 
     Parameters
     ----------
@@ -318,14 +321,14 @@ def class_accuracy(y_true: object, y_pred: object) -> ClassAccuracy:
     Returns
     -------
     ClassAccuracy
-        A dictionary from class to accuracy; its ``mean`` is the balanced accuracy.
+        Dictionary from class to accuracy; ``mean`` is the balanced accuracy.
 
     Raises
     ------
     InputError
-        Columns of different lengths.
+        Columns have different lengths.
     NotEnoughDataError
-        No rows.
+        No row has a true label.
 
     Examples
     --------
@@ -333,8 +336,8 @@ def class_accuracy(y_true: object, y_pred: object) -> ClassAccuracy:
     >>> class_accuracy(["x", "x", "y", "y"], ["x", "y", "y", "y"])
     {'x': 0.5, 'y': 1.0}
     """
-    classes, a, b = _read(y_true, y_pred)
-    counts, n_correct = counts_per_code(a, a == b, len(classes))
+    classes, true, predicted = _read(y_true, y_pred)
+    counts, n_correct = counts_per_code(true, true == predicted, len(classes))
     if not counts.any():
         raise NotEnoughDataError("there are no rows with a true label")
     return ClassAccuracy(
@@ -350,39 +353,39 @@ def tpr_gap(
     average: str | None = "rms",
     sensitive_features: object = None,
 ) -> Any:
-    """Gap of the true positive rates between the classes of the concept.
+    """Gap between the true positive rates (TPR) of the classes of the concept.
 
-    For two classes a, b of the concept, in sorted order, Gap_y = TPR(y | b) - TPR(y | a); for
-    more Gap_y = max_z TPR(y | z) - min_z TPR(y | z). The root mean square over the classes y is
-    the figure of De-Arteaga et al. (2019) and of Romanov et al. (2019).
+    For two classes a, b of the concept, in sorted order, Gap_y = TPR(y | b) - TPR(y | a); for more
+    classes, Gap_y = max_z TPR(y | z) - min_z TPR(y | z). De-Arteaga et al. (2019) and Romanov et
+    al. (2019) report the root mean square over the classes y of the task.
 
     Parameters
     ----------
     y_true, y_pred : column of shape (n,)
         Labels of any kind.
     concept : column, or tuple, mapping or frame of columns
-        Classes of the concept; several columns give the cells of their product.
+        Classes of the concept; the classes of several columns are their combinations.
     average : {"rms", "mean", "max"} or None
-        Over the classes of the task: root mean square; mean or maximum of the absolute gaps;
-        None gives the gap of every class, signed where the concept has two.
+        Average over the classes of the task: root mean square, or mean or maximum of the absolute
+        gaps. None returns the gap of every class, signed if the concept has two classes.
     sensitive_features : column or columns, optional
         Alias of `concept`.
 
     Returns
     -------
     float or dict
-        NaN where no class of the task has rows in two classes of the concept.
+        Average gap, or a dictionary from class to gap. NaN without rows in two classes of the
+        concept.
 
     Raises
     ------
     InputError
-        Columns of different lengths, or an unknown `average`.
+        Columns have different lengths, or `average` is unknown.
 
     Warns
     -----
     SplinceWarning
-        Classes of the task without rows in two classes of the concept are left out; their
-        number is given.
+        Classes of the task without rows in two classes of the concept are left out of the average.
 
     Examples
     --------
@@ -396,9 +399,9 @@ def tpr_gap(
     if average not in ("rms", "mean", "max", None):
         raise InputError(f"average is {average!r}; choose 'rms', 'mean', 'max' or None")
     check_index(y_true, concept, "concept", of="y_true")
-    classes, a, b = _read(y_true, y_pred)
-    z = observed(cells_of_groups(concept, len(a)))
-    gaps = gap_per_class(a, b, z.codes, len(classes), len(z.classes))
+    classes, true, predicted = _read(y_true, y_pred)
+    z = observed(cells_of_groups(concept, len(true)))
+    gaps = gap_per_class(true, predicted, z.codes, len(classes), len(z.classes))
     absent = int(np.isnan(gaps).sum())
     if absent:
         warn(
@@ -411,15 +414,18 @@ def tpr_gap(
     return average_gap(gaps, average)
 
 
-def gap_per_class(a: Codes, b: Codes, z: Codes, n_classes: int, n_concepts: int) -> Float:
-    """(n_classes,): TPR gap of each class, NaN for a class without rows in two concept classes.
+def gap_per_class(
+    true: Codes, predicted: Codes, concept: Codes, n_classes: int, n_concepts: int
+) -> Float:
+    """TPR gap of each class, (n_classes,); NaN for a class without rows in two concept classes.
 
-    `a`, `b` and `z` are codes of true class, predicted class and concept.
+    `true`, `predicted` and `concept`, each (n,), are codes of the true class, the predicted class
+    and the class of the concept; -1 is a missing label.
     """
-    cells = np.where((a >= 0) & (z >= 0), a * n_concepts + z, -1)
+    cells = np.where((true >= 0) & (concept >= 0), true * n_concepts + concept, -1)
     shape = n_classes, n_concepts
     counts, n_correct = (
-        c.reshape(shape) for c in counts_per_code(cells, a == b, n_classes * n_concepts)
+        c.reshape(shape) for c in counts_per_code(cells, true == predicted, n_classes * n_concepts)
     )
     rates = np.divide(n_correct, counts, out=np.full(shape, np.nan), where=counts > 0)
     several = (counts > 0).sum(axis=1) >= 2
@@ -433,40 +439,40 @@ def gap_per_class(a: Codes, b: Codes, z: Codes, n_classes: int, n_concepts: int)
 
 
 def average_gap(gaps: Float, average: str) -> float:
-    """Root mean square, or mean or maximum of absolute values, NaN left out."""
-    sizes = np.abs(gaps[~np.isnan(gaps)])
-    if not len(sizes):
+    """Root mean square ("rms"), or "mean" or "max" of the absolute gaps; NaN gaps are left out."""
+    absolute = np.abs(gaps[~np.isnan(gaps)])
+    if not len(absolute):
         return math.nan
     if average == "rms":
-        return float(np.sqrt(np.mean(sizes**2)))
-    return float(sizes.mean() if average == "mean" else sizes.max())
+        return float(np.sqrt(np.mean(absolute**2)))
+    return float(absolute.mean() if average == "mean" else absolute.max())
 
 
 def covariance_ratio(eraser: Projection, moments: Moments, name: VariableName) -> float:
-    """Fraction of the covariance with a variable that an eraser keeps: |P S|_F^2 / |S|_F^2.
+    """Fraction of the squared covariance with a variable that an eraser keeps: |P S|^2 / |S|^2.
 
-    S = Cov(x, v) with a column for every class of v (none left out), from moments alone.
+    S = Cov(x, v), with one column per class of v, comes from moments; norms are Frobenius norms.
 
     Parameters
     ----------
     eraser : Projection
         The map x -> P (x - mean) + mean.
     moments : Moments
-        Of the rows that the covariance is taken over.
+        Moments of the rows on which the covariance is computed.
     name : str or tuple of str
-        The variable.
+        Name of the variable v.
 
     Returns
     -------
     float
-        1 where it is kept whole, 0 where nothing is left; NaN where there is none to keep.
+        1 if the covariance is unchanged, 0 if it is removed, NaN if S = 0.
 
     Raises
     ------
     UnknownVariableError
-        No such variable was accumulated.
+        The moments have no such variable.
     InputError
-        The eraser is no Projection, or of another width than the moments.
+        The eraser is no Projection, or has another number of features than the moments.
 
     Examples
     --------
@@ -488,25 +494,28 @@ def covariance_ratio(eraser: Projection, moments: Moments, name: VariableName) -
             f"eraser is a {type(eraser).__name__}{width}; it must be a Projection of width {len(S)}"
         )
     kept = S - eraser.left @ (eraser.right.T @ S)
-    whole = float(np.sum(S**2))
-    return float(np.sum(kept**2)) / whole if whole else math.nan
+    total = float(np.sum(S**2))
+    return float(np.sum(kept**2)) / total if total else math.nan
 
 
 def counts_per_code(codes: Codes, correct: NDArray[np.bool_], size: int = 0) -> tuple[Codes, Codes]:
-    """Rows of each code from 0 on, and the correct ones among them; code -1 is left out."""
+    """Row counts of the codes 0, 1, ..., and counts of correct rows; code -1 is left out.
+
+    `codes` and `correct` are (n,); `size` is the minimum length of the result.
+    """
     counts = np.bincount(codes[codes >= 0], minlength=size)
     return counts, np.bincount(codes[correct & (codes >= 0)], minlength=len(counts))
 
 
 def _read(y_true: object, y_pred: object) -> tuple[tuple[ClassName, ...], Codes, Codes]:
-    """Names of the true classes, and codes of the true and the predicted ones."""
+    """Names of the true classes, codes of the true classes, and codes of the predicted classes."""
     check_index(y_true, y_pred, "y_pred", of="y_true")
     true = class_codes(y_true, "y_true")
     return true.classes, *common(true, class_codes(y_pred, "y_pred", len(true)))
 
 
 def _one_of(groups: object, sensitive_features: object, name: str = "groups") -> object:
-    """The value of an argument that has two names."""
+    """Return the one of two alias arguments that was passed; raise InputError for none or both."""
     if (groups is None) == (sensitive_features is None):
         raise InputError(f"pass {name}= (or its alias sensitive_features=), and only one of them")
     return sensitive_features if groups is None else groups

@@ -1,4 +1,4 @@
-"""The plan of a comparison: arguments checked and read once, before anything runs."""
+"""The plan of a comparison: arguments are validated and encoded once, before any job runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Rows = NDArray[np.intp]
 Mask = NDArray[np.bool_]
 
 HEADS = ("retrained", "frozen", "unregularised")
-_JOB_BYTES = 1 << 29  # largest size of the float64 rows of a job, unless the caller passes sizes
+_JOB_BYTES = 1 << 29  # largest size in bytes of the float64 rows of a job, without `sizes`
 _PARTS = {
     "train": 0, "training": 0, "validation": 1, "valid": 1, "val": 1, "dev": 1, "test": 2,
     False: 0, True: 2,
@@ -45,30 +45,31 @@ _PARTS = {
 class Component:
     """Name, specification and digest of an eraser, head or metric.
 
-    `unread` says why the digest differs in every run; it is empty otherwise.
+    `unreadable` is the reason why its code cannot be read, in which case the digest differs in
+    every run; empty otherwise.
     """
 
     name: str
     spec: Any
     identity: str
-    unread: str = ""
+    unreadable: str = ""
 
     @property
     def role(self) -> str:
-        """Name of the eraser or head of the library, or "" for one of the caller's own."""
+        """Name of an eraser or head of the library; "" for an estimator, function or metric."""
         return self.spec if isinstance(self.spec, str) else ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ComparisonPlan:
-    """Rows, encoded labels and checked settings of a comparison."""
+    """Rows, encoded labels and validated settings of a comparison."""
 
     X: Any  # (n, d); None in worker processes, which map the rows from a file
-    max_rows: int | None  # largest number of rows of a job; None where the caller passed sizes
+    max_rows: int | None  # largest number of rows of a job; None if `sizes` was passed
     task: Encoded
     concepts: dict[str, Encoded]
-    concept_codes: ClassCodes | None  # joint classes of the concepts; None for a quantity
-    cells: ClassCodes | None  # of task and concepts; None where one is a quantity
+    concept_codes: ClassCodes | None  # joint classes of the concepts; None if one is a quantity
+    cells: ClassCodes | None  # joint classes of task and concepts; None if one is a quantity
     groups: Rows | None
     erasers: tuple[Component, ...]
     heads: tuple[Component, ...]
@@ -88,7 +89,7 @@ class ComparisonPlan:
 
     @property
     def task_name(self) -> str:
-        """The variable of the task in the moments."""
+        """Name of the task in the moments."""
         name = "task"
         while name in self.concepts:
             name = f"kept {name}"
@@ -96,12 +97,12 @@ class ComparisonPlan:
 
     @property
     def variables(self) -> dict[str, Encoded]:
-        """Task and concepts, as the moments name them."""
+        """Task and concepts by their names in the moments."""
         return {self.task_name: self.task, **self.concepts}
 
     @property
     def usable(self) -> Mask:
-        """Rows that have every label."""
+        """Mask (n,) of the rows that have every label."""
         return np.asarray(present(self.task) & self._has_concepts)
 
     @property
@@ -109,7 +110,7 @@ class ComparisonPlan:
         return np.asarray(np.all([present(c) for c in self.concepts.values()], axis=0))
 
     def part(self, numbers: Rows, rows: Float, weights: Float | None) -> SplitPart:
-        """One part of a split, with the labels of its rows."""
+        """Part of a split, from scaled `rows`, `weights`, and the labels of rows `numbers` of X."""
         task = self.task
         return SplitPart(
             rows,
@@ -122,7 +123,7 @@ class ComparisonPlan:
         )
 
     def _concept_labels(self, numbers: Rows) -> ConceptLabels:
-        """The concepts of some rows in the form that estimators receive."""
+        """Concept labels of the rows `numbers`, in the form that estimators receive."""
         if self.concept_codes is not None:
             return self.concept_codes.codes[numbers]
         columns = {
@@ -134,7 +135,7 @@ class ComparisonPlan:
         return columns
 
     def test_labels(self, numbers: Rows) -> TestLabels:
-        """Labels of test rows of a task of classes."""
+        """Labels of the test rows `numbers`, for a task of classes."""
         assert isinstance(self.task, ClassCodes)
         return TestLabels(
             self.task.codes[numbers],
@@ -144,12 +145,12 @@ class ComparisonPlan:
         )
 
     def split(self, seed: int, p: float | None) -> Split:
-        """The split of a seed at a level.
+        """Split of a seed at an association level.
 
         Raises
         ------
         NotEnoughDataError
-            No training or no test rows.
+            The split has no training or no test rows.
         """
         split = self._split(seed, p)
         if not len(split.train) or not len(split.test):
@@ -162,7 +163,7 @@ class ComparisonPlan:
 
     def _split(self, seed: int, p: float | None) -> Split:
         if self.test is not None:
-            return self._own_split(seed)
+            return self._fixed_split(seed)
         if p is None or self.protocol is None or self.sizes is None:
             split = splits.natural_split(self.usable, random_state=seed, groups=self.groups)
             return self._bounded(split, seed)
@@ -175,27 +176,27 @@ class ComparisonPlan:
         return split
 
     def moment_rows(self, split: Split) -> tuple[Rows, Float | None]:
-        """Rows and weights that the moments of a split are computed from.
+        """Row numbers and weights from which the moments of a split are computed.
 
-        These are the training rows. With `unlabelled`, rows that lack only the task are added with
-        weight 1, but for those whose group or part validates or tests.
+        The rows are the training rows. With `unlabelled`, rows that lack only the task are added
+        with weight 1, except rows in the validation or test part, or in a group with such rows.
         """
         if not self.unlabelled:
             return split.train, split.weights
-        free = self._has_concepts & ~present(self.task)
+        added = self._has_concepts & ~present(self.task)
         if self.test is not None:
-            free &= self.test == 0
+            added &= self.test == 0
         if self.groups is not None:
             held_out = np.unique(self.groups[np.concatenate([split.validation, split.test])])
-            free &= ~np.isin(self.groups, held_out[held_out >= 0])
-        unlabelled = np.flatnonzero(free)
+            added &= ~np.isin(self.groups, held_out[held_out >= 0])
+        unlabelled = np.flatnonzero(added)
         weights = None
         if split.weights is not None:
             weights = np.concatenate([split.weights, np.ones(len(unlabelled))])
         return np.concatenate([split.train, unlabelled]), weights
 
-    def _own_split(self, seed: int) -> Split:
-        """The caller's split; validation rows are drawn if none are marked."""
+    def _fixed_split(self, seed: int) -> Split:
+        """Fixed split by the argument `test`; validation rows are drawn if none are marked."""
         part = np.where(self.usable, self.test, -1)  # type: ignore[arg-type]
         train, validation, test = (np.flatnonzero(part == k) for k in range(3))
         if not len(validation):
@@ -204,36 +205,39 @@ class ComparisonPlan:
         return self._bounded(Split(train, validation, test, None, None, missing, ()), seed)
 
     def _validation_of(self, train: Rows, rng: np.random.Generator) -> tuple[Rows, Rows]:
-        """Training rows, and a tenth of the rows or groups as validation rows."""
+        """Split off a tenth of the training rows or groups; return (train, validation)."""
         if self.groups is None:
             order = rng.permutation(train)
             return order[len(order) // 10 :], order[: len(order) // 10]
         part, _ = splits.parts_of_groups(self.groups, train, rng, (0.0, 0.1))
         if not (part[train] == 2).any():
             raise NotEnoughDataError(
-                "the training rows are one group, and validation rows are to be another; mark "
-                "them yourself in test=, with 'train', 'validation' and 'test'"
+                "the training rows are one group, so that no group is left for validation; mark "
+                "validation rows yourself in test=, with 'train', 'validation' and 'test'"
             )
         return train[part[train] == 2], train[part[train] == 1]
 
     def _bounded(self, split: Split, seed: int) -> Split:
-        """Draw the same fraction of every part, so that a job has at most `max_rows` rows."""
+        """Draw the same fraction of every part, so that a job has at most `max_rows` rows.
+
+        The test rows of an association level are kept.
+        """
         if self.max_rows is None or sum(split.sizes) <= self.max_rows:
             return split
         rng = np.random.default_rng(seed)
-        kept = len(split.test) if split.p is not None else 0  # the protocol fixes its test rows
-        total, most = sum(split.sizes) - kept, self.max_rows - kept
+        n_fixed = len(split.test) if split.p is not None else 0
+        total, limit = sum(split.sizes) - n_fixed, self.max_rows - n_fixed
         train, validation, test = (
-            rng.permutation(part)[: len(part) * most // total]
+            rng.permutation(part)[: len(part) * limit // total]
             for part in (split.train, split.validation, split.test)
         )
-        test = split.test if kept else test
+        test = split.test if n_fixed else test
         return dataclasses.replace(split, train=train, validation=validation, test=test)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Settings:
-    """Arguments of :func:`splince_fast.evaluation.compare` that the results depend on."""
+    """Arguments of :func:`splince_fast.evaluation.compare` on which the results depend."""
 
     task: object
     concept: object
@@ -255,12 +259,12 @@ class Settings:
 
     @property
     def weighted(self) -> bool:
-        """Whether the association is reached by weights."""
+        """Whether rows are weighted, instead of subsampled, to reach an association."""
         return self.association_method == "weights"
 
 
 def make_plan(X: object, settings: Settings) -> ComparisonPlan:
-    """Check and read the arguments of a comparison."""
+    """Validate and encode the arguments of a comparison."""
     for name in ("task", "concept", "groups", "test"):
         check_index(X, getattr(settings, name), name)
     rows = read_rows(X)
@@ -281,9 +285,9 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
     levels, protocol = _levels(settings, y, concept_codes)
     for name in ("n_seeds", "random_state"):
         value = getattr(settings, name)
-        least = int(name == "n_seeds")
-        if not is_integer(value) or value < least:
-            raise InputError(f"{name} is {value!r}; it must be an integer of at least {least}")
+        minimum = int(name == "n_seeds")
+        if not is_integer(value) or value < minimum:
+            raise InputError(f"{name} is {value!r}; it must be an integer of at least {minimum}")
     parts = None if settings.test is None else _parts(settings.test, n)
     splits.check_method(settings.association_method, "association_method")
     if settings.weighted and protocol is None:
@@ -301,7 +305,7 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
     check_finite(rows)
     groups = None if settings.groups is None else class_codes(settings.groups, "groups", n)
     if groups is not None and parts is not None:
-        _check_groups_whole(groups, parts)
+        _check_groups_undivided(groups, parts)
     codes = None if groups is None else groups.codes
     plan = ComparisonPlan(
         X=rows, max_rows=max_rows if settings.sizes is None else None, task=y, concepts=concepts,
@@ -326,12 +330,12 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
 
 
 def _probe_notes(probes: tuple[str, ...], quantities: list[str]) -> tuple[str, ...]:
-    """A note on the probes that the concepts that are quantities do not have, if any.
+    """Note on the probes that are not computed for the concepts in `quantities`; () without any.
 
     Raises
     ------
     InputError
-        No probe is left for these concepts.
+        The linear probe is not among the probes, so that a quantity has none.
     """
     others = [probe for probe in probes if probe != "linear"]
     if not others or not quantities:
@@ -346,12 +350,12 @@ def _probe_notes(probes: tuple[str, ...], quantities: list[str]) -> tuple[str, .
 
 
 def _observed(column: Encoded) -> Encoded:
-    """The column, of classes with those that occur in it."""
+    """The column; classes that no row has are dropped."""
     return observed(column) if isinstance(column, ClassCodes) else column
 
 
 def _joint(columns: Sequence[Encoded]) -> ClassCodes | None:
-    """Joint classes of several columns; None where one is a quantity."""
+    """Joint classes of several columns; None if one of them is a quantity."""
     classes = [column for column in columns if isinstance(column, ClassCodes)]
     return joint(classes) if len(classes) == len(columns) else None
 
@@ -359,7 +363,10 @@ def _joint(columns: Sequence[Encoded]) -> ClassCodes | None:
 def _sizes(
     settings: Settings, protocol: Protocol | None, levels: list[float], n: int, max_rows: int
 ) -> tuple[Sizes | None, str]:
-    """Sizes of the splits of the protocol, and a note where a job cannot hold all rows."""
+    """Sizes of the splits of the protocol, and a note if a job uses a sample of the rows.
+
+    The note is empty otherwise; the sizes are None for the natural split.
+    """
 
     def note(n_used: int) -> str:
         if n_used <= max_rows:
@@ -389,7 +396,7 @@ def _concept_columns(concept: object) -> dict[str, Any]:
     Raises
     ------
     InputError
-        No columns, or two names of one text.
+        There are no columns, or two names are equal as text.
     """
     by_name = columns_of(concept, "concept")
     columns = {str(name): column for name, column in by_name.items()}
@@ -401,7 +408,7 @@ def _concept_columns(concept: object) -> dict[str, Any]:
 def _levels(
     settings: Settings, y: Encoded, concept: ClassCodes | None
 ) -> tuple[tuple[float | None, ...], Protocol | None]:
-    """Association levels and their protocol; (None,) and None for the natural split."""
+    """Association levels and the protocol; (None,) and None for the natural split."""
     association = settings.association
     if association is None:
         if settings.aligned_class is not None:
@@ -422,7 +429,7 @@ def _levels(
 
 
 def _parts(test: object, n: int) -> NDArray[np.int8]:
-    """Parts from a mask of test rows or a column of names."""
+    """Part of each row (see `ComparisonPlan.test`), from a mask or a column of names."""
     column = class_codes(test, "test", n)
     unknown = [name for name in column.classes if name not in _PARTS]
     if unknown:
@@ -438,8 +445,8 @@ def _parts(test: object, n: int) -> NDArray[np.int8]:
     return np.asarray(parts)
 
 
-def _check_groups_whole(groups: ClassCodes, parts: NDArray[np.int8]) -> None:
-    """Raise InputError for parts that cut a group, with the number of such groups and one name."""
+def _check_groups_undivided(groups: ClassCodes, parts: NDArray[np.int8]) -> None:
+    """Raise InputError if a group has rows in several parts."""
     inside = groups.codes >= 0
     size = len(groups.classes)
     in_part = [
@@ -455,7 +462,7 @@ def _check_groups_whole(groups: ClassCodes, parts: NDArray[np.int8]) -> None:
 
 
 def _components(specs: object, choices: tuple[str, ...], role: str) -> tuple[Component, ...]:
-    """Erasers or heads with names and identities."""
+    """Components of erasers or heads; InputError for an invalid one or a repeated name."""
     if isinstance(specs, str) or not isinstance(specs, Sequence | Mapping):
         specs = (specs,)
     pairs = list(specs.items()) if isinstance(specs, Mapping) else [(None, spec) for spec in specs]
@@ -486,7 +493,7 @@ def _components(specs: object, choices: tuple[str, ...], role: str) -> tuple[Com
 
 
 def _label(text: str, choices: tuple[str, ...], role: str) -> str:
-    """The label of an eraser or head of the library, with the alpha of a partial eraser."""
+    """Canonical label of an eraser or head of the library, such as "LEACE" or "LEACE*0.9"."""
     labels = {label.lower(): label for label in choices}
     base, fraction = text, ""
     if role == "eraser":
@@ -500,7 +507,7 @@ def _label(text: str, choices: tuple[str, ...], role: str) -> str:
 
 
 def _component(name: str, spec: object, content: object) -> Component:
-    """A component with the identity of its content."""
+    """Component whose digest is that of `content`; a random digest if it cannot be read."""
     try:
         return Component(name, spec, identity_of(content))
     except UnreadableError as error:

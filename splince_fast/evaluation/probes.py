@@ -1,7 +1,8 @@
-"""Leakage: accuracy of probes for the concept on erased rows that the eraser was not fitted to.
+"""Leakage: accuracy of probes for the concept on erased held-out rows.
 
-On the training rows of the eraser a linear probe is at chance by construction. Probes here are
-trained and scored, by cross-validation, within held-out rows.
+Held-out rows are rows that the eraser was not fitted to: on the rows of the fit, a linear probe is
+at chance level by construction. Probes are trained and scored by cross-validation within the
+held-out rows.
 """
 
 from __future__ import annotations
@@ -32,20 +33,23 @@ from splince_fast.moments.parameters import check_random_state
 
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
-Fold = tuple[NDArray[np.intp], NDArray[np.intp]]  # rows that a probe is trained and scored on
+Fold = tuple[NDArray[np.intp], NDArray[np.intp]]  # numbers of training rows and of scored rows
 
 PROBES = ("linear", "quadratic", "mlp", "boosting")
 ALPHA = 0.01  # penalty of the linear probe, on features of unit variance
-_FLOOR = 1e-6  # relative to the largest deviation or singular value; smaller ones are rounding
-_ROUNDINGS = 64  # deviations below this times eps times the largest value are rounding
-_COMPONENTS = 64  # leading principal components, which the quadratic probe and boosting use
-_SHRINKAGE = 0.1  # intensity for the class covariances of the quadratic probe
-_TRIES = 20  # attempts per permutation: stratified folds may be impossible for some
+# Features with a standard deviation below this fraction of the largest one count as rounding error;
+# so do directions with a singular value below this fraction of the largest one.
+_FLOOR = 1e-6
+# A standard deviation below this many times eps times the largest value is rounding error.
+_ROUNDINGS = 64
+_COMPONENTS = 64  # number of principal components for the quadratic probe and boosting
+_SHRINKAGE = 0.1  # shrinkage intensity of the class covariances of the quadratic probe
+_TRIES = 20  # attempts per permutation: some permutations have no stratified folds
 _FAR_BELOW = 4.0  # an AUC this many standard errors below .5 indicates dependent rows
 
 
 class ProbeTarget(NamedTuple):
-    """Codes of the rows, from 0 on, and the folds for them; `reason` says why there are none."""
+    """Class codes (n,), 0-based, and folds of rows; `reason` says why there are no folds."""
 
     codes: Codes
     n_classes: int
@@ -60,21 +64,23 @@ class Probe:
     Attributes
     ----------
     name : str
+        Kind of probe, such as "linear".
     accuracy, auc : float
-        Means over the folds; AUC one-vs-rest and macro-averaged for more than two classes,
-        never folded at .5. NaN for a quantity.
+        Means over the folds. For more than two classes, AUC is the macro average of one-vs-rest.
+        An AUC below .5 is not replaced by 1 - AUC. NaN for a quantity.
     r2 : float
-        Mean over the folds of 1 - squared error / squared error of the mean of the training rows,
-        both on the rows held out and summed over columns, for a quantity: a probe that predicts
-        that mean has 0, a worse one is negative. NaN for classes.
+        For a quantity: mean over the folds of 1 - SSE / SST. SSE is the squared error of the probe
+        on the held-out rows of the fold, summed over label columns; SST is the squared error of
+        predicting the mean of the training rows of the fold. NaN for classes.
     chance : float
-        Fraction of the most frequent class; 0 for a quantity.
+        Chance level: fraction of the most frequent class; 0 for a quantity.
     permuted : float
-        Mean figure of the same probe on permuted labels; NaN without permutations.
+        Mean accuracy (or R^2) of the probe on permuted labels; NaN without permutations.
     p_value : float
-        (1 + permutations at least as good) / (1 + permutations); NaN without permutations.
+        (1 + number of permutations with at least the accuracy or R^2 of the true labels) /
+        (1 + number of permutations); NaN without permutations.
     excess : float
-        Accuracy (or R^2) above the larger of `chance` and `permuted`.
+        Accuracy (or R^2) minus the larger of `chance` and `permuted`.
     """
 
     name: str
@@ -86,36 +92,36 @@ class Probe:
     p_value: float
     excess: float
 
-    def figures(self) -> dict[str, float]:
-        """Figures that are not NaN, by their name in a comparison, such as "probe_accuracy".
+    def scores(self) -> dict[str, float]:
+        """Scores that are not NaN, by the name of their metric, such as "probe_accuracy".
 
         Returns
         -------
         dict of str to float
-            Accuracy and AUC, or R^2, and chance.
+            Accuracy and AUC, or R^2, and the chance level.
         """
         start = "probe" if self.name == "linear" else self.name
-        figures = {"accuracy": self.accuracy, "auc": self.auc, "r2": self.r2,
-                   "chance": self.chance}  # fmt: skip
-        return {f"{start}_{name}": v for name, v in figures.items() if not math.isnan(v)}
+        scores = {"accuracy": self.accuracy, "auc": self.auc, "r2": self.r2,
+                  "chance": self.chance}  # fmt: skip
+        return {f"{start}_{name}": v for name, v in scores.items() if not math.isnan(v)}
 
 
 @dataclass(frozen=True, slots=True)
 class Leakage:
-    """Probes on held-out rows.
+    """Scores of probes on held-out rows.
 
     Attributes
     ----------
     probes : tuple of Probe
-        Empty if leakage could not be measured.
+        Scores of each kind of probe; empty if leakage could not be measured.
     n : int
-        Rows that were probed.
+        Number of rows with a label of the concept.
     n_classes : int
-        0 for a quantity.
+        Number of classes of the concept; 0 for a quantity.
     reason : str
-        The obstacle to measuring it; empty otherwise.
+        Reason why leakage could not be measured; empty otherwise.
     hint : str
-        Advice for an AUC further below .5 than independent rows make likely; empty otherwise.
+        Advice if an AUC is so far below .5 that rows depend on each other; empty otherwise.
     """
 
     probes: tuple[Probe, ...]
@@ -133,7 +139,7 @@ class Leakage:
     def __str__(self) -> str:
         if self.reason:
             return f"leakage not measurable: {self.reason}"
-        lines = [f"leakage on {self.n:,} rows (a fair figure needs rows held out from the eraser)"]
+        lines = [f"leakage on {self.n:,} rows (fair only if the eraser was not fitted to them)"]
         for probe in self.probes:
             if self.n_classes:
                 text = f"accuracy {probe.accuracy:.3f}, AUC {probe.auc:.3f}"
@@ -149,7 +155,7 @@ class Leakage:
 
 
 def check_probes(probes: object, name: str) -> tuple[str, ...]:
-    """Return one name of a probe, or several, as a tuple; InputError for unknown ones."""
+    """Return one or several names of probes as a tuple; raise InputError for an unknown name."""
     names = as_names(probes, name)
     for probe in names:
         if probe not in PROBES:
@@ -167,58 +173,61 @@ def leakage(
     groups: object = None,
     random_state: int = 0,
 ) -> Leakage:
-    """Probe erased rows, held out from the fit of the eraser, for the concept.
+    """Score probes for the concept on erased held-out rows, by cross-validation.
 
-    The linear probe is logistic with mean log-loss + .01 / 2 |w|^2 on features of unit variance
-    (ridge for a quantity, which has no other probe); "quadratic" is the discriminant of normal
-    distributions with a covariance per class, .9 S_c + .1 S, on the leading 64 principal
-    components; "mlp" is scikit-learn's ``MLPClassifier((128,), early_stopping=True)``, without
-    early stopping for fewer than 10 training rows per class, and "boosting" its histogram gradient
-    boosting on the same components.
-    Features and directions below 1e-6 of the largest are rounding residue and left out; where
-    all features vary by rounding alone, every probe is at chance.
+    "linear" is logistic regression that minimises mean log-loss + .01 / 2 |w|^2 on features of unit
+    variance; ridge regression for a quantity, which has no other probe. "quadratic" is quadratic
+    discriminant analysis with the class covariances .9 S_c + .1 S, on the first 64 principal
+    components. "mlp" is scikit-learn's ``MLPClassifier((128,), early_stopping=True)``, without
+    early stopping for fewer than 10 training rows per class. "boosting" is scikit-learn's
+    ``HistGradientBoostingClassifier`` on the first 64 principal components.
+    Features with a standard deviation, and directions with a singular value, below 1e-6 of the
+    largest one are left out as rounding error; if all features are constant up to rounding error,
+    every probe is at chance level.
 
-    R^2 of a quantity compares the probe with the mean of its own training rows, the best that is
-    predicted without the features; ``r2_score`` of scikit-learn takes the mean of the rows that are
-    scored. With `groups` a fold may be one person: ``r2_score`` then gives no credit for a probe
-    that finds which person it is.
+    R^2 of a quantity compares the probe with the mean of the training rows of the fold, which is
+    the best prediction without features; ``r2_score`` of scikit-learn uses the mean of the scored
+    rows. If `groups` are persons and a fold has one person, ``r2_score`` would give no credit to a
+    probe that identifies the person.
 
     Parameters
     ----------
     X_fresh : array-like of shape (n, d)
-        Erased rows that were not used to fit the eraser.
+        Erased held-out rows: rows that the eraser was not fitted to.
     z_fresh : column of shape (n,)
-        The concept: classes, or a quantity in floats. Rows without it are left out.
+        Labels of the concept: classes, or floats for a quantity. Rows without a label are left out.
     probes : sequence of {"linear", "quadratic", "mlp", "boosting"}
-        Which probes; a quantity has the linear one alone.
+        Kinds of probes; a quantity has only "linear".
     cv : int
-        Folds, stratified and shuffled.
+        Number of folds, stratified and shuffled.
     n_permutations : int
-        Repetitions of each probe on permuted labels, each with folds stratified on them.
+        Number of permutations of the labels on which each probe is repeated; the folds are
+        stratified by the permuted labels.
     groups : column of shape (n,), optional
-        Rows of one group stay in one fold: twins of a sentence in different folds give an AUC
-        far below .5 even where nothing was erased. Groups in which the concept is constant
-        exchange their labels as units in a permutation; rows of the others do so within the
-        group. Rows without a group are one group.
+        Groups of rows that depend on each other, such as versions of one sentence; all rows of a
+        group are in one fold. Versions in different folds give an AUC far below .5, with or without
+        erasure. A permutation exchanges the labels of whole groups in which the concept is
+        constant, and permutes rows within the other groups. All rows without a group form one
+        group.
     random_state : int
-        Of folds, permutations and probes.
+        Seed of the folds, permutations and probes.
 
     Returns
     -------
     Leakage
-        With a `reason` and no probes where the rows allow no measurement.
+        Scores of the probes; no probes and a `reason` if leakage cannot be measured.
 
     Raises
     ------
     InputError
-        A parameter out of range.
+        A parameter is out of range.
     NonFiniteError
-        NaN or infinity in the rows.
+        The rows contain NaN or infinity.
 
     Warns
     -----
     SplinceWarning
-        Without `groups` an AUC is so far below .5 that rows must depend on each other.
+        Without `groups`, an AUC is so far below .5 that rows must depend on each other.
 
     Examples
     --------
@@ -226,8 +235,8 @@ def leakage(
     >>> from splince_fast.evaluation import leakage
     >>> rng = np.random.default_rng(0)
     >>> z = rng.integers(0, 2, 400)
-    >>> found = leakage(rng.normal(size=(400, 5)) + 2 * z[:, None], z, probes=("linear",))
-    >>> found["linear"].accuracy > 0.9
+    >>> result = leakage(rng.normal(size=(400, 5)) + 2 * z[:, None], z, probes=("linear",))
+    >>> result["linear"].accuracy > 0.9
     True
     """
     probes = check_probes(probes, "probes")
@@ -235,7 +244,7 @@ def leakage(
         raise InputError(f"cv is {cv!r}; it must be an integer of at least 2")
     if not is_integer(n_permutations) or n_permutations < 0:
         raise InputError(f"n_permutations is {n_permutations!r}; it must be a non-negative integer")
-    random_state = check_random_state(random_state, bits=32)  # the range of scikit-learn
+    random_state = check_random_state(random_state, bits=32)  # scikit-learn takes 32 bits
     check_index(X_fresh, z_fresh, "z_fresh")
     check_index(X_fresh, groups, "groups")
     array = as_rows(X_fresh, name="X_fresh")
@@ -272,10 +281,10 @@ def leakage(
 def _permuted_targets(
     target: ProbeTarget, cv: int, groups: Codes | None, count: int, random_state: int
 ) -> list[ProbeTarget]:
-    """Targets of permuted codes, with folds by the rule for the true ones.
+    """Targets of `count` permutations of the codes, with folds made as for the true codes.
 
-    A permutation that allows no folds is drawn again, which keeps the others exchangeable with
-    the true labels: these allow folds, too.
+    A permutation without valid folds is drawn again. As the true labels have valid folds, the
+    accepted permutations stay exchangeable with them.
     """
     rng = np.random.default_rng(random_state)
     targets: list[ProbeTarget] = []
@@ -297,10 +306,10 @@ def _permuted_targets(
 def permutation_within(
     values: NDArray[np.generic], groups: Codes | None, rng: np.random.Generator
 ) -> NDArray[np.intp]:
-    """Row numbers of a permutation of labels that is exchangeable given the groups.
+    """Row numbers (n,) of a random permutation of labels that respects groups.
 
-    Groups in which the labels (n,) or (n, k) are constant exchange them as units; the rows of
-    any other group exchange theirs within it. Without groups all rows are permuted.
+    The labels `values` are (n,) or (n, k). Groups with constant labels exchange labels as units;
+    the rows of other groups are permuted within the group. Without groups, all rows are permuted.
     """
     n = len(values)
     if groups is None:
@@ -311,10 +320,10 @@ def permutation_within(
     permutation[order] = np.lexsort((rng.random(n), member))
     first = order[np.cumsum(sizes) - sizes]
     differs = (values != values[first[member]]).reshape(n, -1).any(axis=1)
-    whole = np.flatnonzero(np.bincount(member, differs, len(sizes)) == 0)
+    units = np.flatnonzero(np.bincount(member, differs, len(sizes)) == 0)
     source = np.arange(len(sizes))
-    source[whole] = rng.permutation(whole)
-    constant = np.isin(member, whole)
+    source[units] = rng.permutation(units)
+    constant = np.isin(member, units)
     permutation[constant] = first[source[member[constant]]]
     return permutation
 
@@ -328,9 +337,10 @@ def probe_classes(
     random_state: int = 0,
     residue: Float | float = 0.0,
 ) -> Leakage:
-    """Leakage of rows that all have a class; `permuted` are targets of permuted classes.
+    """Leakage of a concept of classes, for rows that all have a class.
 
-    `residue` is the deviation of each feature up to which it is rounding.
+    `permuted` holds the targets of permuted classes. A feature with a standard deviation of at most
+    `residue` is constant up to rounding error.
     """
     codes, n_classes, _, reason = target
     if reason:
@@ -348,9 +358,9 @@ def probe_classes(
             scores = _linear_scores(scaled, targets)
         else:
             scores = [_nonlinear_scores(name, scaled, each, random_state) for each in targets]
-        figures = [_figures(s, each) for s, each in zip(scores, targets, strict=True)]
-        accuracy, auc = figures[0]
-        mean, p = permutation_test(accuracy, [figure[0] for figure in figures[1:]])
+        pairs = [_accuracy_and_auc(s, each) for s, each in zip(scores, targets, strict=True)]
+        accuracy, auc = pairs[0]
+        mean, p = permutation_test(accuracy, [permuted for permuted, _ in pairs[1:]])
         excess = accuracy - max(chance, -math.inf if math.isnan(mean) else mean)
         results.append(Probe(name, accuracy, auc, math.nan, chance, mean, p, excess))
     hint = _hint([probe.auc for probe in results], counts)
@@ -358,10 +368,10 @@ def probe_classes(
 
 
 def _hint(areas: Sequence[float], counts: NDArray[np.intp]) -> str:
-    """Advice for a lowest AUC far below .5, by the standard error of independent rows.
+    """Advice if the lowest AUC is far below .5 for independent rows; empty otherwise.
 
-    The standard error of the Mann-Whitney statistic under no difference is
-    sqrt((n + 1) / (12 n_1 n_0)), the largest for the smallest class.
+    Under no difference, the standard error of an AUC (the Mann-Whitney statistic) is
+    sqrt((n + 1) / (12 n_1 n_0)); it is largest for the smallest class.
     """
     n, fewest = int(counts.sum()), int(counts.min())
     error = math.sqrt((n + 1) / (12 * fewest * (n - fewest)))
@@ -378,13 +388,13 @@ def _hint(areas: Sequence[float], counts: NDArray[np.intp]) -> str:
 def target_of(
     codes: Codes, n_classes: int, cv: int, groups: Codes | None, random_state: int
 ) -> ProbeTarget:
-    """Codes of rows that all have a class, with their folds or the reason why there are none."""
+    """Target of rows that all have a class: codes with folds, or with the reason for no folds."""
     counts = np.bincount(codes, minlength=n_classes)
     folds: list[Fold] = []
     reason = ""
     if n_classes < 2:
-        found = "1 class" if n_classes else "0 classes"
-        reason = f"the held-out rows hold {found} of the concept"
+        text = "1 class" if n_classes else "0 classes"
+        reason = f"the held-out rows hold {text} of the concept"
     elif counts.min() < cv and groups is None:
         reason = f"a class has {counts.min()} held-out rows, fewer than the {cv} folds"
     else:
@@ -397,7 +407,10 @@ def target_of(
 def _stratified(
     codes: NDArray[np.intp], cv: int, groups: Codes | None, random_state: int
 ) -> list[Fold]:
-    """Stratified folds, whole groups together; those that lack a class are left out."""
+    """Stratified folds that do not divide groups.
+
+    With groups, folds with training or scored rows that lack a class are left out.
+    """
     from sklearn.model_selection import StratifiedKFold
 
     if groups is None:
@@ -411,31 +424,34 @@ def _stratified(
 
 
 def folds_of_groups(codes: Codes, groups: Codes, cv: int, random_state: int) -> list[Fold]:
-    """Folds of whole groups, stratified by codes, of which a fold may lack some."""
+    """Folds that do not divide groups, stratified by codes; a fold may lack some of the codes."""
     from sklearn.model_selection import StratifiedGroupKFold
 
     splitter = StratifiedGroupKFold(cv, shuffle=True, random_state=random_state)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # raised for codes of fewer rows than folds
+        warnings.simplefilter("ignore", UserWarning)  # given if a code has fewer rows than folds
         return list(splitter.split(codes[:, None], codes, groups))
 
 
 def _is_constant(rows: Float, residue: Float | float) -> bool:
-    """Whether no feature has a deviation above `residue`."""
+    """Whether no feature has a standard deviation above `residue`."""
     # Centred first: the computed mean of equal numbers can differ from them by n roundings.
     centred = rows - rows.mean(axis=0)
     return not (centred.std(axis=0) > residue).any()
 
 
 def _scaled(rows: Float) -> Float:
-    """Rows centred and divided by one number: their mean variance is 1."""
+    """Centre the rows and divide by one number, so that the mean variance of the features is 1."""
     centred = rows - rows.mean(axis=0)
-    unit = math.sqrt(float(np.mean(centred**2)))
-    return np.asarray(centred / unit if unit > 0 else centred)
+    scale = math.sqrt(float(np.mean(centred**2)))
+    return np.asarray(centred / scale if scale > 0 else centred)
 
 
 def _constant_scores(target: ProbeTarget) -> Float:
-    """Scores (n, C) of equal rows: the log frequencies of the classes among training rows."""
+    """Scores (n, C) for constant features: log frequencies of the classes in the training rows.
+
+    For two classes (n, 1), the difference of the log frequencies.
+    """
     n_classes = target.n_classes
     scores = np.full((len(target.codes), 1 if n_classes == 2 else n_classes), np.nan)
     for train, held_out in target.folds:
@@ -445,20 +461,20 @@ def _constant_scores(target: ProbeTarget) -> Float:
 
 
 def _linear_scores(rows: Float, targets: Sequence[ProbeTarget]) -> list[Float]:
-    """Scores (n, C) of every row by the probe of the fold that holds it out, per target.
+    """Out-of-fold scores (n, C) of the linear probe, for each target; (n, 1) for two classes.
 
-    Standardising by the deviations s of a fold and penalising |w|^2 is penalising s_k^2 u_k^2 for
-    weights u = w / s of the features as they are; so all folds and targets are one batch. A
-    feature that is rounding residue in a fold has the penalty of the largest one there, under
-    which its weight vanishes.
+    Standardising by the standard deviations s of a fold and penalising |w|^2 is equivalent to
+    penalising s_k^2 u_k^2 for the weights u = w / s of the unstandardised features, so that all
+    folds and targets are fitted in one batch. A feature that is constant up to rounding error in a
+    fold is penalised as the feature of largest variance, which makes its weight vanish.
     """
     n, n_classes = len(rows), targets[0].n_classes
     parts = [(t, fold) for t, target in enumerate(targets) for fold in target.folds]
     weights = np.zeros((n, len(parts)))
     for j, (_, (train, _)) in enumerate(parts):
         weights[train, j] = 1.0 / len(train)
-    # The rows are centred: the difference of squares loses no more than a few bits, and a feature
-    # that is constant in a fold comes out at sqrt(eps) of its size, far below _FLOOR.
+    # As the rows are centred, the difference of squares loses only a few bits, and the standard
+    # deviation of a feature that is constant in a fold is sqrt(eps) of its size, far below _FLOOR.
     variances = (rows**2).T @ weights - (rows.T @ weights) ** 2
     deviations = np.sqrt(np.maximum(variances, 0.0))
     largest = deviations.max(axis=0)
@@ -475,7 +491,10 @@ def _linear_scores(rows: Float, targets: Sequence[ProbeTarget]) -> list[Float]:
 
 
 def _nonlinear_scores(name: str, rows: Float, target: ProbeTarget, random_state: int) -> Float:
-    """Scores of a non-linear probe, on the directions above the rounding residue."""
+    """Out-of-fold scores (n, C) of a non-linear probe; (n, 1) for two classes.
+
+    Directions with a singular value at rounding level are left out.
+    """
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.neural_network import MLPClassifier
@@ -483,14 +502,14 @@ def _nonlinear_scores(name: str, rows: Float, target: ProbeTarget, random_state:
     codes, n_classes = target.codes, target.n_classes
     scores = np.full((len(rows), 1 if n_classes == 2 else n_classes), np.nan)
     for train, held_out in target.folds:
-        fitted, new = _standardised(rows, train, held_out)
-        _, sizes, axes = np.linalg.svd(fitted, full_matrices=False)
+        X_train, X_test = _standardised(rows, train, held_out)
+        _, sizes, axes = np.linalg.svd(X_train, full_matrices=False)
         axes = axes[sizes > _FLOOR * sizes[0]]
         if name != "mlp":
             axes, sizes = axes[:_COMPONENTS], sizes[:_COMPONENTS]
         if name == "quadratic":
-            white = axes.T * (len(train) ** 0.5 / sizes[: len(axes)])
-            logs = _gaussian_scores(fitted @ white, codes[train], new @ white, n_classes)
+            whitener = axes.T * (len(train) ** 0.5 / sizes[: len(axes)])
+            logs = _gaussian_scores(X_train @ whitener, codes[train], X_test @ whitener, n_classes)
         else:
             fewest = np.bincount(codes[train]).min()
             # Early stopping holds out a stratified tenth of the rows.
@@ -500,8 +519,8 @@ def _nonlinear_scores(name: str, rows: Float, target: ProbeTarget, random_state:
                 model = HistGradientBoostingClassifier(random_state=random_state)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ConvergenceWarning)  # early stopping ends the fit
-                model.fit(fitted @ axes.T, codes[train])
-            p = model.predict_proba(new @ axes.T)
+                model.fit(X_train @ axes.T, codes[train])
+            p = model.predict_proba(X_test @ axes.T)
             logs = np.log(np.maximum(p, np.finfo(np.float64).tiny))
         scores[held_out] = logs[:, 1:] - logs[:, :1] if n_classes == 2 else logs
     return scores
@@ -510,7 +529,7 @@ def _nonlinear_scores(name: str, rows: Float, target: ProbeTarget, random_state:
 def _standardised(
     rows: Float, train: NDArray[np.intp], held_out: NDArray[np.intp]
 ) -> tuple[Float, Float]:
-    """Training and held-out rows in deviations of the training rows, without constant features."""
+    """Standardise training and held-out rows by the training rows; drop constant features."""
     mean, deviation = rows[train].mean(axis=0), rows[train].std(axis=0)
     varied = deviation > _FLOOR * deviation.max()
     return (
@@ -519,17 +538,20 @@ def _standardised(
     )
 
 
-def _gaussian_scores(fitted: Float, codes: Codes, new: Float, n_classes: int) -> Float:
-    """(n, C) log p_c N(x; m_c, S_c) of white rows, with S_c shrunk towards the identity."""
-    scores = np.empty((len(new), n_classes))
+def _gaussian_scores(X_train: Float, codes: Codes, X_test: Float, n_classes: int) -> Float:
+    """Scores (n, C) of the test rows: log p_c N(x; m_c, S_c), with S_c shrunk to the identity.
+
+    The training rows are whitened and have class codes (n_train,).
+    """
+    scores = np.empty((len(X_test), n_classes))
     for c in range(n_classes):
-        rows = fitted[codes == c]
+        rows = X_train[codes == c]
         centred = rows - rows.mean(axis=0)
         covariance = (1.0 - _SHRINKAGE) * centred.T @ centred / len(rows)
         covariance.flat[:: len(covariance) + 1] += _SHRINKAGE
         root = np.linalg.cholesky(covariance)
-        distance = np.sum(np.linalg.solve(root, (new - rows.mean(axis=0)).T) ** 2, axis=0)
-        scores[:, c] = np.log(len(rows) / len(fitted)) - distance / 2
+        distance = np.sum(np.linalg.solve(root, (X_test - rows.mean(axis=0)).T) ** 2, axis=0)
+        scores[:, c] = np.log(len(rows) / len(X_train)) - distance / 2
         scores[:, c] -= np.log(np.diagonal(root)).sum()
     return scores
 
@@ -544,9 +566,9 @@ def probe_quantity(
     random_state: int = 0,
     residue: Float | float = 0.0,
 ) -> Leakage:
-    """Leakage of the columns (n, k) of a quantity: ridge probes, held-out R^2.
+    """Leakage of a quantity: R^2 of ridge regression of its values (n, k), out of fold.
 
-    `residue` is the deviation of each feature up to which it is rounding.
+    A feature with a standard deviation of at most `residue` is constant up to rounding error.
     """
     from sklearn.linear_model import Ridge
     from sklearn.model_selection import GroupKFold, KFold
@@ -563,25 +585,25 @@ def probe_quantity(
     rounding = _ROUNDINGS * np.finfo(np.float64).eps * np.abs(values).max()
     scores = []
     for target in (values, *(values[permutation] for permutation in permutations)):
-        fractions = []
+        fold_scores = []
         for train, held_out in folds:
-            whole = rest = target[held_out] - target[train].mean(axis=0)
-            if np.abs(whole).max() <= rounding:
+            deviations = residuals = target[held_out] - target[train].mean(axis=0)
+            if np.abs(deviations).max() <= rounding:
                 continue  # R^2 is 0 / 0
             if not constant:
-                fitted, new = _standardised(rows, train, held_out)
-                model = Ridge(alpha=ALPHA * len(train)).fit(fitted, target[train])
-                rest = target[held_out] - model.predict(new).reshape(len(held_out), -1)
-            fractions.append(1 - float(np.sum(rest**2)) / float(np.sum(whole**2)))
-        scores.append(float(np.mean(fractions)))
+                X_train, X_test = _standardised(rows, train, held_out)
+                model = Ridge(alpha=ALPHA * len(train)).fit(X_train, target[train])
+                residuals = target[held_out] - model.predict(X_test).reshape(len(held_out), -1)
+            fold_scores.append(1 - float(np.sum(residuals**2)) / float(np.sum(deviations**2)))
+        scores.append(float(np.mean(fold_scores)))
     mean, p = permutation_test(scores[0], scores[1:])
     excess = scores[0] - max(0.0, -math.inf if math.isnan(mean) else mean)
     probe = Probe("linear", math.nan, math.nan, scores[0], 0.0, mean, p, excess)
     return Leakage((probe,), len(rows), 0, "")
 
 
-def _figures(scores: Float, target: ProbeTarget) -> tuple[float, float]:
-    """Accuracy and AUC, means over folds."""
+def _accuracy_and_auc(scores: Float, target: ProbeTarget) -> tuple[float, float]:
+    """Accuracy and AUC of out-of-fold scores (n, C), means over the folds."""
     accuracies, areas = [], []
     for _, held_out in target.folds:
         s, codes = scores[held_out], target.codes[held_out]
@@ -597,7 +619,10 @@ def _figures(scores: Float, target: ProbeTarget) -> tuple[float, float]:
 
 
 def _auc(score: Float, positive: NDArray[np.bool_]) -> float:
-    """P(score of a positive > score of a negative) + 1/2 P(equal), by ranks."""
+    """AUC: P(score of a positive > score of a negative) + 1/2 P(equal scores), from ranks.
+
+    NaN if all rows are positive or all are negative.
+    """
     n1 = int(positive.sum())
     n0 = len(positive) - n1
     if not n0 or not n1:
@@ -606,9 +631,9 @@ def _auc(score: Float, positive: NDArray[np.bool_]) -> float:
     return float((ranks[positive].sum() - n1 * (n1 + 1) / 2) / (n0 * n1))
 
 
-def permutation_test(figure: float, permuted: Sequence[float]) -> tuple[float, float]:
-    """Mean of the figures of permuted labels, and the p value; NaN for no permutations."""
+def permutation_test(score: float, permuted: Sequence[float]) -> tuple[float, float]:
+    """Mean score of permuted labels, and p value of `score`; NaN without permutations."""
     if not permuted:
         return math.nan, math.nan
-    as_good = sum(other >= figure for other in permuted)
-    return float(np.mean(permuted)), (1 + as_good) / (1 + len(permuted))
+    n_at_least = sum(other >= score for other in permuted)
+    return float(np.mean(permuted)), (1 + n_at_least) / (1 + len(permuted))

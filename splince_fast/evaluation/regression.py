@@ -1,4 +1,4 @@
-"""The log-odds regression: the effect of scores on a language model's choice of a word."""
+"""Regression of log-odds of two words of a language model on scores."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ Float = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LogOddsRegression:
-    """Least-squares coefficients of log-odds on scores.
+    """Least-squares regression of log-odds on k scores.
 
     Attributes
     ----------
     names : tuple of str
-        "intercept" and the scores.
+        "intercept" and the names of the scores.
     coefficients : ndarray of shape (k + 1,)
+        Coefficients, in the order of `names`.
     covariance : ndarray of shape (k + 1, k + 1)
-        Robust to heteroscedasticity and, with clusters, to dependence within them.
+        Covariance of the coefficients, robust to heteroscedasticity and to dependence within
+        clusters.
     n, n_clusters : int
-    residual_scores : ndarray of shape (g, k + 1)
-        Influence of every cluster (or row) on the coefficients; they add up to 0.
-    clusters : ndarray of shape (g,)
-        Numbers of these clusters.
+        Numbers of rows and of clusters; without clusters, every row is a cluster.
+    residual_scores : ndarray of shape (n_clusters, k + 1)
+        Influence of every cluster on the coefficients; the sum over clusters is 0.
+    clusters : ndarray of shape (n,)
+        Cluster code of every row.
     """
 
     names: tuple[str, ...]
@@ -51,36 +54,36 @@ class LogOddsRegression:
 
     @property
     def odds_ratios(self) -> dict[str, float]:
-        """exp(coefficient): the factor on the odds per unit of a score."""
+        """exp(coefficient) by name: factor on the odds per unit of the score."""
         return dict(zip(self.names, np.exp(self.coefficients).tolist(), strict=True))
 
     def interval(self, name: str, level: float = 0.95) -> tuple[float, float]:
-        """Limits of the t interval of a coefficient, with n_clusters - 1 degrees of freedom."""
+        """Limits of the t interval of a coefficient, with ``n_clusters - 1`` degrees of freedom."""
         from scipy.stats import t
 
         if not 0 < level < 1:
             raise InputError(f"level is {level!r}; it must lie between 0 and 1, such as .95")
         i = self._index(name)
-        half = float(t.ppf((1 + level) / 2, self.n_clusters - 1)) * self.covariance[i, i] ** 0.5
-        return self[name] - half, self[name] + half
+        quantile = float(t.ppf((1 + level) / 2, self.n_clusters - 1))
+        half_width = quantile * self.covariance[i, i] ** 0.5
+        return self[name] - half_width, self[name] + half_width
 
     def difference(self, other: LogOddsRegression, name: str) -> tuple[float, float, float]:
-        """Paired comparison of a coefficient with that of another regression on the same rows.
+        """Paired test of a coefficient against the same coefficient of another regression.
 
-        The variance of the difference comes from the clusters' influences on both, so that common
-        noise cancels. It does not if the other coefficient is taken as a constant.
-
-        `other` is of other log-odds of the same rows, with the same clusters; `name` is a score.
+        `other` is a regression of other log-odds of the same rows with the same clusters, and
+        `name` is a score. The variance of the difference is computed from the differences of the
+        influences of each cluster, so that noise common to both regressions cancels.
 
         Returns
         -------
         tuple of float
-            Difference, its standard error, two-sided p value.
+            Difference, its standard error, and two-sided p value.
 
         Raises
         ------
         InputError
-            The regressions are of other rows or clusters.
+            The regressions have different rows or clusters, or a regression has no such score.
         """
         from scipy.stats import t
 
@@ -110,45 +113,46 @@ class LogOddsRegression:
 def log_odds_regression(
     log_odds: ArrayLike, *, clusters: object = None, **scores: ArrayLike
 ) -> LogOddsRegression:
-    """Regress log-odds of a model on scores by least squares, with cluster-robust errors.
+    """Regress log-odds on scores by least squares, with cluster-robust standard errors.
 
-    log p(he) - log p(she) = b_0 + sum_j b_j score_j + e over test rows. Eleven prompts about one
-    noun are not eleven observations: pass the noun as cluster. The covariance is
-    (X^T X)^{-1} (sum_g X_g^T e_g e_g^T X_g) (X^T X)^{-1} G / (G - 1) (Liang and Zeger, Biometrika
-    73, 1986).
+    The model is, for example, log p(he) - log p(she) = b_0 + sum_j b_j score_j + e over test rows.
+    Rows that depend on each other, such as prompts about the same noun, belong to one cluster. The
+    covariance of the coefficients is
+    (X^T X)^{-1} (sum_g X_g^T e_g e_g^T X_g) (X^T X)^{-1} G / (G - 1) for G clusters (Liang and
+    Zeger, Biometrika 73, 1986).
 
     Parameters
     ----------
     log_odds : array-like of shape (n,)
-        Finite.
+        Finite log-odds.
     clusters : column of shape (n,), optional
-        Rows of one cluster may depend on each other; without it every row is its own.
+        Cluster of every row; by default every row is a cluster.
     **scores : array-like of shape (n,)
         Regressors by name, such as ``stereotype=..., factual=...``.
 
     Returns
     -------
     LogOddsRegression
-        Coefficients, odds ratios, intervals, and a paired test against another regression.
+        Coefficients, odds ratios and intervals, and a paired test against another regression.
 
     Raises
     ------
     InputError
-        No score, one named "intercept", different lengths, or collinear scores.
+        There is no score, a score is named "intercept", lengths differ, or scores are collinear.
     LabelError
         A column has the pandas index of `log_odds` in another order.
     NonFiniteError
-        NaN or infinity.
+        Log-odds or scores contain NaN or infinity.
     NotEnoughDataError
-        Fewer clusters than coefficients.
+        There are not more clusters than coefficients.
 
     Examples
     --------
     >>> import numpy as np
     >>> from splince_fast.evaluation import log_odds_regression
     >>> s = np.linspace(-1, 1, 50)
-    >>> found = log_odds_regression(2 * s + 1 + 0.01 * np.cos(40 * s), stereotype=s)
-    >>> round(found["stereotype"], 2)
+    >>> result = log_odds_regression(2 * s + 1 + 0.01 * np.cos(40 * s), stereotype=s)
+    >>> round(result["stereotype"], 2)
     2.0
     """
     for column, role in ((scores, "scores"), (clusters, "clusters")):

@@ -1,4 +1,4 @@
-"""The report: one HTML file with tables and inline figures that asks the network for nothing."""
+"""The report: one HTML file with tables and inline figures that loads nothing from a network."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from splince_fast.evaluation.result import Comparison
 
 _TEMPLATE = "report.html.jinja"
-# Order of the figures; the first two open the report.
+# Preferred figures: the first two that are available are at the top of the report.
 _FIRST = ("association", "trade-off", "groups", "leakage")
 _CAPTIONS = {
     "association": "Test rows are decorrelated and the same at every p; only training changes.",
@@ -38,7 +38,7 @@ _CAPTIONS = {
 
 
 def render(result: Comparison) -> str:
-    """The report as a complete HTML document below 1 MB.
+    """Render the report as a complete HTML document.
 
     Raises
     ------
@@ -75,7 +75,7 @@ def render(result: Comparison) -> str:
 
 
 def caption(result: Comparison, kind: str) -> str:
-    """Caption of a figure, for this run."""
+    """Caption of a kind of figure for a comparison."""
     if kind == "association" and not result.context.same_test:
         return (
             "Test rows are decorrelated, but differ between levels, as groups stay whole: compare "
@@ -85,16 +85,16 @@ def caption(result: Comparison, kind: str) -> str:
 
 
 def _summary(result: Comparison) -> str:
-    """Text above the cards."""
+    """Text at the top of the report: sizes, meaning of intervals, and default association."""
     heading, p = _tables.heading(result), result.level()
     if p is None:
         return heading
-    where = _tables.association(result.context, p)
-    return f"{heading}; {where} in training where no other p is named"
+    association = _tables.association(result.context, p)
+    return f"{heading}; {association} in training where no other p is named"
 
 
 def _difference_tables(result: Comparison) -> list[_tables.Table]:
-    """Differences to LEACE, or to the first eraser, a table per head and metric."""
+    """Tables of differences from LEACE, or from the first eraser, per head and metric."""
     c = result.context
     reference = c.eraser_as("LEACE") or c.erasers[0]
     metrics = [m for m in ("worst_group", "accuracy", "r2") if m in result.metrics][:2]
@@ -107,19 +107,19 @@ def _difference_tables(result: Comparison) -> list[_tables.Table]:
 
 
 def definitions(result: Comparison) -> list[tuple[str, str]]:
-    """(label, definition) of each column of the tables."""
+    """(label, definition) of each column in the tables of the report."""
     entries = map(result.metric, result.metrics)
     return [
         *{entry.label: entry.definition for entry in entries}.items(),
-        ("difference", "mean over seeds of the eraser's figure minus that of the reference"),
+        ("difference", "mean over seeds of the value of the eraser minus that of the reference"),
         ("t, p", "of the paired test over seeds, corrected for splits that share rows"),
         ("p (Holm)", "p adjusted for all differences of the table; * below .05"),
-        ("higher in", "seeds in which the eraser, and the reference, has the larger figure"),
+        ("higher in", "numbers of seeds at which the eraser, and the reference, is higher"),
     ]
 
 
 def settings(result: Comparison) -> list[tuple[str, str]]:
-    """(name, value) of the settings of the run."""
+    """(name, value) of each setting of the comparison."""
     c = result.context
     levels = ", ".join("natural split" if p is None else f"{p:g}" for p in c.levels)
     method = "weights of cells" if c.association_method == "weights" else "choice of rows"
@@ -138,13 +138,13 @@ def settings(result: Comparison) -> list[tuple[str, str]]:
 
 
 def _versions() -> list[tuple[str, str]]:
-    """(name, version) of the software behind the report."""
+    """(name, version) of the libraries and of Python."""
     modules = [(module.__name__, module.__version__) for module in (np, scipy, sklearn)]
     return [("splince_fast", library_version()), *modules, ("Python", platform.python_version())]
 
 
 def _svg(figure: Figure, kind: str) -> str:
-    """A figure as an SVG element that scales, is named, and refers to nothing outside."""
+    """Convert a figure to a scalable SVG element with a label and no external references."""
     buffer = io.StringIO()
     matplotlib = require("matplotlib", "evaluate")
     style = {"svg.fonttype": "none", "svg.hashsalt": kind, "font.family": "sans-serif"}
@@ -157,7 +157,7 @@ def _svg(figure: Figure, kind: str) -> str:
     text = re.sub(r'<svg([^>]*?) height="[^"]*"', r"<svg\1", text, count=1)
     text = re.sub(r'\s(xmlns(:\w+)?)="[^"]*"', "", text)
     text = text.replace("xlink:href", "href")
-    # Names are unique in the whole document.
+    # Prefix ids with the kind of figure, so that they are unique in the document.
     text = re.sub(r'id="', f'id="{kind}-', text)
     text = re.sub(r'href="#', f'href="#{kind}-', text)
     text = re.sub(r"url\(#", f"url(#{kind}-", text)

@@ -30,7 +30,7 @@ from splince_fast.evaluation.scoring import TableMetric, metric_of
 from splince_fast.evaluation.statistics import Interval
 from splince_fast.exceptions import FileFormatError, InputError
 
-# A number in a note. Digits inside names do not match.
+# Matches a number in a note, but no digits inside a name.
 _NUMBER = re.compile(r"(?<![\w'])\d[\d,.]*(e[+-]?\d+)?")
 
 
@@ -40,9 +40,9 @@ class Comparison:
     Parameters
     ----------
     records : list of Record
-        One per seed, level, eraser and head.
+        One record per seed, level, eraser and head.
     context : Context
-        Settings of the comparison.
+        Settings and data of the comparison.
 
     Examples
     --------
@@ -60,23 +60,23 @@ class Comparison:
         self.records, self.context = records, context
         self._resampled = Resampled(records, context.truth) if context.truth else None
 
-    # -- reading ---------------------------------------------------------------------------
+    # -- values ----------------------------------------------------------------------------
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of all figures, in the order of their first appearance."""
+        """Names of all metrics, in order of first appearance in the records."""
         keys = (key for r in self.records if r.eraser != ADVICE for key in r.values)
         return tuple(dict.fromkeys(keys))
 
     @property
     def failures(self) -> list[tuple[str, str, str]]:
-        """(eraser, head, reason) of every failure, each once."""
+        """(eraser, head, reason) of every distinct failure."""
         failed = ((r.eraser or "advice", r.head, r.reason) for r in self.records if r.reason)
         return list(dict.fromkeys(failed))
 
     @property
     def notes(self) -> list[str]:
-        """Warnings about the data and about records; those that differ by numbers alone once."""
+        """Notes on the data and on the records; notes that differ only in numbers appear once."""
         of_records: dict[str, str] = {}
         for r in self.records:
             source = f"{r.eraser or 'advice'}{', ' + r.head if r.head else ''}: "
@@ -90,7 +90,7 @@ class Comparison:
 
     @property
     def sizes(self) -> dict[tuple[int, float | None], tuple[int, int, int]]:
-        """Rows for training, validation and test by (seed, level)."""
+        """Numbers of training, validation and test rows by (seed, level)."""
         return {(r.seed, r.p): r.sizes for r in self.records}
 
     def metric(self, key: str) -> TableMetric:
@@ -104,36 +104,36 @@ class Comparison:
         Returns
         -------
         Metric
-            Without its function.
+            The metric, without its function.
 
         Raises
         ------
         InputError
-            No such metric.
+            The comparison has no such metric.
         """
         if key not in self.metrics:
             raise InputError(f"there is no metric {key!r}; there are {', '.join(self.metrics)}")
         return metric_of(key, self.context.own_metrics)
 
     def head_of(self, metric: str, head: str | None = None) -> str:
-        """The head under which the records hold a figure, "" for figures of the eraser itself.
+        """Return the head of a metric after validation; "" for metrics of the eraser itself.
 
         Parameters
         ----------
         metric : str
-            A figure.
+            One of :attr:`metrics`.
         head : str, optional
-            The default is the first head.
+            Name of a head; the default is the first head.
 
         Returns
         -------
         str
-            Its name, or "".
+            Name of the head, or "".
 
         Raises
         ------
         InputError
-            No such figure or head.
+            The comparison has no such metric or head.
         """
         if self.metric(metric).of == "eraser":
             return ERASER_ROW
@@ -143,22 +143,22 @@ class Comparison:
         return head
 
     def level(self, p: float | None = None) -> float | None:
-        """A level of the sweep; the default is the one furthest from .5.
+        """Validate an association level; return the level furthest from .5 by default.
 
         Parameters
         ----------
         p : float, optional
-            The level.
+            Association level.
 
         Returns
         -------
         float or None
-            None is the natural split.
+            The level; None for the natural split.
 
         Raises
         ------
         InputError
-            No such level.
+            The comparison has no such level.
         """
         levels = self.context.levels
         if p is None:
@@ -176,32 +176,32 @@ class Comparison:
         p: float | None = None,
         alpha: float | None = None,
     ) -> dict[int, float]:
-        """A figure by seed; seeds at which the cell failed are absent.
+        """Values of a metric by seed; seeds without a value are absent.
 
         Parameters
         ----------
         metric : str
-            Such as "worst_group"; see :attr:`metrics`.
+            One of :attr:`metrics`, such as "worst_group".
         eraser : str
-            Its name.
+            Name of an eraser.
         head : str, optional
-            Of figures that depend on it; the default is the first.
+            Name of a head, for metrics of heads; the default is the first head.
         p : float, optional
-            Level; the default is the one furthest from .5.
+            Association level; the default is the level furthest from .5.
         alpha : float, optional
-            A point of the path of the head "retrained", instead of the selected one.
+            Penalty of the head "retrained"; the default is the selected one.
 
         Returns
         -------
         dict of int to float
-            By seed.
+            Value by seed.
         """
         if eraser not in self.context.erasers:
             raise InputError(f"there is no eraser {eraser!r}; there are {self.context.erasers}")
         if alpha is not None:
             if not is_number(alpha) or alpha not in self.context.alphas:
                 raise InputError(f"alpha is {alpha!r}; the comparison has {self.context.alphas}")
-            # The path is looked up by hash, in which NumPy's float32 differs from an equal float.
+            # A float32 scalar of NumPy and an equal float have different hashes.
             alpha = self.context.alphas[self.context.alphas.index(alpha)]
         records = self._records_of(self.level(p), self.head_of(metric, head), eraser)
         of_seed = {r.seed: r.values if alpha is None else dict(r.path).get(alpha, {})
@@ -209,26 +209,26 @@ class Comparison:
         return {seed: values[metric] for seed, values in of_seed.items() if metric in values}
 
     def _records_of(self, p: float | None, head: str, eraser: str | None = None) -> list[Record]:
-        """Records of a level and head, of one eraser or of all."""
+        """Records of a level and head, of one eraser or of all erasers."""
         return [
             r for r in self.records
             if r.head == head and r.p == p and (eraser is None or r.eraser == eraser)
         ]  # fmt: skip
 
     def interval(self, metric: str, **where: Any) -> Interval:
-        """Mean over seeds with its 95 % t interval; of one split a bootstrap interval.
+        """Mean over seeds with its 95 % t interval; a bootstrap interval for one fixed split.
 
         Parameters
         ----------
         metric : str
-            A figure.
+            One of :attr:`metrics`.
         **where
-            As for :meth:`values`.
+            Arguments of :meth:`values`.
 
         Returns
         -------
         Interval
-            mean, error, low, high, n.
+            ``mean``, ``error``, ``low``, ``high`` and ``n``.
         """
         interval = statistics.t_interval(list(self.values(metric, **where).values()))
         if self._resampled is not None and interval.n == 1 and where.get("alpha") is None:
@@ -239,39 +239,39 @@ class Comparison:
         return interval
 
     def mean(self, metric: str, **where: object) -> float:
-        """Mean of a figure over seeds.
+        """Mean of a metric over seeds.
 
         Parameters
         ----------
         metric : str
-            A figure.
+            One of :attr:`metrics`.
         **where
-            As for :meth:`values`.
+            Arguments of :meth:`values`.
 
         Returns
         -------
         float
-            NaN where every seed failed.
+            Mean; NaN if no seed has a value.
         """
         return self.interval(metric, **where).mean
 
     def worst_cells(
         self, *, eraser: str, head: str | None = None, p: float | None = None
     ) -> dict[int, CellAccuracy]:
-        """The cell of task and concept with the lowest accuracy, by seed.
+        """Cell of task and concept with the lowest accuracy, by seed.
 
         Parameters
         ----------
         eraser : str
-            Its name.
+            Name of an eraser.
         head, p
             As for :meth:`values`.
 
         Returns
         -------
         dict of int to CellAccuracy
-            With its name, test rows and Wilson interval; of equal accuracies the cell with most
-            rows. Empty where a concept or the task is a quantity.
+            Name, number of test rows, accuracy and Wilson interval of the cell. Ties are resolved
+            in favour of the cell with the most rows. Empty if the task or a concept is a quantity.
         """
         if "worst_group" not in self.metrics:
             return {}
@@ -285,21 +285,21 @@ class Comparison:
         return worst
 
     def advice(self, p: float | None = None) -> dict[str, float]:
-        """Advice from the moments alone, means over seeds.
+        """Advice computed from the moments: means over seeds.
 
-        ``rho`` and ``threshold`` are those of
-        :class:`~splince_fast.evaluation.advice.FrozenHeadAdvice`, ``expected_r2`` and
-        ``rows_for_half`` those of :class:`~splince_fast.evaluation.advice.HeldOutTrace`.
+        ``rho`` and ``threshold`` are the attributes of
+        :class:`~splince_fast.evaluation.advice.FrozenHeadAdvice`; ``expected_r2`` and
+        ``rows_for_half`` come from :class:`~splince_fast.evaluation.advice.HeldOutTrace`.
 
         Parameters
         ----------
         p : float, optional
-            Level; the default is the one furthest from .5.
+            Association level; the default is the level furthest from .5.
 
         Returns
         -------
         dict
-            Empty where task or concept is a quantity or the advice failed.
+            Values by name. Empty if the task is a quantity, or if the advice could not be computed.
         """
         records = self._records_of(self.level(p), ERASER_ROW, ADVICE)
         by_seed = [r.values for r in records if r.values]
@@ -308,7 +308,7 @@ class Comparison:
             for name in (by_seed[0] if by_seed else ())
         }
 
-    # -- comparing -------------------------------------------------------------------------
+    # -- tests and decision ----------------------------------------------------------------
 
     def differences(
         self,
@@ -319,18 +319,19 @@ class Comparison:
         p: float | None = None,
         alpha: float | None = None,
     ) -> Differences:
-        """Every eraser against a reference, paired by seed.
+        """Test the difference of every eraser from a reference, paired by seed.
 
-        Nadeau and Bengio's corrected resampled t test; p values adjusted by Holm's method within
-        the table. Below three seeds nothing is tested. For a split of your own: a paired
-        bootstrap over test rows (BCa; percentile for a worst group, which is conservative).
+        The test is Nadeau and Bengio's corrected resampled t test, with p values adjusted by Holm's
+        method within the table; fewer than three seeds have no test. For a fixed split (`test` of
+        :func:`compare`) it is a paired bootstrap over test rows: BCa, or percentile for the worst
+        group, which is conservative.
 
         Parameters
         ----------
         metric : str
-            A figure.
+            One of :attr:`metrics`.
         reference : str
-            An eraser.
+            Name of an eraser.
         head, p, alpha
             As for :meth:`values`.
 
@@ -339,15 +340,17 @@ class Comparison:
         Differences
             A list of :class:`~splince_fast.evaluation.statistics.Difference`.
         """
-        theirs = self.values(metric, eraser=reference, head=head, p=p, alpha=alpha)
+        reference_values = self.values(metric, eraser=reference, head=head, p=p, alpha=alpha)
         head, level = self.head_of(metric, head), self.level(p)
         ratio, resolution = self.test_ratio(p), self._resolution(metric, head, level)
         rows = []
         for eraser in self.context.erasers:
             if eraser == reference:
                 continue
-            ours = self.values(metric, eraser=eraser, head=head or None, p=p, alpha=alpha)
-            row = statistics.paired_difference(eraser, reference, ours, theirs, ratio, resolution)
+            values = self.values(metric, eraser=eraser, head=head or None, p=p, alpha=alpha)
+            row = statistics.paired_difference(
+                eraser, reference, values, reference_values, ratio, resolution
+            )
             if self._resampled is not None and alpha is None:
                 row = self._resampled.difference(metric, head, row)
             rows.append(row)
@@ -356,24 +359,27 @@ class Comparison:
         return Differences(rows, metric, self.metric(metric).label, head, level)
 
     def test_ratio(self, p: float | None = None) -> float:
-        """Test rows per training row, the mean over seeds: n_test / n_train of the corrected t.
+        """Mean of n_test / n_train over the seeds of a level, as the corrected t test uses it.
 
         Parameters
         ----------
         p : float, optional
-            Level; the default is the one furthest from .5.
+            Association level; the default is the level furthest from .5.
 
         Returns
         -------
         float
-            Of the level.
+            Test rows per training row.
         """
         level = self.level(p)
         sizes = [size for (_, q), size in self.sizes.items() if q == level]
         return math.fsum(test / train for train, _, test in sizes) / len(sizes)
 
     def _resolution(self, metric: str, head: str, p: float | None) -> int | None:
-        """Test rows of which a figure is a fraction or a mean of fractions; None for others."""
+        """Number of test rows of which a metric is a fraction; None for other metrics.
+
+        For a metric of one cell, the smallest number of test rows of a cell.
+        """
         match self.metric(metric).fraction_of:
             case "rows":
                 return self.context.sizes[2]
@@ -385,53 +391,54 @@ class Comparison:
     def best(
         self, metric: str = "worst_group", *, head: str | None = None, p: float | None = None
     ) -> list[str]:
-        """The best eraser and those that the test cannot tell from it.
+        """Best eraser by a metric, and the erasers that are not significantly worse.
 
-        Erasers are ordered by their means over the seeds at which all of them have a value; an
-        eraser that failed at every seed is left out.
+        Erasers are ordered by the mean over the seeds at which all of them have a value; an eraser
+        without any value is left out.
 
         Parameters
         ----------
         metric : str
-            A figure; :meth:`metric` tells whether the largest or the smallest is the best.
+            One of :attr:`metrics`; :meth:`metric` gives the direction.
         head, p
             As for :meth:`values`.
 
         Returns
         -------
         list of str
-            The best first; one name if it beats all others at 5 %, or if no other eraser has a
-            value. Empty if no seed has values of all.
+            Names of erasers, the best one first. One name if the best is significantly better than
+            all others (5 % level) or no other eraser has a value; empty if there is no seed at
+            which all erasers have a value.
 
         Raises
         ------
         InputError
-            No such metric, or one without a direction.
+            The comparison has no such metric, or the metric has no direction.
         """
         return list(self.verdict(metric, head=head, p=p).leaders)
 
     def verdict(
         self, metric: str = "worst_group", *, head: str | None = None, p: float | None = None
     ) -> Verdict:
-        """Order of the erasers by a metric, over the seeds at which all have a value.
+        """Order the erasers by a metric, over the seeds at which all of them have a value.
 
         Parameters
         ----------
         metric : str
-            A figure.
+            One of :attr:`metrics`.
         head, p
             As for :meth:`values`.
 
         Returns
         -------
         Verdict
-            ``order``, ``leaders``, ``level`` (equal to the best), ``tested``, ``n_seeds`` and
-            ``confirmed``.
+            ``order``, ``leaders``, ``level`` (erasers with the best mean), ``tested``, ``n_seeds``
+            and ``confirmed``.
 
         Raises
         ------
         InputError
-            No such metric, or one without a direction.
+            The comparison has no such metric, or the metric has no direction.
         """
         lower = self.metric(metric).lower_is_better
         if lower is None:
@@ -466,52 +473,52 @@ class Comparison:
     def decision(
         self, metric: str | None = None, *, head: str | None = None, p: float | None = None
     ) -> _decision.Decision:
-        """The eraser to take, with reasons and limits; the report opens with it.
+        """Recommend an eraser by one metric, with reasons.
 
-        An eraser is taken if it is significantly better than every other one, and than unerased
-        rows. There is no gain where the 95 % interval of the best eraser's gain over unerased
-        rows ends below .01. All else is not decided: the sentence names the seeds or rows that
-        would narrow the interval, and of erasers that are not significantly different the one
-        that changes the rows least.
+        The outcome is "decided" if one eraser is significantly better than every other eraser and
+        than unerased rows, and "no gain" if the 95 % interval of the gain of the best eraser over
+        unerased rows is below .01. Otherwise it is "not decided": the recommendation is then the
+        eraser that changes the rows least, of those not significantly different from the best, and
+        the sentence says how many seeds or rows would narrow the interval.
 
         Parameters
         ----------
         metric : str, optional
-            A figure; the default is the first of the summary, such as the worst group, or the
-            accuracy where the worst group has fewer than 20 test rows at some seed.
+            One of :attr:`metrics`. The default is the first metric of the summary, such as
+            "worst_group"; "accuracy" if the worst group has fewer than 20 test rows at some seed.
         head, p
             As for :meth:`values`.
 
         Returns
         -------
         Decision
-            ``outcome``, ``eraser``, ``metric``, ``head`` and ``sentence``, which it prints.
+            ``outcome``, ``eraser``, ``metric``, ``head`` and ``sentence``; prints as the sentence.
 
         Raises
         ------
         InputError
-            No such metric, or one without a direction.
+            The comparison has no such metric, or the metric has no direction.
         """
         return _decision.decision(self, metric, head, p)
 
     def table(self, metric: str, *, head: str | None = None) -> _tables.Table:
-        """A figure by eraser and level.
+        """Table of a metric by eraser and association level.
 
         Parameters
         ----------
         metric : str
-            A figure.
+            One of :attr:`metrics`.
         head : str, optional
-            Of figures that depend on it; the default is the first.
+            Name of a head, for metrics of heads; the default is the first head.
 
         Returns
         -------
         Table
-            Rows of cells; prints as text and shows as HTML.
+            Prints as text, and shows as HTML in notebooks.
         """
         return _tables.by_level(self, metric, head)
 
-    # -- showing ---------------------------------------------------------------------------
+    # -- text, figures and reports ---------------------------------------------------------
 
     def __str__(self) -> str:
         return f"{_tables.wrapped(str(self.decision()))}\n\n{_tables.overview(self)}"
@@ -532,19 +539,19 @@ class Comparison:
         Parameters
         ----------
         kind : {"association", "alphas", "covariance", "leakage", "groups", "trade-off", "partial"}
-            Figure to show.
+            Kind of figure.
         **options
-            ``metric``, ``head``, ``p``, ``reference``, where the figure has them.
+            ``metric``, ``head``, ``p`` and ``reference``, for the kinds that have them.
 
         Returns
         -------
         matplotlib.figure.Figure
-            To show or save.
+            The figure, not attached to a window.
 
         Raises
         ------
         InputError
-            An unknown kind, or one that the run has nothing for.
+            The kind is unknown, or the comparison has no data for it.
         MissingExtraError
             matplotlib is not installed.
         """
@@ -553,17 +560,17 @@ class Comparison:
         return figures.draw(self, kind, **options)
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
-        """Write a report: one file with tables and figures that asks the network for nothing.
+        """Write a report: one HTML file with tables and figures that loads nothing from a network.
 
         Parameters
         ----------
         path : path
-            The file; its folder must exist. It is complete or, after an error, as it was.
+            Path of the file, in an existing folder. After an error the file is unchanged.
 
         Returns
         -------
         Path
-            The file.
+            Path of the file.
 
         Raises
         ------
@@ -576,7 +583,7 @@ class Comparison:
         return as_path(path)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """The long form: one dictionary per seed, p, eraser, head, alpha and metric."""
+        """Yield one dictionary per seed, p, eraser, head, alpha and metric (long format)."""
         for r in self.records:
             if r.eraser == ADVICE:
                 continue
@@ -590,7 +597,7 @@ class Comparison:
                            "value": value, "n": r.sizes[2], "reason": None}  # fmt: skip
 
     def to_frame(self, backend: str = "pandas") -> Any:
-        """The long form as a frame: seed, p, eraser, head, lambda, metric, value, n, reason.
+        """Convert to a frame: seed, p, eraser, head, alpha, metric, value, n, reason.
 
         Parameters
         ----------
@@ -600,11 +607,13 @@ class Comparison:
         Returns
         -------
         frame
-            One row per figure. The head is empty for figures of the eraser itself, and
-            "alphas" for the points of the path.
+            One row per value. The head is "" for metrics of the eraser itself, and "alphas" for
+            the head "retrained" at each alpha.
 
         Raises
         ------
+        InputError
+            The backend is unknown.
         MissingExtraError
             The library is not installed.
         """
@@ -626,33 +635,33 @@ class Comparison:
     # -- files -----------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write everything to one JSON file.
+        """Save the comparison as one JSON file.
 
         Parameters
         ----------
         path : path
-            The file; it is complete or absent.
+            Path of the file. After an error the file is unchanged.
         """
         write_text(path, to_text(self.records, self.context))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Comparison:
-        """Read what :meth:`save` wrote.
+        """Load a comparison that :meth:`save` wrote.
 
         Parameters
         ----------
         path : path
-            The file.
+            Path of the file.
 
         Returns
         -------
         Comparison
-            With the same tables.
+            The saved comparison.
 
         Raises
         ------
         FileFormatError
-            Truncated, foreign, or written by a version with another format.
+            The file is truncated, no comparison, or of another version of the format.
         """
         try:
             text = as_path(path).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""compare: erasers x heads x association levels x seeds, in processes and resumable."""
+"""Function compare: every eraser with every head, level and seed, in parallel and resumable."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from splince_fast.moments import Moments
 
 JobId = tuple[int, float | None]  # seed and level
 _ADVISER = Component(ADVICE, None, "advice")
-_LAYOUT = 3  # of the records; those of another layout are computed again
+_LAYOUT = 3  # version of the record layout; records of another version are computed again
 
 
 def compare(
@@ -72,99 +72,103 @@ def compare(
 ) -> Comparison:
     """Compare erasers on one data set: leakage, task accuracy and distortion, with intervals.
 
-    For every seed and level of association the rows are split, moments are merged from pieces
-    that were accumulated once per seed, every eraser is made from the same moments, heads are
-    fitted on erased training rows and scored on erased test rows, and probes look for the concept
-    in the test rows, which no eraser has seen. The figures are the same for any `n_jobs`, in any
-    order, interrupted or not.
+    For every seed and level of association, the rows are split into training, validation and test
+    rows; every eraser is fitted to the same moments of the training rows; heads are fitted on
+    erased training rows and scored on erased test rows; and probes predict the concept from erased
+    test rows. The values do not depend on `n_jobs`, on the order of the jobs, or on interruptions.
 
     Parameters
     ----------
     X : array-like of shape (n, d), or path
-        Embeddings: array, memory map, torch tensor, frame, a .npy file, a .parquet file with the
-        column "embedding", or a source, such as :func:`splince_fast.sources.from_parquet` of
-        another column. Maps and files are read block by block; a job holds its own rows, in
-        float64.
+        Embeddings: an array, memory map, torch tensor, frame, .npy file, .parquet file with the
+        column "embedding", or a source, such as :func:`splince_fast.sources.from_parquet` for
+        another column. Maps and files are read block by block; a job copies the rows of its split
+        to float64.
     task, concept : column of shape (n,)
-        Labels of any kind. Several concepts as a mapping, frame or tuple of columns are erased
-        jointly. Floats are a quantity; the association protocol needs classes.
+        Labels of any kind. Several concepts, passed as a mapping, frame or tuple of columns, are
+        erased jointly. Floats are a quantity; `association` needs classes.
     groups : column of shape (n,), optional
-        Rows of one group (a person, a document) stay in one part and in one fold, those that
-        choose alpha included; with `test` a group in several parts is an error.
+        Groups, such as persons or documents. All rows of a group are in the same part of a split
+        and in the same cross-validation fold; with `test`, a group in several parts is an error.
     erasers : sequence or mapping
-        Of "none", "SAL", "LEACE", "SPLINCE", "MeanProjection", "random", "INLP", "RLACE", and
-        "SAL+repair", "INLP+repair", "RLACE+repair", which keep the task by
-        :func:`splince_fast.repair` of the training rows; "LEACE*0.9" (any of them and a number) is
-        the partial eraser :meth:`Projection.scaled`, from whose rows a linear probe still reads the
-        concept; estimators with a ``projection_``, fitted
-        on copies of the centred and scaled training and validation rows; or functions from
-        :class:`Moments` of the training rows, with the variables "task" ("kept task" where a
-        concept is named "task") and "concept" (or the names of several), to a :class:`Projection`
-        or :class:`ConditionalEraser`. A mapping names them. Estimators get a mapping of columns
-        where there are both classes and quantities among several concepts.
+        Names, estimators or functions; a mapping gives them other names. Names are "none", "SAL",
+        "LEACE", "SPLINCE", "MeanProjection", "random", "INLP", "RLACE", "quadratic", "isotropic"
+        and "oracle". "SAL+repair", "INLP+repair" and "RLACE+repair" restore the covariance with the
+        task by :func:`splince_fast.repair`. A name with a factor, such as "LEACE*0.9", is the
+        partial eraser :meth:`Projection.scaled`, after which a linear probe still finds the
+        concept.
 
-        "quadratic" and "isotropic" are :func:`splince_fast.quadratic` and ``isotropic`` of two
-        folds of the training rows, for one concept of classes; both keep the task. "oracle"
-        (:func:`splince_fast.oracle`, which keeps the task) and "quadratic" erase training,
-        validation and test rows with the concept's label of each row, so that their figures hold
-        only where every later row has its label; a note of the result says so.
+        An estimator is fitted on copies of the centred and scaled training and validation rows and
+        must have a ``projection_``; several concepts of both classes and quantities are passed to
+        it as a mapping of columns. A function is called with the :class:`Moments` of the training
+        rows and returns a :class:`Projection` or :class:`ConditionalEraser`; the variables of the
+        moments are "task" ("kept task" if a concept is named "task") and "concept", or the names
+        of several concepts.
+
+        "quadratic" and "isotropic" are :func:`splince_fast.quadratic` and ``isotropic`` for one
+        concept of classes, fitted to two folds of the training rows; both keep the task. "oracle"
+        (:func:`splince_fast.oracle`, which keeps the task) and "quadratic" use the concept label of
+        every training, validation and test row: the results hold only for rows with a label of the
+        concept, as a note of the result says.
     heads : sequence or mapping
-        Of "retrained" (refitted after erasing, its alpha selected), "frozen" (that of the
-        unerased rows), "unregularised"; or classifiers, fitted on erased rows.
+        "retrained" (fitted on erased rows, with a selected alpha), "frozen" (fitted on unerased
+        rows), "unregularised" (fitted on erased rows with alpha 0), or classifiers, which are
+        fitted on erased rows. A mapping gives them other names.
     association : float or sequence of float, optional
         Levels p of :func:`spurious_split`; None is the natural split.
     aligned_class, sizes
-        As for :func:`spurious_split`; the default sizes are the largest feasible at all levels.
-        Without `sizes` a job holds at most 512 MiB of rows, drawn at random where there are more.
+        As for :func:`spurious_split`; the default sizes are the largest that are feasible at all
+        levels. Without `sizes`, a job uses a random sample of the rows if they exceed 512 MiB.
     association_method : {"subsample", "weights"}
-        How training and validation rows reach an association, as for :func:`spurious_split`:
-        cells lose rows, or all rows stay and moments, heads and the choice of alpha weigh
-        them. Test rows are the same for both. Estimators and classifiers get ``sample_weight``.
+        As `method` of :func:`spurious_split`: cells are subsampled, or all rows are kept and
+        weighted in the moments, in heads and in the selection of alpha. Both have the same test
+        rows. Estimators and classifiers receive the weights as ``sample_weight``.
     unlabelled : bool
-        Let training rows that have the concept and lack the task count for the moments, thus for
-        Cov(x) and for the covariance with the concept; heads and probes never see them.
+        Whether rows with a label of the concept but none of the task are added to the moments, and
+        so to Cov(x) and the covariance with the concept. Heads and probes do not use them.
     n_seeds, random_state : int
         The seeds are random_state, random_state + 1, ...
     alphas : sequence of float
-        Penalties to choose from; every point is kept.
+        Candidate penalties of the head "retrained"; the result has the metrics at each of them.
     select : {"worst_group", "accuracy"}
-        Score of the validation rows that chooses alpha, the same for every eraser.
+        Validation score by which alpha is selected, for every eraser.
     leakage : sequence of {"linear", "quadratic", "mlp", "boosting"}
-        Probes for the concept on erased test rows; a quantity has the linear one alone.
+        Probes for the concept on erased test rows; for a quantity only "linear" is computed.
     metrics : mapping of str to function or Metric, optional
-        Further metrics of (y_true, y_pred). A :class:`Metric` says in which direction it is
-        better; a function alone is shown without a best eraser and without a star.
+        Custom metrics, functions of (y_true, y_pred). A :class:`Metric` has a direction; for a
+        plain function, no eraser is marked as the best.
     test : column of shape (n,), optional
-        A split of your own, instead of resampling: a mask of test rows, or the names "train",
-        "validation", "test". Pass ``n_seeds=1``; intervals are then of a bootstrap.
+        A fixed split instead of resampling: a mask of test rows, or a column of the names "train",
+        "validation" and "test". A fixed split requires ``n_seeds=1``, and its intervals are
+        bootstrap intervals.
     n_jobs : int, optional
-        Processes, each with one BLAS thread; -1 is one per processor.
+        Number of processes, each with one BLAS thread; -1 is one per processor.
     run : path, optional
-        A folder in which every finished cell is kept: a run that was stopped goes on from there.
-        A cell counts as finished while the data, settings, code and values that it depends on
-        are the same, globals and closures of functions included; functions of which these cannot
-        be read are named in a warning and computed again.
+        Folder in which finished records are stored: an interrupted run continues from them. A
+        record is computed again if its data, settings or code have changed, including the globals
+        and closures of functions. Functions whose code or variables cannot be read are computed
+        again in every run, with a warning.
     progress : bool, optional
         Show a progress bar on stderr; by default only in a terminal or notebook, after two
         seconds.
     strict : bool
-        Raise where an eraser, head or metric fails, instead of keeping the reason as a row.
+        Raise if an eraser, head or metric fails, instead of storing the reason in the result.
 
     Returns
     -------
     Comparison
-        Tables, differences with tests, figures and a report.
+        The result, with tables, tests of differences, figures and a report.
 
     Raises
     ------
     InputError, LabelError, NonFiniteError, NotEnoughDataError
-        Before anything runs; or at a failing cell where `strict` is set.
+        Invalid arguments, before any job runs; or, with `strict`, a failed eraser, head or metric.
 
     Warns
     -----
     SplinceWarning
-        Test rows also occur among training rows; rows lack labels, or are more than a job holds;
-        cells cannot be reused.
+        Some test rows are equal to training rows; rows lack labels; a job uses a sample of the
+        rows; records cannot be reused by a later run.
 
     Examples
     --------
@@ -199,14 +203,14 @@ def compare(
     for cell, cell_key in keys.items():
         if cell_key not in journal.records:
             erasers = pending.setdefault((cell.seed, cell.p), [])
-            # An eraser with a missing record runs again with all heads.
+            # An eraser without all of its records runs again with all heads.
             if components[cell.eraser] not in erasers:
                 erasers.append(components[cell.eraser])
     records = {cell: journal.records[k] for cell, k in keys.items() if k in journal.records}
     with tempfile.TemporaryDirectory(prefix="splince-fast-") as scratch, ExitStack() as stack:
         bar = stack.enter_context(Progress(len(pending), show=progress, unit="jobs"))
         for job_records in _run_jobs(plan, splits, pending, workers, Path(scratch)):
-            journal.add({keys[r.id]: r for r in job_records if not _is_unread(plan, r)})
+            journal.add({keys[r.id]: r for r in job_records if not _is_unreadable(plan, r)})
             records |= {r.id: r for r in job_records}
             failed = [r for r in job_records if r.reason and r.eraser != ADVICE]
             if strict and failed:
@@ -216,7 +220,7 @@ def compare(
 
 
 def _keys(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> dict[RecordId, str]:
-    """Hash of all that a record depends on, for every record in its order."""
+    """Hash of the inputs of each record, by record id, in the order of the result."""
     heads = {head.name: head.identity for head in plan.heads}
     metrics = {metric.name: metric.identity for metric in plan.metrics}
     keys = {}
@@ -244,29 +248,29 @@ def _keys(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> dict[RecordId,
 
 
 def _pairs(plan: ComparisonPlan) -> list[tuple[Component, str]]:
-    """(eraser, head) of every record of a job, the eraser's own first."""
+    """(eraser, head) of every record of a job; the record of an eraser precedes its heads."""
     pairs = [(e, h) for e in plan.erasers for h in (ERASER_ROW, *(h.name for h in plan.heads))]
     return [*pairs, (_ADVISER, ERASER_ROW)] if isinstance(plan.task, ClassCodes) else pairs
 
 
-def _is_unread(plan: ComparisonPlan, record: Record) -> bool:
-    """Whether a record depends on a component whose changes cannot be detected."""
+def _is_unreadable(plan: ComparisonPlan, record: Record) -> bool:
+    """Whether a record depends on an eraser, head or metric whose code cannot be read."""
     used = [e for e in plan.erasers if e.name == record.eraser]
     if record.head != ERASER_ROW:
         used += [*(h for h in plan.heads if h.name == record.head), *plan.metrics]
-    return any(component.unread for component in used)
+    return any(component.unreadable for component in used)
 
 
 def _data_notes(
     plan: ComparisonPlan, splits: Mapping[JobId, Split], *, resumable: bool
 ) -> list[str]:
-    """Notes on the data, which are also warnings, and on the splits."""
+    """Return notes on the data and on the splits; notes on the data are also given as warnings."""
     notes = list(plan.notes)
     if resumable:
         notes += [
             f"{component.name} is computed again in every run, because its changes cannot be "
-            f"seen: {component.unread}"
-            for component in (*plan.erasers, *plan.heads, *plan.metrics) if component.unread
+            f"detected: {component.unreadable}"
+            for component in (*plan.erasers, *plan.heads, *plan.metrics) if component.unreadable
         ]  # fmt: skip
     n = len(plan.usable)
     missing = n - int(plan.usable.sum())
@@ -274,11 +278,11 @@ def _data_notes(
         text = f"{missing:,} of {n:,} rows lack a label and were left out"
         first = next(iter(splits.values()))
         if plan.unlabelled:
-            more = len(plan.moment_rows(first)[0]) - len(first.train)
-            text += f", but for the moments, in which {more:,} of them count"
+            n_unlabelled = len(plan.moment_rows(first)[0]) - len(first.train)
+            text += f", but for the moments, in which {n_unlabelled:,} of them count"
         notes.append(text)
     hashes = (hash(row.tobytes()) for _, rows in blocks(plan.X) for row in rows)
-    row_hash = np.fromiter(hashes, dtype=np.int64, count=len(plan.X))  # equal rows, equal hashes
+    row_hash = np.fromiter(hashes, dtype=np.int64, count=len(plan.X))
     shared = max(
         int(np.isin(row_hash[split.test], row_hash[plan.moment_rows(split)[0]]).sum())
         for split in splits.values()
@@ -295,7 +299,7 @@ def _data_notes(
 
 
 def _unused_rows_note(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> list[str]:
-    """Note on the rows that the subsamples of association levels leave out; none with `sizes`."""
+    """Note on the number of rows that the association levels leave unused; [] with `sizes`."""
     used, n = max(sum(split.sizes) for split in splits.values()), int(plan.usable.sum())
     subsampled = plan.protocol is not None and plan.association_method == "subsample"
     if not subsampled or plan.max_rows is None or plan.notes or used == n:
@@ -307,7 +311,10 @@ def _unused_rows_note(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> li
 
 
 def _weight_notes(splits: Mapping[JobId, Split]) -> list[str]:
-    """Effective numbers of weighted training rows: the largest and the smallest of all splits."""
+    """Note on the effective number of weighted training rows, largest and smallest over splits.
+
+    [] without weights.
+    """
     sums = [(float(s.weights.sum()), s) for s in splits.values() if s.weights is not None]
     if not sums:
         return []
@@ -321,7 +328,7 @@ def _weight_notes(splits: Mapping[JobId, Split]) -> list[str]:
 
 
 def _context(plan: ComparisonPlan, splits: Mapping[JobId, Split], notes: list[str]) -> Context:
-    """The context of the result."""
+    """Settings and data of the comparison, for the result."""
     first = next(iter(splits.values()))
     truth = None
     if plan.test is not None and isinstance(plan.task, ClassCodes):
@@ -352,15 +359,15 @@ def _context(plan: ComparisonPlan, splits: Mapping[JobId, Split], notes: list[st
     )  # fmt: skip
 
 
-# -- jobs in processes of one BLAS thread each ------------------------------------------------
+# -- processes, with one BLAS thread each -----------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """Runs jobs in this process or another one; it is pickled with every call.
+    """Runner of jobs, in the calling process or in a worker process; pickled with every call.
 
-    `rows` are an array, or the path of a .npy file that the process maps; `own_process` is False
-    in the process of the caller.
+    `rows` is an array, or the path of a .npy file that is memory-mapped; `own_process` is False in
+    the calling process.
     """
 
     plan: ComparisonPlan
@@ -369,7 +376,7 @@ class Worker:
     own_process: bool
 
     def make_moments(self, seed: int, splits: Sequence[Split]) -> None:
-        """Accumulate the rows of a seed once, and write the moments of its levels."""
+        """Accumulate the rows of a seed once, and save the moments of each level."""
         plan = self.plan
         with self._one_thread():
             parts = [plan.moment_rows(split) for split in splits]
@@ -380,7 +387,7 @@ class Worker:
     def run_job(
         self, seed: int, p: float | None, split: Split, erasers: Sequence[Component]
     ) -> list[Record]:
-        """Records of the erasers at a seed and level."""
+        """Return the records of the erasers at a seed and level."""
         with self._one_thread():
             moments = Moments.load(self._path(seed, p))
             return Job(self.plan, self._rows(), seed, p, split, moments).run(erasers)
@@ -393,7 +400,7 @@ class Worker:
         return np.load(rows, mmap_mode="r") if isinstance(rows, str) else np.asarray(rows)
 
     def _one_thread(self) -> AbstractContextManager[object]:
-        """Limit BLAS to one thread, and in a worker process also the library's kernels."""
+        """Limit BLAS, and in a worker process also the library's kernels, to one thread."""
         from threadpoolctl import threadpool_limits
 
         if self.own_process:
@@ -409,7 +416,7 @@ def _run_jobs(
     workers: int,
     scratch: Path,
 ) -> Iterator[list[Record]]:
-    """Records of finished jobs, in any order: first the moments of each seed, then its levels."""
+    """Compute the moments of all seeds, then run the jobs; yield the records of each, unordered."""
     if not pending:
         return
     joblib: Any = import_module("joblib")
@@ -426,27 +433,28 @@ def _run_jobs(
     seeds = dict.fromkeys(seed for seed, _ in pending)
     levels = {seed: [splits[seed, p] for p in plan.levels] for seed in seeds}
     list(parallel(joblib.delayed(worker.make_moments)(seed, levels[seed]) for seed in seeds))
-    left = dict(pending)
-    for alone in (False, True):
-        # After a worker has died, the other jobs run alone, one at a time.
-        for batch in [[job] for job in left] if alone else [list(left)]:
-            calls = (joblib.delayed(worker.run_job)(*j, splits[j], left[j]) for j in batch)
+    remaining = dict(pending)
+    for one_by_one in (False, True):
+        # If a worker died, the remaining jobs run one at a time.
+        for batch in [[job] for job in remaining] if one_by_one else [list(remaining)]:
+            calls = (joblib.delayed(worker.run_job)(*j, splits[j], remaining[j]) for j in batch)
             try:
                 for records in parallel(calls):
-                    del left[records[0].seed, records[0].p]
+                    del remaining[records[0].seed, records[0].p]
                     yield records
             except loky.TerminatedWorkerError as error:
-                if alone:
+                if one_by_one:
                     reason = f"the process died twice, perhaps for lack of memory ({error})"
-                    yield _failed(plan, batch[0], splits[batch[0]], left.pop(batch[0]), reason)
-        if not left:
+                    job = batch[0]
+                    yield _failed(plan, job, splits[job], remaining.pop(job), reason)
+        if not remaining:
             return
 
 
 def _failed(
     plan: ComparisonPlan, job: JobId, split: Split, erasers: Sequence[Component], reason: str
 ) -> list[Record]:
-    """Records of a job that could not be run."""
+    """Records of a job that could not be run, with the reason."""
     return [
         Record(*job, split.sizes, eraser.name, head, reason=reason)
         for eraser, head in _pairs(plan) if eraser in erasers
@@ -454,9 +462,10 @@ def _failed(
 
 
 def _on_disk(X: NDArray[np.generic], scratch: Path) -> str:
-    """Path of a .npy file of the rows, which every worker maps."""
+    """Return the path of a .npy file of the rows, for workers to map; write it if needed."""
+    # Changes of a map in mode "c" are not in its file.
     if isinstance(X, np.memmap) and X.mode != "c" and X.flags.c_contiguous:
-        name = str(X.filename)  # in mode "c" the file lacks the changes that were made to the map
+        name = str(X.filename)
         if name.endswith(".npy") and np.load(name, mmap_mode="r").shape == X.shape:
             return name
     path = scratch / "rows.npy"
@@ -465,7 +474,7 @@ def _on_disk(X: NDArray[np.generic], scratch: Path) -> str:
 
 
 def workers_of(n_jobs: int | None) -> int:
-    """Number of processes."""
+    """Number of processes for a value of `n_jobs`; InputError for an invalid one."""
     if n_jobs is None:
         return 1
     if not is_integer(n_jobs) or n_jobs == 0:

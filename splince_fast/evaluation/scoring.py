@@ -1,6 +1,6 @@
-"""Metrics of a comparison: computation, label and direction of each, in one table.
+"""Metrics of a comparison: function, label and direction of each, in one table.
 
-A new metric is one entry of :data:`METRICS`; tables, plots, ranking and tests read it there.
+To add a metric, add one entry to :data:`METRICS`: tables, plots and tests read it from there.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from splince_fast.projection import Projection
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
 
-# Deviations below this, relative to those of unerased rows or of the task, are rounding.
+# Standard deviations of erased features below this fraction of the root mean variance of unerased
+# rows are rounding error; so are ranges of predictions below this fraction of the task's range.
 ROUNDING = 2.0**-32
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric of :func:`compare`, with the direction in which it is better.
+    """A metric of :func:`compare`, with its direction.
 
     Parameters
     ----------
     score : callable or None
-        ``score(y_true, y_pred)`` returns a float, for a metric that is passed to
-        :func:`compare`.
+        Function ``score(y_true, y_pred)`` that returns a float, for a custom metric.
     lower_is_better : bool, optional
-        Without it the metric is shown, but no eraser is called the best by it.
+        Direction; by default the metric is shown, but no eraser is marked as the best.
     label : str
-        Of tables and plots; the default is the key in ``metrics=``.
+        Label in tables and plots; the default is the key in ``metrics=``.
     of : {"head", "eraser"}
-        Whose metric it is; a metric that is passed to :func:`compare` is one of heads.
+        Object that the metric describes; "head" for a custom metric.
     definition : str
-        Of the column, for the end of the report.
+        Definition of the metric, shown at the end of the report.
 
     Examples
     --------
@@ -78,11 +78,11 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class TableMetric(Metric):
-    """A metric of the library, with facts that tests and decisions depend on.
+    """A metric of the library, with properties on which tests and decisions depend.
 
-    `fraction_of` names the rows of which it is a fraction, or a mean of fractions: all test "rows",
-    those of the worst "cell", or "" for other figures. `bounded` says that a difference of .01 has
-    the same meaning at every value, as for accuracies.
+    `fraction_of` is "rows" for a metric that is a fraction (or a mean of fractions) of all test
+    rows, "cell" for a fraction of the rows of one cell, and "" for other metrics. `bounded` is True
+    if a difference of .01 has the same meaning at every value of the metric, as for accuracies.
     """
 
     fraction_of: str = ""
@@ -91,10 +91,10 @@ class TableMetric(Metric):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClassPredictions:
-    """Predicted classes of test rows, and the labels that they are scored by.
+    """Predicted classes and true labels of test rows.
 
-    `y_pred` holds codes of `classes`, those of the task; `concept_classes` are empty where there
-    is no joint class of the concepts.
+    `y_pred` (n,) holds codes of the task, whose class names are `classes`; `concept_classes` are
+    the names of the joint classes of the concepts, empty if a concept is a quantity.
     """
 
     labels: TestLabels
@@ -103,27 +103,31 @@ class ClassPredictions:
     concept_classes: tuple[str, ...] = ()
 
     def counts(self, codes: Codes) -> tuple[Codes, Codes, Codes]:
-        """Codes that occur, their numbers of rows, and of rows that are predicted correctly."""
+        """Codes with at least one row, their row counts, and their counts of correct predictions.
+
+        `codes` is (n,), the code of every row.
+        """
         counts, n_correct = counts_per_code(codes, self.labels.task == self.y_pred)
         present = np.flatnonzero(counts)
         return present, counts[present], n_correct[present]
 
     def cells(self) -> tuple[CellCount, ...]:
-        """Counts of the cells that have rows."""
+        """Counts of the cells that have test rows."""
         if self.labels.cells is None:
             return ()
         columns = (counts.tolist() for counts in self.counts(self.labels.cells))
         return tuple(map(CellCount._make, zip(*columns, strict=True)))
 
     def scores(self) -> dict[str, float]:
-        """Metrics of the library that are defined for these labels."""
+        """Values of the library's metrics that are defined for the labels."""
         return scores(OF_CLASSES, self) | self._fairness()
 
     def _fairness(self) -> dict[str, float]:
-        """Fairness metrics for two classes of the task, as fairlearn defines them.
+        """Fairness metrics for two classes of the task; {} for other tasks.
 
-        Rates of a group without rows of the class do not count. Formulas: fairlearn's
-        ``demographic_parity_difference`` and ``equalized_odds_difference``.
+        Definitions: ``demographic_parity_difference`` and ``equalized_odds_difference`` of
+        fairlearn. A class of the concept without rows of a class of the task is left out of the
+        rates for that class of the task.
         """
         task, concept, names = self.labels.task, self.labels.concept, self.concept_classes
         if concept is None or not names or len(self.classes) != 2 or set(task) != {0, 1}:
@@ -139,7 +143,7 @@ class ClassPredictions:
         }
 
     def columns(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Names of true and predicted classes, for the caller's metrics."""
+        """Names of the true and of the predicted classes, (n,) each, for custom metrics."""
         names = names_array(self.classes)
         return names[self.labels.task], names[self.y_pred]
 
@@ -173,12 +177,12 @@ Predictions = ClassPredictions | QuantityPredictions
 
 
 def as_codes(y_pred: NDArray[Any], n: int, classes: Codes) -> Codes:
-    """Predictions of a head as (n,) codes of the classes that it was fitted to.
+    """Convert predictions of a head to (n,) codes; `classes` are the codes that it was fitted to.
 
     Raises
     ------
     InputError
-        Another shape, or a value that is no code of a class, such as a regressor predicts.
+        The shape is not (n,), or a value is no code of a class, as from a regressor.
     """
     if y_pred.shape != (n,):
         raise InputError(f"the head predicts shape {y_pred.shape} for {n} rows; it must be ({n},)")
@@ -192,12 +196,12 @@ def as_codes(y_pred: NDArray[Any], n: int, classes: Codes) -> Codes:
 
 
 def as_quantities(y_pred: NDArray[Any], shape: tuple[int, ...]) -> Float:
-    """Predictions of a head as float64 values of the shape (n, k) of the task.
+    """Convert predictions of a head to float64 of the shape (n, k) of the task.
 
     Raises
     ------
     InputError
-        Another shape; for one column (n,) is one, too.
+        The shape is neither (n, k) nor, for k = 1, (n,).
     """
     if y_pred.shape != shape and (*y_pred.shape, 1) != shape:
         raise InputError(f"the head predicts shape {y_pred.shape}, and the task has {shape}")
@@ -208,9 +212,9 @@ def as_quantities(y_pred: NDArray[Any], shape: tuple[int, ...]) -> Float:
 class Erasure:
     """Effect of an eraser r on the training rows.
 
-    `ratios` are |Cov(r(x), v)|_F^2 / |Cov(x, v)|_F^2 for the task and each concept v. The
-    distortion E|r(x) - x|^2 / E|x - E x|^2 is NaN for rows without variance, the rank None for a
-    map that depends on labels.
+    `ratios` holds |Cov(r(x), v)|_F^2 / |Cov(x, v)|_F^2 for the task and each concept v; `task` is
+    the name of the task in it. `distortion` is E|r(x) - x|^2 / E|x - E x|^2, NaN for rows without
+    variance; `rank` is None for a map that depends on labels.
     """
 
     ratios: dict[str, float]
@@ -222,7 +226,7 @@ class Erasure:
     def of_projection(
         cls, projection: Projection, moments: Moments, S: Float, task: str, concepts: Sequence[str]
     ) -> Erasure:
-        """The effect of an affine map on rows with these moments and Cov(x) = S, ddof 0."""
+        """Effect of an affine map on rows with the given moments; S is Cov(x), (d, d), ddof 0."""
         left, right = projection.left, projection.right
         moved = float(np.sum((left.T @ left) * (right.T @ S @ right).T))
         shift = left @ (right.T @ (moments.mean - projection.mean))
@@ -235,13 +239,13 @@ class Erasure:
     def of_rows(
         cls, before: Moments, after: Moments, change: float, task: str, concepts: Sequence[str]
     ) -> Erasure:
-        """The effect of a map between two moments; `change` is E|r(x) - x|^2."""
+        """Effect of a map, from the moments before and after it; `change` is E|r(x) - x|^2."""
         ratios = {}
         for v in (task, *concepts):
-            left, whole = (
+            squares_after, squares_before = (
                 float(np.sum(m.cross_covariance(v, ddof=0) ** 2)) for m in (after, before)
             )
-            ratios[v] = left / whole if whole else math.nan
+            ratios[v] = squares_after / squares_before if squares_before else math.nan
         variance = float(np.trace(before.covariance(ddof=0)))
         return cls(ratios, task, change / variance if variance else math.nan, None)
 
@@ -285,7 +289,7 @@ def _concept_correlation(predictions: QuantityPredictions) -> float | None:
     concept = predictions.concept
     if concept is None or not np.ptp(concept) > 0:
         return None
-    # A prediction that is constant but for rounding has no correlation.
+    # A prediction that is constant up to rounding error has no correlation.
     varied = np.ptp(predictions.y_pred, axis=0) > ROUNDING * np.ptp(predictions.y_true, axis=0)
     columns = predictions.y_pred.T[varied]
     return max((abs(float(np.corrcoef(c, concept)[0, 1])) for c in columns), default=None)
@@ -298,15 +302,15 @@ def _residual(erasure: Erasure) -> float:
 OF_CLASSES: dict[str, TableMetric] = {
     "accuracy": TableMetric(
         _accuracy, False, "accuracy", fraction_of="rows",
-        definition="fraction of test rows that the head gets right",
+        definition="fraction of test rows that the head predicts correctly",
     ),
     "class_accuracy": TableMetric(
         _class_accuracy, False, "acc/class", fraction_of="rows",
-        definition="mean over classes of the task of their accuracy",
+        definition="accuracy within each class of the task, averaged over classes",
     ),
     "worst_group": TableMetric(
         _worst_group, False, "worst group", fraction_of="cell",
-        definition="lowest accuracy of a cell, the test rows of one class of task and concept each",
+        definition="lowest accuracy of a cell: test rows of one class of task and one of concept",
     ),
     "tpr_gap": TableMetric(
         _tpr_gap, True, "TPR gap", fraction_of="rows",
@@ -314,7 +318,8 @@ OF_CLASSES: dict[str, TableMetric] = {
         "positive rates of the classes of the concept",
     ),
 }  # fmt: skip
-# For two classes of the task; the key of a rate ends in "[class of the concept]".
+# Metrics for two classes of the task. The keys of selection rates are "selection_rate[CLASS]", with
+# a class of the concept.
 OF_FAIRNESS: dict[str, TableMetric] = {
     "demographic_parity": TableMetric(
         None, True, "DP difference",
@@ -341,8 +346,8 @@ OF_QUANTITIES: dict[str, TableMetric] = {
     ),
     "concept_correlation": TableMetric(
         _concept_correlation, True, "|corr concept|",
-        definition="absolute correlation of prediction and concept on test rows, the largest of a "
-        "task of several columns",
+        definition="absolute correlation of prediction and concept on test rows; the largest over "
+        "columns for a task of several columns",
     ),
 }  # fmt: skip
 OF_ERASERS: dict[str, TableMetric] = {
@@ -352,35 +357,36 @@ OF_ERASERS: dict[str, TableMetric] = {
     ),
     "distortion": TableMetric(
         lambda erasure: erasure.distortion, True, "distortion", "eraser",
-        "E|r(x) - x|^2 / E|x - E x|^2 on the training rows, the part of the variance that changes",
+        "E|r(x) - x|^2 / E|x - E x|^2 on the training rows: mean squared change of a row over the "
+        "total variance",
     ),
     "residual": TableMetric(
         _residual, True, "residual", "eraser",
-        "|Cov(r(x), z)| / |Cov(x, z)| on the training rows, z the concept: 0 but for rounding",
+        "|Cov(r(x), z)| / |Cov(x, z)| on the training rows, z the concept: 0 up to rounding error",
     ),
     "rank": TableMetric(
-        lambda erasure: erasure.rank, None, "rank", "eraser", "dimensions that are removed"
+        lambda erasure: erasure.rank, None, "rank", "eraser", "number of removed dimensions"
     ),
 }  # fmt: skip
-# Probes compute theirs for each concept: see `concept_key`.
+# Metrics of probes, computed for each concept; `concept_key` gives the keys.
 OF_PROBES: dict[str, TableMetric] = {
-    f"{probe}_{figure}": TableMetric(
+    f"{probe}_{score}": TableMetric(
         None, lower, f"{probe} {label}", "eraser", f"{text} of a probe for the concept: {kind}",
-        fraction_of="rows" if figure == "accuracy" else "",
+        fraction_of="rows" if score == "accuracy" else "",
     )
     for probe, kind in (
         ("probe", "a linear model that is trained and scored within test rows"),
-        ("quadratic", "a linear model of the features and their products"),
+        ("quadratic", "quadratic discriminant analysis"),
         ("mlp", "a small neural network"), ("boosting", "gradient-boosted trees"),
     )
-    for figure, lower, label, text in (
+    for score, lower, label, text in (
         ("accuracy", True, "acc", "accuracy"), ("auc", True, "AUC", "area under the ROC curve"),
-        ("r2", True, "R2", "R^2, 0 for the mean of its training rows,"),
-        ("chance", None, "chance", "fraction of the largest class"),
+        ("r2", True, "R2", "R^2 (0 for predicting the mean of the training rows)"),
+        ("chance", None, "chance", "chance level (fraction of the most frequent class)"),
     )
 }  # fmt: skip
 METRICS = OF_CLASSES | OF_FAIRNESS | OF_QUANTITIES | OF_PROBES | OF_ERASERS
-# Columns of a summary, heads before erasers; the first one that a run has is its headline.
+# Columns of a summary, metrics of heads before metrics of erasers.
 SUMMARY = (
     "worst_group", "accuracy", "tpr_gap", "r2", "mse", "concept_correlation", "probe_accuracy",
     "probe_auc", "probe_r2", "kept_covariance", "distortion",
@@ -388,25 +394,25 @@ SUMMARY = (
 
 
 def scores(table: Mapping[str, Metric], subject: Predictions | Erasure) -> dict[str, float]:
-    """Values of the metrics of a table that are defined for these predictions or this eraser."""
+    """Values of the metrics in a table that are defined for the predictions or the eraser."""
     values = {key: metric.score(subject) for key, metric in table.items() if metric.score}
     return {key: float(value) for key, value in values.items() if value is not None}
 
 
-def add_scores(record: Record, predictions: Predictions, own: Mapping[str, Metric]) -> Record:
-    """A record with the metrics of predictions on the test rows.
+def add_scores(record: Record, predictions: Predictions, custom: Mapping[str, Metric]) -> Record:
+    """Return the record with the metrics of the predictions on the test rows.
 
-    A metric of the caller's own that fails or is infinite is a reason beside the values of the
-    others.
+    If a custom metric fails or is infinite, its reason is stored; the other metrics keep their
+    values.
     """
     values, notes, reason = predictions.scores(), record.notes, record.reason
     if isinstance(predictions, ClassPredictions) and np.ptp(predictions.y_pred) == 0:
         worst = ", so its worst group has accuracy 0" * (values.get("worst_group") == 0.0)
         notes += (f"the head decides the same class everywhere{worst}",)
-    for name, metric in own.items():
+    for name, metric in custom.items():
         assert metric.score is not None
         try:
-            value = float(metric.score(*predictions.columns()))  # on copies
+            value = float(metric.score(*predictions.columns()))  # copies, as it may change them
             if math.isinf(value):
                 raise InputError(f"{value} has no mean; return NaN where the metric is undefined")
             values[name] = value
@@ -417,23 +423,24 @@ def add_scores(record: Record, predictions: Predictions, own: Mapping[str, Metri
 
 
 def reason_of(error: Exception) -> str:
-    """Reason of a failure: the error's text, after its type for errors of other packages."""
+    """Reason of a failure: the text of an error, preceded by its type if it is no SplinceError."""
     return str(error) if isinstance(error, SplinceError) else f"{type(error).__name__}: {error}"
 
 
 def own_metrics(metrics: object) -> dict[str, Metric]:
-    """The caller's own metrics, each with its label.
+    """Validate the custom metrics, and give each a label.
 
     Raises
     ------
     InputError
-        No mapping of names to functions or :class:`Metric`, or the name of one in the table.
+        `metrics` is no mapping of names to functions or :class:`Metric`, or a name is taken by a
+        metric of the library.
     """
     if metrics is None:
         return {}
     if not isinstance(metrics, Mapping):
         raise InputError("metrics must map names to functions of (y_true, y_pred), or to Metric")
-    own = {}
+    custom = {}
     for key, value in metrics.items():
         metric = value if isinstance(value, Metric) else Metric(value)
         if not callable(metric.score):
@@ -452,25 +459,28 @@ def own_metrics(metrics: object) -> dict[str, Metric]:
                 f"a metric of your own is named {key!r}, which is no text or a metric of compare "
                 "itself; pass it under another name"
             )
-        own[key] = Metric(metric.score, metric.lower_is_better, metric.label or key)
-    return own
+        custom[key] = Metric(metric.score, metric.lower_is_better, metric.label or key)
+    return custom
 
 
 def headline(present: Sequence[str]) -> str:
-    """The metric that a report opens with."""
+    """Main metric of a comparison: the first of SUMMARY that is among the metrics `present`.
+
+    If there is none, the first of `present`.
+    """
     return next(key for key in (*SUMMARY, *present) if key in present)
 
 
 def concept_key(key: str, concept: str, concepts: Sequence[str]) -> str:
-    """Key of a figure of one concept: "probe_auc", or "probe_auc[gender]" beside others."""
+    """Key of a metric of `concept`: "probe_auc", or "probe_auc[gender]" for several concepts."""
     return f"{key}[{concept}]" if len(concepts) > 1 else key
 
 
-def metric_of(key: str, own: Mapping[str, OwnMetric]) -> TableMetric:
-    """The entry of a key, without its function; the label names the concept or class, if any."""
+def metric_of(key: str, custom: Mapping[str, OwnMetric]) -> TableMetric:
+    """Metric of a key, without its function; the label includes a concept or class in brackets."""
     base, bracket, name = key.partition("[")
-    if key in own:
-        metric = own[key]
+    if key in custom:
+        metric = custom[key]
         return TableMetric(
             None, metric.lower_is_better, metric.label, definition="a metric of yours",
             fraction_of="rows" if base.endswith("accuracy") else "", bounded=False,

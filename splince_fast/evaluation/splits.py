@@ -1,4 +1,4 @@
-"""Splits: the association protocol, whose rule is documented to the row, and the natural split."""
+"""Splits into training, validation and test rows: association protocol and natural split."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Rows = NDArray[np.intp]
 Float = NDArray[np.float64]
 Cell = tuple[int, int]  # codes of task and concept
 Sizes = tuple[int, int, int]
-RowParts = tuple[Rows, Rows, Rows]
+RowParts = tuple[Rows, Rows, Rows]  # numbers of training, validation and test rows
 
 TEST_FRACTION, VALIDATION_FRACTION = 0.2, 0.1
 METHODS = ("subsample", "weights")
@@ -29,23 +29,24 @@ METHODS = ("subsample", "weights")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Split:
-    """Row numbers of three parts that share no row.
+    """Row numbers of three disjoint parts.
 
     Attributes
     ----------
     train, validation, test : ndarray of intp
-        Cell after cell in lexicographic order for :func:`spurious_split`.
+        Row numbers; for :func:`spurious_split`, cell by cell in lexicographic order.
     p : float or None
         Association of the training and validation rows; None for the natural split.
     aligned_class : object
-        The class of the concept aligned with the second class of the task, or a mapping.
+        Class of the concept that is aligned with the second class of the task, or a mapping from
+        classes of the task to classes of the concept.
     missing : int
-        Rows left out because a label is missing.
+        Number of rows left out because a label is missing.
     notes : tuple of str
-        Adjustments.
+        Adjustments of the sizes.
     weights, validation_weights : ndarray of float64 or None
-        Of the training and validation rows with ``method="weights"``: constant in a cell, and
-        adding up to (sum w)^2 / sum w^2, the effective number of rows. None for equal weights.
+        Weights of the training and validation rows with ``method="weights"``: constant in a cell,
+        with the sum (sum w)^2 / sum w^2, the effective number of rows. None for equal weights.
     """
 
     train: Rows
@@ -60,13 +61,16 @@ class Split:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Rows for training, validation and test."""
+        """Numbers of training, validation and test rows."""
         return len(self.train), len(self.validation), len(self.test)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Protocol:
-    """The association protocol of two columns: its cells, and the classes that are aligned."""
+    """The association protocol of task `y` and concept `z`; a cell is a pair of their classes.
+
+    `aligned_class` is as in `Split`; `groups` holds codes (n,), or None.
+    """
 
     y: ClassCodes
     z: ClassCodes
@@ -75,12 +79,13 @@ class Protocol:
 
     @classmethod
     def of(cls, y: ClassCodes, z: ClassCodes, aligned_class: object, groups: object) -> Protocol:
-        """Check the labels.
+        """Validate the labels and the aligned class; find the aligned class if it is None.
 
         Raises
         ------
         LabelError
-            One class only, an unknown class, or a task of more than two classes without a mapping.
+            A column has one class, a class is unknown, or a task of more than two classes has no
+            mapping.
         """
         for name, column in (("task", y), ("concept", z)):
             check_classes(name, column)
@@ -109,7 +114,7 @@ class Protocol:
         return cls(y, z, aligned_class, codes)
 
     def fractions(self, p: float) -> dict[Cell, float]:
-        """Fraction of each cell (codes of y, z) among training and validation rows."""
+        """Fraction of each cell (codes of y, z) among the training and validation rows at p."""
         K = len(self.z.classes)
         fractions = {}
         if isinstance(self.aligned_class, dict):
@@ -117,14 +122,14 @@ class Protocol:
             for a, name in enumerate(self.y.classes):
                 if name not in self.aligned_class:
                     continue
-                own = self.z.classes.index(self.aligned_class[name])
+                aligned = self.z.classes.index(self.aligned_class[name])
                 for b in range(K):
-                    fractions[a, b] = p / C if b == own else (1 - p) / C / (K - 1)
+                    fractions[a, b] = p / C if b == aligned else (1 - p) / C / (K - 1)
             return fractions
-        own = self.z.classes.index(self.aligned_class)
-        for a, aligned in ((0, (1 - p) / 2), (1, p / 2)):
+        aligned = self.z.classes.index(self.aligned_class)
+        for a, fraction in ((0, (1 - p) / 2), (1, p / 2)):
             for b in range(K):
-                fractions[a, b] = aligned if b == own else (0.5 - aligned) / (K - 1)
+                fractions[a, b] = fraction if b == aligned else (0.5 - fraction) / (K - 1)
         return fractions
 
     def cells(self) -> list[Cell]:
@@ -133,16 +138,16 @@ class Protocol:
 
     @property
     def usable(self) -> NDArray[np.bool_]:
-        """Rows with both labels."""
+        """Mask (n,) of the rows with both labels."""
         return np.asarray((self.y.codes >= 0) & (self.z.codes >= 0))
 
     def _inside(self, cell: Cell, rows: Rows | slice = slice(None)) -> NDArray[np.bool_]:
-        """Mask of the given rows, all by default, that are in a cell."""
+        """Mask of the rows of a cell among `rows`, by default among all rows."""
         a, b = cell
         return np.asarray((self.y.codes[rows] == a) & (self.z.codes[rows] == b))
 
     def largest_sizes(self, levels: Sequence[float]) -> Sizes:
-        """Largest sizes of the parts (70, 10, 20 %) that the cells allow at all levels."""
+        """Largest (training, validation, test) sizes, 70:10:20, that are feasible at all levels."""
         counts = {cell: int(self._inside(cell).sum()) for cell in self.cells()}
         total = math.inf
         for p in levels:
@@ -171,7 +176,7 @@ class Protocol:
         method: str = "subsample",
         on_shortage: str = "raise",
     ) -> Split:
-        """The split that :func:`spurious_split` documents."""
+        """Split as documented in :func:`spurious_split`."""
         if on_shortage not in ("raise", "shrink"):
             raise InputError(f"on_shortage is {on_shortage!r}; choose 'raise' or 'shrink'")
         pools = self._pools(sizes, np.random.default_rng(random_state))
@@ -182,7 +187,7 @@ class Protocol:
     def _subsample(
         self, p: float, sizes: Sizes, pools: Mapping[Cell, Pool], on_shortage: str
     ) -> Split:
-        """A split in which cells lose rows until they have their fractions."""
+        """Split by `method` "subsample": rows are dropped so that cells have their fractions."""
         needs = self._needs(p, sizes)
         notes: tuple[str, ...] = ()
         factor = min(pools[cell].feasible(need) for cell, need in needs.items())
@@ -206,7 +211,7 @@ class Protocol:
     def _all_rows(
         self, p: float, sizes: Sizes, pools: Mapping[Cell, Pool], on_shortage: str
     ) -> Split:
-        """A split in which every row that is not a test row is a training or validation row."""
+        """Split by `method` "weights", before weighting: no row is dropped to reach p."""
         fractions, cells = self.fractions(p), self.cells()
         need = sizes[2] // len(cells)
         notes: tuple[str, ...] = ()
@@ -236,7 +241,7 @@ class Protocol:
         return self._joined(parts, p, notes)
 
     def _joined(self, parts: list[RowParts], p: float, notes: tuple[str, ...]) -> Split:
-        """A split of the rows taken from each cell."""
+        """Concatenate the parts of all cells to a split."""
         train, validation, test = map(np.concatenate, zip(*parts, strict=True))
         if not len(train) or not len(test):
             raise NotEnoughDataError(
@@ -247,7 +252,7 @@ class Protocol:
         return Split(train, validation, test, float(p), self.aligned_class, missing, notes)
 
     def weighted(self, split: Split) -> Split:
-        """The split with weights that give the cells of both parts their fractions at its p."""
+        """Add weights to a split, so that the weighted cells have their fractions at its p."""
         fractions = self.fractions(float(split.p or 0.0))
         return replace(
             split,
@@ -256,9 +261,9 @@ class Protocol:
         )
 
     def _weights(self, rows: Rows, fractions: Mapping[Cell, float]) -> Float:
-        """w = N fraction / n for a row of a cell of n rows; N = (sum w)^2 / sum w^2.
+        """Weights (len(rows),): N fraction / n in a cell of n rows, N = (sum w)^2 / sum w^2.
 
-        Fractions are relative to the sum over cells that have rows.
+        Fractions are renormalised over the cells that have rows.
         """
         weights, total = np.zeros(len(rows)), 0.0
         for cell, fraction in fractions.items():
@@ -270,7 +275,7 @@ class Protocol:
         return weights * (total / squares) if squares else weights
 
     def _pools(self, sizes: Sizes, rng: np.random.Generator) -> dict[Cell, Pool]:
-        """Permuted rows of each cell; with groups, one order per part."""
+        """Permuted rows of each cell; with groups, permuted rows of each part."""
         rows_of = {cell: np.flatnonzero(self._inside(cell)) for cell in self.cells()}
         if self.groups is None:
             return {cell: Pool((rng.permutation(rows),)) for cell, rows in rows_of.items()}
@@ -284,7 +289,7 @@ class Protocol:
         return pools
 
     def _needs(self, p: float, sizes: Sizes) -> dict[Cell, Sizes]:
-        """Numbers of test, validation and training rows of each cell, at a level."""
+        """Required numbers of test, validation and training rows of each cell at p."""
         train, validation, test = sizes
         fractions, cells = self.fractions(p), self.cells()
         return {
@@ -300,21 +305,22 @@ class Protocol:
 class Pool(NamedTuple):
     """Permuted rows of a cell.
 
-    `orders` holds one order, from which test, validation and training rows are taken in turn; with
-    groups one order for each of these parts.
+    Without groups, `orders` holds one permutation, which starts with the test rows, followed by the
+    validation and training rows; with groups, one permutation each of the test, validation and
+    training rows.
     """
 
     orders: tuple[Rows, ...]
 
     @property
     def n_rows(self) -> int:
-        """Rows of the cell."""
+        """Number of rows of the cell."""
         return sum(map(len, self.orders))
 
     def feasible(self, needs: Sizes) -> float:
-        """Largest factor, at most 1, at which the scaled needs fit the rows of the cell."""
+        """Largest factor, at most 1, by which the needs can be scaled to fit the cell."""
         counts = needs if len(self.orders) > 1 else (sum(needs),)
-        # The rounded needs of a cell may exceed its fractions by three rows.
+        # Rounding may raise the needs of a cell by three rows in total.
         factors = (
             max(0, len(rows) - 3) / need
             for rows, need in zip(self.orders, counts, strict=True) if need > len(rows)
@@ -322,45 +328,52 @@ class Pool(NamedTuple):
         return min(factors, default=1.0)
 
     def take(self, needs: Sizes) -> RowParts:
-        """Training, validation and test rows; `needs` are (test, validation, training) numbers."""
-        t, v, n = needs
+        """Draw training, validation and test rows; `needs` is (n_test, n_validation, n_train)."""
+        n_test, n_validation, n_train = needs
         if len(self.orders) == 1:
-            (m,) = self.orders
-            return m[t + v : t + v + n], m[t : t + v], m[:t]
-        test, validation, train = self.orders
-        return train[:n], validation[:v], test[:t]
+            (order,) = self.orders
+            test, validation, train = np.split(order, [n_test, n_test + n_validation])
+        else:
+            test, validation, train = self.orders
+        return train[:n_train], validation[:n_validation], test[:n_test]
 
     def take_all(self, n_test: int, sizes: Sizes) -> RowParts:
-        """Training, validation and test rows: n_test test rows, the rest in the ratio of sizes."""
+        """Draw n_test test rows, and all other rows as training and validation rows.
+
+        The ratio of training to validation rows is sizes[0]:sizes[1]; with groups, it follows from
+        the groups.
+        """
         if len(self.orders) > 1:
             test, validation, train = self.orders
             return train, validation, test[:n_test]
-        test, rest = np.split(self.orders[0], [n_test])
-        count = round(len(rest) * sizes[1] / (sizes[0] + sizes[1]))
-        return rest[count:], rest[:count], test
+        test, others = np.split(self.orders[0], [n_test])
+        n_validation = round(len(others) * sizes[1] / (sizes[0] + sizes[1]))
+        return others[n_validation:], others[:n_validation], test
 
 
 def parts_of_groups(
     groups: Rows, rows: Rows, rng: np.random.Generator, fractions: tuple[float, float]
 ) -> tuple[Rows, Rows]:
-    """Part (0 test, 1 validation, 2 training) of each row's group, and its place in random order.
+    """Part and rank of the group of each row, for groups in random order.
 
-    `fractions` are those of test and validation rows among the given rows.
+    The part is 0 for test, 1 for validation, 2 for training. `groups` holds codes (n,), -1 for
+    rows without a group, which are training rows; `fractions` are the desired fractions of test and
+    validation rows among the row numbers `rows`.
     """
     order = rng.permutation(int(groups.max(initial=-1)) + 1)
-    place = np.empty(len(order) + 1, dtype=np.intp)
-    place[order] = np.arange(len(order))
-    place[-1] = len(order)  # rows without a group come last, in training
-    counts = np.bincount(place[groups[rows]], minlength=len(order) + 1)
-    before = (np.cumsum(counts) - counts) / max(1, counts.sum())
-    first, second = fractions
-    part = np.where(before < first, 0, np.where(before < first + second, 1, 2))
+    rank = np.empty(len(order) + 1, dtype=np.intp)
+    rank[order] = np.arange(len(order))
+    rank[-1] = len(order)  # rows without a group come last, in training
+    counts = np.bincount(rank[groups[rows]], minlength=len(order) + 1)
+    preceding = (np.cumsum(counts) - counts) / max(1, counts.sum())
+    test, validation = fractions
+    part = np.where(preceding < test, 0, np.where(preceding < test + validation, 1, 2))
     part[-1] = 2
-    return part[place[groups]], place[groups]
+    return part[rank[groups]], rank[groups]
 
 
 def _most_associated(y: ClassCodes, z: ClassCodes) -> ClassName:
-    """The class of z with the largest P(z | second class of y) - P(z | first)."""
+    """Class of z with the largest P(z | second class of y) - P(z | first class of y)."""
     size = len(z.classes)
     inside = (y.codes >= 0) & (z.codes >= 0)
     rates = []
@@ -371,7 +384,7 @@ def _most_associated(y: ClassCodes, z: ClassCodes) -> ClassName:
 
 
 def check_p(p: object) -> None:
-    """Raise InputError for an association that is no number in [0, 1]."""
+    """Raise InputError unless an association is a number in [0, 1]."""
     if not is_number(p) or not 0 <= p <= 1:
         raise InputError(
             f"the association p is {p!r}; it is a probability P(z = aligned_class | y = 1) in [0, "
@@ -380,7 +393,7 @@ def check_p(p: object) -> None:
 
 
 def check_sizes(sizes: object) -> Sizes:
-    """Numbers of training, validation and test rows; the first and the last are positive."""
+    """Validate (training, validation, test) sizes; training and test sizes must be positive."""
     if not (
         isinstance(sizes, Sequence)
         and len(sizes) == 3
@@ -393,7 +406,7 @@ def check_sizes(sizes: object) -> Sizes:
 
 
 def check_method(method: object, name: str = "method") -> None:
-    """Raise InputError for an unknown method to reach an association."""
+    """Raise InputError for an unknown `method` of :func:`spurious_split`."""
     if method not in METHODS:
         raise InputError(
             f"{name} is {method!r}; choose 'subsample' (cells lose rows) or 'weights' "
@@ -415,63 +428,66 @@ def spurious_split(
 ) -> Split:
     """Draw training and validation rows with a given association, and decorrelated test rows.
 
-    With two classes of the task and a the aligned class, p = P(z = a | y = 1) = P(z != a | y = 0)
-    and the task balanced: the cells (1, a), (0, a) have fractions p / 2 and (1 - p) / 2, the other
-    K - 1 classes divide (1 - p) / 2 of y = 1 and p / 2 of y = 0 equally. With a mapping a of C
-    classes of the task to classes of the concept, (y, a[y]) has the fraction p / C and the others
-    divide (1 - p) / C equally.
+    A cell is a pair of a class y of the task and a class z of the concept. For two classes of the
+    task (0 and 1) and the aligned class a of the concept, p = P(z = a | y = 1) = P(z != a | y = 0)
+    and the task is balanced: the cells (1, a) and (0, a) have the fractions p / 2 and (1 - p) / 2;
+    the other K - 1 classes of the concept divide (1 - p) / 2 for y = 1, and p / 2 for y = 0,
+    equally. For a mapping a from C classes of the task to classes of the concept, the cell
+    (y, a[y]) has the fraction p / C, and the other cells of y divide (1 - p) / C equally.
 
-    *The rule, by which figures are reproducible to the row*: ``rng = default_rng(random_state)``;
-    for the cells in lexicographic order (y, z), ``m = rng.permutation(rows of the cell)``; the
-    first ``n_test // n_cells`` of m are test rows, the next ``round(n_validation * fraction)``
-    validation rows, the next ``round(n_train * fraction)`` training rows. The test rows are the
-    same at every p.
+    *Rule of the draw*: ``rng = default_rng(random_state)``; for each cell, in lexicographic order
+    of (y, z), ``m = rng.permutation(rows of the cell)``. The first ``n_test // n_cells`` entries of
+    m are test rows, the next ``round(n_validation * fraction)`` are validation rows, and the next
+    ``round(n_train * fraction)`` are training rows. The test rows are the same at every p.
 
-    *With* ``method="weights"`` *no training row is dropped*: the test rows are those of the
-    rule; of the r other rows of a cell, the first ``round(r n_validation / (n_validation +
-    n_train))`` are validation rows and the rest training rows, and in either part the n_g rows
-    of cell g have the weight w_g = N fraction_g / n_g each, with N = 1 / sum_g fraction_g^2 / n_g.
-    The weights have the fractions of the cells, and add up to N = (sum w)^2 / sum w^2, Kish's
-    effective number of rows. A cell of fraction 0, as at p = 1, has test rows alone.
+    *Rule for* ``method="weights"``: the test rows are the same; of the r other rows of a cell, the
+    first ``round(r n_validation / (n_validation + n_train))`` are validation rows and the rest are
+    training rows. In either part, each of the n_g rows of cell g has the weight
+    w_g = N fraction_g / n_g, with N = 1 / sum_g fraction_g^2 / n_g. The weighted cells then have
+    their fractions, and the weight sum is N = (sum w)^2 / sum w^2, Kish's effective number of rows.
+    A cell of fraction 0, as at p = 1, has only test rows.
 
     Parameters
     ----------
     task, concept : column of shape (n,)
-        Classes; rows that lack one of them are left out.
+        Classes; rows that lack one of the labels are left out.
     p : float
-        In [0, 1].
+        Association, in [0, 1].
     sizes : tuple of three int, optional
-        Rows for training, validation and test; the default is the largest that the cells allow
-        at 70, 10 and 20 %.
+        Numbers of training, validation and test rows; the default is the largest feasible sizes
+        in the ratio 70:10:20.
     random_state : int
-        Of the permutations.
+        Seed of the permutations.
     aligned_class : class, or mapping of task class to concept class, optional
-        The default is the class of the concept that is most frequent, relative to the other
-        class of the task, among rows of the second one.
+        The default is the class z of the concept with the largest difference between
+        P(z | second class of the task) and P(z | first class of the task).
     groups : column of shape (n,), optional
-        Rows of one group (a person, a document) stay in one part: ``rng`` permutes the groups
-        first, and they are assigned to test, validation and training by the ratio of the sizes.
+        Groups, such as persons or documents; all rows of a group are in the same part. ``rng``
+        permutes the groups first; in this order they become test, validation and training groups
+        in the ratio of the sizes.
     on_shortage : {"raise", "shrink"}
-        Where a cell has too few rows: an error, or all cells alike are made smaller.
+        If a cell has too few rows: raise an error, or reduce all sizes by the same factor (with
+        ``method="weights"``, the number of test rows).
     method : {"subsample", "weights"}
-        How training and validation rows reach p: cells lose rows, or all rows stay and cells are
-        weighted. Of `sizes`, "weights" takes the test rows and the ratio of the others.
+        How training and validation rows reach p: rows are dropped, or all rows are kept and the
+        cells are weighted. With "weights", `sizes` gives the number of test rows and the ratio of
+        training to validation rows.
 
     Returns
     -------
     Split
-        Row numbers, and adjustments; with ``method="weights"`` the weights of training and
-        validation rows.
+        Row numbers, and notes on adjusted sizes; with ``method="weights"``, also the weights of
+        the training and validation rows.
 
     Raises
     ------
     InputError
-        A parameter out of range.
+        A parameter is out of range.
     LabelError
-        A task or concept with one class, or with quantities; a class that is not there; a column
-        with the pandas index of `task` in another order.
+        The task or the concept has one class or is a quantity; a class does not exist; a column has
+        the pandas index of `task` in another order.
     NotEnoughDataError
-        A cell has too few rows; the text names the largest feasible size.
+        A cell has too few rows; the message gives the largest feasible sizes.
 
     Examples
     --------
@@ -484,11 +500,11 @@ def spurious_split(
     (200, 40, 100)
     >>> float(np.mean(z[split.train][y[split.train] == 1] == 1))
     0.9
-    >>> whole = spurious_split(y, z, p=0.9, sizes=(200, 40, 100), aligned_class=1, method="weights")
-    >>> whole.sizes, round(whole.weights.sum())
+    >>> split = spurious_split(y, z, p=0.9, sizes=(200, 40, 100), aligned_class=1, method="weights")
+    >>> split.sizes, round(split.weights.sum())
     ((750, 150, 100), 437)
-    >>> same = whole.weights * (z[whole.train] == y[whole.train])
-    >>> round(float(same.sum() / whole.weights.sum()), 6)
+    >>> aligned = split.weights * (z[split.train] == y[split.train])
+    >>> round(float(aligned.sum() / split.weights.sum()), 6)
     0.9
     """
     check_p(p)
@@ -505,10 +521,11 @@ def spurious_split(
 def natural_split(
     usable: NDArray[np.bool_], *, random_state: int, groups: Rows | None = None
 ) -> Split:
-    """The split without a protocol, of the n rows that are usable.
+    """Random split of the n usable rows, without an association protocol.
 
-    ``r = default_rng(random_state).permutation(usable rows)``; test = the first n // 4, validation
-    the next n // 10, training the rest. With codes of groups the permutation is over groups.
+    ``r = default_rng(random_state).permutation(usable rows)``: the first n // 4 rows are test rows,
+    the next n // 10 are validation rows, the rest are training rows. With groups (codes), groups
+    are permuted instead of rows, as by :func:`parts_of_groups`.
     """
     rows = np.flatnonzero(usable)
     rng = np.random.default_rng(random_state)

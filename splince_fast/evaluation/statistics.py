@@ -1,4 +1,4 @@
-"""Intervals and tests: over seeds, over test rows, and over several comparisons at once."""
+"""Intervals and tests over seeds and over test rows; adjustment for multiple comparisons."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from splince_fast.exceptions import InputError
 
 Float = NDArray[np.float64]
 Rows = NDArray[np.intp]
-Statistic = Callable[[Rows], float]  # of row numbers, with repetitions
+Statistic = Callable[[Rows], float]  # function of row numbers, which may repeat
 
-MIN_SEEDS = 3  # fewer seeds give no test and no interval
-EQUAL = 2.0**-40  # differences whose relative spread is below this are equal up to rounding
-N_DRAWS = 2000
+MIN_SEEDS = 3  # smallest number of seeds for a test or an interval
+EQUAL = 2.0**-40  # values with a standard error below this fraction of their mean count as equal
+N_DRAWS = 2000  # number of bootstrap draws
 
 
 class Interval(NamedTuple):
-    """A mean with its standard error and limits, NaN where n is too small for them."""
+    """Mean of n values, with standard error and interval limits; NaN if n is too small for them."""
 
     mean: float
     error: float
@@ -34,34 +34,34 @@ class Interval(NamedTuple):
 
 
 def t_interval(values: Sequence[float]) -> Interval:
-    """Mean and 95 % t interval of the mean of `values`, one per seed; NaN entries are left out.
+    """Mean of `values`, one per seed, with its 95 % t interval; NaN values are left out.
 
-    The standard error is sd / sqrt(J), ddof 1. The J resamplings of one data set share rows: the
-    interval says how the figure varies with the split, not with a new data set. Below three values
-    there is none: with one degree of freedom it is 12.7 standard errors wide on each side.
+    The standard error is sd / sqrt(J), ddof 1. The J splits of one data set share rows: the
+    interval describes the variation over splits, not over data sets. Fewer than three values have
+    no interval: with one degree of freedom its half width would be 12.7 standard errors.
     """
     finite = np.array([v for v in values if not math.isnan(v)], dtype=np.float64)
     n = len(finite)
     mean = float(finite.mean()) if n else math.nan
     error = float(finite.std(ddof=1)) / n**0.5 if n > 1 else math.nan
-    half = float(stdtrit(n - 1, 0.975)) * error if n >= MIN_SEEDS else math.nan
-    return Interval(mean, error, mean - half, mean + half, n)
+    half_width = float(stdtrit(n - 1, 0.975)) * error if n >= MIN_SEEDS else math.nan
+    return Interval(mean, error, mean - half_width, mean + half_width, n)
 
 
 def wilson_interval(successes: float, n: float, *, level: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval of a proportion (E. B. Wilson, JASA 22, 1927).
+    """Wilson's score interval of the proportion p = successes / n (E. B. Wilson, JASA 22, 1927).
 
-    (p + q^2/2n -+ q sqrt(p(1-p)/n + q^2/4n^2)) / (1 + q^2/n), q the normal quantile; (0, 1) for
-    n = 0.
+    (p + q^2/2n -+ q sqrt(p(1-p)/n + q^2/4n^2)) / (1 + q^2/n), where q is the normal quantile of
+    (1 + level) / 2; (0, 1) for n = 0.
     """
     if n == 0:
         return 0.0, 1.0
     q = NormalDist().inv_cdf((1 + level) / 2)
     p = successes / n
     centre = p + q * q / (2 * n)
-    half = q * math.sqrt(p * (1 - p) / n + q * q / (4 * n * n))
+    half_width = q * math.sqrt(p * (1 - p) / n + q * q / (4 * n * n))
     scale = 1 + q * q / n
-    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
+    return max(0.0, (centre - half_width) / scale), min(1.0, (centre + half_width) / scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,21 +71,22 @@ class Difference:
     Attributes
     ----------
     method, reference : str
+        Names of the two methods, such as erasers.
     difference : float
-        Mean of method minus reference.
+        Mean over seeds of the value of the method minus the value of the reference.
     error : float
-        Standard error over seeds without correction; NaN for one seed.
+        Standard error over seeds, not corrected for shared rows; NaN for one seed.
     low, high : float
-        95 % interval: of the corrected t test, or of the bootstrap.
+        Limits of the 95 % interval of the corrected t test or of the bootstrap.
     t, p, p_holm : float
-        Corrected t, its two-sided p value, and that adjusted for all differences of the table;
-        NaN below three seeds or without a test.
+        Corrected t statistic, two-sided p value, and p value adjusted for all differences of the
+        table; NaN if there is no test, as below three seeds.
     n : int
-        Seeds (pairs).
+        Number of seeds at which both methods have a value.
     favours_method, favours_reference : int
-        Seeds in which each has the larger value.
+        Numbers of seeds at which the method, and the reference, has the larger value.
     how : str
-        "corrected t", "bootstrap (BCa)", "bootstrap (percentile)" or "no test".
+        Name of the test: "corrected t", "bootstrap (BCa)", "bootstrap (percentile)" or "no test".
     """
 
     method: str
@@ -109,7 +110,7 @@ class Difference:
 
 
 class TResult(NamedTuple):
-    """t, two-sided p value, and the limits of the interval of the mean difference."""
+    """t statistic, two-sided p value, and interval limits of the mean difference."""
 
     t: float
     p: float
@@ -125,19 +126,19 @@ def corrected_t(
 ) -> TResult:
     """Nadeau and Bengio's corrected resampled t test (Machine Learning 52, 2003).
 
-    t = mean / sqrt((1/J + n_test/n_train) var), J - 1 degrees of freedom: resamplings of one
-    data set overlap, and the plain t test takes them for independent. Few seeds and few test
-    rows may give equal differences by chance: with a positive lower bound of var, the normal test
-    with that variance has to reject, too; p is the larger of both, and the interval the wider one.
+    t = mean / sqrt((1/J + n_test/n_train) var), with J - 1 degrees of freedom. The correction is
+    needed because the J splits of one data set share rows. As few seeds and few test rows may give
+    nearly equal differences by chance, a second test uses the normal distribution with
+    `min_variance` in place of var; the larger p and the wider interval are returned.
 
-    `differences` are one per seed, `ratio` is n_test / n_train, `min_variance` the lower bound of
-    the variance of one difference. `NO_TEST` for infinite differences and, without a
-    `min_variance`, for those that are equal to rounding, of mean other than 0.
+    `differences` has one value per seed, `ratio` is n_test / n_train, and `min_variance` is a lower
+    bound of the variance of one difference, 0 for none. Returns `NO_TEST` for infinite differences,
+    and, if `min_variance` is 0, for differences that are equal up to rounding error and not 0.
 
     Raises
     ------
     InputError
-        Fewer than two differences.
+        There are fewer than two differences.
     """
     values = np.asarray(differences, dtype=np.float64)
     n = len(values)
@@ -151,32 +152,33 @@ def corrected_t(
     if max(error, bound) <= EQUAL * abs(mean):
         return TResult(0.0, 1.0, mean, mean) if mean == 0.0 else NO_TEST
     p = 2 * float(stdtr(n - 1, -abs(mean) / error)) if error > 0.0 else 0.0
-    half = float(stdtrit(n - 1, (1 + level) / 2)) * error
+    half_width = float(stdtrit(n - 1, (1 + level) / 2)) * error
     if bound > 0.0:
         normal = NormalDist()
         p = max(p, 2 * normal.cdf(-abs(mean) / bound))
-        half = max(half, normal.inv_cdf((1 + level) / 2) * bound)
-    return TResult(mean / max(error, bound), p, mean - half, mean + half)
+        half_width = max(half_width, normal.inv_cdf((1 + level) / 2) * bound)
+    return TResult(mean / max(error, bound), p, mean - half_width, mean + half_width)
 
 
-def seeds_for(deviation: float, ratio: float, half: float) -> int | None:
-    """Number of seeds at which the 95 % interval of :func:`corrected_t` is mean +- `half`, or less.
+def seeds_for(deviation: float, ratio: float, half_width: float) -> int | None:
+    """Number of seeds for a 95 % interval of :func:`corrected_t` of at most mean +- `half_width`.
 
-    The least J with t_{J-1} sd sqrt(1/J + n_test/n_train) <= half, sd = `deviation` over seeds;
-    None above 1000. As the splits share rows, the standard error tends to sd sqrt(n_test/n_train),
-    not to 0.
+    The smallest J with t_{J-1} sd sqrt(1/J + n_test/n_train) <= half_width, where sd, `deviation`,
+    is the standard deviation over seeds, and `ratio` is n_test / n_train; None above 1000. As the
+    splits share rows, the standard error tends to sd sqrt(n_test/n_train), not to 0.
     """
     for n in range(MIN_SEEDS, 1001):
         quantile = float(stdtrit(n - 1, 0.975))
-        if quantile * deviation * math.sqrt(1 / n + ratio) <= half:
+        if quantile * deviation * math.sqrt(1 / n + ratio) <= half_width:
             return n
     return None
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down adjustment (Scandinavian Journal of Statistics 6, 1979); NaN stay NaN.
+    """Adjust p values by Holm's step-down method (Scandinavian Journal of Statistics 6, 1979).
 
-    p_(i) -> max_{j <= i} min(1, (m - j + 1) p_(j)) over the m values in ascending order.
+    p_(i) -> max_{j <= i} min(1, (m - j + 1) p_(j)), for the m values in ascending order. NaN values
+    stay NaN and do not count in m.
     """
     adjusted = [math.nan] * len(p_values)
     order = sorted((p, i) for i, p in enumerate(p_values) if not math.isnan(p))
@@ -190,46 +192,49 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def paired_difference(
     method: str,
     reference: str,
-    ours: Mapping[int, float],
-    theirs: Mapping[int, float],
+    values: Mapping[int, float],
+    reference_values: Mapping[int, float],
     ratio: float,
     resolution: int | None = None,
 ) -> Difference:
-    """The difference of two methods over the seeds that both have.
+    """Difference of two methods over the seeds at which both have a value, with a test.
 
-    Two methods whose fractions of correct decisions on the same m test rows differ by D disagree
-    on |D| m of them or more, each of which contributes +-1 / m. Over draws of the rows the
-    variance of D is then at least |D| (1 - |D|) / m, and is not taken for smaller: few seeds may
-    give equal differences by chance.
+    If the accuracies of two methods on the same m test rows differ by D, their predictions differ
+    in at least |D| m rows, each of which contributes +-1 / m to D. Over random draws of the rows,
+    the variance of D is therefore at least |D| (1 - |D|) / m, which is passed to `corrected_t` as
+    the lower bound.
 
-    `ours` and `theirs` are values by seed, `ratio` is n_test / n_train. `resolution` is m, for
-    values that are fractions of test rows: those of the smallest cell for a figure that a cell
-    decides. ``p_holm`` is ``p``: the caller adjusts the family.
+    `values` and `reference_values` map seeds to values, and `ratio` is n_test / n_train.
+    `resolution` is m for values that are fractions of test rows (the rows of the smallest cell for
+    a worst group), and None for other values. ``p_holm`` is set to ``p``; the caller adjusts it.
     """
-    seeds = [s for s in ours if s in theirs and not math.isnan(ours[s] + theirs[s])]
-    values = [ours[s] - theirs[s] for s in seeds]
-    plain = t_interval(values)
+    seeds = [
+        s for s in values
+        if s in reference_values and not math.isnan(values[s] + reference_values[s])
+    ]  # fmt: skip
+    differences = [values[s] - reference_values[s] for s in seeds]
+    plain = t_interval(differences)
     test = NO_TEST
-    if len(values) >= MIN_SEEDS:
+    if len(differences) >= MIN_SEEDS:
         size = min(1.0, abs(plain.mean))
         min_variance = 0.0 if resolution is None else size * (1 - size) / resolution
-        test = corrected_t(values, ratio, min_variance=min_variance)
+        test = corrected_t(differences, ratio, min_variance=min_variance)
     how = "no test" if math.isnan(test.p) else "corrected t"
     return Difference(
         method, reference, plain.mean, plain.error, test.low, test.high, test.t, test.p, test.p,
-        len(values), sum(v > 0 for v in values), sum(v < 0 for v in values), how,
+        len(seeds), sum(v > 0 for v in differences), sum(v < 0 for v in differences), how,
     )  # fmt: skip
 
 
 def cell_interval(rates: Sequence[float], n: float, ratio: float) -> tuple[float, float]:
-    """95 % interval in [0, 1] of the accuracy in a cell over J resamplings that share rows.
+    """95 % interval in [0, 1] of the accuracy in a cell, over J splits that share rows.
 
-    The corrected resampled t interval of :func:`corrected_t`, or Wilson's with n / (1/J + ratio)
-    rows, whichever is wider: Wilson's, for instance, at equal figures of all resamplings. Pooled
-    rows would count a test row once per seed. Below three seeds Wilson's interval for n rows.
+    The union of the interval of :func:`corrected_t` and of Wilson's interval for n / (1/J + ratio)
+    rows, at most J n. Wilson's interval for J n rows would count a row once per seed in which it is
+    a test row. Below three seeds, Wilson's interval for n rows.
 
-    `rates` are accuracies in the cell, one per seed; `n` is its test rows per seed, `ratio`
-    n_test / n_train.
+    `rates` holds the J accuracies in the cell, one per seed; `n` is the number of test rows of the
+    cell per seed; `ratio` is n_test / n_train.
     """
     mean = math.fsum(rates) / len(rates)
     if len(rates) < MIN_SEEDS:
@@ -243,7 +248,10 @@ def cell_interval(rates: Sequence[float], n: float, ratio: float) -> tuple[float
 
 
 def bootstrap_indices(n: int, clusters: Rows | None, n_draws: int, random_state: int) -> list[Rows]:
-    """Row numbers of draws with replacement, of n rows or of whole clusters with codes (n,)."""
+    """Row numbers of each bootstrap draw: n of n rows with replacement, or whole clusters.
+
+    `clusters` holds codes (n,), or is None.
+    """
     rng = np.random.default_rng(random_state)
     if clusters is None:
         return [rng.integers(0, n, size=n) for _ in range(n_draws)]
@@ -255,7 +263,7 @@ def bootstrap_indices(n: int, clusters: Rows | None, n_draws: int, random_state:
 
 
 class BootstrapResult(NamedTuple):
-    """Limits of a bootstrap interval, and the two-sided p value of 0."""
+    """Limits of a bootstrap interval, and two-sided p value of the hypothesis statistic = 0."""
 
     low: float
     high: float
@@ -270,24 +278,24 @@ def bootstrap_test(
     clusters: Rows | None = None,
     bca: bool,
 ) -> BootstrapResult:
-    """95 % bootstrap interval of a statistic of n rows, percentile or BCa, and its p value of 0.
+    """95 % bootstrap interval, percentile or BCa, and p value of the hypothesis statistic = 0.
 
     BCa shifts the percentiles by the median bias z0 and the acceleration a of the jackknife
     (B. Efron, JASA 82, 1987)::
 
         alpha = Phi(z0 + (z0 + q) / (1 - a (z0 + q)))
 
-    It needs a smooth statistic. For a minimum over groups take the percentile interval, which is
-    conservative there. p is the smallest alpha at which the interval of level 1 - alpha leaves 0
-    out, so that p and interval agree at every level; at least 1 / (B + 1) for B draws.
+    BCa needs a smooth statistic; for a minimum over groups, use the percentile interval, which is
+    conservative. p is the smallest alpha at which the interval of level 1 - alpha excludes 0, so
+    that p and interval agree at every level; it is at least 1 / (B + 1) for B draws.
 
-    `values` (B,) are the statistic of the draws of :func:`bootstrap_indices`; NaN are left out.
-    With `clusters`, codes (n,), the jackknife leaves out whole clusters. One cluster, or one row,
-    has no interval: NaN.
+    `statistic` is a function of row numbers, and `values` (B,) holds its values on the draws of
+    :func:`bootstrap_indices`; NaN values are left out. With `clusters`, codes (n,), the jackknife
+    leaves out whole clusters. All results are NaN for one row or one cluster.
     """
     values = np.sort(values[~np.isnan(values)])
     units = n if clusters is None else len(np.unique(clusters))
-    if len(values) < 2 or units < 2:  # every draw of one unit is the same
+    if len(values) < 2 or units < 2:  # all draws of one unit are equal
         return BootstrapResult(math.nan, math.nan, math.nan)
     z0 = a = 0.0
     if bca:
@@ -304,18 +312,18 @@ def bootstrap_test(
         low, high = np.quantile(values, tails)
         return float(low), float(high)
 
-    def holds_zero(alpha: float) -> bool:
+    def contains_zero(alpha: float) -> bool:
         low, high = limits(alpha)
         return low <= 0.0 <= high
 
-    # Bisection: 0 is inside the interval of alpha = inside, and outside that of alpha = outside.
+    # Bisection: the interval of level 1 - alpha contains 0 at alpha = inside, not at outside.
     inside, outside = 1 / (len(values) + 1), 1.0
-    if not holds_zero(inside):
+    if not contains_zero(inside):
         outside = inside
-    elif not holds_zero(outside):
+    elif not contains_zero(outside):
         for _ in range(40):
             middle = (inside + outside) / 2
-            if holds_zero(middle):
+            if contains_zero(middle):
                 inside = middle
             else:
                 outside = middle
@@ -323,7 +331,11 @@ def bootstrap_test(
 
 
 def _acceleration(statistic: Statistic, n: int, clusters: Rows | None) -> float:
-    """sum u^3 / (6 (sum u^2)^1.5) of the jackknife's deviations u, over at most 200 blocks."""
+    """Acceleration sum u^3 / (6 (sum u^2)^1.5) of BCa, over at most 200 jackknife blocks.
+
+    u, one entry per block, is the mean of the leave-one-block-out values minus the value without
+    the block.
+    """
     if clusters is None:
         block = np.arange(n) * min(n, 200) // n
     else:
