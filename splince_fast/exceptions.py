@@ -84,7 +84,7 @@ class SiteError(InputError):
 
 
 class NeverCalledError(SplinceError, RuntimeError):
-    """The model ran without a call of a site that has an eraser."""
+    """A site was not called while the model ran."""
 
 
 class NotEnoughMemoryError(SplinceError, MemoryError):

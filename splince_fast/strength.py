@@ -370,7 +370,11 @@ def _whiten_both(
 
 @dataclass(frozen=True, slots=True)
 class _Null:
-    """Distribution of V = tr(H K) under random permutations of n rows; H has rank p, K rank q."""
+    """Distribution of V = tr(H K) under random permutations of n rows.
+
+    H and K are the projections on the centred columns of X, of rank p, and of the concept, of
+    rank q.
+    """
 
     n: int
     p: int

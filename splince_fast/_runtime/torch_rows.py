@@ -23,7 +23,7 @@ from splince_fast.exceptions import InputError
 
 try:
     from torch.utils._python_dispatch import is_in_torch_dispatch_mode
-except ImportError:  # dispatch modes cannot be detected: torch operations erase all tensors
+except ImportError:  # dispatch modes cannot be detected: every tensor goes to torch operations
 
     def is_in_torch_dispatch_mode() -> bool:
         return True

@@ -1,11 +1,11 @@
 """Differences between class covariances: estimates from folds, and two methods of shrinkage.
 
 The whitened difference of class c is D_c = W^T (S_c - S_w) W, where S_w is the pooled covariance of
-all rows and W^T S_w W = I. A covariance has d (d + 1) / 2 free entries, so with few rows |D_c|^2 is
-mostly sampling noise. The inner product of the D_c of two folds has no such bias.
+all rows and W^T S_w W = I. A covariance has d (d + 1) / 2 free entries, so with few rows sampling
+noise biases |D_c|^2 upwards. The inner product of the D_c of two folds is unbiased.
 
-dS2 = sum_c |D_c - mean|^2 / k, over the k classes: :func:`product` of the differences with
-themselves.
+The size of the differences is dS2 = sum_c |D_c - mean|^2 / k over the k classes, where mean is that
+of the D_c. :func:`product` computes it from two equal arguments.
 """
 
 from __future__ import annotations

@@ -220,14 +220,15 @@ class ClassMaps:
 
 
 def solve(problem: ClassProblem, *, optimal: bool = True) -> ClassMaps:
-    """Return the class maps of the least cost, or with ``optimal=False`` the repair of QLEACE.
+    """Return the class maps with the smallest cost, or with ``optimal=False`` those of QLEACE.
 
     Parameters
     ----------
     problem : ClassProblem
         Class fractions, covariances and cross-covariances.
     optimal : bool
-        Minimise f by iteration; otherwise use the rotations of QLEACE (Lam = 0).
+        Minimise the cost by iteration; otherwise use the rotations of QLEACE, which are those of
+        the multiplier Lam = 0.
 
     Raises
     ------
@@ -358,7 +359,7 @@ class Search:
     """Minimisation of f over the multipliers Lam."""
 
     fractions: Float  # (k,)
-    roots: Sequence[Float]  # L_c, (d', r): lower triangular, and rows of 0 off the range of S_w
+    roots: Sequence[Float]  # L_c, (d', r): lower triangular, zero rows off the range of S_w
     crosses: Sequence[Float]  # L_c^{-1} S_cy, (r, q)
     kept: Float  # Sy, (d', q)
     variance: float  # sum p_c tr S_c

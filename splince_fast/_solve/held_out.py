@@ -182,7 +182,7 @@ def remaining_trace(squares: Sequence[float], m: float) -> float:
 def expected_r2(
     correlations: Float, n: int, rank_x: int, rank_z: int, noise: float = 1.0, ratio: float = 1.0
 ) -> float | None:
-    """Expected Pillai trace per direction of the concept; None for at most p + 1 rows.
+    """Expected Pillai trace in held-out rows after erasing, divided by r; None if n <= p + 1.
 
     Parameters
     ----------
@@ -191,10 +191,10 @@ def expected_r2(
     n, rank_x, rank_z : int
         Number of rows, rank p of x and rank r of the concept.
     noise : float
-        Noise variance of the fitted cross-covariances, relative to its value for equal class
-        covariances.
+        Noise variance of the cross-covariances that the eraser was fitted to, as a multiple of its
+        value under equal class covariances.
     ratio : float
-        Noise variance in the canonical correlations, on the same scale.
+        Noise variance of `correlations`, as a multiple of the same value.
     """
     if not rank_z or n <= rank_x + 1:
         return None

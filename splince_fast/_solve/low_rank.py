@@ -112,7 +112,8 @@ def nystroem(
         part = slice(start, start + _STRIPE)
         core += signs[part].T.astype(np.float64) @ images[part]
     values, eigenvectors = np.linalg.eigh((core + core.T) / 2)
-    # The rounding error of Y is relative to its largest entry: smaller eigenvalues of C are noise.
+    # The rounding error of Y is proportional to its largest entry. Eigenvalues of C below this
+    # tolerance are noise.
     kept = values > tolerances.eigenvalue(d, tolerances.EPS) * max(values.max(initial=0.0), 0.0)
     vectors = images @ (eigenvectors[:, kept] / np.sqrt(values[kept] * weight))
     vectors[~varies] = 0.0

@@ -75,7 +75,7 @@ class Span:
 
     names: list[str]
     rows: Float  # (k, d)
-    counts: list[int]  # number of rows of each variable
+    counts: list[int]  # number of rows of the span per variable
     interpretations: list[Callable[[], Interpretation]]  # one per variable, called by the report
 
 
@@ -181,8 +181,8 @@ def _of_directions(count: int) -> Interpretation:
 def _directions(variances: Float, array: NDArray[Any], whitened: bool) -> Span:
     """Return the span of explicit directions, the columns of a (d, k) array.
 
-    Each row is scaled to unit norm relative to the standard deviations of the features, or to the
-    total standard deviation of x if nothing is whitened.
+    The span stores one direction per row, scaled to unit norm relative to the standard deviations
+    of the features, or to the total standard deviation of x if nothing is whitened.
     """
     width = len(variances)
     if len(array) != width:

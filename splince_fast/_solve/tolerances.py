@@ -120,9 +120,9 @@ def eigenvalue_of_columns(k: int, n_rows: int, cancelled: float) -> float:
 def noise(d: int, smallest: float) -> float:
     """Rounding level of whitened cross-covariances, in units of correlation.
 
-    A sum of d terms of order one has an error of a few sqrt(d) eps, which the inverse of the
-    factor amplifies by at most 1 / sqrt(smallest), `smallest` the smallest eigenvalue of the
-    covariance with unit diagonal.
+    A sum of d terms of order one has an error of a few sqrt(d) eps. Whitening amplifies it by at
+    most 1 / sqrt(smallest), where `smallest` is the smallest eigenvalue of the covariance scaled
+    to unit diagonal.
     """
     return float(16.0 * EPS * (d / smallest) ** 0.5)
 

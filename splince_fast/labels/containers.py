@@ -206,9 +206,9 @@ def read_declared(values: Any, name: str) -> Raw | None:
     return None
 
 
-# Cache of recent polars Enums: from the number of categories and the last category to the Series of
-# categories and its class names. polars returns a new Series at each access; comparing it with the
-# cached one is faster than converting it to names. A full cache is cleared.
+# Cache of polars Enums. Key: number of categories and last category; value: Series of categories
+# and class names. polars returns a new Series at each access, and comparing two Series is faster
+# than converting one to names. A full cache is cleared.
 _names_of_enum: dict[tuple[int, str], tuple[Any, tuple[ClassName, ...]]] = {}
 _MAX_ENUMS = 16
 

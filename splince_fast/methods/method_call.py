@@ -214,7 +214,7 @@ class MethodCall(NamedTuple):
             # stats.variances uses all rows, even if the covariance is estimated from a sample.
             variance = solution.variance if sample is None else float(stats.variances.sum())
             effect, norm = sensitivity(left, right, mean, variance)
-            # The norm of an orthogonal projection is sqrt(rank).
+            # The Frobenius norm of an orthogonal projection is sqrt(rank).
             if effect > SENSITIVITY and norm > _OBLIQUE * len(left) ** 0.5:
                 norms = column_norms(left, right)
                 notes += (self._sensitive(stats, memory, span_z, span_y, norms, effect),)
@@ -369,7 +369,7 @@ class _Distortions(NamedTuple):
     """Distortions E|P x - x|^2; None if unknown."""
 
     of_x: float | None  # distortion of the eraser
-    unkept: float | None  # distortion of LEACE for the same variables
+    unkept: float | None  # distortion of LEACE, which erases the same variables and keeps none
     excess: float | None  # expected excess of `of_x` due to sampling, relative to the minimum
 
 

@@ -211,7 +211,7 @@ class Accumulator:
             n = len(index)
         capacity = self._work.capacities.get((width, rows.dtype))
         capacity = capacity or self._reserve(width, rows.dtype)
-        # The reduction of a single full block validates its values.
+        # A single full block needs no check here: its reduction validates the values.
         in_place = rows.direct and not (in_order and self.has_buffered)
         if not (checked or (in_place and n == capacity)):
             rows.check()

@@ -140,7 +140,7 @@ class Gram:
 
 
 class Workspace:
-    """Memory in which blocks are reduced; solves use it between two blocks.
+    """Scratch memory for the reduction of blocks, lent to solvers while no block is reduced.
 
     Attributes
     ----------

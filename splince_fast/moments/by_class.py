@@ -246,7 +246,8 @@ def class_of(part: Accumulator, by: str) -> ClassName | None:
     variable = part.variables.get(by)
     if not isinstance(variable, ClassSums):
         return None
-    # A part has several class names only after `sort_classes`, when no rows are pending.
+    # Several names occur only after `sort_classes`. No rows are pending then: the class with rows
+    # is that of the part.
     return variable.names[int(np.argmax(variable.tensors()["rows"]))]
 
 

@@ -128,7 +128,7 @@ def digest_of_file_block(source: Source, number: int, parameters: Parameters) ->
 
 
 class _Engine:
-    """Tasks on the cluster for the groups of blocks of one source."""
+    """Submit the tasks of one source to the cluster: one per group of blocks, and their sums."""
 
     def __init__(self, client: Any, source: Source, target: Moments) -> None:
         self._client, self._source = client, source

@@ -25,7 +25,7 @@ from splince_fast.moments.variable import Request, Variable, add_at, denominator
 
 Float = NDArray[np.float64]
 
-# Sums of squares of labels above this overflow float64.
+# Largest absolute value of a label: sums of squares of larger labels may overflow float64.
 _LARGEST = 1e140
 
 

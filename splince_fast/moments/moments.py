@@ -769,7 +769,7 @@ class Moments:
             return cls._around(from_tensors(tensors, metadata)), metadata["stream"]
 
     def _write_checkpoint(self, path: str | os.PathLike[str], stream: dict[str, object]) -> None:
-        """Write the state and the position in its source, `stream`, a JSON object."""
+        """Write the state and `stream`, a JSON object with the position in the source."""
         self._write(path, stream)
 
     def _read_checkpoint(self, path: str | os.PathLike[str]) -> tuple[Moments, object]:

@@ -259,9 +259,10 @@ def _names_of(batch: Batch, name: VariableName) -> tuple[Any, ...]:
 
 
 def part_of_sample(like: Mapping[str, object], first: int) -> dict[str, Any]:
-    """Return the arguments of moments for the part of a source that begins at block `first`.
+    """Return the arguments of `Moments` for the part of a source that begins at block `first`.
 
-    Each part counts rows from 0, and gets its own random_state, so that samples are independent.
+    `like` holds the arguments for the whole source. Each part counts rows from 0, and gets its own
+    random_state, so that samples are independent.
     """
     if not first or like["subsample"] == 1:
         return dict(like)

@@ -188,7 +188,7 @@ class Sketch(Diagonal):
 
 # Sparse rows per block: more than for dense rows, because a merge takes O(d (r + k)).
 _SPARSE_ROWS = 1 << 14
-# Number of first rows of a block whose mean is the shift.
+# The shift is the mean of this many rows at the start of a block.
 _HEAD = 16
 # Columns of sparse rows are summed about 0 if |mean| is at most this times the standard deviation.
 _FAR = 16.0
