@@ -146,9 +146,9 @@ static void set(void *at, int dtype, double x) {
 typedef struct {
     const Level *level;
     int dtype;
-    const Block *block; /* and its Gram, or a sweep and its counter */
+    const Block *block; /* and its Gram, or block sums and their counter */
     const Gram *gram;
-    const Sweep *sweep;
+    const BlockSums *block_sums;
     _Atomic(int64_t) *next;
     pthread_barrier_t start;
 } Shared;
@@ -156,8 +156,8 @@ typedef struct {
 static void *call_kernel(void *given) {
     Shared *s = given;
     pthread_barrier_wait(&s->start);
-    if (s->sweep) {
-        s->level->run_sweep[s->dtype](s->sweep, s->next);
+    if (s->block_sums) {
+        s->level->sum_block[s->dtype](s->block_sums, s->next);
         return NULL;
     }
     double *held = malloc((size_t)s->block->width * sizeof(double));
@@ -671,9 +671,9 @@ static void check_squares(const Level *level, int dtype, Index n, Index width) {
     release();
 }
 
-/* --- sweep ----------------------------------------------------------------------------------- */
+/* --- block sums ------------------------------------------------------------------------------ */
 
-static void check_sweep(const Level *level, int dtype, Index n, Index width) {
+static void check_block_sums(const Level *level, int dtype, Index n, Index width) {
     const Data d = random_data(dtype, n, width, pick(0, 1) ? pick(1, n) : n);
     const Index stripe = 16 * pick(1, 2), task = stripe * pick(1, 3), pitch = width + pick(0, 9);
     const Index segments = (n + d.part - 1) / d.part, n_sums = 2 + d.classes + d.columns;
@@ -681,14 +681,14 @@ static void check_sweep(const Level *level, int dtype, Index n, Index width) {
     const double *inverse = random_array(width, -1, 3);
     double *factor = NEW(double, n);
     const Block block = block_of(&d);
-    Sweep runs[2];
-    begin("run_sweep", dtype, "%s, columns of a task %td, stripe %td, pitch %td", d.sizes, task,
+    BlockSums runs[2];
+    begin("sum_block", dtype, "%s, columns of a task %td, stripe %td, pitch %td", d.sizes, task,
           stripe, pitch);
     for (int k = 0; k < 2; k++) {
         _Atomic(int64_t) next = 0;
-        runs[k] = (Sweep){&block, inverse, NEW(double, numbers), NEW(double, stripes * n),
+        runs[k] = (BlockSums){&block, inverse, NEW(double, numbers), NEW(double, stripes * n),
                           NEW(double, segments * 4 * pitch), pitch, task, stripe};
-        Shared shared = {.level = level, .dtype = dtype, .sweep = &runs[k], .next = &next};
+        Shared shared = {.level = level, .dtype = dtype, .block_sums = &runs[k], .next = &next};
         call_at_once(&shared, k ? 3 : 1);
     }
     check_bits("sums", runs[1].sums, runs[0].sums, numbers * (Index)sizeof(double));
@@ -743,7 +743,7 @@ static void check_level(const Level *level) {
                 if (dtype == F16) continue;
                 check_blocks(level, dtype, n, width);
                 check_sample(level, dtype, n, width);
-                check_sweep(level, dtype, n, width);
+                check_block_sums(level, dtype, n, width);
                 check_squares(level, dtype, n, width);
                 if (n < 3) check_add_lower(level, dtype, width, width + (n - 1) * pick(1, 9), 1);
                 if (n == 3) check_add_lower(level, dtype, width, 0, 0);
