@@ -4,7 +4,7 @@
 >>> snn.__all__[:4]
 ['Collected', 'Effect', 'Eraser', 'Erasers']
 
-Names are imported on first use, because torch comes with the extra ``torch``.
+Names are imported on first use, because torch is an optional dependency (extra ``torch``).
 """
 
 from __future__ import annotations

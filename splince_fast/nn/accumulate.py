@@ -1,9 +1,10 @@
-"""Accumulation of activations: by the accumulator of NumPy rows on a CPU, by torch on devices.
+"""Accumulation of activations: with the NumPy accumulator on a CPU, with torch on other devices.
 
-The accumulator for devices is a subclass, which shares labels, classes, merging and files with
-:mod:`splince_fast.moments`. The buffered rows and the scatter are tensors. A full buffer is centred
-and multiplied on the device, and its sums are copied to the host in one transfer. Products are
-float32 and are added in float64; on GPUs with equally fast float64 products they are float64.
+:class:`DeviceAccumulator` inherits labels, classes, merging and files from the accumulator of
+:mod:`splince_fast.moments`. Its buffered rows and its scatter are tensors. A full buffer is centred
+and multiplied on the device, and the sums are copied to the host in one transfer. Products are
+computed in float32 and added in float64. For float64 rows, and on GPUs with equally fast float64
+products, the products are computed in float64, too.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from splince_fast.nn.memory import to_device
 
 Float = NDArray[np.float64]
 
-# Size of the row buffer as a fraction of d^2 float64 numbers, and bounds on its number of rows.
+# Size of the row buffer as a fraction of a d x d float64 matrix, and bounds of its number of rows.
 _BUFFER_FRACTION = 0.25
 _BUFFER_ROWS = (256, 4096)
-# Number of row panels of a scatter on a device; of each only the upper triangle is computed.
+# Number of row panels of a scatter on a device; each panel starts at its diagonal block.
 _PANELS = 4
-# A narrower scatter is one panel.
+# A scatter with fewer columns than this is one panel.
 _MIN_PANEL_WIDTH = 64
 # Compute capabilities of GPUs whose float64 products are about as fast as float32.
 _FAST_FLOAT64 = ((8, 0), (9, 0), (10, 0))
@@ -50,7 +51,8 @@ _FAST_FLOAT64 = ((8, 0), (9, 0), (10, 0))
 class RowLabels:
     """Encoded labels of the n rows that one call selects.
 
-    `batch` is the number of the batch, `sequence` (n,) that of the sequence within it.
+    `batch` is the index of the batch; `weight`, (n,), holds the weights of the rows, None for 1;
+    `sequence`, (n,), holds the index of each row's sequence within the batch.
     """
 
     n: int
@@ -61,7 +63,7 @@ class RowLabels:
 
 
 def accumulation_device(device: torch.device) -> torch.device:
-    """Return the CPU for devices without float64, else the device itself."""
+    """Return the device of the sums: the CPU for devices without float64, otherwise `device`."""
     return torch.device("cpu") if device.type in ("mps", "meta") else device
 
 
@@ -75,16 +77,16 @@ def _fast_float64(device: torch.device) -> bool:
 
 
 def rows_per_buffer(width: int, itemsize: int) -> int:
-    """Return the number of rows that a site buffers, for numbers of `itemsize` bytes."""
+    """Return the number of buffered rows of a site, with `itemsize` bytes per feature."""
     rows = int(_BUFFER_FRACTION * 8 * width / itemsize)
     return min(max(rows, _BUFFER_ROWS[0]), _BUFFER_ROWS[1])
 
 
 class SiteSums:
-    """The moments of one site during a collection.
+    """Moments of one site, accumulated during a collection.
 
-    `dtype` is that of the first rows, `device` that of the scatter, `parameters` are those of the
-    resulting moments. All sites on a CPU share the workspace.
+    `dtype` is the dtype of the first rows, `device` is the device of the scatter, and `parameters`
+    are the parameters of the resulting moments. All sites on a CPU share the workspace `work`.
     """
 
     def __init__(
@@ -98,7 +100,7 @@ class SiteSums:
     ) -> None:
         self.name, self.width, self.device = name, width, device
         self._parameters, self._work = parameters, work
-        self._batches: list[tuple[int, int]] = []  # number of the first row, number of the batch
+        self._batches: list[tuple[int, int]] = []  # indices of the first row and of the batch
         self._on_host = on_host(device)
         itemsize = max(4, dtype.itemsize) if self._on_host else dtype.itemsize
         buffered = replace(parameters, block_rows=rows_per_buffer(width, itemsize))
@@ -114,7 +116,8 @@ class SiteSums:
     def add(self, rows: Tensor, labels: RowLabels) -> None:
         """Add rows (n, d) from any device.
 
-        Raises NonFiniteError for NaN or infinity; on a device only when the buffer is full.
+        Raises NonFiniteError for NaN or infinity; on a device other than the CPU, the error comes
+        when the buffer is full.
         """
         start = self.accumulator.n_rows
         self._batches.append((start, labels.batch))
@@ -135,7 +138,7 @@ class SiteSums:
             raise self._non_finite_error(start + _first_non_finite(rows)) from None
 
     def _non_finite_error(self, row: int) -> NonFiniteError:
-        """Return the error that names site, batch and row."""
+        """Return the error for a row of the site, which names site, batch and row of the batch."""
         first, batch = self._batches[bisect_right(self._batches, row, key=itemgetter(0)) - 1]
         return NonFiniteError(
             f"the site {self.name!r} gave NaN or infinity in row {row - first} of batch {batch} "
@@ -144,7 +147,7 @@ class SiteSums:
         )
 
     def result(self) -> Moments:
-        """Return the moments of all rows, which uses up the sums.
+        """Return the moments of all rows; afterwards no rows can be added.
 
         Raises NonFiniteError if buffered rows hold NaN or infinity, or if products overflowed.
         """
@@ -165,7 +168,7 @@ class SiteSums:
 
 
 class _NonFiniteRow(Exception):
-    """A buffered row holds NaN or infinity; `row` is its number among all rows of the site."""
+    """A buffered row holds NaN or infinity; `row` is its index among all rows of the site."""
 
     def __init__(self, row: int) -> None:
         super().__init__(row)
@@ -173,15 +176,15 @@ class _NonFiniteRow(Exception):
 
 
 def _first_non_finite(rows: Tensor) -> int:
-    """Return the number of the first row with NaN or infinity, 0 if there is none."""
+    """Return the index of the first row with NaN or infinity, 0 if all rows are finite."""
     return int((~torch.isfinite(rows).all(1)).int().argmax())
 
 
 class DeviceAccumulator(Accumulator):
-    """An accumulator whose rows and scatter are tensors on one device.
+    """Accumulator with buffered rows and scatter as tensors on one device.
 
-    It supports `update` with `in_order` and `checked` only. Deviations are taken from the mean of
-    the first block.
+    `update` requires ``in_order=True`` and ``checked=True``. Sums are taken of deviations from the
+    reference point, the mean of the first block of rows.
     """
 
     def __init__(self, parameters: Parameters, device: torch.device) -> None:
@@ -206,15 +209,16 @@ class DeviceAccumulator(Accumulator):
         buffer = self.buffer
         if buffer is None or buffer.rows.dtype != dtype:
             self.flush()
-            empty = partial(torch.empty, dtype=torch.float64, device=self.device)
-            return Buffer(capacity, width, dtype, empty)
+            allocate = partial(torch.empty, dtype=torch.float64, device=self.device)
+            return Buffer(capacity, width, dtype, allocate)
         return buffer
 
     def _merge(self, batch: Batch, block: LabelledRows) -> None:
-        """Reduce a block on the device and merge its sums; the host waits once, for the sums.
+        """Reduce a block of rows on the device and merge its sums into the state.
 
-        With the mean c of the block, Y = X - c and the coefficients C of weights, classes and
-        values, the sums of deviations from the reference point r are C Y + (C 1) (c - r)^T.
+        With the mean c of the block, Y = X - c and the matrix C of :func:`_coefficients`, the sums
+        of deviations from the reference point r are C Y + (C 1) (c - r)^T. The host waits once for
+        the device, when it copies the sums.
         """
         state, n = batch.state, len(block)
         rows: Tensor = block.rows
@@ -229,9 +233,9 @@ class DeviceAccumulator(Accumulator):
             if not (exact or self._precision_checked):
                 _check_precision(self.device, n, state.width)
                 self._precision_checked = True
-            wide = rows.to(torch.float64)
-            mean = wide.mean(0)
-            y = wide - mean
+            rows64 = rows.to(torch.float64)
+            mean = rows64.mean(0)
+            y = rows64 - mean
             c = to_device(torch.from_numpy(coefficients), self.device)
             sums = torch.cat([mean.unsqueeze(0), c @ y]).cpu().numpy()
             if not np.isfinite(sums[0]).all():
@@ -254,7 +258,7 @@ class DeviceAccumulator(Accumulator):
 def _coefficients(
     weight: Float | None, codes: NDArray[np.intp], n_sums: int, values: Float
 ) -> Float:
-    """Return weights, weights of each class and weighted values, (1 + n_sums + q, n)."""
+    """Return row weights, row weights by class and `values`, as a (1 + n_sums + q, n) matrix."""
     n = codes.shape[1]
     by_class = np.zeros((2 + n_sums, n))
     by_class[0] = 1.0 if weight is None else weight
@@ -265,7 +269,8 @@ def _coefficients(
 def _check_precision(device: torch.device, rows: int, width: int) -> None:
     """Raise InputError if a precision mode (TF32, bfloat16) rounds float32 products.
 
-    The shapes are those of the first panel, because BLAS libraries choose algorithms by shape.
+    The test product has the shape of the first panel, because BLAS libraries choose algorithms by
+    shape.
     """
     probe = torch.zeros(rows, width, dtype=torch.float32, device=device)
     probe[0] = 1.0 + 2.0**-12
@@ -283,7 +288,7 @@ def _panel_width(width: int) -> int:
 
 
 class DeviceScatter(Scatter):
-    """A scatter on a device: row panels of its upper triangle, each from the diagonal on."""
+    """Scatter on a device: row panels of the upper triangle; each starts at its diagonal block."""
 
     def __init__(self, width: int, device: torch.device) -> None:
         super().__init__(np.empty((width, 0)), EPS64)
@@ -313,12 +318,12 @@ class DeviceScatter(Scatter):
             self.unit_roundoff = EPS32
 
     def on_host(self) -> Scatter:
-        """Copy the scatter to the host."""
+        """Return a copy of the scatter on the host."""
         upper = np.zeros((self.width, self.width))
         for k, panel in enumerate(self._panels):
             i = k * self._step
             upper[i : i + len(panel), i:] = panel.cpu().numpy()
         scatter = Scatter(upper.T, self.unit_roundoff)
-        # The variance of a constant column can round below 0.
+        # Rounding can make the variance of a constant column negative.
         np.maximum(scatter.diagonal(), 0.0, out=scatter.diagonal())
         return scatter

@@ -1,12 +1,13 @@
-"""Outputs of modules, cached between passes so that a pass can start after a module.
+"""Cache of module outputs between two passes, so that a pass can start after a module.
 
 `fit_layers` runs the same batches once per site, and the modules before a fitted site return the
 same outputs in later passes. A cache point is a module that runs before a site, together with the
-siblings that run before it. Its output, without hooks, is cached for each batch. In the next pass
-the forward of the module returns the cached output, the forwards of the siblings return NaN of the
-recorded shapes, and hooks and ancestors run as usual. Two checks make this safe for any model. A
-cache point is used only if, on the first batch, the next site has the same bits with and without
-it. On other batches, a module that reads a skipped output gets NaN, which is an error.
+siblings that run before the module. The output of the module, without hooks, is cached for each
+batch. In the next pass the module returns the cached output, the siblings are skipped and return
+NaN of the recorded shapes, and hooks and ancestors run as usual. Two checks make the cache safe for
+any model. A cache point is used only if, on the first batch, the activations at the next site are
+equal with and without the cache. On other batches, a module that reads the output of a skipped
+module receives NaN; `fit_layers` then repeats the pass without the cache.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ Candidate = tuple["CachePoint", "ActivationCache"]
 
 # Fraction of the free memory of a device that the cache may use by default.
 _MEMORY_FRACTION = 0.25
-# Integer type with the item size of a float type, to read its bits.
+# Integer dtype by item size in bytes, to read the bits of floats.
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
 class CachePoint:
-    """A module whose output is cached, and the siblings before it, which are skipped."""
+    """Module with a cached output, and the earlier siblings of the module, which are skipped."""
 
     module: Module
     skipped: tuple[Module, ...]
@@ -48,7 +49,10 @@ class CachePoint:
 
 @dataclass
 class _ModuleRun:
-    """Start and end of a module in a trace, its number of calls, and whether it can be skipped."""
+    """Start and end of a module in a trace, number of calls, and whether its output is cacheable.
+
+    Times count the module calls that have ended.
+    """
 
     start: int
     stop: float = math.inf
@@ -58,7 +62,7 @@ class _ModuleRun:
 
 @dataclass
 class Trace:
-    """The order of modules and sites in one batch.
+    """Order in which modules and sites run in one batch.
 
     Attributes
     ----------
@@ -70,7 +74,7 @@ class Trace:
 
     order: list[str] = field(default_factory=list)
     calls: dict[str, int] = field(default_factory=dict)
-    _start: dict[str, int] = field(default_factory=dict)  # time of the first call of a site
+    _start: dict[str, int] = field(default_factory=dict)  # time of the first call, by site
     _checksums: dict[str, tuple[Tensor, Tensor] | None] = field(default_factory=dict)
     _runs: dict[int, _ModuleRun] = field(default_factory=dict)  # by id of the module
 
@@ -78,7 +82,7 @@ class Trace:
     def of(
         cls, model: Module, call: Call, modules: Mapping[str, Module], placement: Placement
     ) -> Trace:
-        """Trace one call of a model by temporary hooks on all modules."""
+        """Trace one call of a model with temporary hooks on all modules."""
         trace, time = cls(calls=dict.fromkeys(modules, 0)), 0
 
         def enter(module: Module, args: object) -> None:
@@ -100,7 +104,7 @@ class Trace:
 
         with ExitStack() as stack:
             for module in model.modules():
-                if isinstance(module, torch.jit.ScriptModule):  # takes no hooks
+                if isinstance(module, torch.jit.ScriptModule):  # does not support hooks
                     continue
                 stack.callback(module.register_forward_pre_hook(enter).remove)
                 stack.callback(module.register_forward_hook(leave).remove)
@@ -111,14 +115,14 @@ class Trace:
         return trace
 
     def matches(self, name: str, value: Tensor) -> bool:
-        """Return whether a tensor has the bits of the first call of a site."""
+        """Return whether a tensor has the checksums of the first activations at a site."""
         expected, checksums = self._checksums[name], _checksums(value)
         if expected is None or checksums is None:
             return False
         return all(torch.equal(a, b) for a, b in zip(expected, checksums, strict=True))
 
     def cache_points(self, modules: Mapping[str, Module], name: str) -> list[CachePoint]:
-        """Return the cache points before a site, ordered by how much they skip, largest first."""
+        """Return the cache points before a site; those that save most module calls come first."""
         points = []
         parts = name.split(".")
         for depth in range(len(parts), 0, -1):
@@ -151,18 +155,18 @@ class _CachedOutput:
     point: CachePoint
     output: object
     nbytes: int
-    versions: list[int]
+    versions: list[int]  # version counters of the tensors when the output was stored
 
     @property
     def unchanged(self) -> bool:
-        """Whether no operation has modified its tensors in place."""
+        """Whether no tensor of the output has been modified in place."""
         return [t._version for t in _tensors(self.output) or []] == self.versions
 
 
 class ActivationCache:
-    """Cached outputs, at most one per batch, of `limit` bytes in all.
+    """Cached outputs, at most one per batch, with a total size of at most `limit` bytes.
 
-    Batches beyond the limit run from the start of the model.
+    Batches without a cached output run from the start of the model.
     """
 
     def __init__(self, limit: int) -> None:
@@ -173,13 +177,13 @@ class ActivationCache:
         self._batch = 0
 
     def number_batches(self, batches: Iterable[object]) -> Iterator[Any]:
-        """Yield the batches and record the number of the current one."""
+        """Yield the batches, and record the index of the current batch."""
         for self._batch, batch in enumerate(batches):
             yield batch
 
     @contextmanager
     def one_pass(self, start: CachePoint | None, store: CachePoint | None) -> Iterator[None]:
-        """Start at the cached outputs of `start` and cache those of `store` inside the block."""
+        """Read cached outputs of `start` and cache outputs of `store` inside a ``with`` block."""
         points = [point for point in (start, store) if point is not None]
         modules = {id(m): m for point in points for m in (*point.skipped, point.module)}
         forwards = [(module, module.__dict__.get("forward")) for module in modules.values()]
@@ -195,7 +199,7 @@ class ActivationCache:
                     del module.forward
 
     def _forward(self, module: Module, start: CachePoint | None, store: CachePoint | None) -> Call:
-        """Return the forward of a module for one pass."""
+        """Return the forward function of a module for one pass."""
         original = module.forward
         is_start = start is not None and module is start.module
         is_skipped = start is not None and any(module is other for other in start.skipped)
@@ -215,7 +219,7 @@ class ActivationCache:
         return forward
 
     def _store(self, point: CachePoint, output: object) -> None:
-        """Replace the cached output of the batch, if the new one fits."""
+        """Replace the cached output of the batch; only remove it if the new output does not fit."""
         tensors = _tensors(output)
         previous = self._outputs.pop(self._batch, None)
         if previous is not None:
@@ -230,14 +234,14 @@ class ActivationCache:
 
 
 def _placeholder(output: Any) -> Any:
-    """Return NaN in the shapes of an output, as views of single numbers."""
+    """Return an output of the same shapes that holds NaN, as expanded views of one number."""
     if isinstance(output, Tensor):
         return output.new_full((), torch.nan).expand(output.shape)
     return None if output is None else type(output)(map(_placeholder, output))
 
 
 def cache_limit(memory: int | None, device: torch.device) -> int:
-    """Return the size limit of a cache in bytes; InputError if `memory` is no such number."""
+    """Return the size limit of the cache in bytes; raise InputError for an invalid `memory`."""
     if memory is None:
         return int(_MEMORY_FRACTION * (free_memory(device) or 0))
     if not is_number(memory) or not memory >= 0:
@@ -246,7 +250,7 @@ def cache_limit(memory: int | None, device: torch.device) -> int:
 
 
 def _tensors(output: Any) -> list[Tensor] | None:
-    """Return the tensors of an output; None if it holds other values than floats."""
+    """Return the tensors of an output; None if the output holds other values than float tensors."""
     if output is None:
         return []
     if type(output) is Tensor:
@@ -258,7 +262,7 @@ def _tensors(output: Any) -> list[Tensor] | None:
 
 
 def _checksums(x: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return the sums of the bits of a plain tensor over rows and columns; None for subclasses."""
+    """Return the row and column sums of the bits of a plain tensor; None for other tensors."""
     if type(x) is not Tensor or x.ndim == 0:
         return None
     bits = x.detach().contiguous().view(_BITS[x.dtype.itemsize]).reshape(-1, x.shape[-1])
@@ -276,17 +280,17 @@ def choose_cache_points(
     placement: Placement,
     limit: int,
 ) -> list[CachePoint | None]:
-    """Return, for each site but the last, the cache point for the pass of the next site, or None.
+    """Return the cache point of each pass but the first; None if no candidate is valid.
 
-    All passes run on one batch, each from the cache point of the previous one. A cache point is
-    valid if the next site has the bits of the trace.
+    The pass of each site runs on one batch, from the cache point of the previous pass. A cache
+    point is valid if the activations at the site have the checksums of the trace.
     """
     modules = sites.named_modules(model)
 
     def reproduces(
         name: str, candidate: Candidate | None, next_candidates: Sequence[Candidate]
     ) -> bool:
-        """Return whether a pass from a candidate gives a site its bits in the trace.
+        """Return whether a pass from a candidate reproduces the traced activations at a site.
 
         The pass also fills the caches of the next candidates.
         """
@@ -318,7 +322,7 @@ def choose_cache_points(
             try:
                 if reproduces(name, candidate, next_candidates):
                     break
-            except Exception:  # a model may raise any error for NaN
+            except Exception:  # a model that receives NaN may raise any error
                 if candidate is None:
                     raise
         points.append(None if candidate is None else candidate[0])

@@ -1,13 +1,13 @@
-"""The token selection of each call of a model, computed from the arguments of the call.
+"""Token selection of each call of a model, computed from the arguments of the call.
 
-A tensor (B, T, d) at a site does not show which rows are padding, nor, during decoding with a
-cache, which positions they have. The arguments of the call do: `attention_mask`, `input_ids`,
-the cache and `position_ids`. Hooks on the model, and on ancestors of a site that take
-`input_ids`, compute the selection once per call, for all sites.
+A tensor (B, T, d) at a site does not show which rows are padding or, during decoding with a cache,
+which positions the rows have. The arguments of the call show both: `attention_mask`, `input_ids`,
+the cache and `position_ids`. The ancestors of a site are the modules that contain it. Hooks on the
+model, and on ancestors that take `input_ids`, compute the selection once per call, for all sites.
 
-Gradient checkpointing runs ancestors of a site again in the backward pass, outside of such a call.
-Their selection is then looked up by the memory of their input, which the checkpoint keeps. These
-ancestors get hooks in the first call that records gradients.
+Gradient checkpointing runs ancestors again in the backward pass, outside of a call of the model.
+The selection is then looked up by the memory address of the input of the ancestor, which the
+checkpoint keeps. The hooks for this lookup are added in the first call that records gradients.
 """
 
 from __future__ import annotations
@@ -36,22 +36,23 @@ class _ThreadState(threading.local):
     """The running calls of one thread."""
 
     def __init__(self) -> None:
-        # Modules and their selections; None for a module of an unknown call in a backward pass.
+        # Running modules with their selections; None if a backward pass runs a module of an unknown
+        # call.
         self.stack: list[tuple[Module, Selection | None]] = []
         self.store_inputs = False
 
 
-_lock = threading.Lock()  # held while ancestors get their hooks, and while inputs are stored
+_lock = threading.Lock()  # guards the hooks of ancestors and the stored inputs
 
 
 class CallSelections:
-    """The selections of the running calls, per thread.
+    """Token selections of the running calls, per thread.
 
     Attributes
     ----------
     token_rule : TokenRule
     n_calls : int
-        Number of calls of the model, without compiled ones.
+        Number of calls of the model, compiled calls excluded.
     ran_compiled : bool
         Whether the model ran in compiled code.
     """
@@ -62,9 +63,9 @@ class CallSelections:
         self.ran_compiled = False
         # Compiled code reads this linked list of selections, innermost call first.
         self._compiled_stack: tuple[Selection, Any] | None = None
-        self._checkpointed = False  # whether a call with gradients selected by a mask
+        self._checkpointed = False  # whether a call that records gradients needed a mask
         self._thread = _ThreadState()
-        self._by_input: dict[int, tuple[StorageWeakRef, Selection]] = {}
+        self._by_input: dict[int, tuple[StorageWeakRef, Selection]] = {}  # by memory address
         self._handles: list[RemovableHandle] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -78,9 +79,9 @@ class CallSelections:
     # -- for sites -------------------------------------------------------------------------
 
     def current(self, name: str) -> Selection:
-        """Return the selection of the running call, for the site of this name.
+        """Return the selection of the running call; errors name the site `name`.
 
-        Outside of a call it is all rows; SiteError if the rule needs a call.
+        Outside of a call all rows are selected; raises SiteError if the rule needs a call.
         """
         selection = self._current()
         if selection is not None:
@@ -107,7 +108,7 @@ class CallSelections:
     # -- hooks -----------------------------------------------------------------------------
 
     def attach(self, model: Module, names: Iterable[str]) -> None:
-        """Add the hooks for sites of these names."""
+        """Add the hooks to a model for the sites `names`."""
         ancestors = sorted({"", *(ancestor for name in names for ancestor in prefixes(name))})
         # The model, the model inside a wrapper, and nested modules that take tokens.
         entries = [
@@ -136,7 +137,7 @@ class CallSelections:
         ]
 
     def attach_parts(self, module: Module, parts: Iterable[str]) -> None:
-        """Add hooks to the ancestors of sites inside a module, once each."""
+        """Add hooks to the submodules `parts` of a module, which contain sites, once each."""
         modules = named_modules(module)
         with _lock:
             for part in filter(None, map(modules.get, parts)):
@@ -144,10 +145,10 @@ class CallSelections:
                     self._hook(part, self.enter_part, self.leave)
 
     def enter_call(self, module: Module, arguments: Mapping[str, object], hook: EnterCall) -> None:
-        """Select the tokens of a call that begins."""
+        """Select the tokens of a call, and make it the running call."""
         has_tokens = any(arguments.get(key) is not None for key in ("input_ids", "inputs_embeds"))
-        # A call that was interrupted (KeyboardInterrupt) is never left, so that it may seem to be
-        # the outer call of the next one.
+        # A call of the root has no outer call, although the stack may still hold an interrupted
+        # call (KeyboardInterrupt).
         outer = None if hook.is_root else self._current()
         if outer is not None and not has_tokens:
             selection = outer
@@ -160,8 +161,8 @@ class CallSelections:
         if hook.is_root:
             self._thread.store_inputs = False
         if torch.is_grad_enabled() and (selection.mask is not None or selection.error):
-            # Stored during the whole call, not only with gradients enabled: reentrant checkpoints
-            # run their module without gradients.
+            # Inputs are stored during the whole call, also while gradients are disabled:
+            # reentrant checkpoints run a module without gradients.
             self._checkpointed = self._thread.store_inputs = True
             with _lock:
                 self._by_input = {k: v for k, v in self._by_input.items() if not v[0].expired()}
@@ -170,7 +171,7 @@ class CallSelections:
                 hook.parts = ()
 
     def enter_part(self, module: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Store the selection under the input of the module; a backward pass looks it up there."""
+        """Store the selection by the address of the input; a backward pass looks it up."""
         if torch.compiler.is_compiling():
             return
         selection = self._current()
@@ -185,16 +186,16 @@ class CallSelections:
                 self._by_input[tensor.data_ptr()] = (reference, selection)
         self._thread.stack.append((module, selection))
 
-    # These run after errors, too.
+    # The following hooks run after errors, too.
 
     def leave_call(self, module: Module, args: object, output: object) -> None:
-        """End the call of the model, or of a module that takes tokens."""
+        """Remove a call of the model, or of a module that takes tokens, from the running calls."""
         if self._compiled_stack is not None:
             self._compiled_stack = self._compiled_stack[1]
         self.leave(module, args, output)
 
     def leave(self, module: Module, args: object, output: object) -> None:
-        """End the call of a module, unless it got its hooks during the call."""
+        """Remove a module from the running calls, unless its hooks were added during its call."""
         if not torch.compiler.is_compiling():
             stack = self._thread.stack
             if stack and stack[-1][0] is module:
@@ -204,7 +205,8 @@ class CallSelections:
 class EnterCall:
     """Pre-hook of the model, and of ancestors of a site that take tokens.
 
-    `parameters` are those of the module, `parts` the ancestors of sites inside it.
+    `parameters` are the parameter names of the forward method of the module; `parts` are the names,
+    relative to the module, of ancestors of sites inside the module.
     """
 
     def __init__(
@@ -221,7 +223,7 @@ class EnterCall:
     def __call__(self, module: Module, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
         compiling = torch.compiler.is_compiling()
         if self.is_root:
-            if compiling:  # a counter would be a guard, so that each call would compile again
+            if compiling:  # torch.compile guards on counters: each call would compile again
                 self.selections.ran_compiled = True
             else:
                 self.selections.n_calls += 1

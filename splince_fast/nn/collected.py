@@ -25,9 +25,9 @@ class Collected(BySite):
     Parameters
     ----------
     moments : mapping of str to Moments
-        By site, in the order in which the sites ran.
+        Moments by site, in the order in which the sites ran.
     sites : iterable of Site
-        The same sites.
+        Names, classes and widths of the modules, in the same order.
     recipe : CollectionSpec
         The specification of the collection.
     n_sequences : int
@@ -72,9 +72,10 @@ class Collected(BySite):
         Parameters
         ----------
         method : str or callable
-            ``sf.splince``, ``sf.leace``, ``sf.sal`` or ``sf.mean_projection``.
+            ``sf.splince``, ``sf.leace``, ``sf.sal`` or ``sf.mean_projection``, or the name of a
+            method.
         erase, keep
-            Variables, as for the method.
+            Variables to erase and to keep, as for the method.
         **options
             Further arguments of the method.
 
@@ -86,13 +87,13 @@ class Collected(BySite):
         Raises
         ------
         SplinceError
-            As for the method; the text names the site.
+            Errors of the method; the message names the site.
 
         Warns
         -----
         OnePassWarning
-            There are several sites. Each eraser is exact if it is installed alone. If all are
-            installed, later sites have other activations than in the fit.
+            There are several sites. Each eraser is exact if it is installed alone. If all erasers
+            are installed, the activations at later sites differ from those of the fit.
         """
         n_sites = len(self) // (self.placement.heads or 1)
         if n_sites > 1:
@@ -113,7 +114,7 @@ class Collected(BySite):
     def _fit(
         self, method: Any, erase: Any, keep: Any, options: Mapping[str, object]
     ) -> list[tuple[Site, Projection]]:
-        """Fit an eraser per site; those of heads are joined to a block-diagonal one."""
+        """Fit an eraser per site; the erasers of heads become one block-diagonal eraser."""
         fitted = [
             (site, fit_site(site.name, self[site.name], method, erase, keep, options))
             for site in self._sites
@@ -134,7 +135,7 @@ class Collected(BySite):
     # -- algebra ---------------------------------------------------------------------------
 
     def __add__(self, other: Collected) -> Collected:
-        """Return the moments of both collections together, for instance of two workers."""
+        """Return the moments of the rows of both collections, for instance from two workers."""
         if not isinstance(other, Collected):
             raise InputError(f"Collected adds to Collected, not to {type(other).__name__}")
         self._check_compatible(other._description())
@@ -160,7 +161,7 @@ class Collected(BySite):
             )
 
     def all_reduce(self, group: object = None) -> Collected:
-        """Sum over the processes of a group; all processes get the same sum, bit for bit.
+        """Sum the moments over the processes of a group; the sum is equal in all, bit for bit.
 
         The moments of each site are reduced along a binary tree and broadcast by the first process.
         A process never stores more than two states of a site.
@@ -168,12 +169,12 @@ class Collected(BySite):
         Parameters
         ----------
         group : torch.distributed.ProcessGroup, optional
-            By default the group of all processes.
+            The group; by default all processes.
 
         Returns
         -------
         Collected
-            The sum.
+            The sum of the moments of all processes.
 
         Raises
         ------
@@ -220,7 +221,7 @@ class Collected(BySite):
         Parameters
         ----------
         name : str or tuple of str
-            A variable.
+            Name of the variable.
 
         Returns
         -------
@@ -240,14 +241,14 @@ class Collected(BySite):
         Parameters
         ----------
         name : str or tuple of str
-            A variable.
+            Name of the variable.
         after : Collected, optional
-            The same sites with erasers installed.
+            Moments of the same sites with erasers installed.
 
         Returns
         -------
         matplotlib.figure.Figure
-            With a logarithmic axis; ``.savefig(path)`` writes it.
+            Figure with a logarithmic axis; ``.savefig(path)`` writes it to a file.
 
         Raises
         ------
@@ -261,7 +262,7 @@ class Collected(BySite):
         ax = figure.subplots()
         before = self.trace(name)
         positions = range(len(before))
-        ax.plot(positions, list(before.values()), marker="o", color="#D55E00", label="as it is")
+        ax.plot(positions, list(before.values()), marker="o", color="#D55E00", label="no erasers")
         if after is not None:
             erased = after.trace(name)
             values = [erased.get(site, np.nan) for site in before]

@@ -34,15 +34,15 @@ Labels = str | list[str] | tuple[str, ...] | Callable[[Any], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class SelectedRows:
-    """Positions and labels of the rows that one call selects; sites of equal shape share them."""
+    """Indices and labels of the rows that one call selects, shared by sites of equal shape."""
 
     labels: RowLabels
-    index: Tensor | None  # positions among the rows of a site, on the host; None for all
+    index: Tensor | None  # row indices at a site, on the host; None for all rows
     n_sequences: int
     _copies: dict[torch.device, Tensor] = field(default_factory=dict)
 
     def select(self, flat: Tensor) -> Tensor:
-        """Select rows of a tensor (n, d); the index is copied to each device once."""
+        """Return the selected rows of a tensor (n, d); the index is copied to each device once."""
         if self.index is None:
             return flat
         index = self._copies.get(flat.device)
@@ -53,28 +53,29 @@ class SelectedRows:
 
 @dataclass(eq=False)
 class Collector:
-    """Hooks of one pass, and the sums that they accumulate.
+    """Hooks of one pass over the data, and the sums that the hooks accumulate.
 
     Attributes
     ----------
     modules : mapping of str to Module
-        By site.
+        Modules by site.
     token_rule, placement, labels, parameters
-        Arguments of :func:`collect` after validation.
+        Validated arguments of :func:`collect`.
     by_sequence : bool
         Whether the rows of each sequence have total weight 1.
     device : torch.device or None
-        Device of the sums; None for that of the activations.
+        Device of the sums; None for the device of the activations.
     once_per_batch : bool or None
-        Whether each site runs once per batch, None until the first batch. If so, :meth:`run` ends
-        each call after the last site, if the model allows it.
+        Whether each site runs once per batch; None before the first batch. If True, :meth:`run`
+        ends each call after the last site, if the model allows an early end.
     sums : dict of str to SiteSums
-        By site or head, in the order of their first calls.
+        Sums by site or head, in the order of the first calls.
     calls, widths : dict of str to int
-        By site.
+        Number of calls and number of features, by site.
     applied_rule : str or None
-        The rule that was applied, after the first call.
+        Token rule that was applied; None before the first call.
     n_batches, n_sequences : int
+        Number of batches, and of sequences with selected tokens.
     """
 
     modules: Mapping[str, Module]
@@ -95,7 +96,7 @@ class Collector:
         self.n_batches = self.n_sequences = 0
         self._work = Workspace()
         self._may_stop = False  # whether a call may end after the last site
-        # Of the current batch:
+        # State of the current batch:
         self._batch_labels: dict[str, object] = {}
         self._selected: dict[object, SelectedRows] = {}  # by selection and shape
         self._reached: set[str] = set()
@@ -118,11 +119,14 @@ class Collector:
         device: object,
         options: Mapping[str, Any],
     ) -> Collector:
-        """Validate the arguments of :func:`collect`; `options` are those of the moments."""
+        """Return a collector for the arguments of :func:`collect`; raise InputError if invalid.
+
+        `options` are the keyword arguments of :class:`Moments`.
+        """
         unknown = set(options) - {"kinds", "joint"}
         if unknown:
             raise InputError(
-                f"collect takes no {sorted(unknown)}; of the parameters of Moments it knows kinds "
+                f"collect takes no {sorted(unknown)}; of the parameters of Moments it takes kinds "
                 "and joint"
             )
         if not (callable(labels) or isinstance(labels, Iterable)):
@@ -147,7 +151,7 @@ class Collector:
     def run(
         self, model: Module, batches: Iterable[Any], forward: Any, progress: bool | None
     ) -> Collected:
-        """Run a model on all batches, and return the moments."""
+        """Run a model on all batches, and return the moments of all sites."""
         running.check_inputs(batches, forward)
         device, keys = running.device_of(model), label_keys(self.labels)
         self._may_stop = running.may_stop_early(model, forward)
@@ -172,14 +176,14 @@ class Collector:
             for name, module in self.modules.items():
                 add = partial(self.add, name)
                 stack.callback(sites.add_hook(name, module, self.placement.side, add).remove)
-            # Last: if a site takes tokens itself, its hook runs before its call is left.
+            # Attached last: if a site itself takes tokens, its own hook runs before its call ends.
             stack.callback(self.selections.detach)
             self.selections.attach(model, self.modules)
             yield
 
     @contextmanager
     def one_batch(self, batch: object) -> Iterator[None]:
-        """Prepare for a batch, which the ``with`` block runs."""
+        """Prepare for a batch, which runs inside the ``with`` block."""
         self._batch_labels = read_labels(batch, self.labels)
         self._selected, self._reached, self._stopped = {}, set(), False
         before = dict(self.calls)
@@ -191,7 +195,7 @@ class Collector:
         self.n_batches += 1
 
     def add(self, name: str, value: object) -> None:
-        """Add the selected rows of a site, whose module returned or received `value`."""
+        """Add the selected rows of a site; `value` is the output or the input of its module."""
         if self._stopped or sites.in_backward():
             return
         rows = sites.pick_rows(name, value, self.placement)[0].detach()
@@ -201,9 +205,9 @@ class Collector:
             self.applied_rule = selection.rule
         elif self.applied_rule != selection.rule:
             raise SiteError(
-                f"the site {name!r} runs in a call whose tokens are {selection.rule!r}, and they "
-                f"were {self.applied_rule!r} before: only some calls have tokens. Collect at sites "
-                "of such calls one by one, or pass tokens='all'"
+                f"the site {name!r} runs in a call with the token rule {selection.rule!r}, and "
+                f"earlier calls had {self.applied_rule!r}: only some calls have tokens. Collect at "
+                "such sites one by one, or pass tokens='all'"
             )
         flat, labels = self._select(name, rows, selection)
         if labels.n:
@@ -217,7 +221,7 @@ class Collector:
             raise running.StopForward
 
     def _select(self, name: str, rows: Tensor, selection: Selection) -> tuple[Tensor, RowLabels]:
-        """Return the selected rows (n, d) of a tensor (..., d), and their labels."""
+        """Return the selected rows (n, d) of a tensor (..., d), and the labels of these rows."""
         mask = selection.mask_for(name, rows)
         tokens = selection.mask
         if mask is not None and tokens is not None and mask.ndim < tokens.ndim:
@@ -236,7 +240,7 @@ class Collector:
     def _index(
         self, shape: tuple[int, ...], mask: Tensor | None, selection: Selection
     ) -> SelectedRows:
-        """Return positions and labels of the selected rows, or of the means over sequences."""
+        """Return indices and labels of the selected rows; for the rule "mean", of the sequences."""
         if selection.rule == "mean":
             shape, mask = shape[:1], None if mask is None else mask.any(1)
         index = None if mask is None else mask.cpu().reshape(-1).nonzero().squeeze(1)
@@ -255,12 +259,12 @@ class Collector:
         return SelectedRows(labels, index, int(np.count_nonzero(counts)))
 
     def _keys(self, name: str) -> list[str]:
-        """Return the keys of the sums of a site, one per head."""
+        """Return the keys of a site in `sums`: the site, or one key per head."""
         heads = self.placement.heads
         return [name] if heads is None else [f"{name}[{i}]" for i in range(heads)]
 
     def _sums_of(self, name: str, rows: Tensor) -> SiteSums:
-        """Return the sums of a site or head; the first call creates them."""
+        """Return the sums of a site or head, which are created on first use."""
         sums = self.sums.get(name)
         if sums is None:
             device = accumulation_device(rows.device if self.device is None else self.device)
@@ -276,15 +280,15 @@ class Collector:
 
     def check_called(self) -> None:
         """Raise NeverCalledError if a site never ran."""
-        silent = [name for name, count in self.calls.items() if not count]
-        if silent:
+        never_called = [name for name, count in self.calls.items() if not count]
+        if never_called:
             raise NeverCalledError(
-                f"the model ran {self.n_batches} batches and the sites {silent} never ran; choose "
-                "the module around them, or another path through the model"
+                f"the model ran {self.n_batches} batches and the sites {never_called} never ran; "
+                "choose the module around them, or another path through the model"
             )
 
     def _result(self) -> Collected:
-        """Return the moments of all sites, which uses up the sums."""
+        """Return the moments of all sites, and empty `sums`."""
         self.check_called()
         collected, moments = [], {}
         for name, width in self.widths.items():
@@ -315,7 +319,7 @@ def _device(device: Any) -> torch.device:
 
 
 def _means(rows: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mean over the selected tokens of each sequence, 0 if there is none."""
+    """Return the mean over the selected tokens of each sequence, 0 without selected tokens."""
     wide = rows.to(torch.float64 if rows.dtype == torch.float64 else torch.float32)
     if mask is None:
         return wide.reshape(len(rows), -1, rows.shape[-1]).mean(1)
@@ -327,14 +331,14 @@ def _means(rows: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def label_keys(labels: Labels) -> tuple[str, ...]:
-    """Return the keys of labels in a batch, which are not passed to the model."""
+    """Return the keys of the labels in a batch; label entries are not passed to the model."""
     if callable(labels):
         return ()
     return as_names(labels, "labels")
 
 
 def read_labels(batch: Any, labels: Labels) -> dict[str, Any]:
-    """Return the labels of a batch by variable; LabelError if they are missing."""
+    """Return the labels of a batch by variable; raise LabelError if labels are missing."""
     if callable(labels):
         columns = labels(batch)
         if not isinstance(columns, Mapping):
@@ -350,10 +354,10 @@ def read_labels(batch: Any, labels: Labels) -> dict[str, Any]:
         batch = batch[1]
     if keys and not isinstance(batch, Mapping):
         raise LabelError(
-            f"labels= names {list(keys)}, and labels come as {type(batch).__name__}; batches are "
-            "mappings, or pairs (inputs, labels) whose second entry is a mapping of names to "
-            "labels, or the labels themselves where there is one name; or pass a function of "
-            "the batch that returns such a mapping"
+            f"labels= names {list(keys)}, and labels come as {type(batch).__name__}; pass batches "
+            "that are mappings, or pairs (inputs, labels) whose second entry is a mapping of names "
+            "to labels, or for a single name the labels; or pass a function of the batch that "
+            "returns such a mapping"
         )
     missing = [key for key in keys if key not in batch]
     if missing:
@@ -376,7 +380,7 @@ def _label_rows(
         array.ndim >= 1
         and array.shape[0] == shape[0]
         and array.shape[1:] != shape[1:]
-        # A matrix of integers with a wrong number of columns was meant as one label per token.
+        # An integer matrix with the wrong number of columns is taken as token labels.
         and not (array.ndim == 2 and len(shape) == 2 and array.dtype.kind in "iub")
     )
     if not per_token and not per_sequence:
@@ -410,50 +414,51 @@ def collect(
 ) -> Collected:
     """Run a model over data once and accumulate the moments of activations at all sites.
 
-    Activations are not stored: the state of a site is a float64 matrix of d x d numbers. The model
+    Activations are not stored: the state of a site is a d x d float64 matrix. The model
     runs in evaluation mode; its mode and hooks are restored afterwards.
 
     Parameters
     ----------
     model : torch.nn.Module
-        The model, with its installed erasers. Compiled models run eagerly.
+        The model; installed erasers stay active. Compiled models run eagerly.
     batches : iterable
-        Mappings of arguments (keys that are no parameters of the model's forward are left out),
-        pairs (inputs, labels), tuples of positional arguments, or single arguments. Tensors are
-        copied to the model's device.
+        Mappings of arguments (keys that are not parameters of the model's forward method are left
+        out), pairs (inputs, labels), tuples of positional arguments, or single arguments. Tensors
+        are copied to the model's device.
     at : str, Module, or a list of them
         Sites: dotted names, patterns (see :func:`install`), or modules.
     labels : str, list of str, or function
         Keys of a batch, or a function from a batch to a mapping of names to labels. In a pair
-        (inputs, labels) the second entry is a mapping with these keys, or the labels of the only
-        key. Labels have shape (B,), one per sequence, or (B, T), one per token. The integer -100
+        (inputs, labels) the second entry is a mapping with these keys, or, for a single key, the
+        labels. Labels have shape (B,), one per sequence, or (B, T), one per token. The integer -100
         is a missing label. Strings, integers and bools are classes, floats are continuous.
     tokens : {"body", "all", "first", "last", "mean"} or function
-        Rows of a tensor (B, T, d) to accumulate. "body": attended tokens but the first of each
-        sequence and `skip_ids`; "all": attended tokens; "last": the last attended one; "mean":
-        one row per sequence, the mean of its attended tokens; or a function from the arguments
-        of the call to a bool tensor (B, T). In a call without tokens "body" is "all".
+        Rows of a tensor (B, T, d) to accumulate. "body": attended tokens except the first token of
+        each sequence and `skip_ids`; "all": attended tokens; "first", "last": the first or the last
+        attended token; "mean": one row per sequence, the mean over its attended tokens; or a
+        function from the arguments of the call to a bool tensor (B, T). In a call without tokens
+        "body" selects all rows.
     side : {"output", "input"}
         Whether to use the output or the input of the module.
     feature_dim : int
         Axis of the features: 1 for convolutional maps (B, C, H, W).
     output : int or str, optional
-        Element of an output that is a tuple or a mapping; by default the first, or
+        Element of an output that is a tuple or a mapping; by default the first element, or
         ``last_hidden_state``.
     heads : int or str, optional
         Number of attention heads, which are equal parts of the last axis or the third axis of a
-        tensor (batch, token, heads, width). A string is the name of the number in the model's
-        configuration: "num_attention_heads" for ``side="input"`` of an output projection,
-        "num_key_value_heads" for outputs of ``k_proj`` and ``v_proj``. Every head has its own
-        moments, under the name ``site[head]``, and its own eraser.
+        tensor (batch, token, heads, width). A string names the attribute of the model's
+        configuration that holds the number: "num_attention_heads" for ``side="input"`` of an output
+        projection, "num_key_value_heads" for outputs of ``k_proj`` and ``v_proj``. Every head has
+        its own moments, under the name ``site[head]``, and its own eraser.
     forward : function, optional
         ``forward(model, batch)`` runs the model; by default the model is called.
     weight : {"token", "sequence"}
-        Whether each row or each sequence has weight 1.
+        "token": each row has weight 1; "sequence": the rows of each sequence have total weight 1.
     skip_ids : iterable of int
         Ids of tokens that "body" leaves out, such as special tokens.
     device : "model" or torch.device
-        Device of the states; "model" for that of the activations.
+        Device of the states; "model" for the device of the activations.
     progress : bool, optional
         Show a progress bar on stderr; by default only in a terminal or notebook, after two
         seconds.
@@ -468,15 +473,15 @@ def collect(
     Raises
     ------
     SiteError
-        No module has this name, the module is never called, or its output holds no tensor.
+        A name matches no module, a module is never called, or its output holds no tensor.
     NeverCalledError
         A site did not run.
     NotEnoughMemoryError
-        The states do not fit in memory; raised before the first is created.
+        The states do not fit in memory; raised before the first state is created.
     NonFiniteError
-        An activation is NaN or infinite; the text names site, batch and row.
+        An activation is NaN or infinite; the message names site, batch and row.
     LabelError
-        Labels are missing or have a wrong length.
+        Labels are missing or have the wrong length.
 
     Examples
     --------

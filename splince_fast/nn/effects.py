@@ -1,4 +1,4 @@
-"""The effect of erasers on a model: loss, probes and activations, before and after."""
+"""Effect of erasers on a model: loss, probes and activations without and with erasers."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class ProbeEffect:
     variable : str
     role : {"erased", "kept"}
     metric : {"accuracy", "R2"}
-        R2 for a continuous variable.
+        "accuracy" for classes, "R2" for a continuous variable.
     chance : float
-        Fraction of the most frequent class; 0 for R2.
+        Chance level: fraction of the most frequent class; 0 for R2.
     before, after : float
-        The metric on held-out folds without and with the erasers; NaN if `reason` is not empty.
+        Metric on held-out folds without and with the erasers; NaN if `reason` is not empty.
     reason : str
-        Why the metric cannot be computed.
+        Reason why the metric cannot be computed; empty if it can be computed.
     """
 
     variable: str
@@ -68,7 +68,7 @@ class ProbeEffect:
 
 @dataclass(frozen=True)
 class SiteEffect:
-    """The effect on the activations at one site.
+    """Effect of erasers on the activations at one site.
 
     Attributes
     ----------
@@ -76,8 +76,10 @@ class SiteEffect:
     n_rows : int
         Number of sampled rows.
     change : float
-        sum |after - before|^2 / sum |before - mean|^2 over these rows.
+        sum |after - before|^2 / sum |before - mean|^2 over the sampled rows, with the mean without
+        erasers.
     probes : tuple of ProbeEffect
+        One probe per variable.
     """
 
     site: str
@@ -93,10 +95,11 @@ class Effect:
     Attributes
     ----------
     sites : tuple of SiteEffect
-        In the order in which they ran.
+        Effects by site, in the order in which the sites ran.
     loss : tuple of (float, float), or None
-        Before and after.
+        Mean loss without and with erasers; None for a model without a loss.
     n_sequences : int
+        Number of sequences with selected tokens.
 
     Examples
     --------
@@ -107,8 +110,8 @@ class Effect:
     >>> z = torch.arange(60) % 2
     >>> train, test = ([{"input": torch.randn(60, 3) + 2 * z[:, None], "z": z}] for _ in range(2))
     >>> erasers = snn.fit_layers(model, train, "1", sf.leace, erase="z")
-    >>> found = snn.effect(model, erasers, test)
-    >>> [(s.site, s.n_rows, s.probes[0].metric) for s in found.sites]
+    >>> result = snn.effect(model, erasers, test)
+    >>> [(s.site, s.n_rows, s.probes[0].metric) for s in result.sites]
     [('1', 60, 'accuracy')]
     """
 
@@ -117,13 +120,13 @@ class Effect:
     n_sequences: int
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """The table in long form.
+        """Yield the rows of the table in long form.
 
         Yields
         ------
         dict
             Site, variable, role, metric, chance, before and after. Rows with the metric "change"
-            have no variable, the row of the loss has no site.
+            have no variable; the row with the metric "loss" has no site.
         """
         empty: dict[str, Any] = dict.fromkeys(("site", "variable", "role", "chance", "before"))
         if self.loss is not None:
@@ -136,22 +139,22 @@ class Effect:
                 yield row
 
     def to_frame(self, backend: str = "pandas") -> Any:
-        """The table in long form as a frame.
+        """Convert the table in long form to a data frame.
 
         Parameters
         ----------
         backend : {"pandas", "polars", "pyarrow"}
-            Library of the frame.
+            Library of the data frame.
 
         Returns
         -------
         frame
-            Columns site, variable, role, metric, chance, before, after.
+            A data frame with the columns site, variable, role, metric, chance, before, after.
 
         Raises
         ------
         InputError
-            An unknown backend.
+            `backend` is unknown.
         MissingExtraError
             The library is not installed.
         """
@@ -179,7 +182,7 @@ class Effect:
         Returns
         -------
         str
-            An object with loss, n_sequences and sites.
+            A JSON object with the keys loss, n_sequences and sites.
         """
         text = json.dumps(_plain(asdict(self)), indent=1, allow_nan=False)
         if path is not None:
@@ -187,12 +190,12 @@ class Effect:
         return text
 
     def plot(self) -> Any:
-        """Plot probes and relative change at all sites.
+        """Plot the probe metrics and the relative change of the activations at all sites.
 
         Returns
         -------
         matplotlib.figure.Figure
-            Dashed lines show values before erasing, solid ones after; ``.savefig(path)`` writes it.
+            Figure with dashed lines for metrics without erasers, and solid lines with erasers.
 
         Raises
         ------
@@ -212,12 +215,12 @@ class Effect:
         above.set_ylabel(f"probe, {' or '.join(metrics)}")
         above.legend(frameon=False)
         below.bar(positions, [site.change for site in self.sites], color="0.6")
-        below.set_ylabel("relative change of the states")
+        below.set_ylabel("relative change of the activations")
         below.set_xticks(positions, [s.site for s in self.sites], rotation=90, fontsize=7)
         return figure
 
     def _table(self) -> Table:
-        heads = [f"{p.variable} ({p.role}, {p.metric})" for p in self.sites[0].probes]
+        headings = [f"{p.variable} ({p.role}, {p.metric})" for p in self.sites[0].probes]
         rows = tuple(
             (
                 site.site, f"{site.n_rows:,}", f"{site.change:.2g}",
@@ -236,7 +239,7 @@ class Effect:
             for p in self.sites[0].probes
             if p.metric == "accuracy" and not p.reason
         )
-        return Table(title, ("site", "rows", "change", *heads), rows, (*chances, *reasons))
+        return Table(title, ("site", "rows", "change", *headings), rows, (*chances, *reasons))
 
     def __str__(self) -> str:
         return str(self._table())
@@ -259,15 +262,15 @@ def _plain(value: object) -> object:
 # -- rows ----------------------------------------------------------------------------------
 
 
-# Keys of the columns of a sample that are no labels.
+# Keys of the columns of a sample that do not hold labels.
 _KEYS, _ROWS, _SEQUENCE = object(), object(), object()
 
 
 class _RowSample:
-    """A random sample of the rows of one site with their labels, in float32 on the host.
+    """Random sample of the rows of one site, float32 on the host, with labels.
 
-    The key of a row depends on its batch and position only. All sites therefore sample the same
-    rows, before and after.
+    The rows with the smallest random keys are kept. The key of a row depends on the batch and the
+    position of the row only, so that all sites sample the same rows, without and with erasers.
     """
 
     def __init__(self, width: int, max_rows: int, random_state: int) -> None:
@@ -277,7 +280,7 @@ class _RowSample:
         self._n = 0
 
     def add(self, rows: Tensor, labels: RowLabels) -> None:
-        """Add rows (n, d); the sample keeps those with the smallest keys."""
+        """Add rows (n, d), and keep the rows with the smallest keys."""
         seed = (self._random_state, labels.batch // 2, labels.n)
         keys = np.random.default_rng(seed).random(labels.n)
         index = np.flatnonzero(keys <= self._max_key)
@@ -295,7 +298,7 @@ class _RowSample:
             self._max_key = float(self._parts[0][_KEYS].max())
 
     def columns(self) -> dict[Any, NDArray[Any]]:
-        """Return rows, sequences and labels of the sample, in the order of the rows."""
+        """Return rows, sequences and labels of the sample, in the order of the data."""
         joined = {k: np.concatenate([p[k] for p in self._parts]) for k in self._parts[0]}
         if self._n <= self._max_rows:
             return joined
@@ -304,7 +307,7 @@ class _RowSample:
 
 
 def _label_column(column: Encoded) -> NDArray[np.generic]:
-    """Return class names or numbers of rows; None or NaN for missing labels."""
+    """Return the labels of rows: class names or numbers, None or NaN for missing labels."""
     if isinstance(column, ClassCodes):
         names = np.empty(len(column.classes) + 1, object)
         names[:-1] = list(map(repr, column.classes))
@@ -317,7 +320,7 @@ def _label_column(column: Encoded) -> NDArray[np.generic]:
 
 @dataclass(eq=False)
 class _SampleCollector(Collector):
-    """A collector that samples rows before and after erasing, according to `phase`."""
+    """Collector that samples rows; `phase` tells whether erasers are disabled or active."""
 
     max_rows: int = 2000
     random_state: int = 0
@@ -369,20 +372,22 @@ def effect(
     model : torch.nn.Module
         As for :func:`collect`; erasers that are already installed stay active.
     erasers : Erasers, path, or mapping of str to Projection
-        As for :func:`install`; they are removed at the end.
+        As for :func:`install`; removed at the end.
     texts : iterable
-        Batches as for :func:`collect`, of data that the erasers were not fitted on.
+        Batches of held-out data, as for :func:`collect`.
     erase, keep : str, optional
-        Variables to probe, one or, for `keep`, several; by default those in the reports.
+        Variables to probe; `keep` may name several. By default the variables in the reports of the
+        erasers.
     labels : str, list of str, or function, optional
         As for :func:`collect`; by default `erase`, `keep` and `groups`.
     groups : str, optional
-        A label whose classes are not split between folds, such as the noun of a prompt that occurs
-        in several templates and determines the label. By default each sequence is a group.
+        Label whose classes are not split between folds, for example the noun that fills a prompt
+        template: if the noun determines the probed variable, a probe could learn the nouns instead.
+        By default each sequence is a group.
     kinds : mapping of str to {"classes", "continuous"}, optional
         Kinds of labels, as for :class:`splince_fast.Moments`.
     at : str, Module, or a list of them, optional
-        Sites to measure; by default those of the erasers.
+        Sites to measure; by default the sites of the erasers.
     tokens : {"body", "all", "first", "last"} or function, optional
         Tokens to erase and measure; by default as for :func:`install`.
     loss : function, optional
@@ -392,7 +397,7 @@ def effect(
     forward : function, optional
         ``forward(model, batch)`` runs the model and returns its output.
     max_rows : int
-        Size of the random sample of rows per site, which takes 8 max_rows d bytes.
+        Number of sampled rows per site; the samples take up to 16 max_rows d bytes during the pass.
     random_state : int
         Seed of the sample and of the folds.
     progress : bool, optional
@@ -402,16 +407,16 @@ def effect(
     Returns
     -------
     Effect
-        A table, with `plot`, `to_frame` and `to_json`.
+        Table of loss, probes and changes, with methods `plot`, `to_frame` and `to_json`.
 
     Raises
     ------
     InputError
-        No variable is named by `erase` or by a report, or `texts` is empty.
+        Neither `erase` nor a report names a variable to probe, or `texts` is empty.
     SiteError, LabelError, NeverCalledError
         As for :func:`collect` and :func:`install`.
     NonFiniteError
-        Activations are NaN or infinite, before or after.
+        Activations are NaN or infinite, without or with erasers.
 
     Examples
     --------
@@ -422,8 +427,8 @@ def effect(
     >>> z = torch.arange(80) % 2
     >>> train, test = ([{"input": torch.randn(80, 3) + 2 * z[:, None], "z": z}] for _ in range(2))
     >>> erasers = snn.fit_layers(model, train, ["0", "1"], sf.leace, erase="z")
-    >>> found = snn.effect(model, erasers, test)
-    >>> all(site.probes[0].after < site.probes[0].before for site in found.sites)
+    >>> result = snn.effect(model, erasers, test)
+    >>> all(site.probes[0].after < site.probes[0].before for site in result.sites)
     True
     """
     inner = running.unwrap(model)
@@ -432,7 +437,7 @@ def effect(
         raise InputError(f"max_rows is {max_rows!r}; it must be an integer of at least 2")
     running.check_inputs(texts, forward, "texts")
     if loss is not None and not callable(loss):
-        raise InputError(f"loss is {loss!r}; it must be a function of output and inputs")
+        raise InputError(f"loss is {loss!r}; it must be a function of output and batch")
     roles = _roles(by_site, erase, keep)
     rule = recipe.applied if tokens is None else tokens
     names = [*roles, *([] if groups is None else [groups])]
@@ -465,7 +470,7 @@ def effect(
 
 
 def _roles(erasers: Mapping[str, Any], erase: Any, keep: Any) -> dict[str, str]:
-    """Return the variables to probe, with the role "erased" or "kept"."""
+    """Return the roles, "erased" or "kept", of the variables to probe."""
     reported: dict[str, list[VariableName]] = {"erased": [], "kept": []}
     for projection in erasers.values():
         report = getattr(projection, "report", None)
@@ -493,7 +498,7 @@ def _run(
     forward: Callable[[Any, Any], Any] | None,
     progress: bool | None,
 ) -> tuple[float, float] | None:
-    """Run each batch without and with the erasers; return both losses, None if there is none."""
+    """Run each batch without and with erasers; return both mean losses, None without a loss."""
     device, keys = running.device_of(model), label_keys(collector.labels)
     totals, weights = np.zeros(2), np.zeros(2)
     with (
@@ -503,7 +508,7 @@ def _run(
         Progress(unit="sequences", show=progress) as bar,
     ):
         for batch in texts:
-            earlier = collector.n_sequences
+            n_before = collector.n_sequences
             inputs = running.batch_to(batch, device)
             for phase in (_BEFORE, _AFTER):
                 collector.phase = phase
@@ -513,11 +518,11 @@ def _run(
                 if loss is None:
                     total, weight = _next_token_loss(model, inputs, output)
                 else:
-                    weight = float(max(1, (collector.n_sequences - earlier) // (phase + 1)))
+                    weight = float(max(1, (collector.n_sequences - n_before) // (phase + 1)))
                     total = weight * float(loss(output, inputs))
                 totals[phase] += total
                 weights[phase] += weight
-            bar.advance((collector.n_sequences - earlier) // 2)
+            bar.advance((collector.n_sequences - n_before) // 2)
     if not collector.n_batches:
         raise InputError("texts is empty; a generator is empty when it is read a second time")
     collector.check_called()
@@ -528,7 +533,10 @@ def _run(
 
 
 def _next_token_loss(model: Module, batch: Any, output: Any) -> tuple[float, float]:
-    """Return the summed cross-entropy of next tokens and their number, 0 for other models."""
+    """Return the summed cross-entropy of the next tokens, and the number of these tokens.
+
+    Both are 0 for models that do not generate text from ``input_ids``.
+    """
     ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
     logits = getattr(output, "logits", None)
     generates = getattr(model, "can_generate", lambda: False)()
@@ -557,17 +565,17 @@ def _site_effect(
     groups: str | None,
     random_state: int,
 ) -> SiteEffect:
-    """Compare the rows of one site before and after, and probe them."""
+    """Compare the sampled rows of one site without and with erasers, and probe both samples."""
     rows = [columns[_ROWS].astype(np.float64) for columns in (before, after)]
     for values, when in zip(rows, ("without", "with"), strict=True):
         if not np.isfinite(values).all():
             raise NonFiniteError(
-                f"the states at the site {name!r} hold NaN or infinity {when} the erasers; run "
-                "the model in bfloat16 or float32 if it is in float16"
+                f"the activations at the site {name!r} hold NaN or infinity {when} the erasers; "
+                "run the model in bfloat16 or float32 if it is in float16"
             )
     centred = rows[0] - rows[0].mean(axis=0)
-    size = float(np.sum(centred**2))
-    change = float(np.sum((rows[1] - rows[0]) ** 2)) / size if size else math.nan
+    total = float(np.sum(centred**2))
+    change = float(np.sum((rows[1] - rows[0]) ** 2)) / total if total else math.nan
     group_labels = before[_SEQUENCE] if groups is None else before[groups].astype(str)
     group_index = np.unique(group_labels, axis=0, return_inverse=True)[1].reshape(-1)
     probes = []

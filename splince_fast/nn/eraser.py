@@ -1,4 +1,4 @@
-"""An eraser as a torch module, with float32 arithmetic for all dtypes of a model."""
+"""Eraser as a torch module, with arithmetic in at least float32 for all dtypes of a model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from splince_fast.projection import Projection
 
 
 def check_projection(value: object) -> None:
-    """Raise InputError for other types than Projection, such as erasers that need labels."""
+    """Raise InputError unless `value` is a Projection; erasers that need labels are not."""
     if isinstance(value, Projection):
         return
     kinds = getattr(value, "label_kinds", {})
@@ -27,12 +27,12 @@ def check_projection(value: object) -> None:
 
 
 class Eraser(torch.nn.Module):  # type: ignore[misc]
-    """The map r(x) = x - left^T (right x - bias) on the last axis of a tensor.
+    """Torch module of the map r(x) = x - left^T (right x - bias) on the last axis of a tensor.
 
     Parameters
     ----------
     projection : Projection
-        The map.
+        Eraser that the module applies.
     dtype : torch.float32 or torch.float64
         Dtype of the factors, which ``.to(dtype)`` and ``.half()`` do not change.
         ``Projection.astype`` rounds the factors such that the mean remains a fixed point.
@@ -40,15 +40,16 @@ class Eraser(torch.nn.Module):  # type: ignore[misc]
     Attributes
     ----------
     left, right : Tensor of shape (r, d)
+        Factors of the map.
     neg_bias : Tensor of shape (r,)
-        -right mean.
+        -bias = -right mean.
     gate : Tensor of shape ()
-        1; with 0 the module returns its input.
+        1 to erase, 0 to return the input unchanged.
 
     Raises
     ------
     InputError
-        `projection` is no Projection, or the dtype is invalid.
+        `projection` is not a Projection, or the dtype is invalid.
 
     Notes
     -----
@@ -102,7 +103,7 @@ class Eraser(torch.nn.Module):  # type: ignore[misc]
             t.detach().to("cpu", torch.float64).numpy()
             for t in (self.left, self.right, -self.neg_bias)
         )
-        mean = np.linalg.pinv(right) @ bias  # of all fixed points, right x = bias, the shortest
+        mean = np.linalg.pinv(right) @ bias  # fixed point of least norm
         return Projection._make(left.copy(), right.copy(), mean, bias.copy(), "Eraser")
 
     def extra_repr(self) -> str:
@@ -131,7 +132,8 @@ class Eraser(torch.nn.Module):  # type: ignore[misc]
         Raises
         ------
         InputError
-            Another width, another dtype than a float, or a DTensor sharded along its last axis.
+            `x` has another width or no floating dtype, or is a DTensor that is partial or sharded
+            along its last axis.
         """
         if hasattr(x, "device_mesh"):
             return self._distributed(x)
@@ -143,11 +145,11 @@ class Eraser(torch.nn.Module):  # type: ignore[misc]
         with no_autocast(x):
             rows = x.reshape(-1, x.shape[-1])
             left, right, neg_bias = self.left, self.right, self.neg_bias
-            wide = left.dtype
-            if x.dtype == torch.float64 and wide != torch.float64:
-                wide = torch.float64
-                left, right, neg_bias = left.to(wide), right.to(wide), neg_bias.to(wide)
-            result = erased_by_torch(rows.to(wide), left, right, neg_bias, gate=self.gate)
+            dtype = left.dtype
+            if x.dtype == torch.float64 and dtype != torch.float64:
+                dtype = torch.float64
+                left, right, neg_bias = left.to(dtype), right.to(dtype), neg_bias.to(dtype)
+            result = erased_by_torch(rows.to(dtype), left, right, neg_bias, gate=self.gate)
             return result.reshape(x.shape).to(x.dtype)
 
     def _distributed(self, x: Tensor) -> Tensor:
@@ -167,7 +169,7 @@ class Eraser(torch.nn.Module):  # type: ignore[misc]
     # -- dtype and rank --------------------------------------------------------------------
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Eraser:
-        """Apply `fn` to the buffers, and undo changes of their dtype."""
+        """Apply `fn` to the buffers, and undo changes of dtype."""
         originals = dict(self._buffers)
         super()._apply(fn, recurse)
         for name, old in originals.items():
@@ -179,7 +181,7 @@ class Eraser(torch.nn.Module):  # type: ignore[misc]
     def _load_from_state_dict(
         self, state_dict: dict[str, Tensor], prefix: str, *rest: object, **options: object
     ) -> None:
-        """Load factors of another rank, for which the buffers are replaced."""
+        """Load a state dict; factors of another rank replace the buffers."""
         for name in ("left", "right", "neg_bias"):
             new, old = state_dict.get(prefix + name), self._buffers[name]
             if new is not None and new.shape != old.shape and new.shape[1:] == old.shape[1:]:
@@ -188,9 +190,9 @@ class Eraser(torch.nn.Module):  # type: ignore[misc]
 
 
 def no_autocast(x: Tensor) -> AbstractContextManager[object]:
-    """Return a context without autocast, which would round products to 16 bits."""
+    """Return a context manager that disables autocast, which would round products to 16 bits."""
     kind = x.device.type
     if kind == "meta" or not torch.is_autocast_enabled(kind):
         return nullcontext()
-    off: AbstractContextManager[object] = torch.autocast(kind, enabled=False)
-    return off
+    disabled: AbstractContextManager[object] = torch.autocast(kind, enabled=False)
+    return disabled

@@ -1,4 +1,4 @@
-"""Projections of several sites."""
+"""Projections of several sites: fits, files and tables."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ class Erasers(BySite):
     Parameters
     ----------
     projections : mapping of str to Projection
-        By site, in the order in which the sites run.
+        Projections by site, in the order in which the sites run.
     sites : iterable of Site
-        The same sites.
+        Names, classes and widths of the modules, in the same order.
     recipe : CollectionSpec
         The specification of the collection.
     sequential : bool
-        Whether each was fitted with all earlier ones installed, so that they are exact together.
+        Whether each projection was fitted with all earlier projections installed, so that all are
+        exact when installed together.
 
     Examples
     --------
@@ -73,9 +74,9 @@ class Erasers(BySite):
         return self._recipe.applied
 
     def _check_tokens(self, tokens: object) -> None:
-        """Warn if `tokens` differ from those that the fit changed.
+        """Warn if `tokens` differ from the tokens that the erasers changed in the fit.
 
-        Files do not store functions, so that no warning is possible for those.
+        Files do not store functions: no warning is given for a rule that was a function.
         """
         fitted = self.apply_to
         if self.sequential and len(self) > 1 and tokens != fitted and fitted != "a function":
@@ -103,9 +104,9 @@ class Erasers(BySite):
                     "-" if worst is None else f"{worst.bound:.1e}",
                 ]
             rows.append((name, str(projection.rank), *cells))
-        how = "layer by layer" if self.sequential else "in one pass"
+        fit = "layer by layer" if self.sequential else "in one pass"
         rules = self._recipe.to_dict()
-        heading = f"fitted {how}, tokens {rules['tokens']}"
+        heading = f"fitted {fit}, tokens {rules['tokens']}"
         if rules["apply_to"] is not None:
             heading += f", applied to {rules['apply_to']}"
         if rules["bias"] == "drop":
@@ -117,9 +118,9 @@ class Erasers(BySite):
 
 
 def read_erasers(erasers: Any) -> tuple[Mapping[Any, Any], CollectionSpec]:
-    """Return erasers by site, of a file or a mapping, and how they are applied.
+    """Return erasers by site, from a file or a mapping, and the specification of the collection.
 
-    Without `Erasers` the rule for tokens is None. Raises InputError for other types.
+    For a mapping that is not `Erasers`, the token rule is None. Raises InputError for other types.
     """
     if isinstance(erasers, str | os.PathLike):
         erasers = Erasers.load(erasers)
@@ -143,7 +144,7 @@ def linear_part(projection: Projection) -> Projection:
 
 
 def block_diagonal(projections: Sequence[Projection]) -> Projection:
-    """Return the projection of concatenated features, each part by its own projection."""
+    """Return the projection of concatenated features, with one diagonal block per projection."""
     left, right = (
         block_diag(*(getattr(p, factor) for p in projections)) for factor in ("left", "right")
     )
@@ -159,7 +160,7 @@ def fit_site(
     keep: object,
     options: Mapping[str, object],
 ) -> Projection:
-    """Fit the eraser of one site; errors of the method name the site."""
+    """Fit the eraser of one site; error messages include the name of the site."""
     entry = method_of(method, keep)
     if entry.needs_labels:
         raise InputError(f"{entry.label} needs labels while a model runs; use 'leace' or 'splince'")

@@ -1,10 +1,10 @@
 """Merging of erasers into weights, with a verification on an example.
 
-A site can be folded if only linear layers read its output: their ``W x + b`` becomes
-``(W P) x + (b + W offset)``. It can also be folded if it is a linear layer, ``(P W) x + (P b +
-offset)``, or an embedding, whose rows are erased. Other operations may read the output, too, such
-as a residual connection. Therefore the outputs of the folded model are compared with those of the
-model with hooks, and the fold is undone if they differ.
+The eraser ``P x + offset`` of a site can be folded if only linear layers read the output of the
+site: each layer ``W x + b`` becomes ``(W P) x + (b + W offset)``. A site that is itself a linear
+layer becomes ``(P W) x + (P b + offset)``; the rows of an embedding are erased. Other operations,
+such as a residual connection, may read the output, too. Therefore the outputs of the folded model
+are compared with the outputs of the model with hooks, and the fold is undone if the outputs differ.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from splince_fast.projection import Projection
 # Layers to change for a site: "in" for layers that read the site, "out" for the site itself.
 Changes = list[tuple[Layer, str]]
 
-# Largest difference from the model with hooks, relative to the range of an output, in 32 bits.
+# Largest difference between the folded and the hooked model that counts as rounding error in 32
+# bits, relative to the range of an output.
 _TOLERANCE = 1e-4
 # Modules that return their input in evaluation mode.
 _IDENTITIES = (torch.nn.Identity, torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d)
@@ -54,19 +55,21 @@ class Folded:
     Attributes
     ----------
     layers : dict of str to tuple of str
-        By site, the layers whose weights changed.
+        Names of the layers whose weights changed, by site.
     difference : float
-        Largest difference of the outputs, on the example, from hooks that erase all tokens, without
-        the means that were dropped; relative to the range of an output.
+        Largest difference between the outputs of the folded model and of the model with hooks, on
+        the example and relative to the range of an output. The hooks erase all tokens and leave out
+        dropped means.
     from_installed : float or None
-        Largest difference from ``install(model, erasers)``, which may select tokens and keeps the
-        mean; at attended tokens if the example has an attention mask. None if `install` needs
+        Largest difference between the outputs of the folded model and of ``install(model,
+        erasers)``, which may select tokens and keeps all means; relative to the range of an output,
+        and over attended tokens if the example has an attention mask. None if `install` needs
         `tokens`, or arguments that the example does not have.
     shift : dict of str to float
-        By site, the largest norm of the vectors that ``bias="drop"`` leaves out of the outputs of
-        its layers; 0 if none was left out.
+        Norm, by site, of the vector that ``bias="drop"`` leaves out of the output of a layer, the
+        largest over the layers of the site; 0 if no mean was dropped.
     untied : tuple of str
-        Layers whose weights were tied to those of others before the fold.
+        Names of the layers whose weights were tied to weights of other layers before the fold.
     """
 
     layers: dict[str, tuple[str, ...]]
@@ -93,12 +96,14 @@ class Folded:
         return "\n".join(lines)
 
 
-def _readers(model: Module, example: Any, chosen: Mapping[str, Module]) -> dict[str, list[str]]:
-    """Return, per site, the names of the modules that read its output and call no other module."""
+def _readers(
+    model: Module, example: Any, site_modules: Mapping[str, Module]
+) -> dict[str, list[str]]:
+    """Return the names of the innermost modules that read the output of each site, by site."""
     modules = sites.named_modules(model)
     ran: set[str] = set()
     outputs: dict[str, Tensor] = {}
-    readers: dict[str, list[str]] = {name: [] for name in chosen}
+    readers: dict[str, list[str]] = {name: [] for name in site_modules}
 
     def store_output(name: str, module: Module, args: object, output: object) -> None:
         outputs[name], _ = sites.pick(name, output, None)
@@ -111,15 +116,15 @@ def _readers(model: Module, example: Any, chosen: Mapping[str, Module]) -> dict[
                 readers[site].append(name)
 
     with ExitStack() as stack:
-        for name, module in chosen.items():
+        for name, module in site_modules.items():
             hook = partial(store_output, name)
             stack.callback(module.register_forward_hook(hook, prepend=True).remove)
         for name, module in modules.items():
-            if name and not isinstance(module, torch.jit.ScriptModule):  # takes no hooks
+            if name and not isinstance(module, torch.jit.ScriptModule):  # does not support hooks
                 hook = partial(find_readers, name)
                 stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
         outputs_of(model, example)
-    # Submodules that do not run, such as the weights of quantised layers, do not count.
+    # A module is innermost if no submodule runs; submodules of quantised layers hold weights only.
     parents = {name[:i] for name in ran for i, letter in enumerate(name) if letter == "."}
     return {site: [n for n in names if n not in parents] for site, names in readers.items()}
 
@@ -138,33 +143,33 @@ def fold(
     Parameters
     ----------
     model : torch.nn.Module
-        The model, which is changed in place. After an error it is unchanged.
+        The model, which is changed in place; unchanged after an error.
     erasers : Erasers, path, or mapping of str to Projection
         Erasers by site.
     example : mapping, tuple or tensor
         Arguments of one call, on which the folded model is compared with the model with hooks.
     tokens : "all"
-        A fold erases at every token, because weights do not depend on positions. Required if the
-        erasers are for other tokens.
+        Must be "all" if the erasers are for other tokens: folded weights erase at every token,
+        because weights do not depend on positions.
     bias : {"error", "add", "drop"}
-        What to do for a layer without a bias for the mean: raise an error; add a bias, which
-        ``from_pretrained`` drops for models whose configuration has none; or leave the mean out,
-        which erases as exactly at this site and shifts the mean. Later sites then have other
-        activations: with several sites use ``fit_layers(..., bias="drop")``, whose erasers need no
-        bias.
+        Action if the mean needs a bias that a layer lacks: raise an error; add a bias, which
+        ``from_pretrained`` drops if the configuration of the model has no bias; or drop the mean.
+        Without the mean, erasing is equally exact at this site, but the output is shifted, which
+        changes the activations at later sites: for several sites use
+        ``fit_layers(..., bias="drop")``, whose erasers need no bias.
 
     Returns
     -------
     Folded
-        Changed layers, and the difference of the outputs from those with hooks.
+        Changed layers, and the differences of the outputs from the model with hooks.
 
     Raises
     ------
     FoldError
         Other operations than linear layers read a site, such as those of the residual stream;
         weights are quantised, offloaded, distributed or shared by modules; the outputs differ; or a
-        dropped mean changes the activations at a later site. All parameters are unchanged, bit for
-        bit.
+        dropped mean changes the activations at a later site. All parameters are then unchanged, bit
+        for bit.
     InputError
         `tokens` or `bias` is invalid.
 
@@ -173,7 +178,8 @@ def fold(
     SplinceWarning
         A tied weight was untied, or a bias was added that the configuration does not have.
     OtherTokensWarning
-        :func:`fit_layers` changed other tokens than all, at several sites.
+        The erasers of several sites were fitted by :func:`fit_layers` with other tokens than "all"
+        erased.
 
     Examples
     --------
@@ -183,8 +189,8 @@ def fold(
     >>> model = torch.nn.Sequential(torch.nn.LayerNorm(6), torch.nn.Linear(6, 3))
     >>> z = np.arange(300) % 2
     >>> x = torch.randn(300, 6) + torch.from_numpy(z)[:, None] * torch.arange(6)
-    >>> found = snn.collect(model, [{"input": x, "z": z}], "0", labels="z")
-    >>> folded = snn.fold(model, found.erasers(sf.leace, erase="z"), x)
+    >>> collected = snn.collect(model, [{"input": x, "z": z}], "0", labels="z")
+    >>> folded = snn.fold(model, collected.erasers(sf.leace, erase="z"), x)
     >>> folded.layers, folded.difference < 1e-5
     ({'0': ('1',)}, True)
     """
@@ -206,11 +212,11 @@ def fold(
             raise FoldError(
                 "only inputs and whole outputs of modules are folded; use install for this site"
             )
-    chosen: dict[str, Module] = {}
+    site_modules: dict[str, Module] = {}
     projections: dict[str, Projection] = {}
     for at, projection in erasers.items():
         for name, module in sites.find(model, at).items():
-            chosen[name] = module
+            site_modules[name] = module
             projections[name] = (
                 projection @ projections[name] if name in projections else projection
             )
@@ -221,31 +227,35 @@ def fold(
     placement = recipe.placement if isinstance(erasers, Erasers) else None
     with running.evaluating(model):
         at_input = recipe.placement.side == "input"
-        changes = _changes(model, chosen, None if at_input else _readers(model, example, chosen))
+        changes = _changes(
+            model, site_modules, None if at_input else _readers(model, example, site_modules)
+        )
         drops = {
-            name: bias == "drop" and bool(_layers_without_bias(of_site, projections[name]))
-            for name, of_site in changes.items()
+            name: bias == "drop" and bool(_layers_without_bias(site_changes, projections[name]))
+            for name, site_changes in changes.items()
         }
         folded = {n: linear_part(p) if drops[n] else p for n, p in projections.items()}
-        with hooked(model, chosen, folded, placement) as without_means:
+        with hooked(model, site_modules, folded, placement) as without_means:
             expected = outputs_of(model, example)
-        if any(drops.values()) and len(chosen) > 1:
-            with hooked(model, chosen, projections, placement) as with_means:
+        if any(drops.values()) and len(site_modules) > 1:
+            with hooked(model, site_modules, projections, placement) as with_means:
                 outputs_of(model, example)
-            for name in chosen:
+            for name in site_modules:
                 check_activations(name, with_means[name], without_means[name], example)
         installed = installed_outputs(model, erasers, example)
         try:
             shift = {
-                name: _fold_site(name, projections[name], of_site, replacement, bias, drops[name])
-                for name, of_site in changes.items()
+                name: _fold_site(
+                    name, projections[name], site_changes, replacement, bias, drops[name]
+                )
+                for name, site_changes in changes.items()
             }
             outputs = outputs_of(model, example)
             distance = difference(expected, outputs)
-            largest = max(
+            limit = max(
                 tolerance(layer.module.weight.dtype, _TOLERANCE)
-                for of_site in changes.values()
-                for layer, _ in of_site
+                for site_changes in changes.values()
+                for layer, _ in site_changes
             )
             if not math.isfinite(distance):
                 raise FoldError(
@@ -253,11 +263,11 @@ def fold(
                     "NaN or infinity. Pass another example; weights that overflow need bfloat16 or "
                     "float32"
                 )
-            if not distance <= largest:
+            if not distance <= limit:
                 raise FoldError(
                     f"the folded model differs from the hooked one by {distance:.1e} of the range "
-                    f"of its output (at most {largest:.0e} is rounding): other operations than "
-                    f"the linear layers read {list(chosen)}, such as a residual connection. "
+                    f"of its output (at most {limit:.0e} is rounding error): other operations than "
+                    f"the linear layers read {list(site_modules)}, such as a residual connection. "
                     "Erase the outputs of norms that feed linear layers only, or use install"
                 )
         except BaseException:
@@ -274,16 +284,17 @@ def fold(
 
 
 def _changes(
-    model: Module, chosen: Mapping[str, Module], readers: Mapping[str, list[str]] | None
+    model: Module, site_modules: Mapping[str, Module], readers: Mapping[str, list[str]] | None
 ) -> dict[str, Changes]:
-    """Return the layers to change per site; FoldError if there is none, or if one is not linear.
+    """Return the layers to change, by site.
 
-    `readers` are the modules that read each output, None if the sites are inputs.
+    `readers` names the modules that read the output of each site; None if the sites are inputs.
+    Raises FoldError if a site has no layer to change, or if a reader is not linear.
     """
     modules = sites.named_modules(model)
     count = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
     changes: dict[str, Changes] = {}
-    for name, module in chosen.items():
+    for name, module in site_modules.items():
         site_layer = layer_of(name, module)
         if readers is None:
             if site_layer is None or site_layer.kind == "embedding":
@@ -291,11 +302,11 @@ def _changes(
                     f"{name!r}, a {type(module).__name__}, is not linear, and only the inputs of "
                     "linear layers are folded; use install"
                 )
-            of_site = [(site_layer, "in")]
+            site_changes = [(site_layer, "in")]
         elif site_layer is not None:
-            of_site = [(site_layer, "out")]
+            site_changes = [(site_layer, "out")]
         else:
-            of_site = []
+            site_changes = []
             for reader in dict.fromkeys(readers[name]):
                 if isinstance(modules[reader], _IDENTITIES):
                     continue
@@ -306,25 +317,25 @@ def _changes(
                         "which is not linear; fold the outputs of norms that feed linear layers "
                         "only, or use install"
                     )
-                of_site.append((layer, "in"))
-        if not of_site:
+                site_changes.append((layer, "in"))
+        if not site_changes:
             raise FoldError(
                 f"no linear layer reads the output of {name!r}: a residual stream cannot be "
                 "folded, because other terms are added before it is read; erase the outputs of "
                 "the norms after it, or use install"
             )
-        for layer, _ in of_site:
+        for layer, _ in site_changes:
             if count[id(layer.module)] > 1:
                 raise FoldError(
                     f"{layer.name!r} occurs {count[id(layer.module)]} times in the model, and a "
                     "fold would change all occurrences; use install"
                 )
-        changes[name] = of_site
+        changes[name] = site_changes
     return changes
 
 
 def _layers_without_bias(changes: Changes, projection: Projection) -> list[str]:
-    """Return the names of layers that need a bias for the offset of the map and have none."""
+    """Return the names of layers without a bias; none if the map has no offset."""
     if not projection.offset.any():
         return []
     return [layer.name for layer, _ in changes if _lacks_bias(layer)]
@@ -342,7 +353,7 @@ def _fold_site(
     bias: str,
     drop: bool,
 ) -> float:
-    """Fold one site; return the norm of the mean that is left out, the largest of all layers."""
+    """Fold one site; return the largest norm of a dropped mean in the output of a layer, or 0."""
     missing = _layers_without_bias(changes, projection)
     if missing and bias == "error":
         raise FoldError(
@@ -368,7 +379,7 @@ def _fold_site(
             old_bias = getattr(layer.module, "bias", None)
             values = np.zeros(len(matrix)) if old_bias is None else to_numpy(old_bias)
             shift = offset - left @ (right.T @ values)
-        if layer.kind == "embedding":  # columns of the matrix are outputs: each gets the offset
+        if layer.kind == "embedding":  # the offset is added to each embedding, a column
             folded += offset[:, None]
         if drop:
             mean = np.asarray(projection.offset)
@@ -379,7 +390,7 @@ def _fold_site(
 
 
 def _warn(replacement: WeightReplacement) -> None:
-    """Warn about changes that the configuration of the model does not record."""
+    """Warn about untied weights, and about biases that the configuration does not record."""
     if replacement.untied:
         warn(
             f"the weights of {replacement.untied} were tied to others and are separate now "

@@ -22,7 +22,7 @@ _CPU = torch.device("cpu")
 
 
 class SiteEraser:
-    """An eraser at one site, with a copy per device and the selection of its tokens."""
+    """Eraser of one site, with one copy per device, which erases the selected tokens."""
 
     def __init__(
         self, name: str, eraser: Eraser, selections: CallSelections, placement: Placement
@@ -32,7 +32,7 @@ class SiteEraser:
         self.n_calls = 0  # compiled calls are not counted
         self.ran_compiled = False
         self._copies = {_CPU: eraser}
-        self._enabled = True  # whether the gate of each copy is 1, which applies the eraser
+        self._enabled = True  # whether the gate of all copies is 1
         self._plain_placement = placement.output is None and placement.feature_dim == -1
         self._packed: PackedFactors | None = None  # factors for the kernel, packed on first use
 
@@ -40,7 +40,7 @@ class SiteEraser:
         return {**self.__dict__, "_packed": None}
 
     def on(self, device: torch.device) -> Eraser:
-        """Return the eraser on a device."""
+        """Return the copy of the eraser on a device, made on first use."""
         eraser = self._copies.get(device)
         if eraser is None:
             eraser = copy.deepcopy(self._copies[_CPU]).to(device)
@@ -49,7 +49,7 @@ class SiteEraser:
         return eraser
 
     def set_gate(self, value: float) -> float:
-        """Set the gate of every copy to 0 or 1; return its earlier value."""
+        """Set the gate of every copy to 0 or 1; return the previous value."""
         before = float(self._copies[_CPU].gate)
         self._enabled = value == 1.0
         for eraser in self._copies.values():
@@ -57,15 +57,15 @@ class SiteEraser:
         return before
 
     def erase(self, value: object) -> Any:
-        """Return an output or input of the module with erased rows."""
-        if torch.compiler.is_compiling():  # a counter would be a guard
+        """Return an output or input of the module with the selected rows erased."""
+        if torch.compiler.is_compiling():  # torch.compile guards on counters
             self.ran_compiled = True
         else:
             self.n_calls += 1
         return sites.replace_rows(self.name, value, self.placement, self.width, self._erase_rows)
 
     def _erase_rows(self, rows: Tensor) -> Tensor:
-        """Erase the selected ones of the rows (..., d): by the kernel, or else by torch."""
+        """Erase the selected rows of a tensor (..., d) by the C kernel if possible, or by torch."""
         mask = self.selections.current(self.name).mask_for(self.name, rows)
         erased = None
         if not torch.compiler.is_compiling() and self._enabled and self._plain_placement:
@@ -85,7 +85,7 @@ class SiteEraser:
 
 
 class SiteHook:
-    """Hook of a module, which applies its erasers in the order of their installation."""
+    """Hook of a module, which applies the erasers of a site in the order of installation."""
 
     def __init__(self, side: str) -> None:
         self.side = side
@@ -114,6 +114,6 @@ class SiteHook:
 
     @classmethod
     def of(cls, module: Module, side: str) -> SiteHook | None:
-        """Return the hook on a side of a module, None if there is none."""
+        """Return the SiteHook on a side of a module, None without such a hook."""
         hooks = module._forward_pre_hooks if side == "input" else module._forward_hooks
         return next((hook for hook in hooks.values() if type(hook) is cls), None)

@@ -27,10 +27,10 @@ _frames_at_reset = 0
 
 
 class Installed:
-    """A handle of erasers in a model, and a context manager that removes them.
+    """Handle of installed erasers, and context manager that removes the erasers at its end.
 
     Made by :func:`install`. The end of the context calls :meth:`check`. The context may be entered
-    again.
+    again, which installs the erasers again.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class Installed:
     erasers : list of (Module, SiteEraser)
         Modules with their erasers.
     strength : float
-        Fraction of the change; below 1 this steers and does not erase.
+        Fraction of the erasure that is applied; a value below 1 steers and does not erase.
 
     Examples
     --------
@@ -75,12 +75,12 @@ class Installed:
 
     @property
     def strength(self) -> float:
-        """Fraction of the change; below 1 a linear probe still predicts the concept."""
+        """Fraction of the erasure that is applied; below 1 a probe still predicts the concept."""
         return self._strength
 
     @property
     def counts(self) -> dict[str, int]:
-        """Number of calls of each site, without compiled ones."""
+        """Number of calls of each site, compiled calls excluded."""
         counts: dict[str, int] = {}
         for _, eraser in self._erasers:
             counts[eraser.name] = counts.get(eraser.name, 0) + eraser.n_calls
@@ -120,7 +120,7 @@ class Installed:
             _reset_compiled_code()
 
     def check(self) -> None:
-        """Raise NeverCalledError if the model ran without a site, or if a hook was removed."""
+        """Raise NeverCalledError if the model ran without calling a site, or a hook was removed."""
         for module, eraser in self._erasers:
             hook = SiteHook.of(module, eraser.placement.side)
             if self._attached and (hook is None or eraser not in hook.erasers):
@@ -128,14 +128,14 @@ class Installed:
                     f"other code removed the hook at {eraser.name!r}, so nothing is erased there; "
                     "install the erasers again, after that code"
                 )
-        silent = [e.name for _, e in self._erasers if not (e.n_calls or e.ran_compiled)]
-        if not silent:
+        never_called = [e.name for _, e in self._erasers if not (e.n_calls or e.ran_compiled)]
+        if not never_called:
             return
         selections = self._erasers[0][1].selections
         if selections.n_calls or selections.ran_compiled:
             raise NeverCalledError(
-                f"the model ran {selections.n_calls} times and the sites {silent} never did, so "
-                "nothing was erased there: their weights are read without calling them, or "
+                f"the model ran {selections.n_calls} times and the sites {never_called} never did, "
+                "so nothing was erased there: their weights are read without calling them, or "
                 "another path through the model was taken; choose the module around them"
             )
 
@@ -146,7 +146,7 @@ class Installed:
         Yields
         ------
         Installed
-            The object itself.
+            This handle.
         """
         gates = [eraser.set_gate(0.0) for _, eraser in self._erasers]
         try:
@@ -199,7 +199,7 @@ def install(
     Parameters
     ----------
     model : torch.nn.Module
-        The model; it may be compiled, quantised or spread over devices. Its parameters and
+        The model; it may be compiled, quantised or distributed over devices. Its parameters and
         `state_dict` do not change.
     erasers : Erasers, path, mapping of str to Projection, or Projection
         Erasers by site. The keys of a mapping are names or patterns of modules.
@@ -208,15 +208,17 @@ def install(
     tokens : {"body", "all", "first", "last"} or function, optional
         Tokens that the erasers change. By default `apply_to` of :func:`fit_layers`, or else the
         tokens of the fit; for projections "body" if the call has tokens, otherwise "all". "body"
-        selects the attended tokens except the first of each sequence and the ids that were skipped
-        in the fit. A function maps the arguments of the call, by name, to a bool tensor (B, T).
+        selects the attended tokens except the first token of each sequence and the `skip_ids` of
+        the fit. A function maps the arguments of the call, by name, to a bool tensor (B, T).
     side, feature_dim, output
-        The tensor of a module, for projections; as for :func:`collect`. `Erasers` store theirs.
+        Tensor of a module to erase, as for :func:`collect`; for projections only, because `Erasers`
+        store these arguments.
     strength : float
-        Fraction of the change, above 0 and at most 1. Below 1 this is steering, not erasing: class
-        means move by that fraction, and a linear probe that is fitted afterwards predicts the
-        concept as well as before (:meth:`splince_fast.Projection.scaled`). With several sites,
-        later ones then have other activations than in the fit.
+        Fraction of the erasure that is applied, above 0 and at most 1. A value below 1 steers and
+        does not erase: class means move by this fraction, and a linear probe that is fitted
+        afterwards predicts the concept as well as before
+        (:meth:`splince_fast.Projection.scaled`). With several sites, the activations at later sites
+        then differ from those of the fit.
 
     Returns
     -------
@@ -227,8 +229,8 @@ def install(
     Raises
     ------
     SiteError
-        No module has this name, a module is never called, or its weight has another width; the
-        model is unchanged. During a call of the model: an output holds no tensor of the width.
+        A name matches no module, a module is never called, or its weight has another width; the
+        model is then unchanged. In a call of the model: an output holds no tensor of this width.
     InputError
         An argument is invalid.
 
@@ -237,14 +239,15 @@ def install(
     NothingErasedWarning
         An eraser has rank 0 and changes nothing.
     OtherTokensWarning
-        `tokens` differ from those that :func:`fit_layers` changed at several sites.
+        `tokens` differ from the tokens that were erased at several sites in :func:`fit_layers`.
 
     Notes
     -----
     In patterns ``*``, ``?`` and ``[2-5]`` match within one part of a dotted name, ``**`` across
-    dots. A second installation at a site is applied after the first. Installing and removing
-    discard compiled code, which does not run new hooks, so that it is compiled again.
-    ``output_hidden_states`` may return states before erasing; :func:`collect` uses erased ones.
+    dots. A second installation at a site is applied after the first. Installation and removal
+    discard compiled code, which does not run new hooks; the next call compiles the model again.
+    ``output_hidden_states`` may return activations before erasing; :func:`collect` uses erased
+    activations.
 
     Examples
     --------
@@ -302,7 +305,7 @@ def install(
             _check_weight(name, module, eraser.n_features, placement.heads or 1)
             site_eraser = SiteEraser(name, eraser, selections, placement)
             for device in running.devices_of(module) or running.devices_of(model):
-                site_eraser.on(device)  # before the first call, which may be compiled
+                site_eraser.on(device)  # copied before the first call, which may be compiled
             site_erasers.append((module, site_eraser))
             rank_zero += [] if eraser.rank else [name]
     if rank_zero:
@@ -314,10 +317,10 @@ def install(
 
 
 def _check_weight(name: str, module: Module, width: int, heads: int) -> None:
-    """Raise SiteError if the weight of a layer shows another width.
+    """Raise SiteError if no axis of the weight of a layer has the width of the eraser.
 
-    The parameters of other modules do not show theirs: the output of a bidirectional LSTM, for
-    instance, has twice the width of its weights. The first call shows it.
+    Modules without a plain `weight` are checked in their first call: the output of a bidirectional
+    LSTM, for instance, has twice the width of its parameters.
     """
     weight: Any = getattr(module, "weight", None)
     plain = type(weight) is torch.nn.Parameter and weight.is_floating_point() and weight.numel()

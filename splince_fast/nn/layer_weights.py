@@ -1,4 +1,4 @@
-"""Weights of layers as matrices, and their replacement in a model."""
+"""Weights of layers as matrices, and replacement of weights in a model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from splince_fast.exceptions import FoldError
 
 Float = NDArray[np.float64]
 
-# Floats of fewer bytes are quantised weights, which need scales.
+# Floats with fewer bytes than this are quantised weights, which need scales.
 _MIN_ITEMSIZE = 2
 _QUANTISED = (
     "the weights of {name!r}, a {kind}, are quantised or packed; dequantise them first, or use "
@@ -47,7 +47,7 @@ class Layer:
 
 
 def layer_of(name: str, module: Module) -> Layer | None:
-    """Return a module as a layer, None if it is not linear.
+    """Return the layer of a module; None unless the module is a linear layer or an embedding.
 
     Raises FoldError if the weights are quantised, offloaded or distributed.
     """
@@ -67,10 +67,12 @@ def layer_of(name: str, module: Module) -> Layer | None:
         raise FoldError(_QUANTISED.format(name=name, kind=kind.__name__))
     else:
         return None
-    # Subclasses of convolutions often pad; the verification on the example covers them.
+    # Subclasses of convolutions, which often pad, are accepted and verified on the example.
     base_classes = {torch.nn.Linear, torch.nn.Embedding}
-    inherited = any(isinstance(module, k) and kind.forward is k.forward for k in base_classes)
-    if not (inherited or layout in ("conv1d", "conv2d")):
+    standard_forward = any(
+        isinstance(module, k) and kind.forward is k.forward for k in base_classes
+    )
+    if not (standard_forward or layout in ("conv1d", "conv2d")):
         raise FoldError(
             f"{name!r} is a {kind.__name__}, which changes what its weights mean (quantised, or "
             "with an adapter); merge or dequantise it first, or use install"
@@ -93,7 +95,8 @@ class WeightReplacement:
     Attributes
     ----------
     untied, added : list of str
-        Layers whose weights were tied to others, and layers that got a bias.
+        Names of the layers whose weights were tied to weights of other layers, and of the layers to
+        which a bias was added.
     """
 
     def __init__(self, model: Module) -> None:
@@ -102,7 +105,7 @@ class WeightReplacement:
         self._config: Any = getattr(model, "config", None)
         self._untied_config = False
         self._originals: list[tuple[Module, Any, Any]] = []
-        self._n_owners: dict[int, int] = {}
+        self._n_owners: dict[int, int] = {}  # number of modules, by id of the parameter
         for module in model.modules():
             for parameter in module.parameters(recurse=False):
                 self._n_owners[id(parameter)] = self._n_owners.get(id(parameter), 0) + 1
@@ -139,6 +142,6 @@ class WeightReplacement:
 
 
 def to_numpy(tensor: Tensor) -> Float:
-    """Convert a tensor to float64."""
+    """Convert a tensor to a float64 array."""
     values: Float = tensor.detach().to("cpu", torch.float64).numpy()
     return values

@@ -1,4 +1,4 @@
-"""Fitting erasers layer by layer, each on activations with all earlier erasers installed."""
+"""Fits of erasers layer by layer, each on activations with all earlier erasers installed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from splince_fast.projection import Projection
 
 
 class _RepeatedBatches:
-    """Batches that are read once per site; InputError if a later pass differs from the first."""
+    """Batches that are read once per site; raise InputError if a later pass differs."""
 
     def __init__(self, batches: Iterable[object], labels: Labels) -> None:
         if iter(batches) is batches:
@@ -50,7 +50,7 @@ class _RepeatedBatches:
             if not count:
                 digest = _digest(read_labels(batch, self._labels))
                 if self._first_pass is not None and digest != self._first_pass[1]:
-                    self._refuse("the labels of the first batch are others")
+                    self._refuse("the labels of the first batch differ")
             count += 1
             yield batch
         if self._first_pass is not None and count != self._first_pass[0]:
@@ -65,7 +65,7 @@ class _RepeatedBatches:
 
 
 def _digest(labels: dict[str, Any]) -> str:
-    """Return a hash of labels."""
+    """Return a hash of the labels of a batch."""
     digest = hashlib.sha256()
     for name, values in labels.items():
         array = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
@@ -75,7 +75,7 @@ def _digest(labels: dict[str, Any]) -> str:
 
 
 def _variables(names: object) -> list[str]:
-    """Return the variables in ``erase=`` or ``keep=``; joint cells count as their variables."""
+    """Return the names in ``erase=`` or ``keep=``; joint variables are split into single ones."""
     if isinstance(names, str):
         return [names]
     nested = names if isinstance(names, list | tuple) else ()
@@ -110,8 +110,8 @@ def fit_layers(
     """Fit erasers at several sites that remain exact when all are installed.
 
     In the order in which the sites run, each eraser is fitted on activations with all earlier
-    erasers installed: one pass per site, which ends at that site and, as far as `memory` allows,
-    starts at the previous one. No eraser stays installed.
+    erasers installed. Each site takes one pass over the data, which ends at this site and, as far
+    as `memory` allows, starts at the previous site. Afterwards no eraser is installed.
 
     Parameters
     ----------
@@ -121,26 +121,26 @@ def fit_layers(
     method : str or callable, optional
         As for :func:`splince_fast.erase`.
     erase, keep
-        Variables, as the method takes them.
+        Variables to erase and to keep, as for the method.
     labels, tokens
         As for :func:`collect`; by default `labels` are the variables in `erase` and `keep`.
     apply_to : {"body", "all", "first", "last"} or function, optional
         Tokens that the erasers change during the fit and, by default, in :func:`install`; None
-        for those of the fit. The paper fits on ``tokens="last"`` and erases at all tokens: at a
-        later site the last token depends on the earlier ones, so that the fit must erase them.
+        for `tokens`. The paper fits on ``tokens="last"`` and erases at all tokens: the last token
+        at a later site depends on earlier tokens, so that the fit must erase earlier tokens, too.
     side, feature_dim, output, heads, forward, weight, skip_ids, device, progress
         As for :func:`collect`.
     on_infeasible : {"raise", "drop"}, optional
         Passed to the method.
     memory : int, optional
-        Bytes for outputs of one module that are cached between two passes, so that the next pass
-        starts there; by default a quarter of the free memory of the device. Batches beyond it run
-        from the start of the model, with 0 all of them. The result does not depend on `memory`.
-        Other hooks on skipped modules see NaN or do not run: pass 0 if there are any.
+        Memory in bytes for cached outputs of the module at which the next pass starts; by default a
+        quarter of the free memory of the device. Batches that do not fit run from the start of the
+        model; with 0 all batches do. The result does not depend on `memory`. Other hooks on
+        skipped modules receive NaN or do not run: pass 0 if the model has such hooks.
     bias : {"keep", "drop"}
-        "drop" leaves the mean out of every eraser, ``x - left right^T x``, so that :func:`fold`
-        needs no bias, for models whose linear layers have none. Later sites are fitted with these
-        erasers installed.
+        "drop" leaves the mean out of every eraser, ``x - left right^T x``, so that :func:`fold` can
+        be used for linear layers without a bias. Later sites are fitted with these erasers
+        installed.
     **moments
         ``kinds`` and ``joint``, as for :class:`Moments`.
 
@@ -152,10 +152,10 @@ def fit_layers(
     Raises
     ------
     InputError
-        `batches` can be read only once, or yields other rows in a later pass; `apply_to` is no
-        rule, or is missing for ``tokens="mean"``; `bias` is invalid.
+        `batches` can be read only once, or yields other rows in a later pass; `apply_to` is
+        invalid, or is missing for ``tokens="mean"``; `bias` is invalid.
     InfeasibleError
-        As for the method; the text names the site.
+        As for the method; the message names the site.
     SiteError, NeverCalledError, NotEnoughMemoryError, NonFiniteError, LabelError
         As for :func:`collect`.
 
@@ -215,16 +215,16 @@ def fit_layers(
             except NonFiniteError:
                 if start is None:
                     raise
-                # The batch read a skipped output, or the model itself computes NaN.
+                # A module read the output of a skipped module, or the model itself computes NaN.
                 cache = ActivationCache(0)
                 collected = collect_site(name, None, None)
             start = store
             applied_rule = collected.tokens if applied_rule is None else applied_rule
             if apply_to is None and collected.tokens != applied_rule:
                 raise SiteError(
-                    f"the site {name!r} runs in a call whose tokens are {collected.tokens!r}, "
-                    f"and at earlier sites they were {applied_rule!r}: only some calls have "
-                    "tokens. Fit such sites apart, or pass tokens='all'"
+                    f"the site {name!r} runs in a call with the token rule {collected.tokens!r}, "
+                    f"and earlier sites had {applied_rule!r}: only some calls have tokens. Fit "
+                    "such sites separately, or pass tokens='all'"
                 )
             ((site, projection),) = collected._fit(method, erase, keep, options)
             projections[site.name] = linear_part(projection) if bias == "drop" else projection
@@ -241,7 +241,7 @@ def fit_layers(
 
 
 class _Plan(NamedTuple):
-    """Sites in the order in which they run, and the cache points between their passes."""
+    """Sites in the order in which they run, and the cache points at which passes start."""
 
     order: list[str]
     once_per_batch: dict[str, bool]
@@ -257,7 +257,7 @@ def _plan(
     modules, placement = collector.modules, collector.placement
     no_points: list[CachePoint | None] = [None] * (len(modules) - 1)
     first = list(itertools.islice(batches, 1))
-    if not first:  # the first pass raises the error
+    if not first:  # the first pass raises an error for empty batches
         return _Plan(list(modules), dict.fromkeys(modules, False), no_points, 0)
     batch = running.batch_to(first[0], device)
 

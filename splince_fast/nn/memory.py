@@ -40,7 +40,7 @@ def check_memory(device: torch.device, n_sites: int, width: int) -> None:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a CPU tensor to a device; the copy to a GPU is asynchronous, from pinned memory."""
+    """Copy a tensor to a device; a copy from the CPU to a GPU is asynchronous."""
     if device.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Running a model on batches: its devices, evaluation mode, and the arguments of a call."""
+"""Calls of a model on batches: devices, evaluation mode, and arguments."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _FSDP = ("FSDPModule", "FullyShardedDataParallel")
 
 
 class StopForward(Exception):
-    """Ends a forward pass after the last site."""
+    """Exception that ends a forward pass after the last site."""
 
 
 def unwrap(model: object) -> Module:
-    """Return the model inside torch.compile and nn.DataParallel, whose hooks run."""
+    """Return the model inside the wrappers of torch.compile and nn.DataParallel."""
     model = getattr(model, "_orig_mod", model)
     return model.module if isinstance(model, torch.nn.DataParallel) else model
 
 
 def devices_of(model: Module) -> list[torch.device]:
-    """List the devices of parameters and buffers, without the meta device."""
+    """Return the devices of parameters and buffers, except the meta device."""
     tensors = (*model.parameters(), *model.buffers())
     return list(dict.fromkeys(t.device for t in tensors if t.device.type != "meta"))
 
 
 def device_of(model: Module) -> torch.device:
-    """Return the device of the first parameter or buffer, or the CPU."""
+    """Return the device of the first parameter or buffer; the CPU for a model without them."""
     return next(iter(devices_of(model)), torch.device("cpu"))
 
 
@@ -67,8 +67,7 @@ def evaluating(model: Module) -> Iterator[None]:
 def may_stop_early(model: Module, forward: Callable[..., object] | None) -> bool:
     """Return whether a forward pass may end after the last site.
 
-    It may not if a function of the caller runs the model, or if hooks of accelerate or FSDP need
-    the whole pass.
+    False if `forward` runs the model, or if hooks of accelerate or FSDP need a complete pass.
     """
     if forward is not None:
         return False
@@ -79,7 +78,7 @@ def may_stop_early(model: Module, forward: Callable[..., object] | None) -> bool
 
 
 def check_inputs(batches: object, forward: object, name: str = "batches") -> None:
-    """Raise InputError unless batches can be read one by one, and `forward` is a function."""
+    """Raise InputError unless `batches` is iterable, and `forward` is a function or None."""
     readable = isinstance(batches, Iterable) or hasattr(type(batches), "__len__")
     if not readable or isinstance(batches, str | bytes):
         raise InputError(
@@ -93,7 +92,7 @@ def check_inputs(batches: object, forward: object, name: str = "batches") -> Non
 def call(
     model: Module, batch: object, label_keys: Sequence[str], forward: Callable[..., object] | None
 ) -> Any:
-    """Run a model on a batch: by `forward`, with keywords, by position, or as a single argument."""
+    """Call a model with a batch: by `forward`, or with keyword, positional or single arguments."""
     if forward is not None:
         return forward(model, batch)
     if isinstance(batch, Mapping):
@@ -112,9 +111,9 @@ def call(
 
 
 def _positional(model: Module, batch: Sequence[object]) -> Sequence[object]:
-    """Return the positional arguments in a batch: of (inputs, labels) the inputs.
+    """Return the positional arguments of a batch; only the inputs of a pair (inputs, labels).
 
-    Raises InputError for more entries than parameters.
+    Raises InputError if the batch has more entries than the model has parameters.
     """
     count = parameters_of(model).n_positional
     if len(batch) <= count:

@@ -1,4 +1,4 @@
-"""Selection of modules by name, and of the tensor in their input or output."""
+"""Selection of modules by name, and of tensors in the input or output of a module."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _check_called(model: Module, modules: Mapping[str, Module], name: str) -> No
 
 
 def prefixes(name: str) -> Iterator[str]:
-    """Yield the names of the modules that contain a module, and its own name."""
+    """Yield the names of the modules that contain the module `name`, and `name`."""
     parts = name.split(".")
     for i in range(1, len(parts) + 1):
         yield ".".join(parts[:i])
@@ -151,7 +151,7 @@ def is_row_tensor(value: object) -> bool:
 
 
 def pick(name: str, output: object, key: Key, feature_dim: int = -1) -> tuple[Tensor, Key]:
-    """Return the tensor of a site in the output of its module, and the index or field of it.
+    """Return the tensor of a site in the output of its module, and its index or field there.
 
     The tensor is the output itself, element 0 of a tuple or list, or ``last_hidden_state`` or else
     the first field of a mapping; `key` selects another element. Raises SiteError if there is no
@@ -214,7 +214,7 @@ def _same_width(first: Any, second: Any, axis: int) -> bool:
 
 
 def put(output: Any, key: Key, tensor: Tensor) -> Any:
-    """Return a copy of an output of a module with another tensor, of the same type."""
+    """Return a copy of an output, of the same type, with `tensor` at the index or field `key`."""
     if key is None:
         return tensor
     if isinstance(output, Mapping) or isinstance(key, str):
@@ -235,7 +235,7 @@ def put(output: Any, key: Key, tensor: Tensor) -> Any:
 
 
 def pick_input(name: str, args: tuple[object, ...], kwargs: Mapping[str, Any]) -> int | str:
-    """Return the position or the keyword of the input of a module; SiteError if it is ambiguous."""
+    """Return the position or keyword of the input of a module; raise SiteError if ambiguous."""
     if args and is_row_tensor(args[0]):
         return 0
     floating = [key for key, value in kwargs.items() if is_row_tensor(value)]
@@ -253,9 +253,9 @@ def pick_input(name: str, args: tuple[object, ...], kwargs: Mapping[str, Any]) -
 def on_input(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any], function: Callable[[Any], Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Call a function with the input of a module, and return the arguments with its result.
+    """Call a function with the input of a module; return the arguments with the input replaced.
 
-    Returns None if the function does.
+    The result of the function replaces the input. Returns None if the function returns None.
     """
     key = pick_input(name, args, kwargs)
     value = function(args[key] if isinstance(key, int) else kwargs[key])
@@ -269,9 +269,9 @@ def on_input(
 def add_hook(
     name: str, module: Module, side: str, function: Callable[[Any], Any]
 ) -> RemovableHandle:
-    """Call a function with the output or the input of a module in each call of it.
+    """Add a hook that calls a function with the output or the input of a module.
 
-    The result of the function replaces the output or input, unless it is None.
+    The result of the function replaces the output or input, unless the result is None.
     """
     if side == "input":
         return module.register_forward_pre_hook(
@@ -286,9 +286,9 @@ def add_hook(
 def pick_rows(
     name: str, value: object, placement: Placement, width: int | None = None
 ) -> tuple[Tensor, Tensor, Key]:
-    """Return the rows (..., d) of a site, the tensor that holds them, and its place in `value`.
+    """Return the rows (..., d) of a site, the tensor in `value`, and its index or field there.
 
-    Raises SiteError for another width than `width`, if it is given.
+    Raises SiteError if the rows have another width than `width`, unless `width` is None.
     """
     axis, heads = placement.feature_dim, placement.heads
     tensor, place = pick(name, value, placement.output, axis)
@@ -304,7 +304,7 @@ def replace_rows(
     width: int,
     function: Callable[[Tensor], Tensor],
 ) -> Any:
-    """Return a copy of an output or input of a module with the rows that a function returns."""
+    """Return a copy of an output or input of a module, with the rows mapped by a function."""
     rows, tensor, place = pick_rows(name, value, placement, width)
     new, axis = function(rows), placement.feature_dim
     if placement.heads is not None:
@@ -315,7 +315,7 @@ def replace_rows(
 
 
 def check_width(name: str, x: Tensor, feature_dim: int, width: int | None) -> None:
-    """Raise SiteError unless a tensor has the axis, and the width there if one is given."""
+    """Raise SiteError unless the axis `feature_dim` exists and has size `width`, if not None."""
     if not -x.ndim <= feature_dim < x.ndim:
         raise SiteError(f"the site {name!r} has shape {tuple(x.shape)}, without axis {feature_dim}")
     if width not in (None, x.shape[feature_dim]):
@@ -328,9 +328,9 @@ def check_width(name: str, x: Tensor, feature_dim: int, width: int | None) -> No
 
 
 def number_of_heads(model: Module, heads: object) -> int | None:
-    """Return the number of heads, which may be the name of an attribute of the configuration.
+    """Return the number of heads; a string names an attribute of the model's configuration.
 
-    Raises InputError unless it is a positive integer or None.
+    Raises InputError unless the number is a positive integer or None.
     """
     number = heads
     if isinstance(heads, str):
@@ -348,7 +348,7 @@ def number_of_heads(model: Module, heads: object) -> int | None:
 
 
 def merge_heads(name: str, x: Tensor, heads: int) -> Tensor:
-    """Reshape a tensor (B, T, heads, width) to (B, T, heads * width); others are unchanged.
+    """Reshape a tensor (B, T, heads, width) to (B, T, heads * width); return others unchanged.
 
     Raises SiteError unless the last axis is a multiple of `heads`.
     """

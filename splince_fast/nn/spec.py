@@ -1,4 +1,4 @@
-"""Specification of a collection (sites, tensors, tokens), and the base of its results by site."""
+"""Specification of a collection, and the base class of results by site."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from splince_fast.exceptions import InputError
 
 @dataclass(frozen=True)
 class Placement:
-    """The tensor of a module at which activations are collected or erased."""
+    """Side, axis and element of the tensor of a module that is collected or erased."""
 
     side: str = "output"
     feature_dim: int = -1
@@ -25,7 +25,7 @@ class Placement:
     def of(
         cls, side: str, feature_dim: int, output: int | str | None, heads: int | None = None
     ) -> Placement:
-        """Validate arguments of :func:`collect`; InputError for invalid ones."""
+        """Return the placement for arguments of :func:`collect`; raise InputError if invalid."""
         if side not in ("input", "output"):
             raise InputError(f"side is {side!r}; it is 'input' or 'output'")
         if not is_integer(feature_dim):
@@ -51,6 +51,7 @@ class Site:
     name : str
         Dotted name without the infixes of wrappers.
     module_class : str
+        Class name of the module.
     width : int
         Number of features; 0 if no row was collected.
     calls : int
@@ -65,10 +66,10 @@ class Site:
 
 @dataclass(frozen=True)
 class CollectionSpec:
-    """Tensors, tokens and weights of a collection, and how erasers fitted on it are applied.
+    """Placement, tokens and weights of a collection, and the tokens that its erasers change.
 
-    `apply_to` is the rule for the tokens that erasers change; None for `tokens`. `bias` is "drop"
-    if erasers leave out the mean.
+    `apply_to` is the rule for the tokens that erasers change, None for `tokens`. `bias` is "drop"
+    if erasers leave out the mean. `weight` is "token" or "sequence", as for :func:`collect`.
     """
 
     placement: Placement = Placement()
@@ -91,7 +92,7 @@ class CollectionSpec:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> CollectionSpec:
-        """Invert `to_dict`."""
+        """Return the specification for an output of :meth:`to_dict`."""
         return cls(
             Placement.of(**values["placement"]),
             str(values["tokens"]),
@@ -103,15 +104,16 @@ class CollectionSpec:
 
 
 class BySite(Mapping[str, Any]):
-    """Base of Collected and Erasers: values by site in the order of the model, with files.
+    """Base class of Collected and Erasers: a mapping from sites to values, with files.
 
-    A subclass defines how a value is written and read, and its further attributes.
+    The sites are in the order in which they ran. A subclass defines the conversion of values to
+    file records, and further attributes.
     """
 
-    _KIND: ClassVar[str]
+    _KIND: ClassVar[str]  # kind of file
     # Functions that convert a value to a record and back.
     _RECORD: ClassVar[tuple[Callable[[Any], files.Record], Callable[[Any, Any], Any]]]
-    # Further arguments of the constructor, which are also attributes, with their types.
+    # Types of further arguments of the constructor, by name; each argument is also an attribute.
     _FURTHER: ClassVar[Mapping[str, type]]
 
     def __init__(
@@ -133,7 +135,7 @@ class BySite(Mapping[str, Any]):
 
     @property
     def placement(self) -> Placement:
-        """The tensor of each module."""
+        """Side, axis and element of the tensor of each module."""
         return self._recipe.placement
 
     @property
@@ -143,7 +145,7 @@ class BySite(Mapping[str, Any]):
 
     @property
     def skip_ids(self) -> tuple[int, ...]:
-        """Ids of tokens that were left out."""
+        """Ids of tokens that the collection left out."""
         return self._recipe.skip_ids
 
     def __getitem__(self, name: str) -> Any:
@@ -169,8 +171,8 @@ class BySite(Mapping[str, Any]):
         tensors: files.Tensors = {}
         records = {}
         for i, (name, value) in enumerate(self._values.items()):
-            of_site, records[name] = self._RECORD[0](value)
-            tensors |= {f"{i}.{key}": tensor for key, tensor in of_site.items()}
+            site_tensors, records[name] = self._RECORD[0](value)
+            tensors |= {f"{i}.{key}": tensor for key, tensor in site_tensors.items()}
         metadata = {
             "order": list(records),  # JSON objects are written with sorted keys
             "records": records,
@@ -198,7 +200,8 @@ class BySite(Mapping[str, Any]):
         Raises
         ------
         FileFormatError
-            The file is damaged, of another program or kind, or of a newer version.
+            The file is damaged, holds another kind of object, or was written by another program
+            or a newer version.
         FileNotFoundError
             The file does not exist.
         """
@@ -207,8 +210,10 @@ class BySite(Mapping[str, Any]):
             values = {}
             for i, name in enumerate(metadata["order"]):
                 prefix = f"{i}."
-                of_site = {k[len(prefix) :]: t for k, t in tensors.items() if k.startswith(prefix)}
-                values[name] = cls._RECORD[1](of_site, metadata["records"][name])
+                site_tensors = {
+                    k[len(prefix) :]: t for k, t in tensors.items() if k.startswith(prefix)
+                }
+                values[name] = cls._RECORD[1](site_tensors, metadata["records"][name])
             sites = [Site(**site) for site in metadata["sites"]]
             recipe = CollectionSpec.from_dict(metadata["recipe"])
             further = {name: kind(metadata[name]) for name, kind in cls._FURTHER.items()}

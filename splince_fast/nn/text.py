@@ -1,4 +1,4 @@
-"""Tokenisation of texts to padded batches, which can be read repeatedly."""
+"""Tokenisation of texts into padded batches that can be read repeatedly."""
 
 from __future__ import annotations
 
@@ -79,15 +79,15 @@ class TextBatches:
             yield batch
 
     def _collate(self, values: list[Any], length: int) -> object:
-        """Return the labels of a batch as a tensor of numbers or a list of names."""
-        if isinstance(values[0], np.ndarray):  # labels of tokens
+        """Return the labels of a batch: a tensor of numbers, or a list of class names."""
+        if isinstance(values[0], np.ndarray):  # one label per token
             missing = np.nan if values[0].dtype.kind == "f" else MISSING_LABEL
             padded = np.full((len(values), length), missing, values[0].dtype)
-            for row, of_text in zip(padded, values, strict=True):
+            for row, text_labels in zip(padded, values, strict=True):
                 if self._tokenizer.padding_side == "left":
-                    row[length - len(of_text) :] = of_text
+                    row[length - len(text_labels) :] = text_labels
                 else:
-                    row[: len(of_text)] = of_text
+                    row[: len(text_labels)] = text_labels
             return torch.from_numpy(padded)
         array = np.asarray(values)
         return torch.from_numpy(array) if array.dtype.kind in "biuf" else values
@@ -104,7 +104,7 @@ def text_batches(
     words: bool = False,
     random_state: int | None = None,
 ) -> TextBatches:
-    """Tokenise a data set and group it to padded batches of texts of similar length.
+    """Tokenise the texts of a data set, and pad batches of texts of similar length.
 
     Parameters
     ----------
@@ -118,15 +118,15 @@ def text_batches(
         Columns of labels, one per text; if `words` is True, also lists of integers or floats, one
         per word.
     batch_size : int
-        Texts per batch.
+        Number of texts per batch.
     max_length : int, optional
         Number of tokens at which texts are truncated; by default the maximum of the tokenizer.
     words : bool
-        Whether to align labels of words with tokens: the first token of a word gets its label, the
-        other tokens have missing labels (-100 for integers, NaN for floats).
+        Whether to align labels of words with tokens: the first token of a word gets the label of
+        the word, the other tokens have missing labels (-100 for integers, NaN for floats).
     random_state : int, optional
-        Seed to shuffle the batches, in the same way in each pass; by default batches are ordered
-        from short to long.
+        Seed to shuffle the batches once, so that all passes have the same order; by default batches
+        are ordered from short to long.
 
     Returns
     -------
@@ -136,10 +136,10 @@ def text_batches(
     Raises
     ------
     InputError
-        A column is missing, of another length or no text; the tokenizer has no padding token, or
-        returns a tensor that is named like a label.
+        A column is missing or has another length, or an entry is not a text; the tokenizer has no
+        padding token, or returns a tensor with the name of a label.
     LabelError
-        A text has a different number of labels and words.
+        The number of labels of a text differs from the number of words.
 
     Examples
     --------
@@ -185,10 +185,10 @@ def text_batches(
     elif getattr(tokenizer, "model_max_length", 0) > 1 << 30:  # no maximum
         options = {}
     encodings = tokenizer(texts, is_split_into_words=words, **options)
-    if taken := columns.keys() & encodings.keys():
+    if name_clashes := columns.keys() & encodings.keys():
         raise InputError(
-            f"a label is named {min(taken)!r}, as is a tensor that the tokenizer returns; rename "
-            "the label"
+            f"a label is named {min(name_clashes)!r}, as is a tensor that the tokenizer returns; "
+            "rename the label"
         )
     encoded = [{key: encodings[key][i] for key in encodings} for i in range(len(texts))]
     for name, values in columns.items():
@@ -207,7 +207,7 @@ def text_batches(
 
 
 def _columns(dataset: Any, names: list[str]) -> dict[str, Any]:
-    """Return columns of a data set as sequences; InputError if one is missing."""
+    """Return columns of a data set as lists; raise InputError if a column is missing."""
     if isinstance(dataset, list | tuple):
         first = dataset[0] if dataset else {}
         available = list(first) if isinstance(first, Mapping) else []
@@ -236,7 +236,7 @@ def _as_list(column: Any) -> list[Any]:
 
 
 def _same_kind(labels: list[Any]) -> list[Any]:
-    """Return numbers of texts or of their tokens, as floats if those of one text are."""
+    """Convert numeric labels of all texts to floats if the labels of any text are floats."""
     if not all(isinstance(values, np.ndarray) or is_number(values) for values in labels):
         return labels
     arrays = [np.asarray(values) for values in labels]
@@ -248,7 +248,7 @@ def _same_kind(labels: list[Any]) -> list[Any]:
 
 
 def _align(name: str, i: int, word_ids: Any, values: Any, n_words: int) -> Any:
-    """Convert the labels of the words of a text to labels of its tokens."""
+    """Return the labels of the tokens of text `i` from the labels of its words."""
     array = np.asarray(values)
     if array.ndim == 0:
         return array[()]

@@ -1,4 +1,4 @@
-"""Rules that select tokens, and their selection in one call of a model."""
+"""Rules that select tokens, and the tokens that a rule selects in one call of a model."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from splince_fast.exceptions import InputError, SiteError
 MISSING_LABEL = -100
 
 RULES = ("body", "all", "first", "last", "mean")
-# Arguments that hold the states of recurrent models; before the first token they are empty.
+# Names of arguments with states of recurrent models, which are empty before the first token.
 _STATES = ("state", "mems")
 Rule = str | Callable[[Mapping[str, Any]], Tensor] | None
 
 
 @dataclass(frozen=True)
 class TokenRule:
-    """A rule that selects tokens; None is "body" if the call has tokens, else "all"."""
+    """Rule that selects tokens; None stands for "body" in calls with tokens, else for "all"."""
 
     rule: Rule = None
     skip_ids: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, rule: Any, skip_ids: Any = (), *, allow_mean: bool = False) -> TokenRule:
-        """Validate a rule; InputError for an unknown rule, or for ids that are not integers."""
+        """Return a validated rule; raise InputError for an unknown rule or non-integer ids."""
         rules = [r for r in RULES if allow_mean or r != "mean"]
         if not (rule is None or callable(rule) or rule in rules):
             raise InputError(
@@ -51,17 +51,18 @@ class TokenRule:
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The tokens of one call that a rule selects: a bool tensor (B, T), or None for all rows."""
+    """Tokens that a rule selects in one call; `mask` is a bool tensor (B, T), None for all rows."""
 
     mask: Tensor | None
     rule: str
-    all_selected: bool = False  # the mask selects every token
-    error: str = ""  # the arguments that the rule needs and the call does not have
+    all_selected: bool = False  # whether the mask selects every token
+    error: str = ""  # message if the call lacks arguments that the rule needs
 
     def mask_for(self, name: str, x: Tensor) -> Tensor | None:
         """Return the mask for the rows of `x` (..., d), None for all rows.
 
-        Raises SiteError if the rows are not the tokens of the call, or if the call has no tokens.
+        Raises SiteError if the shape of the rows is not that of the tokens, or if the call has no
+        tokens.
         """
         mask = self.mask
         if self.error:
@@ -83,7 +84,7 @@ class Selection:
                     f"shape {tuple(mask.shape)}; pass tokens='all', or a function that returns a "
                     "mask of the site's own shape"
                 )
-        # An asynchronous copy to the host could be read before it is complete.
+        # Copies to the host are synchronous: the mask is read at once.
         return mask if mask.device == x.device else mask.to(x.device, non_blocking=x.is_cuda)
 
 
@@ -98,7 +99,7 @@ class ForwardParameters(NamedTuple):
 
     names: tuple[str, ...]
     any_keyword: bool
-    n_positional: float  # infinite for *args
+    n_positional: float  # number of positional parameters, infinite for *args
 
 
 @functools.lru_cache(maxsize=1024)
@@ -122,7 +123,7 @@ def parameters_of(module: Module) -> ForwardParameters:
 def _past_length(arguments: Mapping[str, Any]) -> int | Tensor | None:
     """Return the number of tokens in the cache, as an int or a tensor; None if it is unknown.
 
-    The result is 1 if a state shows only that there were earlier tokens.
+    The result is 1 if a state only shows that earlier tokens exist.
     """
     caches = {key: value for key, value in arguments.items() if _is_cache(key, value)}
     lengths = [int(bool(len(c))) if key in _STATES else _length_of(c) for key, c in caches.items()]
@@ -147,9 +148,9 @@ def _is_cache(key: str, value: object) -> bool:
 
 
 def _length_of(cache: object) -> int | Tensor | None:
-    """Return the number of tokens in a cache, 1 if it is only known to be positive, or None."""
+    """Return the number of tokens in a cache, 1 if only known to be positive, None if unknown."""
     if hasattr(cache, "get_seq_length"):
-        with suppress(ValueError):  # raised by a cache that holds states only
+        with suppress(ValueError):  # raised by a cache that holds recurrent states only
             return cache.get_seq_length()
     if hasattr(cache, "has_previous_state"):
         before = cache.has_previous_state
@@ -167,9 +168,10 @@ def _length_of(cache: object) -> int | Tensor | None:
 def select(
     token_rule: TokenRule, arguments: Mapping[str, Any], parameters: tuple[str, ...] = ()
 ) -> Selection:
-    """Apply a rule to the arguments of a call; SiteError if the call does not show the tokens.
+    """Return the tokens that a rule selects for the arguments of a call.
 
-    `parameters` are the names of all arguments that the called module takes.
+    `parameters` are the names of all parameters of the called module. Raises SiteError if the
+    arguments do not determine the selection.
     """
     rule, skip_ids = token_rule.rule, token_rule.skip_ids
     if callable(rule):
@@ -177,8 +179,8 @@ def select(
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
             raise SiteError("the function tokens= must return a bool tensor, such as (B, T)")
         return Selection(mask, "a function")
-    # In a model of encoder and decoder these get calls of their own; its other modules, such as
-    # the head, follow the decoder.
+    # In an encoder-decoder model, the encoder and the decoder have nested calls with their own
+    # tokens; all other modules, such as the head, have the tokens of the decoder.
     role = "decoder_" if {"input_ids", "decoder_input_ids"} <= set(parameters) else ""
     ids, embeds, mask = (
         arguments.get(role + key) for key in ("input_ids", "inputs_embeds", "attention_mask")
@@ -190,7 +192,7 @@ def select(
     if tokens is None:
         if rule in (None, "all"):
             return ALL_ROWS
-        # A nested call may have tokens, such as that of the decoder of a speech model.
+        # Not raised here: a nested call, such as of a speech model's decoder, may have tokens.
         error = (
             f"tokens={rule!r} needs a call with input_ids (B, T), inputs_embeds or "
             "attention_mask; pass tokens='all', or a function of the call's inputs"
@@ -246,9 +248,11 @@ def _constant(tokens: Tensor, value: bool) -> Tensor:
 
 
 def _attended(tokens: Tensor, mask: Tensor | None, past: object) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the mask of attended tokens, their rank from 1 on, and the largest rank.
+    """Return the mask of attended tokens, the rank of each token, and the largest rank.
 
-    Raises SiteError if the attention mask is shorter than the tokens.
+    The rank, (B, T), is the number of attended tokens up to a token, itself and cached tokens
+    included; the largest rank of each sequence has shape (B, 1). Raises SiteError if the attention
+    mask is shorter than the tokens.
     """
     length = tokens.shape[1]
     positions = torch.arange(length, device=tokens.device) + past
@@ -258,8 +262,8 @@ def _attended(tokens: Tensor, mask: Tensor | None, past: object) -> tuple[Tensor
     if mask.ndim == 2:
         full = mask != 0
     else:
-        # (B, [heads,] queries, keys): the last query attends to all tokens so far. Floats are
-        # added to scores, so that 0 is an attended token.
+        # (B, [heads,] queries, keys): the last query attends to all tokens so far. A float mask is
+        # added to attention scores, so that 0 marks an attended token.
         last_query = (mask[:, 0] if mask.ndim == 4 else mask)[:, -1]
         full = last_query == 0 if last_query.is_floating_point() else last_query != 0
     if full.shape[1] < length:
@@ -269,8 +273,8 @@ def _attended(tokens: Tensor, mask: Tensor | None, past: object) -> tuple[Tensor
         )
     count = full.cumsum(1)
     if mask.ndim == 2:
-        if full.shape[1] == length:  # no entries for the tokens in the cache
+        if full.shape[1] == length:  # no entries for cached tokens
             count = count + past
         return full[:, -length:], count[:, -length:], count[:, -1:]
-    # A static cache has further entries, for later tokens.
+    # With a static cache the mask has further entries, for later tokens.
     return full[:, positions], count[:, positions], count[:, -1:]

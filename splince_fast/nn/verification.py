@@ -19,17 +19,17 @@ from splince_fast.nn.installed import install
 from splince_fast.nn.spec import Placement
 from splince_fast.projection import Projection
 
-# Largest relative change of the activations at a site that rounding to 32 bits explains.
+# Largest relative change of the activations at a site that counts as rounding error in 32 bits.
 _ACTIVATION_TOLERANCE = 1e-5
 
 
 def tolerance(dtype: torch.dtype, in_32_bits: float) -> float:
-    """Return the largest relative difference that rounding explains."""
+    """Return the largest relative difference that counts as rounding error for a dtype."""
     return in_32_bits if dtype.itemsize >= 4 else 2e-2
 
 
 def outputs_of(model: Module, example: object) -> list[Tensor]:
-    """Run a model on the example; return the floating tensors of its output, in float64."""
+    """Return the floating tensors of the output of a model on the example, in float64."""
     return [_to_float64(t) for t in _floating_tensors(running.call(model, example, (), None))]
 
 
@@ -46,7 +46,7 @@ def _to_float64(tensor: Tensor) -> Tensor:
 
 
 def attended(example: object, tensor: Tensor) -> Tensor:
-    """Return the rows of a tensor (B, T, ...) at attended tokens, all rows without a mask."""
+    """Return the rows of a tensor (B, T, ...) at attended tokens; all rows without a mask."""
     mask = example.get("attention_mask") if isinstance(example, Mapping) else None
     if not isinstance(mask, Tensor) or mask.ndim != 2 or tensor.shape[:2] != mask.shape:
         return tensor
@@ -56,8 +56,8 @@ def attended(example: object, tensor: Tensor) -> Tensor:
 def difference(first: list[Tensor], second: list[Tensor]) -> float:
     """Return the largest difference, relative to the range of the finite numbers of each tensor.
 
-    Entries that are NaN in both, or infinite and equal, do not differ. The result is not finite
-    where one of two entries is not, or where no entry is.
+    Entries that are NaN in both tensors, or infinite and equal, do not differ. The result is not
+    finite if only one of two entries is finite, or if a tensor has no finite entry.
     """
     distances = [0.0]
     for a, b in zip(first, second, strict=True):
@@ -67,7 +67,7 @@ def difference(first: list[Tensor], second: list[Tensor]) -> float:
         scale = float(finite.max() - finite.min()) if len(finite) else torch.nan
         same = (a == b) | (a.isnan() & b.isnan())
         distances.append(float(torch.where(same, 0.0, (a - b).abs()).max()) / (scale or 1.0))
-    return float(np.max(distances))  # NaN if one of them is
+    return float(np.max(distances))  # NaN if any distance is NaN
 
 
 @contextmanager
@@ -79,7 +79,8 @@ def hooked(
 ) -> Iterator[dict[str, list[Tensor]]]:
     """Erase all tokens by hooks inside a ``with`` block, as folded weights do.
 
-    Yields the activations (..., d) that each eraser receives, by site, filled while the model runs.
+    Yields lists, by site, to which calls of the model append the activations (..., d) before the
+    eraser.
     """
     received: dict[str, list[Tensor]] = {name: [] for name in modules}
     with ExitStack() as stack:
@@ -104,9 +105,9 @@ def hooked(
 def check_activations(
     name: str, with_means: list[Tensor], without_means: list[Tensor], example: object
 ) -> None:
-    """Raise FoldError if dropping the means of other sites changes the activations at a site.
+    """Raise FoldError if the dropped means of other sites change the activations at a site.
 
-    A change that is equal in all rows does not change covariances and is subtracted.
+    The mean change over the rows is subtracted, because a constant does not change covariances.
     """
     if not with_means:  # the example does not run the site
         return
@@ -117,19 +118,19 @@ def check_activations(
     change = after - before
     if len(change) > 1:
         before, change = before - before.mean(0), change - change.mean(0)
-    size = float(before.norm())
-    relative = float(change.norm()) / size if size else 0.0
+    total = float(before.norm())
+    relative = float(change.norm()) / total if total else 0.0
     if not relative <= tolerance(with_means[0].dtype, _ACTIVATION_TOLERANCE):
         raise FoldError(
-            f"without the means of the sites before it, the states at {name!r} change by "
-            f"{relative:.1e} of their deviation: its eraser was fitted on other states and would "
-            "leave part of the concept. Fit the erasers with fit_layers(..., bias='drop') and "
-            "fold those, or use install"
+            f"without the means of the sites before it, the activations at {name!r} change by "
+            f"{relative:.1e} of their standard deviation: its eraser was fitted on other "
+            "activations and would leave part of the concept. Fit the erasers with "
+            "fit_layers(..., bias='drop') and fold those, or use install"
         )
 
 
 def installed_outputs(model: Module, erasers: object, example: object) -> list[Tensor] | None:
-    """Return the outputs with installed erasers, None if the example does not suit their rule."""
+    """Return the outputs with installed erasers; None if the token rule cannot be applied."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NothingErasedWarning)

@@ -188,7 +188,7 @@ def test_an_equal_shift_of_all_rows_is_folded() -> None:
     curved = copy.deepcopy(model)
     curved[1] = torch.nn.Sequential(torch.nn.Linear(16, 16, bias=False), torch.nn.Tanh())
     for other, rows in ((curved, x), (model, x[:1])):
-        with pytest.raises(snn.FoldError, match="states at '2' change by"):
+        with pytest.raises(snn.FoldError, match="activations at '2' change by"):
             snn.fold(other, sites, rows, bias="drop")
 
 
