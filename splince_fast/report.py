@@ -1040,8 +1040,8 @@ def build_report(
         ("kept", span_y, solution.whitened[n_erased:], solution.cut_y, solution.rank_y),
     ):
         start = 0
-        # Rounding level of the singular values: `cut`, unless rank_tol= raised `cut`, which leaves
-        # `noises` empty; then the level for rank_tol="auto".
+        # Rounding level of the singular values. It is `cut`, except where rank_tol= raised `cut`
+        # (`noises` is empty then): there, it is the cut of rank_tol="auto".
         rounding = cut
         if not facts.noises:
             strongest = float(_singular_values(white).max(initial=0.0))

@@ -17,7 +17,7 @@ from splince_fast.exceptions import InputError, NonFiniteError
 _FLOAT32: np.dtype[np.generic] = np.dtype(np.float32)
 _FLOAT64: np.dtype[np.generic] = np.dtype(np.float64)
 
-# Argument of a kernel for unit weights.
+# Weights that a kernel gets if every row has weight 1.
 NO_WEIGHT = np.empty(0)
 
 # Machine epsilon by dtype; rows of other dtypes count as exact.
@@ -63,7 +63,8 @@ class Rows:
     def from_array(cls, array: NDArray[np.generic], dtype: object = None) -> Rows:
         """Wrap a 2-D array of real numbers without checks.
 
-        `dtype` is the dtype before conversion, by default the dtype of `array`.
+        `dtype` is that of the rows before they were converted to `array`; by default that of
+        `array`.
         """
         return cls(
             array, working_dtype(array.dtype), is_direct(array), eps_of(dtype or array.dtype)

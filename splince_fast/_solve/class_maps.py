@@ -56,8 +56,8 @@ _SQUARED = 1e-6
 _TINY_DIRECTION, _TINY_FEATURE = 1e-8, 1e-6
 # A map is infeasible if |R Vq - Sy| / |Sy| exceeds this; rounding errors are far smaller.
 _MISSED = 1e-6
-# Newton-Schulz steps, which converge quadratically, run while |I - O^T O| is at most the first
-# value; the last step starts from at most the second value.
+# Newton-Schulz steps are used if |I - O^T O| is at most the first value. They converge
+# quadratically: a step that starts at or below the second value is the last.
 _NEARLY_ORTHOGONAL, _LAST_STEP = 0.1, 1e-8
 
 

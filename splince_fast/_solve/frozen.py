@@ -51,7 +51,8 @@ def best_strength(
     left = np.ascontiguousarray((u[:, kept] / sizes[kept]).T @ span_z)
     right = factor.solve(left)
     lost = left.T @ (right @ cross)  # X, the part of Sy that LEACE removes
-    score = factor.solve(np.ascontiguousarray((cross - lost)[None]))[0]  # K = S^+ (Sy - X)
+    # K = S^+ (Sy - X), with S = Cov(x) and Sy = `cross`.
+    score = factor.solve(np.ascontiguousarray((cross - lost)[None]))[0]
     explained, q = float(score @ cross), float(theta @ lost)  # H = K^T Sy
     noise = 16.0 * d * tolerances.EPS
     if explained <= 0.0 or abs(q) <= noise * float(np.abs(theta) @ np.abs(lost)):

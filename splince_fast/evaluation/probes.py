@@ -473,8 +473,9 @@ def _linear_scores(rows: Float, targets: Sequence[ProbeTarget]) -> list[Float]:
     weights = np.zeros((n, len(parts)))
     for j, (_, (train, _)) in enumerate(parts):
         weights[train, j] = 1.0 / len(train)
-    # As the rows are centred, the difference of squares loses only a few bits, and the standard
-    # deviation of a feature that is constant in a fold is sqrt(eps) of its size, far below _FLOOR.
+    # The rows are centred, so that the difference of squares loses only a few bits. For a feature
+    # that is constant in a fold, the computed standard deviation is about sqrt(eps) times its
+    # absolute value, far below _FLOOR.
     variances = (rows**2).T @ weights - (rows.T @ weights) ** 2
     deviations = np.sqrt(np.maximum(variances, 0.0))
     largest = deviations.max(axis=0)

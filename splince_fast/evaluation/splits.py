@@ -84,8 +84,8 @@ class Protocol:
         Raises
         ------
         LabelError
-            A column has one class, a class is unknown, or a task of more than two classes has no
-            mapping.
+            A column has one class, a class is unknown, or `aligned_class` does not map the classes
+            of a task of more than two classes.
         """
         for name, column in (("task", y), ("concept", z)):
             check_classes(name, column)
@@ -261,9 +261,10 @@ class Protocol:
         )
 
     def _weights(self, rows: Rows, fractions: Mapping[Cell, float]) -> Float:
-        """Weights (len(rows),): N fraction / n in a cell of n rows, N = (sum w)^2 / sum w^2.
+        """Return the weights w, (len(rows),), proportional to fraction / n in a cell of n rows.
 
-        Fractions are renormalised over the cells that have rows.
+        They sum to the effective number of rows, (sum w)^2 / sum w^2. Fractions are renormalised
+        over the cells that have rows.
         """
         weights, total = np.zeros(len(rows)), 0.0
         for cell, fraction in fractions.items():
@@ -275,7 +276,7 @@ class Protocol:
         return weights * (total / squares) if squares else weights
 
     def _pools(self, sizes: Sizes, rng: np.random.Generator) -> dict[Cell, Pool]:
-        """Permuted rows of each cell; with groups, permuted rows of each part."""
+        """Return the permuted rows of each cell; with groups, one array per part of the split."""
         rows_of = {cell: np.flatnonzero(self._inside(cell)) for cell in self.cells()}
         if self.groups is None:
             return {cell: Pool((rng.permutation(rows),)) for cell, rows in rows_of.items()}
@@ -289,7 +290,7 @@ class Protocol:
         return pools
 
     def _needs(self, p: float, sizes: Sizes) -> dict[Cell, Sizes]:
-        """Required numbers of test, validation and training rows of each cell at p."""
+        """Return the required test, validation and training rows of each cell at association p."""
         train, validation, test = sizes
         fractions, cells = self.fractions(p), self.cells()
         return {

@@ -94,7 +94,10 @@ def variables_of(labels: object, default_name: str) -> Mapping[Any, Any]:
 
 
 def read_column(values: Any, name: str, kind: str | None) -> Raw:
-    """Read a column from any container; raise LabelError if it holds no classes or numbers."""
+    """Read a column from any container; raise LabelError if it holds values of other kinds.
+
+    The values must be names of classes or numbers.
+    """
     if isinstance(values, np.ndarray):
         return _read_array(values, name)
     declared = read_declared(values, name)

@@ -75,13 +75,13 @@ class Solved(NamedTuple):
     Attributes
     ----------
     left, right : (r, d) float64
-        Transposed factors of I - P.
+        Factors of I - P = left^T right.
     mean : (d,) float64
         Mean of x.
     solution : Solution
         Projection before extension to the null space, with ranks, angles and residuals.
     factor : Factor
-        Factor of Cov(x); it may use the work memory of the solve.
+        Factor of Cov(x); it may lie in the work memory of the solve.
     shrinkage : float
         Shrinkage intensity of the factored covariance.
     span_z, span_y : Span

@@ -1,4 +1,7 @@
-"""Table of methods: one name each for functions, estimators, the command line and comparisons."""
+"""Table of methods.
+
+Functions, estimators, the command line and comparisons use the same name for a method.
+"""
 
 from __future__ import annotations
 

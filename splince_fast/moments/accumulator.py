@@ -307,7 +307,10 @@ class Accumulator:
         return capacity
 
     def _buffer_for(self, capacity: int, width: int, dtype: np.dtype[np.generic]) -> Buffer:
-        """Return a buffer for this dtype; buffered rows of other dtypes are converted or merged."""
+        """Return a buffer for this dtype.
+
+        Buffered rows of another dtype are converted, or merged into the sums.
+        """
         buffer = self.buffer
         if buffer is None:
             return Buffer(capacity, width, dtype)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # float32 take 64 d^2 bytes; the state of a group, which is sent, takes 8 d^2 bytes.
 _ROWS_PER_FEATURE = 16
 _GROUP_BYTES = 1 << 29
-# Number of states that one task adds.
+# Number of states that one cluster task merges into one.
 _FAN_IN = 4
 # Number of groups per wave, and number of waves that are submitted before the first result.
 _WAVE = 64

@@ -85,19 +85,19 @@ class Sampled:
     def change(
         self, left: Float, right: Float, gram: Float, regressors: int
     ) -> tuple[float, float | None]:
-        """Estimate E|left^T right (x - mean)|^2 without bias, and the excess over the minimum.
+        """Estimate the distortion E|left^T right (x - mean)|^2 and its excess, without bias.
 
-        The part of the removed coordinates that the labels do not explain is the residual of a
-        regression on p coordinates, fitted to the m sampled rows. In the sample, the variance of
-        this residual is too small by the factor 1 - p / (m - k); in the other rows, it exceeds
-        the minimum by the fraction p / (m - p - 2). If the sample is a fraction f of all rows, the
-        expected excess over the minimum is::
+        The excess is that over the least distortion of any eraser with the same constraints. The
+        k label columns explain a part of the removed coordinates. The rest is the residual of a
+        regression on p other coordinates, fitted to the m sampled rows. Its variance in the sample
+        is too small by the factor 1 - p / (m - k); in the other rows it exceeds the minimum by the
+        fraction p / (m - p - 2). If the sample is a fraction f of all rows, the expected excess is
+        the unexplained part of the minimum times::
 
             (1 - f) p / (m - p - 2)
 
-        of the part that the labels do not explain. The excess is returned as a fraction of the
-        whole minimum. It is None if m is too small for the formula; the first result is then the
-        uncorrected estimate.
+        It is returned as a fraction of the least distortion; None if m is too small for the
+        formula, where the first result is the uncorrected estimate.
 
         Parameters
         ----------

@@ -1041,7 +1041,7 @@ class Folds(Sequence[Moments]):
         """Give every fold the same classes in sorted order, independent of the size of blocks."""
         for fold in self._folds:
             with fold._locked():
-                pass  # the lock merges buffered rows
+                pass  # entering merges the buffered rows
         self._merged = None
         for name, kind in self.variables.items():
             if kind != "classes":

@@ -121,7 +121,8 @@ class Snapshot:
         def across(white: Float) -> Float:
             return np.asarray(white - (white @ directions.T) @ directions)
 
-        # For orthonormal rows u, sum u^T A u is tr(A) if u is a basis, an estimate if u is random.
+        # The sum of u^T A u over orthonormal rows u is tr(A) if they are a basis. Random rows give
+        # an estimate, after division by their fraction of the dimension.
         dimension = max(1, factor.rank - len(directions))
         probes, exact = np.eye(len(self.mean)), dimension <= _PROBES
         if not exact:

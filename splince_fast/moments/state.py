@@ -474,13 +474,14 @@ class State:
         self.weight += other.weight
 
     def remove(self, part: State) -> tuple[NDArray[np.intp], Float]:
-        """Remove the moments of a part of the rows, in place: solve the equation of `add` for S_a.
+        """Subtract the moments of a part of the rows, in place: the inverse of `add`.
 
         Returns
         -------
         constant : (c,) intp
             Features whose remaining variance does not exceed the rounding error of the variance
-            before. The caller makes them constant unless their mean differs between labels.
+            before the removal. The caller makes them constant unless their mean differs between
+            labels.
         rounding : (d,) float64
             Rounding error of the mean of each feature.
 

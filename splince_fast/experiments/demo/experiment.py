@@ -32,8 +32,8 @@ TRAIN_FRACTION: Final = 0.7
 CORRELATION_TOLERANCE: Final = 1e-3
 # Correlation of the two scores over the 320 professions of the paper (Bolukbasi et al. 2016).
 PAPER_CORRELATION: Final = 0.26
-# Ridge penalty of the probe per row, for features of unit variance. R^2 on unerased states is
-# largest for penalties of 0.1 to 1; R^2 on erased states does not depend on the penalty.
+# Ridge penalty of the probe, divided by the number of rows, for features of unit variance. R^2 on
+# unerased states is largest for penalties of 0.1 to 1; R^2 on erased states does not depend on it.
 PROBE_PENALTY: Final = 1.0
 
 METHODS: Final = ("Original", *ERASERS)
