@@ -225,4 +225,4 @@ def test_names_are_told_apart_where_a_leading_space_is_a_token_of_its_own() -> N
     )
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=pieces)
     assert tokenizer(" nurse")["input_ids"] == [0, 2]  # the space comes first
-    assert paper_sets.first_tokens(tokenizer, ["nurse", "check_sums"]) == [2, 3]
+    assert paper_sets.first_tokens(tokenizer, ["nurse", "judge"]) == [2, 3]

@@ -267,7 +267,7 @@ def minilm() -> Any:
 
 def sentences(n: int = 96) -> tuple[list[str], np.ndarray]:
     he = np.arange(n) % 2
-    nouns = ["doctor", "nurse", "pilot", "writer", "check_sums", "cook", "guard", "singer"]
+    nouns = ["doctor", "nurse", "pilot", "writer", "judge", "cook", "guard", "singer"]
     verbs = ["said that", "left because", "slept while", "laughed when"]
     texts = [
         f"The {nouns[i // 2 % 8]} {verbs[i // 16 % 4]} {['she', 'he'][he[i]]} was tired"
