@@ -1,10 +1,11 @@
 """Accumulation of activations: with the NumPy accumulator on a CPU, with torch on other devices.
 
-:class:`DeviceAccumulator` inherits labels, classes, merging and files from the accumulator of
-:mod:`splince_fast.moments`. Its buffered rows and its scatter are tensors. A full buffer is centred
-and multiplied on the device, and the sums are copied to the host in one transfer. Products are
-computed in float32 and added in float64. For float64 rows, and on GPUs with equally fast float64
-products, the products are computed in float64, too.
+:class:`DeviceAccumulator` extends the accumulator of :mod:`splince_fast.moments`, which handles
+labels, classes, merges and files. The buffered rows and the scatter of a DeviceAccumulator are
+tensors. A full buffer is centred and multiplied on the device; the scatter stays on the device, and
+the weighted sums are copied to the host in one transfer. Matrix products are computed in float32
+and accumulated in float64. They are computed in float64 if the rows are float64, or if float64
+products on the GPU are about as fast as float32 products.
 """
 
 from __future__ import annotations
@@ -36,23 +37,24 @@ from splince_fast.nn.memory import to_device
 
 Float = NDArray[np.float64]
 
-# Size of the row buffer as a fraction of a d x d float64 matrix, and bounds of its number of rows.
+# Size of a buffer of rows with d features, as a fraction of the size of a d x d float64 matrix.
 _BUFFER_FRACTION = 0.25
+# Minimum and maximum number of rows in a buffer.
 _BUFFER_ROWS = (256, 4096)
-# Number of row panels of a scatter on a device; each panel starts at its diagonal block.
+# Number of row panels that store the upper triangle of a scatter on a device.
 _PANELS = 4
-# A scatter with fewer columns than this is one panel.
+# A scatter with fewer columns than this is stored as one panel.
 _MIN_PANEL_WIDTH = 64
-# Compute capabilities of GPUs whose float64 products are about as fast as float32.
+# Compute capabilities of GPUs whose float64 products are about as fast as float32 products.
 _FAST_FLOAT64 = ((8, 0), (9, 0), (10, 0))
 
 
 @dataclass(frozen=True)
 class RowLabels:
-    """Encoded labels of the n rows that one call selects.
+    """Encoded labels and weights of the n rows that one call selects.
 
-    `batch` is the index of the batch; `weight`, (n,), holds the weights of the rows, None for 1;
-    `sequence`, (n,), holds the index of each row's sequence within the batch.
+    `batch` is the index of the batch. `weight`, (n,), holds the weights of the rows, or is None if
+    all weights are 1. `sequence`, (n,), holds the index, within the batch, of each row's sequence.
     """
 
     n: int
@@ -77,7 +79,7 @@ def _fast_float64(device: torch.device) -> bool:
 
 
 def rows_per_buffer(width: int, itemsize: int) -> int:
-    """Return the number of buffered rows of a site, with `itemsize` bytes per feature."""
+    """Return the number of rows in the buffer of a site; a feature takes `itemsize` bytes."""
     rows = int(_BUFFER_FRACTION * 8 * width / itemsize)
     return min(max(rows, _BUFFER_ROWS[0]), _BUFFER_ROWS[1])
 
@@ -86,7 +88,8 @@ class SiteSums:
     """Moments of one site, accumulated during a collection.
 
     `dtype` is the dtype of the first rows, `device` is the device of the scatter, and `parameters`
-    are the parameters of the resulting moments. All sites on a CPU share the workspace `work`.
+    are the parameters of the resulting moments. All sites whose scatter is on a CPU share the
+    workspace `work`.
     """
 
     def __init__(
@@ -100,7 +103,7 @@ class SiteSums:
     ) -> None:
         self.name, self.width, self.device = name, width, device
         self._parameters, self._work = parameters, work
-        self._batches: list[tuple[int, int]] = []  # indices of the first row and of the batch
+        self._batches: list[tuple[int, int]] = []  # index of the first row, and of the batch
         self._on_host = on_host(device)
         itemsize = max(4, dtype.itemsize) if self._on_host else dtype.itemsize
         buffered = replace(parameters, block_rows=rows_per_buffer(width, itemsize))
@@ -110,14 +113,14 @@ class SiteSums:
 
     @property
     def nbytes(self) -> int:
-        """Size of the state and of the row buffer in bytes."""
+        """Size of the state and of the row buffer, in bytes, without the shared workspace."""
         return self.accumulator.nbytes - (self._work.nbytes if self._on_host else 0)
 
     def add(self, rows: Tensor, labels: RowLabels) -> None:
         """Add rows (n, d) from any device.
 
-        Raises NonFiniteError for NaN or infinity; on a device other than the CPU, the error comes
-        when the buffer is full.
+        Raises NonFiniteError if a row holds NaN or infinity. If the scatter is not on the CPU, the
+        error is raised only when the buffer is full.
         """
         start = self.accumulator.n_rows
         self._batches.append((start, labels.batch))
@@ -138,7 +141,7 @@ class SiteSums:
             raise self._non_finite_error(start + _first_non_finite(rows)) from None
 
     def _non_finite_error(self, row: int) -> NonFiniteError:
-        """Return the error for a row of the site, which names site, batch and row of the batch."""
+        """Return an error with the site, the batch and the position in the batch of a row."""
         first, batch = self._batches[bisect_right(self._batches, row, key=itemgetter(0)) - 1]
         return NonFiniteError(
             f"the site {self.name!r} gave NaN or infinity in row {row - first} of batch {batch} "
@@ -147,9 +150,9 @@ class SiteSums:
         )
 
     def result(self) -> Moments:
-        """Return the moments of all rows; afterwards no rows can be added.
+        """Return the moments of all rows; no rows can be added afterwards.
 
-        Raises NonFiniteError if buffered rows hold NaN or infinity, or if products overflowed.
+        Raises NonFiniteError if a buffered row holds NaN or infinity, or if a product overflowed.
         """
         try:
             self.accumulator.merge_pending()
@@ -168,7 +171,7 @@ class SiteSums:
 
 
 class _NonFiniteRow(Exception):
-    """A buffered row holds NaN or infinity; `row` is its index among all rows of the site."""
+    """Error for a buffered row with NaN or infinity; `row` is its index at the site."""
 
     def __init__(self, row: int) -> None:
         super().__init__(row)
@@ -176,15 +179,15 @@ class _NonFiniteRow(Exception):
 
 
 def _first_non_finite(rows: Tensor) -> int:
-    """Return the index of the first row with NaN or infinity, 0 if all rows are finite."""
+    """Return the index of the first row with NaN or infinity, or 0 if all rows are finite."""
     return int((~torch.isfinite(rows).all(1)).int().argmax())
 
 
 class DeviceAccumulator(Accumulator):
-    """Accumulator with buffered rows and scatter as tensors on one device.
+    """Accumulator that stores buffered rows and the scatter as tensors on one device.
 
-    `update` requires ``in_order=True`` and ``checked=True``. Sums are taken of deviations from the
-    reference point, the mean of the first block of rows.
+    `update` requires ``in_order=True`` and ``checked=True``. The reference point is the mean of the
+    first block of rows; the accumulator sums deviations of the rows from it.
     """
 
     def __init__(self, parameters: Parameters, device: torch.device) -> None:
@@ -216,9 +219,10 @@ class DeviceAccumulator(Accumulator):
     def _merge(self, batch: Batch, block: LabelledRows) -> None:
         """Reduce a block of rows on the device and merge its sums into the state.
 
-        With the mean c of the block, Y = X - c and the matrix C of :func:`_coefficients`, the sums
-        of deviations from the reference point r are C Y + (C 1) (c - r)^T. The host waits once for
-        the device, when it copies the sums.
+        Let X be the block (n, d), c its mean, r the reference point, 1 the vector of ones, and C
+        the matrix of :func:`_coefficients`. The weighted sums of deviations, C (X - 1 r^T), are
+        computed as C Y + (C 1) (c - r)^T with Y = X - 1 c^T. The host waits once for the device,
+        when it copies the sums.
         """
         state, n = batch.state, len(block)
         rows: Tensor = block.rows
@@ -258,7 +262,11 @@ class DeviceAccumulator(Accumulator):
 def _coefficients(
     weight: Float | None, codes: NDArray[np.intp], n_sums: int, values: Float
 ) -> Float:
-    """Return row weights, row weights by class and `values`, as a (1 + n_sums + q, n) matrix."""
+    """Return the (1 + n_sums + q, n) matrix whose product with n rows gives all weighted sums.
+
+    The first row holds the weights of the n rows. Each of the next n_sums rows belongs to one class
+    and holds the weights of the rows of this class, and 0 for other rows. `values` is (q, n).
+    """
     n = codes.shape[1]
     by_class = np.zeros((2 + n_sums, n))
     by_class[0] = 1.0 if weight is None else weight
@@ -267,10 +275,10 @@ def _coefficients(
 
 
 def _check_precision(device: torch.device, rows: int, width: int) -> None:
-    """Raise InputError if a precision mode (TF32, bfloat16) rounds float32 products.
+    """Raise InputError if float32 products are rounded to fewer bits (TF32, bfloat16).
 
-    The test product has the shape of the first panel, because BLAS libraries choose algorithms by
-    shape.
+    The test product has the shape of the product of the first panel, because BLAS libraries choose
+    the algorithm by the shape.
     """
     probe = torch.zeros(rows, width, dtype=torch.float32, device=device)
     probe[0] = 1.0 + 2.0**-12
@@ -288,7 +296,10 @@ def _panel_width(width: int) -> int:
 
 
 class DeviceScatter(Scatter):
-    """Scatter on a device: row panels of the upper triangle; each starts at its diagonal block."""
+    """Scatter on a device, stored as row panels of the upper triangle.
+
+    The first column of each panel is the first column of the panel's diagonal block.
+    """
 
     def __init__(self, width: int, device: torch.device) -> None:
         super().__init__(np.empty((width, 0)), EPS64)
@@ -303,7 +314,10 @@ class DeviceScatter(Scatter):
         return sum(panel.nbytes for panel in self._panels)
 
     def add_block(self, shifted: Any, product: object, vectors: Float, coefficients: Float) -> None:
-        """Add shifted^T shifted + sum_k coefficients[k] vectors[k] vectors[k]^T."""
+        """Add shifted^T shifted + sum_k coefficients[k] vectors[k] vectors[k]^T to the scatter.
+
+        `shifted` (n, d) holds centred rows, multiplied by the square roots of their weights.
+        """
         signed = coefficients[:, None] * vectors
         outer = to_device(torch.from_numpy(np.stack([signed, vectors])), shifted.device)
         for k, panel in enumerate(self._panels):
@@ -324,6 +338,6 @@ class DeviceScatter(Scatter):
             i = k * self._step
             upper[i : i + len(panel), i:] = panel.cpu().numpy()
         scatter = Scatter(upper.T, self.unit_roundoff)
-        # Rounding can make the variance of a constant column negative.
+        # Rounding can make the variance of a constant column negative: replace it by 0.
         np.maximum(scatter.diagonal(), 0.0, out=scatter.diagonal())
         return scatter

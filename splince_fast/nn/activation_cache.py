@@ -1,13 +1,16 @@
-"""Cache of module outputs between two passes, so that a pass can start after a module.
+"""Cache of module outputs, so that a pass over the data need not run the first modules again.
 
-`fit_layers` runs the same batches once per site, and the modules before a fitted site return the
-same outputs in later passes. A cache point is a module that runs before a site, together with the
-siblings that run before the module. The output of the module, without hooks, is cached for each
-batch. In the next pass the module returns the cached output, the siblings are skipped and return
-NaN of the recorded shapes, and hooks and ancestors run as usual. Two checks make the cache safe for
-any model. A cache point is used only if, on the first batch, the activations at the next site are
-equal with and without the cache. On other batches, a module that reads the output of a skipped
-module receives NaN; `fit_layers` then repeats the pass without the cache.
+`fit_layers` runs the same batches once per site. The modules that run before a fitted site return
+the same outputs in all later passes. A cache point is one of these modules, together with its
+earlier siblings: the modules with the same parent that run before it. One pass caches the output of
+the module for each batch, before hooks change the output. In the next pass the module returns the
+cached output. The earlier siblings are skipped: each returns NaN in the shapes of its output. All
+hooks, and the ancestors of the module, run as usual.
+
+Two checks make the cache safe for any model. First, a cache point is used only if the activations
+at the next site, on the first batch, are the same with and without the cache. Second, a module that
+reads the output of a skipped module receives NaN. If NaN reaches the site in a later batch,
+`fit_layers` repeats the pass without the cache.
 """
 
 from __future__ import annotations
@@ -33,9 +36,9 @@ from splince_fast.nn.spec import Placement
 Call = Callable[[], object]
 Candidate = tuple["CachePoint", "ActivationCache"]
 
-# Fraction of the free memory of a device that the cache may use by default.
+# Default size limit of the cache, as a fraction of the free memory of the device.
 _MEMORY_FRACTION = 0.25
-# Integer dtype by item size in bytes, to read the bits of floats.
+# Integer dtypes that read the bits of floats, by item size in bytes.
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -49,9 +52,11 @@ class CachePoint:
 
 @dataclass
 class _ModuleRun:
-    """Start and end of a module in a trace, number of calls, and whether its output is cacheable.
+    """Record of the calls of one module in a trace.
 
-    Times count the module calls that have ended.
+    `start` is the time at the start of the first call, and `stop` the time at the end of the last
+    call. The time is the number of calls, of any module, that have ended. `cacheable` is whether
+    all outputs of the module can be cached.
     """
 
     start: int
@@ -62,7 +67,7 @@ class _ModuleRun:
 
 @dataclass
 class Trace:
-    """Order in which modules and sites run in one batch.
+    """Order in which the modules and the sites of a model run on one batch.
 
     Attributes
     ----------
@@ -76,7 +81,7 @@ class Trace:
     calls: dict[str, int] = field(default_factory=dict)
     _start: dict[str, int] = field(default_factory=dict)  # time of the first call, by site
     _checksums: dict[str, tuple[Tensor, Tensor] | None] = field(default_factory=dict)
-    _runs: dict[int, _ModuleRun] = field(default_factory=dict)  # by id of the module
+    _runs: dict[int, _ModuleRun] = field(default_factory=dict)  # runs by id of the module
 
     @classmethod
     def of(
@@ -104,7 +109,7 @@ class Trace:
 
         with ExitStack() as stack:
             for module in model.modules():
-                if isinstance(module, torch.jit.ScriptModule):  # does not support hooks
+                if isinstance(module, torch.jit.ScriptModule):  # ScriptModules take no hooks
                     continue
                 stack.callback(module.register_forward_pre_hook(enter).remove)
                 stack.callback(module.register_forward_hook(leave).remove)
@@ -115,14 +120,17 @@ class Trace:
         return trace
 
     def matches(self, name: str, value: Tensor) -> bool:
-        """Return whether a tensor has the checksums of the first activations at a site."""
+        """Return whether a tensor has the checksums of the traced activations at a site.
+
+        If a site ran several times in the trace, the activations of the first call count.
+        """
         expected, checksums = self._checksums[name], _checksums(value)
         if expected is None or checksums is None:
             return False
         return all(torch.equal(a, b) for a, b in zip(expected, checksums, strict=True))
 
     def cache_points(self, modules: Mapping[str, Module], name: str) -> list[CachePoint]:
-        """Return the cache points before a site; those that save most module calls come first."""
+        """Return the cache points before a site, in descending order of saved module calls."""
         points = []
         parts = name.split(".")
         for depth in range(len(parts), 0, -1):
@@ -155,7 +163,7 @@ class _CachedOutput:
     point: CachePoint
     output: object
     nbytes: int
-    versions: list[int]  # version counters of the tensors when the output was stored
+    versions: list[int]  # version counters of the tensors at the time of caching
 
     @property
     def unchanged(self) -> bool:
@@ -166,14 +174,14 @@ class _CachedOutput:
 class ActivationCache:
     """Cached outputs, at most one per batch, with a total size of at most `limit` bytes.
 
-    Batches without a cached output run from the start of the model.
+    For a batch without a cached output, all modules run.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.nbytes = 0
-        self._outputs: dict[int, _CachedOutput] = {}  # by batch
-        self._placeholders: dict[tuple[int, int], Any] = {}  # by batch and module
+        self._outputs: dict[int, _CachedOutput] = {}  # by index of the batch
+        self._placeholders: dict[tuple[int, int], Any] = {}  # by batch and id of the module
         self._batch = 0
 
     def number_batches(self, batches: Iterable[object]) -> Iterator[Any]:
@@ -183,7 +191,10 @@ class ActivationCache:
 
     @contextmanager
     def one_pass(self, start: CachePoint | None, store: CachePoint | None) -> Iterator[None]:
-        """Read cached outputs of `start` and cache outputs of `store` inside a ``with`` block."""
+        """Use the cached outputs of `start`, and cache the outputs of `store`.
+
+        Both apply to the calls of the model inside the ``with`` block.
+        """
         points = [point for point in (start, store) if point is not None]
         modules = {id(m): m for point in points for m in (*point.skipped, point.module)}
         forwards = [(module, module.__dict__.get("forward")) for module in modules.values()]
@@ -199,7 +210,11 @@ class ActivationCache:
                     del module.forward
 
     def _forward(self, module: Module, start: CachePoint | None, store: CachePoint | None) -> Call:
-        """Return the forward function of a module for one pass."""
+        """Return the function that replaces the forward method of a module during one pass.
+
+        If the output of `start` is cached for the batch, the function returns this output for the
+        module of `start`, and NaN for a skipped module. Otherwise it runs the module.
+        """
         original = module.forward
         is_start = start is not None and module is start.module
         is_skipped = start is not None and any(module is other for other in start.skipped)
@@ -219,7 +234,10 @@ class ActivationCache:
         return forward
 
     def _store(self, point: CachePoint, output: object) -> None:
-        """Replace the cached output of the batch; only remove it if the new output does not fit."""
+        """Replace the cached output of the current batch by a new output.
+
+        If the new output is too large or cannot be cached, the batch has no cached output.
+        """
         tensors = _tensors(output)
         previous = self._outputs.pop(self._batch, None)
         if previous is not None:
@@ -234,7 +252,7 @@ class ActivationCache:
 
 
 def _placeholder(output: Any) -> Any:
-    """Return an output of the same shapes that holds NaN, as expanded views of one number."""
+    """Return a copy of an output with NaN as every entry; each tensor stores a single number."""
     if isinstance(output, Tensor):
         return output.new_full((), torch.nan).expand(output.shape)
     return None if output is None else type(output)(map(_placeholder, output))
@@ -250,7 +268,7 @@ def cache_limit(memory: int | None, device: torch.device) -> int:
 
 
 def _tensors(output: Any) -> list[Tensor] | None:
-    """Return the tensors of an output; None if the output holds other values than float tensors."""
+    """Return the tensors of an output; None if a value is neither a tensor of floats nor None."""
     if output is None:
         return []
     if type(output) is Tensor:
@@ -262,7 +280,10 @@ def _tensors(output: Any) -> list[Tensor] | None:
 
 
 def _checksums(x: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return the row and column sums of the bits of a plain tensor; None for other tensors."""
+    """Return column and row sums of the bits of a tensor, read as integers.
+
+    Returns None for scalars and for subclasses of Tensor.
+    """
     if type(x) is not Tensor or x.ndim == 0:
         return None
     bits = x.detach().contiguous().view(_BITS[x.dtype.itemsize]).reshape(-1, x.shape[-1])
@@ -280,19 +301,21 @@ def choose_cache_points(
     placement: Placement,
     limit: int,
 ) -> list[CachePoint | None]:
-    """Return the cache point of each pass but the first; None if no candidate is valid.
+    """Return, for the pass of each site but the first, the cache point at which the pass starts.
 
-    The pass of each site runs on one batch, from the cache point of the previous pass. A cache
-    point is valid if the activations at the site have the checksums of the trace.
+    The candidates for a pass are tried on one batch. The first candidate that reproduces the traced
+    activations at the site is chosen. An entry is None if no candidate does: the pass then runs all
+    modules.
     """
     modules = sites.named_modules(model)
 
     def reproduces(
         name: str, candidate: Candidate | None, next_candidates: Sequence[Candidate]
     ) -> bool:
-        """Return whether a pass from a candidate reproduces the traced activations at a site.
+        """Return whether a pass that starts at `candidate` reproduces the traced activations.
 
-        The pass also fills the caches of the next candidates.
+        `name` is the site. The pass also fills the caches of `next_candidates`, the candidates for
+        the pass of the next site.
         """
         results = []
 
@@ -322,7 +345,7 @@ def choose_cache_points(
             try:
                 if reproduces(name, candidate, next_candidates):
                     break
-            except Exception:  # a model that receives NaN may raise any error
+            except Exception:  # modules that receive NaN may raise any error
                 if candidate is None:
                     raise
         points.append(None if candidate is None else candidate[0])

@@ -1,13 +1,15 @@
 """Token selection of each call of a model, computed from the arguments of the call.
 
-A tensor (B, T, d) at a site does not show which rows are padding or, during decoding with a cache,
-which positions the rows have. The arguments of the call show both: `attention_mask`, `input_ids`,
-the cache and `position_ids`. The ancestors of a site are the modules that contain it. Hooks on the
-model, and on ancestors that take `input_ids`, compute the selection once per call, for all sites.
+The activations (B, T, d) at a site do not show which tokens are padding. During decoding with a
+cache, the activations do not show the positions of the tokens either. The arguments of the call
+show both: `attention_mask`, `input_ids`, the cache and `position_ids`. The ancestors of a site are
+the modules that contain the site. Hooks on the model, and on ancestors that take `input_ids`,
+compute the selection once per call, for all sites.
 
-Gradient checkpointing runs ancestors again in the backward pass, outside of a call of the model.
-The selection is then looked up by the memory address of the input of the ancestor, which the
-checkpoint keeps. The hooks for this lookup are added in the first call that records gradients.
+Gradient checkpointing runs ancestors of a site again in the backward pass, outside of a call of the
+model. Hooks on these ancestors then look up the selection by the memory address of the ancestor's
+input, because checkpointing keeps this tensor. The hooks for the lookup are added in the first call
+that records gradients and needs a mask.
 """
 
 from __future__ import annotations
@@ -33,11 +35,11 @@ from splince_fast.nn.tokens import ALL_ROWS, Selection, TokenRule, parameters_of
 
 
 class _ThreadState(threading.local):
-    """The running calls of one thread."""
+    """Modules that are running in one thread."""
 
     def __init__(self) -> None:
-        # Running modules with their selections; None if a backward pass runs a module of an unknown
-        # call.
+        # Running modules with their selections, innermost module last. A selection is None if the
+        # call to which the module belongs is unknown.
         self.stack: list[tuple[Module, Selection | None]] = []
         self.store_inputs = False
 
@@ -46,7 +48,7 @@ _lock = threading.Lock()  # guards the hooks of ancestors and the stored inputs
 
 
 class CallSelections:
-    """Token selections of the running calls, per thread.
+    """Token selections of the running calls of a model, separate for each thread.
 
     Attributes
     ----------
@@ -61,11 +63,11 @@ class CallSelections:
         self.token_rule = token_rule
         self.n_calls = 0
         self.ran_compiled = False
-        # Compiled code reads this linked list of selections, innermost call first.
+        # Selections of the running calls for compiled code: a linked list, innermost call first.
         self._compiled_stack: tuple[Selection, Any] | None = None
-        self._checkpointed = False  # whether a call that records gradients needed a mask
+        self._checkpointed = False  # whether any call recorded gradients and needed a mask
         self._thread = _ThreadState()
-        self._by_input: dict[int, tuple[StorageWeakRef, Selection]] = {}  # by memory address
+        self._by_input: dict[int, tuple[StorageWeakRef, Selection]] = {}  # by address of the input
         self._handles: list[RemovableHandle] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -79,9 +81,10 @@ class CallSelections:
     # -- for sites -------------------------------------------------------------------------
 
     def current(self, name: str) -> Selection:
-        """Return the selection of the running call; errors name the site `name`.
+        """Return the selection of the running call; error messages name the site `name`.
 
-        Outside of a call all rows are selected; raises SiteError if the rule needs a call.
+        Outside of a call, returns the selection of all rows, or raises SiteError if the token rule
+        needs the arguments of a call.
         """
         selection = self._current()
         if selection is not None:
@@ -108,9 +111,10 @@ class CallSelections:
     # -- hooks -----------------------------------------------------------------------------
 
     def attach(self, model: Module, names: Iterable[str]) -> None:
-        """Add the hooks to a model for the sites `names`."""
+        """Add hooks to a model and to ancestors of the sites `names`."""
         ancestors = sorted({"", *(ancestor for name in names for ancestor in prefixes(name))})
-        # The model, the model inside a wrapper, and nested modules that take tokens.
+        # A selection is computed by the model and by each ancestor that takes tokens, such as the
+        # model inside a wrapper.
         entries = [
             (name, module)
             for raw_name, module in model.named_modules(remove_duplicate=False)
@@ -125,7 +129,7 @@ class CallSelections:
             self._hook(module, enter, self.leave_call)
 
     def detach(self) -> None:
-        """Remove the hooks."""
+        """Remove all hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -137,7 +141,10 @@ class CallSelections:
         ]
 
     def attach_parts(self, module: Module, parts: Iterable[str]) -> None:
-        """Add hooks to the submodules `parts` of a module, which contain sites, once each."""
+        """Add hooks to the submodules `parts` of a module, unless they already have the hooks.
+
+        `parts` are names, relative to the module, of ancestors of sites.
+        """
         modules = named_modules(module)
         with _lock:
             for part in filter(None, map(modules.get, parts)):
@@ -147,8 +154,8 @@ class CallSelections:
     def enter_call(self, module: Module, arguments: Mapping[str, object], hook: EnterCall) -> None:
         """Select the tokens of a call, and make it the running call."""
         has_tokens = any(arguments.get(key) is not None for key in ("input_ids", "inputs_embeds"))
-        # A call of the root has no outer call, although the stack may still hold an interrupted
-        # call (KeyboardInterrupt).
+        # A call of the model has no outer call: an entry on the stack is then the remainder of a
+        # call that a KeyboardInterrupt ended.
         outer = None if hook.is_root else self._current()
         if outer is not None and not has_tokens:
             selection = outer
@@ -161,8 +168,8 @@ class CallSelections:
         if hook.is_root:
             self._thread.store_inputs = False
         if torch.is_grad_enabled() and (selection.mask is not None or selection.error):
-            # Inputs are stored during the whole call, also while gradients are disabled:
-            # reentrant checkpoints run a module without gradients.
+            # Inputs are stored until the call ends, even while gradients are disabled, because
+            # reentrant checkpoints disable gradients when they first run a module.
             self._checkpointed = self._thread.store_inputs = True
             with _lock:
                 self._by_input = {k: v for k, v in self._by_input.items() if not v[0].expired()}
@@ -171,7 +178,11 @@ class CallSelections:
                 hook.parts = ()
 
     def enter_part(self, module: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Store the selection by the address of the input; a backward pass looks it up."""
+        """Store the selection of the running call by the memory address of a module's input.
+
+        In a backward pass, look up the stored selection. In both cases the module becomes the
+        innermost running module.
+        """
         if torch.compiler.is_compiling():
             return
         selection = self._current()
@@ -186,16 +197,19 @@ class CallSelections:
                 self._by_input[tensor.data_ptr()] = (reference, selection)
         self._thread.stack.append((module, selection))
 
-    # The following hooks run after errors, too.
+    # `leave_call` and `leave` also run if the module raises an error (always_call=True).
 
     def leave_call(self, module: Module, args: object, output: object) -> None:
-        """Remove a call of the model, or of a module that takes tokens, from the running calls."""
+        """End a call of the model, or of an ancestor that takes tokens."""
         if self._compiled_stack is not None:
             self._compiled_stack = self._compiled_stack[1]
         self.leave(module, args, output)
 
     def leave(self, module: Module, args: object, output: object) -> None:
-        """Remove a module from the running calls, unless its hooks were added during its call."""
+        """Remove a module from the running modules if it is the innermost one.
+
+        A running module is not recorded if its hooks were added during its call.
+        """
         if not torch.compiler.is_compiling():
             stack = self._thread.stack
             if stack and stack[-1][0] is module:
@@ -203,10 +217,10 @@ class CallSelections:
 
 
 class EnterCall:
-    """Pre-hook of the model, and of ancestors of a site that take tokens.
+    """Pre-hook of the model, and of each ancestor of a site that takes tokens.
 
-    `parameters` are the parameter names of the forward method of the module; `parts` are the names,
-    relative to the module, of ancestors of sites inside the module.
+    `parameters` are the parameter names of the module's forward method. `parts` are the names,
+    relative to the module, of the other ancestors of sites inside the module.
     """
 
     def __init__(
@@ -223,7 +237,8 @@ class EnterCall:
     def __call__(self, module: Module, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
         compiling = torch.compiler.is_compiling()
         if self.is_root:
-            if compiling:  # torch.compile guards on counters: each call would compile again
+            # Compiled code treats a counter as a constant: each call would compile again.
+            if compiling:
                 self.selections.ran_compiled = True
             else:
                 self.selections.n_calls += 1

@@ -114,7 +114,7 @@ class Collected(BySite):
     def _fit(
         self, method: Any, erase: Any, keep: Any, options: Mapping[str, object]
     ) -> list[tuple[Site, Projection]]:
-        """Fit an eraser per site; the erasers of heads become one block-diagonal eraser."""
+        """Fit one eraser per site; for sites with heads, a block-diagonal eraser of all heads."""
         fitted = [
             (site, fit_site(site.name, self[site.name], method, erase, keep, options))
             for site in self._sites
@@ -135,7 +135,7 @@ class Collected(BySite):
     # -- algebra ---------------------------------------------------------------------------
 
     def __add__(self, other: Collected) -> Collected:
-        """Return the moments of the rows of both collections, for instance from two workers."""
+        """Return the moments of the rows of two collections, for instance from two workers."""
         if not isinstance(other, Collected):
             raise InputError(f"Collected adds to Collected, not to {type(other).__name__}")
         self._check_compatible(other._description())
@@ -148,7 +148,7 @@ class Collected(BySite):
         )
 
     def _description(self) -> tuple[object, ...]:
-        """Return the fields that must be equal in both terms of a sum."""
+        """Return the fields that must be equal in two collections that are added."""
         names = sorted((site.name, site.module_class) for site in self._sites)
         return names, self._recipe.to_dict()
 
@@ -292,6 +292,6 @@ class Collected(BySite):
 
 
 def _merged(first: Site, second: Site) -> Site:
-    """Merge the records of one site from two collections."""
+    """Return the record of one site for the sum of two collections."""
     width = first.width or second.width
     return replace(first, width=width, calls=first.calls + second.calls)

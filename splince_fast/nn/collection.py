@@ -34,15 +34,15 @@ Labels = str | list[str] | tuple[str, ...] | Callable[[Any], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class SelectedRows:
-    """Indices and labels of the rows that one call selects, shared by sites of equal shape."""
+    """Indices and labels of the rows that one call selects, shared by all sites of equal shape."""
 
     labels: RowLabels
-    index: Tensor | None  # row indices at a site, on the host; None for all rows
+    index: Tensor | None  # indices of the rows, on the host; None for all rows
     n_sequences: int
     _copies: dict[torch.device, Tensor] = field(default_factory=dict)
 
     def select(self, flat: Tensor) -> Tensor:
-        """Return the selected rows of a tensor (n, d); the index is copied to each device once."""
+        """Return the selected rows of a tensor (n, d)."""
         if self.index is None:
             return flat
         index = self._copies.get(flat.device)
@@ -96,9 +96,9 @@ class Collector:
         self.n_batches = self.n_sequences = 0
         self._work = Workspace()
         self._may_stop = False  # whether a call may end after the last site
-        # State of the current batch:
+        # The attributes below are the state of the current batch.
         self._batch_labels: dict[str, object] = {}
-        self._selected: dict[object, SelectedRows] = {}  # by selection and shape
+        self._selected: dict[object, SelectedRows] = {}  # by mask and shape of the rows
         self._reached: set[str] = set()
         self._stopped = False
 
@@ -176,14 +176,15 @@ class Collector:
             for name, module in self.modules.items():
                 add = partial(self.add, name)
                 stack.callback(sites.add_hook(name, module, self.placement.side, add).remove)
-            # Attached last: if a site itself takes tokens, its own hook runs before its call ends.
+            # The selections attach their hooks last: a module that takes tokens may itself be a
+            # site, and the hook of the site must run before the call of the module ends.
             stack.callback(self.selections.detach)
             self.selections.attach(model, self.modules)
             yield
 
     @contextmanager
     def one_batch(self, batch: object) -> Iterator[None]:
-        """Prepare for a batch, which runs inside the ``with`` block."""
+        """Prepare the collector for a batch; the model runs on it inside the ``with`` block."""
         self._batch_labels = read_labels(batch, self.labels)
         self._selected, self._reached, self._stopped = {}, set(), False
         before = dict(self.calls)
@@ -240,7 +241,10 @@ class Collector:
     def _index(
         self, shape: tuple[int, ...], mask: Tensor | None, selection: Selection
     ) -> SelectedRows:
-        """Return indices and labels of the selected rows; for the rule "mean", of the sequences."""
+        """Return indices and labels of the selected rows of a tensor with the given `shape`.
+
+        For the rule "mean", the rows are the means of the sequences: one row per sequence.
+        """
         if selection.rule == "mean":
             shape, mask = shape[:1], None if mask is None else mask.any(1)
         index = None if mask is None else mask.cpu().reshape(-1).nonzero().squeeze(1)
@@ -259,12 +263,12 @@ class Collector:
         return SelectedRows(labels, index, int(np.count_nonzero(counts)))
 
     def _keys(self, name: str) -> list[str]:
-        """Return the keys of a site in `sums`: the site, or one key per head."""
+        """Return the keys of a site in `sums`: the name of the site, or one key per head."""
         heads = self.placement.heads
         return [name] if heads is None else [f"{name}[{i}]" for i in range(heads)]
 
     def _sums_of(self, name: str, rows: Tensor) -> SiteSums:
-        """Return the sums of a site or head, which are created on first use."""
+        """Return the sums of a site or head; create them on first use."""
         sums = self.sums.get(name)
         if sums is None:
             device = accumulation_device(rows.device if self.device is None else self.device)
@@ -288,14 +292,14 @@ class Collector:
             )
 
     def _result(self) -> Collected:
-        """Return the moments of all sites, and empty `sums`."""
+        """Return the moments of all sites, and remove the sums."""
         self.check_called()
         collected, moments = [], {}
         for name, width in self.widths.items():
             keys, kind = self._keys(name), type(self.modules[name]).__name__
             for key in keys:
                 sums = self.sums.pop(key, None)
-                moments[key] = (  # no sums if no token was selected
+                moments[key] = (  # a site without selected tokens has no sums
                     Moments(kinds=self.parameters.kinds, joint=self.parameters.joint)
                     if sums is None
                     else sums.result()
@@ -319,7 +323,7 @@ def _device(device: Any) -> torch.device:
 
 
 def _means(rows: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mean over the selected tokens of each sequence, 0 without selected tokens."""
+    """Return the mean over the selected tokens of each sequence; 0 if no token is selected."""
     wide = rows.to(torch.float64 if rows.dtype == torch.float64 else torch.float32)
     if mask is None:
         return wide.reshape(len(rows), -1, rows.shape[-1]).mean(1)
@@ -331,7 +335,7 @@ def _means(rows: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def label_keys(labels: Labels) -> tuple[str, ...]:
-    """Return the keys of the labels in a batch; label entries are not passed to the model."""
+    """Return the keys of a batch that hold labels and are not passed to the model."""
     if callable(labels):
         return ()
     return as_names(labels, "labels")
@@ -380,7 +384,8 @@ def _label_rows(
         array.ndim >= 1
         and array.shape[0] == shape[0]
         and array.shape[1:] != shape[1:]
-        # An integer matrix with the wrong number of columns is taken as token labels.
+        # An integer matrix with another number of columns than tokens is an error, because it is
+        # most likely meant as one label per token.
         and not (array.ndim == 2 and len(shape) == 2 and array.dtype.kind in "iub")
     )
     if not per_token and not per_sequence:

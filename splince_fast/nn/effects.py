@@ -34,7 +34,7 @@ from splince_fast.nn.erasers import read_erasers
 from splince_fast.nn.installed import install
 from splince_fast.nn.tokens import TokenRule
 
-# Indices of the activations without and with erasers.
+# Phases of a batch: the index 0 is the run without erasers, 1 the run with erasers.
 _BEFORE, _AFTER = 0, 1
 _COLOURS = {"erased": "#D55E00", "kept": "#0072B2"}
 
@@ -262,15 +262,16 @@ def _plain(value: object) -> object:
 # -- rows ----------------------------------------------------------------------------------
 
 
-# Keys of the columns of a sample that do not hold labels.
+# Keys of three columns of a sample: random keys, rows and sequences. All others hold labels.
 _KEYS, _ROWS, _SEQUENCE = object(), object(), object()
 
 
 class _RowSample:
-    """Random sample of the rows of one site, float32 on the host, with labels.
+    """Random sample of the rows of one site, with labels; in float32 on the host.
 
-    The rows with the smallest random keys are kept. The key of a row depends on the batch and the
-    position of the row only, so that all sites sample the same rows, without and with erasers.
+    Each row has a random key, and the rows with the smallest keys are kept. The key depends only on
+    `random_state`, the batch, the number of selected rows and the position of the row. Therefore
+    all sites with the same selection sample the same rows, without and with erasers.
     """
 
     def __init__(self, width: int, max_rows: int, random_state: int) -> None:
@@ -298,7 +299,10 @@ class _RowSample:
             self._max_key = float(self._parts[0][_KEYS].max())
 
     def columns(self) -> dict[Any, NDArray[Any]]:
-        """Return rows, sequences and labels of the sample, in the order of the data."""
+        """Return the columns of the sample: random keys, rows, sequences and labels.
+
+        Rows are in the order of the data.
+        """
         joined = {k: np.concatenate([p[k] for p in self._parts]) for k in self._parts[0]}
         if self._n <= self._max_rows:
             return joined
@@ -307,7 +311,7 @@ class _RowSample:
 
 
 def _label_column(column: Encoded) -> NDArray[np.generic]:
-    """Return the labels of rows: class names or numbers, None or NaN for missing labels."""
+    """Return the labels of rows: class names (None if missing) or numbers (NaN if missing)."""
     if isinstance(column, ClassCodes):
         names = np.empty(len(column.classes) + 1, object)
         names[:-1] = list(map(repr, column.classes))
@@ -320,7 +324,7 @@ def _label_column(column: Encoded) -> NDArray[np.generic]:
 
 @dataclass(eq=False)
 class _SampleCollector(Collector):
-    """Collector that samples rows; `phase` tells whether erasers are disabled or active."""
+    """Collector that samples rows; `phase` says whether the erasers are disabled or active."""
 
     max_rows: int = 2000
     random_state: int = 0
@@ -364,8 +368,8 @@ def effect(
     """Measure a model on held-out data without and with erasers, in one pass over the data.
 
     Each batch runs twice. At each site, linear probes of the erased and of the kept variables are
-    evaluated by five-fold cross-validation on these rows, and the activations before and after are
-    compared row by row.
+    evaluated by five-fold cross-validation on sampled rows of these data, and the activations
+    without and with erasers are compared row by row.
 
     Parameters
     ----------
@@ -498,12 +502,16 @@ def _run(
     forward: Callable[[Any, Any], Any] | None,
     progress: bool | None,
 ) -> tuple[float, float] | None:
-    """Run each batch without and with erasers; return both mean losses, None without a loss."""
+    """Run each batch without and with erasers, and return the mean loss of each run.
+
+    Returns None if the model has no loss.
+    """
     device, keys = running.device_of(model), label_keys(collector.labels)
     totals, weights = np.zeros(2), np.zeros(2)
     with (
         install(model, erasers, tokens=tokens) as installed,
-        collector.attached(model),  # after the erasers, to receive erased activations
+        # The hooks of the collector follow those of the erasers, to receive erased activations.
+        collector.attached(model),
         running.evaluating(model),
         Progress(unit="sequences", show=progress) as bar,
     ):
@@ -535,7 +543,7 @@ def _run(
 def _next_token_loss(model: Module, batch: Any, output: Any) -> tuple[float, float]:
     """Return the summed cross-entropy of the next tokens, and the number of these tokens.
 
-    Both are 0 for models that do not generate text from ``input_ids``.
+    Returns (0, 0) for models that do not generate text from ``input_ids``.
     """
     ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
     logits = getattr(output, "logits", None)
@@ -580,7 +588,8 @@ def _site_effect(
     group_index = np.unique(group_labels, axis=0, return_inverse=True)[1].reshape(-1)
     probes = []
     for variable, role in roles.items():
-        with warnings.catch_warnings():  # `kinds` applied when the batches were read
+        # The labels were encoded when the batches were read, with this warning where it applied.
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore", WholeNumbersWarning)
             results = [
                 leakage(values, before[variable], probes=("linear",), groups=group_index,

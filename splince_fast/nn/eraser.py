@@ -1,4 +1,4 @@
-"""Eraser as a torch module, with arithmetic in at least float32 for all dtypes of a model."""
+"""Torch module of an eraser, which computes in at least float32 for every dtype of a model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from splince_fast.projection import Projection
 
 
 def check_projection(value: object) -> None:
-    """Raise InputError unless `value` is a Projection; erasers that need labels are not."""
+    """Raise InputError unless `value` is a Projection; an eraser that needs labels is not one."""
     if isinstance(value, Projection):
         return
     kinds = getattr(value, "label_kinds", {})
@@ -103,7 +103,7 @@ class Eraser(torch.nn.Module):  # type: ignore[misc]
             t.detach().to("cpu", torch.float64).numpy()
             for t in (self.left, self.right, -self.neg_bias)
         )
-        mean = np.linalg.pinv(right) @ bias  # fixed point of least norm
+        mean = np.linalg.pinv(right) @ bias  # solution of right mean = bias with least norm
         return Projection._make(left.copy(), right.copy(), mean, bias.copy(), "Eraser")
 
     def extra_repr(self) -> str:
@@ -153,7 +153,7 @@ class Eraser(torch.nn.Module):  # type: ignore[misc]
             return result.reshape(x.shape).to(x.dtype)
 
     def _distributed(self, x: Tensor) -> Tensor:
-        """Erase the local part of a DTensor."""
+        """Erase the local part of a DTensor, and return a DTensor with the same placements."""
         last = x.ndim - 1
         for placement in x.placements:
             if placement.is_partial() or placement.is_shard(last) or placement.is_shard(-1):
@@ -169,7 +169,7 @@ class Eraser(torch.nn.Module):  # type: ignore[misc]
     # -- dtype and rank --------------------------------------------------------------------
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Eraser:
-        """Apply `fn` to the buffers, and undo changes of dtype."""
+        """Apply `fn`, a conversion of tensors, to the buffers, but keep their dtype."""
         originals = dict(self._buffers)
         super()._apply(fn, recurse)
         for name, old in originals.items():
@@ -181,7 +181,7 @@ class Eraser(torch.nn.Module):  # type: ignore[misc]
     def _load_from_state_dict(
         self, state_dict: dict[str, Tensor], prefix: str, *rest: object, **options: object
     ) -> None:
-        """Load a state dict; factors of another rank replace the buffers."""
+        """Load a state dict; the buffers are first resized to the rank of the loaded factors."""
         for name in ("left", "right", "neg_bias"):
             new, old = state_dict.get(prefix + name), self._buffers[name]
             if new is not None and new.shape != old.shape and new.shape[1:] == old.shape[1:]:

@@ -74,9 +74,10 @@ class Erasers(BySite):
         return self._recipe.applied
 
     def _check_tokens(self, tokens: object) -> None:
-        """Warn if `tokens` differ from the tokens that the erasers changed in the fit.
+        """Warn if `tokens` differ from the tokens that the erasers changed during the fit.
 
-        Files do not store functions: no warning is given for a rule that was a function.
+        If the rule of the fit was a function, erasers from a file give no warning, because files do
+        not store functions.
         """
         fitted = self.apply_to
         if self.sequential and len(self) > 1 and tokens != fitted and fitted != "a function":
@@ -118,9 +119,10 @@ class Erasers(BySite):
 
 
 def read_erasers(erasers: Any) -> tuple[Mapping[Any, Any], CollectionSpec]:
-    """Return erasers by site, from a file or a mapping, and the specification of the collection.
+    """Return erasers by site, and the specification of their collection, from a file or a mapping.
 
-    For a mapping that is not `Erasers`, the token rule is None. Raises InputError for other types.
+    For a mapping that is not `Erasers`, the specification has default values and the token rule
+    None. Raises InputError for other types.
     """
     if isinstance(erasers, str | os.PathLike):
         erasers = Erasers.load(erasers)

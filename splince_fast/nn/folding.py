@@ -1,9 +1,10 @@
 """Merging of erasers into weights, with a verification on an example.
 
-The eraser ``P x + offset`` of a site can be folded if only linear layers read the output of the
-site: each layer ``W x + b`` becomes ``(W P) x + (b + W offset)``. A site that is itself a linear
-layer becomes ``(P W) x + (P b + offset)``; the rows of an embedding are erased. Other operations,
-such as a residual connection, may read the output, too. Therefore the outputs of the folded model
+Let ``P x + offset`` be the eraser of a site. If only linear layers read the output of the site, the
+eraser is folded into these layers: each layer ``W x + b`` becomes ``(W P) x + (b + W offset)``. If
+the site is itself a linear layer ``W x + b``, it becomes ``(P W) x + (P b + offset)``. If the site
+is an embedding, the eraser is applied to each embedding vector. Other operations, such as a
+residual connection, may also read the output of a site. Therefore the outputs of the folded model
 are compared with the outputs of the model with hooks, and the fold is undone if the outputs differ.
 """
 
@@ -38,7 +39,8 @@ from splince_fast.nn.verification import (
 )
 from splince_fast.projection import Projection
 
-# Layers to change for a site: "in" for layers that read the site, "out" for the site itself.
+# Layers to change for a site, with their roles: "in" for a layer that reads the erased activations,
+# "out" for a layer that returns them.
 Changes = list[tuple[Layer, str]]
 
 # Largest difference between the folded and the hooked model that counts as rounding error in 32
@@ -58,16 +60,16 @@ class Folded:
         Names of the layers whose weights changed, by site.
     difference : float
         Largest difference between the outputs of the folded model and of the model with hooks, on
-        the example and relative to the range of an output. The hooks erase all tokens and leave out
-        dropped means.
+        the example and relative to the range of an output. These hooks erase all tokens, and they
+        leave out the means that the fold leaves out (``bias="drop"``).
     from_installed : float or None
         Largest difference between the outputs of the folded model and of ``install(model,
         erasers)``, which may select tokens and keeps all means; relative to the range of an output,
         and over attended tokens if the example has an attention mask. None if `install` needs
         `tokens`, or arguments that the example does not have.
     shift : dict of str to float
-        Norm, by site, of the vector that ``bias="drop"`` leaves out of the output of a layer, the
-        largest over the layers of the site; 0 if no mean was dropped.
+        Norm of the vector that ``bias="drop"`` leaves out of the output of a layer, by site: the
+        largest norm of all changed layers of the site, or 0 if no mean was dropped.
     untied : tuple of str
         Names of the layers whose weights were tied to weights of other layers before the fold.
     """
@@ -99,7 +101,7 @@ class Folded:
 def _readers(
     model: Module, example: Any, site_modules: Mapping[str, Module]
 ) -> dict[str, list[str]]:
-    """Return the names of the innermost modules that read the output of each site, by site."""
+    """Return, by site, the names of the innermost modules that read the output of the site."""
     modules = sites.named_modules(model)
     ran: set[str] = set()
     outputs: dict[str, Tensor] = {}
@@ -120,11 +122,12 @@ def _readers(
             hook = partial(store_output, name)
             stack.callback(module.register_forward_hook(hook, prepend=True).remove)
         for name, module in modules.items():
-            if name and not isinstance(module, torch.jit.ScriptModule):  # does not support hooks
+            if name and not isinstance(module, torch.jit.ScriptModule):  # scripts take no hooks
                 hook = partial(find_readers, name)
                 stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
         outputs_of(model, example)
-    # A module is innermost if no submodule runs; submodules of quantised layers hold weights only.
+    # A module is innermost if none of its submodules ran. A quantised layer may be innermost: its
+    # submodules hold weights and do not run.
     parents = {name[:i] for name in ran for i, letter in enumerate(name) if letter == "."}
     return {site: [n for n in names if n not in parents] for site, names in readers.items()}
 
@@ -152,10 +155,10 @@ def fold(
         Must be "all" if the erasers are for other tokens: folded weights erase at every token,
         because weights do not depend on positions.
     bias : {"error", "add", "drop"}
-        Action if the mean needs a bias that a layer lacks: raise an error; add a bias, which
-        ``from_pretrained`` drops if the configuration of the model has no bias; or drop the mean.
-        Without the mean, erasing is equally exact at this site, but the output is shifted, which
-        changes the activations at later sites: for several sites use
+        Action if a layer lacks the bias that the mean of an eraser needs. "error" raises an error.
+        "add" adds a bias, which ``from_pretrained`` drops if the configuration of the model has no
+        bias. "drop" leaves the mean out: the concept is erased as exactly at this site, but the
+        output is shifted, which changes the activations at later sites. For several sites use
         ``fit_layers(..., bias="drop")``, whose erasers need no bias.
 
     Returns
@@ -288,8 +291,9 @@ def _changes(
 ) -> dict[str, Changes]:
     """Return the layers to change, by site.
 
-    `readers` names the modules that read the output of each site; None if the sites are inputs.
-    Raises FoldError if a site has no layer to change, or if a reader is not linear.
+    `readers` names the modules that read the output of each site, or is None if the erasers apply
+    to the inputs of the sites. Raises FoldError if a site has no layer to change, or if a reader is
+    not linear.
     """
     modules = sites.named_modules(model)
     count = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
@@ -335,7 +339,10 @@ def _changes(
 
 
 def _layers_without_bias(changes: Changes, projection: Projection) -> list[str]:
-    """Return the names of layers without a bias; none if the map has no offset."""
+    """Return the names of the layers that lack a bias for the offset of a projection.
+
+    The list is empty if the offset is 0.
+    """
     if not projection.offset.any():
         return []
     return [layer.name for layer, _ in changes if _lacks_bias(layer)]
@@ -353,7 +360,11 @@ def _fold_site(
     bias: str,
     drop: bool,
 ) -> float:
-    """Fold one site; return the largest norm of a dropped mean in the output of a layer, or 0."""
+    """Fold the eraser of one site into its layers.
+
+    Returns the largest norm of the vector that is left out of the output of a layer; 0 if the mean
+    is not dropped.
+    """
     missing = _layers_without_bias(changes, projection)
     if missing and bias == "error":
         raise FoldError(
@@ -379,7 +390,7 @@ def _fold_site(
             old_bias = getattr(layer.module, "bias", None)
             values = np.zeros(len(matrix)) if old_bias is None else to_numpy(old_bias)
             shift = offset - left @ (right.T @ values)
-        if layer.kind == "embedding":  # the offset is added to each embedding, a column
+        if layer.kind == "embedding":  # the columns are embedding vectors
             folded += offset[:, None]
         if drop:
             mean = np.asarray(projection.offset)

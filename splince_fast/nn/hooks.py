@@ -1,4 +1,4 @@
-"""Hooks of a site, which apply its erasers to the selected tokens."""
+"""Hook of a site, which applies the erasers of the site to the selected tokens."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ _CPU = torch.device("cpu")
 
 
 class SiteEraser:
-    """Eraser of one site, with one copy per device, which erases the selected tokens."""
+    """Eraser of the selected tokens at one site, with one copy per device."""
 
     def __init__(
         self, name: str, eraser: Eraser, selections: CallSelections, placement: Placement
     ) -> None:
         self.name, self.selections, self.placement = name, selections, placement
         self.width = eraser.n_features
-        self.n_calls = 0  # compiled calls are not counted
+        self.n_calls = 0  # without calls of compiled code
         self.ran_compiled = False
         self._copies = {_CPU: eraser}
         self._enabled = True  # whether the gate of all copies is 1
         self._plain_placement = placement.output is None and placement.feature_dim == -1
-        self._packed: PackedFactors | None = None  # factors for the kernel, packed on first use
+        self._packed: PackedFactors | None = None  # factors for the C kernel, made on first use
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_packed": None}
 
     def on(self, device: torch.device) -> Eraser:
-        """Return the copy of the eraser on a device, made on first use."""
+        """Return the copy of the eraser on a device; make it on first use."""
         eraser = self._copies.get(device)
         if eraser is None:
             eraser = copy.deepcopy(self._copies[_CPU]).to(device)
@@ -58,7 +58,8 @@ class SiteEraser:
 
     def erase(self, value: object) -> Any:
         """Return an output or input of the module with the selected rows erased."""
-        if torch.compiler.is_compiling():  # torch.compile guards on counters
+        # Compiled code treats a counter as a constant: each call would compile again.
+        if torch.compiler.is_compiling():
             self.ran_compiled = True
         else:
             self.n_calls += 1
@@ -106,7 +107,10 @@ class SiteHook:
         return value
 
     def register(self, module: Module) -> None:
-        """Add the hook after other hooks of the input, or before other hooks of the output."""
+        """Add the hook to a module, as the hook that runs nearest to the module.
+
+        It runs after all other hooks of the input, or before all other hooks of the output.
+        """
         if self.side == "input":
             self.handle = module.register_forward_pre_hook(self, with_kwargs=True)
         else:

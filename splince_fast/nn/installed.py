@@ -22,7 +22,7 @@ from splince_fast.nn.spec import CollectionSpec, Placement
 from splince_fast.nn.tokens import TokenRule
 from splince_fast.projection import Projection
 
-# Number of compiled frames at the last reset of compiled code.
+# Number of frames that torch had compiled when compiled code was last discarded.
 _frames_at_reset = 0
 
 
@@ -120,7 +120,10 @@ class Installed:
             _reset_compiled_code()
 
     def check(self) -> None:
-        """Raise NeverCalledError if the model ran without calling a site, or a hook was removed."""
+        """Raise NeverCalledError if a site did not run, or if other code removed a hook.
+
+        If the model was not called, sites need not have run.
+        """
         for module, eraser in self._erasers:
             hook = SiteHook.of(module, eraser.placement.side)
             if self._attached and (hook is None or eraser not in hook.erasers):
@@ -178,7 +181,7 @@ def _reset_compiled_code() -> None:
     if dynamo is None:
         return
     frames = dynamo.utils.counters["frames"]["total"]
-    if frames != _frames_at_reset:  # code was compiled since the last reset
+    if frames != _frames_at_reset:  # code was compiled in the meantime
         torch.compiler.reset()
         _frames_at_reset = frames
 
@@ -300,12 +303,12 @@ def install(
     for at_site, projection in pairs:
         for name, module in sites.find(model, at_site).items():
             check_projection(projection)
-            with torch.inference_mode(False):  # later calls may record gradients
+            with torch.inference_mode(False):  # inference tensors take no gradients
                 eraser = Eraser(projection if strength == 1 else projection.scaled(strength))
             _check_weight(name, module, eraser.n_features, placement.heads or 1)
             site_eraser = SiteEraser(name, eraser, selections, placement)
             for device in running.devices_of(module) or running.devices_of(model):
-                site_eraser.on(device)  # copied before the first call, which may be compiled
+                site_eraser.on(device)  # compiled calls do not keep copies that they make
             site_erasers.append((module, site_eraser))
             rank_zero += [] if eraser.rank else [name]
     if rank_zero:
@@ -317,7 +320,7 @@ def install(
 
 
 def _check_weight(name: str, module: Module, width: int, heads: int) -> None:
-    """Raise SiteError if no axis of the weight of a layer has the width of the eraser.
+    """Raise SiteError if no axis of a module's weight has the width of the eraser or of a head.
 
     Modules without a plain `weight` are checked in their first call: the output of a bidirectional
     LSTM, for instance, has twice the width of its parameters.

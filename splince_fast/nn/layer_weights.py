@@ -15,7 +15,7 @@ from splince_fast.exceptions import FoldError
 
 Float = NDArray[np.float64]
 
-# Floats with fewer bytes than this are quantised weights, which need scales.
+# Weights with fewer bytes per number than this are quantised: their values depend on scales.
 _MIN_ITEMSIZE = 2
 _QUANTISED = (
     "the weights of {name!r}, a {kind}, are quantised or packed; dequantise them first, or use "
@@ -47,7 +47,7 @@ class Layer:
 
 
 def layer_of(name: str, module: Module) -> Layer | None:
-    """Return the layer of a module; None unless the module is a linear layer or an embedding.
+    """Return the Layer of a module, or None if it is neither a linear layer nor an embedding.
 
     Raises FoldError if the weights are quantised, offloaded or distributed.
     """
@@ -67,7 +67,8 @@ def layer_of(name: str, module: Module) -> Layer | None:
         raise FoldError(_QUANTISED.format(name=name, kind=kind.__name__))
     else:
         return None
-    # Subclasses of convolutions, which often pad, are accepted and verified on the example.
+    # Subclasses with another forward method are accepted for convolutions only. Such subclasses
+    # often only add padding, and the fold is verified on the example.
     base_classes = {torch.nn.Linear, torch.nn.Embedding}
     standard_forward = any(
         isinstance(module, k) and kind.forward is k.forward for k in base_classes
@@ -90,7 +91,7 @@ def layer_of(name: str, module: Module) -> Layer | None:
 
 
 class WeightReplacement:
-    """Replacement of weights and biases, which can be undone.
+    """Replacement of weights and biases of a model, which can be undone.
 
     Attributes
     ----------
@@ -105,13 +106,16 @@ class WeightReplacement:
         self._config: Any = getattr(model, "config", None)
         self._untied_config = False
         self._originals: list[tuple[Module, Any, Any]] = []
-        self._n_owners: dict[int, int] = {}  # number of modules, by id of the parameter
+        self._n_owners: dict[int, int] = {}  # number of owning modules, by id of the parameter
         for module in model.modules():
             for parameter in module.parameters(recurse=False):
                 self._n_owners[id(parameter)] = self._n_owners.get(id(parameter), 0) + 1
 
     def replace(self, layer: Layer, matrix: Float, shift: Float | None) -> None:
-        """Replace the weight by a matrix (outputs, inputs), and add `shift` to the bias."""
+        """Replace the weight of a layer by a matrix (outputs, inputs), and add `shift` to the bias.
+
+        The bias does not change if `shift` is None, or if the layer is an embedding.
+        """
         module = layer.module
         bias = getattr(module, "bias", None)
         self._originals.append((module, module.weight, bias))

@@ -33,7 +33,11 @@ from splince_fast.projection import Projection
 
 
 class _RepeatedBatches:
-    """Batches that are read once per site; raise InputError if a later pass differs."""
+    """Batches that are read once per site.
+
+    Raises InputError if a later pass has another number of batches, or other labels in the first
+    batch.
+    """
 
     def __init__(self, batches: Iterable[object], labels: Labels) -> None:
         if iter(batches) is batches:
@@ -42,7 +46,8 @@ class _RepeatedBatches:
                 "DataLoader without shuffling, or text_batches(...)"
             )
         self._batches, self._labels = batches, labels
-        self._first_pass: tuple[int, str] | None = None  # number of batches, digest of labels
+        # number of batches, and digest of the labels of the first batch
+        self._first_pass: tuple[int, str] | None = None
 
     def __iter__(self) -> Iterator[Any]:
         count, digest = 0, ""
@@ -65,7 +70,7 @@ class _RepeatedBatches:
 
 
 def _digest(labels: dict[str, Any]) -> str:
-    """Return a hash of the labels of a batch."""
+    """Return a SHA-256 hash of the labels of a batch."""
     digest = hashlib.sha256()
     for name, values in labels.items():
         array = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
@@ -75,7 +80,10 @@ def _digest(labels: dict[str, Any]) -> str:
 
 
 def _variables(names: object) -> list[str]:
-    """Return the names in ``erase=`` or ``keep=``; joint variables are split into single ones."""
+    """Return the names of the variables in ``erase=`` or ``keep=``.
+
+    A joint variable, a tuple of names, contributes each of its names.
+    """
     if isinstance(names, str):
         return [names]
     nested = names if isinstance(names, list | tuple) else ()
@@ -126,8 +134,9 @@ def fit_layers(
         As for :func:`collect`; by default `labels` are the variables in `erase` and `keep`.
     apply_to : {"body", "all", "first", "last"} or function, optional
         Tokens that the erasers change during the fit and, by default, in :func:`install`; None
-        for `tokens`. The paper fits on ``tokens="last"`` and erases at all tokens: the last token
-        at a later site depends on earlier tokens, so that the fit must erase earlier tokens, too.
+        for the same tokens as `tokens`. The paper fits on ``tokens="last"`` and erases at all
+        tokens: the last token at a later site depends on earlier tokens, so that the fit must erase
+        earlier tokens, too.
     side, feature_dim, output, heads, forward, weight, skip_ids, device, progress
         As for :func:`collect`.
     on_infeasible : {"raise", "drop"}, optional
@@ -152,8 +161,9 @@ def fit_layers(
     Raises
     ------
     InputError
-        `batches` can be read only once, or yields other rows in a later pass; `apply_to` is
-        invalid, or is missing for ``tokens="mean"``; `bias` is invalid.
+        `batches` can be read only once, or a later pass has another number of batches or other
+        labels in the first batch; `apply_to` is invalid, or is missing for ``tokens="mean"``;
+        `bias` is invalid.
     InfeasibleError
         As for the method; the message names the site.
     SiteError, NeverCalledError, NotEnoughMemoryError, NonFiniteError, LabelError
@@ -215,7 +225,8 @@ def fit_layers(
             except NonFiniteError:
                 if start is None:
                     raise
-                # A module read the output of a skipped module, or the model itself computes NaN.
+                # Either a module read the NaN that a skipped module returns, or the model itself
+                # computes NaN. Without the cache, only the model can raise the error again.
                 cache = ActivationCache(0)
                 collected = collect_site(name, None, None)
             start = store
@@ -245,19 +256,19 @@ class _Plan(NamedTuple):
 
     order: list[str]
     once_per_batch: dict[str, bool]
-    cache_points: list[CachePoint | None]  # for the passes of all sites but the first
+    cache_points: list[CachePoint | None]  # one per site but the first
     cache_limit: int
 
 
 def _plan(
     model: Module, batches: Iterable[Any], collector: Collector, forward: Any, memory: int | None
 ) -> _Plan:
-    """Plan the passes by running the first batch."""
+    """Return the plan of all passes; the model runs on the first batch to make it."""
     device = running.device_of(model)
     modules, placement = collector.modules, collector.placement
     no_points: list[CachePoint | None] = [None] * (len(modules) - 1)
     first = list(itertools.islice(batches, 1))
-    if not first:  # the first pass raises an error for empty batches
+    if not first:  # empty batches: the pass of the first site raises the error
         return _Plan(list(modules), dict.fromkeys(modules, False), no_points, 0)
     batch = running.batch_to(first[0], device)
 

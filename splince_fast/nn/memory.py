@@ -1,4 +1,4 @@
-"""Free memory of a device, and copies to it."""
+"""Free memory of a device, and copies of tensors to a device."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from splince_fast.exceptions import NotEnoughMemoryError
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Return the free memory of a device in bytes, None if it is unknown."""
+    """Return the free memory of a device in bytes, or None if it is unknown."""
     if device.type == "cuda":
-        # New tensors reuse memory that torch has reserved and does not use.
+        # Memory that torch has reserved but does not use is free for new tensors.
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0] + cached)
     if device.type != "cpu":
@@ -29,7 +29,7 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def check_memory(device: torch.device, n_sites: int, width: int) -> None:
-    """Raise NotEnoughMemoryError unless the states of all sites fit in free memory."""
+    """Raise NotEnoughMemoryError unless the states of `n_sites` sites fit in free memory."""
     needed, free = 8 * n_sites * width * width, free_memory(device)
     if free is not None and needed > free:
         raise NotEnoughMemoryError(

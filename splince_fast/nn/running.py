@@ -27,7 +27,7 @@ def unwrap(model: object) -> Module:
 
 
 def devices_of(model: Module) -> list[torch.device]:
-    """Return the devices of parameters and buffers, except the meta device."""
+    """Return the devices of a model's parameters and buffers, except the meta device."""
     tensors = (*model.parameters(), *model.buffers())
     return list(dict.fromkeys(t.device for t in tensors if t.device.type != "meta"))
 
@@ -50,7 +50,7 @@ def batch_to(batch: object, device: torch.device) -> Any:
 
 @contextmanager
 def evaluating(model: Module) -> Iterator[None]:
-    """Disable training mode, gradients and compiled code inside a ``with`` block."""
+    """Disable a model's training mode, gradients and compiled code inside a ``with`` block."""
     modes = [(module, module.training) for module in model.modules()]
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
@@ -67,7 +67,8 @@ def evaluating(model: Module) -> Iterator[None]:
 def may_stop_early(model: Module, forward: Callable[..., object] | None) -> bool:
     """Return whether a forward pass may end after the last site.
 
-    False if `forward` runs the model, or if hooks of accelerate or FSDP need a complete pass.
+    The result is False if the user passes a function `forward` to run the model, or if hooks of
+    accelerate or FSDP need a complete pass.
     """
     if forward is not None:
         return False
@@ -92,7 +93,12 @@ def check_inputs(batches: object, forward: object, name: str = "batches") -> Non
 def call(
     model: Module, batch: object, label_keys: Sequence[str], forward: Callable[..., object] | None
 ) -> Any:
-    """Call a model with a batch: by `forward`, or with keyword, positional or single arguments."""
+    """Return the output of a model for a batch.
+
+    If `forward` is None, a mapping is passed as keyword arguments without labels, a pair (inputs,
+    labels) as its inputs, another tuple or list as positional arguments, and any other batch as a
+    single argument.
+    """
     if forward is not None:
         return forward(model, batch)
     if isinstance(batch, Mapping):
@@ -111,9 +117,10 @@ def call(
 
 
 def _positional(model: Module, batch: Sequence[object]) -> Sequence[object]:
-    """Return the positional arguments of a batch; only the inputs of a pair (inputs, labels).
+    """Return the positional arguments in a batch.
 
-    Raises InputError if the batch has more entries than the model has parameters.
+    Returns only the inputs of a pair (inputs, labels) if the model has one parameter. Raises
+    InputError if the batch has more entries than the model has parameters.
     """
     count = parameters_of(model).n_positional
     if len(batch) <= count:

@@ -22,12 +22,15 @@ Key = int | str | None
 # Parts of a dotted name that wrappers insert.
 _INFIXES = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _PEFT = "base_model.model."
-# Keywords of the input of a module without positional arguments, in order of preference.
+# Names of the input of a module that receives its input by keyword, in order of preference.
 _INPUT_KEYWORDS = ("hidden_states", "input", "x")
 
 
 def named_modules(model: Module) -> dict[str, Module]:
-    """Return modules by name without the infixes of wrappers; a shared module has several names."""
+    """Return the modules of a model by name, without the parts of names that wrappers insert.
+
+    A shared module occurs under each of its names.
+    """
     modules: dict[str, Module] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         modules.setdefault(without_infixes(name), module)
@@ -41,11 +44,11 @@ def without_infixes(name: str) -> str:
 
 
 def find(model: Module, at: str | Module | Iterable[str | Module]) -> dict[str, Module]:
-    """Return the modules that `at` selects, by name, once each and in the order of the model.
+    """Return the modules that `at` selects, by name, in the order of the model.
 
-    `at` holds dotted names, patterns and modules. In a pattern ``*``, ``?`` and ``[...]`` match
-    within one part of a dotted name, ``**`` across dots. Raises SiteError if no module matches, or
-    if a module is never called.
+    A shared module occurs once. `at` holds dotted names, patterns and modules. In a pattern ``*``,
+    ``?`` and ``[...]`` match within one part of a dotted name, ``**`` also across dots. Raises
+    SiteError if no module matches an entry, or if a matching module is never called.
     """
     if not isinstance(model, Module):
         raise SiteError(f"model is {type(model).__name__}; it must be a torch.nn.Module")
@@ -136,7 +139,7 @@ def _check_called(model: Module, modules: Mapping[str, Module], name: str) -> No
 
 
 def prefixes(name: str) -> Iterator[str]:
-    """Yield the names of the modules that contain the module `name`, and `name`."""
+    """Yield the names of the ancestors of the module `name`, outermost first, and then `name`."""
     parts = name.split(".")
     for i in range(1, len(parts) + 1):
         yield ".".join(parts[:i])
@@ -151,11 +154,12 @@ def is_row_tensor(value: object) -> bool:
 
 
 def pick(name: str, output: object, key: Key, feature_dim: int = -1) -> tuple[Tensor, Key]:
-    """Return the tensor of a site in the output of its module, and its index or field there.
+    """Return the tensor of a site in the output of its module, and its index or field.
 
-    The tensor is the output itself, element 0 of a tuple or list, or ``last_hidden_state`` or else
-    the first field of a mapping; `key` selects another element. Raises SiteError if there is no
-    tensor of floats, or if several fields of a mapping have the same width along `feature_dim`.
+    If `key` is None, the tensor is the output itself, element 0 of a tuple or list, the field
+    ``last_hidden_state`` of a mapping, or else the first field of a mapping with a tensor of
+    floats. Otherwise `key` is the index or field. Raises SiteError if the tensor is not a tensor of
+    floats, or if `key` is None and another field has the same width along `feature_dim`.
     """
     if key is None and is_row_tensor(output):
         return output, None
@@ -235,7 +239,10 @@ def put(output: Any, key: Key, tensor: Tensor) -> Any:
 
 
 def pick_input(name: str, args: tuple[object, ...], kwargs: Mapping[str, Any]) -> int | str:
-    """Return the position or keyword of the input of a module; raise SiteError if ambiguous."""
+    """Return the position or keyword of the argument that is the input of a module.
+
+    Raises SiteError if several arguments could be the input, or none.
+    """
     if args and is_row_tensor(args[0]):
         return 0
     floating = [key for key, value in kwargs.items() if is_row_tensor(value)]
@@ -253,9 +260,10 @@ def pick_input(name: str, args: tuple[object, ...], kwargs: Mapping[str, Any]) -
 def on_input(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any], function: Callable[[Any], Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Call a function with the input of a module; return the arguments with the input replaced.
+    """Call a function with the input of a module, and replace the input by its result.
 
-    The result of the function replaces the input. Returns None if the function returns None.
+    Returns the positional and keyword arguments with the new input, or None if the function returns
+    None.
     """
     key = pick_input(name, args, kwargs)
     value = function(args[key] if isinstance(key, int) else kwargs[key])
@@ -271,7 +279,7 @@ def add_hook(
 ) -> RemovableHandle:
     """Add a hook that calls a function with the output or the input of a module.
 
-    The result of the function replaces the output or input, unless the result is None.
+    The result of the function replaces the output or the input, unless the result is None.
     """
     if side == "input":
         return module.register_forward_pre_hook(
@@ -286,9 +294,10 @@ def add_hook(
 def pick_rows(
     name: str, value: object, placement: Placement, width: int | None = None
 ) -> tuple[Tensor, Tensor, Key]:
-    """Return the rows (..., d) of a site, the tensor in `value`, and its index or field there.
+    """Return the rows (..., d) of a site, their tensor in `value`, and its index or field.
 
-    Raises SiteError if the rows have another width than `width`, unless `width` is None.
+    The rows are the tensor with merged heads and with the feature axis last. Raises SiteError if
+    the rows have another width than `width`, unless `width` is None.
     """
     axis, heads = placement.feature_dim, placement.heads
     tensor, place = pick(name, value, placement.output, axis)
@@ -304,7 +313,7 @@ def replace_rows(
     width: int,
     function: Callable[[Tensor], Tensor],
 ) -> Any:
-    """Return a copy of an output or input of a module, with the rows mapped by a function."""
+    """Return a copy of an output or input of a module in which a function has mapped the rows."""
     rows, tensor, place = pick_rows(name, value, placement, width)
     new, axis = function(rows), placement.feature_dim
     if placement.heads is not None:
@@ -315,7 +324,10 @@ def replace_rows(
 
 
 def check_width(name: str, x: Tensor, feature_dim: int, width: int | None) -> None:
-    """Raise SiteError unless the axis `feature_dim` exists and has size `width`, if not None."""
+    """Raise SiteError unless the axis `feature_dim` exists and has size `width`.
+
+    If `width` is None, any size is valid.
+    """
     if not -x.ndim <= feature_dim < x.ndim:
         raise SiteError(f"the site {name!r} has shape {tuple(x.shape)}, without axis {feature_dim}")
     if width not in (None, x.shape[feature_dim]):
@@ -348,9 +360,10 @@ def number_of_heads(model: Module, heads: object) -> int | None:
 
 
 def merge_heads(name: str, x: Tensor, heads: int) -> Tensor:
-    """Reshape a tensor (B, T, heads, width) to (B, T, heads * width); return others unchanged.
+    """Reshape a tensor (B, T, heads, width) to (B, T, heads * width).
 
-    Raises SiteError unless the last axis is a multiple of `heads`.
+    Tensors with another number of axes are returned unchanged. Raises SiteError if a tensor with
+    four axes has another number of heads, or if another last axis is not a multiple of `heads`.
     """
     if x.ndim == 4 and x.shape[-2] == heads:
         return x.reshape(*x.shape[:-2], -1)
@@ -364,7 +377,7 @@ def merge_heads(name: str, x: Tensor, heads: int) -> Tensor:
 
 
 def describe(value: object) -> str:
-    """Describe a value by type and shapes, for messages."""
+    """Return a description of a value by types and shapes, for error messages."""
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} tensor {tuple(value.shape)}"
     elements = _elements(value)
@@ -374,5 +387,5 @@ def describe(value: object) -> str:
 
 
 def in_backward() -> bool:
-    """Return whether a backward pass is running, in which checkpointing recomputes activations."""
+    """Return whether a backward pass is running, during which checkpoints run modules again."""
     return bool(torch._C._current_graph_task_id() != -1)

@@ -14,12 +14,12 @@ from splince_fast.exceptions import InputError
 
 @dataclass(frozen=True)
 class Placement:
-    """Side, axis and element of the tensor of a module that is collected or erased."""
+    """Side, feature axis and element that select the tensor of a module to collect or to erase."""
 
     side: str = "output"
     feature_dim: int = -1
     output: int | str | None = None
-    heads: int | None = None  # number of equal parts, each with its own eraser
+    heads: int | None = None  # number of attention heads, each with its own eraser
 
     @classmethod
     def of(
@@ -68,8 +68,9 @@ class Site:
 class CollectionSpec:
     """Placement, tokens and weights of a collection, and the tokens that its erasers change.
 
-    `apply_to` is the rule for the tokens that erasers change, None for `tokens`. `bias` is "drop"
-    if erasers leave out the mean. `weight` is "token" or "sequence", as for :func:`collect`.
+    `tokens` is the rule for the collected tokens. `apply_to` is the rule for the tokens that the
+    erasers change, or None for the same rule. `bias` is "drop" if the erasers leave out the mean,
+    otherwise "keep". `weight` is "token" or "sequence", as for :func:`collect`.
     """
 
     placement: Placement = Placement()
@@ -85,14 +86,14 @@ class CollectionSpec:
         return self.tokens if self.apply_to is None else self.apply_to
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to JSON values; a function becomes the text "a function"."""
+        """Return the fields as JSON values; a function becomes the text "a function"."""
         rules = {"tokens": self.tokens, "apply_to": self.apply_to}
         names = {k: "a function" if callable(rule) else rule for k, rule in rules.items()}
         return {**asdict(self), **names}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> CollectionSpec:
-        """Return the specification for an output of :meth:`to_dict`."""
+        """Return the specification with the values that :meth:`to_dict` returned."""
         return cls(
             Placement.of(**values["placement"]),
             str(values["tokens"]),
@@ -104,16 +105,17 @@ class CollectionSpec:
 
 
 class BySite(Mapping[str, Any]):
-    """Base class of Collected and Erasers: a mapping from sites to values, with files.
+    """Base class of Collected and Erasers: a mapping from sites to values that can be saved.
 
-    The sites are in the order in which they ran. A subclass defines the conversion of values to
-    file records, and further attributes.
+    The sites are in the order in which they ran. A subclass defines how values are converted to
+    records of a file, and which further attributes are saved.
     """
 
-    _KIND: ClassVar[str]  # kind of file
-    # Functions that convert a value to a record and back.
+    _KIND: ClassVar[str]  # name of this kind of object in files
+    # Two functions: one converts a value to a record of a file, the other a record to a value.
     _RECORD: ClassVar[tuple[Callable[[Any], files.Record], Callable[[Any, Any], Any]]]
-    # Types of further arguments of the constructor, by name; each argument is also an attribute.
+    # Types, by name, of the further attributes that are saved. Each attribute is also an argument
+    # of the constructor.
     _FURTHER: ClassVar[Mapping[str, type]]
 
     def __init__(
@@ -174,7 +176,7 @@ class BySite(Mapping[str, Any]):
             site_tensors, records[name] = self._RECORD[0](value)
             tensors |= {f"{i}.{key}": tensor for key, tensor in site_tensors.items()}
         metadata = {
-            "order": list(records),  # JSON objects are written with sorted keys
+            "order": list(records),  # `records` is written with sorted keys
             "records": records,
             "sites": [asdict(site) for site in self._sites],
             "recipe": self._recipe.to_dict(),

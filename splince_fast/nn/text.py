@@ -79,7 +79,7 @@ class TextBatches:
             yield batch
 
     def _collate(self, values: list[Any], length: int) -> object:
-        """Return the labels of a batch: a tensor of numbers, or a list of class names."""
+        """Return the labels of a batch as a tensor if they are numbers, otherwise as a list."""
         if isinstance(values[0], np.ndarray):  # one label per token
             missing = np.nan if values[0].dtype.kind == "f" else MISSING_LABEL
             padded = np.full((len(values), length), missing, values[0].dtype)
@@ -182,7 +182,7 @@ def text_batches(
     options: dict[str, Any] = {"truncation": True}
     if max_length:
         options["max_length"] = max_length
-    elif getattr(tokenizer, "model_max_length", 0) > 1 << 30:  # no maximum
+    elif getattr(tokenizer, "model_max_length", 0) > 1 << 30:  # the tokenizer has no maximum
         options = {}
     encodings = tokenizer(texts, is_split_into_words=words, **options)
     if name_clashes := columns.keys() & encodings.keys():
@@ -236,7 +236,7 @@ def _as_list(column: Any) -> list[Any]:
 
 
 def _same_kind(labels: list[Any]) -> list[Any]:
-    """Convert numeric labels of all texts to floats if the labels of any text are floats."""
+    """Return the labels of all texts; numbers become floats if any text has floats."""
     if not all(isinstance(values, np.ndarray) or is_number(values) for values in labels):
         return labels
     arrays = [np.asarray(values) for values in labels]
@@ -248,7 +248,10 @@ def _same_kind(labels: list[Any]) -> list[Any]:
 
 
 def _align(name: str, i: int, word_ids: Any, values: Any, n_words: int) -> Any:
-    """Return the labels of the tokens of text `i` from the labels of its words."""
+    """Return one label per token of text `i`, computed from one label per word.
+
+    A single label for the text is returned unchanged.
+    """
     array = np.asarray(values)
     if array.ndim == 0:
         return array[()]

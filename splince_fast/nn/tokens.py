@@ -18,18 +18,22 @@ from torch.nn import Module
 
 from splince_fast.exceptions import InputError, SiteError
 
-# Integer label of tokens without a label, as in the losses of torch.
+# Integer label that means "no label", as in the losses of torch.
 MISSING_LABEL = -100
 
 RULES = ("body", "all", "first", "last", "mean")
-# Names of arguments with states of recurrent models, which are empty before the first token.
+# Names of arguments that hold the states of recurrent models. States are empty before the first
+# token.
 _STATES = ("state", "mems")
 Rule = str | Callable[[Mapping[str, Any]], Tensor] | None
 
 
 @dataclass(frozen=True)
 class TokenRule:
-    """Rule that selects tokens; None stands for "body" in calls with tokens, else for "all"."""
+    """Rule that selects tokens.
+
+    The rule None stands for "body" in a call with tokens, and for "all" in a call without tokens.
+    """
 
     rule: Rule = None
     skip_ids: tuple[int, ...] = ()
@@ -51,18 +55,18 @@ class TokenRule:
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """Tokens that a rule selects in one call; `mask` is a bool tensor (B, T), None for all rows."""
+    """Tokens that a rule selects in one call; `mask` is a bool tensor (B, T), or None for all."""
 
     mask: Tensor | None
     rule: str
     all_selected: bool = False  # whether the mask selects every token
-    error: str = ""  # message if the call lacks arguments that the rule needs
+    error: str = ""  # error message if the call lacks arguments that the rule needs
 
     def mask_for(self, name: str, x: Tensor) -> Tensor | None:
-        """Return the mask for the rows of `x` (..., d), None for all rows.
+        """Return the mask of the selected rows of `x` (..., d), or None if all are selected.
 
-        Raises SiteError if the shape of the rows is not that of the tokens, or if the call has no
-        tokens.
+        Raises SiteError if the rows do not have the shape of the tokens, or if the rule needs
+        tokens that the call does not have.
         """
         mask = self.mask
         if self.error:
@@ -84,7 +88,7 @@ class Selection:
                     f"shape {tuple(mask.shape)}; pass tokens='all', or a function that returns a "
                     "mask of the site's own shape"
                 )
-        # Copies to the host are synchronous: the mask is read at once.
+        # Only copies to a GPU are asynchronous, because the host may read its copy at once.
         return mask if mask.device == x.device else mask.to(x.device, non_blocking=x.is_cuda)
 
 
@@ -117,13 +121,14 @@ def _parameters(forward: Any) -> ForwardParameters:
 
 def parameters_of(module: Module) -> ForwardParameters:
     """Return the parameters of the forward method of a module."""
-    return _parameters(type(module).forward)  # accelerate replaces the bound method
+    # accelerate replaces the method `forward` of the instance, but not that of the class.
+    return _parameters(type(module).forward)
 
 
 def _past_length(arguments: Mapping[str, Any]) -> int | Tensor | None:
-    """Return the number of tokens in the cache, as an int or a tensor; None if it is unknown.
+    """Return the number of earlier tokens, as an int or a tensor; None if it is unknown.
 
-    The result is 1 if a state only shows that earlier tokens exist.
+    The result is 1 if the arguments show only that earlier tokens exist, as for recurrent models.
     """
     caches = {key: value for key, value in arguments.items() if _is_cache(key, value)}
     lengths = [int(bool(len(c))) if key in _STATES else _length_of(c) for key, c in caches.items()]
@@ -148,7 +153,10 @@ def _is_cache(key: str, value: object) -> bool:
 
 
 def _length_of(cache: object) -> int | Tensor | None:
-    """Return the number of tokens in a cache, 1 if only known to be positive, None if unknown."""
+    """Return the number of tokens in a cache.
+
+    Returns 1 if the cache shows only that the number is positive, and None if it shows nothing.
+    """
     if hasattr(cache, "get_seq_length"):
         with suppress(ValueError):  # raised by a cache that holds recurrent states only
             return cache.get_seq_length()
@@ -192,7 +200,8 @@ def select(
     if tokens is None:
         if rule in (None, "all"):
             return ALL_ROWS
-        # Not raised here: a nested call, such as of a speech model's decoder, may have tokens.
+        # The error is raised only if a site needs this selection, because a nested call may have
+        # tokens, for instance of the decoder of a speech model.
         error = (
             f"tokens={rule!r} needs a call with input_ids (B, T), inputs_embeds or "
             "attention_mask; pass tokens='all', or a function of the call's inputs"
@@ -248,11 +257,12 @@ def _constant(tokens: Tensor, value: bool) -> Tensor:
 
 
 def _attended(tokens: Tensor, mask: Tensor | None, past: object) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the mask of attended tokens, the rank of each token, and the largest rank.
+    """Return the mask of attended tokens, the rank of each token, and the largest ranks.
 
-    The rank, (B, T), is the number of attended tokens up to a token, itself and cached tokens
-    included; the largest rank of each sequence has shape (B, 1). Raises SiteError if the attention
-    mask is shorter than the tokens.
+    The rank of a token is the number of attended tokens of its sequence up to and including the
+    token; cached tokens count. The mask and the ranks have shape (B, T), and the largest rank of
+    each sequence has shape (B, 1). Raises SiteError if the attention mask is shorter than the
+    tokens.
     """
     length = tokens.shape[1]
     positions = torch.arange(length, device=tokens.device) + past
@@ -262,8 +272,9 @@ def _attended(tokens: Tensor, mask: Tensor | None, past: object) -> tuple[Tensor
     if mask.ndim == 2:
         full = mask != 0
     else:
-        # (B, [heads,] queries, keys): the last query attends to all tokens so far. A float mask is
-        # added to attention scores, so that 0 marks an attended token.
+        # The mask has shape (B, queries, keys) or (B, heads, queries, keys), and the last query
+        # attends to all tokens so far. A float mask is added to attention scores: 0 marks an
+        # attended token.
         last_query = (mask[:, 0] if mask.ndim == 4 else mask)[:, -1]
         full = last_query == 0 if last_query.is_floating_point() else last_query != 0
     if full.shape[1] < length:
@@ -273,8 +284,9 @@ def _attended(tokens: Tensor, mask: Tensor | None, past: object) -> tuple[Tensor
         )
     count = full.cumsum(1)
     if mask.ndim == 2:
-        if full.shape[1] == length:  # no entries for cached tokens
+        if full.shape[1] == length:  # the mask leaves out cached tokens
             count = count + past
         return full[:, -length:], count[:, -length:], count[:, -1:]
-    # With a static cache the mask has further entries, for later tokens.
+    # The mask of a static cache also has entries for later tokens, so that the tokens of this call
+    # are not the last ones.
     return full[:, positions], count[:, positions], count[:, -1:]

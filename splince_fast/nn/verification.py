@@ -1,4 +1,4 @@
-"""Comparison of a folded model with models that erase by hooks."""
+"""Comparison of a folded model with the same model before the fold, with erasers as hooks."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ _ACTIVATION_TOLERANCE = 1e-5
 
 
 def tolerance(dtype: torch.dtype, in_32_bits: float) -> float:
-    """Return the largest relative difference that counts as rounding error for a dtype."""
+    """Return the largest relative difference that counts as rounding error for a dtype.
+
+    `in_32_bits` is the result for dtypes of at least 32 bits.
+    """
     return in_32_bits if dtype.itemsize >= 4 else 2e-2
 
 
 def outputs_of(model: Module, example: object) -> list[Tensor]:
-    """Return the floating tensors of the output of a model on the example, in float64."""
+    """Return the floating tensors in the output of a model on an example, in float64."""
     return [_to_float64(t) for t in _floating_tensors(running.call(model, example, (), None))]
 
 
@@ -46,7 +49,10 @@ def _to_float64(tensor: Tensor) -> Tensor:
 
 
 def attended(example: object, tensor: Tensor) -> Tensor:
-    """Return the rows of a tensor (B, T, ...) at attended tokens; all rows without a mask."""
+    """Return the rows of a tensor (B, T, ...) at the attended tokens of an example.
+
+    Returns the tensor itself if the example has no attention mask of shape (B, T).
+    """
     mask = example.get("attention_mask") if isinstance(example, Mapping) else None
     if not isinstance(mask, Tensor) or mask.ndim != 2 or tensor.shape[:2] != mask.shape:
         return tensor
@@ -54,10 +60,11 @@ def attended(example: object, tensor: Tensor) -> Tensor:
 
 
 def difference(first: list[Tensor], second: list[Tensor]) -> float:
-    """Return the largest difference, relative to the range of the finite numbers of each tensor.
+    """Return the largest difference between the tensors of two lists, compared pair by pair.
 
-    Entries that are NaN in both tensors, or infinite and equal, do not differ. The result is not
-    finite if only one of two entries is finite, or if a tensor has no finite entry.
+    The difference of a pair is relative to the range of the finite entries of the first tensor.
+    Entries that are both NaN, or infinite and equal, do not differ. The result is not finite if
+    only one of two entries is finite, or if a first tensor has no finite entry.
     """
     distances = [0.0]
     for a, b in zip(first, second, strict=True):
@@ -77,10 +84,10 @@ def hooked(
     projections: Mapping[str, Projection],
     placement: Placement | None,
 ) -> Iterator[dict[str, list[Tensor]]]:
-    """Erase all tokens by hooks inside a ``with`` block, as folded weights do.
+    """Erase at all tokens by hooks inside a ``with`` block, as folded weights do.
 
-    Yields lists, by site, to which calls of the model append the activations (..., d) before the
-    eraser.
+    Yields one list per site. Each call of a site appends its activations (..., d) before erasure to
+    the list of the site.
     """
     received: dict[str, list[Tensor]] = {name: [] for name in modules}
     with ExitStack() as stack:
@@ -105,9 +112,10 @@ def hooked(
 def check_activations(
     name: str, with_means: list[Tensor], without_means: list[Tensor], example: object
 ) -> None:
-    """Raise FoldError if the dropped means of other sites change the activations at a site.
+    """Raise FoldError if the activations at a site change because other sites drop their means.
 
-    The mean change over the rows is subtracted, because a constant does not change covariances.
+    The mean of the change over the rows is subtracted before the comparison, because a constant
+    shift does not change covariances.
     """
     if not with_means:  # the example does not run the site
         return
@@ -130,7 +138,10 @@ def check_activations(
 
 
 def installed_outputs(model: Module, erasers: object, example: object) -> list[Tensor] | None:
-    """Return the outputs with installed erasers; None if the token rule cannot be applied."""
+    """Return the outputs of a model with installed erasers on an example.
+
+    Returns None if the token rule cannot be applied to the example.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NothingErasedWarning)
