@@ -41,7 +41,7 @@ _SMALL = 1 << 16
 
 
 def check_column(variable: Variable, column: object, name: object) -> None:
-    """Raise LabelError if the kind, class type or columns of an encoded column are not as before.
+    """Raise LabelError if an encoded column differs from earlier blocks in kind, type or columns.
 
     `variable` holds the sums of earlier blocks, and `name` is its name.
     """
@@ -84,7 +84,7 @@ class Batch:
 
     block: LabelledRows
     variables: dict[VariableName, Variable]  # registered and new variables
-    new_names: dict[VariableName, Any]  # argument of `learn` of each changed variable
+    new_names: dict[VariableName, Any]  # argument of `Variable.learn`, if names are new
     state: State  # state of the accumulator, or an empty state before the first rows
     learned: bool = False  # whether the accumulator has registered `new_names`
 
@@ -217,8 +217,8 @@ class Accumulator:
             n = len(index)
         capacity = self._work.capacities.get((width, rows.dtype))
         capacity = capacity or self._reserve(width, rows.dtype)
-        # All rows are validated before any change. The reduction of a block validates the block, so
-        # an update of exactly one block needs no check here.
+        # All rows are validated before any change. The reduction of a block validates the block
+        # before the state changes, so an update of exactly one block needs no check here.
         in_place = rows.direct and not (in_order and self.has_buffered)
         if not (checked or (in_place and n == capacity)):
             rows.check()
@@ -239,7 +239,7 @@ class Accumulator:
                 try:
                     self.flush()
                 except BaseException:
-                    # The caller learns that the update failed: remove its rows from the buffer.
+                    # The update fails: remove its rows from the buffer.
                     buffer.filled -= stop - start
                     raise
             start = stop
@@ -317,7 +317,7 @@ class Accumulator:
     def _reserve(self, width: int, dtype: np.dtype[np.generic]) -> int:
         """Allocate work memory for blocks of this width and dtype; return the rows per block."""
         capacity = self.parameters.capacity(width, dtype.itemsize)
-        threads.thread_count()  # raises InputError if the environment variable is invalid
+        threads.thread_count()  # raises InputError if SPLINCE_FAST_NUM_THREADS is invalid
         self._work.reserve(capacity, width, dtype)
         return capacity
 
@@ -416,8 +416,8 @@ class Accumulator:
     ) -> None:
         """Add the sums of a block to its variables.
 
-        `moved` holds copies of the variables about a new reference point, and first replaces the
-        registered variables. The dict is empty if the reference point is unchanged.
+        `moved` holds copies of the variables about a new reference point, by name; it is empty if
+        the point is unchanged. The copies replace the variables before the sums are added.
         """
         if moved:
             self.variables.update(moved)
@@ -505,7 +505,7 @@ class Accumulator:
                     "are left, so it is not a part of the whole"
                 )
             # In `constant` features the remaining scatter is within rounding error. A feature whose
-            # class means differ is not constant, because label sums are accurate to float64.
+            # mean differs between labels is not constant: sums per label are accurate to float64.
             constant = constant[~variable.varies(constant, state.mean_deviation, rounding)]
         if len(constant):
             state.second.clear(constant)

@@ -45,8 +45,8 @@ _PART_BYTES = 1 << 20
 # whose rounding errors add up. Multiples of the golden angle are well separated.
 _ANGLES = np.arange(256) * (np.pi * (3.0 - 5.0**0.5))
 _ROTATIONS = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)
-# Rows of padding after each panel (the columns of a chunk that fill one register), which avoid
-# conflicts in a set-associative cache.
+# Rows of padding after each panel (the columns of a chunk that fill one register). The padding
+# avoids conflicts in a set-associative cache.
 _GAP_ROWS = 4
 # A block needs a second pass if (mean - shift)^2 exceeds this multiple of the variance in a column.
 _EXCESS = 4.0
@@ -112,7 +112,7 @@ class Gram:
         self.size = -(-numbers * dtype.itemsize // 8) + _LINE // 8
 
     def place(self, memory: Float) -> Gram:
-        """Use the float64 array `memory` as work memory; return the object itself.
+        """Use the float64 array `memory` as work memory, and return this object.
 
         Other code may overwrite the memory between two blocks.
         """
@@ -233,7 +233,7 @@ def buffer_rows(block_rows: int) -> int:
 class Sample:
     """Weighted mean and sum of squares of a sample of the rows of a block."""
 
-    shift: Float  # (d,): mean of the sampled rows
+    shift: Float  # (d,): weighted mean of the sampled rows
     squares: Float  # (d,): sum w (x - shift)^2 over the sampled rows
     weight: float  # weight sum of the sampled rows
     block_weight: float  # weight sum of the block
@@ -241,12 +241,12 @@ class Sample:
 
 @dataclass(slots=True)
 class Reduced:
-    """Moments of one block, mostly as sums of deviations x - reference from the reference point."""
+    """Moments of one block about a reference point."""
 
     n_rows: int
     weight: float
     deviation: Float  # (d,): sum w (x - reference)
-    residual: Float  # (d,): mean of the block minus the shift about which it is centred
+    residual: Float  # (d,): mean of the block minus the shift in `shifted`
     # The scatter is shifted^T shifted - weight residual residual^T. Either `shifted` or `product`,
     # which is shifted^T shifted, is None.
     shifted: NDArray[np.generic] | None  # (m, d): rows sqrt(w) (x - shift), each pair rotated

@@ -24,8 +24,8 @@ Float = NDArray[np.float64]
 # Least number of elements per thread. For fewer elements, starting the thread takes more time than
 # the thread saves.
 _GRAIN = 3 << 17
-# All values of a block are valid if the sum of squares of each feature, about a finite point and
-# with weights of at least 1, is at most this.
+# All values of a block with weights of at least 1 are valid if the sum of squares of each feature
+# about a finite point is at most this.
 _LARGEST = 1e280
 # Largest number of segments (see `_segment_rows`) of a block: a few threads saturate the memory
 # bandwidth. The number is odd because the first of two threads starts earlier, and sums one segment
@@ -40,7 +40,7 @@ class DiagonalAccumulator(Accumulator):
 
     def _reserve(self, width: int, dtype: np.dtype[np.generic]) -> int:
         """Return the rows per block; the reduction needs no work memory."""
-        threads.thread_count()  # raises InputError if the environment variable is invalid
+        threads.thread_count()  # raises InputError if SPLINCE_FAST_NUM_THREADS is invalid
         capacity = self.parameters.capacity(width, dtype.itemsize)
         self._work.capacities[width, dtype] = capacity
         return capacity
@@ -180,7 +180,7 @@ def _segment_rows(n: int, d: int, n_sums: int) -> int:
     A segment is a range of rows of a block; each segment has its own sums, so that threads can sum
     several segments in parallel. The number of segments depends on shapes alone, for reproducible
     results, and is small enough that the sums take a small fraction of the memory of the block.
-    Threads split the columns of a block of one segment.
+    If a block has a single segment, threads split its columns.
     """
     count = max(1, min(_MOST_SEGMENTS, n * d // _GRAIN, n // (16 * n_sums)))
     return -(-n // (4 * count)) * 4

@@ -27,7 +27,7 @@ class LabelledRows:
     rows: NDArray[np.generic]  # (m, d)
     weight: Float | None  # (n,); None for unit weights
     labels: dict[VariableName, Labels] = field(default_factory=dict)
-    index: NDArray[np.intp] | None = None  # (n,): positions of the n rows in `rows`
+    index: NDArray[np.intp] | None = None  # (n,): positions in `rows`; None for all rows
 
     def __len__(self) -> int:
         return int(self.rows.shape[0]) if self.index is None else len(self.index)
@@ -172,7 +172,7 @@ class Buffer:
         row = rows[start]
         row[:] = X[0]
         with np.errstate(over="ignore", invalid="ignore"):
-            if not np.dot(row, row) <= _LARGEST_SQUARES:  # true for NaN, too
+            if not np.dot(row, row) <= _LARGEST_SQUARES:  # `not <=` is true for NaN, too
                 return False
         for name, code in codes.items():
             self._labels[name][start] = code

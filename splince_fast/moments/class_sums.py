@@ -276,7 +276,7 @@ class ClassSums(Variable):
     def _has_names_of(self, other: ClassSums) -> bool:
         """Return whether `other` has the same classes in order; False for all joint classes."""
         names = self._names
-        tuples = bool(names) and type(names[0]) is tuple  # joint: (True,) == (1,)
+        tuples = bool(names) and type(names[0]) is tuple  # joint classes: (True,) == (1,)
         return names == other._names and not tuples
 
     def in_order(self, names: list[ClassName]) -> ClassSums:

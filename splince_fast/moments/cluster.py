@@ -33,17 +33,17 @@ _ROWS_PER_FEATURE = 16
 _GROUP_BYTES = 1 << 29
 # Number of states that one cluster task merges into one.
 _FAN_IN = 4
-# Number of groups per wave, and number of waves that are submitted in advance.
+# Number of groups per wave, and number of waves on the cluster at a time.
 _WAVE = 64
 _WAVES_AHEAD = 2
 # Number of times that dask runs a failed task again.
 _RETRIES = 2
-# Largest number of bytes that the workers receive of a source in the memory of this process.
+# Largest size, in bytes, of a source in the memory of this process that is sent to the workers.
 _MOST_SHIPPED = 1 << 26
 
 
 class Group(NamedTuple):
-    """Consecutive blocks, `first` to `stop` - 1: number of their wave, and their number of rows."""
+    """Consecutive blocks, `first` to `stop` - 1, the number of their wave, and their row count."""
 
     first: int
     stop: int
@@ -97,7 +97,8 @@ def state_of(
 ) -> Moments:
     """Return the moments of a part of a source.
 
-    `values` holds the values of the lazy dask collections of the part; None if it has none.
+    `values` holds the values of the lazy dask collections of the part; None if the part computes
+    them itself.
     """
     worker = require("distributed", "dask").get_worker()
     moments = kind(**like)
@@ -151,10 +152,10 @@ class _Engine:
         return self._client.submit(function, *arguments, pure=False, retries=_RETRIES)
 
     def _part(self, first: int, stop: int) -> tuple[object, object]:
-        """Return blocks `first` to `stop` - 1 as a part of the source, and futures of their values.
+        """Return blocks `first` to `stop` - 1 as a part, and futures of its lazy dask collections.
 
-        The futures are None unless the lazy collections of the part depend on data that already are
-        on the cluster.
+        If the collections depend on no data on the cluster, the futures are None, and the task that
+        reads the part computes the collections.
         """
         futures_of = require("distributed", "dask").futures_of
         part = self._source.part(first, stop)  # type: ignore[attr-defined]
@@ -183,7 +184,7 @@ class _Engine:
         return self._submit(digest_of, part, parameters, values)
 
     def tree(self, states: list[Any]) -> Any:
-        """Return a future of the sum of moments; `_FAN_IN` moments are added at a time."""
+        """Return a future of the sum of `states`, futures of moments; each task adds `_FAN_IN`."""
         while len(states) > 1:
             states = [
                 self._submit(self._kind._merged, states[i : i + _FAN_IN])

@@ -422,7 +422,7 @@ class Indicators:
         weights, weight_sum = counted[:-1], float(self._weights.sum())
         half = np.outer(t, weights - 0.5 * weight_sum * t)
         squares = -(half + half.T)
-        # The non-negative terms of the diagonal make it exactly 0 for a constant column.
+        # Computed from non-negative terms, the diagonal is exactly 0 for a constant column.
         np.fill_diagonal(squares, weights * (1.0 - t) ** 2 + (weight_sum - weights) * t**2)
         return weights - weight_sum * t, squares
 

@@ -3,14 +3,14 @@
 Let v be the label columns, of rank k: indicators of classes and columns of continuous variables,
 centred over the labelled rows. Let C_xv = Cov(x, v) and C_vv = Cov(v). The labels explain the part
 R R^T = C_xv C_vv^+ C_vx of Cov(x), which is computed from all rows. Only the residual part
-W = S_m - R_m R_m^T is computed from the m sampled rows, with S_m = Cov(x) and R_m R_m^T = R R^T in
-the sample. The estimate is::
+W = S_m - R_m R_m^T is computed from the m sampled rows, where S_m is the covariance of x in the
+sample, and R_m R_m^T is the part of S_m that the labels explain. The estimate is::
 
     M = m / (m - k) W + R R^T + D
 
-D is diagonal. If sampling error does not explain the difference between the variance of a feature
-in all rows and its estimate, the entry of D is this difference. `_undetermined` describes further
-entries of D, and all others are 0.
+D is diagonal. If the variance of a feature in all rows exceeds the estimate by more than the
+sampling error, the entry of D is the difference. `_undetermined` describes further entries of D;
+all others are 0.
 
 An eraser depends on M through the regression of the coordinates that change on the coordinates
 that do not. The residuals of x about the labels have the variance of x times 1 - rho^2, with rho
@@ -223,9 +223,10 @@ def _undetermined(
     the labels explain. The labels would seem to explain the difference fully, and an eraser could
     change x along the difference without bound.
 
-    The features j are those with W b = 0 for a combination b = e_j - sum_i c_i e_i, from a Cholesky
-    factorisation with pivoting, along which x varies in all rows: R^T b is not zero up to rounding
-    errors. For these features, the entry of D is at least the sampling error of the variance.
+    A feature j is returned if a combination b = e_j - sum_i c_i e_i of features has W b = 0 in the
+    sample, but x varies along b in all rows: R^T b is not zero up to rounding errors. A Cholesky
+    factorisation with pivoting gives b. In the caller, the entry of D for the feature is at least
+    the sampling error of its variance.
 
     Parameters
     ----------
@@ -234,7 +235,7 @@ def _undetermined(
     variances : (d,) float64
         Variances in all rows.
     explained : (k, d) float64
-        R^T.
+        R^T, with R of all rows.
 
     Returns
     -------
