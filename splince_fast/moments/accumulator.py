@@ -1,8 +1,8 @@
-"""Sums of all rows, and their update in three steps: encode labels, reduce a block, commit.
+"""Accumulator of the moments of x and of the sums of every label variable over all rows.
 
-New variables and classes are registered at the commit. The accumulator holds the state of x, the
-sums of every variable, and the buffered rows. It expects input that
-:class:`splince_fast.Moments` has validated.
+An update encodes the labels, reduces the rows block by block to sums, and commits the sums of each
+block. The first commit registers new variables and classes. Rows that do not fill a block are
+buffered. :class:`splince_fast.Moments` validates the input beforehand.
 """
 
 from __future__ import annotations
@@ -35,12 +35,16 @@ Float = NDArray[np.float64]
 
 KIND_OF_COLUMN: dict[type[Any], type[Variable]] = {ClassCodes: ClassSums, Columns: ColumnSums}
 KINDS: dict[str, type[Variable]] = {kind.kind: kind for kind in KIND_OF_COLUMN.values()}
-# Arrays with fewer numbers are allocated; larger ones use the work memory, which saves page faults.
+# A request for at least this number of float64 numbers is served from the work memory, which avoids
+# page faults.
 _SMALL = 1 << 16
 
 
 def check_column(variable: Variable, column: object, name: object) -> None:
-    """Raise LabelError if an encoded column contradicts earlier blocks of its variable."""
+    """Raise LabelError if an encoded column differs from earlier blocks in kind, type or columns.
+
+    `variable` holds the sums of earlier blocks, and `name` is its name.
+    """
     kind = KIND_OF_COLUMN[type(column)]
     if type(variable) is kind:
         variable.begin(column, name)
@@ -54,10 +58,11 @@ def merged_variables(
     shift: NDArray[np.float64],
     sign: int,
 ) -> dict[VariableName, Variable]:
-    """Return the variables of `ours` plus (sign 1) or minus (sign -1) those of `theirs`.
+    """Return the sum (sign 1) or difference (sign -1) of the variables of two accumulators.
 
     `shift` is the reference point of `theirs` minus the reference point of `ours`. Variables that
-    only `ours` has are returned without a copy; variables that only `theirs` has are copied.
+    only `ours` has are returned without a copy. If the sign is -1, variables that only `theirs` has
+    raise IncompatibleMomentsError.
     """
     result = dict(ours)
     for name, variable in theirs.items():
@@ -75,17 +80,17 @@ def merged_variables(
 
 @dataclass(slots=True)
 class Batch:
-    """Rows of one update, their encoded labels, and the variables of the labels."""
+    """Rows of one update with encoded labels, and the variables to which the rows are added."""
 
     block: LabelledRows
-    variables: dict[VariableName, Variable]  # variables of the labels, including new ones
-    new_names: dict[VariableName, Any]  # arguments of `Variable.learn`
-    state: State  # state of the accumulator; a new one before the first rows
-    learned: bool = False  # whether new variables and classes are registered
+    variables: dict[VariableName, Variable]  # registered and new variables
+    new_names: dict[VariableName, Any]  # argument of `Variable.learn`, if names are new
+    state: State  # state of the accumulator, or an empty state before the first rows
+    learned: bool = False  # whether the accumulator has registered `new_names`
 
 
 class Accumulator:
-    """Sums of all rows.
+    """Accumulator of the moments of x and of the sums of every label variable.
 
     Attributes
     ----------
@@ -95,12 +100,12 @@ class Accumulator:
     variables : dict of VariableName to Variable
         Sums of each variable.
     buffer : Buffer or None
-        Rows that do not fill a block yet.
+        Rows that do not fill a block yet and are not part of any sum.
     feature_names : tuple of str or None
         Names of the features, if rows came as a data frame.
     """
 
-    # Whether rows are always added in order, as by `update(in_order=True)`.
+    # Whether every update preserves the row order, as with `in_order=True`.
     ordered = False
 
     def __init__(self, parameters: Parameters, work: Workspace | None = None) -> None:
@@ -109,7 +114,7 @@ class Accumulator:
         self.variables: dict[VariableName, Variable] = {}
         self.buffer: Buffer | None = None
         self.feature_names: tuple[str, ...] | None = None
-        self.pairs = LabelTable()  # products of labels between variables
+        self.pairs = LabelTable()  # sums of products of labels of two variables
         self._work = Workspace() if work is None else work
 
     @property
@@ -128,7 +133,7 @@ class Accumulator:
         """Whether the buffer holds rows."""
         return self.buffer is not None and self.buffer.filled > 0
 
-    # Whether a reader must call `merge_pending` first.
+    # Whether `merge_pending` must be called before the sums are read.
     has_pending = has_buffered
 
     def merge_pending(self) -> None:
@@ -171,7 +176,7 @@ class Accumulator:
         return {name: variable.described for name, variable in self.variables.items()}
 
     def workspace(self, size: int) -> AbstractContextManager[Float]:
-        """Return a context manager that yields memory for `size` float64 numbers."""
+        """Return a context manager that yields an uninitialised float64 array, (size,)."""
         return nullcontext(np.empty(size)) if size < _SMALL else self._work.borrowed(size)
 
     # -- prepare ---------------------------------------------------------------------------
@@ -187,18 +192,19 @@ class Accumulator:
         index: NDArray[np.intp] | None = None,
         merge_all: bool = False,
     ) -> None:
-        """Add rows with valid labels: full blocks directly, the remainder through the buffer.
+        """Add rows with valid labels: reduce full blocks directly, and buffer the remaining rows.
 
         Parameters
         ----------
         in_order : bool
-            Preserve the row order across updates: never add rows before buffered rows.
+            Add buffered rows before new rows, so that the sums follow the order of the updates.
         checked : bool
             The values of the rows are already validated.
         index : (n,) intp, optional
-            Positions of the rows to add; `weight` and `encoded` belong to these n rows.
+            Positions of the rows to add, by default all rows; `weight` and `encoded` hold one
+            entry for each of these n rows.
         merge_all : bool
-            Leave no rows in the buffer.
+            Merge all rows into the sums, so that the buffer is empty afterwards.
 
         Raises
         ------
@@ -211,7 +217,8 @@ class Accumulator:
             n = len(index)
         capacity = self._work.capacities.get((width, rows.dtype))
         capacity = capacity or self._reserve(width, rows.dtype)
-        # A single full block needs no check here: its reduction validates the values.
+        # All rows are validated before any change. The reduction of a block validates the block
+        # before the state changes, so an update of exactly one block needs no check here.
         in_place = rows.direct and not (in_order and self.has_buffered)
         if not (checked or (in_place and n == capacity)):
             rows.check()
@@ -232,7 +239,7 @@ class Accumulator:
                 try:
                     self.flush()
                 except BaseException:
-                    # Remove these rows from the buffer: they were not added.
+                    # The update fails: remove its rows from the buffer.
                     buffer.filled -= stop - start
                     raise
             start = stop
@@ -241,13 +248,14 @@ class Accumulator:
             self.flush()
 
     def append_row(self, X: NDArray[np.generic], labels: object) -> bool:
-        """Append a single row (1, d) to buffered rows of the same dtype and variables.
+        """Append a single row X, (1, d), to a buffer that is not empty: the fast path of `update`.
 
         Returns
         -------
         bool
-            False, with nothing changed, for input that must be validated or has new classes:
-            the caller passes it to `update`.
+            Whether the row was appended. If False, nothing has changed, and the caller must call
+            `update`: the input needs validation, has new classes or other variables, or completes
+            a block.
         """
         columns = {} if labels is None else labels
         if self.buffer is None or type(columns) is not dict:
@@ -258,7 +266,8 @@ class Accumulator:
             codes[name] = variable.code_of(column, name) if type(variable) is ClassSums else -1
             if codes[name] < 0:
                 return False
-        # Reading the labels may run user code, which may update this object.
+        # Read the buffer only now: user code that ran during the access to the labels may have
+        # updated this accumulator.
         parameters, buffer = self.parameters, self.buffer
         if buffer is None or parameters.joint or not parameters.kinds.keys() <= codes.keys():
             return False
@@ -268,13 +277,19 @@ class Accumulator:
         return appended
 
     def n_missing(self, rows: Rows) -> int:
-        """Return the number of further rows of this width and dtype that complete a block."""
+        """Return how many rows complete the buffered block, or fill a block if none is buffered.
+
+        `rows` gives the width and dtype of a new block.
+        """
         if self.buffer is not None and self.buffer.filled:
             return self.buffer.n_free
         return self.parameters.capacity(rows.width, rows.dtype.itemsize)
 
     def _prepare(self, block: LabelledRows, encoded: Mapping[VariableName, Encoded]) -> Batch:
-        """Encode labels with the classes of the state; return a batch with the new variables."""
+        """Return a batch of rows with encoded labels, without a change of any sum.
+
+        New classes are numbered after the registered classes.
+        """
         width = block.rows.shape[1]
         state = self.state
         if state is None:
@@ -296,20 +311,21 @@ class Accumulator:
         return batch
 
     def _empty_state(self, width: int) -> State:
-        """Return the state of x without rows."""
+        """Return a state of x that holds no rows."""
         return State.empty(width, fourth=self.parameters.ledoit_wolf)
 
     def _reserve(self, width: int, dtype: np.dtype[np.generic]) -> int:
         """Allocate work memory for blocks of this width and dtype; return the rows per block."""
         capacity = self.parameters.capacity(width, dtype.itemsize)
-        threads.thread_count()  # raises for an invalid setting
+        threads.thread_count()  # raises InputError if SPLINCE_FAST_NUM_THREADS is invalid
         self._work.reserve(capacity, width, dtype)
         return capacity
 
     def _buffer_for(self, capacity: int, width: int, dtype: np.dtype[np.generic]) -> Buffer:
-        """Return a buffer for this dtype.
+        """Return a buffer that accepts rows of this dtype.
 
-        Buffered rows of another dtype are converted, or merged into the sums.
+        A buffer that holds rows of a wider dtype is returned unchanged. Buffered rows of a narrower
+        dtype are converted, or merged into the sums if they fill a block of `capacity` rows.
         """
         buffer = self.buffer
         if buffer is None:
@@ -337,7 +353,7 @@ class Accumulator:
         batch.learned = True
 
     def _append_to_buffer(self, batch: Batch, block: LabelledRows, buffer: Buffer) -> None:
-        """Append rows to the buffer, and register their new variables and classes."""
+        """Append rows to the buffer, then register their new variables and classes."""
         blanks = {name: variable.blank for name, variable in batch.variables.items()}
         filled = buffer.filled
         try:
@@ -362,7 +378,7 @@ class Accumulator:
             buffer.clear()
 
     def _merge(self, batch: Batch, block: LabelledRows) -> None:
-        """Reduce a block to sums, and add them to the state and to the variables."""
+        """Reduce a block to sums, and add the sums to the state and to the variables."""
         state, rows, index = batch.state, block.rows, block.index
         n = len(rows) if index is None else len(index)
         weight = None if block.weight is None else np.ascontiguousarray(block.weight)
@@ -379,7 +395,7 @@ class Accumulator:
             rows, weight, sample, reference, codes, n_sums, values,
             self._work.for_block(n, rows.shape[1], rows.dtype), index,
         )  # fmt: skip
-        # Allocate before mutating.
+        # Allocate all memory before the first change, so that a MemoryError changes nothing.
         fourth = None if state.fourth is None else state.fourth_about(reference)
         if fourth is not None:
             fourth.add_rows(rows, weight, reference, index)
@@ -398,7 +414,11 @@ class Accumulator:
         class_sums: Float,
         products: Float,
     ) -> None:
-        """Replace variables by `moved`, with a new reference point, and add the sums of a block."""
+        """Add the sums of a block to its variables.
+
+        `moved` holds copies of the variables about a new reference point, by name; it is empty if
+        the point is unchanged. The copies replace the variables before the sums are added.
+        """
         if moved:
             self.variables.update(moved)
             batch.variables.update({name: moved[name] for name in block.labels if name in moved})
@@ -413,7 +433,10 @@ class Accumulator:
             first, row = first + request.n_sums, row + k
 
     def _moved(self, state: State, reference: Float) -> dict[VariableName, Variable]:
-        """Return the variables about a new `reference`; empty if the point is unchanged."""
+        """Return copies of all variables about a new reference point.
+
+        The dict is empty if the point is unchanged or the state has no rows.
+        """
         if not state.weight or reference is state.reference:
             return {}
         step = state.reference - reference
@@ -438,7 +461,7 @@ class Accumulator:
             )
 
     def add(self, other: Accumulator) -> None:
-        """Add the sums of another accumulator, in place; both buffers are empty."""
+        """Add the sums of another accumulator, in place. Both buffers must be empty."""
         self.check_like(other)
         theirs = other.state
         if theirs is None:
@@ -460,7 +483,7 @@ class Accumulator:
         self.feature_names = self.feature_names or other.feature_names
 
     def without(self, part: Accumulator) -> Accumulator:
-        """Return a copy without the rows of `part`; both buffers are empty."""
+        """Return a copy from which the rows of `part` are removed. Both buffers must be empty."""
         self.check_like(part)
         result = self.copy()
         theirs, state = part.state, result.state
@@ -481,7 +504,8 @@ class Accumulator:
                     f"cannot remove this part: more rows would carry the variable {name!r} than "
                     "are left, so it is not a part of the whole"
                 )
-            # A feature is not constant if class means differ: class sums are precise to float64.
+            # In `constant` features the remaining scatter is within rounding error. A feature whose
+            # mean differs between labels is not constant: sums per label are accurate to float64.
             constant = constant[~variable.varies(constant, state.mean_deviation, rounding)]
         if len(constant):
             state.second.clear(constant)
@@ -503,7 +527,7 @@ class Accumulator:
         return other
 
     def scale(self, factor: float) -> None:
-        """Multiply every weight by a factor; the buffer is empty."""
+        """Multiply every weight by a factor. The buffer must be empty."""
         if self.state is not None:
             self.state.scale(factor)
         self.pairs.gram *= factor
@@ -511,14 +535,14 @@ class Accumulator:
             variable.scale(factor)
 
     def sort_classes(self, name: VariableName, order: list[ClassName]) -> None:
-        """Change the class order of a variable to `order`, which may add classes."""
+        """Reorder the classes of a variable as in `order`, which may include new classes."""
         if self.state is not None:
             old = cast(ClassSums, self.variables.get(name, ClassSums(self.state.width)))
             new = self.variables[name] = old.in_order(order)
             self.pairs.reorder(name, old, new)
 
     def restore(self, buffered: LabelledRows) -> None:
-        """Buffer rows whose labels are already encoded with the classes of this state."""
+        """Replace the buffer by rows whose labels are encoded with the registered classes."""
         state = self.state
         if state is None:
             raise RuntimeError("buffered rows need a state")
@@ -534,7 +558,18 @@ class Accumulator:
 
 
 def joined_requests(requests: list[Request], n: int) -> tuple[NDArray[np.intp], int, Float]:
-    """Join the requests of all variables: codes (v, n), number of class sums, values (q, n)."""
+    """Join the requests of all variables.
+
+    Returns
+    -------
+    codes : (v, n) intp
+        Index of the class sum of each row, for each of v requests with class sums; -1 for a missing
+        label. The class sums are numbered over all requests.
+    n_sums : int
+        Number of class sums.
+    values : (q, n) float64
+        Weighted label columns of the continuous variables.
+    """
     values: list[Float] = []
     codes = [request.codes for request in requests if request.codes is not None]
     stacked = np.empty((len(codes), n), np.intp)
@@ -549,6 +584,6 @@ def joined_requests(requests: list[Request], n: int) -> tuple[NDArray[np.intp], 
             values.append(request.values)
     values = values or [np.empty((0, n))]
     joined = values[0] if len(values) == 1 else np.concatenate(values)
-    if len(joined) < MATRIX_PRODUCT_FROM:  # the kernel needs contiguous rows
+    if len(joined) < MATRIX_PRODUCT_FROM:  # the kernel, unlike GEMM, needs C order
         joined = np.ascontiguousarray(joined)
     return stacked, n_sums, joined

@@ -1,4 +1,4 @@
-"""Reduction of a block of rows to its moments: work memory, passes over threads, and sums."""
+"""Reduction of a block of rows to its moments in parallel, and the work memory for it."""
 
 from __future__ import annotations
 
@@ -20,40 +20,48 @@ from splince_fast._runtime.arrays import check_values
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
 
-# Least number of elements per thread: for fewer, the start of a thread costs more than it saves.
+# Least number of elements per thread. For fewer elements, starting the thread takes more time than
+# the thread saves.
 _GRAIN = 1 << 20
-# Bytes per row of a stripe, the columns that one thread centres. Hardware prefetching follows rows
-# within a page: narrower stripes take up to 1.5 times as long. With more than `_FEW_THREADS`
-# threads, stripes may be narrower: further threads save more time, even while BLAS threads spin.
+# Least width, in bytes, of a stripe: the columns that one thread centres. Hardware prefetching
+# works within a page, and narrower stripes take up to 1.5 times as long. With more than
+# `_FEW_THREADS` threads, `Centred` uses narrower stripes: the additional threads save more time
+# than the stripes lose, even while idle BLAS threads occupy processors.
 _PAGE, _FEW_THREADS = 4096, 2
 _LINE = 64  # bytes of a cache line
-# Rows per float32 matrix product: more rows lose precision, fewer rows cost more memory traffic.
+# Rows per matrix product of `Gram`. With more rows, float32 sums lose precision; with fewer rows,
+# memory traffic increases.
 _CHUNK_ROWS = 256
-# Blocks with fewer multiplications, n d^2, are reduced by one thread.
+# `Gram` reduces a block on one thread if it takes fewer than this number of multiplications, n d^2.
 _GRAIN_PRODUCTS = 1 << 26
-# Threads per stripe. Centring takes about a tenth of the time of a reduction on one thread, so that
-# fewer stripes than threads suffice.
+# Least number of threads per stripe in `Gram`. Centring takes about a tenth of the time of a
+# reduction on one thread, so fewer stripes than threads suffice.
 _THREADS_PER_STRIPE = 4
-# Bytes of a part of a block, which fits into the second-level cache of a processor.
+# Bytes of a part: consecutive rows of a block that stay in the second-level cache of a processor
+# between centring and the sums per class.
 _PART_BYTES = 1 << 20
-# Rotation angles of row pairs: multiples of the golden angle are well separated.
+# Angles by which the kernel rotates pairs of rows; the product of the block with itself does not
+# depend on the angles. Without rotation, rows with few distinct values would have equal products,
+# whose rounding errors add up. Multiples of the golden angle are well separated.
 _ANGLES = np.arange(256) * (np.pi * (3.0 - 5.0**0.5))
 _ROTATIONS = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)
-# Rows of padding between panels, against conflicts in a set-associative cache.
+# Rows of padding after each panel (the columns of a chunk that fill one register). The padding
+# avoids conflicts in a set-associative cache.
 _GAP_ROWS = 4
-# A second pass is needed if |mean - shift|^2 of a column exceeds this multiple of its variance.
+# A block needs a second pass if (mean - shift)^2 exceeds this multiple of the variance in a column.
 _EXCESS = 4.0
-# At or above this many label columns, GEMM is faster than the fused loop.
+# At or above this number of label columns, GEMM computes their products with the rows faster than
+# the row kernel.
 MATRIX_PRODUCT_FROM = 8
 
 
 class Centred:
-    """Memory for the centred rows of a block, which BLAS multiplies.
+    """Work memory for the centred rows of a block, from which BLAS computes the scatter later.
 
     Parameters
     ----------
     out : ndarray of shape (m, d), dtype of the rows
-        m is at least n, rounded up to a multiple of 4.
+        Memory for blocks of at most m rows, where m is a multiple of 4.
     """
 
     product = None
@@ -62,7 +70,7 @@ class Centred:
         self.shifted = out
 
     def reduce(self, block: row_kernels.Block) -> None:
-        """Centre the rows of a block, in stripes of columns over threads."""
+        """Centre the rows of a block, where each thread centres a range of columns."""
         n, d = block.n, self.shifted.shape[1]
         out = self.shifted = self.shifted[: buffer_rows(n)]
         if len(out) < n:
@@ -78,19 +86,19 @@ class Centred:
 
 
 class Gram:
-    """Memory in which a block is centred and multiplied by itself in one pass over its rows.
+    """Work memory in which a block is centred and multiplied by itself in one pass over its rows.
 
     Parameters
     ----------
     block_rows, width : int
-        Number of rows and number of features d of most blocks.
+        Number of rows and number of features d of a full block.
     dtype : dtype
         Dtype of the rows, float32 or float64.
 
     Attributes
     ----------
     size : int
-        Size of the memory for `place`, in float64 numbers.
+        Least length of the argument of `place`.
     """
 
     shifted = None
@@ -104,7 +112,10 @@ class Gram:
         self.size = -(-numbers * dtype.itemsize // 8) + _LINE // 8
 
     def place(self, memory: Float) -> Gram:
-        """Use `memory`, float64, as work memory; it may be overwritten between two blocks."""
+        """Use the float64 array `memory` as work memory, and return this object.
+
+        Other code may overwrite the memory between two blocks.
+        """
         padded, n_panels = self._padded, 2 * self._padded // self._register_width
         start = -memory.ctypes.data % _LINE // 8
         flat: NDArray[np.generic] = memory[start:].view(self._dtype)
@@ -118,13 +129,13 @@ class Gram:
     def serves(block_rows: int, width: int, dtype: np.dtype[np.generic]) -> bool:
         """Return whether this class, and not BLAS, multiplies blocks of this shape and dtype.
 
-        It requires a processor with wide registers and, for float64, a product that takes no more
-        memory than a block: BLAS adds float64 products to the state without further memory.
+        The processor must have wide registers. A float64 product must also take no more memory than
+        a block, since BLAS adds float64 products to the state without memory for the product.
         """
         return row_kernels.wide() and (dtype == np.float32 or width <= block_rows)
 
     def reduce(self, block: row_kernels.Block) -> None:
-        """Centre and multiply the rows of a block, in chunks of rows over threads."""
+        """Centre a block and multiply it by itself, chunk by chunk; threads share the work."""
         n, d = block.n, self._width
         count = threads.thread_count() if n * d * d >= _GRAIN_PRODUCTS else 1
         stripe = max(_PAGE // self._dtype.itemsize, -(-d // max(1, count // _THREADS_PER_STRIPE)))
@@ -140,14 +151,15 @@ class Gram:
 
 
 class Workspace:
-    """Scratch memory for the reduction of blocks, lent to solvers while no block is reduced.
+    """Work memory for the reduction of blocks; solvers may use it between two reductions.
 
     Attributes
     ----------
     capacities : dict
         Rows per block for which memory is allocated, by width and dtype.
     product : ndarray of float32, shape (d, d), or None
-        Output of the product of a float32 block with itself, unless a :class:`Gram` holds it.
+        Memory in which BLAS computes the product of a float32 block with itself; None if no block
+        needs it, as with a :class:`Gram`.
     """
 
     def __init__(self) -> None:
@@ -179,7 +191,7 @@ class Workspace:
         self.capacities[width, dtype] = block_rows
 
     def for_block(self, n: int, width: int, dtype: np.dtype[np.generic]) -> Centred | Gram:
-        """Return the memory in the form that `reduce_block` needs for n rows."""
+        """Return the argument `memory` of `reduce_block` for a block of n rows."""
         gram = self._grams.get((width, dtype))
         if gram is not None:
             return gram
@@ -189,9 +201,10 @@ class Workspace:
 
     @contextmanager
     def borrowed(self, size: int) -> Iterator[Float]:
-        """Yield memory for `size` float64 numbers: the work memory if it is free and large enough.
+        """Yield an uninitialised float64 array, (size,), for use in a ``with`` block.
 
-        New memory for a large factorisation would cost page faults and raise the peak of memory.
+        The array lies in the work memory if this memory is large enough and not yet borrowed. New
+        memory for a large factorisation would cost page faults and raise the peak memory.
         """
         if self._memory.size < size or not self._borrowed.acquire(blocking=False):
             yield np.empty(size)
@@ -204,15 +217,15 @@ class Workspace:
 
 @lru_cache(maxsize=64)
 def part_rows(width: int, itemsize: int) -> int:
-    """Return the number of rows per part of a block.
+    """Return the number of rows per part: consecutive rows of a block that fit into the cache.
 
-    It depends on shape and dtype alone, so that results are reproducible.
+    The number depends on width and dtype alone, so that results are reproducible.
     """
     return min(512, max(64, _PART_BYTES // (width * itemsize))) // 4 * 4
 
 
 def buffer_rows(block_rows: int) -> int:
-    """Return the number of rows of work memory for a block, a multiple of 4 for the kernel."""
+    """Return `block_rows` rounded up to a multiple of 4, as the kernel requires."""
     return -(-block_rows // 4) * 4
 
 
@@ -220,7 +233,7 @@ def buffer_rows(block_rows: int) -> int:
 class Sample:
     """Weighted mean and sum of squares of a sample of the rows of a block."""
 
-    shift: Float  # (d,): mean of the sampled rows
+    shift: Float  # (d,): weighted mean of the sampled rows
     squares: Float  # (d,): sum w (x - shift)^2 over the sampled rows
     weight: float  # weight sum of the sampled rows
     block_weight: float  # weight sum of the block
@@ -228,18 +241,18 @@ class Sample:
 
 @dataclass(slots=True)
 class Reduced:
-    """Moments of one block; sums are of deviations x - reference from the reference point."""
+    """Moments of one block about a reference point."""
 
     n_rows: int
     weight: float
     deviation: Float  # (d,): sum w (x - reference)
-    residual: Float  # (d,): mean of the block minus the shift that `shifted` subtracts
-    # The scatter is shifted^T shifted - weight residual residual^T. Either `shifted` or the product
-    # shifted^T shifted is set:
-    shifted: NDArray[np.generic] | None  # (m, d): sqrt(w) (x - shift), rotated in pairs
-    product: NDArray[np.generic] | None  # (m, d), m >= d, Fortran-ordered; lower triangle valid
+    residual: Float  # (d,): mean of the block minus the shift in `shifted`
+    # The scatter is shifted^T shifted - weight residual residual^T. Either `shifted` or `product`,
+    # which is shifted^T shifted, is None.
+    shifted: NDArray[np.generic] | None  # (m, d): rows sqrt(w) (x - shift), each pair rotated
+    product: NDArray[np.generic] | None  # (m, m), m >= d, Fortran-ordered; lower triangle valid
     class_sums: Float  # (c, d): sum w (x - reference) per class
-    products: Float  # (q, d): values (x - reference)
+    products: Float  # (q, d): matrix product of `values` and x - reference
 
 
 def rows_of(rows: NDArray[np.generic], index: Codes | None, start: int, stop: int) -> NDArray[Any]:
@@ -248,7 +261,7 @@ def rows_of(rows: NDArray[np.generic], index: Codes | None, start: int, stop: in
 
 
 def sample_block(rows: NDArray[Any], weight: Float | None, index: Codes | None = None) -> Sample:
-    """Return mean and sum of squares of about 4 sqrt(n) rows of a block; values may be invalid.
+    """Return the `Sample` of about 4 sqrt(n) rows of a block; NaN and infinity raise no error.
 
     Parameters
     ----------
@@ -276,34 +289,38 @@ def reduce_block(
     memory: Centred | Gram,
     index: Codes | None = None,
 ) -> Reduced:
-    """Reduce a block to its moments in one pass over memory, with columns split over threads.
+    """Return the moments of a block, in one pass over its rows unless precision requires a second.
 
-    With shift s, block mean m, weight W and r = m - s, the scatter about the mean is
+    The shift s is the mean of the sample. With block mean m, weight sum W and r = m - s, the sum of
+    squares of a feature about the mean is::
 
-        sum w (x - m)^2 = sum w (x - s)^2 - W r^2.
+        sum w (x - m)^2 = sum w (x - s)^2 - W r^2
 
-    The subtraction loses little precision while W r^2 <= 4 V for a lower bound V of the left side:
-    the sum about s is then at most five times the sum about m. V is the larger of two bounds: the
-    sum of squares of the sample about its own mean, and w |x - m|^2 of the row furthest from s. If
-    the inequality fails, a second pass uses s = m. For normal rows in random order it fails if s is
-    eight standard errors from m.
+    The subtraction loses little precision if W r^2 <= 4 V for a lower bound V of the left side,
+    since the sum about s is then at most five times the sum about m. V is the larger of two bounds:
+    the sum of squares of the sample about its own mean, and w (x - m)^2 of the row furthest from s.
+    If the inequality fails for a feature, a second pass uses s = m. For normal rows in random order
+    and unit weights, the inequality fails if s is more than about eight standard errors (of the
+    sample mean) from m.
 
     A block whose float32 products would overflow or underflow is reduced in float64.
 
     Parameters
     ----------
-    rows : (m, d) float32 or float64, C-contiguous; values may be invalid
+    rows : (m, d) float32 or float64, C-contiguous; not yet validated
     weight : (n,) float64 > 0, or None for unit weights
     sample : Sample
         Sample of the block; a second pass overwrites its shift.
     reference : (d,) float64
-        Reference point, which is subtracted from x in all sums.
+        Reference point of the sums: x - reference is summed.
     codes : (v, n) intp
-        For each of v variables, the class sum of each row, below n_codes; -1 for none.
+        For each of v variables, the index of the class sum of each row; -1 for a missing label.
+    n_codes : int
+        Number of class sums of all variables.
     values : (q, n) float64
-        Coefficients of the rows in q sums of products.
+        Coefficients of the rows in q further sums, including the weights.
     memory : Centred or Gram
-        Work memory, overwritten. A :class:`Gram` computes the product in the same pass.
+        Work memory, which is overwritten.
     index : (n,) intp, optional
         Positions in `rows` of the n >= 1 rows of the block, which are not copied; by default all
         rows.
@@ -353,9 +370,10 @@ def add_products(
     rows: NDArray[np.generic], values: Float, shift: Float, offset: Float, products: Float,
     index: Codes | None = None,
 ) -> None:  # fmt: skip
-    """Compute products = values (rows - shift + offset) in float64, 512 rows at a time.
+    """Compute products = values (rows - shift + offset) in place and in float64.
 
-    SciPy's BLAS is used, as for all other products: the threads of a second BLAS would spin.
+    SciPy's BLAS computes this product, as it computes all others of rows: idle threads of a second
+    BLAS, that of NumPy, would occupy processors.
     """
     import splince_fast._kernels.blas as blas_kernels
 

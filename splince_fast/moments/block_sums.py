@@ -1,4 +1,4 @@
-"""Accumulators without a d x d product: blocks are summed without a copy, each about its shift."""
+"""Base class of accumulators without a d x d product, and the sums of one block about a shift."""
 
 from __future__ import annotations
 
@@ -21,23 +21,26 @@ from splince_fast.moments.variable import Request, Variable
 
 Float = NDArray[np.float64]
 
-# Least number of elements per thread: for fewer, the start of a thread costs more than it saves.
+# Least number of elements per thread. For fewer elements, starting the thread takes more time than
+# the thread saves.
 _GRAIN = 3 << 17
-# Rows are valid if their sums of squares about a finite point are at most this.
+# All values of a block with weights of at least 1 are valid if the sum of squares of each feature
+# about a finite point is at most this.
 _LARGEST = 1e280
-# Largest number of segments of a block: a few threads saturate the memory bandwidth. It is odd: of
-# two threads, the first starts earlier and takes one segment more.
+# Largest number of segments (see `_segment_rows`) of a block: a few threads saturate the memory
+# bandwidth. The number is odd because the first of two threads starts earlier, and sums one segment
+# more than the second.
 _MOST_SEGMENTS = 7
-# Columns per stripe: `leverage` holds one partial sum per row and stripe.
+# Number of columns per stripe. `BlockSums.leverage` holds one partial sum per row and stripe.
 STRIPE = 192
 
 
 class DiagonalAccumulator(Accumulator):
-    """An accumulator that reduces blocks without a copy and without a d x d product."""
+    """Base class of accumulators that sum blocks without a copy and without a d x d product."""
 
     def _reserve(self, width: int, dtype: np.dtype[np.generic]) -> int:
         """Return the rows per block; the reduction needs no work memory."""
-        threads.thread_count()  # raises for an invalid setting
+        threads.thread_count()  # raises InputError if SPLINCE_FAST_NUM_THREADS is invalid
         capacity = self.parameters.capacity(width, dtype.itemsize)
         self._work.capacities[width, dtype] = capacity
         return capacity
@@ -45,7 +48,10 @@ class DiagonalAccumulator(Accumulator):
     def _common_reference(
         self, state: State, block_state: State
     ) -> tuple[Float, dict[VariableName, Variable]]:
-        """Return a reference point for a state and a block, and the variables that move to it."""
+        """Return a common reference point of two states, and copies of the variables about it.
+
+        The dict of copies is empty if the variables already have this reference point.
+        """
         reference = state.reference_with(block_state)
         return reference, {} if reference is state.reference else self._moved(state, reference)
 
@@ -58,15 +64,16 @@ class DiagonalAccumulator(Accumulator):
         sums: tuple[Float, Float, Float, Float],
         common: tuple[Float, dict[VariableName, Variable]],
     ) -> None:
-        """Add the state of a block, and the sums of the block to its variables.
+        """Add the moments of a block to the state, and its label sums to the variables.
 
         Parameters
         ----------
         block_state : State
             Moments of x in the block.
         sums : tuple of ndarray
-            Sums of x per class, weight sums of the classes, products of x with label columns, and
-            sums of the label columns, all about the reference point of `block_state`.
+            Sums of x per class, weight sums of the classes, products of label columns with x, and
+            sums of the label columns. x is taken about the reference point of `block_state`. The
+            method changes the arrays in place.
         common : tuple
             Result of `_common_reference`.
         """
@@ -81,13 +88,15 @@ class DiagonalAccumulator(Accumulator):
 
 
 class BlockSums:
-    """Sums of one block about `shift`; every call of `compute` computes all of them.
+    """Sums of the rows of one block and of their squares, about the point `shift`.
+
+    `compute` sets the sums as attributes.
 
     Attributes
     ----------
     cells : tuple of (c,) intp and (c,) float64
-        One row of each cell, and the weight sum of each cell: a cell is the rows of a segment
-        with equal codes.
+        Number of one row of each cell, and the weight sum of each cell. A cell consists of the rows
+        of a segment (see `_segment_rows`) with equal codes of all variables.
     """
 
     def __init__(
@@ -123,9 +132,9 @@ class BlockSums:
         self.cells = order[starts], np.add.reduceat(ordered, starts)
 
     def compute(self, inverse: Float) -> None:
-        """Compute total, squares, class_sums, products and leverage.
+        """Compute the attributes total, squares, class_sums, products and leverage.
 
-        `leverage` is the sum of inverse_j (x_ij - shift_j)^2 over the features j of a stripe.
+        `leverage[s, i]` is the sum of inverse_j (x_ij - shift_j)^2 over the features j of stripe s.
         """
         n, (segments, _, d), pieces = self._block.n, self._sums.shape, 1
         if segments == 1:
@@ -139,8 +148,8 @@ class BlockSums:
             )
 
         threads.split(work, max(segments, pieces), grain=1)
-        with np.errstate(over="ignore", invalid="ignore"):  # `check` raises an error for such rows
-            sums = functools.reduce(np.add, self._sums)  # in the order of segments
+        with np.errstate(over="ignore", invalid="ignore"):  # `check` reports overflow
+            sums = functools.reduce(np.add, self._sums)  # fixed order: reproducible sums
         self.total: Float = sums[0]
         self.squares: Float = sums[1]
         self.class_sums: Float = sums[2 : 2 + self._n_codes]
@@ -153,7 +162,7 @@ class BlockSums:
 
     @property
     def variances(self) -> Float:
-        """(d,): sums of squares about the mean of the block, not divided by its weight sum."""
+        """Sums of squares about the mean of the block, (d,), not divided by the weight sum."""
         return np.maximum(0.0, self.squares - self.total**2 / self.weight_sum)
 
     @property
@@ -166,18 +175,23 @@ class BlockSums:
 
 @lru_cache(maxsize=64)
 def _segment_rows(n: int, d: int, n_sums: int) -> int:
-    """Return the number of rows per segment, a multiple of 4; segments are summed separately.
+    """Return the number of rows per segment, a multiple of 4.
 
-    The number of segments depends on shapes alone, and is so small that the sums take a small
-    fraction of the memory of the block. If it is 1, threads split the columns instead.
+    A segment is a range of rows of a block; each segment has its own sums, so that threads can sum
+    several segments in parallel. The number of segments depends on shapes alone, for reproducible
+    results, and is small enough that the sums take a small fraction of the memory of the block.
+    If a block has a single segment, threads split its columns.
     """
     count = max(1, min(_MOST_SEGMENTS, n * d // _GRAIN, n // (16 * n_sums)))
     return -(-n // (4 * count)) * 4
 
 
 def class_weights(codes: NDArray[np.intp], n_codes: int, weight: Float) -> Float:
-    """Return the weight sum of the rows in each class sum; `weight` is empty for unit weights."""
-    weights = np.zeros(n_codes + 1)  # the first entry is that of missing labels
+    """Return the weight sum of each class, (n_codes,), where an empty `weight` means unit weights.
+
+    `codes`, (v, n), holds the classes of v variables, numbered over all variables.
+    """
+    weights = np.zeros(n_codes + 1)  # entry 0 is for missing labels, code -1
     for column in codes:
         weights += np.bincount(column + 1, weight if len(weight) else None, n_codes + 1)
     return weights[1:]

@@ -16,16 +16,16 @@ Float = NDArray[np.float64]
 
 _PART_BYTES = 1 << 20
 _FLOAT32 = np.dtype(np.float32)
-# Rows with a sum of squares up to this are valid in every dtype.
+# A row with a sum of squares of at most this is finite, and valid in float32 and float64.
 _LARGEST_SQUARES = 1e38
 
 
 @dataclass(slots=True)
 class LabelledRows:
-    """Consecutive rows with their weights and labels."""
+    """Rows with their weights and labels: n rows of an array, by default all rows."""
 
     rows: NDArray[np.generic]  # (m, d)
-    weight: Float | None  # (n,), None for unit weights
+    weight: Float | None  # (n,); None for unit weights
     labels: dict[VariableName, Labels] = field(default_factory=dict)
     index: NDArray[np.intp] | None = None  # (n,): positions in `rows`; None for all rows
 
@@ -43,13 +43,13 @@ class LabelledRows:
         )
 
     def copy_rows(self, out: NDArray[np.generic]) -> None:
-        """Write the rows to `out`, (n, d) of any dtype."""
+        """Copy the n rows to `out`, an (n, d) array of any dtype."""
         rows, index = self.rows, self.index
         if index is None:
             out[...] = rows
         elif rows.dtype == out.dtype and rows.flags.c_contiguous and rows.flags.aligned:
             np.take(rows, index, axis=0, out=out, mode="clip")
-        else:  # in parts that fit into the cache
+        else:  # convert in parts that fit into the cache
             step = max(1, _PART_BYTES // max(1, rows.shape[1] * rows.dtype.itemsize))
             for start in range(0, len(index), step):
                 part = index[start : start + step]
@@ -59,7 +59,8 @@ class LabelledRows:
 class Buffer:
     """Memory for the labelled rows of a block that is not full yet.
 
-    Buffered rows are converted when a row of a wider dtype is added, so that alternating dtypes
+    A buffer has one dtype: :meth:`widened` converts the rows when a row of a wider dtype is added,
+    and rows of a narrower dtype are converted when they are added. Alternating dtypes therefore
     cost no more than the wider dtype alone.
 
     Attributes
@@ -77,7 +78,8 @@ class Buffer:
         dtype: np.dtype[np.generic],
         empty: Callable[[int], Any] | None = None,
     ) -> None:
-        # `empty` allocates float64 numbers: an array, or a tensor if `dtype` is a torch dtype.
+        # `empty(size)` returns memory for `size` float64 numbers: an array by default, or a tensor
+        # if `dtype` is a torch dtype.
         size = -(-capacity * width * dtype.itemsize // 8)
         self._memory: Float = np.empty(size) if empty is None else empty(size)
         self._width = width
@@ -91,7 +93,10 @@ class Buffer:
         return flat[: capacity * self._width].reshape(capacity, self._width)
 
     def offers(self, capacity: int, dtype: np.dtype[np.generic]) -> bool:
-        """Set capacity and dtype of an empty buffer; return False if its memory is too small."""
+        """Set the capacity and dtype of the buffer, if it is empty and its memory suffices.
+
+        Return whether they were set.
+        """
         if self.filled or self._memory.nbytes < capacity * self._width * dtype.itemsize:
             return False
         self.rows = self._view(capacity, dtype)
@@ -107,7 +112,7 @@ class Buffer:
         return self._memory.nbytes + sum(a.nbytes for a in others if a is not None)
 
     def widened(self, capacity: int, dtype: np.dtype[np.generic]) -> Buffer:
-        """Return a new buffer of this capacity and dtype with a copy of the rows."""
+        """Return a new buffer of this capacity and dtype with a copy of the buffered rows."""
         wide = Buffer(capacity, self._width, dtype)
         if self.filled:
             contents = self.contents()
@@ -115,12 +120,14 @@ class Buffer:
         return wide
 
     def append(self, block: LabelledRows, blanks: Mapping[VariableName, float]) -> None:
-        """Copy at most `n_free` rows into the buffer; `filled` changes last.
+        """Copy a block of at most `n_free` rows into the buffer.
+
+        `filled` changes last, so that an error leaves the buffered rows intact.
 
         Parameters
         ----------
         blanks : dict
-            The missing label, as a code or value, of each variable of the block.
+            Code or value of a missing label, for each variable of the block.
         """
         capacity, start = len(self.rows), self.filled
         stop = start + len(block)
@@ -144,13 +151,14 @@ class Buffer:
         self.filled = stop
 
     def append_row(self, X: NDArray[np.generic], codes: Mapping[VariableName, int]) -> bool:
-        """Append a row (1, d) with a class code for every variable of the buffered rows.
+        """Append a row X, (1, d), with a class code for every variable of the buffered rows.
 
         Returns
         -------
         bool
-            False, with nothing changed, if the buffer is empty, holds weights or has other
-            variables, or if the row is not finite, has a wider dtype, or would complete a block.
+            Whether the row was appended. If False, nothing has changed: the buffer is empty, holds
+            weights or has other variables, or the row is not finite, has another shape or a dtype
+            that is neither float32 nor the dtype of the buffer, or would complete a block.
         """
         start, rows = self.filled, self.rows
         if (
@@ -164,7 +172,7 @@ class Buffer:
         row = rows[start]
         row[:] = X[0]
         with np.errstate(over="ignore", invalid="ignore"):
-            if not np.dot(row, row) <= _LARGEST_SQUARES:  # NaN included
+            if not np.dot(row, row) <= _LARGEST_SQUARES:  # `not <=` is true for NaN, too
                 return False
         for name, code in codes.items():
             self._labels[name][start] = code
@@ -172,9 +180,9 @@ class Buffer:
         return True
 
     def contents(self) -> LabelledRows:
-        """Return the buffered rows, as views."""
+        """Return the buffered rows as views of the memory."""
         stop = self.filled
-        # After a failed append a new variable may have only missing labels.
+        # A failed append of a block may leave a variable without labels in any buffered row.
         labels = {name: labels[:stop] for name, labels in self._labels.items()}
         weight = None if self._weight is None else self._weight[:stop]
         return LabelledRows(self.rows[:stop], weight, labels)
@@ -185,7 +193,7 @@ class Buffer:
         self._labels.clear()
 
     def forget(self, registered: Container[VariableName]) -> None:
-        """Drop the labels of variables that are not registered, after a failed append."""
+        """Remove the variables that are not in `registered`, after a failed append."""
         self._labels = {name: v for name, v in self._labels.items() if name in registered}
 
 

@@ -18,15 +18,15 @@ from splince_fast.moments.variable import Variable
 
 Float: TypeAlias = NDArray[np.float64]
 
-# Largest number of classes: each has a d x d matrix and a block of rows.
+# Largest number of classes: the memory for each class is a d x d matrix and a block of rows.
 MOST_CLASSES = 64
 
 
 class ClassAccumulator(Accumulator):
-    """One accumulator (part) per class of a variable, and one for the rows without a label.
+    """One accumulator, a part, per class of a variable, and one for the rows without a label.
 
-    The state and the variables of the base class are the total: the sum of all parts, in the order
-    of the class names, which `merge_pending` computes.
+    `state`, `variables` and `pairs` hold the total, which is the sum of all parts. `merge_pending`
+    computes the total in the order of the class names, so that the total is reproducible.
     """
 
     def __init__(self, parameters: Parameters) -> None:
@@ -37,7 +37,11 @@ class ClassAccumulator(Accumulator):
 
     @property
     def variables(self) -> dict[VariableName, Variable]:
-        """Variables of all rows; while rows are pending, each variable as in one of the parts."""
+        """Variables of the total.
+
+        While rows are pending, each variable is that of one part: its kind is right, but its
+        classes and sums may be incomplete.
+        """
         if not self.has_pending:
             return self._total
         return {name: v for part in self.parts.values() for name, v in part.variables.items()}
@@ -48,7 +52,7 @@ class ClassAccumulator(Accumulator):
 
     def described(self) -> dict[VariableName, str]:
         texts = super().described()
-        keys: dict[VariableName, set[object]] = {}  # class keys over all parts
+        keys: dict[VariableName, set[object]] = {}  # class keys in any part
         for part in self.parts.values():
             for name, variable in part.variables.items():
                 if isinstance(variable, ClassSums):
@@ -67,7 +71,7 @@ class ClassAccumulator(Accumulator):
 
     @property
     def has_pending(self) -> bool:
-        """Whether rows are buffered, or rows of the parts are missing in the total."""
+        """Whether rows are buffered, or the total does not contain all rows of the parts."""
         return not self._merged or any(part.has_pending for part in self.parts.values())
 
     @property
@@ -77,7 +81,7 @@ class ClassAccumulator(Accumulator):
         return super().nbytes + parts
 
     def merge_pending(self) -> None:
-        """Merge all buffered rows into the parts, and add the parts to the total."""
+        """Merge the buffered rows of every part, and compute the total of all parts."""
         for part in self.parts.values():
             part.merge_pending()
         total = Accumulator(self.parameters)
@@ -97,7 +101,7 @@ class ClassAccumulator(Accumulator):
         index: NDArray[np.intp] | None = None,
         merge_all: bool = False,
     ) -> None:
-        """Add rows to the parts of their classes; arguments as in the base class."""
+        """Add rows to the parts of their classes, with the parameters of `Accumulator.update`."""
         if not checked:
             rows.check()
         n = len(rows.array) if index is None else len(index)
@@ -109,7 +113,7 @@ class ClassAccumulator(Accumulator):
                 f"by={self.parameters.by!r} has more than {MOST_CLASSES} classes, and each keeps a "
                 "d x d matrix; name a variable of fewer classes"
             )
-        for key, column in encoded.items():  # raise before any part changes
+        for key, column in encoded.items():  # raise LabelError before any part changes
             for part in self.parts.values():
                 if key in part.variables:
                     check_column(part.variables[key], column, key)
@@ -129,7 +133,10 @@ class ClassAccumulator(Accumulator):
     def _classes_of(
         self, encoded: Mapping[VariableName, Encoded], n: int
     ) -> dict[ClassName | None, NDArray[np.intp]]:
-        """Return the positions of the rows of each class; the key None is for missing labels."""
+        """Return the positions of the rows of each class, by class name.
+
+        The key None stands for rows without a label.
+        """
         by = self.parameters.by
         column = encoded.get(by) if by is not None else None
         if column is None:
@@ -158,17 +165,17 @@ class ClassAccumulator(Accumulator):
         self.parts[name], self._merged = part, False
 
     def append_row(self, X: NDArray[np.generic], labels: object) -> bool:
-        """Return False, so that the caller adds the row by `update`."""
+        """Return False: there is no fast path, and the caller must call `update`."""
         return False
 
     def n_missing(self, rows: Rows) -> int:
-        """Return the number of rows of a full block, regardless of buffered rows."""
+        """Return the number of rows of a full block; buffered rows do not count."""
         return self.parameters.capacity(rows.width, rows.dtype.itemsize)
 
     # -- algebra ---------------------------------------------------------------------------
 
     def add(self, other: Accumulator) -> None:
-        """Add the parts of another accumulator; neither accumulator has pending rows."""
+        """Add the parts of another accumulator. Neither accumulator may have pending rows."""
         self.check_like(other)
         theirs = _parts_of(other)
         parts = dict(self.parts)
@@ -181,7 +188,10 @@ class ClassAccumulator(Accumulator):
         self.merge_pending()
 
     def without(self, part: Accumulator) -> Accumulator:
-        """Return a copy without the rows of `part`; neither accumulator has pending rows."""
+        """Return a copy from which the rows of `part` are removed.
+
+        Neither accumulator may have pending rows.
+        """
         self.check_like(part)
         result = ClassAccumulator(self.parameters)
         result.feature_names = self.feature_names
@@ -207,20 +217,20 @@ class ClassAccumulator(Accumulator):
         return other
 
     def scale(self, factor: float) -> None:
-        """Multiply every weight by a factor; all buffers are empty."""
+        """Multiply every weight by a factor. All buffers must be empty."""
         for part in self.parts.values():
             part.scale(factor)
         self._merged = False
 
     def sort_classes(self, name: VariableName, order: list[ClassName]) -> None:
-        """Reorder the classes of a variable to `order` in every part."""
+        """Reorder the classes of a variable as in `order`, in every part."""
         for part in self.parts.values():
             part.sort_classes(name, order)
         self._merged = False
 
 
 def rows_of(column: Encoded, index: NDArray[np.intp]) -> Encoded:
-    """Return the rows `index` of an encoded column, with all classes of the column."""
+    """Return the rows `index` of an encoded column; the list of its classes does not change."""
     if isinstance(column, ClassCodes):
         return ClassCodes(column.classes, column.codes[index])
     present = None if column.present is None else column.present[index]
@@ -228,7 +238,7 @@ def rows_of(column: Encoded, index: NDArray[np.intp]) -> Encoded:
 
 
 def _present(column: Encoded) -> Encoded:
-    """Return a column without the classes that occur in no row."""
+    """Return a column whose list of classes holds only those that occur in its rows."""
     if not isinstance(column, ClassCodes):
         return column
     codes = column.codes
@@ -242,22 +252,22 @@ def _present(column: Encoded) -> Encoded:
 
 
 def class_of(part: Accumulator, by: str) -> ClassName | None:
-    """Return the class of the rows of a part; None if the rows carry no label."""
+    """Return the class of the variable `by` that all rows of a part have; None without a label."""
     variable = part.variables.get(by)
     if not isinstance(variable, ClassSums):
         return None
-    # Several names occur only after `sort_classes`. No rows are pending then: the class with rows
-    # is that of the part.
+    # `sort_classes` gives the part the names of other classes. None of its rows are buffered then,
+    # so its own class is the only one with rows.
     return variable.names[int(np.argmax(variable.tensors()["rows"]))]
 
 
 def _parts_of(other: Accumulator) -> dict[ClassName | None, Accumulator]:
-    assert isinstance(other, ClassAccumulator)  # the caller has compared the parameters
+    assert isinstance(other, ClassAccumulator)  # the caller has compared `parameters.by`
     return other.parts
 
 
 def _sorted(parts: Mapping[ClassName | None, Accumulator]) -> list[ClassName | None]:
-    """Return the sorted class names; None, for rows without a label, comes first."""
+    """Return the names of the parts in sorted order; None (rows without a label) is first."""
     return sorted(
         parts, key=lambda name: ("", "") if name is None else ("a", repr(class_key(name)))
     )

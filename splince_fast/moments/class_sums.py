@@ -1,6 +1,7 @@
-"""Sums of a class-coded variable: n_c, w_c = sum w_i and s_c = sum w_i (x_i - r) per class c.
+"""Sums over the rows of each class of a class-coded variable.
 
-r is the reference point of the state of x, n_c the number of rows of the class.
+The sums of class c are the number of rows n_c, the weight sum w_c = sum w_i and
+s_c = sum w_i (x_i - r), where r is the reference point of the state of x.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ Int = NDArray[np.int64]
 
 
 class ClassSums(Variable):
-    """Sums per class; the arrays have one row per class, and new classes add rows.
+    """Sums per class of a class-coded variable.
+
+    Each array has one row per class. `commit` appends rows for new classes, so that the arrays are
+    shorter than `names` if some classes occur only in buffered rows.
 
     Attributes
     ----------
@@ -66,9 +70,10 @@ class ClassSums(Variable):
         self.rows = np.zeros(k, np.int64) if rows is None else rows
         self.weights = np.zeros(k) if weights is None else weights
         self.sums = np.zeros((k, width)) if sums is None else sums
-        # Caches. `_looked_up`: classes of the last column, and their positions followed by -1.
-        # `_begun`: classes and positions of a column with new classes, and the new classes, until
-        # `learn` is called.
+        # Two caches for columns with the same classes. `_looked_up` holds the classes of the last
+        # column, and the position of each class in the sums, followed by -1 for a missing label.
+        # `_begun` holds the same for a column with new classes, and the new classes, until `learn`
+        # registers them.
         self._looked_up: tuple[tuple[ClassName, ...], Codes] | None = None
         self._begun: tuple[tuple[ClassName, ...], Codes, list[ClassName]] | None = None
 
@@ -81,11 +86,11 @@ class ClassSums(Variable):
     def position_by_key(self) -> dict[Hashable, int]:
         """Position of each class in the sums, by class key.
 
-        Computed on first use, since a column may declare many classes that never occur.
+        The dict is built on first use, since a column may declare many classes that never occur.
         """
         positions, names = self._positions, self._names
         if len(positions) < len(names):
-            # The dictionary is complete before the assignment, since other threads may read it.
+            # Assign only the complete dict, since other threads may read the attribute.
             positions = dict(zip(_keys(names), range(len(names)), strict=True))
             self._positions = positions
         return positions
@@ -111,10 +116,11 @@ class ClassSums(Variable):
             )
         if self._looked_up is not None:
             before, lookup = self._looked_up
-            # Joint classes are tuples: (True,) and (1,) are different classes that compare equal.
+            # Equality does not suffice for joint classes, which are tuples: (True,) == (1,), but
+            # they are different classes.
             if before is classes or (before == classes and type(classes[0]) is not tuple):
                 return lookup.take(column.codes, mode="wrap"), None
-        # Code -1, a missing label, indexes the last entry, which is -1.
+        # A missing label has code -1, which indexes the last entry of `lookup`, -1.
         lookup = np.full(len(classes) + 1, -1, np.intp)
         if n_known:
             positions = map(self.position_by_key.get, _keys(classes), repeat(-1))
@@ -140,9 +146,10 @@ class ClassSums(Variable):
         self._begun = None
 
     def code_of(self, column: object, name: str) -> int:
-        """Return the code of the single label of a column, if the class is registered.
+        """Return the code of the label in a column of one row.
 
-        Return -1 for a missing label, for another kind of column, and for another length.
+        Return -1 if the label is missing, its class is not registered, the column has another
+        number of rows, or the fast path does not support the column.
         """
         if type(column) is np.ndarray:
             if column.shape != (1,) or column.dtype.kind not in "biuU":
@@ -155,11 +162,11 @@ class ClassSums(Variable):
         return int(lookup[declared.data[0]]) if declared.categories is classes else -1
 
     def request(self, labels: Codes, weight: Float | None) -> Request:
-        # Sums are requested for the classes that occur in `labels`; code -1 is not counted.
+        # Request sums only for classes that occur in `labels`; missing labels, -1, have no sum.
         codes, present, rows, weights, size = row_kernels.count_classes(
             labels, weight, len(self._names)
         )
-        # Allocate before mutating: arrays for all classes, and scratch memory for `commit`.
+        # Allocate the arrays and the scratch memory for `commit` here, because it must not fail.
         grown = self._grown(size) if size > len(self.rows) else None
         scratch = np.empty((len(present), self.width))
         return Request(codes, len(present), None, (present, rows, weights, grown, scratch))
@@ -222,9 +229,12 @@ class ClassSums(Variable):
         return result
 
     def _check_part(self, name: object) -> None:
-        """Raise IncompatibleMomentsError if a removal left a negative count or weight sum.
+        """Check the sums after a removal; set those of classes without rows to exactly 0.
 
-        Classes without rows get sums of exactly 0.
+        Raises
+        ------
+        IncompatibleMomentsError
+            A class has a negative number of rows, or rows but no positive weight sum.
         """
         if (self.rows < 0).any():
             worst = self.names[int(np.argmin(self.rows))]
@@ -252,18 +262,21 @@ class ClassSums(Variable):
         self.sums[:, features] = np.outer(self.weights, mean_deviation[features])
 
     def positions(self, names: list[ClassName]) -> NDArray[np.intp]:
-        """Return the positions in the sums of classes that the variable has."""
+        """Return the position in the sums of each class in `names`; all classes must exist."""
         positions = self.position_by_key
         return np.array([positions[key] for key in _keys(names)], np.intp)
 
     def positions_of(self, other: ClassSums) -> NDArray[np.intp] | slice:
-        """Return the positions in the sums of the classes of `other`, all of which exist here."""
+        """Return the position in the sums of each class of `other`; all classes must exist.
+
+        The result is an index array or a slice.
+        """
         return slice(None) if self._has_names_of(other) else self.positions(other._names)
 
     def _has_names_of(self, other: ClassSums) -> bool:
-        """Return whether `other` has the same classes in the same order."""
+        """Return whether `other` has the same classes in order; False for all joint classes."""
         names = self._names
-        tuples = bool(names) and type(names[0]) is tuple  # (True,) equals (1,)
+        tuples = bool(names) and type(names[0]) is tuple  # joint classes: (True,) == (1,)
         return names == other._names and not tuples
 
     def in_order(self, names: list[ClassName]) -> ClassSums:
@@ -291,7 +304,11 @@ class ClassSums(Variable):
         return self.names
 
     def cross_covariance(self, ddof: float, name: object) -> Float:
-        """(d, k): Cov(x, 1[z = c]) = (s_c - (w_c / w) s) / (w - ddof), with s = sum_c s_c."""
+        """Return the covariance of x with the indicator of each class c, (d, k).
+
+        It is Cov(x, 1[z = c]) = (s_c - (w_c / w) s) / (w - ddof), with w = sum_c w_c and
+        s = sum_c s_c.
+        """
         weight = self.weight
         over = denominator(weight, ddof, name)
         total = self.sums.sum(axis=0)
@@ -301,23 +318,24 @@ class ClassSums(Variable):
     def span(self) -> Float:
         """Return rows (k', d) that span the columns of Cov(x, z), ddof = 0.
 
-        They are the covariances with the indicators of all classes except the most frequent one,
-        scaled to unit standard deviation; there are none if z is constant.
+        Each row is the covariance of x with the indicator of a class, divided by the standard
+        deviation of the indicator. The most frequent class and classes without weight have no row.
         """
         return spans.class_span(self.sums, self.weights)
 
     # -- storing ---------------------------------------------------------------------------
 
     def _padded(self) -> tuple[Int, Float, Float]:
-        """Return the arrays, with zeros for the classes that occur only in buffered rows."""
+        """Return `rows`, `weights` and `sums`, with zeros for classes that have no sums yet."""
         if len(self._names) == len(self.rows):
             return self.rows, self.weights, self.sums
         return self._grown(len(self._names))
 
     def _grown(self, size: int) -> tuple[Int, Float, Float]:
-        """Return a copy of the arrays, padded with zeros to `size` classes.
+        """Return copies of `rows`, `weights` and `sums`, padded with zeros to `size` classes.
 
-        Unwritten zeros take no memory, which matters if most declared classes never occur.
+        `numpy.zeros` takes physical memory only for zeros that are written, which matters if most
+        declared classes never occur.
         """
         padded = np.zeros(size, np.int64), np.zeros(size), np.zeros((size, self.width))
         for target, source in zip(padded, (self.rows, self.weights, self.sums), strict=True):
@@ -349,7 +367,7 @@ class ClassSums(Variable):
 
 
 def _keys(names: Sequence[ClassName]) -> Iterable[Hashable]:
-    """Return the class keys of names of one type; only tuples need a call of `class_key` each."""
+    """Return the `class_key` of each name, faster than single calls; all names have one type."""
     if len(names) and type(names[0]) is tuple:
         return map(class_key, names)
     return zip(map(type, names), names, strict=True)

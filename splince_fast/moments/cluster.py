@@ -1,9 +1,10 @@
-"""Accumulation of a source on a dask cluster: one task per group of blocks, merged by a tree.
+"""Accumulation of a source on a dask cluster: one task per group of blocks.
 
-A group consists of consecutive blocks, a wave of consecutive groups, which are merged into one
-state. Groups, waves and the order of merging depend on the data alone, so that the result is bit
-for bit the same for every number of workers, even if workers are lost. The total is always the
-state of a prefix of the blocks, so that checkpoints are the same as without a cluster.
+A group consists of consecutive blocks. A wave consists of consecutive groups, whose states are
+added in a tree to one state. Groups, waves and the order of additions depend on the data alone.
+Therefore the result is bit for bit the same for every number of workers, even if workers are lost.
+Waves are added to the total in order. The total therefore always holds the first blocks of the
+source, as a checkpoint requires.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ if TYPE_CHECKING:
     from splince_fast.moments.moments import Moments
     from splince_fast.moments.stream import Run
 
-# A group has at least this number of rows per feature, or this number of bytes. 16 d rows of
-# float32 take 64 d^2 bytes; the state of a group, which is sent, takes 8 d^2 bytes.
+# A group is full at this number of rows per feature, or at this number of bytes. A group of 16 d
+# float32 rows reads 64 d^2 bytes, and its task sends a state of 8 d^2 bytes to another worker.
 _ROWS_PER_FEATURE = 16
 _GROUP_BYTES = 1 << 29
 # Number of states that one cluster task merges into one.
 _FAN_IN = 4
-# Number of groups per wave, and number of waves that are submitted before the first result.
+# Number of groups per wave, and number of waves on the cluster at a time.
 _WAVE = 64
 _WAVES_AHEAD = 2
 # Number of times that dask runs a failed task again.
 _RETRIES = 2
-# Largest number of bytes of a source in memory that is sent to the workers.
+# Largest size, in bytes, of a source in the memory of this process that is sent to the workers.
 _MOST_SHIPPED = 1 << 26
 
 
 class Group(NamedTuple):
-    """The blocks first to stop - 1, their wave, and their number of rows."""
+    """Consecutive blocks, `first` to `stop` - 1, the number of their wave, and their row count."""
 
     first: int
     stop: int
@@ -69,7 +70,10 @@ def check(client: object, source: Source) -> None:
 
 
 def groups_of(source: Source, position: int, width: int) -> Iterator[Group]:
-    """Yield the groups of consecutive blocks from block number `position` on."""
+    """Yield the groups of the blocks from number `position` on.
+
+    The limits of groups do not depend on `position`, except that the first group begins there.
+    """
     sizes = source.block_sizes()
     assert sizes is not None
     per_row = (source.nbytes or 0) / (source.n_rows or 1)
@@ -91,7 +95,11 @@ def groups_of(source: Source, position: int, width: int) -> Iterator[Group]:
 def state_of(
     kind: type[Moments], part: Any, like: dict[str, Any], note: str, values: Any = None
 ) -> Moments:
-    """Return the moments of a part of a source; `values` are those of the lazy columns."""
+    """Return the moments of a part of a source.
+
+    `values` holds the values of the lazy dask collections of the part; None if the part computes
+    them itself.
+    """
     worker = require("distributed", "dask").get_worker()
     moments = kind(**like)
     try:
@@ -99,17 +107,17 @@ def state_of(
             for block in part if values is None else part.filled(values):
                 moments.update(block.X, block.labels, sample_weight=block.sample_weight)
             with moments._locked():
-                pass  # the lock merges buffered rows
+                pass  # acquiring the lock merges buffered rows
     except Exception as error:
         error.add_note(f"while {note} were accumulated")
         raise
-    return moments.copy()  # a copy has no work memory
+    return moments.copy()  # without work memory: less to send
 
 
 def state_of_file_blocks(
     kind: type[Moments], source: Source, first: int, stop: int, like: dict[str, Any], note: str
 ) -> Moments:
-    """Return the moments of blocks of a source that has no method ``part``."""
+    """Return the moments of blocks `first` to `stop` - 1 of a source without a method ``part``."""
     return state_of(kind, islice(source.iter_from(first), stop - first), like, note)
 
 
@@ -120,7 +128,7 @@ def digest_of(part: Any, parameters: Parameters, values: Any = None) -> str:
 
 
 def digest_of_file_block(source: Source, number: int, parameters: Parameters) -> str:
-    """Return the digest of a block of a source that has no method ``part``."""
+    """Return the digest of block `number` of a source without a method ``part``."""
     return digest_of(source.iter_from(number), parameters)
 
 
@@ -128,14 +136,15 @@ def digest_of_file_block(source: Source, number: int, parameters: Parameters) ->
 
 
 class _Engine:
-    """Submit the tasks of one source to the cluster: one per group of blocks, and their sums."""
+    """Submission of tasks on one source to a cluster; methods return dask futures."""
 
     def __init__(self, client: Any, source: Source, target: Moments) -> None:
         self._client, self._source = client, source
         self._kind, self._like = type(target), target._arguments()
         self._handle: object = None
         if not hasattr(source, "part"):
-            # A task loads the source: dask runs tasks of lost workers again, but not `scatter`.
+            # A task, and not `scatter`, brings the source to the cluster: if a worker is lost, dask
+            # repeats its tasks but restores no scattered data.
             packed = _packed(source)
             self._handle = client.submit(pickle.loads, packed, pure=False, retries=_RETRIES)
 
@@ -143,7 +152,11 @@ class _Engine:
         return self._client.submit(function, *arguments, pure=False, retries=_RETRIES)
 
     def _part(self, first: int, stop: int) -> tuple[object, object]:
-        """Return a part of the source, and futures of its lazy chunks on the cluster, or None."""
+        """Return blocks `first` to `stop` - 1 as a part, and futures of its lazy dask collections.
+
+        If the collections depend on no data on the cluster, the futures are None, and the task that
+        reads the part computes the collections.
+        """
         futures_of = require("distributed", "dask").futures_of
         part = self._source.part(first, stop)  # type: ignore[attr-defined]
         lazy = list(part.lazy)
@@ -153,7 +166,7 @@ class _Engine:
         return part, self._client.compute(lazy, retries=_RETRIES)
 
     def state(self, group: Group) -> Any:
-        """Return a future of the state of a group."""
+        """Return a future of the moments of a group."""
         like = part_of_sample(self._like, group.first)
         note = f"blocks {group.first} to {group.stop - 1} of {self._source.name}"
         if self._handle is not None:
@@ -171,7 +184,7 @@ class _Engine:
         return self._submit(digest_of, part, parameters, values)
 
     def tree(self, states: list[Any]) -> Any:
-        """Return a future of the sum of states, which are added by a tree."""
+        """Return a future of the sum of `states`, futures of moments; each task adds `_FAN_IN`."""
         while len(states) > 1:
             states = [
                 self._submit(self._kind._merged, states[i : i + _FAN_IN])
@@ -192,7 +205,7 @@ def _packed(source: Source) -> bytes:
 
 
 def fold(run: Run, source: Source, client: Any, bar: Any, write_if_due: Any) -> None:
-    """Add the remaining blocks of a source to `run`, in waves and in order."""
+    """Add the remaining blocks of a source to `run`, wave by wave and in order."""
     engine = _Engine(client, source, run.target)
     width = source.n_features
     if width is None:

@@ -1,9 +1,10 @@
-"""Sums of a continuous variable z over the labelled rows, with reference points r of x and t of z.
+"""Sums over the labelled rows of a continuous variable z.
 
-They are the number of rows, the weight sum, sum w (x - r), sum w (z - t), sum w (z - t)(x - r)^T
-and sum w (z - t)(z - t)^T. If the columns of z are indicators (each row holds one 1 and zeros, or
-zeros only), no matrix product is needed: the products with x are class sums, and the products of
-two columns are weight sums of classes.
+The sums are the number of rows, the weight sum, sum w (x - r), sum w (z - t),
+sum w (z - t)(x - r)^T and sum w (z - t)(z - t)^T, with the reference points r of x and t of z. If
+the columns of z are indicators (each row of z holds at most one 1, and zeros), no matrix product is
+needed: the products with x are sums per class, and the products of two columns follow from the
+weight sums of the classes.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ class ColumnSums(Variable):
         reference = self.reference
         if not self._n_rows and n_present:
             values = labels[~missing]
-            # Deviations from the first value, so that the mean of a constant column is exact.
+            # Deviations from the first row keep the mean of a constant column exact.
             reference = values[0] + (w[~missing] @ (values - values[0])) / w.sum()
         codes = indicator_codes(labels) if k >= MATRIX_PRODUCT_FROM else None
         if codes is not None:
@@ -137,7 +138,8 @@ class ColumnSums(Variable):
             return Request(
                 indicators.codes, indicators.n_classes, None, (n_present, float(w.sum()), *sums)
             )
-        # z - t and a column of ones, times sqrt(w) for `squares`, and then times w for `products`.
+        # The columns are z - t and 1. They are multiplied by sqrt(w) for `squares`, and then by
+        # sqrt(w) again, so that the request for `products` includes the weights.
         columns = np.empty((n, k + 1))
         np.subtract(labels, reference, out=columns[:, :k])
         columns[:, k] = 1.0
@@ -229,7 +231,7 @@ class ColumnSums(Variable):
         return result
 
     def _refuse_other_columns(self, other: ColumnSums, sign: int, name: object) -> None:
-        """Raise IncompatibleMomentsError if the columns differ or a removed part is too large."""
+        """Raise IncompatibleMomentsError if columns differ, or a removed part has too many rows."""
         if self.n_columns != other.n_columns:
             raise IncompatibleMomentsError(
                 f"the variable {name!r} has {self.n_columns} columns on one side and "
@@ -247,10 +249,11 @@ class ColumnSums(Variable):
             )
 
     def _clear_rounding(self, before: ColumnSums) -> None:
-        """Set variances that are rounding error to exactly 0, after a removal.
+        """Make columns constant if their variance after a removal is within rounding error.
 
-        The reference point of a constant column becomes its value: the sum of squares about a
-        distant point would hide that the column is constant.
+        `before` holds the sums before the removal. The reference point of a constant column becomes
+        the value of the column, because rounding errors of sums about a distant point would hide
+        that the column is constant.
         """
         squares = np.einsum("ii->i", before.squares)
         noise = EPS64 * (64 + 8 * before._n_rows**0.5) * squares
@@ -285,7 +288,7 @@ class ColumnSums(Variable):
 
     @property
     def unnamed(self) -> bool:
-        """Whether the columns are named by their numbers, "0" to str(k - 1)."""
+        """Whether the columns have no names of their own, but their numbers "0" to str(k - 1)."""
         return _unnamed(self.names)
 
     @property
@@ -296,7 +299,10 @@ class ColumnSums(Variable):
         raise LabelError(f"the variable {name!r} is continuous; it has no classes")
 
     def cross_covariance(self, ddof: float, name: object) -> Float:
-        """(d, k): (sum w (x-r)(z-t)^T - sum w (x-r) sum w (z-t)^T / W) / (W - ddof), W = sum w."""
+        """Return Cov(x, z) over the labelled rows, (d, k).
+
+        It is (sum w (x-r)(z-t)^T - sum w (x-r) sum w (z-t)^T / W) / (W - ddof), with W = sum w.
+        """
         over = denominator(self._weight, ddof, name)
         columns = self.products - np.outer(self.z_sum / self._weight, self.x_sum)
         return np.asarray(columns.T / over)
@@ -313,8 +319,8 @@ class ColumnSums(Variable):
     def span(self) -> Float:
         """Return rows (k', d) that span the columns of Cov(x, z), ddof = 0.
 
-        They are the covariances with each column of z that is not constant, scaled to unit standard
-        deviation.
+        Each row is the covariance of x with a column of z, divided by the standard deviation of the
+        column. Constant columns have no row.
         """
         if self._weight == 0:
             return np.zeros((0, self.width))
@@ -323,7 +329,7 @@ class ColumnSums(Variable):
         )
 
     def deviations(self) -> Float:
-        """Return standard deviations, (k,), ddof = 0; exactly 0 for constant columns."""
+        """Return the standard deviations of z, (k,), ddof = 0; exactly 0 for constant columns."""
         return spans.column_deviations(self.z_sum, self.squares, self.reference, self._weight)
 
     # -- storing ---------------------------------------------------------------------------
@@ -374,12 +380,12 @@ def _unnamed(names: list[str]) -> bool:
 
 Codes = NDArray[np.intp]
 
-# Rows that `indicator_codes` reads at once.
+# Number of rows that `indicator_codes` reads at once.
 _PART_ROWS = 256
 
 
 class Indicators:
-    """Sums of a block of indicators z about a reference point t, with preallocated memory.
+    """Sums of a block of indicators z about a reference point t of z, with preallocated memory.
 
     Parameters
     ----------
@@ -394,7 +400,7 @@ class Indicators:
     Attributes
     ----------
     codes : (n,) intp
-        Codes of the classes that occur, numbered by first occurrence; -1 if missing.
+        Class of each row, numbered by first occurrence; -1 for a missing label.
     n_classes : int
         Number of classes that occur; rows of zeros form one class.
     """
@@ -405,7 +411,7 @@ class Indicators:
             codes, weight, k + 1
         )
         self.n_classes, self._reference = len(self._present), reference
-        # The last row is for the class of the rows of zeros.
+        # The last row belongs to the class of the rows of zeros.
         self._products = np.zeros((k + 1, width))
         self._total, self._scratch = np.empty(width), np.empty((self.n_classes, width))
 
@@ -416,14 +422,14 @@ class Indicators:
         weights, weight_sum = counted[:-1], float(self._weights.sum())
         half = np.outer(t, weights - 0.5 * weight_sum * t)
         squares = -(half + half.T)
-        # The diagonal as a sum of non-negative terms: exactly 0 for a constant column.
+        # Computed from non-negative terms, the diagonal is exactly 0 for a constant column.
         np.fill_diagonal(squares, weights * (1.0 - t) ** 2 + (weight_sum - weights) * t**2)
         return weights - weight_sum * t, squares
 
     def products(self, class_sums: Float) -> Float:
-        """Return sum w (z - t)(x - r)^T, with sum w (x - r) as the last row, (k + 1, d).
+        """Return sum w (z - t)(x - r)^T, (k, d), and below it the row sum w (x - r).
 
-        No memory is allocated.
+        The method allocates no memory.
 
         Parameters
         ----------
@@ -440,9 +446,9 @@ class Indicators:
 
 
 def indicator_codes(labels: Float) -> Codes | None:
-    """Return the column that is 1 in each row, or k for a row of zeros, (n,).
+    """Return the number of the column that is 1 in each row, or k for a row of zeros, (n,).
 
-    Return None if a row is neither zeros nor an indicator.
+    Return None if a row holds anything but zeros and at most one 1.
 
     Parameters
     ----------

@@ -1,19 +1,23 @@
-"""Estimate of Cov(x) from a sample of the rows, with labels and variances of all rows.
+"""Estimate of Cov(x) from a sample of the rows, and from the labels and variances of all rows.
 
-Let v be the labels: indicators and columns, centred over the labelled rows, of rank k. The part of
-Cov(x) that the labels explain, R R^T = C_xv C_vv^+ C_vx, is computed from all rows. Only the
-residual part W = S_m - R_m R_m^T is computed from the m sampled rows. The estimate is::
+Let v be the label columns, of rank k: indicators of classes and columns of continuous variables,
+centred over the labelled rows. Let C_xv = Cov(x, v) and C_vv = Cov(v). The labels explain the part
+R R^T = C_xv C_vv^+ C_vx of Cov(x), which is computed from all rows. Only the residual part
+W = S_m - R_m R_m^T is computed from the m sampled rows, where S_m is the covariance of x in the
+sample, and R_m R_m^T is the part of S_m that the labels explain. The estimate is::
 
     M = m / (m - k) W + R R^T + D
 
-D is diagonal: the variance in all rows minus the estimated variance, for features where sampling
-error does not explain the difference. `_undetermined` describes its other entries.
+D is diagonal. If the variance of a feature in all rows exceeds the estimate by more than the
+sampling error, the entry of D is the difference. `_undetermined` describes further entries of D;
+all others are 0.
 
 An eraser depends on M through the regression of the coordinates that change on the coordinates
-that do not. The residuals of x about the labels have the variance of x times 1 - R^2, with R the
-multiple correlation of x with v, and the number of rows for a given precision decreases by the same
-factor. Model-assisted estimation in surveys uses the same step (Saerndal, Swensson and Wretman
-1992). If only a few rows, none of them sampled, give a feature its variance, D restores it.
+that do not. The residuals of x about the labels have the variance of x times 1 - rho^2, with rho
+the multiple correlation of x with v. The number of rows that a given precision requires decreases
+by the factor 1 - rho^2, too. Model-assisted estimation in surveys uses the same method (Saerndal,
+Swensson and Wretman 1992). D restores the variance of a feature that comes from a few rows, none
+of which are sampled.
 """
 
 from __future__ import annotations
@@ -37,26 +41,29 @@ from splince_fast.moments.variable import Variable
 
 Float = NDArray[np.float64]
 
-# x is regressed on at most this number of label columns per sampled row.
+# x is regressed on label columns, at most this number of them per effective sampled row.
 _COLUMNS_PER_ROW = 0.1
-# A warning is raised if the variances of a feature in all rows and in the sample differ by more
-# than this factor, and by more than this number of Gaussian standard errors.
+# `_warn_of` warns if the variances of a feature in all rows and in the sample differ by more than
+# this factor, and by more than this number of Gaussian standard errors.
 _FACTOR, _ERRORS = 2.0, 6.0
-# The variance of a feature is corrected if, in all rows, it exceeds the estimate by more than this
-# number of Gaussian standard errors.
+# The variance of a feature is corrected if the variance in all rows exceeds the estimate by more
+# than this number of Gaussian standard errors.
 _STANDARD_ERRORS = 4.0
-# Covariances with the labels below this number of unit roundoffs are rounding errors.
+# `_undetermined` regards covariances with labels, below this multiple of the unit roundoff, as
+# rounding errors.
 _ROUNDINGS = 64.0
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Sample from which Cov(x) was estimated.
+    """Properties of the sample from which Cov(x) was estimated, and parts of the estimate.
+
+    The module docstring defines the symbols.
 
     Attributes
     ----------
     correction : ndarray of shape (d,)
-        Diagonal of D, the correction by the variances of all rows.
+        Diagonal of D.
     explained : ndarray of shape (k, d)
         Rows r_i with sum r_i r_i^T = R R^T, the part of Cov(x) that the labels explain.
     n_rows : int
@@ -85,19 +92,17 @@ class Sampled:
     def change(
         self, left: Float, right: Float, gram: Float, regressors: int
     ) -> tuple[float, float | None]:
-        """Estimate the distortion E|left^T right (x - mean)|^2 and its excess, without bias.
+        """Return unbiased estimates of the distortion E|left^T right (x - mean)|^2 and its excess.
 
-        The excess is that over the least distortion of any eraser with the same constraints. The
-        k label columns explain a part of the removed coordinates. The rest is the residual of a
-        regression on p other coordinates, fitted to the m sampled rows. Its variance in the sample
-        is too small by the factor 1 - p / (m - k); in the other rows it exceeds the minimum by the
-        fraction p / (m - p - 2). If the sample is a fraction f of all rows, the expected excess is
-        the unexplained part of the minimum times::
+        The excess is the distortion minus the least distortion of any eraser with the same
+        constraints. The k label columns explain a part of the distortion. The unexplained part is
+        the residual variance of a regression on p other coordinates, fitted to the m sampled rows.
+        The residual variance is too small in the sample, by the factor 1 - p / (m - k). In other
+        rows it exceeds the minimum by the fraction p / (m - p - 2). If the sample is a fraction f
+        of all rows, p is replaced by (1 - f) p in both numerators, so that the expected excess is
+        the minimum of the unexplained part times::
 
             (1 - f) p / (m - p - 2)
-
-        It is returned as a fraction of the least distortion; None if m is too small for the
-        formula, where the first result is the uncorrected estimate.
 
         Parameters
         ----------
@@ -106,7 +111,14 @@ class Sampled:
         gram : (r, r) float64
             right Cov(x) right^T, estimated from the sample.
         regressors : int
-            Number p of coordinates.
+            Number p of coordinates in the regression.
+
+        Returns
+        -------
+        distortion : float
+            Not corrected for bias if m is too small for the formulas.
+        excess : float or None
+            Fraction of the least distortion; None if m is too small for the formulas.
         """
         square = left @ left.T
         inside = right @ self.explained.T
@@ -122,7 +134,7 @@ class Sampled:
 
 
 def refuse_few(sampled: SampledAccumulator) -> None:
-    """Raise NotEnoughDataError unless there are 4 sampled rows per feature that varies."""
+    """Raise NotEnoughDataError if the sample has fewer than 4 rows per feature that varies."""
     varies = sampled.nonempty_state().second.diagonal() != 0
     _refuse_below(sampled, LEAST_ROWS * int(np.count_nonzero(varies)))
 
@@ -139,9 +151,10 @@ def _refuse_below(sampled: SampledAccumulator, needed: int) -> None:
 
 
 def sampled_covariance(sampled: SampledAccumulator) -> tuple[Float, Sampled]:
-    """Return the estimate M of Cov(x), and the sample; the accumulator has no buffered rows.
+    """Return the estimate M of Cov(x), and properties of the sample.
 
-    M is (d, d), Fortran-ordered; only its lower triangle is valid.
+    M is (d, d), Fortran-ordered; only its lower triangle is valid. The accumulator must not have
+    buffered rows.
 
     Raises
     ------
@@ -179,7 +192,8 @@ def sampled_covariance(sampled: SampledAccumulator) -> tuple[Float, Sampled]:
     if len(explained):
         matrix = syrk(1.0, explained.T, 1.0, matrix, lower=1, overwrite_c=1)
     diagonal = np.einsum("ii->i", matrix)
-    # Corrections within the sampling error would inflate directions of small variance.
+    # Corrections within the sampling error are set to 0: they would inflate the variance of
+    # directions of small variance.
     correction = variances - diagonal
     correction[correction <= sampling_error * diagonal] = 0.0
     correction[undetermined] = np.maximum(correction, sampling_error * variances)[undetermined]
@@ -202,20 +216,32 @@ def sampled_covariance(sampled: SampledAccumulator) -> tuple[Float, Sampled]:
 def _undetermined(
     sampled: SampledAccumulator, matrix: Float, variances: Float, explained: Float
 ) -> NDArray[np.intp]:
-    """Return features that depend linearly on others in the sample, but not in all rows.
+    """Return the features that depend linearly on others in the sample, but not in all rows.
 
     For example, two words may occur together in every sampled row, but separately in other rows.
-    Then W has no variance along the difference of the two features, and R R^T has only the
-    variance that the labels explain. The labels would seem to explain the difference fully, and an
-    eraser could change x along it without bound. For such a feature j, a Cholesky factorisation
-    with pivoting gives b = e_j - sum_i c_i e_i with W b = 0. Over all rows, x varies along b if
-    R^T b is not zero up to rounding errors. D adds to the variance of j as much as sampling error
-    can hide.
+    Then W has variance 0 along the difference of the two features, and M has only the variance that
+    the labels explain. The labels would seem to explain the difference fully, and an eraser could
+    change x along the difference without bound.
+
+    A feature j is returned if a combination b = e_j - sum_i c_i e_i of features has W b = 0 in the
+    sample, but x varies along b in all rows: R^T b is not zero up to rounding errors. A Cholesky
+    factorisation with pivoting gives b. In the caller, the entry of D for the feature is at least
+    the sampling error of its variance.
+
+    Parameters
+    ----------
+    matrix : (d, d) float64
+        m / (m - k) W; only the lower triangle is valid.
+    variances : (d,) float64
+        Variances in all rows.
+    explained : (k, d) float64
+        R^T, with R of all rows.
 
     Returns
     -------
     (q,) intp
-        Empty with fewer than 4 sampled rows per feature, for which solves require shrinkage.
+        Empty if there are fewer than 4 sampled rows per feature that varies, since solvers then
+        require shrinkage.
     """
     import scipy.linalg
 
@@ -227,7 +253,7 @@ def _undetermined(
     units = 1.0 / np.sqrt(np.where(varies, variances, np.inf))
 
     def scaled() -> Float:
-        """Return a copy of W for features of unit variance, with 1 for constant features."""
+        """Return `matrix` for features of unit variance, with diagonal 1 for constant features."""
         copy = np.array(matrix, order="F")
         copy *= units
         copy *= units[:, None]
@@ -254,7 +280,7 @@ def _undetermined(
 
 
 def _regressors(sampled: SampledAccumulator, effective: float) -> list[VariableName]:
-    """Return the variables on which x is regressed: fewest columns first, up to a limit."""
+    """Return the variables on which x is regressed: those of few columns first, up to a limit."""
     table, n_left = sampled.sample.all_labels, _COLUMNS_PER_ROW * effective
     columns = {n: table.columns_of(n, v) for n, v in sampled.variables.items() if v.n_rows}
     names: list[VariableName] = []
@@ -266,7 +292,10 @@ def _regressors(sampled: SampledAccumulator, effective: float) -> list[VariableN
 
 
 def _aligned(variable: Variable | None, of_all: Variable) -> Variable:
-    """Return a variable of the sample with the classes of `of_all`, in the same order."""
+    """Return a variable of the sample with the classes and class order of `of_all`.
+
+    `of_all` is the same variable in all rows. None becomes a variable without rows.
+    """
     if variable is None:
         variable = of_all.empty_like()
     if isinstance(variable, ClassSums):
@@ -277,7 +306,7 @@ def _aligned(variable: Variable | None, of_all: Variable) -> Variable:
 def _explained(
     variables: Any, table: LabelTable, weight: float, names: list[VariableName], width: int
 ) -> Float:
-    """Return rows r_i, (k, d), with sum r_i r_i^T = C_xv C_vv^+ C_vx."""
+    """Return rows r_i, (k, d), with sum r_i r_i^T = C_xv C_vv^+ C_vx, for the variables `names`."""
     parts = [np.zeros((0, width))]
     for name in names:
         variable = variables[name]
@@ -298,7 +327,7 @@ def _explained(
 def _warn_of(
     variances: Float, sampled: Float, effective: float, names: Sequence[str] | None
 ) -> None:
-    """Warn of features whose variances in all rows and in the sample differ too much."""
+    """Warn of features whose variances differ too much between all rows and the sample."""
     error = _ERRORS * (2.0 / effective) ** 0.5 * sampled
     low = (variances > _FACTOR * sampled) & (variances - sampled > error)
     high = (_FACTOR * variances < sampled) & (sampled - variances > error)

@@ -1,4 +1,4 @@
-"""Digests of the data of a checkpoint, to recognise the data when a run resumes."""
+"""Digests and file stamps by which a resumed run checks that the data have not changed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def block_digest(X: object, labels: object, sample_weight: object, parameters: P
 
 
 def file_stamps(paths: Iterable[str]) -> dict[str, list[int]]:
-    """Return size (bytes) and modification time (ns) of each file."""
+    """Return the size (bytes) and modification time (ns) of each file, by path."""
     stamps = {}
     for path in paths:
         status = os.stat(path)
