@@ -1,8 +1,8 @@
 """Baselines for comparison with the closed-form erasers: INLP, R-LACE, DFR and GroupDRO.
 
-INLP and R-LACE are transformers like :class:`splince_fast.LEACE`, with a
-:class:`splince_fast.Projection` in ``projection_``. DFR and GroupDRO are classifiers that balance
-groups. The baselines need NumPy, SciPy and scikit-learn only.
+INLP and R-LACE are transformers like :class:`splince_fast.LEACE`; the fitted map ``projection_`` is
+a :class:`splince_fast.Projection`. DFR and GroupDRO are linear classifiers that balance groups. The
+baselines need NumPy, SciPy and scikit-learn only.
 """
 
 from __future__ import annotations

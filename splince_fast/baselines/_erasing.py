@@ -1,4 +1,4 @@
-"""Base class of INLP and R-LACE: validated inputs, the probe, the projection and the report."""
+"""Base class of INLP and R-LACE: validation of inputs, probes, the projection and the report."""
 
 from __future__ import annotations
 
@@ -34,14 +34,16 @@ _EPS = float(np.finfo(np.float64).eps)
 
 @dataclass(frozen=True, slots=True)
 class ErasureReport:
-    """Report of an iterative eraser: its rounds, and the remaining association.
+    """Report of an iterative eraser: the rounds of the fit, and the remaining association.
+
+    The selection rows are the rows on which probes are evaluated: the validation rows, or the
+    training rows if the fit has no validation rows.
 
     Attributes
     ----------
     method : str
     n_rows, n_validation, n_features : int
-        Number of training rows, of validation rows and of features. Without validation rows,
-        selection uses the training rows.
+        Number of training rows, of validation rows and of features.
     rank : int
         Number of removed dimensions.
     rounds : int
@@ -51,15 +53,18 @@ class ErasureReport:
     majority : float
         Weighted fraction of the most frequent class in the selection rows.
     accuracies : tuple of float
-        Accuracy of each probe on the selection rows, the last one included.
+        Accuracy of each probe on the selection rows, including the probe at which the fit stops.
+        With ``by_task`` of INLP: on the selection rows of one task class.
     residual : float
-        |P S_xz|_F / |S_xz|_F over the training rows, S_xz the covariance of x with the class
-        indicators; 1 without erasure, 0 for LEACE.
+        |P S_xz|_F / |S_xz|_F over the training rows, where P is the matrix of the eraser and S_xz
+        the covariance of x with the class indicators; 1 without erasure, 0 for LEACE.
     distortion : float
-        E|r(x) - x|^2 divided by the total variance of the training rows.
+        Mean squared change E|r(x) - x|^2 of a training row by the eraser r, divided by the total
+        variance of the training rows.
     cosine_sal : float
         Smallest cosine of the principal angles between the removed subspace and the column space
-        of S_xz, which SAL removes; 1 if one subspace contains the other, 0 if nothing is removed.
+        of S_xz. SAL removes this column space. 1 if one subspace contains the other, 0 if nothing
+        is removed.
     warnings : tuple of str
     """
 
@@ -95,14 +100,14 @@ class ErasureReport:
 
 @dataclass(slots=True)
 class ErasureData:
-    """Validated inputs of one fit: centred rows, classes and task."""
+    """Validated inputs of one fit: centred rows, classes of the concept, and task."""
 
     train: ClassRows
-    selection: ClassRows  # the validation rows; the training rows if there are none
+    selection: ClassRows  # the validation rows, or the training rows without validation rows
     n_validation: int
     mean: Float
-    sum_of_squares: float  # weighted sum of squares of the training rows
-    cross: Float  # (d, K), covariance of x with the class indicators
+    sum_of_squares: float  # weighted sum of squares of the centred training rows
+    cross: Float  # (d, K), covariance of x with the indicators of the K classes
     classes: tuple[ClassName, ...]
     task: NDArray[np.intp] | None
     selection_task: NDArray[np.intp] | None
@@ -113,11 +118,11 @@ class ErasureData:
 class ErasureRun:
     """Result of the rounds of an iterative eraser."""
 
-    basis: Float  # (d, r), orthonormal
+    basis: Float  # (d, r), orthonormal basis of the r removed dimensions
     rounds: int
     stop: str
     accuracies: list[float]
-    removed: float  # weighted sum of squares of the training rows in the span of the basis
+    removed: float  # weighted sum of squares of the training rows, projected onto the basis
 
 
 class IterativeEraser(ErasingTransformer):
@@ -128,7 +133,7 @@ class IterativeEraser(ErasingTransformer):
     classes_: NDArray[Any]
     report_: ErasureReport
 
-    # Every fit needs the concept: metadata routing passes it by default.
+    # With metadata routing, scikit-learn passes these arguments without `set_fit_request`.
     __metadata_request__fit: ClassVar = {"concept": True, "validation": True}
 
     def fit(
@@ -140,21 +145,23 @@ class IterativeEraser(ErasingTransformer):
         sample_weight: ArrayLike | None = None,
         validation: Validation = None,
     ) -> Self:
-        """Fit to all rows at once, replacing any previous fit.
+        """Fit to all rows at once, and discard any earlier fit.
 
         Parameters
         ----------
         X : array-like or frame of shape (n_samples, n_features)
             Copied to float64.
         y : array-like of shape (n_samples,), optional
-            Labels of the task; ignored unless a parameter of the estimator uses the task.
+            Labels of the task. Used only with ``by_task=True`` (INLP), or as the concept with
+            ``concept_from="y"``; otherwise ignored.
         concept : array-like of shape (n_samples,), mapping or frame with one column
             Classes to erase. Rows without a label (None or NaN) contribute to the mean only.
         sample_weight : array-like of shape (n_samples,), optional
             Non-negative frequencies; rows of weight 0 are left out.
         validation : array-like of bool, shape (n_samples,), or tuple (X, concept), optional
-            Mask of the validation rows, or separate validation rows. They decide when to stop;
-            probes are not trained on them. By default a random fraction of each class.
+            Mask of the validation rows, or separate validation rows. Probes are evaluated on these
+            rows, but never trained on them. By default the fraction ``validation_share`` of each
+            class is drawn at random.
 
         Returns
         -------
@@ -164,7 +171,7 @@ class IterativeEraser(ErasingTransformer):
         Raises
         ------
         InputError, NonFiniteError, LabelError, NotEnoughDataError
-            The rows, labels or parameters are invalid; a class has no training row.
+            The rows, labels or parameters are invalid, or a class has no training row.
         """
         with self._restored_on_error():
             self._check_parameters()
@@ -177,11 +184,11 @@ class IterativeEraser(ErasingTransformer):
         raise NotImplementedError
 
     def _erase(self, data: ErasureData) -> ErasureRun:
-        """Return the subspace to remove; may overwrite the rows."""
+        """Return the subspace to remove; may overwrite the rows of `data`."""
         raise NotImplementedError
 
     def _reads_task(self) -> bool:
-        """Return whether the fit needs the task, y."""
+        """Return whether the fit needs the labels y of the task."""
         return False
 
     def _check_common(self) -> None:
@@ -191,7 +198,7 @@ class IterativeEraser(ErasingTransformer):
     def _read(
         self, X: Any, y: Any, concept: Any, sample_weight: ArrayLike | None, validation: Validation
     ) -> ErasureData:
-        """Validate the inputs, split off the validation rows, subtract the training mean."""
+        """Validate the inputs, split off the validation rows, and subtract the training mean."""
         columns = self._concept(y, concept)
         if len(columns) != 1:
             raise LabelError(
@@ -210,7 +217,7 @@ class IterativeEraser(ErasingTransformer):
             inputs, names = [rows, values, y], "X, concept, y"
         if isinstance(validation, tuple) and len(validation) > 1:
             held_out = columns_by_name(validation[1], "concept")
-            if len(held_out) == 1:  # a frame or mapping of one column is accepted, as for `concept`
+            if len(held_out) == 1:  # `concept` may also be a frame or mapping with one column
                 validation = (validation[0], *held_out.values(), *validation[2:])
         inputs, sample_weight, validation = append_validation(
             validation, inputs, names, sample_weight, lambda X: self._rows(X, reset=False, least=1)
@@ -288,12 +295,12 @@ class IterativeEraser(ErasingTransformer):
 
 
 def sum_of_squares(part: ClassRows, rows: Float) -> float:
-    """Return the sum of squares of (n, r) `rows`, with the row weights of `part`."""
+    """Return the sum of squares of `rows`, (n, r), weighted by the row weights of `part`."""
     return float(part.weight @ np.einsum("ij,ij->i", rows, rows))
 
 
 def _cross_covariance(train: ClassRows, k: int) -> Float:
-    """Return the (d, K) covariance of x with the class indicators."""
+    """Return the (d, K) covariance of x with the indicators of the K classes."""
     fractions = np.bincount(train.codes, train.weight, k) / train.weight.sum()
     weighted = train.weight[:, None] * train.rows
     sums = np.stack([weighted[train.codes == c].sum(axis=0) for c in range(k)], axis=1)
@@ -302,7 +309,10 @@ def _cross_covariance(train: ClassRows, k: int) -> Float:
 
 
 def _smallest_cosine(cross: Float, basis: Float) -> float:
-    """Return the smallest principal cosine of the column spaces of both; 0 if one is empty."""
+    """Return the smallest cosine of the principal angles between two column spaces.
+
+    The spaces are those of `cross` and `basis`. The cosine is 0 if one space has dimension 0.
+    """
     span = orthonormal(cross)
     if not span.shape[1] or not basis.shape[1]:
         return 0.0
@@ -312,11 +322,11 @@ def _smallest_cosine(cross: Float, basis: Float) -> float:
 
 
 def orthonormal(columns: Float, against: Float | None = None) -> Float:
-    """Return an orthonormal basis of the columns, projected on the complement of `against`.
+    """Return an orthonormal basis of the span of (I - A A^T) `columns`, with A = `against`.
 
-    `against` has orthonormal columns. Singular values below ``max(d, k) eps`` times the largest
-    column norm count as zero. Gram-Schmidt is applied twice, so that the basis is orthogonal to
-    `against` up to rounding.
+    `columns` has shape (d, k), and A has orthonormal columns. Singular values of the projected
+    columns below ``max(d, k) eps`` times the largest norm of a column count as zero. The projection
+    is applied twice, because one projection leaves rounding errors in the span of A.
     """
     if against is None:
         against = np.empty((len(columns), 0))
@@ -332,10 +342,10 @@ def orthonormal(columns: Float, against: Float | None = None) -> Float:
 
 
 def probe(part: ClassRows, alpha: float) -> LogisticRegression:
-    """Fit a logistic probe: the minimum of mean log-loss + alpha / 2 |w|^2.
+    """Fit a logistic probe, which minimises mean log-loss + alpha / 2 |w|^2.
 
-    Newton's method, which needs fewer passes over the rows, is used for at most 2000 unknowns: d,
-    or d K for K > 2 classes. Else L-BFGS is used.
+    The number of coefficients is d, or d K for K > 2 classes. The solver is Newton's method, which
+    needs fewer passes over the rows, for at most 2000 coefficients, and L-BFGS for more.
     """
     d, k = part.rows.shape[1], len(np.unique(part.codes))
     newton = d * (k if k > 2 else 1) <= 2000

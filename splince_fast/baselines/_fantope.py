@@ -1,11 +1,13 @@
 """Matrices in the Fantope {0 <= P <= I, tr P = k}, stored as low rank plus a multiple of I.
 
-P = U diag(s) U^T + c (I - U U^T), where U, (d, r), has orthonormal columns. A gradient step adds a
-symmetric matrix of rank at most 2 K. On the orthogonal complement of U and of the added matrix, P
-is still c times the identity, so the projection onto the Fantope is computed exactly in r + 2 K
-dimensions. Eigenvectors with eigenvalue c are dropped from U. If P starts as a projection of rank
-k, c is 0 in most steps and r stays near k; if P starts as (k / d) I, r is near d in the first
-steps.
+P = U diag(s) U^T + c (I - U U^T), where U, of shape (d, r), has orthonormal columns. For K
+classes, a gradient step adds a symmetric matrix of rank at most 2 K. On the orthogonal complement
+of U and of the added matrix, P remains a multiple of the identity, so the projection onto the
+Fantope is computed exactly in r + 2 K dimensions. Eigenvectors with eigenvalue c are dropped from
+U.
+
+P starts as a projection of rank k: then c is 0 in most steps, and r stays near k. With (k / d) I as
+the start, r would be near d in the first steps.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ _EPS = float(np.finfo(np.float64).eps)
 
 
 class LowRankFantope:
-    """A matrix in the Fantope, initially the projection onto the columns of `start`, (d, k)."""
+    """A matrix P in the Fantope, initially the projection onto the span of `start`, (d, k)."""
 
     def __init__(self, start: Float) -> None:
         self.d, self.k = start.shape
@@ -43,6 +45,7 @@ class LowRankFantope:
         first, second : ndarray of shape (K, d)
             A and B.
         size, decay : float
+            Factors of the added matrix and of P.
         """
         added = orthonormal(np.concatenate([first, second]).T, self.basis)
         span = np.concatenate([self.basis, added], axis=1)
@@ -63,20 +66,22 @@ class LowRankFantope:
         self.values, self.rest = values[distinct], rest
 
     def reorthonormalise(self) -> None:
-        """Orthonormalise the basis again, as rounding errors accumulate over the steps."""
+        """Orthonormalise U again, because rounding errors accumulate over the steps."""
         self.basis = np.linalg.qr(self.basis).Q if self.basis.shape[1] else self.basis
 
     def truncated(self) -> Float:
-        """Return a (d, k) orthonormal basis of the k leading columns of U; fewer if U has fewer."""
+        """Return the k columns of U with the largest eigenvalues, or all if U has fewer than k."""
         order = np.argsort(-self.values, kind="stable")[: self.k]
         return np.linalg.qr(self.basis[:, order]).Q
 
 
 def fantope_cut(values: Float, rest: float, n_rest: int, k: int) -> float:
-    """Return t with sum clip(values - t, 0, 1) + n_rest clip(rest - t, 0, 1) = k.
+    """Return the shift t of the eigenvalues that projects a symmetric matrix onto the Fantope.
 
-    The sum is a decreasing, piecewise linear function of t with breakpoints v and v - 1 for each
-    value v. Bisection over the breakpoints gives the interval of t, linear interpolation gives t.
+    The matrix has the eigenvalues `values`, and the eigenvalue `rest` with multiplicity `n_rest`.
+    Each eigenvalue v becomes clip(v - t, 0, 1), and t makes the sum of the results equal to k. The
+    sum is a decreasing, piecewise linear function of t with breakpoints v and v - 1 for each v.
+    Bisection over the breakpoints gives the interval that contains t; linear interpolation gives t.
     """
     levels = np.append(values, rest)
     counts = np.append(np.ones(len(values)), n_rest)

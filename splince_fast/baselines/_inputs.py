@@ -23,12 +23,12 @@ Float = NDArray[np.float64]
 Index = NDArray[np.intp]
 Mask = NDArray[np.bool_]
 RandomState = int | np.random.Generator | np.random.RandomState | None
-# A boolean mask of the rows passed to fit, or a tuple of arrays that hold separate rows.
+# A boolean mask over the rows passed to `fit`, or a tuple of arrays with separate validation rows.
 Validation = ArrayLike | tuple[Any, ...] | None
 
 
 def check_number(value: Any, name: str, low: float, *, strict: bool = True) -> None:
-    """Raise InputError unless `value` is a finite real number above (or at) `low`."""
+    """Raise InputError unless `value` is a finite number > `low`, or >= `low` if not `strict`."""
     if not is_number(value) or not np.isfinite(value) or value < low or (strict and value == low):
         raise InputError(
             f"{name} is {value!r}; it must be a number {'above' if strict else 'of at least'} {low}"
@@ -66,7 +66,10 @@ def candidates(parameter: float | Sequence[float], name: str) -> list[float]:
 
 
 def generator(random_state: RandomState) -> np.random.Generator:
-    """Return a generator for any random_state that scikit-learn accepts; an integer is its seed."""
+    """Return a Generator from a `random_state`.
+
+    An integer seeds the Generator, a RandomState draws the seed, and a Generator is returned as is.
+    """
     try:
         if random_state is None or isinstance(random_state, int | np.integer | np.random.Generator):
             return np.random.default_rng(random_state)
@@ -81,7 +84,7 @@ def generator(random_state: RandomState) -> np.random.Generator:
 
 @dataclass(frozen=True, slots=True)
 class ClassRows:
-    """Rows of a fit, float64 of shape (n, d), with the codes of their classes and their weights."""
+    """Rows of a fit, float64 of shape (n, d), with a class code and a weight for each row."""
 
     rows: Float
     codes: Index
@@ -91,22 +94,24 @@ class ClassRows:
         return len(self.codes)
 
     def take(self, index: Index | Mask) -> ClassRows:
-        """Return the rows that `index` selects."""
+        """Return the rows that `index` selects, with their class codes and weights."""
         return ClassRows(self.rows[index], self.codes[index], self.weight[index])
 
     def fraction(self, mask: Mask) -> float:
-        """Weighted fraction of the rows that a mask marks."""
+        """Return the weighted fraction of the rows that `mask` marks."""
         return float(self.weight @ mask / self.weight.sum())
 
     def majority(self) -> float:
-        """Weighted fraction of the most frequent class."""
+        """Return the weighted fraction of the rows in the most frequent class."""
         return float(np.bincount(self.codes, self.weight).max() / self.weight.sum())
 
 
 def observed_classes(
     values: object, n: int, name: str, role: str
 ) -> tuple[tuple[ClassName, ...], Index]:
-    """Return the classes that occur in a column, and the class code of each row, -1 if unlabelled.
+    """Return the classes that occur in a column, and the class code of each row.
+
+    The code of a row without a label is -1.
 
     Raises
     ------
@@ -134,7 +139,7 @@ def float_rows(X: NDArray[np.generic]) -> Float:
 
 
 def weights_of(sample_weight: ArrayLike | None, n: int) -> Float:
-    """Return the weights divided by the mean of all positive weights; ones if None.
+    """Return the weights divided by the mean of the positive weights; n ones for None.
 
     Raises
     ------
@@ -161,13 +166,14 @@ def validation_rows(
 ) -> Mask:
     """Return the mask of the validation rows: `validation`, or a random fraction of each class.
 
-    ``round(fraction * n)`` of the n usable rows of a class are marked, at most n - 1. No row is
-    marked if fewer than two classes would have a validation row.
+    `codes` are class or cell codes, and `usable` is the mask of the rows that may take part in the
+    fit. Of the n usable rows of a class, ``min(round(fraction * n), n - 1)`` are drawn. The mask is
+    all False if fewer than two classes would have a validation row.
 
     Raises
     ------
     InputError
-        `validation` is not a boolean mask of the rows, or marks all usable rows or none.
+        `validation` is not a boolean mask of the rows, or it marks all usable rows or none.
     """
     if validation is not None:
         mask = np.asarray(validation)
@@ -199,18 +205,20 @@ def append_validation(
     sample_weight: ArrayLike | None,
     read_frame: Callable[[Any], NDArray[Any]],
 ) -> tuple[list[Any], ArrayLike | None, ArrayLike | None]:
-    """Append validation rows to columns and weights; return both, and a mask of the appended rows.
+    """Append a tuple of validation rows to the training rows.
 
-    The appended rows have weight one; `read_frame` converts a frame and checks its feature names.
-    If `validation` is a mask or None, all arguments are returned unchanged.
+    Return the extended `columns`, the extended weights, and the mask of the appended rows. Appended
+    rows have weight 1. If X of the tuple is a frame, `read_frame` converts X to an array and checks
+    the feature names. If `validation` is a mask or None, `columns`, `sample_weight` and
+    `validation` are returned unchanged.
 
     Raises
     ------
     InputError
-        The tuple does not hold one array for each column, array shapes differ, or text would be
-        appended to numbers.
+        The tuple does not hold one array for each of `columns`, array shapes differ, or text would
+        be appended to numbers.
     LabelError
-        A column has the row index of the validation rows in another order.
+        A label column of the tuple has the pandas index of X of the tuple in another order.
     """
     if not isinstance(validation, tuple):
         return columns, sample_weight, validation

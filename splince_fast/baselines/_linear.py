@@ -1,4 +1,4 @@
-"""Base class of DFR and GroupDRO: validated inputs, cells (class, group), linear predictions."""
+"""Base class of DFR and GroupDRO: validation of inputs, cells (class, group), predictions."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from splince_fast.labels.positions import check_index
 
 @dataclass(frozen=True, slots=True)
 class CellRows(ClassRows):
-    """Rows of a fit with class codes, cell codes and weights."""
+    """Rows of a fit, with a class code, a cell code and a weight for each row."""
 
     cells: Index
 
     def take(self, index: Index | Mask) -> CellRows:
-        """Return copies of the rows that `index` selects."""
+        """Return copies of the rows that `index` selects, with their codes and weights."""
         part = ClassRows.take(self, index)
         return CellRows(part.rows, part.codes, part.weight, self.cells[index])
 
@@ -52,8 +52,8 @@ class CellData:
     """Validated inputs of one fit."""
 
     train: CellRows
-    selection: CellRows  # the validation rows; the training rows if there are none
-    names: list[tuple[ClassName, ...]]  # names of the cells
+    selection: CellRows  # the validation rows, or the training rows without validation rows
+    names: list[tuple[ClassName, ...]]  # the cells (class, group), in the order of the cell codes
     rng: np.random.Generator
 
 
@@ -71,15 +71,15 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
     __metadata_request__fit: ClassVar = {"groups": True, "validation": True}
 
     def _fit_cells(self, data: CellData) -> None:
-        """Fit, and set `coef_` and `intercept_`."""
+        """Fit the classifier to validated inputs, and set `coef_` and `intercept_`."""
         raise NotImplementedError
 
     def _selects(self) -> bool:
-        """Return whether the fit needs validation rows."""
+        """Return whether the fit selects a parameter or an epoch on validation rows."""
         raise NotImplementedError
 
     def _uses_softmax(self) -> bool:
-        """Return whether more than two classes are fitted by softmax (else one-vs-rest)."""
+        """Return whether more than two classes are fitted by softmax, not one-vs-rest."""
         return True
 
     def _check_parameters(self) -> None:
@@ -94,7 +94,7 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
     def _fit(
         self, X: Any, y: Any, groups: Any, sample_weight: ArrayLike | None, validation: Validation
     ) -> Self:
-        """Validate the inputs and fit; the estimator is unchanged after an error."""
+        """Validate the inputs, and fit the classifier; an error leaves the estimator unchanged."""
         with self._restored_on_error():
             self._check_parameters()
             self._fit_cells(self._read(X, y, groups, sample_weight, validation))
@@ -153,7 +153,7 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
                 f"the cell {names[empty[0]]} (class, group) has no training row of positive "
                 "weight; mark other rows for validation, or leave the cell out"
             )
-        # classes in the dtype of y, as in scikit-learn
+        # As in scikit-learn, `classes_` has the dtype of y.
         self.classes_ = np.unique(fit_labels)
         self.cells_ = names
         return CellData(train, all_rows.take(usable & mask) if mask.any() else train, names, rng)
@@ -169,7 +169,7 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
         return float(accuracies.min()), float(hits.sum() / totals.sum())
 
     def decision_function(self, X: object) -> Float:
-        """Compute decision scores.
+        """Return the decision scores of rows.
 
         Parameters
         ----------
@@ -179,13 +179,14 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
         Returns
         -------
         ndarray of float64, shape (n_samples,) or (n_samples, n_classes)
-            Scores of the classes; for two classes the score of the second class, which is
-            predicted if the score is positive.
+            Scores of the classes. For two classes, the score of the second class, which is
+            predicted if this score is positive.
 
         Raises
         ------
         NotFittedError, InputError, NonFiniteError
-            The estimator is not fitted; X has other features, or holds NaN or infinity.
+            The estimator is not fitted; X has other features than in the fit, or holds NaN or
+            infinity.
         """
         check_is_fitted(self)
         rows = float_rows(self._rows(X, reset=False, least=1))
@@ -193,7 +194,7 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
         return np.asarray(scores[:, 0] if scores.shape[1] == 1 else scores)
 
     def predict(self, X: object) -> NDArray[Any]:
-        """Predict the most likely class; raises the errors of :meth:`decision_function`.
+        """Return the most likely class of each row; raises as :meth:`decision_function`.
 
         Parameters
         ----------
@@ -210,7 +211,7 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
         return np.asarray(self.classes_[codes])
 
     def predict_proba(self, X: object) -> Float:
-        """Predict class probabilities; raises the errors of :meth:`decision_function`.
+        """Return the class probabilities of each row; raises as :meth:`decision_function`.
 
         Parameters
         ----------
@@ -232,18 +233,18 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
 
 
 def _labels(y: object) -> NDArray[np.generic]:
-    """Return y as an (n,) array of classes; error messages are those of scikit-learn."""
+    """Return y as an (n,) array of classes; raise LabelError with the text of scikit-learn."""
     try:
         labels = column_or_1d(y, warn=True)
         assert_all_finite(labels, input_name="y")
         check_classification_targets(labels)
-    except (TypeError, ValueError) as error:  # bytes raise TypeError
+    except (TypeError, ValueError) as error:  # scikit-learn raises TypeError for bytes
         raise LabelError(str(error)) from error
     return np.asarray(labels)
 
 
 def _group_array(groups: Any) -> NDArray[Any]:
-    """Return groups as an (n,) array, or (n, k) for a tuple, mapping or frame of k columns.
+    """Return groups as an array of shape (n,), or (n, k) if they are k > 1 columns.
 
     Raises
     ------
@@ -264,12 +265,15 @@ def _group_array(groups: Any) -> NDArray[Any]:
 
 
 def _in_order_of(groups: Any, others: Any) -> Any:
-    """Return `others` with its named columns in the order of `groups`; tuples stay unchanged.
+    """Return the groups of the validation rows, with columns in the order of the training groups.
+
+    `groups` belong to the training rows, `others` to the validation rows. Columns of mappings and
+    frames are matched by name. If one argument is a tuple, `others` is returned unchanged.
 
     Raises
     ------
     InputError
-        Both have several columns, and the column names differ.
+        `groups` and `others` have several columns with different names.
     """
     if isinstance(groups, tuple) or isinstance(others, tuple):
         return others
@@ -287,7 +291,7 @@ def _in_order_of(groups: Any, others: Any) -> Any:
 def _cells(
     classes: Sequence[ClassName], codes: Index, groups: object, n: int
 ) -> tuple[Index, list[tuple[ClassName, ...]]]:
-    """Return the cell code of each row, and the cells (class, group, ...) in code order."""
+    """Return the cell code of each row, and the cells (class, group, ...) ordered by code."""
     keys: list[Index] = [codes]
     names: list[Sequence[ClassName]] = [classes]
     if isinstance(groups, tuple):

@@ -1,4 +1,4 @@
-"""The convex problem of GroupDRO: objective, gradients, duality gap and the exact solver."""
+"""The convex problem of GroupDRO: objective, gradients, duality gap and exact solver."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from scipy.special import entr, log_softmax, logsumexp
 from splince_fast.baselines._inputs import Float, Index
 from splince_fast.baselines._linear import CellRows
 
-_CURVATURE = 0.15  # p (1 - p) of a typical row
-_MAX_FACTORED = 2048  # features above which a Cholesky factor costs more than it saves
+_CURVATURE = 0.15  # p (1 - p) of a typical row with class probability p
+_MAX_FACTORED = 2048  # with more features, a Cholesky factor costs more time than it saves
 _MAX_SHARPNESS = 1e6
-# Maximum number of Newton steps; gradient norm that counts as zero; step length of the finite
-# differences of the gradient.
+# For Newton's method: the largest number of steps, the norm below which a gradient counts as zero,
+# and the step length of the finite differences of the gradient.
 _NEWTON_STEPS, _ZERO_GRADIENT, _STEP = 3, 1e-11, 1e-6
 
 
 class Minimax:
     """Objective max_g L_g(w, b) + alpha / 2 |w|^2.
 
-    L_g is the weighted mean log-loss of cell g plus its margin. The head is packed in one vector:
-    weights of shape (K', d), then K' intercepts; K' is 1 for two classes, else the number of
-    classes (softmax).
+    L_g is the weighted mean log-loss of cell g plus the margin of the cell. The head, w and b, is
+    packed in one vector: weights w of shape (K', d), then K' intercepts b. K' is 1 for two classes,
+    otherwise the number K of classes (softmax).
     """
 
     def __init__(
@@ -42,7 +42,8 @@ class Minimax:
         self.rows, self.codes, self.cells, self.alpha = part.rows, part.codes, part.cells, alpha
         self.width = 1 if n_classes == 2 else n_classes
         totals = np.bincount(part.cells, part.weight)
-        self.in_cell: Float = part.weight / totals[part.cells]  # row weights, sum 1 in each cell
+        # Row weights that sum to 1 in each cell.
+        self.in_cell: Float = part.weight / totals[part.cells]
         self.n_cells = len(totals)
         self.margins: Float = margin / np.sqrt(np.bincount(part.cells))
         self.targets: Float = np.eye(n_classes)
@@ -53,12 +54,12 @@ class Minimax:
         return np.zeros(self.width * (self.rows.shape[1] + 1))
 
     def unpack(self, packed: Float) -> tuple[Float, Float]:
-        """Return weights, (K', d), and intercepts, (K',), of a packed head."""
+        """Return the weights, (K', d), and the intercepts, (K',), of a packed head."""
         split = self.width * self.rows.shape[1]
         return packed[:split].reshape(self.width, -1), packed[split:]
 
     def log_proba(self, packed: Float, rows: Float) -> Float:
-        """Return the (n, K) log probabilities of the classes."""
+        """Return the log probabilities of the classes for each row, shape (n, K)."""
         coef, intercept = self.unpack(packed)
         scores = rows @ coef.T + intercept
         if self.width == 1:
@@ -66,23 +67,26 @@ class Minimax:
         return np.asarray(log_softmax(scores, axis=1))
 
     def penalty_gradient(self, packed: Float) -> Float:
-        """Return the gradient of alpha / 2 |w|^2; zero for the intercepts."""
+        """Return the gradient of alpha / 2 |w|^2, which is zero for the intercepts."""
         split = self.width * self.rows.shape[1]
         return self.alpha * np.concatenate([packed[:split], np.zeros(self.width)])
 
     def gradient(self, log_proba: Float, codes: Index, rows: Float, weight: Float) -> Float:
-        """Return the gradient of the weighted sum of log-losses."""
+        """Return the gradient of the weighted sum of log-losses with respect to the packed head."""
         errors = (np.exp(log_proba) - self.targets[codes]) * weight[:, None]
         errors = errors[:, 1:] if self.width == 1 else errors
         return np.concatenate([(errors.T @ rows).ravel(), errors.sum(axis=0)])
 
     def losses(self, log_proba: Float) -> Float:
-        """Return L_g of each cell, margins included."""
+        """Return L_g, which includes the margin, for each cell g."""
         row_losses = -log_proba[np.arange(len(self.codes)), self.codes]
         return np.bincount(self.cells, self.in_cell * row_losses) + self.margins
 
     def smoothed(self, packed: Float, sharpness: float) -> tuple[float, Float]:
-        """Return (1 / t) log sum_g exp(t L_g) + alpha / 2 |w|^2, t = `sharpness`, and gradient."""
+        """Return the smoothed objective and its gradient with respect to the packed head.
+
+        The smoothed objective is (1 / t) log sum_g exp(t L_g) + alpha / 2 |w|^2, t = `sharpness`.
+        """
         self.tick()
         log_proba = self.log_proba(packed, self.rows)
         losses = self.losses(log_proba)
@@ -93,7 +97,7 @@ class Minimax:
         return float(value), gradient + self.penalty_gradient(packed)
 
     def batch(self, packed: Float, index: Index) -> tuple[Float, Float, Index]:
-        """Return the mean loss and gradient of each cell in a batch, and the non-empty cells."""
+        """Return L_g and its gradient for each cell g of a batch, and the cells with rows."""
         self.tick()
         rows, codes, cells = self.rows[index], self.codes[index], self.cells[index]
         log_proba = self.log_proba(packed, rows)
@@ -115,15 +119,18 @@ class Minimax:
     ) -> tuple[float, float, tuple[float, ...], tuple[float, ...]]:
         """Return the objective, the duality gap, the cell losses and the dual cell weights.
 
-        Let q be weights of the cells with q_g >= 0 and sum_g q_g = 1, c_i = q_g in_cell_i for row
-        i of cell g, and p_i distributions over the classes with sum_i c_i (e_{y_i} - p_i) = 0,
-        the optimality condition of the intercepts. Weak duality, lse(s) >= p . s + H(p), gives
+        The gap is the objective minus a lower bound of its minimum. For the bound, let q_g >= 0 be
+        weights of the cells with sum 1, and c_i = q_g in_cell_i the weight of row i of cell g. Let
+        x_i be the features of row i, e_i the indicator vector of its class, and p_i any
+        distribution over the classes, with entropy H(p_i). The p_i must satisfy the optimality
+        condition of the intercepts, sum_i c_i (e_i - p_i) = 0. Weak duality gives
 
             min >= sum_g q_g margin_g + sum_i c_i H(p_i) - |V|^2 / (2 alpha),
-            V = sum_i c_i (e_{y_i} - p_i) x_i^T.
+            V = sum_i c_i (e_i - p_i) x_i^T,
 
-        Predicted probabilities p_i meet the condition up to the accuracy of the solver. A mixture
-        of all p_i with one common distribution meets it exactly.
+        because log sum_k exp(s_k) >= p . s + H(p) for all scores s and distributions p. Predicted
+        probabilities satisfy the condition up to the accuracy of the solver. Mixing all p_i with
+        one common distribution makes the condition exact.
         """
         log_proba = self.log_proba(packed, self.rows)
         losses = self.losses(log_proba)
@@ -136,7 +143,8 @@ class Minimax:
         predicted = weight @ proba
         fraction = float(np.max((predicted - target) / predicted, initial=0.0))
         fixed = np.maximum(target - (1 - fraction) * predicted, 0.0)
-        if fraction > 0 and fixed.any():  # else `predicted` equals `target` up to rounding
+        # Otherwise `proba` satisfies the optimality condition up to rounding.
+        if fraction > 0 and fixed.any():
             proba = (1 - fraction) * proba + fraction * (fixed / fixed.sum())
         errors = weight[:, None] * (self.targets[self.codes] - proba)
         errors = errors[:, 1:] if self.width == 1 else errors
@@ -148,12 +156,13 @@ class Minimax:
 
 
 class Coordinates:
-    """Coordinates v of a head in which the Hessian is near the identity.
+    """Coordinates v of a head in which the Hessian of the objective is near the identity.
 
-    The Hessian of a weighted mean loss with penalty is about c S + alpha I = L L^T, where S is the
-    second moment of the rows with equal total weight for each cell and c is a typical p (1 - p).
-    Coordinates are L^T w for the weights w of a class and sqrt(c) b for its intercept b. L-BFGS
-    needs about a fifth of the iterations in these coordinates.
+    The Hessian of a weighted mean log-loss with penalty is about c S + alpha I = L L^T. Here S is
+    the second moment of the rows, with equal total weight for each cell, and c is a typical value
+    of p (1 - p) for a class probability p. The coordinates are L^T w for the weights w of a class
+    and sqrt(c) b for the intercept b. L-BFGS needs about a fifth of the iterations in these
+    coordinates.
 
     Parameters
     ----------
@@ -176,11 +185,11 @@ class Coordinates:
             self.scale: Float = np.sqrt(_CURVATURE * squares + problem.alpha)
 
     def _split(self, packed: Float) -> tuple[Float, Float]:
-        """Return weights, (d, K'), and intercepts, (K',)."""
+        """Return the weights, (d, K'), and the intercepts, (K',), of a packed vector."""
         return packed[: -self.width].reshape(self.width, -1).T, packed[-self.width :]
 
     def _solve(self, columns: Float, trans: Literal["N", "T"]) -> Float:
-        """Return L^{-1} columns for `trans` "N", L^{-T} columns for "T"."""
+        """Solve L x = `columns` if `trans` is "N", or L^T x = `columns` if `trans` is "T"."""
         if self.factor is None:
             return columns / self.scale[:, None]
         return np.asarray(
@@ -190,13 +199,13 @@ class Coordinates:
         )
 
     def of(self, packed: Float) -> Float:
-        """Convert a packed head to coordinates v."""
+        """Convert a packed head to the coordinates v."""
         weights, intercepts = self._split(packed)
         scaled = self.scale[:, None] * weights if self.factor is None else self.factor.T @ weights
         return np.concatenate([scaled.T.ravel(), self.root * intercepts])
 
     def parameters(self, v: Float) -> Float:
-        """Convert coordinates v to a packed head: the inverse of `of`."""
+        """Convert the coordinates v to a packed head: the inverse of `of`."""
         weights, intercepts = self._split(v)
         return np.concatenate([self._solve(weights, "T").T.ravel(), intercepts / self.root])
 
@@ -207,7 +216,7 @@ class Coordinates:
 
 
 def minimise(problem: Minimax, start: Float | None, tol: float) -> tuple[Float, float]:
-    """Minimise smoothed problems of increasing sharpness, each from the minimum of the last.
+    """Minimise smoothed objectives of increasing sharpness, each from the previous minimum.
 
     Parameters
     ----------
@@ -215,14 +224,14 @@ def minimise(problem: Minimax, start: Float | None, tol: float) -> tuple[Float, 
     start : ndarray, optional
         Packed head to start from, such as the solution of a similar problem.
     tol : float
-        The sharpness increases until the duality gap is at most `tol`.
+        The sharpness increases until the duality gap is at most `tol`, or the sharpness is 1e6.
 
     Returns
     -------
     packed : ndarray
-        Packed head.
+        Packed head that minimises the last smoothed objective.
     sharpness : float
-        Sharpness of the last problem.
+        Sharpness of the last smoothed objective.
     """
     d = problem.rows.shape[1]
     coordinates = Coordinates(problem, factored=d <= _MAX_FACTORED)
@@ -249,8 +258,8 @@ def minimise(problem: Minimax, start: Float | None, tol: float) -> tuple[Float, 
 def _newton(gradient: Callable[[Float], Float], v: Float) -> Float:
     """Refine an approximate zero v of a gradient by Newton steps.
 
-    L-BFGS compares objective values, and rounding errors of the values limit v to half of the
-    digits of float64.
+    L-BFGS compares values of the objective. Rounding errors of these values limit the accuracy of v
+    to half of the digits of float64.
     """
     at_v = gradient(v)
     for _ in range(_NEWTON_STEPS):

@@ -21,7 +21,7 @@ from splince_fast.baselines._inputs import (
 from splince_fast.baselines._linear import BalancedClassifier, CellData, CellRows
 from splince_fast.exceptions import InputError
 
-# scikit-learn 1.8 renamed the L1 penalty.
+# From scikit-learn 1.8 on, `l1_ratio=1` replaces `penalty="l1"`.
 _HAS_PENALTY = inspect.signature(LogisticRegression).parameters["penalty"].default == "l2"
 _ROUNDINGS = 64
 _L1: dict[str, str | float] = {"penalty": "l1"} if _HAS_PENALTY else {"l1_ratio": 1.0}
@@ -30,12 +30,13 @@ _L1: dict[str, str | float] = {"penalty": "l1"} if _HAS_PENALTY else {"l1_ratio"
 class DFR(BalancedClassifier):
     """Deep feature reweighting on training rows: a sparse head, averaged over balanced subsets.
 
-    Features are standardised by mean and standard deviation of the training rows. A subset
-    contains the same number of rows of each cell (class, group): the size of the smallest cell,
-    drawn without replacement. C is selected on the first subset by the lowest cell accuracy on
-    the validation rows (ties: by accuracy, then the smaller C). The coefficients are means over
-    all subsets. More than two classes are fitted one-vs-rest with ``penalty="l1"``, by softmax
-    with ``"l2"``.
+    The features are standardised by the mean and standard deviation of the training rows. A
+    balanced subset has the same number of rows from each cell (class, group): as many as the
+    smallest cell has, drawn without replacement. One head is fitted to each subset, and ``coef_``
+    and ``intercept_`` are the means over the heads. If C is a sequence, each value is fitted to the
+    first subset, and the value with the highest worst-cell accuracy on the validation rows is
+    selected (ties: by accuracy, then the smaller C). More than two classes are fitted one-vs-rest
+    with ``penalty="l1"``, and by softmax with ``penalty="l2"``.
 
     ``penalty="l2", n_subsets=1`` is subsampling of groups (SUBG).
 
@@ -43,7 +44,7 @@ class DFR(BalancedClassifier):
     ----------
     C : float or sequence of float
         Inverse regularisation strength, as in scikit-learn; one value of a sequence is selected.
-        The default is the published grid.
+        The default is the grid of Kirichenko et al.
     penalty : {"l1", "l2"}
         Norm of the coefficients in the penalty.
     n_subsets : int
@@ -52,7 +53,7 @@ class DFR(BalancedClassifier):
         Fraction of each cell held out for validation if ``fit`` is given no validation rows and
         C is a sequence; with 0, C is selected on the training rows.
     groups_from : {None, "y"}
-        With "y" there are no groups, and the cells are the classes.
+        With "y", `fit` takes no groups, and the cells are the classes of y.
     random_state : int, Generator, RandomState or None
         Draws the subsets and the validation rows.
     progress : bool, optional
@@ -117,7 +118,7 @@ class DFR(BalancedClassifier):
     def fit(
         self, X: object, y: object = None, *, groups: object = None, validation: Validation = None
     ) -> Self:
-        """Fit, replacing any previous fit.
+        """Fit the classifier, and discard any earlier fit.
 
         Parameters
         ----------
@@ -126,10 +127,11 @@ class DFR(BalancedClassifier):
         y : array-like of shape (n_samples,)
             Labels of the task, two or more classes.
         groups : array-like of shape (n_samples,), tuple of these, mapping or frame
-            Groups that form the cells with y; several columns are crossed.
+            Groups, which form the cells together with y. With several columns, a group is a
+            combination of values, one from each column.
         validation : array-like of bool, shape (n_samples,), or tuple (X, y, groups), optional
-            Mask of the validation rows, or separate validation rows. They select C; heads are not
-            fitted to them.
+            Mask of the validation rows, or separate validation rows. C is selected on these rows;
+            no head is fitted to them.
 
         Returns
         -------
@@ -139,7 +141,7 @@ class DFR(BalancedClassifier):
         Raises
         ------
         InputError, NonFiniteError, LabelError, NotEnoughDataError
-            The rows, labels or parameters are invalid; a cell has no training row.
+            The rows, labels or parameters are invalid, or a cell has no training row.
         """
         return self._fit(X, y, groups, None, validation)
 
@@ -160,8 +162,8 @@ class DFR(BalancedClassifier):
         train = data.train
         mean = train.rows.mean(axis=0)
         scale = train.rows.std(axis=0)
-        # Constant features are detected by their range: their standard deviation can be rounding
-        # error of the mean.
+        # Constant features are detected by their range. The computed standard deviation of a
+        # constant feature may be positive, because the mean is rounded.
         eps = float(np.finfo(np.float64).eps)
         rounding = _ROUNDINGS * eps * np.abs(train.rows).max(axis=0)
         scale[np.ptp(train.rows, axis=0) <= rounding] = 1.0
@@ -196,7 +198,7 @@ class DFR(BalancedClassifier):
         self.intercept_ = np.mean([intercept for _, intercept in heads], axis=0)
 
     def _fit_head(self, part: CellRows, C: float) -> tuple[Float, Float]:
-        """Fit one head to standardised rows; return coefficients and intercepts."""
+        """Fit one head to standardised rows; return its coefficients and intercepts."""
         if self.penalty == "l2":
             model = LogisticRegression(C=C, max_iter=1000).fit(part.rows, part.codes)
             return model.coef_, model.intercept_

@@ -25,7 +25,7 @@ from splince_fast.baselines._linear import BalancedClassifier, CellData
 from splince_fast.baselines._minimax import Minimax, minimise
 from splince_fast.exceptions import InputError
 
-# SGD has diverged if a coefficient exceeds this: the penalty, a sum of squares, may overflow.
+# SGD has diverged if a coefficient exceeds this value, whose square is near the float64 limit.
 _DIVERGED = 1e150
 
 
@@ -38,12 +38,12 @@ class MinimaxReport:
     alpha : float
         L2 penalty of the head.
     loss : float
-        Objective: largest mean loss of a cell, margins included, plus alpha / 2 |w|^2.
+        Objective: the largest mean loss of a cell, including the margin, plus alpha / 2 |w|^2.
     gap : float
-        Objective minus the dual objective at a feasible point: the optimum is between
+        Objective minus the dual objective at a feasible point. The optimum is between
         `loss - gap` and `loss`.
     cell_losses, cell_weights : tuple of float
-        Mean loss and dual weight of each cell, in the order of ``cells_``.
+        Mean loss, including the margin, and dual weight of each cell, in the order of ``cells_``.
     """
 
     alpha: float
@@ -58,33 +58,37 @@ class GroupDRO(BalancedClassifier):
 
     L_g is the mean log-loss of cell g = (class, group), plus ``margin / sqrt(n_g)`` for the n_g
     training rows of the cell. The intercept is not penalised. The problem is convex.
+
     ``solver="exact"`` minimises (1 / t) log sum_g exp(t L_g) + alpha / 2 |w|^2 by L-BFGS for
-    t = 10, 100, 1000, ... until the duality gap is at most `tol`. ``solver="sgd"`` is the online
-    algorithm of the paper: each row of a batch is drawn from a random cell, the weight q_g of a
-    cell is multiplied by exp(eta L_g(batch)), and a gradient step is taken on
-    sum_g q_g L_g(batch) + alpha / 2 |w|^2. The result is the head of the epoch with the highest
-    worst-cell accuracy on the validation rows.
+    t = 10, 100, 1000, ..., at most 10^6, until the duality gap is at most `tol`.
+
+    ``solver="sgd"`` is the online algorithm of Sagawa et al. Each row of a batch is drawn from a
+    random cell. In each step, the weight q_g of a cell is multiplied by exp(eta L_g(batch)), and a
+    gradient step is taken on sum_g q_g L_g(batch) + alpha / 2 |w|^2, where the q_g are normalised
+    to sum 1. The result is the head after the epoch with the highest worst-cell accuracy on the
+    validation rows.
 
     Parameters
     ----------
     alpha : float or sequence of float
-        L2 penalty. Of a sequence, the value with the highest worst-cell accuracy on the validation
-        rows is selected (ties: by accuracy, then the larger alpha).
+        L2 penalty. From a sequence, the value with the highest worst-cell accuracy on the
+        validation rows is selected (ties: by accuracy, then the larger alpha).
     solver : {"exact", "sgd"}
     margin : float
         Constant of the group adjustment, ``margin / sqrt(n_g)``.
     tol : float
-        Largest duality gap of the exact solver, which warns if the gap stays larger.
+        Largest allowed duality gap of the exact solver; a larger final gap gives a warning.
     eta, step_size : float
         Step sizes of the "sgd" solver for the cell weights and for the coefficients.
     batch_size, max_epochs, patience : int
-        Rows per step and largest number of epochs of the "sgd" solver, which stops after
-        `patience` epochs without a higher validation score.
+        Rows per step and largest number of epochs of the "sgd" solver. The solver stops after
+        `patience` successive epochs without a higher accuracy on the validation rows (of the worst
+        cell, then of all rows).
     validation_share : float in [0, 1)
         Fraction of each cell held out for validation if ``fit`` is given no validation rows and
         needs them (several alphas, or "sgd"); with 0, selection uses the training rows.
     groups_from : {None, "y"}
-        With "y" there are no groups, and the cells are the classes.
+        With "y", `fit` takes no groups, and the cells are the classes of y.
     random_state : int, Generator, RandomState or None
         Draws the batches and the validation rows.
     progress : bool, optional
@@ -162,7 +166,7 @@ class GroupDRO(BalancedClassifier):
         sample_weight: ArrayLike | None = None,
         validation: Validation = None,
     ) -> Self:
-        """Fit, replacing any previous fit.
+        """Fit the classifier, and discard any earlier fit.
 
         Parameters
         ----------
@@ -171,12 +175,13 @@ class GroupDRO(BalancedClassifier):
         y : array-like of shape (n_samples,)
             Labels of the task, two or more classes.
         groups : array-like of shape (n_samples,), tuple of these, mapping or frame
-            Groups that form the cells with y; several columns are crossed.
+            Groups, which form the cells together with y. With several columns, a group is a
+            combination of values, one from each column.
         sample_weight : array-like of shape (n_samples,), optional
-            Non-negative weights of the rows in the mean loss of their cell.
+            Non-negative weights of the rows in the mean loss of a cell.
         validation : array-like of bool, shape (n_samples,), or tuple (X, y, groups), optional
-            Mask of the validation rows, or separate validation rows. They select alpha and the
-            epoch; heads are not fitted to them.
+            Mask of the validation rows, or separate validation rows. alpha and the epoch are
+            selected on these rows; no head is fitted to them.
 
         Returns
         -------
@@ -186,7 +191,7 @@ class GroupDRO(BalancedClassifier):
         Raises
         ------
         InputError, NonFiniteError, LabelError, NotEnoughDataError
-            The rows, labels or parameters are invalid; a cell has no training row; the steps of
+            The rows, labels or parameters are invalid, a cell has no training row, or the steps of
             "sgd" diverge.
 
         Warns
@@ -208,14 +213,15 @@ class GroupDRO(BalancedClassifier):
         self._alphas()
 
     def _alphas(self) -> list[float]:
-        """Return the candidates of alpha, largest first."""
+        """Return the candidate values of alpha, largest first."""
         return sorted(candidates(self.alpha, "alpha"), reverse=True)
 
     def _selects(self) -> bool:
         return len(self._alphas()) > 1 or self.solver == "sgd"
 
     def _fit_cells(self, data: CellData) -> None:
-        # The intercept is not penalised: centring changes the condition number only.
+        # Centring improves the condition number. The optimum stays the same, because the intercept
+        # is not penalised.
         train = data.train
         mean = np.average(train.rows, axis=0, weights=train.weight)
         for rows in {id(part): part.rows for part in (train, data.selection)}.values():
@@ -246,7 +252,10 @@ class GroupDRO(BalancedClassifier):
             )
 
     def _online(self, problem: Minimax, data: CellData) -> Float:
-        """Take SGD steps; return the packed head of the epoch with the best validation score."""
+        """Run the "sgd" solver; return the packed head of the epoch with the best accuracies.
+
+        Heads are compared by the worst-cell accuracy on the validation rows, then by the accuracy.
+        """
         rng, train, n_cells = data.rng, data.train, len(self.cells_)
         packed, log_q = problem.zeros(), np.full(n_cells, -np.log(n_cells))
         members = [np.flatnonzero(train.cells == cell) for cell in range(n_cells)]

@@ -26,28 +26,29 @@ _MAX_RANK = 300
 class INLP(IterativeEraser):
     """Erase classes by iteratively projecting out the weight vectors of linear probes.
 
-    B is an orthonormal basis of the removed directions. Each round trains a probe on
+    B is an orthonormal basis of the r removed dimensions. Each round trains a probe on
     (I - B B^T)(x - mean). If the accuracy of the probe on the validation rows is at most the
-    fraction of the majority class plus `tol`, the fit ends; else an orthonormal basis of the
+    fraction of the majority class plus `tol`, the fit ends. Otherwise an orthonormal basis of the k
     weight vectors of the probe is appended to B. The map is x -> mean + (I - B B^T)(x - mean). A
-    round costs one fit of a probe, O(r d k) for B, and one pass over the rows. The covariance with
-    the concept is not zero afterwards: see ``report_.residual``.
+    round costs one fit of a probe, O(r d k) operations to extend B, and one pass over the rows. The
+    covariance of the erased rows with the concept is not zero: see ``report_.residual``.
 
     Parameters
     ----------
     alpha : float
-        L2 penalty of the default, logistic probe: mean log-loss + alpha / 2 |w|^2.
+        L2 penalty of the default probe, which minimises mean log-loss + alpha / 2 |w|^2.
     max_rank : int, optional
         Largest number of dimensions to remove; by default min(d, 300).
     tol : float
         A probe is at chance level if its accuracy exceeds the fraction of the majority class by
         at most `tol`.
     by_task : bool
-        Train each probe on the rows of one class of y, drawn at random among the classes for
-        which no probe was at chance level yet.
+        Train each probe on the rows of one class of y, drawn at random. A class of y is no longer
+        drawn after a probe on its rows is at chance level; the fit ends when no class is left.
     probe : classifier, optional
-        Another linear probe, which sets ``coef_`` in ``fit``; it is cloned in each round. The
-        authors of INLP used ``LinearSVC(C=0.01, dual=False)`` on Bias in Bios.
+        Linear classifier to train instead of the default logistic probe. Each round fits a clone,
+        which must have ``coef_`` after ``fit``. The authors of INLP used
+        ``LinearSVC(C=0.01, dual=False)`` on the data set Bias in Bios.
     validation_share : float in [0, 1)
         Fraction of each class held out for validation if ``fit`` is given no validation rows; with
         0, selection uses the training rows.
@@ -134,8 +135,8 @@ class INLP(IterativeEraser):
         basis: Float = np.empty((d, 0))
         accuracies: list[float] = []
         removed = 0.0
-        # Task classes for which no probe was at chance level yet. Later rounds only remove further
-        # directions, so a dropped class stays dropped.
+        # Task classes to draw from. After a probe at chance level, the task class is deleted for
+        # good, because later rounds only remove further directions.
         tasks = [-1] if data.task is None else list(np.unique(data.task[data.task >= 0]))
         stop = "no probe beats the majority on the rows of selection"
         with Progress(label="INLP", show=self.progress) as bar:
@@ -160,7 +161,10 @@ class INLP(IterativeEraser):
     def _directions(
         self, train: ClassRows, selection: ClassRows, basis: Float, accuracies: list[float]
     ) -> Float | None:
-        """Return new orthonormal directions of one probe; None if the probe is at chance level."""
+        """Train a probe, and return the orthonormal directions that extend `basis`.
+
+        Return None if the probe is at chance level, or if no probe can be trained or evaluated.
+        """
         if len(np.unique(train.codes)) < 2 or not len(selection):
             return None
         model = probe(train, self.alpha) if self.probe is None else self._fit_user_probe(train)
@@ -169,12 +173,13 @@ class INLP(IterativeEraser):
             return None
         weights = np.atleast_2d(np.asarray(model.coef_, dtype=np.float64))
         if self.probe is None and len(weights) > 1:
-            weights = weights - weights.mean(axis=0)  # softmax depends on score differences only
+            # Only differences of the scores determine the softmax, so their mean is removed.
+            weights = weights - weights.mean(axis=0)
         directions = orthonormal(weights.T, basis)
         return directions if directions.shape[1] else None
 
     def _fit_user_probe(self, train: ClassRows) -> Any:
-        """Fit the user's probe; row weights are passed only if they differ."""
+        """Fit a clone of the user's probe; pass the row weights only if they are not all equal."""
         model = clone(self.probe)
         if "random_state" in model.get_params() and model.get_params()["random_state"] is None:
             model.set_params(random_state=0)
@@ -193,14 +198,14 @@ class INLP(IterativeEraser):
 
 
 def _rows_of_task(data: ErasureData, task: int) -> tuple[ClassRows, ClassRows]:
-    """Return the training and selection rows of one task class; all rows without a task."""
+    """Return the training rows and the selection rows of a task class; all rows without a task."""
     if data.task is None or data.selection_task is None:
         return data.train, data.selection
     return data.train.take(data.task == task), data.selection.take(data.selection_task == task)
 
 
 def _deflate(part: ClassRows, directions: Float) -> Float:
-    """Remove directions from the rows in place; return the (n, r) coordinates that were removed."""
+    """Project `directions` out of the rows in place; return the (n, r) removed coordinates."""
     coordinates = part.rows @ directions
     part.rows[...] -= coordinates @ directions.T
     return np.asarray(coordinates)

@@ -1,4 +1,4 @@
-"""R-LACE: relaxed linear adversarial concept erasure, a game of predictor and projection."""
+"""R-LACE: relaxed linear adversarial concept erasure, a game of a predictor and a projection."""
 
 from __future__ import annotations
 
@@ -30,33 +30,42 @@ from splince_fast.exceptions import InputError
 
 
 class RLACE(IterativeEraser):
-    """Erase a subspace of given rank in a game with a linear predictor (relaxed, R-LACE).
+    """Erase the subspace that maximises the loss of a linear predictor of the concept (R-LACE).
 
-    Solves min_{w, b} max_P of the log-loss of w^T (I - P)(x - mean) + b by alternating stochastic
-    gradient steps, P in the Fantope {0 <= P <= I, tr P = rank}. Every `check_every` steps, P is
-    truncated to the projection onto its `rank` leading eigenvectors, and a new probe is trained
-    after this projection. The result is the projection whose probe has the largest log-loss on
-    the validation rows. For more than two classes the predictor is a softmax. P is stored as a
-    low-rank matrix plus a multiple of the identity, so that a step costs O(d) instead of O(d^3).
+    A linear predictor (w, b) and a matrix P play the game min_{w, b} max_P, in alternating
+    stochastic gradient steps. The objective is the log-loss of the scores
+    w^T (I - P)(x - mean) + b; for more than two classes the predictor is a softmax. P is in the
+    Fantope {0 <= P <= I, tr P = rank}.
+
+    Every `check_every` steps, P is rounded to the projection onto its `rank` leading eigenvectors,
+    and a new probe is trained on rows from which these eigenvectors are projected out. If the
+    accuracy of the probe on the validation rows is at chance level, this projection is the result.
+    Otherwise the result is the projection whose probe has the largest log-loss on the validation
+    rows.
+
+    P is stored as a low-rank matrix plus a multiple of the identity, so that a step costs O(d)
+    instead of O(d^3).
 
     Parameters
     ----------
     rank : int
         Number of dimensions to remove.
     step_size : float
-        Step size of predictor and projection.
+        Step size of the predictor and of P.
     momentum : float in [0, 1)
         Momentum of the predictor.
     weight_decay : float
-        Weight decay of predictor and projection.
+        Weight decay of the predictor and of P.
     batch_size, max_steps, check_every : int
         Rows per step, largest number of steps, and steps between two probes.
     tol : float
-        Stop when the accuracy of a probe is within `tol` of the fraction of the majority class.
+        A probe is at chance level, and the fit stops, if the accuracy of the probe differs from the
+        fraction of the majority class by less than `tol`.
     patience : int, optional
-        Stop after `patience` successive probes without a larger log-loss; None: never.
+        The fit stops after `patience` successive probes without a larger log-loss. With None, it
+        does not stop for this reason.
     alpha : float
-        L2 penalty of the probes: mean log-loss + alpha / 2 |w|^2.
+        L2 penalty of the probes, which minimise mean log-loss + alpha / 2 |w|^2.
     validation_share : float in [0, 1)
         Fraction of each class held out for validation if ``fit`` is given no validation rows; with
         0, selection uses the training rows.
@@ -73,7 +82,7 @@ class RLACE(IterativeEraser):
     projection_ : Projection
         Fitted map.
     report_ : ErasureReport
-        Steps, reason for the stop, probe accuracies, residual, cosine to SAL's directions.
+        Steps, reason for the stop, probe accuracies, residual, cosine to the subspace of SAL.
     classes_ : ndarray
         Classes of the concept.
     n_features_in_, feature_names_in_
@@ -155,7 +164,8 @@ class RLACE(IterativeEraser):
         largest, idle, step, stop = -np.inf, 0, 0, "the largest number of steps is reached"
         with Progress(self.max_steps * self.batch_size, "R-LACE", show=self.progress) as bar:
             for rows, codes in _batches(data.train, self.batch_size, rng):
-                # The derivative in P is the symmetric part of -W^T G, where G = errors^T rows.
+                # The derivative of the log-loss with respect to P is the symmetric part of -W^T G.
+                # W are the weights of the predictor, G = errors^T rows is `gradient`.
                 gradient = predictor.errors(player.complement(rows), codes).T @ rows
                 player.step(-predictor.weights, gradient, self.step_size, decay)
                 predictor.step(player.complement(rows), codes)
@@ -182,7 +192,10 @@ class RLACE(IterativeEraser):
         return ErasureRun(best, step, stop, accuracies, removed)
 
     def _probe(self, data: ErasureData, basis: Float) -> tuple[float, float]:
-        """Train a new probe on rows without the basis; return selection accuracy and log-loss."""
+        """Train a probe on rows from which the span of `basis` is projected out.
+
+        Return the accuracy and the log-loss of the probe on the selection rows.
+        """
         train, part = (
             ClassRows(part.rows - (part.rows @ basis) @ basis.T, part.codes, part.weight)
             for part in (data.train, data.selection)
@@ -208,13 +221,16 @@ class _Predictor:
         self.options = options
 
     def errors(self, erased: Float, codes: Index) -> Float:
-        """Return the derivative of the mean log-loss in the scores: (n, K), (n, 1) for K = 2."""
+        """Return the derivative of the mean log-loss with respect to the scores.
+
+        The shape is (n, K) for K classes, but (n, 1) for two classes.
+        """
         scores = erased @ self.weights.T + self.bias
         proba = expit(scores) if self.binary else softmax(scores, axis=1)
         return np.asarray((proba - self.targets[codes]) / len(codes))
 
     def step(self, erased: Float, codes: Index) -> None:
-        """Take one gradient step on erased rows."""
+        """Update the predictor by one gradient step on erased rows."""
         error, options = self.errors(erased, codes), self.options
         gradient = error.T @ erased + options.weight_decay * self.weights
         self.velocity = options.momentum * self.velocity + gradient
@@ -226,7 +242,7 @@ class _Predictor:
 def _batches(
     train: ClassRows, size: int, rng: np.random.Generator
 ) -> Iterator[tuple[Float, Index]]:
-    """Yield random batches without end; rows are drawn in proportion to their weights."""
+    """Yield random batches endlessly, with rows drawn in proportion to the row weights."""
     equal_weights = bool((train.weight == train.weight[0]).all())
     cumulative = np.cumsum(train.weight)
     while True:

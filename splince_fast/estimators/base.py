@@ -38,11 +38,11 @@ _PACKAGE = __name__.partition(".")[0] + "."
 
 
 class _InputTypeError(InputError, TypeError):
-    """Input that scikit-learn rejects with a TypeError: sparse, or objects that are not numbers."""
+    """Rows that scikit-learn rejects with a TypeError: sparse, or objects that are not numbers."""
 
 
 class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
-    """Base of estimators that validate rows once and stay unchanged if a fit raises."""
+    """Base of estimators that validate rows once and stay unchanged if a fit raises an error."""
 
     n_features_in_: int
     feature_names_in_: NDArray[Any]
@@ -50,7 +50,10 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
     _sparse_advice: ClassVar[str] = ""
 
     def __init_subclass__(cls, **kwargs: object) -> None:
-        """Copy inherited methods under the name of this class, which a TypeError then shows."""
+        """Copy inherited public methods, with the name of the subclass in their qualified names.
+
+        The TypeError of a call with wrong arguments then names the subclass, not a base class.
+        """
         super().__init_subclass__(**kwargs)
         for name in dir(cls):
             attribute = inspect.getattr_static(cls, name)
@@ -67,10 +70,10 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
         return False
 
     def _rows(self, X: object, *, reset: bool, least: int) -> Any:
-        """Return X as an array or CSR matrix, without a copy if possible; check its width.
+        """Return X as an array or CSR matrix, without a copy if possible.
 
-        `least` is the smallest valid number of rows. With `reset` the width and the feature names
-        of X are stored instead of checked.
+        The number and the names of the features are checked against those of the fit, or, with
+        `reset`, stored. `least` is the smallest valid number of rows.
 
         Raises
         ------
@@ -82,7 +85,7 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
         if isinstance(X, np.ndarray) or hasattr(X, "to_numpy"):
             X = _unpacked(X)
         try:
-            # Finiteness is checked later, in the pass over the values.
+            # The values are checked for NaN and infinity later, in the pass that reads them.
             rows = validate_data(
                 self, X=X, reset=reset, ensure_all_finite=False, ensure_min_samples=least,
                 accept_sparse="csr" if self._takes_sparse else False,
@@ -92,7 +95,7 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
             raise _InputTypeError(f"{error}{advice}") from error
         except ValueError as error:
             if names is not None:
-                as_numbers(X)  # raises an error that names the text columns
+                as_numbers(X)  # for columns of text, raises an error that names these columns
             raise InputError(str(error)) from error
         if names is not None and rows.dtype == object:
             as_numbers(X)
@@ -100,9 +103,10 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
 
     @contextmanager
     def _restored_on_error(self) -> Iterator[None]:
-        """Restore all attributes if the block raises any error, including KeyboardInterrupt.
+        """Restore all attributes if the body of the `with` statement raises any exception.
 
-        The feature names are added to a NonFiniteError.
+        KeyboardInterrupt is included. In the text of a NonFiniteError, the names of the features
+        replace their numbers.
         """
         before = self.__dict__.copy()
         try:
@@ -119,7 +123,7 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
         return tags
 
     def _refuse_missing_y(self, reason: str) -> NoReturn:
-        """Raise the error for a missing y with the text that scikit-learn's checks expect."""
+        """Raise the error for a missing y, with the text that `check_estimator` expects."""
         raise InputError(
             f"This {type(self).__name__} estimator requires y to be passed, but the target y is "
             f"None: {reason}"
@@ -132,11 +136,11 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
     concept_from: str | None
     _projection: Projection | None
 
-    _keeps_task: ClassVar[bool] = False  # whether y is a task to keep
+    _keeps_task: ClassVar[bool] = False  # whether the eraser keeps the covariance of X with y
     _needs_task: ClassVar[bool] = False  # whether `fit` raises if y is None
 
     def _concept(self, y: object, concept: object) -> dict[str, Any]:
-        """Return the variables to erase by name: `concept`, or y with ``concept_from="y"``."""
+        """Return the variables to erase, by name: `concept`, or y with ``concept_from="y"``."""
         name = type(self).__name__
         if self.concept_from == "y":
             if concept is not None:
@@ -164,7 +168,7 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
             raise InputError(f"concept_from is {self.concept_from!r}; it must be None or 'y'")
 
     def _check_mergeable(self, other: ErasingTransformer) -> None:
-        """Raise IncompatibleMomentsError unless `other` has the same class and features."""
+        """Raise IncompatibleMomentsError unless `other` has the same Python type and features."""
         if type(other) is not type(self):
             raise IncompatibleMomentsError(
                 f"{type(self).__name__} cannot merge {type(other).__name__}; merge estimators of "
@@ -193,7 +197,7 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
         NotFittedError
             The estimator is not fitted.
         SplinceError
-            The data passed so far admit no eraser; the errors are those of :meth:`fit`.
+            No eraser exists for the data passed so far; the errors are those of :meth:`fit`.
         """
         check_is_fitted(self)
         if self._projection is None:
@@ -222,11 +226,11 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
         NotFittedError
             The estimator is not fitted.
         InputError, NonFiniteError
-            X has other features than the fitted rows, or contains NaN or infinity; or X is sparse
+            X has other features than the fitted rows, or contains NaN or infinity, or X is sparse
             and the dense result exceeds the memory of the machine.
         """
         check_is_fitted(self)
-        if hasattr(X, "map_blocks"):  # a dask array
+        if hasattr(X, "map_blocks"):  # X is a dask array
             return self.projection_(X)
         rows = self._rows(X, reset=False, least=0)
         projection = self.projection_
@@ -235,7 +239,8 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
             clean = projection(rows, out=rows)
         else:
             clean = projection(rows)
-        # A NaN or infinity in a row makes the whole erased row non-finite.
+        # A NaN or infinity in any feature makes all columns of the erased row non-finite, so that
+        # the first column reveals it. A map of rank 0 returns the row unchanged.
         if not projection.rank or not np.isfinite(clean[:, 0]).all():
             with self._restored_on_error():
                 check_values(rows)
@@ -254,7 +259,7 @@ def _as_dense(rows: Any) -> NDArray[Any]:
     Raises
     ------
     InputError
-        The array exceeds the memory of the machine.
+        The dense array exceeds the memory of the machine.
     """
     dtype = result_dtype(rows.dtype)
     size, memory = rows.shape[0] * rows.shape[1] * dtype.itemsize, total_memory()
@@ -269,7 +274,7 @@ def _as_dense(rows: Any) -> NDArray[Any]:
 
 
 def _renamed(function: FunctionType, qualname: str) -> FunctionType:
-    """Return a copy of a function with the qualified name `qualname`."""
+    """Return a copy of `function` with the qualified name `qualname`."""
     copy = FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__,
         function.__closure__,
@@ -282,7 +287,7 @@ def _renamed(function: FunctionType, qualname: str) -> FunctionType:
 
 
 def _unpacked(X: Any) -> Any:
-    """Return a column or one-column frame of vectors as a matrix, and other input unchanged."""
+    """Return one column whose entries are vectors as a matrix; return other input unchanged."""
     shape = getattr(X, "shape", ())
     if len(shape) != 1 and shape[1:] != (1,):
         return X
@@ -291,7 +296,7 @@ def _unpacked(X: Any) -> Any:
 
 
 def columns_by_name(labels: object, role: str) -> dict[str, Any]:
-    """Return the columns of a mapping or frame by name; a single column gets the name `role`."""
+    """Return the columns of a mapping or frame, by name; a single column gets the name `role`."""
     if not isinstance(labels, Mapping) and not hasattr(type(labels), "columns"):
         return {role: labels}
     columns = variables_of(labels, role)

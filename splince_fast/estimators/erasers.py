@@ -1,8 +1,8 @@
 """scikit-learn transformers that accumulate moments of rows and labels, and compute an eraser.
 
-The mathematics is in :class:`~splince_fast.moments.Moments` and :mod:`splince_fast.methods`.
-``concept``, the variables to erase, is a keyword argument, because ``y`` in a pipeline is the task
-and must not silently become the concept.
+The mathematics is in :class:`~splince_fast.moments.Moments` and :mod:`splince_fast.methods`. The
+variables to erase are passed as the keyword argument ``concept``, because ``y`` in a pipeline is
+the task and must not silently become the concept.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Keep: TypeAlias = Selection | ArrayLike | None
 
 
 class _Eraser(ErasingTransformer):
-    """Base of the estimators; a subclass adds the parameters and the name of the method."""
+    """Base of the erasers; a subclass adds the parameters and the name of the method."""
 
     kinds: Mapping[str, str] | None
     subsample: float | str
@@ -65,14 +65,14 @@ class _Eraser(ErasingTransformer):
     _concept_kind: ClassVar[str | None] = None
     _sparse_advice = " Or pass sketch_size=0, or a larger one, which takes it as it is."
 
-    # Every fit needs the concept: metadata routing requests it by default.
+    # With metadata routing, scikit-learn passes `concept` without `set_fit_request`.
     __metadata_request__fit: ClassVar = {"concept": True}
     __metadata_request__partial_fit: ClassVar = {"concept": True}
 
     # -- hooks of a subclass -----------------------------------------------------------
 
     def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: object) -> Any:
-        """Compute the eraser; `refine` holds `refine` and `passes` for the method, or is empty."""
+        """Compute the eraser; ``**refine`` are the arguments `refine` and `passes`, or none."""
         return METHODS[self._method].function(moments, erase=erase, **self._options(), **refine)
 
     def _options(self) -> dict[str, Any]:
@@ -98,30 +98,32 @@ class _Eraser(ErasingTransformer):
         sample_weight: ArrayLike | None = None,
         groups: ArrayLike | None = None,
     ) -> Self:
-        """Fit to all rows at once; discard earlier fits.
+        """Fit to all rows at once, and discard any earlier fit.
 
-        With at least 200 rows, and if memory allows
-        (:func:`splince_fast.moments.fold_rule.use_folds`), the rows are split into two folds: the
-        eraser is fitted to all rows, and its report states the effect on held-out rows. With
-        `subsample` or `sketch_size` this report would cost more than the fit and is left out.
+        The eraser is fitted to all rows. If there are at least 200 rows and memory allows
+        (:func:`splince_fast.moments.fold_rule.use_folds`), the rows are also split into two folds,
+        from which the report states the effect on held-out rows. With `subsample` or `sketch_size`
+        the report omits this effect, which would cost more than the fit; :class:`OracleSPLINCE`
+        omits it always.
 
         Parameters
         ----------
         X : array-like or frame of shape (n_samples, n_features); sparse with `sketch_size`
-            At least two rows. X is read once, plus `passes` times; not copied, not modified.
+            At least two rows. `fit` reads X once, and `passes` more times, without copying or
+            changing it.
         y : array-like of shape (n_samples,) or (n_samples, k), mapping or frame, optional
             Task. SPLINCE and OracleSPLINCE keep the covariance of X with y. The other estimators
-            ignore y, which a pipeline passes to every step, and keep no variable (`kept_` is
-            None). With ``concept_from="y"``, y is the concept and no variable is kept.
+            accept y, because a pipeline passes y to every step, but ignore it and keep no variable
+            (`kept_` is None). With ``concept_from="y"``, y is the concept and no variable is kept.
         concept : array-like of shape (n_samples,) or (n_samples, k), mapping or frame
-            Variables to erase; several variables, by name, are erased jointly. Rows with a missing
-            label (None or NaN) still count in the statistics of X.
+            Variables to erase; the variables of a mapping or frame are erased jointly. Rows with a
+            missing label (None or NaN) still count in the statistics of X.
         sample_weight : array-like of shape (n_samples,), optional
             Non-negative frequencies.
         groups : array-like of shape (n_samples,), optional
-            Groups, as strings or integers; rows of one group stay in one fold. By default the fold
-            of a row depends on a hash of its position. With `subsample`, `groups` is valid only
-            for ``shrinkage="cv"``; with `sketch_size` it is not valid.
+            Groups, as strings or integers; all rows of a group are in the same fold. By default
+            the fold of a row depends on a hash of its position. With `subsample`, `groups` is
+            valid only for ``shrinkage="cv"``; with `sketch_size`, `groups` is invalid.
 
         Returns
         -------
@@ -142,7 +144,7 @@ class _Eraser(ErasingTransformer):
             rows, erased, kept = self._read(X, y, concept, sample_weight, least=2)
             parameters = self._begin(erased, kept)
             n, d = rows.shape
-            if groups is not None:  # without folds no later code checks the length
+            if groups is not None:  # without folds, nothing else checks the length of the groups
                 check_length(groups, n, "groups", "X")
             exact = self.subsample == 1 and self.sketch_size is None
             split = self._needs_folds or (self._held_out and exact and use_folds(n, d))
@@ -176,8 +178,9 @@ class _Eraser(ErasingTransformer):
     ) -> Self:
         """Add a block of rows of any size; any split into blocks gives the eraser of one ``fit``.
 
-        The projection is computed on first use. Errors that depend on all rows, such as a concept
-        with a single class, are raised then; other errors are those of :meth:`fit`.
+        The projection is computed on its first use after this call. Errors that depend on all rows,
+        such as that for a concept with a single class, are raised at that time. All other errors
+        are those of :meth:`fit`.
 
         Parameters
         ----------
@@ -221,7 +224,8 @@ class _Eraser(ErasingTransformer):
         ----------
         other : estimator of the same class
             Estimator to add; not modified. Classes of labels are matched by name, so each
-            estimator may lack classes of the other. The parameters of this estimator are used.
+            estimator may lack classes of the other. The result has the parameters of this
+            estimator, not of `other`.
 
         Returns
         -------
@@ -247,7 +251,7 @@ class _Eraser(ErasingTransformer):
     def _read(
         self, X: object, y: object, concept: object, sample_weight: object, *, least: int
     ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-        """Return valid rows, and the labels to erase and to keep, each by name."""
+        """Return the validated rows, the variables to erase and the variables to keep, by name."""
         first = not self.__sklearn_is_fitted__()
         check_index(X, y, "y")
         check_index(X, concept, "concept")
@@ -256,7 +260,7 @@ class _Eraser(ErasingTransformer):
         return self._rows(X, reset=first, least=least), erased, kept
 
     def _begin(self, erased: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
-        """Store the names of the variables of a new fit; return the parameters of its moments."""
+        """Store the names of the variables of a new fit; return the arguments of its Moments."""
         kinds = self.kinds
         if self._concept_kind is not None:
             kinds = dict.fromkeys(erased, self._concept_kind) | dict(kinds or {})
@@ -270,11 +274,11 @@ class _Eraser(ErasingTransformer):
 
     @property
     def _needs_folds(self) -> bool:
-        """Whether a parameter is chosen by cross-validation."""
+        """Whether a parameter is chosen by cross-validation, on folds."""
         return bool(getattr(self, "shrinkage", None) == "cv")
 
     def _check_incremental(self) -> None:
-        """Raise InputError for parameters that only `fit`, with all rows, supports."""
+        """Raise InputError for parameters that need all rows at once, which only `fit` has."""
         if self._needs_folds:
             raise InputError(
                 "shrinkage='cv' is chosen on folds, which only fit makes; pass the intensity that "
@@ -319,7 +323,7 @@ class _Eraser(ErasingTransformer):
         self._check_concept_from()
 
     def _check_variables(self, erased: Any, kept: Any, error: type[SplinceError]) -> None:
-        """Raise `error` unless the variables have the names of those of earlier blocks."""
+        """Raise `error` unless the variables have the same names as in earlier blocks."""
         earlier, now = (
             [sorted(names or (), key=str) for names in pair]
             for pair in ((self.erased_, self.kept_), (erased, kept))
@@ -349,13 +353,13 @@ class _Eraser(ErasingTransformer):
         Parameters
         ----------
         moments : Moments
-            Moments to fit to; copied, so later updates do not change the estimator.
+            Moments to fit to. They are copied, so later updates do not change the estimator.
         erase : str, tuple or list of them
             Variables to erase, as in :func:`splince_fast.splince`.
         keep : str, tuple, list of them or array of shape (d, k), optional
             Variables or directions to keep, for SPLINCE and OracleSPLINCE only.
         **params
-            Parameters of the class.
+            Parameters of the estimator.
 
         Returns
         -------
@@ -392,9 +396,9 @@ class _Eraser(ErasingTransformer):
         Parameters
         ----------
         moments : Moments
-            Moments to fit to; copied once, and the estimators share the copy.
+            Moments to fit to. They are copied once, and the estimators share the copy.
         grid : mapping of str to list, or list of them
-            Values to try for "erase", "keep" and the parameters of the class, in the format of
+            Values to try for "erase", "keep" and the parameters of the estimator, in the format of
             :class:`sklearn.model_selection.ParameterGrid`.
 
         Returns
@@ -408,7 +412,7 @@ class _Eraser(ErasingTransformer):
         InputError
             The grid is invalid, or a combination lacks "erase".
         SplinceError
-            As in :meth:`from_moments`; a note states the combination.
+            As in :meth:`from_moments`; a note of the error states the combination.
 
         Examples
         --------
@@ -448,7 +452,7 @@ class _Eraser(ErasingTransformer):
     def from_folds(
         cls, folds: Sequence[Moments], *, erase: Selection, keep: Keep = None, **params: object
     ) -> list[Self]:
-        """Fit one eraser per fold to all other folds, from the moments of one pass over the data.
+        """Fit, for each fold, an eraser to all other folds, from moments and without reading data.
 
         Parameters
         ----------
@@ -466,7 +470,7 @@ class _Eraser(ErasingTransformer):
         Raises
         ------
         InputError
-            Fewer than two folds.
+            There are fewer than two folds.
         SplinceError
             As in :meth:`from_moments`.
 
@@ -511,9 +515,11 @@ class _Eraser(ErasingTransformer):
     def _source(
         self, moments: Moments, factored: dict[tuple[object, ...], Factored]
     ) -> Moments | Factored:
-        """Return a snapshot shared by estimators with the same options for Cov(x).
+        """Return the argument from which the method computes the eraser.
 
-        `factored` caches the snapshots. Methods that do not factor Cov(x) get the moments.
+        If the method factors Cov(x), the argument is a snapshot of `moments` with factored Cov(x),
+        which `factored` caches for estimators with the same covariance options. Otherwise the
+        argument is `moments`.
         """
         if "solver" not in METHODS[self._method].options:
             return moments
@@ -526,7 +532,10 @@ class _Eraser(ErasingTransformer):
     def _solved(
         self, moments: Moments, source: Moments | Factored, erase: Selection, keep: Keep
     ) -> Self:
-        """Fit to `moments`, which this estimator stores; `source` is `moments` or its snapshot."""
+        """Compute the eraser from `source`, and store `moments` and the fitted attributes.
+
+        `source` is `moments`, or the snapshot of `moments` that `_source` returns.
+        """
         self._projection = self._project(source, erase, keep)
         self.moments_, self.erased_, self.kept_ = moments, erase, keep
         self.n_features_in_ = self._projection.n_features
@@ -542,8 +551,9 @@ class _Eraser(ErasingTransformer):
 
     @property
     def report_(self) -> Report:
-        """Report: erased and kept variables, and cost; raises the errors of `projection_`."""
-        return cast(Report, self.projection_.report)  # every method writes a report
+        """Report with the erased and kept variables, and the cost; raises as `projection_`."""
+        # Every method sets the report of its map, so that the report is not None.
+        return cast(Report, self.projection_.report)
 
     @property
     def n_samples_seen_(self) -> int:
@@ -566,42 +576,46 @@ class SPLINCE(_Eraser):
     Parameters
     ----------
     max_amplification : float, optional
-        Largest allowed 1 / sin of the angle between kept and erased directions; kept directions
-        with a larger value are given up.
+        Largest allowed value of 1 / sin(angle), for the angle between a kept direction and the
+        erased span. Kept directions with a larger value are dropped.
     on_infeasible : {"raise", "drop"}
-        Action if part of the task lies in the span (the cross-covariance with X) of the concept:
-        raise InfeasibleError, or give up this part of the task.
+        Action if kept directions lie in the erased span, up to rounding error: raise
+        InfeasibleError, or drop these directions.
     null_space : {"keep", "drop"}
-        Action on the component of rows outside the range of Cov(X): keep it, or set it to 0.
+        Action on the component of rows outside the range of Cov(X): leave it unchanged, or set it
+        to 0.
     shrinkage : float in [0, 1], "oas", "ledoit-wolf" or "cv", optional
-        Weight of an isotropic target in the factored covariance; "cv" is for `fit` only.
+        Intensity a: (1 - a) Cov(X) + a (tr Cov(X) / d) I is factored instead of Cov(X). "oas" and
+        "ledoit-wolf" estimate the intensity; "cv" selects it by cross-validation, in `fit` only.
     rank_tol : "auto" or float in [0, 1)
-        Directions of the concept weaker than this fraction of the strongest are not erased; "auto"
-        is a fraction at the rounding level.
+        Directions of the concept are not erased if their singular value is below this fraction of
+        the largest; "auto" is a fraction at the rounding level.
     solver : {"auto", "cholesky", "eigh"}
         Factorisation of the covariance.
     min_scale : "auto" or float in [0, 1)
         Features with a standard deviation below this fraction of the root mean square standard
-        deviation are left out of the whitening. The part of their covariance with the concept that
-        the other features predict is removed.
+        deviation are not whitened. The concept is erased from these features, too; see
+        :func:`splince_fast.splince`.
     strength : float in [0, 1]
-        Fraction of the covariance with the task that is restored, of the part that LEACE removes.
+        LEACE removes a part of the covariance with the task. `strength` is the fraction of this
+        part that is restored: 0 is LEACE, 1 keeps the full covariance with the task.
     subsample : float in (0, 1] or "auto"
-        Fraction of the rows from which the covariance is estimated, so that a fit costs little
-        more than reading the rows. "auto" takes the smallest sample for which the expected
-        distortion exceeds the minimum by about 5 percent. See :class:`Moments`.
+        Fraction of the rows from which the covariance is estimated. With a small fraction, a fit
+        costs little more than reading the rows. "auto" takes the smallest sample for which the
+        expected distortion exceeds the minimum by at most about 5 percent. See :class:`Moments`.
     sketch_size : int, optional
-        Number of columns of a sketch that, with the variances, replaces the d x d covariance, for
-        very many features; 0 keeps the variances only. X may then be sparse. See :class:`Moments`.
+        Number of columns of a sketch. For very many features, the sketch and the variances replace
+        the d x d covariance; 0 keeps the variances only. With a sketch, X may be sparse. See
+        :class:`Moments`.
     passes : int
-        With `sketch_size`: number of times that `fit` reads X again, to reduce the distortion.
+        Number of extra passes of `fit` over X, which reduce the distortion; needs `sketch_size`.
     kinds : mapping of str to {"classes", "continuous"}, optional
-        Kinds of variables that differ from the default: strings, bools and integers are classes,
-        floats are continuous. A single column is the variable "concept" or "task", even if the
-        column has a name; columns of mappings and frames keep their names.
+        Kinds of the variables whose kind differs from the default. By default strings, bools and
+        integers are classes, and floats are continuous. A single column is the variable "concept"
+        or "task", even if the column has a name; columns of mappings and frames keep their names.
     concept_from : {None, "y"}
-        "y": the argument y of ``fit`` is the concept. No variable is kept then: the map is that of
-        LEACE, and ``report_.method`` is "LEACE".
+        With "y", the argument y of ``fit`` is the concept. Then no variable is kept, the map is
+        that of LEACE, and ``report_.method`` is "LEACE".
 
     Attributes
     ----------
@@ -610,7 +624,7 @@ class SPLINCE(_Eraser):
     moments_ : Moments
         Moments of the fitted rows and labels.
     report_ : Report
-        Erased and kept variables, and cost.
+        Report with the erased and kept variables, and the cost.
     erased_, kept_ : list of str
         Names of the erased and kept variables; after :meth:`from_moments`, its arguments `erase`
         and `keep`.
@@ -625,8 +639,8 @@ class SPLINCE(_Eraser):
 
     Notes
     -----
-    scikit-learn's cross-validation slices arrays and frames, but no mappings: pass several concepts
-    as a frame.
+    scikit-learn's cross-validation slices arrays and frames, but not mappings: pass several
+    concepts as a frame.
 
     References
     ----------
@@ -672,7 +686,7 @@ class SPLINCE(_Eraser):
         options = self._options()
         if keep is not None:
             return splince(moments, erase=erase, keep=keep, **options, **refine)
-        # Without a task: LEACE, which has fewer options.
+        # Without a task, SPLINCE is LEACE, which has fewer options.
         options = {name: options[name] for name in METHODS["leace"].options}
         return leace(moments, erase=erase, **options, **refine)
 
@@ -734,7 +748,7 @@ class LEACE(_Eraser):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SAL(_Eraser):
-    """Erase a concept by orthogonal projection, which removes its cross-covariance with X.
+    """Erase a concept by the orthogonal projection that removes its cross-covariance with X.
 
     ``fit(X, concept=z)``; y is ignored. Unlike LEACE, SAL depends on the units of the features.
     See :func:`splince_fast.sal`.
@@ -776,10 +790,10 @@ class SAL(_Eraser):
 
 
 class MeanProjection(SAL):
-    """Erase classes by orthogonal projection, which removes the differences of the class means.
+    """Erase classes by the orthogonal projection that removes the differences of the class means.
 
-    ``fit(X, concept=z)``; y is ignored. The labels of the concept are classes, also if they are
-    floats with integer values. See :func:`splince_fast.mean_projection`.
+    ``fit(X, concept=z)``; y is ignored. The labels of the concept are read as classes, even if they
+    are whole-number floats. See :func:`splince_fast.mean_projection`.
 
     Parameters
     ----------
@@ -816,22 +830,22 @@ class MeanProjection(SAL):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class OracleSPLINCE(_Eraser):
-    """Erase a concept by the labels of the rows, and keep the covariance of X with a task.
+    """Erase a concept with a map that uses the label of each row, and keep Cov(X, task).
 
-    ``fit(X, y, concept=z)``, ``transform(X, concept=z)``: the map depends on the label of each row,
-    and its distortion is at most that of :class:`SPLINCE`. The use of labels may be unlawful if the
-    concept is a protected attribute. See :func:`splince_fast.oracle`.
+    ``fit(X, y, concept=z)``, ``transform(X, concept=z)``: `transform` needs the labels of the
+    concept. The distortion is at most that of :class:`SPLINCE`. The use of labels may be unlawful
+    if the concept is a protected attribute. See :func:`splince_fast.oracle`.
 
     Parameters
     ----------
     strength : float in [0, 1]
-        Fraction of the covariance with the task that is restored, of the part that erasure
-        removes; 0 keeps no variable, as without y.
+        Erasure removes a part of the covariance with the task. `strength` is the fraction of this
+        part that is restored: 0 gives the same map as without y, 1 keeps the full covariance.
     missing : {"splince", "raise"}
         Action for rows without a label (None or NaN): erase with SPLINCE, or raise LabelError.
     classwise : bool
-        Use one map per class of a single concept: smaller distortion, larger error on held-out
-        rows.
+        Whether each class of a single concept has its own map. The distortion is then smaller, but
+        the error on held-out rows is larger.
     kinds : mapping of str to {"classes", "continuous"}, optional
         As for :class:`SPLINCE`.
 
@@ -880,12 +894,13 @@ class OracleSPLINCE(_Eraser):
 
     @property
     def eraser_(self) -> ConditionalEraser:
-        """Fitted map; raises the errors of `projection_`."""
+        """Fitted map, the same object as `projection_`; raises as `projection_`."""
         return cast(ConditionalEraser, self.projection_)
 
     def _begin(self, erased: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
         parameters = super()._begin(erased, kept)
-        if self.classwise and len(erased) == 1:  # else `oracle` raises
+        # `oracle` raises InputError for `classwise` with a task and several variables to erase.
+        if self.classwise and len(erased) == 1:
             parameters["by"] = next(iter(erased))
         return parameters
 
@@ -916,7 +931,7 @@ class OracleSPLINCE(_Eraser):
         return self.fit(X, y, concept=concept, **fit_params).transform(X, concept=concept)
 
     def transform(self, X: Any, *, concept: Any = None) -> Any:
-        """Erase the concept from rows by the labels of the rows.
+        """Erase the concept from rows, with a map that uses the labels of the rows.
 
         Parameters
         ----------
@@ -937,7 +952,7 @@ class OracleSPLINCE(_Eraser):
             The estimator is not fitted.
         InputError, NonFiniteError, LabelError
             `concept` is missing, or has a class that is not among the fitted classes; a row has no
-            label, with ``missing="raise"``; X has other features than the fitted rows, or contains
+            label and ``missing="raise"``; X has other features than the fitted rows, or contains
             NaN or infinity.
         """
         check_is_fitted(self)
@@ -963,11 +978,11 @@ def _split(
     groups: ArrayLike | None,
     parameters: dict[str, Any],
 ) -> Folds:
-    """Split rows into two folds, by `groups` or a hash of the position; return the moments."""
+    """Split rows into two folds, by `groups` or a hash of the row position; return the moments."""
     name = None
     if groups is not None:
         name = "groups"
-        while name in labels:  # choose a name that is not a variable
+        while name in labels:  # the groups need a name that no variable has
             name += "_"
         labels = labels | {name: groups}
     folds = Folds(2, groups=name, **parameters)

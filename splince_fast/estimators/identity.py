@@ -54,7 +54,7 @@ class Identity(ErasingTransformer):
     n_samples_seen_: int
     _weight: float
 
-    # As in the erasers, so that a search over erasers and Identity routes the concept.
+    # The same as in the erasers: a search then passes `concept` to erasers and Identity alike.
     __metadata_request__fit: ClassVar = {"concept": True}
     __metadata_request__partial_fit: ClassVar = {"concept": True}
 
@@ -71,7 +71,7 @@ class Identity(ErasingTransformer):
         sample_weight: ArrayLike | None = None,
         groups: ArrayLike | None = None,
     ) -> Self:
-        """Record the features and the number of rows; discard earlier fits.
+        """Record the features and the number of rows, and discard any earlier fit.
 
         Parameters
         ----------
@@ -109,7 +109,7 @@ class Identity(ErasingTransformer):
     def partial_fit(
         self, X: Any, y: Any = None, *, concept: Any = None, sample_weight: ArrayLike | None = None
     ) -> Self:
-        """Add the number of rows of a block of any size.
+        """Check a block of rows of any size, and add its number of rows to the count.
 
         Parameters
         ----------
@@ -135,7 +135,7 @@ class Identity(ErasingTransformer):
         return self
 
     def merge(self, other: Self) -> Self:
-        """Add the row count of another estimator.
+        """Add the number of rows of another estimator to the count.
 
         Parameters
         ----------
@@ -160,7 +160,7 @@ class Identity(ErasingTransformer):
         return self
 
     def _add(self, X: object, sample_weight: ArrayLike | None, *, least: int) -> None:
-        """Check a block and add the number of its rows."""
+        """Check a block of rows, and add the number and weights of its rows to the state."""
         first = not self.__sklearn_is_fitted__()
         rows = self._rows(X, reset=first, least=least)
         n, d = rows.shape

@@ -24,12 +24,13 @@ from splince_fast.labels.names import ClassName, listed
 
 
 class Raw(NamedTuple):
-    """A column read from its container: numbers in an array, or class names in a list.
+    """A variable read from its container, not yet encoded.
 
-    A missing name is None; a missing number is NaN, or marked in `missing`, which has the shape of
-    `data`. `columns` are the column names of a frame. With `categories`, `data` holds codes of the
-    categories, -1 for a missing label. `unknown` marks a column of objects that are all missing,
-    so that their type is unknown; `data` is then NaN.
+    `data` is an array of numbers or booleans, or a list of class names. With `categories`, `data`
+    is an array of category codes. A missing class name is None, and a missing category code is -1.
+    A missing number is NaN, or is marked in the mask `missing`, which has the shape of `data`.
+    `columns` are the column names of a frame. If `unknown`, all labels are missing objects of
+    unknown type, and `data` is NaN.
     """
 
     data: NDArray[Any] | list[Any]
@@ -65,7 +66,7 @@ _OBJECT_ADVICE = {
 
 
 def refuse(name: str, reason: str) -> NoReturn:
-    """Raise LabelError for the variable `name`."""
+    """Raise LabelError with the name of the variable and the reason."""
     raise LabelError(f"variable {name!r} {reason}")
 
 
@@ -94,9 +95,9 @@ def variables_of(labels: object, default_name: str) -> Mapping[Any, Any]:
 
 
 def read_column(values: Any, name: str, kind: str | None) -> Raw:
-    """Read a column from any container; raise LabelError if it holds values of other kinds.
+    """Read a variable from any container.
 
-    The values must be names of classes or numbers.
+    Raise LabelError unless all values are class names, or all are numbers.
     """
     if isinstance(values, np.ndarray):
         return _read_array(values, name)
@@ -109,7 +110,7 @@ def read_column(values: Any, name: str, kind: str | None) -> Raw:
         refuse(name, f"is a {type(values).__name__}, which has no rows; pass a list or an array")
     if hasattr(values, "detach"):
         return _read_array(_host_array(values, name), name)
-    if hasattr(values, "tocsr"):  # a SciPy sparse matrix, as scikit-learn's OneHotEncoder gives
+    if hasattr(values, "tocsr"):  # a SciPy sparse matrix, such as from OneHotEncoder
         return _read_array(values.toarray(), name)
     table = _tabular(values, name)
     if table is not None:
@@ -179,16 +180,16 @@ def _read_series(series: Any, name: str) -> Raw:
     dtype = series.dtype
     if dtype.is_temporal():
         refuse(name, _TIME)
-    wide = dtype in (nw.Int128, nw.UInt128)  # NumPy has no such dtype
+    wide = dtype in (nw.Int128, nw.UInt128)  # NumPy has no integers of 128 bits
     if dtype == nw.Boolean or dtype.is_float() or (dtype.is_integer() and not wide):
         missing = series.is_null().to_numpy()
         if not missing.any():
             return _read_array(series.to_numpy(), name)
-        # NumPy integers and booleans cannot be null: fill them, and mark them as missing
+        # NumPy integers and booleans have no missing value: replace nulls, and mark them in a mask.
         filled = series.fill_null(False if dtype == nw.Boolean else 0)
         return Raw(filled.to_numpy(), missing)
     if dtype in (nw.Categorical, nw.Enum) and series.implementation.is_pyarrow():
-        native = series.to_native()  # an Arrow dictionary declares no classes
+        native = series.to_native()  # an Arrow dictionary is only an encoding, not declared classes
         return _read_series(_tabular(native.cast(native.type.value_type), name), name)
     return _read_sequence(series.to_list(), name)
 
@@ -196,7 +197,8 @@ def _read_series(series: Any, name: str) -> Raw:
 def read_declared(values: Any, name: str) -> Raw | None:
     """Read the codes of a pandas categorical or polars Enum; return None for other values.
 
-    narwhals is not used, because it hashes the categories at each access to the dtype of an Enum.
+    narwhals is not used, because narwhals hashes all categories at each access to the dtype of an
+    Enum.
     """
     package = type(values).__module__.partition(".")[0]
     if package == "pandas":
@@ -209,15 +211,16 @@ def read_declared(values: Any, name: str) -> Raw | None:
     return None
 
 
-# Cache of polars Enums. Key: number of categories and last category; value: Series of categories
-# and class names. polars returns a new Series at each access, and comparing two Series is faster
-# than converting one to names. A full cache is cleared.
+# Cache of the class names of polars Enums. The key is the number of categories and the last
+# category; the value is the Series of categories and the class names. polars returns a new Series
+# at each access, and comparing two Series is faster than converting one Series to class names. A
+# full cache is cleared.
 _names_of_enum: dict[tuple[int, str], tuple[Any, tuple[ClassName, ...]]] = {}
 _MAX_ENUMS = 16
 
 
 def _enum_classes(categories: Any) -> tuple[ClassName, ...]:
-    """Return the class names of a polars Enum; equal categories share one cached tuple."""
+    """Return the class names of a polars Enum; Enums with equal categories share a cached tuple."""
     if not len(categories):
         return ()
     key = len(categories), categories[-1]
@@ -231,13 +234,16 @@ def _enum_classes(categories: Any) -> tuple[ClassName, ...]:
 
 _NESTED = (tuple, list, Mapping, Set)
 
-# Cache of class names of pandas categoricals: from the id of the Index of categories to a weak
-# reference to the Index and its class names.
+# Cache of the class names of pandas categoricals. The key is the id of the Index of categories; the
+# value is a weak reference to the Index, and the class names.
 _names_of_index: dict[int, tuple[weakref.ref[Any], tuple[ClassName, ...]]] = {}
 
 
 def _categorical_classes(index: Any, name: str) -> tuple[ClassName, ...]:
-    """Return the class names of an Index of categories; cached, because slices share the Index."""
+    """Return the class names of an Index of categories.
+
+    The names are cached, because the slices of a categorical share one Index.
+    """
     key = id(index)
     entry = _names_of_index.get(key)
     if entry is None or entry[0]() is not index:
@@ -310,7 +316,7 @@ _PLAIN = frozenset({str, bool, int, float, NoneType})
 
 
 def _read_sequence(values: list[Any], name: str) -> Raw:
-    """Read a list of scalars, or a list of rows."""
+    """Read a list of scalars (one label per row), or a list of rows (several values per row)."""
     types = set(map(type, values))
     if types == {int}:
         return Raw(_integers(values, name))
@@ -326,7 +332,7 @@ def _read_sequence(values: list[Any], name: str) -> Raw:
 
 
 def _unpacked(value: object, name: str) -> object:
-    """Convert an array or tensor to a scalar or a list; return other entries unchanged."""
+    """Convert an entry that is an array or tensor to a scalar or list; return others unchanged."""
     if hasattr(value, "detach"):
         value = _host_array(value, name)
     if isinstance(value, np.ndarray) and value is not np.ma.masked:
@@ -335,10 +341,10 @@ def _unpacked(value: object, name: str) -> object:
 
 
 def _read_rows(values: list[Any], name: str) -> Raw:
-    """Read a list of rows; None stands for a row of missing entries."""
+    """Read a list of rows; an entry None is a row of missing values."""
     width = max(len(value) for value in values if isinstance(value, list | tuple))
     table = np.empty(0, dtype=object)
-    with contextlib.suppress(ValueError):  # raised for entries of different shapes
+    with contextlib.suppress(ValueError):  # raised for rows of different shapes
         table = np.array([[None] * width if v is None else v for v in values], dtype=object)
     if table.ndim != 2 or width == 0:
         refuse(name, "has rows of unlike or zero length, or rows within rows; make them (n, k)")
@@ -390,12 +396,15 @@ def _read_objects(values: list[Any], shape: tuple[int, ...], name: str) -> Raw:
 
 
 def _is_nan(value: object) -> bool:
-    """Return whether a number is NaN or a time NaT; comparing a signalling Decimal NaN raises."""
+    """Return whether a number is NaN, or a time is NaT.
+
+    Decimal has a test of its own, because comparing a signalling Decimal NaN raises an error.
+    """
     return value.is_nan() if isinstance(value, Decimal) else bool(value != value)
 
 
 def _integers(values: list[int], name: str) -> NDArray[np.int64] | list[int]:
-    """Convert Python integers to an array; return the list if a value exceeds 64 bits."""
+    """Convert Python integers to an array, or return the list if a value exceeds int64."""
     try:
         return np.array(values, dtype=np.int64)
     except OverflowError:
@@ -406,11 +415,14 @@ def _integers(values: list[int], name: str) -> NDArray[np.int64] | list[int]:
 
 
 def _type_family(kind: type) -> str:
-    """Return the family of a type; a column holds labels of one family, or int and float."""
+    """Return the family of a type.
+
+    A variable has labels of one family; the families "int" and "float" may be mixed.
+    """
     if kind is NoneType or kind is type(np.ma.masked) or kind.__name__ in ("NAType", "NaTType"):
         return "missing"
     times = (np.datetime64, np.timedelta64, datetime.date, datetime.time, datetime.timedelta)
-    # The order matters: bool and np.timedelta64 also count as Integral, and integers as Real.
+    # The first match counts: bool and np.timedelta64 are also Integral, and integers are also Real.
     for family, types in (
         ("bool", (bool, np.bool_)),
         ("str", (str,)),
@@ -428,7 +440,10 @@ def _type_family(kind: type) -> str:
 def whole_numbers(
     values: NDArray[Any], missing: NDArray[np.bool_] | None, name: str
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
-    """Convert floats that name classes to integers; also return the mask of missing labels."""
+    """Convert floats that name classes to integers.
+
+    Return the integers, and the mask of the missing labels, or None if no label is missing.
+    """
     absent = np.isnan(values) if missing is None else np.isnan(values) | missing
     values = np.where(absent, 0, values)
     refuse_infinite(values, name)
@@ -439,7 +454,7 @@ def whole_numbers(
             f"is to be classes but holds {values[fractional][0]}, which is no whole number; cast "
             "it to strings to make each value a class, or bin it",
         )
-    # From 2**(nmant + 1) on, neighbouring integers round to the same float.
+    # From 2**(nmant + 1) on, several integers round to the same float.
     limit = 2.0 ** min(np.finfo(values.dtype).nmant + 1, 53)
     if (np.abs(values) >= limit).any():
         refuse(
@@ -453,7 +468,10 @@ def whole_numbers(
 def check_indicators(
     values: NDArray[np.generic], missing: NDArray[np.bool_] | None, name: str, kind: str | None
 ) -> None:
-    """Raise LabelError for integer columns that are not 0 or 1, unless `kind` is "continuous"."""
+    """Raise LabelError if integer columns have values other than 0 and 1.
+
+    If `kind` is "continuous", all integers are valid.
+    """
     if values.dtype.kind not in "iu" or kind == "continuous":
         return
     invalid = (values != 0) & (values != 1)
@@ -470,7 +488,7 @@ def check_indicators(
 
 def float_copy(values: NDArray[Any], missing: NDArray[np.bool_] | None) -> NDArray[np.float64]:
     """Return a C-contiguous float64 copy, with NaN for missing numbers."""
-    with np.errstate(over="ignore"):  # a long double may become infinite; `refuse_infinite` raises
+    with np.errstate(over="ignore"):  # `refuse_infinite` later reports an overflowing long double
         copy = np.array(values, dtype=np.float64, order="C")
     if missing is not None:
         copy[missing] = np.nan
@@ -478,7 +496,7 @@ def float_copy(values: NDArray[Any], missing: NDArray[np.bool_] | None) -> NDArr
 
 
 def refuse_infinite(values: NDArray[np.generic], name: str) -> None:
-    """Raise NonFiniteError if values are infinite; the message lists the first such rows."""
+    """Raise NonFiniteError if values are infinite; the message lists the first rows concerned."""
     infinite = np.isinf(values)
     if infinite.any():
         rows = np.flatnonzero(infinite.reshape(len(values), -1).any(axis=1))

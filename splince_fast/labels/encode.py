@@ -1,4 +1,4 @@
-"""Encoding of raw columns as class codes or numbers, and of joint cells."""
+"""Encoding of variables as class codes or numbers, and of joint cells as class codes."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ from splince_fast.labels.encoded import ClassCodes, Columns, Encoded
 from splince_fast.labels.names import VariableName, listed
 
 KINDS = ("classes", "continuous")
-# An integer column with more distinct values raises ManyClassesWarning.
+# An integer column with more than this many distinct values gives a ManyClassesWarning.
 MANY_CLASSES = 1000
-# A float column of whole numbers with at most this many distinct values raises WholeNumbersWarning.
+# A column of whole-number floats with at most this many distinct values gives a
+# WholeNumbersWarning.
 FEW_VALUES = 20
-# str() of the missing values of Python, NumPy and pandas, and an empty field of a file.
+# Texts of missing values: str() of those of Python, NumPy and pandas, and an empty field of a file.
 _MISSING_AS_TEXT = frozenset(("None", "nan", "NaN", "NaT", "<NA>", ""))
 
 
@@ -52,20 +53,22 @@ def encode(
     ----------
     labels : None, mapping, frame, or one column
         A mapping from variable names to columns (see :func:`encode_one`); a pandas or polars
-        frame or an Arrow table, with one variable per column; or a single column, which
-        becomes the variable ``default_name`` (a Series that has a name keeps it). None and an
-        empty mapping mean that the block has no labels.
+        frame or an Arrow table, with one variable per column; or a single column. A Series with
+        a name becomes the variable of this name; any other single column becomes the variable
+        ``default_name``. None and an empty mapping mean that the block has no labels.
     n_rows : int
         Number of rows of the block, and of labels per variable.
     kinds : mapping, optional
-        Kind, "classes" or "continuous", by variable name; by default that of the label type.
+        Kind, "classes" or "continuous", by variable name. By default the type of the labels
+        determines the kind.
     joint : sequence of tuples of str
-        Tuples of class-coded variables. The joint cells of each tuple become another variable,
-        named by the tuple. The classes of this variable are the tuples of member classes that
-        occur in the block, in the order of the members' classes; the label of a row is missing
-        if that of a member is missing.
+        Tuples of names of class-coded variables. Each tuple becomes the name of an additional
+        variable, whose classes are the joint cells: the tuples of classes, one of each named
+        variable, that occur in the block. They are sorted by the class order of the first
+        variable, then of the second, and so on. The joint label of a row is missing if the
+        label of one of the variables is missing.
     default_name : str
-        Name of a single column that has no name.
+        Variable name of a single column that has no name.
 
     Returns
     -------
@@ -125,17 +128,17 @@ def encode_one(values: object, n_rows: int, *, name: str, kind: str | None = Non
     """Encode one variable of one block.
 
     Strings, booleans, integers and categoricals are classes; floats, ``Decimal`` and mixtures of
-    integers and floats are continuous. Values of shape (n, k), k > 1, are k continuous columns;
-    integers among them must be indicators (0 or 1) unless `kind` is "continuous", because class
-    numbers are not quantities. Values of shape (n, 1) are read as (n,).
+    integers and floats are continuous. Values of shape (n, 1) are read as (n,). Values of shape
+    (n, k), k > 1, are k continuous columns. In these columns, integers must be indicators (0 or 1)
+    unless `kind` is "continuous", because class numbers are not quantities.
 
     Parameters
     ----------
     values : column
-        List or other sequence; NumPy array (also masked or of objects); pandas or polars
+        List or other sequence; NumPy array (also masked, or of objects); pandas or polars
         Series, index or categorical; Arrow array; torch tensor on any device; SciPy sparse
-        matrix; anything with ``__array__``; a frame, for several columns; or the ClassCodes
-        or Columns that an earlier call returned, or a slice of the ClassCodes.
+        matrix; any object with ``__array__``; a frame, for several columns; or ClassCodes, a
+        slice of ClassCodes, or Columns, which are returned unchanged.
     n_rows : int
         Number of rows of the block.
     name : str
@@ -147,7 +150,8 @@ def encode_one(values: object, n_rows: int, *, name: str, kind: str | None = Non
     Returns
     -------
     ClassCodes or Columns
-        If all labels are missing objects of unknown type, ClassCodes without classes.
+        Class codes or numbers. If the type of the labels is unknown, because all labels are
+        missing objects such as None, ClassCodes without classes.
 
     Raises
     ------
@@ -163,7 +167,7 @@ def encode_one(values: object, n_rows: int, *, name: str, kind: str | None = Non
     ManyClassesWarning
         An integer column has more than 1,000 distinct values, and `kind` is None.
     MissingLabelWarning
-        A class has the text of a missing value as its name, and `kind` is None.
+        The name of a class is the text of a missing value, such as "nan", and `kind` is None.
     WholeNumbersWarning
         A float column has 3 to 20 distinct values, all whole and repeated, and `kind` is None.
 
@@ -235,7 +239,7 @@ def encode_one(values: object, n_rows: int, *, name: str, kind: str | None = Non
 
 
 def _warn_of_missing_as_text(classes: Sequence[object], name: str) -> None:
-    """Warn if the name of a class is the text of a missing value."""
+    """Warn if the name of a class is the text of a missing value, such as "nan"."""
     found = sorted(_MISSING_AS_TEXT.intersection(classes))
     if found:
         warn(
@@ -249,12 +253,13 @@ def _warn_of_missing_as_text(classes: Sequence[object], name: str) -> None:
 def _warn_of_whole_numbers(columns: Columns, name: str) -> None:
     """Warn if floats look like class numbers: few distinct values, all whole and repeated.
 
-    pandas converts integer labels to floats if one is missing, so that classes are read as a
-    number. With two distinct values the eraser is the same for classes and for a number, because
-    Cov(x, z) has the same span.
+    pandas converts a column of integers to floats if a label is missing. Class numbers are then
+    read as quantities. With two distinct values both readings give the same eraser, because the
+    span of Cov(x, z) is the same.
     """
     values = columns.values[:, 0] if columns.present is None else columns.values[columns.present, 0]
-    # Most quantities have a fraction among the first 64 values; fewer than 6 rows are no evidence.
+    # The first 64 values suffice to recognise most quantities by a value that is not whole. With
+    # fewer than 6 values, repeated whole numbers may be chance.
     if len(values) < 6 or (values[:64] != np.floor(values[:64])).any():
         return
     if np.abs(values).max() >= 2.0**53 or (values != np.floor(values)).any():
@@ -274,7 +279,7 @@ def _warn_of_whole_numbers(columns: Columns, name: str) -> None:
     )
 
 
-# --- raw columns to codes or numbers ------------------------------------------------------------
+# --- class codes and columns of numbers ---------------------------------------------------------
 
 
 def _class_codes_of_list(values: list[Any]) -> ClassCodes:
@@ -291,7 +296,11 @@ def _class_codes_of_list(values: list[Any]) -> ClassCodes:
 def _distinct(
     values: NDArray[Any], missing: NDArray[np.bool_] | None = None
 ) -> tuple[list[int], NDArray[np.intp]]:
-    """Return the sorted distinct integers or booleans, and each row's index in them or -1."""
+    """Return the sorted distinct values of integers or booleans, and the code of each row.
+
+    The code is the index of the value of the row among the distinct values, or -1 if the value is
+    missing.
+    """
     n = len(values)
     if missing is not None:
         codes = np.full(n, -1, dtype=np.intp)
@@ -300,10 +309,10 @@ def _distinct(
     if n <= 1:
         return values.tolist(), np.zeros(n, dtype=np.intp)
     low, high = int(values.min()), int(values.max())
-    if high - low > 4 * n + 1024:  # the range is too wide for a lookup table
+    if high - low > 4 * n + 1024:  # a lookup table of this range would be too large
         unique, codes = np.unique(values, return_inverse=True)
         return unique.tolist(), codes
-    if values.dtype.kind == "u":  # may exceed int64: subtract first
+    if values.dtype.kind == "u":  # uint64 may exceed the range of intp before `low` is subtracted
         offsets = (values - np.uint64(low)).astype(np.intp)
     else:
         offsets = values.astype(np.intp)
@@ -343,7 +352,7 @@ def _columns(
 def _joint_variables(
     joint: Sequence[tuple[str, ...]], encoded: Mapping[VariableName, Encoded]
 ) -> dict[VariableName, Encoded]:
-    """Encode the joint cells of each tuple of variables."""
+    """Encode the joint cells of each tuple of variables; the tuple is the key of the result."""
     cells: dict[VariableName, Encoded] = {}
     for names in joint:
         if isinstance(names, str) or len(set(names)) != len(names) or len(names) < 2:
@@ -366,7 +375,11 @@ def _joint_variables(
 
 
 def _joint_cells(members: Sequence[ClassCodes]) -> ClassCodes:
-    """Encode the observed joint cells, member by member, so that no code overflows."""
+    """Encode the observed joint cells of several variables.
+
+    The variables are combined one by one. After each, codes are assigned to observed cells only, so
+    that no code overflows.
+    """
     codes = members[0].codes
     cells: list[tuple[Any, ...]] = [(name,) for name in members[0].classes]
     for member in members[1:]:

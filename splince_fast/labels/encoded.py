@@ -18,11 +18,12 @@ class ClassCodes:
     Attributes
     ----------
     classes : tuple of str, bool, int or tuple
-        Class names: those present in the block, sorted; for a pandas categorical or a polars
-        Enum all declared categories, in the declared order. Tuples name joint cells. Empty if
-        every label is missing; the variable may then be of either kind.
+        Class names. They are the sorted classes that occur in the block; for a pandas
+        categorical or a polars Enum, they are all declared categories, in the declared order.
+        Tuples name joint cells. Empty if every label is missing and no category is declared; the
+        variable may then be of either kind, classes or continuous.
     codes : ndarray of intp, shape (n,)
-        Index in ``classes`` of each row's class; -1 for a missing label.
+        For each row, the index of its class in ``classes``; -1 for a missing label.
 
     Examples
     --------
@@ -41,12 +42,12 @@ class ClassCodes:
         return len(self.codes)
 
     def __getitem__(self, rows: slice) -> ClassCodes:
-        """Return a slice of the rows, with all classes."""
+        """Return the codes of a slice of the rows, with all classes unchanged."""
         return ClassCodes(self.classes, self.codes[rows])
 
 
 def observed(column: ClassCodes) -> ClassCodes:
-    """Return the column without declared classes that do not occur in it."""
+    """Return `column` without the declared classes that no row has."""
     occurring = np.unique(column.codes[column.codes >= 0])
     if len(occurring) == len(column.classes):
         return column
@@ -64,9 +65,9 @@ class Columns:
     columns : tuple of str
         Names of the k columns: those of a frame, otherwise "0", "1", ...
     values : ndarray of float64, shape (n, k), C-contiguous
-        Finite values; a row with a missing value is all 0.0.
+        Finite values; a row with a missing value is 0.0 in all columns.
     present : ndarray of bool, shape (n,), or None
-        Mask of the rows that have a value in every column; None if all rows have.
+        Mask of the rows with a value in every column; None if no value is missing.
 
     Examples
     --------
@@ -85,7 +86,7 @@ Encoded: TypeAlias = ClassCodes | Columns
 
 
 def kind_of(encoded: Encoded) -> Literal["classes", "continuous"]:
-    """Return the kind of an encoded variable.
+    """Return the kind of an encoded variable, "classes" or "continuous".
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Names of classes and variables: keys, arrays, lists in messages, and JSON."""
+"""Names of classes and variables: dict keys, arrays, lists in messages, and JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VariableName: TypeAlias = str | tuple[str, ...]
 
 
 def class_key(name: ClassName) -> tuple[object, ...]:
-    """Return a dict key of a class name that differs for ``True`` and ``1``.
+    """Return a dict key for a class name; the keys of ``True`` and ``1`` differ.
 
     Examples
     --------
@@ -31,8 +31,8 @@ def class_key(name: ClassName) -> tuple[object, ...]:
 def names_array(classes: Iterable[ClassName]) -> NDArray[Any]:
     """Return class names, unchanged, as an array of shape (n,).
 
-    The array has dtype object if another dtype would change a name: integers on both sides of 2^63
-    would become floats, and strings would lose trailing NULs.
+    The array has dtype object if another dtype would change a name. For example, NumPy would
+    convert integers on both sides of 2^63 to floats, and strip trailing NULs from strings.
 
     Examples
     --------
@@ -46,7 +46,7 @@ def names_array(classes: Iterable[ClassName]) -> NDArray[Any]:
         if plain.tolist() == names:
             return plain
     array = np.empty(len(names), dtype=object)
-    for place, name in enumerate(names):  # slice assignment would read tuples as rows
+    for place, name in enumerate(names):  # array[:] = names would unpack tuples
         array[place] = name
     return array
 
@@ -107,6 +107,6 @@ def _check_names(names: tuple[Any, ...], error: type[SplinceError]) -> None:
 
 
 def listed(names: Iterable[object]) -> str:
-    """Format names for a message: the first twenty, and the number of further names."""
+    """Format names for a message: the first twenty names, and the number of further names."""
     shown = [repr(name) for name in names]
     return ", ".join(shown[:20]) + (f" and {len(shown) - 20} more" if len(shown) > 20 else "")

@@ -1,4 +1,4 @@
-"""Alignment of label columns with rows, also of shape (batch, token, d)."""
+"""Alignment of label columns with the rows of X, also for X of shape (batch, token, d)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from splince_fast.exceptions import InputError, LabelError
 def check_index(X: Any, labels: Any, name: str = "labels", *, of: str = "X") -> None:
     """Raise LabelError if labels or weights have the pandas index of X in another order.
 
-    Labels are matched to rows by position. A RangeIndex, or an index whose entries are not those
-    of the index of X, raises no error.
+    Labels are matched to rows by position, so such labels would be assigned to wrong rows. A
+    RangeIndex, or an index with other entries than the index of X, raises no error.
 
     Parameters
     ----------
@@ -45,12 +45,15 @@ def check_index(X: Any, labels: Any, name: str = "labels", *, of: str = "X") -> 
 
 
 def along(column: Any, lead: tuple[int, ...], positions: NDArray[np.intp], name: str) -> Any:
-    """Return the entries of a column at given positions.
+    """Return the labels of a column at given positions of X.
+
+    A position is a row of X, such as a token; a sequence is an entry of X along the first axis. A
+    label per sequence applies to all positions of the sequence.
 
     Parameters
     ----------
     column
-        Array, tensor, list or column of a frame with one entry per position, or one per sequence.
+        Array, tensor, list or column of a frame, with one label per position, or one per sequence.
     lead : tuple of int
         Shape of X without the axis of the features, such as (batch, token).
     positions : (m,) intp
@@ -61,7 +64,7 @@ def along(column: Any, lead: tuple[int, ...], positions: NDArray[np.intp], name:
     Raises
     ------
     InputError
-        The column has neither one entry per position nor one per sequence.
+        The column has neither one label per position nor one label per sequence.
     """
     n, sequences = int(np.prod(lead)), lead[0]
     if is_tensor(column):
@@ -88,7 +91,7 @@ def along(column: Any, lead: tuple[int, ...], positions: NDArray[np.intp], name:
 
 
 def _nested(column: Any) -> Any:
-    """Convert a list of equally long lists to a 2-D object array, with unchanged entries."""
+    """Convert a list of equally long lists to a 2-D array of objects; the entries are unchanged."""
     lengths = {len(part) for part in column}
     if len(lengths) != 1:
         raise InputError("labels hold sequences of different lengths; pad them to the length of X")
@@ -106,6 +109,6 @@ def taken(column: Any, index: NDArray[np.intp]) -> Any:
         return [column[i] for i in index.tolist()]
     if hasattr(column, "iloc"):
         return column.iloc[index]
-    if hasattr(column, "take"):  # pandas and Arrow
+    if hasattr(column, "take"):  # pandas extension arrays, and Arrow arrays
         return column.take(index)
     return column[index]
