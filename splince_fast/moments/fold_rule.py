@@ -1,4 +1,4 @@
-"""Rule for whether a fit splits its rows into folds."""
+"""Rule that determines whether a fit splits its rows into folds."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ import math
 
 from splince_fast._runtime.memory import total_memory
 
-# Least number of rows: with fewer, held-out values have large standard errors.
+# Least number of rows of a fit with folds: with fewer rows, results on held-out rows have large
+# standard errors.
 LEAST_ROWS = 200
-# For more features than the first number, the second is the least number of rows per feature: with
-# fewer rows, the factorisations take longer than reading the rows.
+# A fit of more than _FEW_FEATURES features uses folds only if it has _ROWS_PER_FEATURE rows or more
+# per feature: with fewer rows, the factorisations take longer than reading the rows.
 _FEW_FEATURES, _ROWS_PER_FEATURE = 512, 4
-# Number of d x d matrices of a fit in two folds (two states, and up to two per factor), and the
-# largest fraction of the machine's memory for them.
+# Largest number of d x d matrices in a fit with two folds (the scatters of two states, and two
+# matrices for each of two factors), and the largest fraction of the machine's memory for them.
 _MATRICES, _MEMORY_FRACTION = 6, 0.25
 
 
 def use_folds(n_rows: int | None, n_features: int | None) -> bool:
     """Return whether a fit splits its rows into two folds, for a report on held-out rows.
 
-    It does if all three conditions hold: there are at least 200 rows; at least 4 rows per feature
-    if there are more than 512 features, since the factorisations would otherwise take longer than
-    reading the rows; and 6 d^2 float64 numbers take at most a quarter of the machine's memory. An
-    unknown number of rows or features counts as sufficient.
+    The fit uses folds if three conditions hold. There are at least 200 rows. If there are more than
+    512 features, there are at least 4 rows per feature, since with fewer rows the factorisations
+    would take longer than reading the rows. 6 d^2 float64 numbers take at most a quarter of the
+    machine's memory. A condition on an unknown number counts as satisfied.
 
     Parameters
     ----------
@@ -32,7 +33,8 @@ def use_folds(n_rows: int | None, n_features: int | None) -> bool:
     Returns
     -------
     bool
-        Depends on the shape and the machine only, since folds change the eraser by rounding errors.
+        Depends only on the shape of the rows and the memory of the machine, so that refits are
+        reproducible: folds change the eraser by rounding errors.
 
     Examples
     --------

@@ -3,7 +3,7 @@
 =======================  =====================  ===================================================
 tensor                   dtype, shape           content
 =======================  =====================  ===================================================
-reference                float64 (d,)           reference point r, which sums of x subtract
+reference                float64 (d,)           reference point r of the sums of x
 weight                   float64 (1,)           sum w
 deviation                float64 (d,)           sum w (x - r)
 scatter                  float64 (d, d)         sum w (x - mean)(x - mean)^T, both triangles
@@ -12,7 +12,7 @@ scatter.lower            float64 (d(d+1)/2,)    lower triangle of the scatter by
 quartic, cubic           float64 (1,), (d,)     sum w |x - r|^4 and sum w |x - r|^2 (x - r), with
                                                 ``ledoit_wolf`` only
 lost                     float64 (d,)           bound of the rounding error of the diagonal of the
-                                                scatter, after removals that lost precision
+                                                scatter; only after removals that lost precision
 variable.<i>.<sum>       see `tensors` of each  sums of variable i of the metadata
                          kind of variable
 staged.rows              float32 or float64     buffered rows
@@ -28,7 +28,8 @@ The metadata are the parameters, ``width``, ``n_rows``, ``float32_products``, ``
 machine epsilon of the rows' dtype), ``feature_names`` if the rows had names, and, for each
 variable, ``name``, ``kind`` and ``names``.
 
-Format 2 is for a state with the scatter of a sample of the rows. In place of the scatter it has:
+Format 2 is for a state with the scatter of a sample of the rows. In place of the scatter, the file
+has:
 
 =======================  =====================  ===================================================
 variances                float64 (d,)           diagonal of the scatter of all rows
@@ -37,24 +38,26 @@ sample.<tensor>                                 every tensor of the state of the
 weights.squares          float64 (1,)           sum (w / pi)^2
 labels.gram              float64 (k, k)         sum (w / pi) f f^T of the label features f
 labels.places.<i>        int64 (c,)             rows of ``labels.gram`` for variable i
-labels.origin.<i>        float64 (c,)           origin that the columns of variable i subtract
+labels.origin.<i>        float64 (c,)           origin that is subtracted from the columns of
+                                                variable i
 all_labels.<tensor>                             the three tensors of ``labels``, for all rows
 =======================  =====================  ===================================================
 
-Its metadata also have ``scatter`` (the argument `subsample`), ``seed`` and ``position``, the number
+The metadata also have ``scatter`` (the argument `subsample`), ``seed`` and ``position``, the number
 of rows from which the sample was drawn.
 
-Format 3 is for a state with a sketch. In place of the scatter it has:
+Format 3 is for a state with a sketch. In place of the scatter, the file has:
 
 =======================  =====================  ===================================================
 variances                float64 (d,)           diagonal of the scatter
 images                   float64 (d, r)         the scatter times r columns of random signs
 =======================  =====================  ===================================================
 
-Its metadata also have ``rank``, the number r, and ``seed``, which determines the signs.
+The metadata also have ``rank``, the number r, and ``seed``, which determines the signs.
 
-Format 4 adds ``pairs`` and the states of classes: tensor ``class.<i>.<tensor>``, with the metadata
-of each state in ``classes``, and the name of the variable in ``by``.
+Format 4 adds ``pairs``, and the states of the classes of the variable ``by``: the tensors of the
+state of class i are ``class.<i>.<tensor>``. The metadata have the name of the variable in ``by``,
+and the metadata of the states in ``classes``.
 """
 
 from __future__ import annotations
@@ -86,7 +89,8 @@ from splince_fast.moments.state import EPS32, EPS64, Diagonal, FourthMoment, Sca
 
 # Version number of the newest file format.
 NEWEST = 4
-# Largest number of bytes of a block in a file, since the next update allocates a block.
+# Largest number of bytes of a block: a file with larger blocks is rejected as damaged, because the
+# next update would allocate a block.
 _MOST_BYTES = 1 << 35
 
 
@@ -162,7 +166,7 @@ def to_tensors(accumulator: Accumulator, *, packed: bool = False) -> Record:
 
 
 def _classes_to_tensors(accumulator: ClassAccumulator, packed: bool) -> Record:
-    """Return the tensors of the states of all classes, numbered, and the metadata."""
+    """Return the tensors of the states of all classes, named by class number, and the metadata."""
     tensors: Tensors = {}
     described = []
     for i, part in enumerate(part for part in accumulator.parts.values() if part.n_rows):
@@ -178,7 +182,7 @@ def _classes_to_tensors(accumulator: ClassAccumulator, packed: bool) -> Record:
 def _read_classes(
     tensors: Tensors, metadata: Mapping[str, Any], parameters: Parameters
 ) -> ClassAccumulator:
-    """Return the accumulator of tensors and metadata from `_classes_to_tensors`."""
+    """Return the accumulator that `_classes_to_tensors` stored as `tensors` and `metadata`."""
     result, by = ClassAccumulator(parameters), metadata["by"]
     for i, described in enumerate(metadata["classes"]):
         part = from_tensors(part_of(tensors, f"class.{i}."), described)
@@ -196,7 +200,7 @@ def _read_classes(
 def _sample_to_tensors(
     accumulator: SampledAccumulator, metadata: dict[str, Any], packed: bool
 ) -> Tensors:
-    """Return the tensors of a sample, and add its entries to `metadata`."""
+    """Return the tensors of a sample; add the metadata of the sample to `metadata`."""
     sample, order = accumulator.sample, list(accumulator.variables)
     parameters = accumulator.parameters
     sample_tensors, described = to_tensors(sample.rows, packed=packed)
@@ -218,7 +222,7 @@ def _read_sample(
     metadata: Mapping[str, Any],
     accumulator: SampledAccumulator,
 ) -> None:
-    """Set the sample of an accumulator from the output of `_sample_to_tensors`."""
+    """Set the sample of an accumulator to the sample that `_sample_to_tensors` stored."""
     sample_rows = from_tensors(part_of(tensors, "sample."), metadata["sample"])
     position = metadata["position"]
     if not isinstance(position, int) or not 0 <= position < 1 << 62:
@@ -241,7 +245,7 @@ def _read_sample(
 
 
 def part_of(tensors: Tensors, prefix: str) -> Tensors:
-    """Return the tensors whose names begin with a prefix, without the prefix."""
+    """Return the tensors whose names begin with a prefix, under names without the prefix."""
     return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
 
 
@@ -257,7 +261,7 @@ def _buffered_to_tensors(accumulator: Accumulator, block: LabelledRows) -> Tenso
 
 
 def from_tensors(tensors: Tensors, metadata: Mapping[str, Any]) -> Accumulator:
-    """Return the accumulator of the output of `to_tensors`; read-only arrays are copied.
+    """Return the accumulator that `to_tensors` stored; read-only arrays are copied.
 
     Raises
     ------
@@ -372,7 +376,7 @@ def _read_state(
     lost = tensors.get("lost")
     if lost is not None:
         refuse_negative(tensors, ("lost",))
-    # The key is missing in files of earlier versions.
+    # Files of earlier versions have no entry "row_eps".
     eps = metadata.get("row_eps", EPS32 if metadata["float32_products"] else 0.0)
     if not isinstance(eps, float) or not 0.0 <= eps < 1.0:
         raise FileFormatError(f"the epsilon of the rows is {eps!r}")
@@ -382,7 +386,7 @@ def _read_state(
 
 
 def _read_buffered(tensors: Tensors, accumulator: Accumulator, width: int) -> LabelledRows | None:
-    """Return the buffered rows, with labels encoded with the variables of the file."""
+    """Return the buffered rows of a file, with labels encoded by the variables of `accumulator`."""
     rows = tensors.get("staged.rows")
     if rows is None:
         return None
@@ -409,7 +413,7 @@ def _read_buffered(tensors: Tensors, accumulator: Accumulator, width: int) -> La
 
 
 def accumulator_of(parameters: Parameters) -> Accumulator:
-    """Return an empty accumulator of the class that the parameters require."""
+    """Return an empty accumulator of the class that holds moments with these parameters."""
     if parameters.by is not None:
         return ClassAccumulator(parameters)
     if parameters.sketch_size is not None:

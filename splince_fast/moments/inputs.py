@@ -1,7 +1,7 @@
-"""Validation of the arguments of `update`: rows, weights and encoded labels of one length.
+"""Validation of the arguments of `update`: rows, weights and encoded labels of equal length.
 
-Leading dimensions are flattened. Rows that are masked out or have weight zero are dropped before
-values and labels are validated.
+The leading dimensions of X are flattened. Rows that are masked out or have weight zero are dropped
+before values and labels are validated.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Update(NamedTuple):
     rows: Rows
     weight: Float | None
     encoded: Mapping[VariableName, Encoded]
-    positions: NDArray[np.intp] | None  # of rows with nonzero weight; None for all
+    positions: NDArray[np.intp] | None  # indices of the rows with nonzero weight; None: all
     n_passed: int  # number of rows, including those of weight zero
     n: int  # number of rows with nonzero weight
     feature_names: tuple[str, ...] | None  # columns of a data frame
@@ -73,7 +73,10 @@ def read_update(
 
 
 def _flattened(X: Any, labels: Any, sample_weight: Any, mask: Any) -> tuple[Any, Any, Any]:
-    """Return rows (n, d), labels and weights of X, (..., d), where `mask`, (...), is True."""
+    """Return the rows of X, (n, d), and their labels and weights, without leading dimensions.
+
+    X has shape (..., d). `mask`, (...), is False for the rows to leave out; None keeps all rows.
+    """
     array = as_numbers(X)
     if array.ndim < 2:
         raise InputError(f"X has shape {array.shape}; it must be (n, d), or (batch, token, d)")
@@ -98,7 +101,10 @@ def _map_columns(labels: Any, function: Any) -> Any:
 
 
 def _taken_labels(labels: Any, index: NDArray[np.intp], n: int) -> Any:
-    """Return the labels of the rows `index`; for other lengths than n, `encode` raises later."""
+    """Return the labels of the rows `index`.
+
+    A column whose length is not n is returned unchanged: `encode` raises an error for it later.
+    """
 
     def select(column: Any, description: str) -> Any:
         shape = getattr(column, "shape", None)

@@ -1,9 +1,9 @@
-"""Second moments of labels, within and between variables: sum w f f^T.
+"""Second moments sum w f f^T of the label features f of all variables.
 
-The label features f of a class-coded variable are the indicators of its classes. The label
-features of a continuous variable are its columns minus an origin, and an indicator of presence. All
-are 0 for a missing label. The residual of x about its regression on the labels needs these moments
-(:mod:`splince_fast.moments.covariance_estimate`).
+The label features of a class-coded variable are the indicators of its classes. The label features
+of a continuous variable are its columns minus an origin, and an indicator of presence. In rows
+where the label is missing, all label features of the variable are 0. The regression of x on the
+labels needs these moments (:mod:`splince_fast.moments.covariance_estimate`).
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from splince_fast.moments.variable import Labels, Variable
 Float = NDArray[np.float64]
 Index = NDArray[np.intp]
 
-# Label features of a variable in n rows: rows of the Gram matrix; class codes + 1, (n,), or None;
-# values of the features, (n, k), if there are no codes.
+# Label features of one variable in n rows. The tuple holds the row numbers of the variable in the
+# Gram matrix; the class codes + 1, (n,), or None for a continuous variable; and, for a continuous
+# variable, the values of its features, (n, k).
 _Features = tuple[Index, Index | None, Float]
 
 _NONE, _NO_INDEX = np.zeros((0, 0)), np.zeros(0, np.intp)
-# Variables with more label features are left out: the size of the table is quadratic in them.
+# A variable with more label features is left out of the table, since the size of the table is
+# quadratic in the number of label features.
 _MAX_FEATURES = 256
 
 
@@ -43,8 +45,8 @@ class LabelTable:
     gram : ndarray of shape (k, k)
         sum w f f^T.
     index : dict of VariableName to ndarray
-        Rows of the Gram matrix for the classes or columns of each variable, in this order; empty
-        for a variable that is left out.
+        Row numbers in the Gram matrix of the classes or columns of each variable, in their order;
+        empty for a variable that is left out of the table.
     origins : dict of VariableName to ndarray
         Origin that is subtracted from the columns of each continuous variable.
     """
@@ -74,9 +76,9 @@ class LabelTable:
     # -- filling ---------------------------------------------------------------------------
 
     def _reserve(self, name: VariableName, n_features: int) -> Index:
-        """Return the rows of the Gram matrix for a variable; rows that do not exist are added.
+        """Return the row numbers of a variable in the Gram matrix; rows are added if necessary.
 
-        The result is empty if the variable is left out.
+        The result is empty if the variable is left out of the table.
         """
         index = self.index.get(name)
         if index is None:
@@ -104,9 +106,10 @@ class LabelTable:
         *,
         within: bool = True,
     ) -> None:
-        """Add the products of labels, which are encoded with the classes of `variables`.
+        """Add the products of the label features of a block of rows.
 
-        With `within`, the products of a variable with itself are included.
+        `labels` are encoded with the classes of `variables`. With `within`, the products of the
+        features of the same variable are added, too.
         """
         features: list[_Features] = []
         for name, column in labels.items():
@@ -116,7 +119,7 @@ class LabelTable:
                 if len(index) != variable.n_columns:
                     index = self._reserve(name, variable.n_columns)
                 if len(index):
-                    # Code + 1: cell 0 counts missing labels.
+                    # Codes + 1, so that missing labels, with code -1, are counted in bin 0.
                     features.append((index, column + 1, _NONE))
                 continue
             index = self._reserve(name, variable.n_columns + 1)
@@ -155,16 +158,17 @@ class LabelTable:
     ) -> None:
         """Add (sign 1) or subtract (sign -1) a table.
 
-        `ours` are the variables after the merge, `theirs` the variables of `other`. A column f
-        about the origin t' becomes f + (t' - t) p about the origin t of this table, with p the
-        indicator of presence.
+        `ours` are the variables after the merge, and `theirs` are the variables of `other`. The two
+        tables may subtract different origins from a continuous variable, t in this table and t'
+        in `other`: a column f of `other` becomes f + (t' - t) p, with p the indicator of presence.
         """
         size = len(other.gram)
         moves: list[tuple[Index, Index, Float]] = []
         for name, index in other.index.items():
             variable, other_variable = ours[name], theirs[name]
             columns = isinstance(variable, ColumnSums)
-            # A variable that `other` leaves out is left out here, too.
+            # A variable that `other` leaves out must be left out of this table, too: request more
+            # label features than the limit.
             n_further = 1 if columns else 0 if len(index) else _MAX_FEATURES
             target = self._reserve(name, variable.n_columns + n_further)
             if not len(target) or not len(index):
@@ -186,7 +190,7 @@ class LabelTable:
     # -- reading ---------------------------------------------------------------------------
 
     def columns_of(self, name: VariableName, variable: Variable) -> int:
-        """Return the number of columns of a variable; 0 if the variable is left out."""
+        """Return the number of columns of a variable; 0 if it is left out of the table."""
         return variable.n_columns if len(self.index.get(name, ())) else 0
 
     def covariance(
@@ -195,11 +199,11 @@ class LabelTable:
         variables: Mapping[VariableName, Variable],
         weight: float,
     ) -> Float:
-        """Return Cov(v, v), ddof = 0, for variables that are centred over the labelled rows.
+        """Return Cov(v, v), ddof = 0, of the centred columns v of the variables `names`.
 
-        v = f - mean f in labelled rows and 0 in others, so that Cov(x, v) is Cov(x, z) over the
-        labelled rows times the weight fraction of these rows. `weight` is the weight sum of all
-        rows.
+        In the labelled rows of a variable, v is the column or indicator minus its mean over these
+        rows; in all other rows, v is 0. Cov(x, v) then equals Cov(x, z) over the labelled rows,
+        times the fraction of the weight in these rows. `weight` is the weight sum of all rows.
         """
         parts: list[Float] = []
         indices: list[Index] = []
@@ -225,9 +229,9 @@ class LabelTable:
     def pair_covariance(
         self, a: VariableName, b: VariableName, variables: Mapping[VariableName, Variable]
     ) -> tuple[Float, float] | None:
-        """Return Cov(a, b), (k_a, k_b), over the rows with both labels, and their weight sum.
+        """Return Cov(a, b), (k_a, k_b), and the weight sum, over the rows with both labels.
 
-        Return None if a variable is left out, or no row has both labels.
+        Return None if no row has both labels, or if a variable is left out of the table.
         """
         index = [self.index.get(name, _NO_INDEX) for name in (a, b)]
         block = self.gram[np.ix_(*index)]
@@ -251,7 +255,7 @@ class LabelTable:
     # -- storing ---------------------------------------------------------------------------
 
     def tensors(self, order: Sequence[VariableName]) -> Tensors:
-        """Return the table as named arrays, with the variables numbered as in `order`."""
+        """Return the table as arrays whose names contain the number of each variable in `order`."""
         entries = [(i, self.index[name]) for i, name in enumerate(order) if name in self.index]
         rows = np.concatenate([index for _, index in entries]) if entries else _NO_INDEX
         tensors: Tensors = {"gram": self.gram[np.ix_(rows, rows)]}
@@ -295,7 +299,7 @@ class LabelTable:
 
 
 def _products(first: _Features, second: _Features, weight: Float | None) -> Float:
-    """Return sum w f g^T for the features of two variables, by counting or matrix products."""
+    """Return sum w f g^T, with f and g the label features of two variables."""
     (p, codes, values), (q, others, columns) = first, second
     if codes is not None and others is not None:
         shape = len(p) + 1, len(q) + 1

@@ -1,4 +1,4 @@
-"""`Moments`, first and second moments that can be added; `Folds`, moments of disjoint rows."""
+"""First and second moments that can be added (`Moments`), and moments of folds (`Folds`)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Moments:
     """Streaming, mergeable first and second moments of x and of labelled variables.
 
     One pass over the data in blocks of any size gives the mean and covariance of x, and the
-    cross-covariance of x with every variable; any number of erasers are computed from them. The
+    cross-covariance of x with every variable. Any number of erasers can be computed from these. The
     state is float64 and takes O(d^2) memory for any number of rows.
 
     Up to rounding errors, an update with a block equals the addition of the moments of this block;
@@ -93,8 +93,8 @@ class Moments:
     random_state : int
         Seed of the sampled rows, and of the signs of a sketch.
     by : str, optional
-        Class-coded variable, for each class of which the scatter is accumulated separately, in
-        :attr:`by_class`: O(k d^2) numbers for k classes, at most 64.
+        Class-coded variable; the scatter of each of its k classes, at most 64, is accumulated
+        separately, in :attr:`by_class`: O(k d^2) numbers.
 
     Notes
     -----
@@ -105,18 +105,19 @@ class Moments:
 
     (a Nystroem approximation with the exact variances). Constraints are exact, as for any positive
     definite matrix in place of S. The distortion exceeds the minimum by an amount that depends on
-    the data; it is unknown, and missing in the report, unless ``refine=`` of a method reads the
-    rows again. Both operands of ``+`` and ``-`` need the same sketch_size and random_state.
+    the data. This excess is unknown, and missing in the report, unless ``refine=`` of a method
+    reads the rows again. Both operands of ``+`` and ``-`` need the same sketch_size and
+    random_state.
 
     *Sampled scatter.* A covariance takes O(n d^2) operations, all other sums O(n d). Any positive
     definite matrix in place of the covariance gives an eraser with the same constraints; the matrix
-    determines only how far the distortion exceeds the minimum. With ``subsample=p``, row i of the
-    stream is sampled with probability pi_i = min(1, p max(1, q_i / mean q)) by a hash of i, and has
-    weight w_i / pi_i; q_i is w_i times the sum of its squared deviations from the mean, each
-    divided by the variance of the feature; mean and variances are those of the previous blocks. The
-    covariance is estimated from the residuals of the sampled rows about the labels, plus the part
-    that the labels explain in all rows. For Gaussian x and m sampled rows, a fraction f of all
-    rows, the distortion exceeds the minimum by the fraction
+    determines only how far the distortion exceeds the minimum. With ``subsample=s``, a hash of i
+    samples row i of the stream with probability pi_i = min(1, s max(1, q_i / mean q)); a sampled
+    row has the weight w_i / pi_i. Here q_i = w_i sum_j (x_ij - mean_j)^2 / v_j, with the mean and
+    the variances v of the previous blocks, and mean q is taken over the block of row i. The
+    covariance is the sum of two estimates: the covariance of the residuals of x about the labels,
+    from the sampled rows, and the part that the labels explain, from all rows. For Gaussian x and
+    m sampled rows, a fraction f of all rows, the distortion exceeds the minimum by the fraction
 
         (1 - f) (1 - R^2) p / (m - p - 2)
 
@@ -313,8 +314,8 @@ class Moments:
         FileFormatError
             The checkpoint belongs to another source, other data or other parameters.
         InputError
-            A parameter is out of range; ``subsample="auto"`` for a source of unknown length; or a
-            `subsample` that leaves fewer than 4 rows per feature.
+            A parameter is out of range; `subsample` is "auto" for a source of unknown length; or
+            `subsample` leaves fewer than 4 rows per feature.
         """
 
         if folds is None and groups is not None:
@@ -337,7 +338,7 @@ class Moments:
 
     @property
     def parameters(self) -> Parameters:
-        """Arguments of the object."""
+        """Validated arguments with which the object was created."""
         return self._accumulator.parameters
 
     def _arguments(self) -> dict[str, Any]:
@@ -363,7 +364,7 @@ class Moments:
         return self
 
     def __sub__(self, part: Moments) -> Moments:
-        """Return the moments without the rows of `part`, which must be part of them."""
+        """Return the moments without the rows of `part`, all of which must have been added."""
         self._check_like(part)
         with self._locked() as ours, part._locked() as theirs:
             return self._around(ours.without(theirs))
@@ -391,7 +392,7 @@ class Moments:
 
     @classmethod
     def _around(cls, accumulator: Accumulator) -> Moments:
-        """Return new moments that hold this accumulator."""
+        """Return new moments that own an accumulator, without a copy."""
         new = cls.__new__(cls)
         new._accumulator = accumulator
         new._lock = ReadersWriterLock(_IN_USE)
@@ -399,7 +400,7 @@ class Moments:
 
     @staticmethod
     def _merged(parts: Sequence[Moments]) -> Moments:
-        """Return the sum of at least one moments, as a new object."""
+        """Return the sum of one or more moments, as a new object."""
         first, *others = parts
         with first._locked() as accumulator:
             total = accumulator.copy()
@@ -417,8 +418,8 @@ class Moments:
     def scaled(self, factor: float) -> Moments:
         """Return the moments of the same rows with every weight multiplied by a factor.
 
-        Parts that were accumulated separately can be added in any proportions: with m_g the moments
-        of cell g, the sum of ``m_g.scaled(p_g / m_g.weight)`` has the cells with weights p_g.
+        Parts that were accumulated separately can be added in any proportions. Let m_g be the
+        moments of cell g: in the sum of ``m_g.scaled(p_g / m_g.weight)``, cell g has weight p_g.
 
         Parameters
         ----------
@@ -612,7 +613,7 @@ class Moments:
 
     @property
     def by_class(self) -> dict[ClassName | None, Moments]:
-        """Moments of each class of the variable `by`; the key None is for rows without a label.
+        """Moments of each class of the variable `by`; the key None has the rows without a label.
 
         Raises
         ------
@@ -651,20 +652,20 @@ class Moments:
         return object.__sizeof__(self) + self.nbytes
 
     def _locked(self) -> AbstractContextManager[Accumulator]:
-        """Return a context manager that yields the accumulator, without buffered rows, locked.
+        """Return a context manager that holds a read lock and yields the accumulator.
 
-        Any number of threads may read at the same time; updates raise an error. Ctrl-C is deferred
-        to the end.
+        Buffered rows are merged into the sums first. Any number of threads may hold the lock at the
+        same time; meanwhile, updates raise an error. Ctrl-C is deferred to the end of the block.
         """
         return Reading(self._lock, self._accumulator)
 
     def _state(self) -> State:
-        """Return the state of x after buffered rows are merged."""
+        """Return the state of x, after buffered rows are merged into the sums."""
         with self._locked() as accumulator:
             return accumulator.nonempty_state()
 
     def _variable(self, name: VariableName) -> Variable:
-        """Return the sums of one variable after buffered rows are merged."""
+        """Return the sums of one variable, after buffered rows are merged into them."""
         with self._locked() as accumulator:
             return accumulator.variable(name)
 
@@ -712,7 +713,7 @@ class Moments:
             return Factored(snapshot, options)
 
     def _statistics(self) -> AbstractContextManager[Snapshot]:
-        """Return a context manager that yields the statistics for a solve, locked."""
+        """Return a context manager that holds a read lock and yields the statistics for erasers."""
         return Reading(self._lock, self._accumulator, snapshot_of)
 
     def __repr__(self) -> str:
@@ -769,17 +770,18 @@ class Moments:
             return cls._around(from_tensors(tensors, metadata)), metadata["stream"]
 
     def _write_checkpoint(self, path: str | os.PathLike[str], stream: dict[str, object]) -> None:
-        """Write the state and `stream`, a JSON object with the position in the source."""
+        """Write the state and the JSON object `stream`, which has the position in the source."""
         self._write(path, stream)
 
     def _read_checkpoint(self, path: str | os.PathLike[str]) -> tuple[Moments, object]:
-        """Return the state of a checkpoint and the position in its source."""
+        """Return the moments and the JSON object `stream` of a checkpoint."""
         return self._read(path)
 
     def __getstate__(self) -> dict[str, Any]:
         with Reading(self._lock):
             tensors, metadata = to_tensors(self._accumulator, packed=True)
-            # Copied under the lock: later updates change all arrays except the packed scatter.
+            # Arrays are copied under the lock, since later updates change them. The packed scatter
+            # is a copy already.
             copies = {k: t if k.endswith("scatter.lower") else t.copy() for k, t in tensors.items()}
             return {"tensors": copies, "metadata": metadata}
 
@@ -899,7 +901,7 @@ class Folds(Sequence[Moments]):
 
     @property
     def variables(self) -> dict[VariableName, str]:
-        """Kind of each variable in any fold: "classes" or "continuous"."""
+        """Kind, "classes" or "continuous", of each variable that occurs in at least one fold."""
         return {name: kind for fold in self._folds for name, kind in fold.variables.items()}
 
     # -- filling ---------------------------------------------------------------------------
@@ -978,8 +980,8 @@ class Folds(Sequence[Moments]):
     def _update(
         self, X: object, labels: object, sample_weight: object, *, merge_all: bool = False
     ) -> Folds:
-        """Split rows into folds, and add them; with `merge_all` no rows stay in buffers."""
-        # All rows are validated before a fold changes.
+        """Split rows into folds, and add them; with `merge_all`, no rows remain buffered."""
+        # Validate all rows before any fold changes.
         batch = read_update(X, labels, sample_weight, None, self._any_with_rows()._accumulator)
         n = batch.n
         try:
@@ -997,7 +999,8 @@ class Folds(Sequence[Moments]):
             for fold in self._folds:
                 locks.enter_context(fold._lock)
             rows_of_fold = [np.flatnonzero(fold_of == i) for i in range(len(self._folds))]
-            # One block per fold in turn: rows of the folds alternate in memory, and stay in cache.
+            # Add one block to each fold in turn: the blocks of all folds come from the same part of
+            # memory, because the rows of the folds alternate, and this part stays in the cache.
             n_added = [0] * len(self._folds)
             while any(n < len(rows) for n, rows in zip(n_added, rows_of_fold, strict=True)):
                 for i, fold in enumerate(self._folds):
@@ -1019,7 +1022,7 @@ class Folds(Sequence[Moments]):
         return self
 
     def _any_with_rows(self) -> Moments:
-        """Return the first fold that has rows; without rows, the first fold."""
+        """Return the first fold that has rows; if no fold has rows, the first fold."""
         return next((fold for fold in self._folds if fold._accumulator.width), self._folds[0])
 
     def _fold_of_rows(self, batch: Update, n: int) -> NDArray[np.intp]:
@@ -1038,10 +1041,10 @@ class Folds(Sequence[Moments]):
         return (hashed % np.uint64(len(self._folds))).astype(np.intp)
 
     def _sort_classes(self) -> Folds:
-        """Give every fold the same classes in sorted order, independent of the size of blocks."""
+        """Give all folds the same classes in sorted order, whatever the sizes of the blocks."""
         for fold in self._folds:
             with fold._locked():
-                pass  # entering merges the buffered rows
+                pass  # `_locked` merges the buffered rows
         self._merged = None
         for name, kind in self.variables.items():
             if kind != "classes":
@@ -1062,7 +1065,7 @@ class Folds(Sequence[Moments]):
         return {"folds": len(self), "groups": self._groups, **self.parameters.as_arguments()}
 
     def _write_checkpoint(self, path: str | os.PathLike[str], stream: dict[str, object]) -> None:
-        """Write the folds and the position in their source, `stream`."""
+        """Write the folds and the JSON object `stream`, which has the position in the source."""
         tensors: files.Tensors = {}
         metadata: list[dict[str, Any]] = []
         for i, fold in enumerate(self._folds):
@@ -1075,7 +1078,7 @@ class Folds(Sequence[Moments]):
         files.write(path, _KIND_OF_FOLDS, version, tensors, {"folds": metadata, **described})
 
     def _read_checkpoint(self, path: str | os.PathLike[str]) -> tuple[Folds, object]:
-        """Return the folds of a checkpoint and the position in their source."""
+        """Return the folds and the JSON object `stream` of a checkpoint."""
         tensors, metadata = files.read(path, _KIND_OF_FOLDS, NEWEST)
         with files.consistent(path, "accumulate again"):
             described, groups, position = (
@@ -1093,22 +1096,22 @@ class Folds(Sequence[Moments]):
 
 
 def name_features(moments: Moments | Folds, names: Iterable[str] | None) -> None:
-    """Set feature names in moments, or in folds, that have none."""
+    """Set the feature names of moments or folds that have no names; None changes nothing."""
     for part in moments if isinstance(moments, Folds) else (moments,):
         if names is not None and part.feature_names is None:
             part._accumulator.feature_names = tuple(map(str, names))
 
 
 def _digest(name: ClassName) -> int:
-    """Return 64 bits of a digest of a class name."""
+    """Return a 64-bit digest of a class name."""
     digest = hashlib.blake2b(repr(class_key(name)).encode(), digest_size=8)
     return int.from_bytes(digest.digest(), "little")
 
 
 def from_accumulator(accumulator: Accumulator, parameters: Parameters) -> Moments:
-    """Return moments with the state of an accumulator, which has no buffered rows.
+    """Return moments with the sums of an accumulator and with other parameters.
 
-    The arrays are shared; the parameters are `parameters`.
+    The accumulator has no buffered rows. Its arrays are shared, not copied.
     """
     result = Accumulator(parameters)
     result.state, result.variables = accumulator.state, accumulator.variables
@@ -1123,5 +1126,5 @@ def to_record(moments: Moments) -> files.Record:
 
 
 def from_record(tensors: files.Tensors, metadata: Mapping[str, Any]) -> Moments:
-    """Return the moments of a record; errors as for `from_tensors`."""
+    """Return the moments that `to_record` stored; errors as for `from_tensors`."""
     return Moments._around(from_tensors(tensors, metadata))

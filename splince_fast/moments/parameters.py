@@ -22,16 +22,18 @@ class Parameters:
     kinds : dict of str to str
         Kind, "classes" or "continuous", by variable.
     joint : tuple of tuples of str
-        Names of variables whose combinations form the classes of a joint variable.
+        Tuples of names of class-coded variables. The combinations of the classes in a tuple are the
+        classes of one joint variable.
     ledoit_wolf : bool
         Whether to accumulate the fourth moment for Ledoit-Wolf shrinkage.
     subsample : float
         Fraction of the rows from which Cov(x) is estimated.
     random_state : int
+        Seed of the sampled rows, and of the signs of a sketch.
     sketch_size : int or None
         Number of columns of the sketch of the scatter; None for the d x d scatter.
     by : str or None
-        Class-coded variable, for each class of which a scatter is accumulated.
+        Class-coded variable; a separate scatter is accumulated for each of its classes.
     """
 
     block_rows: int | None
@@ -95,11 +97,11 @@ class Parameters:
         return asdict(self)
 
     def capacity(self, width: int, itemsize: int) -> int:
-        """Return the rows per block, for rows of `width` numbers of `itemsize` bytes."""
+        """Return the number of rows per block, for rows of `width` numbers of `itemsize` bytes."""
         return choose_block_rows(self.block_rows, width, itemsize)
 
     def refuse_unlike(self, other: Parameters) -> None:
-        """Raise IncompatibleMomentsError if states of the two parameters cannot be combined."""
+        """Raise IncompatibleMomentsError unless moments with the two parameters can be combined."""
         clash = {k for k in self.kinds.keys() & other.kinds if self.kinds[k] != other.kinds[k]}
         if clash:
             raise IncompatibleMomentsError(
@@ -132,7 +134,7 @@ def _are_names(names: object) -> bool:
 
 
 def check_random_state(random_state: Any, bits: int = 63) -> int:
-    """Return the seed as an int; raise InputError unless it is from 0 to 2**bits - 1."""
+    """Return `random_state` as int; raise InputError unless it is from 0 to 2**bits - 1."""
     if not is_integer(random_state) or not 0 <= random_state < 1 << bits:
         raise InputError(
             f"random_state is {random_state!r}; it must be an integer from 0 to 2**{bits} - 1"

@@ -1,16 +1,16 @@
-"""Sums of all rows in O(n d), and the scatter of a sample of the rows in O(p n d^2).
+"""Sums and variances of all rows in O(n d), and the scatter of a sample of the rows in O(p n d^2).
 
 Any positive definite matrix in place of Cov(x) gives an eraser with exact constraints; the matrix
-determines only how far the change of x exceeds the minimum. Therefore sums per class and variances
-are computed from all rows, without a copy, and the scatter from a sample of a fraction p of them.
-A hash of the position of row i in the stream selects it with probability pi_i; its weight is
-w_i / pi_i (Horvitz and Thompson 1952)::
+determines only how far the distortion exceeds the minimum. Therefore the scatter is computed from a
+sample of about a fraction p of the rows. Sums per class and variances are computed from all rows,
+which are not copied. A hash of i samples row i of the stream with probability pi_i; a sampled row
+has the weight w_i / pi_i (Horvitz and Thompson 1952)::
 
     pi_i = min(1, p max(1, q_i / mean q)),    q_i = w_i sum_j (x_ij - mean_j)^2 / v_j
 
-The mean and the variances v are those of all previous blocks, or of the first block. A row that is
-the only one with variance in some direction has a large q_i: it is sampled, where a uniform sample
-would miss it.
+The mean and the variances v are those of all previous blocks; for the first block, those of this
+block. The mean of q is taken over the block of row i. If a single row has all the variance in some
+direction, its q_i is large: the row is sampled, although a uniform sample would probably miss it.
 """
 
 from __future__ import annotations
@@ -40,10 +40,12 @@ from splince_fast.sources.base import Source
 
 Float = NDArray[np.float64]
 
-# Sampled rows per feature. Fewer than the first number raise an error, since the excess distortion
-# may be large; the second number gives an excess of 5 percent, with a margin for the labels.
+# Numbers of sampled rows per feature. With fewer than LEAST_ROWS the distortion may far exceed the
+# minimum, and an error is raised. With GOOD_ROWS it exceeds the minimum by about 5 percent, with a
+# margin for the labels.
 LEAST_ROWS, GOOD_ROWS = 4, 22
-# Assumed variance of a feature that was constant so far, as a fraction of the largest variance.
+# Lower bound on the variances v_j, as a fraction of the largest variance. The bound applies to
+# features that were constant in all previous rows.
 _CONSTANT = 1e-20
 
 
@@ -58,7 +60,7 @@ class SampledRows:
     squares : float
         Sum of the squared weights, sum (w / pi)^2.
     labels, all_labels : LabelTable
-        Products of the labels of the sampled rows, and of all rows.
+        Products of label features over the sampled rows, and over all rows.
     position : int
         Number of rows from which the sample was drawn.
     """
@@ -83,14 +85,14 @@ class SampledRows:
 
 
 class SampledAccumulator(DiagonalAccumulator):
-    """An accumulator of the variances of all rows and of the scatter of a sample.
+    """An accumulator of the variances of all rows and of the scatter of a sample of the rows.
 
     Attributes
     ----------
     sample : SampledRows
     """
 
-    # Rows are added in order: the sample must not depend on the sizes of the updates.
+    # Rows are added in the order of the stream, so that the sample is the same for all block sizes.
     ordered = True
 
     def __init__(self, parameters: Parameters) -> None:
@@ -153,7 +155,7 @@ class SampledAccumulator(DiagonalAccumulator):
         self.sample.squares += float(sample_weight @ sample_weight)
         if len(values):
             self.sample.all_labels.add(block.labels, batch.variables, weight)
-        else:  # one row per cell, with the weight sum of the cell
+        else:  # add one row per cell of equal class codes, with the weight sum of the cell
             first, weights = block_sums.cells
             labels_of_cells = {name: column[first] for name, column in block.labels.items()}
             self.sample.all_labels.add(labels_of_cells, batch.variables, weights)
@@ -191,7 +193,7 @@ class SampledAccumulator(DiagonalAccumulator):
         if other.state is None:
             return
         theirs = cast(SampledAccumulator, other)
-        # Adding samples may raise MemoryError: a copy leaves the sample intact.
+        # Add to a copy: if a MemoryError is raised, the sample is unchanged.
         sampled = self.sample.rows.copy()
         sampled.add(theirs.sample.rows)
         super().add(other)
@@ -240,7 +242,7 @@ class SampledAccumulator(DiagonalAccumulator):
 
 
 def _inverse(state: State) -> Float:
-    """Return 1 / variance, (d,), with a lower bound on the variance; 0 if no feature varies."""
+    """Return the inverse variances, (d,), with variances bounded below; 0 if no feature varies."""
     variances = state.second.diagonal() / state.weight
     largest = variances.max(initial=0.0)
     if not largest > 0.0:
@@ -250,7 +252,7 @@ def _inverse(state: State) -> Float:
 
 
 def _names_of(batch: Batch, name: VariableName) -> tuple[Any, ...]:
-    """Return the classes or columns of a variable, including those that the batch adds."""
+    """Return the names of the classes or columns of a variable, including new ones in the batch."""
     variable, new_names = batch.variables[name], batch.new_names.get(name)
     new = [] if batch.learned or new_names is None else list(new_names)
     if isinstance(variable, ClassSums):
@@ -261,8 +263,8 @@ def _names_of(batch: Batch, name: VariableName) -> tuple[Any, ...]:
 def part_of_sample(like: Mapping[str, object], first: int) -> dict[str, Any]:
     """Return the arguments of `Moments` for the part of a source that begins at block `first`.
 
-    `like` holds the arguments for the whole source. Each part counts rows from 0, and gets its own
-    random_state, so that samples are independent.
+    `like` holds the arguments for the source. Each part counts its rows from 0 and has another
+    random_state, so that the samples of the parts are independent.
     """
     if not first or like["subsample"] == 1:
         return dict(like)
@@ -271,7 +273,7 @@ def part_of_sample(like: Mapping[str, object], first: int) -> dict[str, Any]:
 
 
 def with_subsample(parameters: Mapping[str, Any], source: Source, folds: int) -> dict[str, Any]:
-    """Return the arguments of moments, with `subsample` validated and "auto" replaced."""
+    """Return the arguments of moments, with a valid number as `subsample` in place of "auto"."""
     arguments = dict(parameters)
     if "subsample" in arguments:
         check_moment_options(arguments["subsample"], arguments.get("sketch_size"))
@@ -286,8 +288,8 @@ def subsample_for(
 ) -> float:
     """Return `subsample` as a number for a source; raise InputError if it leaves too few rows.
 
-    "auto" becomes the least power of 1/2 that keeps 22 rows per feature for an eraser, which is
-    fitted to all but one of `folds` folds.
+    "auto" is the smallest power of 1/2 that leaves 22 sampled rows per feature for an eraser. With
+    `folds` above 1, an eraser is fitted to the rows of all folds except one.
     """
     sized = n_rows is not None and n_features is not None
     if isinstance(subsample, str):

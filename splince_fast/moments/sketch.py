@@ -2,7 +2,7 @@
 
 With O a fixed (d, r) matrix of random signs and S the scatter about the mean, the state is diag(S)
 and the sketch Y = S O. Both are linear in S, so that states can be added, subtracted and weighted.
-Cov(x) is approximated by D + U U^T, up to the weight sum (Nystroem approximation):
+Cov(x) is approximated by D + U U^T, divided by the weight sum (Nystroem approximation):
 
     U U^T = Y (O^T Y)^+ Y^T <= S,    D = diag(S) - diag(U U^T) >= 0
 
@@ -34,17 +34,17 @@ from splince_fast.moments.state import Diagonal, Scatter, State, head_mean
 Float = NDArray[np.float64]
 Signs = NDArray[np.int8]
 
-# Numbers of the rows that `add_images` centres at once.
+# Number of elements of the rows that `add_images` centres at once.
 _PIECE = 1 << 20
-# Rows of a (d, r) matrix that are processed at once.
+# Number of rows of a (d, r) matrix that are processed at once.
 _STRIPE = 1 << 12
 
 
 @lru_cache(maxsize=2)
 def signs(width: int, sketch_size: int, random_state: int) -> Signs:
-    """Return the signs O, (width, sketch_size) of -1 and 1, as bits of hashes.
+    """Return the matrix O of random signs -1 and 1, (width, sketch_size).
 
-    The array is cached, and read-only.
+    The signs are bits of hashes. The array is cached, and read-only.
     """
     words = -(-sketch_size // 64)
     key = splitmix64(splitmix64(np.array([random_state], np.uint64)))[0]
@@ -58,7 +58,7 @@ def signs(width: int, sketch_size: int, random_state: int) -> Signs:
 
 
 def times(rows: Float, vectors: NDArray[np.generic]) -> Float:
-    """Return rows @ vectors, (k, m), for float64 or int8 `vectors`, by stripes of features."""
+    """Return rows @ vectors, (k, m), for float64 or int8 `vectors`, in stripes of features."""
     out = np.zeros((len(rows), vectors.shape[1]))
     if out.size:
         for start in range(0, len(vectors), _STRIPE):
@@ -68,7 +68,7 @@ def times(rows: Float, vectors: NDArray[np.generic]) -> Float:
 
 
 def add_outer(out: Float, sign: float, column: Float, row: Float) -> None:
-    """Add sign column row^T to `out` in place, by stripes of rows."""
+    """Add sign column row^T to `out`, in place, in stripes of rows."""
     if out.size:
         for start in range(0, len(out), _STRIPE):
             part = slice(start, start + _STRIPE)
@@ -78,9 +78,10 @@ def add_outer(out: Float, sign: float, column: Float, row: Float) -> None:
 def add_images(
     rows: Any, weight: Float | None, shift: Float, vectors: NDArray[Any], out: Float
 ) -> Float:
-    """Add sum w (x - c)(x - c)^T V to `out`, with c the shift; for sparse rows sum w x (x - c)^T V.
+    """Add sum w (x - c)(x - c)^T V to `out`, with c the shift.
 
-    For sparse rows, the caller subtracts c t^T, with t the returned sum.
+    For sparse rows only sum w x (x - c)^T V is added: the caller subtracts c t^T, with t the
+    returned sum.
 
     Parameters
     ----------
@@ -152,7 +153,7 @@ class Sketch(Diagonal):
 
     @classmethod
     def of_block(cls, like: Sketch, squares: Float) -> Sketch:
-        """Return a sketch with the diagonal `squares` and images of 0."""
+        """Return a sketch with the diagonal `squares`, zero images, and the signs of `like`."""
         return cls(squares, images=np.zeros(like.images.shape), signs=like.signs)
 
     @property
@@ -186,11 +187,12 @@ class Sketch(Diagonal):
         self.images[...] = 0.0
 
 
-# Sparse rows per block: more than for dense rows, because a merge takes O(d (r + k)).
+# Sparse rows per block. Blocks are larger than for dense rows, since the merge of a block takes
+# O(d (r + k)) operations even if the block has few stored entries.
 _SPARSE_ROWS = 1 << 14
 # The shift is the mean of this many rows at the start of a block.
 _HEAD = 16
-# Columns of sparse rows are summed about 0 if |mean| is at most this times the standard deviation.
+# A column of sparse rows is summed about 0 unless |mean| exceeds this many standard deviations.
 _FAR = 16.0
 
 
@@ -222,7 +224,7 @@ class SketchAccumulator(DiagonalAccumulator):
         index: NDArray[np.intp] | None = None,
         merge_all: bool = False,
     ) -> None:
-        """Add rows: sparse rows at once, dense rows as in the base class.
+        """Add rows; sparse rows are merged into the sums at once, without a buffer.
 
         Raises
         ------
@@ -246,7 +248,7 @@ class SketchAccumulator(DiagonalAccumulator):
             self._merge(batch, batch.block.slice(start, min(len(rows), start + step)))
 
     def n_missing(self, rows: Rows) -> int:
-        """Return the number of rows that complete a block; sparse rows are not buffered."""
+        """Return the number of rows that complete a block; all of them if the rows are sparse."""
         return max(1, len(rows)) if isinstance(rows, SparseRows) else super().n_missing(rows)
 
     def _empty_state(self, width: int) -> State:
@@ -277,7 +279,10 @@ def _reduce_dense(
     n_sums: int,
     values: Float,
 ) -> tuple[State, tuple[Float, Float, Float, Float]]:
-    """Return state and sums of a block of dense rows, about a shift near the mean."""
+    """Return the state of a block of dense rows, and the sums for its variables.
+
+    All sums are about a shift near the mean.
+    """
     shift = head_mean(rows[:_HEAD], None if weight is None else weight[:_HEAD])
     block_sums = BlockSums(rows, weight, shift, codes, n_sums, values)
     block_sums.compute(np.zeros(len(shift)))
@@ -299,11 +304,11 @@ def _reduce_sparse(
     n_sums: int,
     values: Float,
 ) -> tuple[State, tuple[Float, Float, Float, Float]]:
-    """Return state and sums of a block of sparse rows, from the stored entries alone.
+    """Return the state of a block of sparse rows, and the sums for its variables.
 
-    Columns are summed about 0, except for columns with a mean of more than 16 standard deviations,
-    which are summed about a shift near the mean. Such a column has less than one implicit zero in
-    257 rows.
+    Only stored entries are read. Columns are summed about 0, except columns whose mean is more than
+    16 standard deviations from 0. These are summed about a shift near the mean, which makes them
+    dense, but adds few entries: such a column has less than one implicit zero in 257 rows.
     """
     import splince_fast._kernels.sparse as kernels
 

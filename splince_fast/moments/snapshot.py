@@ -1,4 +1,8 @@
-"""Statistics for a solve: of locked moments, or of a snapshot with a factor of Cov(x)."""
+"""Statistics from which erasers are computed.
+
+`Snapshot` has the statistics of moments that are locked; `Factored` is an immutable copy with a
+factor of Cov(x).
+"""
 
 from __future__ import annotations
 
@@ -36,8 +40,9 @@ if TYPE_CHECKING:
 
 Float = NDArray[np.float64]
 
-# Number of random directions for estimates of traces, which take O(k d^2) for k classes in place of
-# O(k d^3): the relative error is sqrt(2 / (128 g)) for g degrees of freedom.
+# Number m of random directions from which `Snapshot.class_noise` estimates the traces of k d x d
+# matrices, for k classes, in O(k d^2) operations instead of O(k d^3). The relative standard error
+# of tr(A) is sqrt(2 / (m g)), with g = tr(A)^2 / |A|^2.
 _PROBES = 128
 
 
@@ -80,7 +85,7 @@ class Snapshot:
         self.row_eps = state.row_eps
 
     def memory(self, whitened: bool) -> AbstractContextManager[Float | None]:
-        """Return a context manager that yields work memory for a factor; None if not `whitened`."""
+        """Return a context manager that yields work memory for a factor; None unless `whitened`."""
         return self._accumulator.workspace(len(self.mean) ** 2) if whitened else nullcontext()
 
     def class_noise(
@@ -93,13 +98,14 @@ class Snapshot:
         names : sequence of VariableName
             Variables whose noise is needed.
         factor : Factor or None
-            Factor of Cov(x) without shrinkage; computed if None.
+            Factor of Cov(x) without shrinkage. Another factor is computed if it is None or leaves
+            out features.
 
         Returns
         -------
         dict
-            Noise of z. Empty if z is not in `names`, has one class, or has too few rows for the
-            rank of Cov(x).
+            Noise of z, with the name of z as the key. Empty if the moments were made without `by`,
+            or if z is not in `names`, has one class, or has too few rows for the rank of Cov(x).
         """
         import scipy.linalg.blas
 
@@ -121,8 +127,9 @@ class Snapshot:
         def across(white: Float) -> Float:
             return np.asarray(white - (white @ directions.T) @ directions)
 
-        # The sum of u^T A u over orthonormal rows u is tr(A) if they are a basis. Random rows give
-        # an estimate, after division by their fraction of the dimension.
+        # For a class covariance A of whitened x, tr(A) is the sum of u^T A u over an orthonormal
+        # basis. In a high dimension, tr(A) is estimated by the sum over m random orthonormal
+        # vectors u, divided by m / dimension.
         dimension = max(1, factor.rank - len(directions))
         probes, exact = np.eye(len(self.mean)), dimension <= _PROBES
         if not exact:
@@ -144,7 +151,7 @@ class Snapshot:
 
     @property
     def pairs(self) -> LabelTable:
-        """Products of labels between variables, over all rows."""
+        """Products of the label features of different variables, over all rows."""
         return self._accumulator.pairs
 
     def identity(self) -> Factor:
@@ -171,13 +178,14 @@ class Snapshot:
         return self._with_rounding(factor)
 
     def _with_rounding(self, factor: Factor) -> Factor:
-        """Set `factor.rounding`, the rounding error of whitened spans; return `factor`."""
+        """Set `factor.rounding`, the rounding level of whitened Cov(x, z); return the factor."""
         if self.row_eps:
             means = np.square(self.mean)
             if factor.solver == "none":
                 x, deviation = means.sum() + factor.variance, factor.variance
             else:
-                # After shrinkage, constant features have a nonzero scale.
+                # The variances are tested, too: after shrinkage, constant features have a nonzero
+                # scale.
                 varies = (factor.inverse_scale > 0) & (self.variances > 0)
                 deviation = float(np.count_nonzero(varies))
                 x = deviation + float(np.sum(means[varies] / self.variances[varies]))
@@ -187,20 +195,22 @@ class Snapshot:
         return factor
 
     def factored_above(self, deviations: Float, memory: Float | None) -> Factor:
-        """Return the factor of Cov(x) of erased rows, without features that are rounding error.
+        """Return the factor of Cov(x), with x the rows after erasure.
 
-        `deviations`, (d,), are the standard deviations of the rows before erasure, from which the
-        level of rounding errors is computed (`tolerances.computed`).
+        Features that hold rounding errors only are left out. The level of rounding errors is
+        computed from `deviations`, (d,), the standard deviations of the features before erasure
+        (`tolerances.computed`).
         """
         roundoff = self._state.second.unit_roundoff
         of_mean = max(tolerances.CONSTANT, roundoff) * np.abs(self.mean)
         other = copy(self)
+        # A feature counts as constant if its standard deviation is at most CONSTANT times its mean.
         other.mean = np.maximum(tolerances.computed(deviations, roundoff), of_mean)
         other.mean /= tolerances.CONSTANT
         return other.factored(Options(min_scale=tolerances.MIN_SCALE), 0.0, memory)
 
     def _scatter(self, options: Options) -> tuple[Float, float, int, float]:
-        """Return the matrix to factor, with its divisor, number of rows and unit roundoff."""
+        """Return the matrix to factor, its divisor, the number of rows and the unit roundoff."""
         second = self._state.second
         return second.matrix, self.weight, self.n_rows, second.unit_roundoff
 
@@ -303,7 +313,8 @@ class SampleSnapshot(Snapshot):
         if options.shrinkage is None:
             return 0.0
         matrix, estimate = self._estimate
-        # `intensity` expects sum |x - mean|^4 / n^2 here; `estimate.quartic` is the mean.
+        # `matrix` is Cov(x), not n Cov(x), with n the effective number of rows. `intensity` then
+        # needs sum |x - mean|^4 / n^2, and `estimate.quartic` is sum |x - mean|^4 / n.
         quartic = None if estimate.quartic is None else estimate.quartic / estimate.effective
         return intensity(options.shrinkage, matrix, estimate.effective, quartic)
 
@@ -316,7 +327,7 @@ class SampleSnapshot(Snapshot):
 
 
 def snapshot_of(accumulator: Accumulator) -> Snapshot:
-    """Return the statistics of an accumulator of any class."""
+    """Return the snapshot of an accumulator, in the class for its kind of scatter."""
     if isinstance(accumulator, SketchAccumulator):
         return SketchSnapshot(accumulator)
     return (
@@ -357,7 +368,7 @@ class Factored:
     interpretation : tuple
         `kinds` and `joint` of the moments.
     pairs : LabelTable
-        Products of labels between variables.
+        Products of the label features of different variables.
     sample : Sampled or None
         Sample from which Cov(x) was estimated; None if it was computed from all rows.
     low_rank : LowRank or None
@@ -510,7 +521,7 @@ class Factored:
     def nbytes(self) -> int:
         """Bytes of the factor and of the sums of the variables."""
         numbers = self.n_features**2 * (1 if self.factor.solver == "cholesky" else 2)
-        if self.low_rank is not None:  # U and Q; standard deviations and weights
+        if self.low_rank is not None:  # U and Q, (d, r), and four vectors
             numbers = self.n_features * (2 * self.low_rank.rank + 4)
         tensors = (t for v in self._variables.values() for t in v.tensors().values())
         return 8 * numbers + sum(t.nbytes for t in tensors)
@@ -522,12 +533,14 @@ class Factored:
         )
 
 
-# Input of a solve: statistics of locked moments, or of a snapshot with a factor.
+# Statistics from which an eraser is computed.
 Statistics = Snapshot | Factored
 
 
 def statistics(source: Moments | Factored) -> AbstractContextManager[Statistics]:
-    """Return a context manager that yields the statistics of locked moments, or of a snapshot.
+    """Return a context manager that locks moments and yields their statistics.
+
+    A `Factored` needs no lock, and is yielded itself.
 
     Raises
     ------

@@ -1,9 +1,9 @@
 """Moments of x: weight sum, number of rows, mean, scatter, and fourth moment.
 
 The scatter is sum w (x - m)(x - m)^T about the weighted mean m, or the diagonal of this matrix.
-Sums of x are sums of deviations u = x - r from a reference point r near the mean, to keep full
-precision. The fourth moment sum w |x - m|^4, for Ledoit-Wolf shrinkage, is computed from the
-scatter and the sums of w s^2 and w s u, with s = |u|^2 and e = m - r::
+For full precision, sums of x are sums of deviations u = x - r from a reference point r near the
+mean. The fourth moment sum w |x - m|^4, for Ledoit-Wolf shrinkage, is computed from the scatter and
+the sums of w s^2 and w s u, with s = |u|^2 and e = m - r::
 
     |x - m|^4 = (s - 2 u.e + |e|^2)^2
 """
@@ -30,18 +30,19 @@ EPS32 = float(np.finfo(np.float32).eps)
 
 # Least number of elements per thread: for fewer, the start of a thread costs more than it saves.
 _GRAIN = 1 << 20
-# Argument `product` of `Scatter.add` for a product that BLAS has already added to the scatter; a
-# constant, because merging a block must not allocate memory.
+# Value of the argument `product` of `Scatter.add` if BLAS has already added the product to the
+# scatter. The value is a constant because the merge of a block must not allocate memory.
 _NO_PRODUCT = np.empty((0, 0), order="F")
-# Number of first rows whose mean becomes the first reference point.
+# The first reference point is the mean of at most this many rows at the start of the first block.
 _HEAD = 256
-# The reference point r moves to the mean if their distance, in some feature, exceeds _FAR times the
-# standard deviation and _ROUNDINGS times |r|, a bound of the rounding error of a constant feature.
+# The reference point r moves to the mean if, in some feature, their distance exceeds both _FAR
+# standard deviations and _ROUNDINGS |r|. The second bound is for constant features: it exceeds the
+# rounding error of their mean.
 _FAR, _ROUNDINGS = 16.0, 1024 * EPS64
-# Sums of squares of d numbers up to this are finite for every practical d.
+# The sum of the squares of d numbers of at most this magnitude is finite for every practical d.
 _LARGEST = 1e140
-# A removal that leaves less than this fraction of a sum of squares loses precision: the rounding
-# error of the sum before the removal is recorded in `State.lost`.
+# If a removal leaves less than this fraction of a sum of squares, precision is lost: `State.lost`
+# then has the rounding error of the sum before the removal.
 _CANCELLED = 0.25
 
 
@@ -62,7 +63,7 @@ class Scatter:
 
     @classmethod
     def empty(cls, width: int) -> Scatter:
-        """Return a scatter of zeros; a MemoryError states the memory that it takes."""
+        """Return a scatter of zeros; a MemoryError states how much memory a scatter takes."""
         try:
             return cls(np.zeros((width, width), order="F"))
         except MemoryError as error:
@@ -103,7 +104,7 @@ class Scatter:
     ) -> None:
         """Add shifted^T shifted + sum_k coefficients[k] vectors[k] vectors[k]^T.
 
-        `product` is (d, d) float32 work memory; float64 blocks need none.
+        `product` is (d, d) float32 work memory for float32 blocks; None for float64 blocks.
         """
         import splince_fast._kernels.blas as blas_kernels
 
@@ -117,7 +118,10 @@ class Scatter:
             self.add(_NO_PRODUCT, 1.0, vectors, coefficients)
 
     def merge(self, other: Scatter, sign: int, difference: Float, coefficient: float) -> None:
-        """Add sign (other + coefficient difference difference^T), to merge or remove a part."""
+        """Merge (sign 1) or remove (sign -1) a part: add sign (S + coefficient g g^T).
+
+        S is the scatter `other` of the part, and g is `difference`, the difference of the means.
+        """
         vectors = np.stack([difference, np.zeros(len(difference))])
         self.add(other.matrix, float(sign), vectors, np.array([sign * coefficient, 0.0]))
         self.unit_roundoff = max(self.unit_roundoff, other.unit_roundoff)
@@ -132,7 +136,7 @@ class Scatter:
             self.unit_roundoff = EPS32
 
         matrix, d = self.matrix, len(self.matrix)
-        if d * d < 2 * _GRAIN:  # a single thread
+        if d * d < 2 * _GRAIN:  # too few elements for two threads
             row_kernels.add_lower(matrix, product, sign, vectors, coefficients, 0, (d + 1) // 2)
             return
 
@@ -167,7 +171,7 @@ class Scatter:
 
     @classmethod
     def unpacked(cls, packed: Float, width: int, unit_roundoff: float) -> Scatter:
-        """Return the scatter with the lower triangle that `packed` returned."""
+        """Return a scatter with the lower triangle `packed`, a result of `Scatter.packed`."""
         scatter = cls.empty(width)
         scatter.unit_roundoff = unit_roundoff
         for part, column in _columns(packed, scatter.matrix):
@@ -176,7 +180,7 @@ class Scatter:
 
 
 def _columns(packed: Float, matrix: Float) -> Iterator[tuple[Float, Float]]:
-    """Yield views of each column of the lower triangle, in the packed array and in the matrix."""
+    """Yield two views of each column of the lower triangle, in the packed array and the matrix."""
     start = 0
     for j in range(len(matrix)):
         column = matrix[j:, j]
@@ -204,7 +208,7 @@ class Diagonal(Scatter):
         self.matrix[features] = 0.0
 
 
-# Numbers of the deviations that `FourthMoment.add_rows` computes at once.
+# Number of elements of the deviations that `FourthMoment.add_rows` computes at once.
 _CHUNK = 1 << 18
 
 
@@ -230,7 +234,7 @@ class FourthMoment:
         self, rows: NDArray[np.generic], weight: Float | None, reference: Float,
         index: NDArray[np.intp] | None = None,
     ) -> None:  # fmt: skip
-        """Add the rows `index`, or all if None; `weight` is None for unit weights."""
+        """Add the rows `index`, or all rows if it is None; `weight` is None for unit weights."""
         step = max(1, _CHUNK // rows.shape[1])
         for start in range(0, len(rows) if index is None else len(index), step):
             deviations = rows_of(rows, index, start, start + step) - reference
@@ -240,7 +244,7 @@ class FourthMoment:
             self.cubic += weighted @ deviations
 
     def moved(self, step: Float, weight: float, deviation: Float, scatter: Float) -> FourthMoment:
-        """Return the sums about the reference point r - step, with r the current one.
+        """Return the sums about the reference point r - step, with r the reference point so far.
 
         Parameters
         ----------
@@ -288,7 +292,7 @@ def _second_moment_times(scatter: Float, deviation: Float, weight: float, v: Flo
 
 @dataclass(slots=True)
 class State:
-    """Moments of x; sums are of deviations x - reference from the reference point."""
+    """Moments of x, as sums of the deviations x - reference from the reference point."""
 
     reference: Float  # (d,)
     n_rows: int
@@ -296,8 +300,8 @@ class State:
     deviation: Float  # (d,): sum w (x - reference)
     second: Scatter  # sum w (x - mean)(x - mean)^T
     fourth: FourthMoment | None  # for Ledoit-Wolf shrinkage
-    # (d,): bound of the rounding error of each sum of squares, if a removal lost precision, for
-    # example of rows with a distant mean; else None.
+    # (d,): bound of the rounding error of each sum of squares; None unless a removal of rows lost
+    # precision, for example because their mean is far from the mean of the other rows.
     lost: Float | None = None
     row_eps: float = 0.0  # largest machine epsilon of the rows' dtypes; 0 for float64 and integers
 
@@ -365,9 +369,10 @@ class State:
     ) -> Float:  # fmt: skip
         """Return the reference point for the sum of the state and a block.
 
-        It is the weighted mean of the first rows for the first block; afterwards the reference
-        point of the state or, if the mean with the block is far from this point, the new mean.
-        Sums about a point c standard deviations from the mean lose a factor c of precision.
+        For the first block, the reference point is the weighted mean of its first rows. For later
+        blocks, the state keeps its reference point unless the mean after the block is far from
+        this point: then that mean is the new reference point. Sums about a point at c standard
+        deviations from the mean lose a factor c of precision.
         """
         if self.weight == 0.0:
             return head_mean(rows, weight, index)
@@ -378,14 +383,14 @@ class State:
         return np.asarray(self.reference + drift)
 
     def fourth_about(self, reference: Float) -> FourthMoment | None:
-        """Return a copy of the fourth moment about `reference`."""
+        """Return a copy of the fourth moment about `reference`; None if it is not accumulated."""
         if self.fourth is None or reference is self.reference or self.weight == 0.0:
             return None if self.fourth is None else self.fourth.copy()
         step = self.reference - reference
         return self.fourth.moved(step, self.weight, self.deviation, self.scatter)
 
     def reference_with(self, other: State) -> Float:
-        """Return the reference point for the sum of both states, as `reference_for` does."""
+        """Return the reference point for the sum of two states, by the rule of `reference_for`."""
         if not other.weight:
             return self.reference
         if not self.weight:
@@ -398,10 +403,10 @@ class State:
         return np.asarray(self.reference + drift / (self.weight + weight))
 
     def _is_far_with(self, mean: Float, squares: Float, sampled: float, weight: float) -> bool:
-        """Return whether the mean, after rows were added, is far from the reference point.
+        """Return whether the mean would be far from the reference point after an addition of rows.
 
-        `weight` is the weight sum of the added rows; `mean` and `squares` (sums of squares about
-        the mean) are from a sample of them with weight sum `sampled`.
+        `weight` is the weight sum of the added rows. A sample of the added rows has the weight sum
+        `sampled`, the mean `mean`, and the sums of squares `squares` about this mean.
         """
         return row_kernels.reference_is_far(
             self.reference, self.deviation, self.weight, self.second.diagonal(), mean, squares,
@@ -439,7 +444,7 @@ class State:
     def _mean_difference(
         self, weight: float, mean: Float, deviation: Float | None = None
     ) -> tuple[Float, float]:
-        """Return the difference g of the means, and the coefficient of g g^T in the sum."""
+        """Return the difference g of the means of a part and the state, and the factor of g g^T."""
         if self.weight == 0.0 or weight == 0.0:
             return np.zeros(self.width), 0.0
         mean_of_state = (self.deviation if deviation is None else deviation) / self.weight
@@ -488,7 +493,7 @@ class State:
         Raises
         ------
         IncompatibleMomentsError
-            The rows are not a part of this state, which is invalid afterwards.
+            The rows are not a part of the rows of this state. The state is invalid afterwards.
         """
         nothing = np.empty(0, np.intp), np.empty(0)
         if part.n_rows > self.n_rows:
@@ -510,7 +515,8 @@ class State:
             )
         if not part.weight:
             return nothing
-        # Rounding error of a sum of squares: a fraction of the sum, plus that of the squared mean.
+        # A bound of the rounding error of a sum of squares has two terms: a fraction of the sum,
+        # and `of_offset`, which is large if the mean of the rows is far from 0.
         offset = np.abs(self.reference) + np.abs(self.deviation / self.weight)
         of_offset = self.weight * (64 * EPS64 * offset) ** 2
         squares = self.second.diagonal().copy()
@@ -543,7 +549,8 @@ class State:
                 "cannot remove these moments: a variance would become negative, so they are "
                 "not a part of the whole"
             )
-        # After cancellation, the rounding error exceeds a bound computed from the remaining sum.
+        # If most of a sum cancels, its rounding error remains that of the sum before the removal.
+        # A bound computed from the remaining sum would be too small.
         cancelled = bool((diagonal < _CANCELLED * squares).any())
         self.lost = impossible if before is not None or cancelled else None
         constant = np.flatnonzero(diagonal <= noise)
@@ -552,7 +559,7 @@ class State:
 
 
 def _sum_of(a: Float | None, b: Float | None) -> Float | None:
-    """Return a + b, where None counts as 0."""
+    """Return a + b, where None counts as 0; None if both are None."""
     if a is None or b is None:
         return b if a is None else a
     return np.asarray(a + b)
@@ -561,12 +568,13 @@ def _sum_of(a: Float | None, b: Float | None) -> Float | None:
 def head_mean(
     rows: NDArray[np.generic], weight: Float | None, index: NDArray[np.intp] | None = None
 ) -> Float:
-    """Return the weighted mean of the first rows of a block; values may be invalid."""
+    """Return the weighted mean of the first rows of a block; raise an error for invalid values."""
     head = rows_of(rows, index, 0, _HEAD).astype(np.float64, order="C")
-    # Checked before the subtraction: inf - inf warns, and differences of large values may be small.
+    # The check precedes the subtraction: inf - inf would raise a warning, and the differences of
+    # values that are too large may be small.
     if not (head.max() <= _LARGEST and head.min() >= -_LARGEST):
         check_values(rows if index is None else rows[index])
-    # Deviations from the first row, so that the mean of a constant column is exact.
+    # Average the deviations from the first row, so that the mean of a constant column is exact.
     first = head[0].copy()
     head -= first
     mean = head.mean(axis=0) if weight is None else weight[:_HEAD] @ head / (

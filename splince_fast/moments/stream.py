@@ -37,12 +37,12 @@ class Target(Protocol):
     def update(self, X: object, labels: object = None, *, sample_weight: object = None) -> Any: ...
 
     def _arguments(self) -> dict[str, Any]:
-        """Return the arguments of an empty target of the same parameters, as JSON values."""
+        """Return the arguments of an empty target with the same parameters, as JSON values."""
 
     def _write_checkpoint(self, path: Path, stream: dict[str, object]) -> None: ...
 
     def _read_checkpoint(self, path: Path) -> tuple[Any, Any]:
-        """Return the target and the `stream` entry of a file, or raise FileFormatError."""
+        """Return the target and the entry `stream` of a checkpoint, or raise FileFormatError."""
 
 
 T = TypeVar("T", bound=Target)
@@ -93,7 +93,7 @@ def accumulate(
                         bar.advance(int(block.X.shape[0]), getattr(block.X, "nbytes", 0))
                         write_if_due()
         except BaseException as error:
-            # Write a checkpoint after an error of the source and after Ctrl-C.
+            # After an error of the source or Ctrl-C, write a checkpoint.
             if checkpoint is not None and run.unwritten:
                 try:
                     run.write()
@@ -110,7 +110,7 @@ def _identity(source: Source) -> dict[str, Any]:
 
 
 def _resumed(source: Source, empty: T, checkpoint: Path) -> tuple[T, dict[str, Any] | None]:
-    """Return target and stream of the checkpoint; without a file, `empty` and None."""
+    """Return the target and the entry `stream` of a checkpoint; `empty` and None without a file."""
     path = os.fspath(checkpoint)
     if not os.path.exists(path):
         return empty, None
@@ -158,8 +158,8 @@ class Run:
     position : int
         Number of blocks that were added to the target.
     first_block : int
-        Number of the first block to read. A resumed run reads the last block of the target again,
-        and compares it with the checkpoint.
+        Number of the first block to read. A resumed run reads the last added block again, to
+        compare it with the checkpoint. A `StreamSource` is read from its beginning.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Run:
         self.target = target
         self._source = source
         self._checkpoint = checkpoint
-        # The stamps must be older than the first read.
+        # Read the stamps before the data, so that a later change of a file is detected.
         self._files = {} if checkpoint is None else file_stamps(source.files)
         stream = stream or {"position": 0}
         self.position: int = stream["position"]
@@ -177,7 +177,7 @@ class Run:
         self._last: str = stream.get("last", "")
         self._last_block: Block | None = None
         self._variables = set(target.variables)
-        # Labels that the target reads, but does not accumulate.
+        # The variable `groups` of `Folds` is in the labels, but is not accumulated.
         self._not_accumulated = {target._arguments().get("groups")}
         in_order = isinstance(source, StreamSource)
         self.first_block = 0 if in_order else max(0, self.position - 1)
@@ -190,7 +190,11 @@ class Run:
         return self.position > max(0, self._written)
 
     def remaining(self, reader: Iterator[Block]) -> Iterator[Block]:
-        """Yield the blocks after the checkpoint; compare the first and last block before it."""
+        """Yield the blocks from `position` on.
+
+        The last block before `position`, and block 0 if `reader` yields it, are compared with their
+        digests in the checkpoint.
+        """
         number = self.first_block
         for block in reader:
             if number == 0 and self.position:
@@ -210,7 +214,7 @@ class Run:
             )
 
     def add(self, block: Block) -> None:
-        """Add a block to the target and advance the position; Ctrl-C is deferred until then."""
+        """Add a block to the target and advance the position; Ctrl-C is deferred to the end."""
         with Deferred():
             self.target.update(block.X, block.labels, sample_weight=block.sample_weight)
             if not self.position and self._checkpoint is not None:
@@ -219,14 +223,14 @@ class Run:
             self._last_block = block
 
     def fold(self, state: Any, position: int, first: str, last: str) -> None:
-        """Add the state of the blocks up to `position`; `first` and `last` are block digests."""
+        """Add the state of the blocks before `position`; `first` and `last` are block digests."""
         with Deferred():
             self.target += state
             self.position, self._last, self._last_block = position, last, None
             self._first = self._first or first
 
     def check_position(self) -> None:
-        """Compare the blocks around the position with their digests in the checkpoint."""
+        """Raise FileFormatError if the blocks next to the position contradict the checkpoint."""
         if self.position:
             next(self.remaining(islice(self._source.iter_from(self.first_block), 2)), None)
 
@@ -257,7 +261,7 @@ class Run:
         return block_digest(block.X, block.labels, block.sample_weight, self.target.parameters)
 
     def _compare(self, block: Block | None, digest: str, number: int) -> None:
-        """Raise FileFormatError unless the digest of a block is that in the checkpoint."""
+        """Raise FileFormatError unless a block has the digest that the checkpoint states."""
         if block is not None and self._variables:
             self._check_variables(block)
         if digest and (block is None or self._digest(block) != digest):
@@ -266,7 +270,7 @@ class Run:
             )
 
     def _check_variables(self, block: Block) -> None:
-        """Raise FileFormatError if the block after a checkpoint has other variables."""
+        """Raise FileFormatError if a block has a variable that the checkpoint does not have."""
         parameters = self.target.parameters
         variables = encode(
             block.labels,

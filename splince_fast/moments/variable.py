@@ -1,7 +1,9 @@
 """Base class of labelled variables z: sums from which Cov(x, z) is computed.
 
-Sums of x are sums of deviations x - r from the reference point r of the state, which keep full
-precision for data far from 0. They are not normalised, so that two states are merged by addition.
+Sums of x are sums of deviations x - r from the reference point r of the state, for full precision
+if the data are far from 0. The sums are not divided by the weight sum, so that states are merged by
+addition.
+
 An update of a variable has three steps: `begin` encodes labels with the classes of the state and
 changes nothing; `request` requests sums over a block; `commit` adds the sums, and cannot fail.
 """
@@ -28,22 +30,22 @@ from splince_fast.labels import ClassName, VariableName
 
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
-# Encoded labels of rows: class codes, (n,) intp, -1 if missing; or values, (n, k) float64, NaN if
-# missing.
+# Encoded labels of n rows: class codes, (n,) intp, with -1 for missing labels; or values, (n, k)
+# float64, with NaN for missing labels.
 Labels = NDArray[Any]
 
 
 class Request(NamedTuple):
     """Sums that a variable requests over a block, and the arguments of `commit` for them."""
 
-    codes: Codes | None  # (n,): class sum of each row, below n_sums; -1 for none
+    codes: Codes | None  # (n,): number of the class sum of each row, below n_sums; -1 for none
     n_sums: int
-    values: Float | None  # (q, n): coefficients of the rows in q sums, including the weights
-    commit_data: tuple[Any, ...]  # for `commit`, specific to the kind of variable
+    values: Float | None  # (q, n): coefficients of the rows, with their weights, in q sums of x
+    commit_data: tuple[Any, ...]  # further data for `commit`, by kind of variable
 
 
 class Variable(ABC):
-    """Sums over the labelled rows.
+    """Sums of x and of one variable z over the rows that have a label.
 
     Attributes
     ----------
@@ -89,7 +91,7 @@ class Variable(ABC):
 
     @abstractmethod
     def request(self, labels: Labels, weight: Float | None) -> Request:
-        """Return a request for sums over a block, with memory for them; change no result."""
+        """Return a request for sums over a block; allocate the memory for `commit`."""
 
     @abstractmethod
     def commit(self, request: Request, class_sums: Float, products: Float) -> None:
@@ -97,7 +99,7 @@ class Variable(ABC):
 
     @abstractmethod
     def moved(self, step: Float) -> Self:
-        """Return a copy about the reference point r - step, with r the current one."""
+        """Return a copy about the reference point r - step, with r the reference point so far."""
 
     # -- algebra ---------------------------------------------------------------------------
 
@@ -124,16 +126,19 @@ class Variable(ABC):
     def varies(
         self, features: NDArray[np.intp], mean_deviation: Float, rounding: Float
     ) -> NDArray[np.bool_]:
-        """Return, for each of `features`, whether its mean differs between labels.
+        """Return, for each of `features`, whether its mean depends on the label.
 
-        `mean_deviation`, (d,), is the mean of x minus the reference point. Differences up to
-        `rounding`, (d,), do not count; a difference is that of a class mean, or a change per
-        standard deviation of z.
+        For classes, the mean depends on the label if a class mean differs from the mean by more
+        than `rounding`, (d,); for continuous z, if the mean changes by more than `rounding` per
+        standard deviation of z. `mean_deviation`, (d,), is the mean of x minus the reference point.
         """
 
     @abstractmethod
     def clear(self, features: NDArray[np.intp], mean_deviation: Float) -> None:
-        """Make features constant, equal to the reference point plus `mean_deviation`, (d,)."""
+        """Set the sums as if each of `features` were constant and equal to its mean.
+
+        The mean is the reference point plus `mean_deviation`, (d,).
+        """
 
     # -- reading ---------------------------------------------------------------------------
 
@@ -162,9 +167,9 @@ class Variable(ABC):
 
     @abstractmethod
     def span(self) -> Float:
-        """Return rows (k', d) that span the columns of Cov(x, z), ddof = 0, with z standardised.
+        """Return vectors, (k', d), that span the columns of Cov(x, z), ddof = 0.
 
-        There are none if z is constant.
+        The columns of z are standardised for this. If z is constant, k' is 0.
         """
 
     # -- storing ---------------------------------------------------------------------------
@@ -180,7 +185,7 @@ class Variable(ABC):
     @classmethod
     @abstractmethod
     def read(cls, width: int, meta: Mapping[str, Any], tensors: Tensors) -> Self:
-        """Return the variable of `tensors` and `metadata`; raise FileFormatError if invalid."""
+        """Return the variable that `tensors` wrote; raise FileFormatError if it is invalid."""
 
     @abstractmethod
     def read_labels(self, labels: NDArray[np.generic], n_rows: int, key: str) -> Labels:
@@ -192,7 +197,7 @@ class Variable(ABC):
 
 
 def add_at(target: Float, index: NDArray[np.intp], added: Float, scratch: Float) -> None:
-    """Compute target[index] += added for distinct rows `index`, without memory except `scratch`.
+    """Compute target[index] += added for distinct rows `index`; allocate no memory.
 
     Parameters
     ----------
