@@ -81,9 +81,9 @@ def common(first: ClassCodes, second: ClassCodes) -> tuple[Codes, Codes]:
 def joint(columns: Sequence[ClassCodes]) -> ClassCodes:
     """Return the cells (joint classes) of several columns as one column.
 
-    The names of the cells are tuples of classes in lexicographic order. All
-    combinations of classes are listed; if there are more than 10,000, only those with rows. A row
-    that lacks any of the labels has code -1. A single column is returned unchanged.
+    The names of the cells are tuples of classes in lexicographic order. All combinations of classes
+    are listed; if there are more than 10,000, only those with rows. A row that lacks any of the
+    labels has code -1. A single column is returned unchanged.
     """
     if len(columns) == 1:
         return columns[0]
