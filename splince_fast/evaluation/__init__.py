@@ -1,6 +1,6 @@
-"""Comparison of erasers: metrics, splits, heads, probes, and :func:`compare`.
+"""Comparison of erasers by :func:`compare`, and its metrics, splits, heads and probes.
 
-Submodules are imported on first use of a name.
+A submodule is imported when one of its public names is first used.
 """
 
 from __future__ import annotations

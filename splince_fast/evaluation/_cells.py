@@ -1,4 +1,4 @@
-"""Classes of label columns, and cells: combinations of the classes of several columns."""
+"""Class codes of label columns, and cells, the combinations of classes of several columns."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from splince_fast.labels.encoded import observed
 
 Codes = NDArray[np.intp]
 
-FEW_ROWS = 20  # the accuracy in a cell with fewer rows is marked as not reliable
-_MAX_PRODUCT = 10_000  # with more combinations of classes, only cells with rows are listed
+FEW_ROWS = 20  # the accuracy in a cell with fewer test rows is marked as not reliable
+_MAX_PRODUCT = 10_000  # above this number of combinations, only cells with rows are listed
 
 
 def class_codes(
     values: object, name: str, n: int | None = None, *, declared: bool = False
 ) -> ClassCodes:
-    """Encode a column as classes; floats with integer values count as integers.
+    """Encode a label column as class codes; floats with integer values count as integers.
 
-    `n` is the required length; None accepts any length. Categories without rows are left out,
-    unless `declared` is set.
+    `n` is the required length; None accepts any length. Declared categories without rows, as of a
+    pandas categorical, are dropped unless `declared` is True.
 
     Raises
     ------
     InputError
         The column has no length, or another length than `n`.
     LabelError
-        The column is a quantity.
+        The column holds a quantity instead of classes.
     """
     if n is None:
         if not isinstance(values, Sized):
@@ -42,7 +42,7 @@ def class_codes(
 
 
 def check_classes(name: str, column: ClassCodes) -> None:
-    """Raise LabelError if the rows of a column have fewer than two classes."""
+    """Raise LabelError if fewer than two classes occur in the rows of a column."""
     present = np.unique(column.codes[column.codes >= 0])
     if len(present) < 2:
         text = f"1 class ({column.classes[present[0]]!r})" if len(present) else "0 classes"
@@ -50,20 +50,20 @@ def check_classes(name: str, column: ClassCodes) -> None:
 
 
 def members(groups: Codes) -> Codes:
-    """Give each row without a group (code -1) the code of a new group."""
+    """Return group codes in which each row without a group (code -1) is a new group of one row."""
     ungrouped = groups < 0
     return np.where(ungrouped, groups.max(initial=-1) + np.cumsum(ungrouped), groups)
 
 
 def common(first: ClassCodes, second: ClassCodes) -> tuple[Codes, Codes]:
-    """Codes of two columns in a common list of classes, which starts with the classes of `first`.
+    """Return the codes of two columns in one list of classes, which starts with those of `first`.
 
     Equal values, such as 1, 1.0 and True, are one class.
 
     Raises
     ------
     LabelError
-        All classes of one column, and no class of the other, are text, so that no row is equal.
+        The classes of one column are all text, and no class of the other column is text.
     """
     kinds = [{isinstance(name, str) for name in column.classes} for column in (first, second)]
     if kinds in ([{True}, {False}], [{False}, {True}]):
@@ -79,10 +79,11 @@ def common(first: ClassCodes, second: ClassCodes) -> tuple[Codes, Codes]:
 
 
 def joint(columns: Sequence[ClassCodes]) -> ClassCodes:
-    """Combine the classes of several columns to cells, named by tuples in lexicographic order.
+    """Return the cells (joint classes) of several columns as one column.
 
-    All combinations of classes are listed; if there are more than 10,000, only combinations with
-    rows. A row that lacks one of the labels has code -1. One column is returned unchanged.
+    The names of the cells are tuples of classes in lexicographic order. All combinations of classes
+    are listed; if there are more than 10,000, only those with rows. A row that lacks any of the
+    labels has code -1. A single column is returned unchanged.
     """
     if len(columns) == 1:
         return columns[0]
@@ -105,8 +106,8 @@ def joint(columns: Sequence[ClassCodes]) -> ClassCodes:
 
 
 def texts_of(classes: Sequence[ClassName]) -> tuple[str, ...]:
-    """Texts of classes, distinct for distinct classes; the parts of tuples are joined by " · "."""
-    for text in (str, repr):  # the name of a class may contain the separator
+    """Return distinct texts for distinct classes; the parts of a tuple are joined by " · "."""
+    for text in (str, repr):  # str may give equal texts, as for "a · b" and ("a", "b")
         texts = tuple(
             " · ".join(map(text, name)) if isinstance(name, tuple) else str(name)
             for name in classes
@@ -117,7 +118,7 @@ def texts_of(classes: Sequence[ClassName]) -> tuple[str, ...]:
 
 
 def cells_of_groups(groups: object, n: int) -> ClassCodes:
-    """Cells of a column of groups, or of a tuple, mapping or frame of columns."""
+    """Return the cells of the argument `groups`: one column, or a tuple, mapping or frame."""
     if isinstance(groups, Mapping) and not groups:
         raise InputError("groups holds no column; pass at least one")
     columns = columns_of(groups, "groups")
@@ -125,7 +126,7 @@ def cells_of_groups(groups: object, n: int) -> ClassCodes:
 
 
 def columns_of(values: object, role: str) -> dict[str, Any]:
-    """Columns by name, from one column, a mapping, a frame, or a tuple (names "role[0]", ...)."""
+    """Return columns by name, from one column, mapping, frame, or tuple (names "role[0]", ...)."""
     from splince_fast.estimators.base import columns_by_name
 
     if isinstance(values, tuple) and values and not np.isscalar(values[0]):

@@ -1,7 +1,7 @@
-"""Rows and labels of a comparison: reading, checks, fingerprint, and moments of every level.
+"""Reading, checks and fingerprint of rows and labels, and the moments of each association level.
 
-Memory-mapped rows are read block by block, and the pages of a block are released after use:
-otherwise they count as resident memory of each process that reads the file.
+Memory-mapped rows are read in blocks. The memory pages of each block are released after use,
+because they otherwise count as resident memory of each process that reads the file.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Matrix = NDArray[Any]  # (n, d) rows of any dtype
 Float = NDArray[np.float64]
 
 BLOCK = 1 << 12  # rows per block
-_SCATTERED = 1 << 6  # rows per block of rows scattered in a file: each may map 2 MiB of it
-_MAX_HASHED = 1 << 28  # all rows are hashed if they have at most this many bytes
-_SAMPLED_ROWS = 1 << 16  # approximate number of hashed rows of larger data
+_SCATTERED = 1 << 6  # rows per block if rows are scattered in a file: each may map 2 MiB of it
+_MAX_HASHED = 1 << 28  # rows of at most this many bytes in total are all hashed
+_SAMPLED_ROWS = 1 << 16  # of larger data, at least this many rows are hashed
 
 
 def read_rows(X: object) -> Matrix:
-    """Read (n, d) rows from an array, frame, tensor, source, or .npy or .parquet file."""
+    """Read (n, d) rows from an array, frame, tensor, source, .npy file or .parquet file."""
     if isinstance(X, str | os.PathLike):
         path = Path(X)
         if path.suffix == ".npy":
@@ -64,24 +64,24 @@ def read_rows(X: object) -> Matrix:
 
 
 def check_finite(X: Matrix) -> None:
-    """Raise NonFiniteError for NaN or infinity; rows are checked block by block."""
+    """Raise NonFiniteError if the rows, read in blocks, contain NaN or infinity."""
     for _, block in blocks(X):
         try:
             check_values(block, "X")
         except InputError:
-            check_values(X, "X")  # the message has row numbers of X, not of the block
+            check_values(X, "X")  # its message has row numbers of X, not of the block
             raise
 
 
 def blocks(X: Matrix) -> Iterator[tuple[int, Matrix]]:
-    """Yield (start, rows) of consecutive blocks of (n, d) rows."""
+    """Yield consecutive blocks of the rows, as pairs (number of the first row, rows)."""
     for start in range(0, len(X), BLOCK):
         yield start, X[start : start + BLOCK]
         release(X)
 
 
 def take_rows(X: Matrix, rows: Rows) -> Float:
-    """Copy X[rows] to float64, block by block; memory-mapped rows are read in file order."""
+    """Return a float64 copy of X[rows], read in blocks; a memory map is read in file order."""
     out = np.empty((len(rows), X.shape[1]))
     mapped = _map_of(X) is not None
     order = np.argsort(rows, kind="stable") if mapped else np.arange(len(rows))
@@ -94,16 +94,17 @@ def take_rows(X: Matrix, rows: Rows) -> Float:
 
 
 def release(X: Matrix) -> None:
-    """Release the memory pages of a memory-mapped array; no effect on other arrays."""
+    """Release the memory pages of a memory-mapped array; other arrays are unaffected."""
     mapping = _map_of(X)
     if mapping is not None:
         mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def _map_of(X: Matrix) -> mmap.mmap | None:
-    """Return the memory map of an array, or None.
+    """Return the memory map of an array if its pages may be released, else None.
 
-    None for arrays in memory, and for maps in mode "c", whose changes a release would lose.
+    The result is None for an array in memory, for a map in mode "c", which would lose its changes,
+    and on systems without ``MADV_DONTNEED``.
     """
     array: object = X
     while isinstance(array, np.ndarray):
@@ -114,14 +115,14 @@ def _map_of(X: Matrix) -> mmap.mmap | None:
 
 
 def present(encoded: Encoded) -> NDArray[np.bool_]:
-    """Mask (n,) of the rows that have a label."""
+    """Return the mask (n,) of the rows that have a label."""
     if isinstance(encoded, ClassCodes):
         return np.asarray(encoded.codes >= 0)
     return np.ones(len(encoded.values), bool) if encoded.present is None else encoded.present
 
 
 def labels_of(column: Encoded, rows: Rows) -> Encoded:
-    """Labels of some rows of a column; classes without such rows are dropped."""
+    """Return the labels of some rows of a column, without classes that do not occur in them."""
     if isinstance(column, Columns):
         present = None if column.present is None else column.present[rows]
         return Columns(column.columns, column.values[rows], present)
@@ -131,7 +132,10 @@ def labels_of(column: Encoded, rows: Rows) -> Encoded:
 def fingerprint(
     X: Matrix, labels: Sequence[Encoded], groups: Rows | None, parts: NDArray[np.int8] | None
 ) -> str:
-    """Hash of all labels and rows; above 256 MiB of rows, about 65,536 evenly spaced rows."""
+    """Return a hash of the rows, labels, groups and parts.
+
+    Of rows that exceed 256 MiB, at most 131,071 evenly spaced rows are hashed.
+    """
     digest = hashlib.sha256(repr((X.shape, X.dtype.str)).encode())
     step = 1 if X.nbytes <= _MAX_HASHED else max(1, len(X) // _SAMPLED_ROWS)
     for start in range(0, len(X), 8192 * step):
@@ -150,11 +154,11 @@ def fingerprint(
 def level_moments(
     X: Matrix, labels: Mapping[str, Encoded], parts: Sequence[tuple[Rows, Float | None]]
 ) -> list[Moments]:
-    """Moments of several overlapping sets of rows; each row is accumulated at most once.
+    """Return the moments of several sets of rows, such as the training rows of each level.
 
-    `parts` holds the sets: row numbers, and positive weights or None for weight 1. Rows with the
-    same weights in all sets form a piece, whose moments are computed once; the moments of a set are
-    the weighted sum of the moments of its pieces.
+    `parts` holds each set as its row numbers and their positive weights (None for weight 1). The
+    sets may overlap, but each row is accumulated at most once: rows whose weights agree in every
+    set form a piece, and the moments of a set are the weighted sum of the moments of its pieces.
     """
     merged: list[Moments | None] = [None] * len(parts)
     for rows, weights in _pieces(len(X), parts):
@@ -171,9 +175,10 @@ def level_moments(
 
 
 def _pieces(n: int, parts: Sequence[tuple[Rows, Float | None]]) -> Iterator[tuple[Rows, Float]]:
-    """Yield the rows of each piece, ascending, and the weight of the piece in every set.
+    """Yield the ascending row numbers of each piece, and the weight of its rows in every set.
 
-    A piece is a set of rows with equal weights in all sets, 0 for rows outside a set.
+    Two rows belong to the same piece if their weights agree in every set. A row outside a set has
+    weight 0 in it. Rows outside all sets are left out.
     """
     codes = np.zeros(n, dtype=np.int64)
     table = np.zeros((len(parts), n))

@@ -1,6 +1,7 @@
-"""Cards at the top of a report: the decision, the concept, and the cost.
+"""Choice of an eraser, and the summary cards at the top of a report.
 
-Every sentence follows from a value or a test in the report.
+The cards state the decision, the probe score for each concept, and the cost of erasing. Every
+sentence follows from a value or a test in the report.
 """
 
 from __future__ import annotations
@@ -30,26 +31,29 @@ if TYPE_CHECKING:
 
 DECIDED, OPEN, NO_GAIN = "decided", "not decided", "no gain"
 _TITLES = {DECIDED: "Decided", OPEN: "Not decided", NO_GAIN: "No gain"}
-# Smallest difference of practical use: of accuracies and R2, and of other metrics relative to
-# their value.
+# Smallest difference of practical use: absolute for the bounded metrics of the summary tables, such
+# as accuracy, and a fraction of the value of the best eraser for all other metrics.
 MIN_GAIN = 0.01
-# |Cov(r(x), z)| over |Cov(x, z)| above which an eraser is partial.
+# An eraser r is partial if |Cov(r(x), z)| / |Cov(x, z)| exceeds this value, z the concept.
 MAX_RESIDUAL = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The choice of an eraser by one metric and one head.
+    """Choice of an eraser by one metric and one head.
 
     Attributes
     ----------
     outcome : {"decided", "not decided", "no gain"}
-        "no gain" where erasing does not improve the metric; it may be required all the same.
+        "no gain" if erasing does not improve the metric; `eraser` is then the recommendation for
+        a concept that must be erased.
     eraser : str or None
-        The eraser to take, None if none has a value.
+        Name of the recommended eraser; None if no eraser has a value, or if every eraser with a
+        value leaves the concept in the rows.
     metric, head : str
+        Key of the metric, and name of the head; "" for metrics of the eraser itself.
     sentence : str
-        Outcome, reason, and further data that could change it.
+        Outcome, reason, and the number of seeds or rows that could change the outcome.
     """
 
     outcome: str
@@ -64,7 +68,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """Card of a report: a title, a headline value and an explanation."""
+    """Summary box of a report: title, headline value (`figure`) and explanation (`text`)."""
 
     title: str
     figure: str
@@ -74,10 +78,11 @@ class Card:
 def decision(
     result: Comparison, metric: str | None = None, head: str | None = None, p: float | None = None
 ) -> Decision:
-    """Choose between the compared erasers, as documented in :meth:`Comparison.decision`.
+    """Choose one of the compared erasers, as documented in :meth:`Comparison.decision`.
 
-    The outcome is "decided" if one eraser is significantly better than every other eraser and than
-    unerased rows (corrected t test or bootstrap, Holm, 5 %).
+    The tests are the corrected t test over seeds, or the bootstrap for a fixed split, at the 5 %
+    level after Holm's correction. Erasers that leave more than 1 % of the covariance with the
+    concept are not candidates.
     """
     if not result.metrics:
         return Decision(OPEN, None, "", "", "Not decided: no eraser has a value.")
@@ -105,7 +110,7 @@ def decision(
 
 
 def _default_metric(result: Comparison, head: str | None, p: float | None) -> str:
-    """Return the headline metric; accuracy if it is the worst group and a group has few rows."""
+    """Return the headline metric, but "accuracy" if a worst group has few rows."""
     metric = headline(result.metrics)
     if metric != "worst_group" or "accuracy" not in result.metrics:
         return metric
@@ -114,10 +119,10 @@ def _default_metric(result: Comparison, head: str | None, p: float | None) -> st
 
 
 def is_partial(result: Comparison, eraser: str) -> bool:
-    """Return whether an eraser leaves more than 1 % of the covariance with the concept.
+    """Whether an eraser leaves more than 1 % of the covariance with a concept.
 
-    INLP and R-LACE remove directions that a probe finds, not the covariance: they are complete if
-    they remove any direction.
+    INLP and R-LACE do not aim at the covariance, but remove directions that a probe finds. They
+    count as complete if they remove at least one direction.
     """
     role = dict(zip(result.context.erasers, result.context.eraser_roles, strict=True))[eraser]
     if "residual" not in result.metrics:
@@ -128,7 +133,10 @@ def is_partial(result: Comparison, eraser: str) -> bool:
 
 
 class _Chooser:
-    """Decision by one metric and one head."""
+    """Choice between erasers by one metric and one head.
+
+    `erasers` are the candidates, the best one first, and `none` is the name of unerased rows.
+    """
 
     def __init__(
         self, result: Comparison, metric: str, head: str, p: float | None, none: str | None,
@@ -145,7 +153,7 @@ class _Chooser:
             self.min_gain *= abs(self._mean(self.best))
 
     def decide(self) -> Decision:
-        """Return the outcome, the eraser and the sentence."""
+        """Return the decision: outcome, eraser and sentence."""
         similar = [e for e in self.erasers[1:] if not self._is_worse(e)]
         eraser = self._least_change([self.best, *similar])
         unerased = self.rows.get(self.none or "")
@@ -161,20 +169,23 @@ class _Chooser:
         return Decision(outcome, eraser, self.metric, self.head, text)
 
     def _differences_from(self, eraser: str) -> dict[str, Difference]:
-        """Return the tests of one eraser against the other erasers and unerased rows."""
+        """Return the tests of the other erasers, and of unerased rows, against one eraser."""
         rows = self.result.differences(
             self.metric, reference=eraser, head=self.head or None, p=self.p
         )
         return {row.method: row for row in rows if row.method in {*self.erasers, self.none}}
 
     def _max_gain(self, unerased: Difference) -> float:
-        """Return the upper limit of the best gain over unerased rows; NaN if untested."""
+        """Return the upper limit of the interval of the best eraser's gain over unerased rows.
+
+        The limit is NaN if the difference was not tested.
+        """
         if math.isnan(unerased.p):
             return math.nan
         return max(-self.sign * unerased.low, -self.sign * unerased.high)
 
     def _is_worse(self, eraser: str | None) -> bool:
-        """Return whether an eraser is significantly worse than the best eraser."""
+        """Whether an eraser (or "none") is significantly worse than the best eraser."""
         row = self.rows.get(eraser or "")
         return row is not None and row.significant and self.sign * row.difference < 0
 
@@ -187,7 +198,7 @@ class _Chooser:
         return self.result.mean("distortion", eraser=eraser, p=self.p)
 
     def _least_change(self, erasers: list[str]) -> str:
-        """Return the eraser with the smallest distortion; the first one if none was measured."""
+        """Return the eraser with the smallest distortion, or the first if none was measured."""
         measured = [e for e in erasers if not math.isnan(self._distortion(e))]
         return min(measured, key=self._distortion) if measured else erasers[0]
 
@@ -200,7 +211,7 @@ class _Chooser:
         return f"{self.label}, {self.head} head" if self.head else self.label
 
     def _gap(self, row: Difference) -> str:
-        """Return the text of a difference, with its interval."""
+        """Return the text of the value of the reference minus the method, with its interval."""
         low, high = sorted((-row.low, -row.high))
         if row.difference == row.low == row.high == 0.0:
             return f"{self._setting()}: equal at every seed"
@@ -208,7 +219,8 @@ class _Chooser:
         if math.isnan(low):
             return text
         text += f", 95 % interval {signed(low)} to {signed(high)}"
-        # The interval is of one comparison; the test is corrected for the number of comparisons.
+        # The test is corrected for the number of comparisons, but the interval is not. A difference
+        # that is not significant can therefore have an interval without 0.
         if not row.significant and low * high > 0:
             text += f", p = {number(row.p)} after Holm's correction"
         return text
@@ -250,7 +262,11 @@ class _Chooser:
         )
 
     def _open(self, similar: list[str], eraser: str, unerased: Difference | None) -> str:
-        """Return the sentence if erasers are similar, or not better than unerased rows."""
+        """Return the sentences of a choice that the tests leave open.
+
+        `similar` are the erasers that are not significantly worse than the best one. `unerased` is
+        the difference between unerased rows and the best eraser, if it was compared.
+        """
         parts = ["Not decided:"]
         if similar:
             other = self._distortion(next(e for e in (self.best, *similar) if e != eraser))
@@ -273,7 +289,10 @@ class _Chooser:
         return " ".join(filter(None, parts))
 
     def _more_data(self, row: Difference) -> str:
-        """Return the number of seeds or rows that narrows an interval to +- `min_gain`."""
+        """Return a sentence with the number of seeds or rows for an interval of +- `min_gain`.
+
+        The sentence is empty if the interval is narrow enough, or if there is no interval.
+        """
         half, width = (row.high - row.low) / 2, f"±{number(self.min_gain)}"
         if math.isnan(half) or half <= self.min_gain:
             return ""
@@ -290,7 +309,7 @@ class _Chooser:
         return f"About {count} seeds would narrow the interval to {width}."
 
     def _other_leaders(self) -> str:
-        """Return the metrics and heads by which another eraser is best."""
+        """Return sentences that name other metrics and heads by which another eraser is best."""
         result = self.result
         entries = {m: result.metric(m) for m in SUMMARY if m in result.metrics and m != self.metric}
         settings = [
@@ -311,13 +330,13 @@ class _Chooser:
 
 
 def _listing(names: Sequence[str]) -> str:
-    """Join names: "A", "A and B", "A, B and C"."""
+    """Join names to a text: "A", "A and B", "A, B and C"."""
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last
 
 
 def cards(result: Comparison) -> list[Card]:
-    """Return the cards of a report: the decision, each concept, and the cost."""
+    """Return the cards of a report: the decision, the probe score of each concept, and the cost."""
     made, none = decision(result), result.context.eraser_as("none")
     figure = "no gain" if made.outcome == NO_GAIN else made.eraser or "-"
     first = Card(_TITLES[made.outcome], figure, made.sentence)
@@ -328,7 +347,7 @@ def cards(result: Comparison) -> list[Card]:
 
 
 def _concept_cards(result: Comparison, eraser: str) -> list[Card]:
-    """Return a card per concept: the score of a linear probe, and why it is above chance level."""
+    """Return a card per concept: score of a linear probe, and why it exceeds chance level."""
     context, cards = result.context, []
     none = context.eraser_as("none")
     for name in context.concepts:
@@ -360,7 +379,12 @@ def _concept_cards(result: Comparison, eraser: str) -> list[Card]:
 
 
 def _reasons(result: Comparison, eraser: str, name: str, accuracy: float, chance: float) -> str:
-    """Return the text that explains a probe above chance level by sampling and shift."""
+    """Return the text that says why a probe is above chance level.
+
+    The causes are incomplete erasure, the sampling of the training rows, and a difference between
+    training and test rows. `accuracy` is the score of the probe, R2 for a quantity; `chance` is
+    the chance level of an accuracy, and NaN for R2.
+    """
     residual = result.mean("residual", eraser=eraser) if "residual" in result.metrics else 0.0
     if residual > MAX_RESIDUAL:
         return f"The fraction {number(residual)} of the covariance with the concept stays."
@@ -389,10 +413,11 @@ def _reasons(result: Comparison, eraser: str, name: str, accuracy: float, chance
 def sampling_accuracy(r2: float, chance: float) -> float:
     """Return the accuracy of the best linear rule for two normal classes with R^2 = `r2`.
 
-    p = `chance` is the fraction of the larger class, and D = sqrt(r2 / ((1 - r2) p (1 - p))) the
-    distance of the class means in standard deviations within classes. The accuracy is
-    Phi(D / 2 + c) p + Phi(D / 2 - c) (1 - p), with c = log(p / (1 - p)) / D; NaN if p < 1/2, as
-    for more than two classes.
+    p = `chance` is the fraction of the larger class, and D = sqrt(r2 / ((1 - r2) p (1 - p))) is the
+    distance between the class means in standard deviations within classes. With
+    c = log(p / (1 - p)) / D and the normal distribution function Phi, the accuracy is
+    Phi(D / 2 + c) p + Phi(D / 2 - c) (1 - p). The result is NaN if `r2` or p is NaN, if `r2` is
+    not between 0 and 1, or if p < 1/2, which occurs only for more than two classes.
     """
     if math.isnan(chance) or not 0.5 <= chance < 1 or not 0 < r2 < 1:
         return math.nan
@@ -403,7 +428,7 @@ def sampling_accuracy(r2: float, chance: float) -> float:
 
 
 def _cost_cards(result: Comparison, eraser: str, head: str) -> list[Card]:
-    """Return the card of the distortion, the task and the worst group."""
+    """Return the card of the cost of erasing: distortion, task score and worst group."""
     parts, figure = [], "-"
     if "distortion" in result.metrics:
         figure = f"{100 * result.mean('distortion', eraser=eraser):.3g} %"

@@ -1,4 +1,4 @@
-"""Differences between erasers: list of tests, bootstrap over test rows, and verdict."""
+"""Tests of differences between erasers, bootstrap over test rows, and order of the erasers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Float = NDArray[np.float64]
 
 
 class Differences(list[Difference]):
-    """Paired differences from a reference eraser; prints as a table.
+    """List of the paired differences of erasers from a reference eraser; prints as a table.
 
     Attributes
     ----------
@@ -45,7 +45,10 @@ class Differences(list[Difference]):
 
 
 class Resampled:
-    """Bootstrap of metrics over test rows; with groups, whole groups are drawn."""
+    """Bootstrap of metrics over the test rows of a fixed split.
+
+    Rows are drawn with replacement; if the rows have groups, groups are drawn instead of rows.
+    """
 
     def __init__(self, records: list[Record], labels: TestLabels) -> None:
         self._values: dict[tuple[str, str, str], Float] = {}
@@ -56,12 +59,15 @@ class Resampled:
 
     @cached_property
     def draws(self) -> list[Codes]:
-        """Row numbers of each draw, the same for all metrics, so that differences are paired."""
+        """Row numbers of each draw. All metrics share the draws, so that differences are paired."""
         n, groups = len(self.labels.task), self.labels.groups
         return statistics.bootstrap_indices(n, groups, statistics.N_DRAWS, 0)
 
     def _statistic(self, metric: str, eraser: str, head: str) -> Statistic | None:
-        """A metric as a function of row numbers; None if it does not follow from predictions."""
+        """Return a metric as a function of row numbers.
+
+        None if predicted classes do not determine the metric, or its value is NaN.
+        """
         y_pred = self.y_pred.get((eraser, head))
         if metric not in OF_CLASSES or y_pred is None:
             return None
@@ -74,14 +80,14 @@ class Resampled:
         return None if math.isnan(statistic(np.arange(len(y_pred)))) else statistic
 
     def _draw_values(self, statistic: Statistic, metric: str, eraser: str, head: str) -> Float:
-        """Values of a metric on every draw, cached."""
+        """Return the values of a metric on every draw; the values are cached."""
         key = (metric, eraser, head)
         if key not in self._values:
             self._values[key] = np.array([statistic(draw) for draw in self.draws])
         return self._values[key]
 
     def interval(self, metric: str, eraser: str, head: str) -> tuple[float, float] | None:
-        """Percentile interval of a metric; None if it does not follow from predictions."""
+        """Return the percentile interval of a metric; None if `_statistic` returns None."""
         statistic = self._statistic(metric, eraser, head)
         if statistic is None:
             return None
@@ -92,14 +98,17 @@ class Resampled:
         return low, high
 
     def difference(self, metric: str, head: str, plain: Difference) -> Difference:
-        """Return the difference with the interval and p value of a paired bootstrap."""
+        """Return the difference `plain` with the interval and p value of a paired bootstrap.
+
+        `plain` is returned unchanged if `_statistic` returns None for one of the two erasers.
+        """
         names = (plain.method, plain.reference)
         first, second = (self._statistic(metric, name, head) for name in names)
         if first is None or second is None:
             return plain
         values = self._draw_values(first, metric, names[0], head)
         values = values - self._draw_values(second, metric, names[1], head)
-        # BCa needs a smooth statistic, which a minimum over cells is not.
+        # BCa requires a smooth statistic; a minimum over cells is not smooth.
         smooth = OF_CLASSES[metric].fraction_of != "cell"
         low, high, p = statistics.bootstrap_test(
             lambda rows: first(rows) - second(rows), len(self.labels.task), values,
@@ -117,11 +126,11 @@ class Verdict:
     Attributes
     ----------
     order : tuple of str
-        Erasers that have values, the best one first.
+        Names of the erasers that have values, the best eraser first.
     leaders : tuple of str
-        The best eraser, and the erasers that are not significantly worse.
+        The best eraser, and the erasers that are not significantly worse than it.
     level : tuple of str
-        The best eraser, and the erasers with the same mean.
+        The best eraser, and the erasers with the same mean as the best eraser.
     tested : bool
         Whether the best eraser was tested against another eraser.
     n_seeds : int
@@ -136,5 +145,5 @@ class Verdict:
 
     @property
     def confirmed(self) -> str | None:
-        """Eraser that is significantly better than every other eraser; None if there is none."""
+        """Eraser that is significantly better than every other eraser; None if no eraser is."""
         return self.leaders[0] if len(self.leaders) == 1 and self.tested else None

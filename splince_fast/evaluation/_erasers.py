@@ -1,9 +1,12 @@
 """Erasers of a comparison: fitting by name, function of moments or estimator, and application.
 
-A job holds its rows in scaled coordinates, (x - mean) / scale with a scalar scale; erasers map
-unscaled rows. An affine map is not applied to training rows: the solver of the heads uses its left
-and right factors, P = I - left^T right. A map that needs labels is applied to the rows of all
-parts, with the labels of each row.
+A job holds its rows in scaled coordinates, (x - mean) / scale with one scale for all features.
+Estimators, and the baselines INLP and R-LACE, are fitted to scaled rows, all other erasers to
+unscaled rows or their moments. The fitted projection applies to unscaled rows in either case.
+
+The solver of the library's heads takes unerased training rows and the left and right factors of an
+affine eraser, P = I - left^T right. An eraser that needs labels is applied to the training,
+validation and test rows, with the labels of each row.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ from splince_fast.projection import Projection
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
 FittedEraser: TypeAlias = Projection | ConditionalEraser
-# Joint codes (n,) of classes, values (n, k) of quantities, or a mapping of columns for a mix.
+# Joint class codes (n,) of the concepts; values (n, k) if all concepts are quantities; a mapping of
+# columns by concept if only some are.
 ConceptLabels: TypeAlias = NDArray[Any] | dict[str, NDArray[Any]]
 
 _OF_FOLDS: dict[str, Callable[..., FittedEraser]] = {"quadratic": quadratic, "isotropic": isotropic}
@@ -47,12 +51,12 @@ ERASERS = (
 
 
 def partial_of(name: str) -> tuple[str, float] | None:
-    """Base name and alpha of a partial eraser, such as "LEACE*0.9"; None for a name without "*".
+    """Return base name and alpha of a partial eraser such as "LEACE*0.9"; None if no "*" occurs.
 
     Raises
     ------
     InputError
-        The text after "*" is no number between 0 and 1.
+        The text after "*" is not a number from 0 to 1.
     """
     base, star, text = name.rpartition("*")
     if not star:
@@ -68,11 +72,11 @@ def partial_of(name: str) -> tuple[str, float] | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitPart:
-    """Scaled rows of one part of a split, with labels.
+    """Scaled rows of one part of a split (training, validation or test), with labels.
 
-    `task` holds codes (n,) of classes or values (n, k). `cells` holds codes (n,) of the cells, the
-    combinations of classes of task and concepts; None if one of them is a quantity. `labels` holds
-    the labels of all variables of the moments.
+    `task` holds class codes (n,), or values (n, k) of a quantity. `cells` holds codes (n,) of the
+    cells, the joint classes of task and concepts; None if the task or a concept is a quantity.
+    `labels` holds the labels of the task and of each concept, by their names in the moments.
     """
 
     rows: Float
@@ -85,25 +89,25 @@ class SplitPart:
 
     @property
     def strata(self) -> Codes:
-        """Codes (n,) of the cells; of the classes of the task if a concept is a quantity."""
+        """Codes (n,) of the cells, or of the classes of the task if a concept is a quantity."""
         return self.task if self.cells is None else self.cells
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScaledCoordinates:
-    """Conversion of rows and projections to and from scaled coordinates (x - mean) / scale."""
+    """Scaled coordinates (x - mean) / scale, with conversion of rows and projections."""
 
     mean: Float
     scale: float
 
     def to_scaled(self, rows: Float) -> Float:
-        """Convert rows to scaled coordinates in place; return `rows`."""
+        """Convert rows to scaled coordinates in place, and return them."""
         rows -= self.mean
         rows /= self.scale
         return rows
 
     def to_data(self, rows: Float) -> Float:
-        """Convert scaled rows to unscaled rows, as a copy."""
+        """Return a copy of scaled rows in unscaled coordinates."""
         return rows * self.scale + self.mean
 
     def projection(self, scaled: Projection) -> Projection:
@@ -114,9 +118,9 @@ class ScaledCoordinates:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScaledMap:
-    """Affine eraser x -> x - ((x - centre) right^T) left of scaled rows.
+    """Affine eraser of scaled rows: row x becomes x - ((x - centre) right^T) left.
 
-    `left` and `right` are (r, d); `offset`, (d,), is centre right^T left.
+    `left` and `right` are (r, d), and `offset`, (d,), is centre right^T left.
     """
 
     left: Float
@@ -125,12 +129,12 @@ class ScaledMap:
 
     @classmethod
     def identity(cls, d: int) -> ScaledMap:
-        """Identity map of rows with d features."""
+        """Return the identity map of rows with d features."""
         return cls(np.zeros((0, d)), np.zeros((0, d)), np.zeros(d))
 
     @classmethod
     def of(cls, projection: Projection, coordinates: ScaledCoordinates) -> ScaledMap:
-        """Convert a projection of unscaled rows to scaled coordinates."""
+        """Convert a projection of unscaled rows to a map of scaled rows."""
         left = np.ascontiguousarray(projection.left.T)
         right = np.ascontiguousarray(projection.right.T)
         centre = (projection.mean - coordinates.mean) / coordinates.scale
@@ -145,9 +149,10 @@ class ScaledMap:
         return (self.left, self.right) if len(self.left) else None
 
     def scores(self, rows: Float, w: Float, b: Float) -> Float:
-        """Scores (n, C) of a linear head on erased rows: P x w^T + b, without forming P x.
+        """Return the scores (n, C) of a linear head on erased rows, without computing erased rows.
 
-        `w` is (C, d). `b`, (C,), must include w @ offset, as the intercepts of fitted heads do.
+        `rows` are unerased, and `w` is (C, d). `b`, (C,), must include w @ offset, as do the
+        intercepts of heads that were fitted to rows erased by this map.
         """
         effective = w - (w @ self.left.T) @ self.right
         return np.asarray(rows @ effective.T + b)
@@ -158,7 +163,7 @@ class FitData:
     """Data to which the erasers of one seed and level are fitted."""
 
     moments: Moments
-    factored: Factored  # snapshot of `moments` with one factor for all erasers and the advice
+    factored: Factored  # snapshot of `moments`, factorised once for all erasers and the advice
     concepts: tuple[str, ...]
     task: str  # name of the task in the moments
     train: SplitPart
@@ -167,18 +172,18 @@ class FitData:
     coordinates: ScaledCoordinates
 
     def training_moments(self, rows: Float) -> Moments:
-        """Moments of training rows `rows`, such as erased ones, with all labels and weights."""
+        """Return the moments of `rows`, the training rows before or after erasure."""
         return Moments().update(rows, dict(self.train.labels), sample_weight=self.train.weights)
 
 
 class LabelEraser(NamedTuple):
-    """A map that needs labels; `scaled` is True if it maps scaled rows, as for estimators."""
+    """Eraser that needs labels. `scaled` is True if it maps scaled rows, as for an estimator."""
 
     eraser: ConditionalEraser
     scaled: bool
 
     def erase(self, part: SplitPart, coordinates: ScaledCoordinates) -> Float:
-        """Return the scaled, erased rows of one part; the eraser receives the part's labels."""
+        """Return the scaled erased rows of a part; the eraser receives the labels of the part."""
         if not len(part.rows):
             return part.rows
         if self.scaled:
@@ -188,14 +193,14 @@ class LabelEraser(NamedTuple):
 
 
 def fit_eraser(spec: object, data: FitData) -> Projection | LabelEraser:
-    """Fit an eraser by name, function of moments, or estimator.
+    """Fit the eraser that a name, a function of moments, or an estimator specifies.
 
-    Returns a projection of unscaled rows, or a `LabelEraser` for a map that needs labels.
+    The result is a projection of unscaled rows, or a `LabelEraser` if the eraser needs labels.
 
     Raises
     ------
     SplinceError
-        The method raises an error, such as InfeasibleError.
+        The eraser cannot be fitted; for example InfeasibleError.
     """
     if isinstance(spec, str) and (partial := partial_of(spec)) is not None:
         fitted = fit_eraser(partial[0], data)
@@ -212,7 +217,7 @@ def fit_eraser(spec: object, data: FitData) -> Projection | LabelEraser:
 
 
 def _of_moments(spec: Any, data: FitData) -> FittedEraser:
-    """Fit an eraser by name or by a function of moments."""
+    """Fit the eraser that a name or a function of moments specifies."""
     if isinstance(spec, str):
         if spec in _OF_FOLDS:
             return _of_folds(spec, data)
@@ -228,19 +233,19 @@ def _of_moments(spec: Any, data: FitData) -> FittedEraser:
 
 
 def _of_table(key: str, data: FitData) -> FittedEraser:
-    """Fit the method of the library with a key of `METHODS`."""
+    """Fit the method of the library with the key `key` of `METHODS`."""
     method = METHODS[key]
     options: dict[str, Any] = {}
     if method.needs_task or (method.needs_labels and method.keeps):
         options["keep"] = data.task
     if "missing" in method.parameters:
-        options["missing"] = "raise"  # every row of a job has its labels
+        options["missing"] = "raise"  # every row of the split has its labels
     eraser: FittedEraser = method.function(data.factored, erase=list(data.concepts), **options)
     return eraser
 
 
 def _of_folds(name: str, data: FitData) -> FittedEraser:
-    """Fit "quadratic" or "isotropic" to two folds of the training rows, and keep the task.
+    """Fit "quadratic" or "isotropic", which keep the task, to two folds of the training rows.
 
     Raises
     ------
@@ -255,7 +260,7 @@ def _of_folds(name: str, data: FitData) -> FittedEraser:
         )
     labels, groups = dict(train.labels), None
     if train.groups is not None:
-        groups = f"groups of {data.task} and {concept}"  # differs from all variable names
+        groups = f"groups of {data.task} and {concept}"  # no variable has this name
         codes = ClassCodes(tuple(range(int(train.groups.max(initial=-1)) + 1)), train.groups)
         labels[groups] = labels_of(codes, np.arange(len(train.groups)))
     rows = data.coordinates.to_data(train.rows)
@@ -264,7 +269,7 @@ def _of_folds(name: str, data: FitData) -> FittedEraser:
 
 
 def _repaired(name: str, data: FitData) -> Projection:
-    """Fit an affine eraser, then compose it with the repair that restores Cov(x, task)."""
+    """Fit an affine eraser, and compose it with the repair that restores Cov(x, task)."""
     eraser = fit_eraser(name, data)
     assert isinstance(eraser, Projection)
     before = data.training_moments(data.train.rows)
@@ -274,9 +279,9 @@ def _repaired(name: str, data: FitData) -> Projection:
 
 
 def _random(data: FitData) -> Projection:
-    """Projection that removes a random subspace of the dimension of the concepts.
+    """Return a projection that removes a random subspace with the dimension of the concepts.
 
-    A concept has dimension (number of classes - 1) or, for a quantity, its number of columns.
+    A concept of k classes adds the dimension k - 1, and a quantity of k columns the dimension k.
     """
     moments = data.moments
     count = sum(
@@ -291,7 +296,7 @@ def _random(data: FitData) -> Projection:
 
 
 def _of_estimator(spec: object, data: FitData) -> FittedEraser:
-    """Fit an estimator, or a baseline by name, on the scaled rows; return its ``projection_``."""
+    """Fit an estimator, or a baseline by its name, to scaled rows; return its ``projection_``."""
     from splince_fast.baselines._erasing import IterativeEraser
 
     if isinstance(spec, str):
@@ -325,10 +330,11 @@ def _of_estimator(spec: object, data: FitData) -> FittedEraser:
 def with_validation(
     train: SplitPart, validation: SplitPart
 ) -> tuple[SplitPart, NDArray[np.bool_] | None]:
-    """Join training and validation rows to one part, without groups, and mask validation rows.
+    """Join training and validation rows; return the joint part and a mask of its validation rows.
 
-    The estimators of the library accept weights of validation rows only in this form. The mask is
-    None without validation rows: the estimator then draws validation rows.
+    The estimators of the library accept weights of validation rows only in this form. The joint
+    part has no groups. If the split has no validation rows, the mask is None, and the estimator
+    draws validation rows itself.
     """
     if not len(validation.rows):
         return train, None
@@ -345,16 +351,17 @@ def with_validation(
 
 
 def writable(estimator: object, values: Any) -> Any:
-    """Copy arguments for an estimator that may overwrite them; no copy for the library's own.
+    """Return the arguments of an estimator, copied unless the estimator is of this library.
 
-    Estimators of scikit-learn with ``copy_X=False``, for example, overwrite X.
+    Other estimators may overwrite their arguments, as do those of scikit-learn with
+    ``copy_X=False``.
     """
     of_library = type(estimator).__module__.partition(".")[0] == "splince_fast"
     return values if of_library else copy.deepcopy(values)
 
 
 def cloned(estimator: object, seed: int) -> Any:
-    """Clone an estimator; set every ``random_state`` parameter that is None to `seed`."""
+    """Return a clone of an estimator, with `seed` for each ``random_state`` that is None."""
     from sklearn.base import clone
 
     model = clone(estimator)
@@ -364,7 +371,7 @@ def cloned(estimator: object, seed: int) -> Any:
 
 
 def weight_argument(model: Any, weights: Float | None) -> dict[str, Float]:
-    """Keyword argument of ``fit`` for weights of the training rows; {} for equal weights.
+    """Return the keyword argument of ``fit`` for training weights; {} if `weights` is None.
 
     Raises
     ------

@@ -1,4 +1,7 @@
-"""Digests of erasers, heads and metrics; records with a changed digest are computed again."""
+"""Digests of erasers, heads and metrics.
+
+A record is computed again if the digest of its eraser, its head or a metric has changed.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-_BY_NAME = (globals, eval, exec, __import__, import_module)  # functions that may read any variable
+# Functions that can read any variable by its name.
+_BY_NAME = (globals, eval, exec, __import__, import_module)
 # Attributes of a class that are not part of its definition.
 _NOT_DEFINITIONS = frozenset(
     {"__dict__", "__weakref__", "__doc__", "__module__", "__abstractmethods__", "_abc_impl",
@@ -31,20 +35,22 @@ _FUNCTIONS_OF_C = (
 )  # fmt: skip
 
 
-# (index, object) by id of the objects visited so far; the reference keeps the id from being reused.
+# Pairs (index, object) of the objects visited so far, by id. The reference to an object prevents
+# the reuse of its id.
 Visited = dict[int, tuple[int, object]]
 
 
 class UnreadableError(Exception):
-    """The content of a value cannot be read, so that its changes cannot be detected."""
+    """The content of a value cannot be read, and so changes of the value cannot be detected."""
 
 
 def identity_of(value: object) -> str:
-    """Digest of a function, estimator or other value, including all values that it refers to.
+    """Return the digest of a function, estimator or other value, and of all values it refers to.
 
-    The digest covers code, defaults, closures and globals of functions and methods, also in other
-    modules of the caller; all entries of arrays; and the state of objects. A library is represented
-    by its version. Equal values have equal digests in all processes.
+    The digest covers the code, defaults, closures and globals of functions and methods, including
+    those of other modules of the caller; all entries of arrays; and the state of objects. The
+    version of a library represents its globals and classes. Equal values have equal digests in all
+    processes.
 
     Raises
     ------
@@ -57,13 +63,13 @@ def identity_of(value: object) -> str:
             digest.update(len(piece).to_bytes(8, "little") + piece)
     except UnreadableError:
         raise
-    except Exception as error:  # code of other packages may raise any exception
+    except Exception as error:  # the methods of the value may raise any exception
         raise UnreadableError(f"{type(error).__name__}: {error}") from error
     return digest.hexdigest()
 
 
 def key(**settings: object) -> str:
-    """Hash of the settings on which a record depends."""
+    """Return a hash of the settings on which a record depends."""
     text = json.dumps(settings, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
@@ -74,7 +80,8 @@ def _pieces(value: Any, visited: Visited) -> Iterator[bytes]:
     if value is None or kind in (bool, int, float, complex, str, bytes, type(...)):
         yield f"{kind.__name__}:{value!r}".encode(errors="surrogatepass")
         return
-    # For tuples, frozensets and code, the compiler decides if equal constants are one object.
+    # Tuples, frozensets and code are not marked as visited: the compiler decides whether
+    # equal constants are one object, and the digest must not depend on this decision.
     if kind not in (tuple, frozenset, types.CodeType):
         if id(value) in visited:
             yield f"again:{visited[id(value)][0]}".encode()
@@ -111,9 +118,9 @@ def _pieces(value: Any, visited: Visited) -> Iterator[bytes]:
         yield from _class(value, visited)
     elif isinstance(value, _FUNCTIONS_OF_C) or kind.__name__ == "cython_function_or_method":
         yield _c_function(value)
-    elif callable(getattr(value, "py_func", None)):  # compiled by Numba
+    elif callable(getattr(value, "py_func", None)):  # function compiled by Numba
         yield from _pieces(value.py_func, visited)
-    elif hasattr(value, "__wrapped__"):  # functools.lru_cache
+    elif hasattr(value, "__wrapped__"):  # function with functools.lru_cache
         yield from _pieces(value.__wrapped__, visited)
     else:
         yield from _object(value, visited)
@@ -126,7 +133,10 @@ def _listed(values: Collection[object], visited: Visited) -> Iterator[bytes]:
 
 
 def _function(function: types.FunctionType, visited: Visited) -> Iterator[bytes]:
-    """Yield bytes of the code of a function, and of the variables outside it that it may read."""
+    """Yield bytes of the code, defaults and closure of a function, and of globals it may read.
+
+    For a function of a library, the version of the library replaces the globals.
+    """
     module = function.__globals__.get("__name__")
     if _is_library(module):
         yield _version(str(module)).encode()
@@ -136,7 +146,7 @@ def _function(function: types.FunctionType, visited: Visited) -> Iterator[bytes]
     for cell in function.__closure__ or ():
         try:
             content = cell.cell_contents
-        except ValueError:  # the closure cell is not yet assigned
+        except ValueError:  # the variable of the closure is not yet assigned
             yield b"empty"
             continue
         yield from _pieces(content, visited)
@@ -162,7 +172,7 @@ def _function(function: types.FunctionType, visited: Visited) -> Iterator[bytes]
 
 
 def _attributes(value: object, names: list[str], visited: Visited) -> Iterator[bytes]:
-    """Yield bytes of the variables with the given names, if `value` is a module of the caller."""
+    """Yield bytes of the variables `names` of a module of the caller; nothing for other values."""
     if not isinstance(value, types.ModuleType):
         return
     if value is importlib and "import_module" in names:
@@ -185,7 +195,7 @@ def _code(code: types.CodeType, visited: Visited) -> Iterator[bytes]:
 
 
 def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield a code object, and the code objects of the functions defined in it."""
+    """Yield a code object, and the code objects of all functions defined in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -193,9 +203,9 @@ def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """Names of globals and attributes that a function and its inner functions may read.
+    """Return the names of globals and attributes that a function and its inner functions may read.
 
-    String constants are included, because of getattr(module, "name").
+    String constants are included, because getattr(module, "name") reads a variable by a string.
     """
     parts = list(_nested(code))
     texts = {text for part in parts for text in part.co_consts if isinstance(text, str)}
@@ -203,7 +213,7 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 def _imports(function: types.FunctionType) -> set[str]:
-    """Names of the modules that a function imports when it is called."""
+    """Return the names of the modules that a function imports when it is called."""
     return {
         str(step.argval)
         for part in _nested(function.__code__)
@@ -213,7 +223,7 @@ def _imports(function: types.FunctionType) -> set[str]:
 
 
 def _class(value: type, visited: Visited) -> Iterator[bytes]:
-    """Yield bytes of the definition of a class; name and version for a class of a library."""
+    """Yield bytes of the definition of a class; for a class of a library, of name and version."""
     yield f"{value.__module__}.{value.__qualname__}".encode()
     if _is_library(value.__module__):
         yield _version(value.__module__).encode()
@@ -225,9 +235,11 @@ def _class(value: type, visited: Visited) -> Iterator[bytes]:
 
 
 def _c_function(value: object) -> bytes:
-    """Bytes for a compiled function: name and version, or the digest of the object it is bound to.
+    """Return bytes that represent a compiled function.
 
-    Raises UnreadableError for a function that is in no installed library.
+    The bytes hold its name and the version of its library; for a method bound to an object, its
+    name and the digest of the object. Raises UnreadableError if the function belongs to no
+    installed library.
     """
     owner = getattr(value, "__self__", None) or getattr(value, "__objclass__", None)
     module = getattr(value, "__module__", None) or getattr(type(owner), "__module__", "builtins")
@@ -244,13 +256,13 @@ def _c_function(value: object) -> bytes:
 
 
 def _object(value: object, visited: Visited) -> Iterator[bytes]:
-    """Yield bytes of the class of an object, and of the state that pickle would store."""
+    """Yield bytes of the class of an object, and of the state that pickle stores."""
     yield from _pieces(type(value), visited)
     try:
         state = value.__reduce_ex__(4)
-    except Exception as error:  # code of other packages may raise any exception
+    except Exception as error:  # the methods of the value may raise any exception
         raise UnreadableError(f"the content of a {type(value).__name__} cannot be read") from error
-    if isinstance(state, str):  # __reduce_ex__ returned the name of a global
+    if isinstance(state, str):  # `state` is the name of a global variable
         if not _is_library(getattr(value, "__module__", None)):
             raise UnreadableError(f"the content of {state} cannot be read")
         yield state.encode()
@@ -258,12 +270,13 @@ def _object(value: object, visited: Visited) -> Iterator[bytes]:
     constructor, args, *others = state
     parts = [constructor, list(args), *others[:1]]
     parts += [None if part is None else list(part) for part in others[1:3]]
-    visited[id(parts)] = len(visited), parts  # hold references, so that no id of a part is reused
+    # The reference to `parts` prevents the reuse of the ids of its elements.
+    visited[id(parts)] = len(visited), parts
     yield from _listed(parts, visited)
 
 
 def _is_library(module: object) -> bool:
-    """Whether a module belongs to this package, the standard library, or an installed package."""
+    """Whether a module belongs to splince_fast, the standard library, or an installed package."""
     top = module.partition(".")[0] if isinstance(module, str) else ""
     if top in sys.stdlib_module_names or top == "splince_fast":
         return True
@@ -273,6 +286,6 @@ def _is_library(module: object) -> bool:
 
 
 def _version(module: str) -> str:
-    """Name of a module, with the version of its library."""
+    """Return the name of a module and the version of its library."""
     top = sys.modules.get(module.partition(".")[0])
     return f"{module} {getattr(top, '__version__', '')}"

@@ -53,20 +53,21 @@ from splince_fast.projection import Projection
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
 
-FOLDS = 5  # folds of the training rows that select alpha if validation cells are too small
-_PROBE_FOLDS = 5  # folds of the test rows for probes
+# Number of folds of the training rows that select alpha if validation cells are too small.
+FOLDS = 5
+_PROBE_FOLDS = 5  # number of cross-validation folds of the test rows for probes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ErasedRows:
-    """Lazily erased rows of all parts: scaled rows, and a map that is not yet applied to them.
+    """Erased rows of all parts, stored as scaled rows and a map that must still be applied to them.
 
-    For an affine eraser: unerased rows and the map of the eraser. For an eraser that needs labels:
-    erased rows and the identity.
+    For an affine eraser, the rows are unerased, and the map is the eraser. For an eraser that needs
+    labels, the rows are already erased, and the map is the identity.
     """
 
     eraser_map: ScaledMap
-    gram: Float | None  # covariance of `train`, (d, d); None if it is not computed
+    gram: Float | None  # covariance (d, d) of `train`; None if not computed
     train: Float
     validation: Float
     test: Float
@@ -74,7 +75,7 @@ class ErasedRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadFit:
-    """One head in scaled coordinates; `classes` are the codes of its classes, None for ridge."""
+    """Fitted head in scaled coordinates; `classes` holds its class codes, None for ridge."""
 
     weights: Float
     intercepts: Float
@@ -83,14 +84,14 @@ class HeadFit:
     converged: bool = True
 
     def predict(self, rows: Float, eraser_map: ScaledMap) -> NDArray[Any]:
-        """Predict codes (n,) of the task, or values (n, k) of a quantity, for erased rows."""
+        """Predict class codes (n,) or values (n, k) of the task, for rows before `eraser_map`."""
         values = eraser_map.scores(rows, self.weights, self.intercepts)
         return values if self.classes is None else self.classes[heads.decide(values)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadPath:
-    """Heads at all alphas, in the order of the plan, and the index of the selected head."""
+    """Heads at all alphas, in descending order; `chosen` is the index of the selected head."""
 
     fits: tuple[HeadFit, ...]
     chosen: int
@@ -105,8 +106,8 @@ class HeadPath:
 class Job:
     """Rows, labels and moments of a plan at one seed and association level.
 
-    `X` holds the rows of the data set, from which the rows of the split are read; `moments` are the
-    moments of the training rows.
+    `X` holds all rows of the data set; the job copies the rows of its split. `moments` are the
+    moments of the training rows and, with `unlabelled`, of rows without a label of the task.
     """
 
     def __init__(
@@ -134,12 +135,13 @@ class Job:
             self.validation, seed, coordinates,
         )  # fmt: skip
         if isinstance(plan.task, ClassCodes):
-            # Codes of the classes of the training rows, and for each row an index into `classes`.
+            # `classes` holds the class codes that occur in the training rows, and `class_index`
+            # the index into `classes` of each training row.
             self.classes, self.class_index = np.unique(self.train.task, return_inverse=True)
 
     @cached_property
     def unerased(self) -> ErasedRows:
-        """Scaled rows of all parts, with the identity as eraser."""
+        """Scaled rows of all parts with the identity as their eraser."""
         rows = (self.train.rows, self.validation.rows, self.test.rows)
         return ErasedRows(ScaledMap.identity(len(self.S)), self.gram, *rows)
 
@@ -149,11 +151,11 @@ class Job:
 
     @cached_property
     def gram(self) -> Float:
-        """Covariance (d, d) of the scaled training rows, from the moments."""
+        """Covariance (d, d) of the rows of the moments, in scaled coordinates."""
         return np.asarray(self.S / self.data.coordinates.scale**2)
 
     def run(self, erasers: Sequence[Component]) -> list[Record]:
-        """Fit and score the erasers, with all heads; a failure gives a record with its reason."""
+        """Fit and score the erasers with all heads; the records of a failure hold its reason."""
         records = []
         for eraser in erasers:
             try:
@@ -166,7 +168,7 @@ class Job:
                 texts = [str(w.message) for w in caught if issubclass(w.category, SplinceWarning)]
                 notes = first.notes + tuple(dict.fromkeys(texts))
                 records += [dataclasses.replace(first, notes=notes), *others]
-            except Exception as error:  # code of other packages may raise any exception
+            except Exception as error:  # code of the caller may raise any exception
                 names = [] if eraser.name == ADVICE else [head.name for head in self.plan.heads]
                 records += [
                     self._record(eraser.name, name, reason=reason_of(error))
@@ -180,7 +182,7 @@ class Job:
     # -- erasers ---------------------------------------------------------------------------
 
     def _eraser_records(self, component: Component) -> list[Record]:
-        """Fit and score one eraser and its heads; the record of the eraser comes first."""
+        """Fit and score one eraser and its heads; the record of the eraser itself comes first."""
         data, train, name = self.data, self.train, component.name
         eraser = fit_eraser(component.spec, data)
         notes: tuple[str, ...] = ()
@@ -207,7 +209,7 @@ class Job:
         return records
 
     def _leakage(self, erased: Float) -> tuple[dict[str, float], tuple[str, ...]]:
-        """Metrics of the probes for each concept on erased test rows, and notes."""
+        """Return the metrics of the probes for each concept on erased test rows, and notes."""
         values: dict[str, float] = {}
         notes: list[str] = []
         plan, groups = self.plan, self.test.groups
@@ -242,9 +244,9 @@ class Job:
 
     @cached_property
     def _probe_targets(self) -> dict[str, tuple[Codes, probes.ProbeTarget]]:
-        """For each concept of classes, the test rows to probe and the target of the probes.
+        """Rows and target of the probes, by the name of each concept of classes.
 
-        The rows are the indices of test rows whose class occurs among the training rows.
+        The rows are indices of the test rows whose class occurs among the training rows.
         """
         targets = {}
         for name, concept in self.plan.concepts.items():
@@ -260,11 +262,12 @@ class Job:
     # -- heads -----------------------------------------------------------------------------
 
     def _head(self, eraser: str, head: Component, rows: ErasedRows) -> Record:
-        """Fit and score one head on erased rows; the record of "retrained" has all alphas."""
+        """Fit and score one head on erased rows; the record of "retrained" covers all alphas."""
         record = self._record(eraser, head.name)
         if head.spec == "frozen":
             fit = self._unerased_path.best
-            # The intercept of a refitted head includes the offset of the eraser; add it here.
+            # A head fitted to erased rows includes weights @ offset of the eraser in its intercept;
+            # the frozen head was fitted to unerased rows and does not.
             intercepts = fit.intercepts + fit.weights @ rows.eraser_map.offset
             return self._scored(record, dataclasses.replace(fit, intercepts=intercepts), rows)
         if head.spec == "unregularised":
@@ -284,7 +287,12 @@ class Job:
         )
 
     def _path(self, rows: ErasedRows) -> HeadPath:
-        """Fit heads at every alpha, and select one by validation rows or by folds."""
+        """Fit heads at every alpha, and select one.
+
+        The head is selected by the validation rows or, if the task has classes and a cell has few
+        validation rows, by folds of the training rows. If the task is a quantity and the split has
+        no validation rows, the head with the largest alpha is selected.
+        """
         alphas, held_out = self.plan.alphas, self.validation
         if isinstance(self.plan.task, Columns):
             fits = self._ridge_fits(rows, alphas)
@@ -317,12 +325,13 @@ class Job:
     ) -> tuple[HeadFit, ...]:
         """Fit logistic heads on the training rows, one per alpha.
 
-        `weights`, (n, number of alphas), has columns with sum 1; by default the training weights.
+        `weights`, (n, number of alphas), has columns with sum 1. By default, each column holds the
+        training weights divided by their sum.
 
         Raises
         ------
         InputError
-            The classes are separable, and an alpha is 0.
+            An alpha is 0, and the classes are linearly separable.
         """
         if weights is None and (w := self.train.weights) is not None:
             weights = np.broadcast_to((w / w.sum())[:, None], (len(w), len(alphas)))
@@ -346,7 +355,7 @@ class Job:
         return tuple(HeadFit(w[j], b[j], None, alpha) for j, alpha in enumerate(alphas))
 
     def _unregularised(self, rows: ErasedRows) -> HeadFit:
-        """Fit the head with alpha 0."""
+        """Fit the head without penalty (alpha 0)."""
         if isinstance(self.plan.task, ClassCodes):
             return self._logistic_fits(rows, np.zeros(1), max_iter=1000)[0]
         return self._ridge_fits(rows, (0.0,))[0]
@@ -359,7 +368,10 @@ class Job:
         return bool((counts[np.unique(train)] < heads.MIN_CELL).any())
 
     def _scores_by_folds(self, rows: ErasedRows, notes: list[str]) -> list[heads.ValidationScore]:
-        """Out-of-fold score of every alpha on the training rows; appends to `notes`."""
+        """Return the cross-validation score of every alpha on the training rows.
+
+        A fold is left out, with a note in `notes`, if the rows outside it lack a class.
+        """
         train, codes, alphas = self.train, self.class_index, np.array(self.plan.alphas)
         n = len(codes)
         fold = fold_of_rows(train.strata, train.groups, self.seed)
@@ -390,7 +402,7 @@ class Job:
         return scored
 
     def _classifier(self, record: Record, head: Component, rows: ErasedRows) -> Record:
-        """Fit a classifier with the interface of scikit-learn on erased rows, and score it."""
+        """Fit a classifier with the interface of scikit-learn to erased rows, and score it."""
         from splince_fast.baselines._linear import BalancedClassifier
 
         model = cloned(head.spec, self.seed)
@@ -418,7 +430,7 @@ class Job:
         return self._add_scores(record, np.asarray(model.predict(erase(rows.test))))
 
     def _scored(self, record: Record, fit: HeadFit, rows: ErasedRows) -> Record:
-        """Return the record with the alpha of a head and its metrics on the test rows."""
+        """Return the record with the alpha of a head, and its metrics on the test rows."""
         record = dataclasses.replace(record, alpha=fit.alpha, converged=fit.converged)
         return self._add_scores(record, fit.predict(rows.test, rows.eraser_map))
 
@@ -450,7 +462,10 @@ class Job:
 
     @cached_property
     def _concept_number(self) -> Float | None:
-        """Concept of the test rows as numbers (n,); None unless one column or two classes."""
+        """Concept of the test rows as numbers (n,).
+
+        None unless there is a single concept, with one column or two classes.
+        """
         concept, *others = self.plan.concepts.values()
         if others:
             return None
@@ -468,13 +483,13 @@ class Job:
 
     @cached_property
     def _n_untrained(self) -> int:
-        """Number of test rows with a class of the task that no training row has."""
+        """Number of test rows whose class of the task does not occur in the training rows."""
         return int((~np.isin(self.test.task, self.classes)).sum())
 
     # -- advice ----------------------------------------------------------------------------
 
     def _advice(self) -> Record:
-        """Compute the record of the advice from the moments."""
+        """Return the record of the advice, computed from the moments."""
         moments, concepts = self.data.factored, list(self.data.concepts)
         frozen = advice.frozen_head_advice(moments, concepts, self.data.task)
         values = {"rho": frozen.rho, "threshold": frozen.threshold, **self._frozen_errors()}
@@ -490,15 +505,17 @@ class Job:
         return self._record(ADVICE, ERASER_ROW, values=values)
 
     def _frozen_errors(self) -> dict[str, float]:
-        """Squared error after SPLINCE minus squared error after LEACE, for frozen ridge heads.
+        """Return squared errors of frozen ridge heads after SPLINCE minus those after LEACE.
 
-        The heads have the largest ("strong") and the smallest ("weak") alpha.
+        The two heads have the largest alpha ("strong") and the smallest alpha ("weak"). The result
+        also holds the number of classes of the task ("task_classes").
         """
         data = self.data
         assert isinstance(self.plan.task, ClassCodes)
         index = {name: k for k, name in enumerate(data.moments.classes(data.task))}
         columns = np.array([index.get(name, len(index)) for name in self.plan.task.classes])
-        indicators = np.eye(len(index) + 1)[:, :-1]  # last row is 0, for untrained classes
+        # The last row is zero, for classes of the task without training rows.
+        indicators = np.eye(len(index) + 1)[:, :-1]
         train, test = (indicators[columns[part.task]] for part in (self.train, self.test))
         mean = np.average(train, axis=0, weights=self.train.weights)
         cross = data.moments.cross_covariance(data.task, ddof=0) / data.coordinates.scale
@@ -514,7 +531,7 @@ class Job:
 
 
 def fold_of_rows(cells: Codes, groups: Codes | None, seed: int) -> Codes:
-    """Fold (n,) of each row: cells are spread evenly over folds, and groups are not divided.
+    """Return the fold number (n,) of each row; cells are spread evenly, and groups are not split.
 
     A row without a group (code -1) is a group of one row.
 

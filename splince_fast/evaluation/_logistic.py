@@ -1,24 +1,25 @@
 """L2-penalised logistic regression: several problems on the same rows in one batch.
 
-Each problem j of J minimises, over weights u (d, C) and an unpenalised intercept b (C),
+Problem j of J minimises the objective, over weights u (d, C) and an unpenalised intercept b (C,),
 
-    sum_i w_ij loss(y_i, A_j(x_i)) + 1/2 sum_k penalty_kj |u_k|^2,   A(x) = (P x)^T u + b,
+    sum_i w_ij loss(y_ij, A(x_i)) + 1/2 sum_k penalty_kj |u_k|^2,   A(x) = (P x)^T u + b,
 
-where loss is the log-loss of a sigmoid (two classes, C = 1) or of a softmax (C classes), and P is
-the identity or an eraser. As the problems share the rows, an iteration has two matrix products with
-the rows, instead of 2 J matrix-vector products. P is given by its left and right factors, so that
-no erased copy of the rows is needed: (P x)^T u = x^T (P^T u).
+where i counts the n rows, k the d features, and w_ij are the sample weights. The loss is the
+log-loss of a sigmoid (two classes, C = 1) or of a softmax (C classes), and P is the identity or an
+eraser. Because the problems share the rows, an iteration takes two matrix products with the rows
+instead of 2 J matrix-vector products. The left and right factors of P replace an erased copy of the
+rows: (P x)^T u = x^T (P^T u).
 
-The solver is L-BFGS (J. Nocedal, Mathematics of Computation 35, 1980), preconditioned by the
-approximate Hessian ``c P S P^T + penalty``, S = Cov(x), in which the curvatures p (1 - p) of all
-rows are replaced by their mean c, one number per problem and class. One eigendecomposition of
-P S P^T serves all penalties and all values of c, so that c can be updated during the fit. A fit
-takes 8 to 40 iterations of two products with the rows; an iteration of Newton's method takes n d^2
-operations per problem.
+The solver is L-BFGS (J. Nocedal, Mathematics of Computation 35, 1980). Its preconditioner is the
+approximate Hessian ``c P S P^T + penalty`` with S = Cov(x). The number c replaces the curvatures
+p (1 - p) of the rows, p the predicted probability, by their mean, per problem and class. One
+eigendecomposition of P S P^T serves all penalties and all values of c, so that c can be updated
+during the fit. A fit takes 8 to 40 iterations of two products with the rows. In comparison, one
+iteration of Newton's method takes n d^2 operations per problem.
 
-With LogisticRegression of scikit-learn instead, warm-started along the penalties, the benchmark
-"evaluation/compare" takes 2.9 times as long ("lbfgs", tol 1e-5: 3.59 s instead of 1.22 s) or 4.4
-times as long ("newton-cholesky"), with the same results.
+With LogisticRegression of scikit-learn, warm-started along the penalties, the benchmark
+"evaluation/compare" has the same results, but takes 2.9 times as long with "lbfgs" (tol 1e-5:
+3.59 s instead of 1.22 s) and 4.4 times as long with "newton-cholesky".
 """
 
 from __future__ import annotations
@@ -33,18 +34,20 @@ from numpy.typing import NDArray
 
 Float = NDArray[np.float64]
 
-_MEMORY = 10  # number of (step, gradient change) pairs that L-BFGS keeps
-_REFRESH = (2, 4, 8, 16, 32, 64)  # iterations at which the curvatures c are updated
-# With more features the preconditioner is diagonal: an eigendecomposition would take longer.
+_MEMORY = 10  # number of past pairs (step, change of the gradient) that L-BFGS uses
+_REFRESH = (2, 4, 8, 16, 32, 64)  # iterations at which c is updated
+# Above this number of features, the preconditioner is diagonal, because the eigendecomposition
+# would take too long.
 _DENSE = 1536
-_ARMIJO = 1e-4  # required decrease of the objective, as a fraction of step size times slope
+_ARMIJO = 1e-4  # required decrease of the objective, as a fraction of step size * |slope|
 
 
 @dataclass(frozen=True, slots=True)
 class Fits:
-    """Solutions of J problems: ``weights`` (J, C, d) for erased rows, ``intercepts`` (J, C).
+    """Solutions of J problems: ``weights`` (J, C, d) for erased rows, and ``intercepts`` (J, C).
 
-    ``converged`` and ``separable`` are (J,); a separable problem without penalty has no minimiser.
+    ``converged`` and ``separable`` are masks (J,). A problem is marked as separable if it has no
+    penalty and its classes are linearly separable; it then has no minimiser.
     """
 
     weights: Float
@@ -65,18 +68,18 @@ def fit(
     tol: float | None = None,
     max_iter: int = 400,
 ) -> Fits:
-    """Solve J problems.
+    """Solve J problems, as defined in the docstring of the module.
 
     Parameters
     ----------
     rows : (n, d), roughly centred and of unit mean variance
-    y : (n,) or (n, J) class codes in 0 .. n_classes - 1
-    penalties : (d, J), or (J,) for equal penalties of all features
+    y : (n,), or (n, J) for labels per problem: class codes in 0 .. n_classes - 1
+    penalties : (d, J), or (J,) if all features have the same penalty
     sample_weights : (n, J), with column sums 1; 1 / n by default
     factors : left and right factors, (r, d) each: P = I - left^T right
     gram : (d, d), rows^T rows / n; computed if None
-    tol : largest absolute gradient entry at a solution; by default 1e-7, and 1e-5 above 2,000
-        parameters per problem
+    tol : largest absolute gradient entry at a solution; the default is 1e-7, or 1e-5 if a problem
+        has more than 2,000 weights
     """
     n, d = rows.shape
     penalties = np.asarray(penalties, dtype=np.float64)
@@ -125,10 +128,10 @@ def fit(
 
 
 class _Point(NamedTuple):
-    """State of an iteration: parameters u (d + 1, J, C) with the intercepts in the last row.
+    """Point of an iteration: parameters u (d + 1, J, C), with the intercepts in the last row.
 
-    `scores` and `probabilities` are (n, J, C), objective values `value` are (J,), and `gradient`
-    has the shape of u.
+    `scores` and `probabilities` are (n, J, C), `value` (J,) holds the objective values, and
+    `gradient` has the shape of u.
     """
 
     u: Float
@@ -142,7 +145,7 @@ class _Point(NamedTuple):
 
 
 class _Problem:
-    """Objective values and gradients of J problems; C is `width`."""
+    """J problems, with their objective values and gradients; `width` is C."""
 
     def __init__(
         self,
@@ -169,13 +172,13 @@ class _Problem:
         return _Problem(self.rows, y, self.width, self.penalty[:, kept], weights, self.factors)
 
     def initial_intercepts(self) -> Float:
-        """Intercepts (J, C) or (1, C) that predict the class fractions, for weights u = 0."""
+        """Return intercepts (J, C) or (1, C) that predict the class fractions at weights u = 0."""
         p = np.sum(self.weight[:, :, None] * self.target, axis=0)
         p = np.clip(p, 1e-12, 1 - 1e-12)
         return np.asarray(np.log(p / (1 - p)) if self.width == 1 else np.log(p))
 
     def score(self, u: Float) -> Float:
-        """Scores (n, J, C): erased rows times weights, plus intercepts."""
+        """Return the scores (n, J, C): erased rows times weights, plus intercepts."""
         flat = u[:-1].reshape(len(u) - 1, -1)
         if self.factors is not None:
             left, right = self.factors
@@ -184,7 +187,7 @@ class _Problem:
         return np.asarray(product.reshape(len(self.rows), *u.shape[1:]) + u[-1])
 
     def evaluate(self, u: Float, scores: Float) -> tuple[Float, Float]:
-        """Objective values (J,), and predicted probabilities (n, J, C)."""
+        """Return the objective values (J,) and the predicted probabilities (n, J, C)."""
         if self.width == 1:
             p = scipy.special.expit(scores)
             losses = np.logaddexp(0.0, scores[:, :, 0]) - self.target[:, :, 0] * scores[:, :, 0]
@@ -213,12 +216,12 @@ class _Problem:
         return _Point(u, scores, p, value, self.gradient(u, p))
 
     def curvature(self, point: _Point) -> Float:
-        """Weighted mean (J, C) of p (1 - p) over the rows."""
+        """Return c (J, C), the weighted mean of p (1 - p) over the rows."""
         p = point.probabilities
         return np.asarray(np.sum(self.weight[:, :, None] * p * (1 - p), axis=0))
 
     def separated(self, scores: Float) -> NDArray[np.bool_]:
-        """Mask (J,) of the problems in which all rows of positive weight are predicted correctly.
+        """Return a mask (J,) of the problems that predict all rows of positive weight correctly.
 
         Without a penalty, a separated problem has no minimiser.
         """
@@ -232,7 +235,10 @@ class _Problem:
         return np.asarray((correct | (self.weight == 0)).all(axis=0))
 
     def step(self, point: _Point, direction: Float) -> _Point:
-        """Backtracking line search with Armijo's rule: step size 1, 1/2, 1/4, ... per problem."""
+        """Return the next point, by a backtracking line search with Armijo's rule.
+
+        Each problem takes the first acceptable step size of 1, 1/2, 1/4, ...
+        """
         score_change = self.score(direction)
         slope = np.sum(direction * point.gradient, axis=(0, 2))
         slack = 4 * np.finfo(np.float64).eps * np.abs(point.value)
@@ -251,9 +257,10 @@ class _Problem:
 class _Hessian:
     """Approximate Hessian: D (c V diag(l) V^T + level I) D for weights, and c for intercepts.
 
-    V diag(l) V^T is the eigendecomposition of D^{-1} P S P^T D^{-1}. D, `scale`, is diagonal:
-    square roots of the penalties relative to their mean over features, averaged over problems.
-    `level` (J,) is the mean of penalty / D^2 over features, and c, `curvature`, is (J, C).
+    V diag(l) V^T is the eigendecomposition of D^{-1} P S P^T D^{-1}. The diagonal matrix D has the
+    diagonal `scale`. The square of its entry for a feature is the penalty of the feature divided by
+    the mean penalty over features, averaged over problems. `level` (J,) is the mean of
+    penalty / D^2 over features, and `curvature` (J, C) is c.
     """
 
     def __init__(self, vectors: Float | None, values: Float, scale: Float, level: Float) -> None:
@@ -282,11 +289,11 @@ class _Hessian:
         return hessian
 
     def set_curvature(self, curvature: Float) -> None:
-        """Set c, with a lower bound of 1e-3 of the largest c."""
+        """Set c, after raising entries below 1e-3 of the largest entry to that bound."""
         self.curvature = np.maximum(curvature, 1e-3 * curvature.max())
 
     def solve(self, q: Float) -> Float:
-        """Apply the inverse of the approximate Hessian to q, (d + 1, J, C)."""
+        """Return the inverse of the approximate Hessian times q, (d + 1, J, C)."""
         d = len(q) - 1
         floor = 1e-10 * max(float(self.values.max()), np.finfo(np.float64).tiny)
         weight = self.curvature * (self.values[:, None, None] + floor) + self.level[:, None]
@@ -300,14 +307,15 @@ class _Hessian:
         out[:-1] = part / self.scale[:, None, None]
         out[-1] = q[-1] / self.curvature
         if out.shape[2] > 1:
-            # Adding a vector to the weights of all classes changes no probability: in this
-            # direction only the penalty has curvature, and the approximation is far too large.
+            # Adding one vector to the weights of all classes changes no probability. In this
+            # direction only the penalty has curvature, and the approximate Hessian is far too
+            # large. The gradient has no component in this direction; remove that of the step.
             out -= out.mean(axis=2, keepdims=True)
         return out
 
 
 def erased_covariance(S: Float, factors: tuple[Float, Float] | None) -> Float:
-    """P S P^T for an eraser P = I - left^T right; S if `factors` is None."""
+    """Return P S P^T for an eraser P = I - left^T right; S if `factors` is None."""
     if factors is None:
         return S
     left, right = factors
@@ -318,9 +326,10 @@ def erased_covariance(S: Float, factors: tuple[Float, Float] | None) -> Float:
 def _direction(
     gradient: Float, history: list[tuple[Float, Float, Float]], hessian: _Hessian
 ) -> Float:
-    """Descent direction of L-BFGS by the two-loop recursion, for each problem.
+    """Return the descent direction of L-BFGS for each problem, by the two-loop recursion.
 
-    `history` holds (s, g, r) of previous steps: step, change of the gradient, and r = 1 / s^T g.
+    `history` holds a tuple (s, g, r) of each previous step: the step s, the change g of the
+    gradient, and r = 1 / s^T g.
     """
     q = gradient
     weights = []
@@ -329,7 +338,7 @@ def _direction(
         weights.append(a)
         q = q - a[:, None] * g
     direction = hessian.solve(q)
-    if history:  # scale by the last pair (Nocedal and Wright, equation 7.20)
+    if history:  # scale by the last step (Nocedal and Wright, equation 7.20)
         _, g, r = history[-1]
         size = r * np.sum(g * hessian.solve(g), axis=(0, 2))
         direction = direction / np.where(size > 0, size, 1.0)[:, None]

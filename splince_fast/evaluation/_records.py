@@ -1,4 +1,4 @@
-"""Records of a comparison: types, conversion to JSON, and the journal of a run."""
+"""Records of a comparison, their conversion to and from JSON, and the journal of a run."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from splince_fast.exceptions import FileFormatError, InputError
 Codes = NDArray[np.intp]
 Json = dict[str, Any]
 
-# Reserved names. ADVICE: eraser name in a record of advice. ERASER_ROW: head name in a record of
-# an eraser itself. PATH: head name, in the long format, of the values at each alpha.
+# Reserved names. ADVICE is the eraser name in a record of advice. ERASER_ROW is the head name in a
+# record of an eraser itself. PATH is the head name of the values at each alpha in the long format.
 ADVICE, ERASER_ROW, PATH = "", "", "alphas"
 _FORMAT = 2  # version of the file format of a comparison
-_FILE = "cells.jsonl"  # file of the journal
-_CODES = np.dtype("<u2")  # dtype of the predicted classes in a record
+_FILE = "cells.jsonl"  # file name of the journal
+_CODES = np.dtype("<u2")  # dtype of predicted class codes in a record
 
 
 class CellCount(NamedTuple):
-    """Code of a cell, number of test rows in it, and number of rows predicted correctly."""
+    """Code of a cell, number of its test rows, and number of those predicted correctly."""
 
     cell: int
     n: int
@@ -54,13 +54,14 @@ class RecordId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Result of an eraser, or of one head on erased rows, at one seed and association level.
+    """Result of an eraser, of one head on erased rows, or of the advice, at one seed and level.
 
-    `eraser` is `ADVICE` in a record of advice, and `head` is `ERASER_ROW` in a record of an eraser
-    itself. `p` is None for the natural split. `sizes` are the numbers of training, validation and
-    test rows. `values` maps metrics to values, `path` holds the values at every alpha, and `reason`
-    is the reason of a failure, or empty. `y_pred` holds the predicted codes of the test rows as
-    little-endian uint16; it is empty unless the split is fixed (argument `test` of `compare`).
+    The level `p` is None for the natural split. `eraser` is `ADVICE` in a record of advice, and
+    `head` is `ERASER_ROW` in a record of an eraser itself. `sizes` holds the numbers of training,
+    validation and test rows. `values` maps metrics to values, `path` holds the values at every
+    alpha of the head "retrained", and `reason` is the reason of a failure, or empty. `y_pred` holds
+    the predicted class codes of the test rows as little-endian uint16; it is empty unless the split
+    is fixed (argument `test` of `compare`).
     """
 
     seed: int
@@ -83,12 +84,12 @@ class Record:
         return RecordId(self.seed, self.p, self.eraser, self.head)
 
     def with_predictions(self, codes: Codes) -> Record:
-        """Return the record with the predicted codes of the test rows."""
+        """Return the record with the predicted class codes of the test rows."""
         return dataclasses.replace(self, y_pred=codes.astype(_CODES).tobytes())
 
     @property
     def predictions(self) -> Codes | None:
-        """Predicted codes of the test rows; None for a record without them."""
+        """Predicted class codes of the test rows; None if the record has none."""
         return np.frombuffer(self.y_pred, _CODES).astype(np.intp) if self.y_pred else None
 
     def to_json(self) -> Json:
@@ -133,7 +134,7 @@ class TestLabels:
     groups: Codes | None = None
 
     def take(self, rows: Codes) -> TestLabels:
-        """Labels of the rows with the given numbers, which may repeat."""
+        """Return the labels of the rows with the given numbers; a number may repeat."""
         others = (self.concept, self.cells, self.groups)
         return TestLabels(self.task[rows], *(None if c is None else c[rows] for c in others))
 
@@ -141,7 +142,7 @@ class TestLabels:
         return isinstance(other, TestLabels) and self.to_json() == other.to_json()
 
     def to_json(self) -> dict[str, list[int] | None]:
-        """Convert to lists of codes by name, for JSON."""
+        """Convert to a dictionary of lists of codes, for JSON."""
         columns = dataclasses.asdict(self)
         return {name: None if codes is None else codes.tolist() for name, codes in columns.items()}
 
@@ -166,11 +167,12 @@ class OwnMetric(NamedTuple):
 class Context:
     """Settings and data of a comparison.
 
-    `levels` is (None,) for the natural split. `sizes` are the numbers of training, validation and
-    test rows of the first split. `eraser_roles` and `head_roles` are the library's names of erasers
-    and heads, such as "LEACE" and "frozen", which the caller may have renamed; "" for estimators
-    and functions. `truth` holds the labels of the test rows if the split is fixed (argument `test`
-    of `compare`), else None. `same_test` is True if each seed has the same test rows at all levels.
+    `levels` is (None,) for the natural split. `sizes` holds the numbers of training, validation and
+    test rows of the first split. `erasers` and `heads` are the names that the caller uses.
+    `eraser_roles` and `head_roles` are the names of the same erasers and heads in the library, such
+    as "LEACE" and "frozen"; "" for an estimator or function. `truth` holds the labels of the test
+    rows if the split is fixed (argument `test` of `compare`), else None. `same_test` is True if
+    each seed has the same test rows at all levels.
     """
 
     n: int
@@ -197,11 +199,11 @@ class Context:
     same_test: bool
 
     def eraser_as(self, role: str) -> str | None:
-        """Name of the first eraser with a role, such as "LEACE"; None if there is none."""
+        """Return the name of the first eraser with a role, such as "LEACE", or None."""
         return dict(zip(self.eraser_roles[::-1], self.erasers[::-1], strict=True)).get(role)
 
     def head_as(self, role: str) -> str | None:
-        """Name of the first head with a role, such as "frozen"; None if there is none."""
+        """Return the name of the first head with a role, such as "frozen", or None."""
         return dict(zip(self.head_roles[::-1], self.heads[::-1], strict=True)).get(role)
 
     def to_json(self) -> Json:
@@ -229,7 +231,7 @@ class Context:
 
 
 def to_text(records: list[Record], context: Context) -> str:
-    """JSON text of a comparison, for a file."""
+    """Return the JSON text of a comparison, for a file."""
     return json.dumps(
         {
             "kind": "comparison",
@@ -241,12 +243,12 @@ def to_text(records: list[Record], context: Context) -> str:
 
 
 def from_text(text: str, name: str) -> tuple[list[Record], Context]:
-    """Records and context from the JSON text of a comparison; `name` is the file, for messages.
+    """Return the records and context in the JSON text of a comparison; errors cite the file `name`.
 
     Raises
     ------
     FileFormatError
-        The text is truncated, no comparison, or of another version of the format.
+        The text is truncated, is not a comparison, or has another version of the format.
     """
     try:
         content = json.loads(text)
@@ -262,16 +264,18 @@ def from_text(text: str, name: str) -> tuple[list[Record], Context]:
 
 
 class Journal:
-    """Finished records by key; with a folder, also in a file with one JSON line per record.
+    """Finished records by key, so that an interrupted run can continue.
 
-    The first line of the file holds the fingerprint of the data.
+    With a folder, the records of earlier runs are read from a file in the folder, and new records
+    are appended to the file. Its first line holds the fingerprint of the data, and each further
+    line holds one record as JSON.
 
     Raises
     ------
     InputError
-        The file has another fingerprint.
+        The file has the fingerprint of other data.
     FileFormatError
-        A line other than the last is damaged.
+        A line of the file is damaged; an incomplete last line is dropped without error.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None, fingerprint: str) -> None:
@@ -283,7 +287,7 @@ class Journal:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         content = self.path.read_bytes() if self.path.exists() else b""
         complete = content[: content.rfind(b"\n") + 1]
-        if len(complete) < len(content):  # incomplete last line: the record is computed again
+        if len(complete) < len(content):  # drop a last line that is incomplete
             with open(self.path, "r+b") as file:
                 file.truncate(len(complete))
                 os.fsync(file.fileno())
@@ -312,7 +316,7 @@ class Journal:
             )
 
     def add(self, records: Mapping[str, Record]) -> None:
-        """Append finished records; the file is synchronised to disk before the return."""
+        """Add finished records to memory and to the file, which is synchronised to disk."""
         new = {key: record for key, record in records.items() if key not in self.records}
         self._append([{"key": key, **record.to_json()} for key, record in new.items()])
         self.records |= new

@@ -1,4 +1,4 @@
-"""Tables of a comparison, as text of at most 100 columns and as HTML."""
+"""Tables of a comparison as text, with notes wrapped at 100 characters, and as HTML."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Table:
     Attributes
     ----------
     title : str
-        Title; may be empty.
+        Title, which may be empty.
     columns : tuple of str
         Column names.
     rows : tuple of tuple of str
-        Entries; the first entry of a row is its name.
+        Entries of each row; the first entry is the name of the row.
     notes : tuple of str
         Lines below the table.
     """
@@ -53,7 +53,7 @@ class Table:
         return "\n".join([*text, *map(wrapped, self.notes)])
 
     def to_html(self) -> str:
-        """HTML of a table element with the title as caption; all text is escaped."""
+        """Return an HTML table element with the title as its caption; all text is escaped."""
         head = "".join(f"<th scope='col'>{html.escape(c)}</th>" for c in self.columns)
         body = "".join(
             f"<tr><th scope='row'>{html.escape(name)}</th>{''.join(map(_html_cell, cells))}</tr>"
@@ -66,7 +66,7 @@ class Table:
         )
 
     def _repr_html_(self) -> str:
-        # Notebooks lack the style sheet of the report: set the alignment of every cell.
+        # Notebooks lack the style sheet of the report, so every cell gets its own alignment.
         page = self.to_html()
         sides = {"<td": "right", "<th scope='col'": "right", "<th scope='row'": "left",
                  "<caption": "left"}  # fmt: skip
@@ -80,12 +80,15 @@ def _html_cell(cell: str) -> str:
 
 
 def wrapped(line: str) -> str:
-    """Wrap a line at 100 columns; continuation lines are indented."""
+    """Wrap a line at 100 characters; continuation lines are indented."""
     return textwrap.fill(line, 100, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def figure_text(interval: Interval) -> str:
-    """Text of a mean and the half width of its 95 % interval, if any: ``.748 ±.013``."""
+    """Return the text of a mean with the half width of its 95 % interval, as in ``.748 ±.013``.
+
+    Without an interval, the text is the mean; without a mean, "-".
+    """
     if math.isnan(interval.mean):
         return "-"
     text = number(interval.mean)
@@ -95,7 +98,11 @@ def figure_text(interval: Interval) -> str:
 
 
 def number(value: float) -> str:
-    """Text of a number: three decimals and no leading zero; four digits for |value| >= 10."""
+    """Return the text of a number, "-" for NaN.
+
+    The text has three decimals and no zero before the decimal point, such as ".748"; if
+    |value| >= 10, it has four significant digits.
+    """
     if math.isnan(value):
         return "-"
     text = f"{value:.3f}" if abs(value) < 10 else f"{value:.4g}"
@@ -103,7 +110,7 @@ def number(value: float) -> str:
 
 
 def head_title(result: Comparison, head: str) -> str:
-    """Name of a head, followed by its definition if it is a head of the library."""
+    """Return the name of a head, followed by its definition for a head of the library."""
     role = dict(zip(result.context.heads, result.context.head_roles, strict=True))[head]
     meaning = {
         "retrained": "head refitted after erasing",
@@ -114,13 +121,13 @@ def head_title(result: Comparison, head: str) -> str:
 
 
 def overview(result: Comparison) -> str:
-    """Text of the tables and notes of a comparison, in at most 100 columns."""
+    """Return the tables and notes of a comparison as text."""
     remarks = "\n".join(map(wrapped, remarks_of(result)))
     return "\n\n".join(filter(None, [heading(result), *map(str, summaries(result)), remarks]))
 
 
 def remarks_of(result: Comparison) -> list[str]:
-    """Lines with the failures, the first eight notes, and the advice."""
+    """Return the lines with the failures, the first eight notes, and the advice."""
     failed = [
         f"! {eraser}{', ' + head if head else ''}: {reason}"
         for eraser, head, reason in result.failures
@@ -129,7 +136,7 @@ def remarks_of(result: Comparison) -> list[str]:
 
 
 def notebook(result: Comparison) -> str:
-    """Content of `overview` as HTML, for notebooks."""
+    """Return the content of `overview` as HTML, for notebooks."""
     items = "".join(f"<li>{html.escape(line)}</li>" for line in remarks_of(result))
     return (
         f"<p style='white-space:pre-line'>{html.escape(heading(result))}</p>"
@@ -139,7 +146,7 @@ def notebook(result: Comparison) -> str:
 
 
 def heading(result: Comparison) -> str:
-    """Sizes of data and splits, and the meaning of mean and interval in the tables."""
+    """Return the text of the sizes of data and splits, and the meaning of the intervals."""
     c = result.context
     sizes = list(result.sizes.values())
     train, validation, test = (_range(counts) for counts in zip(*sizes, strict=True))
@@ -159,7 +166,7 @@ def heading(result: Comparison) -> str:
 
 
 def split_sizes(result: Comparison) -> list[str]:
-    """Lines with the sizes of the splits at each level, and the fraction of all rows in a split."""
+    """Return a line per level: sizes of its splits, and fraction of all rows in each split."""
     lines = []
     for p in result.context.levels:
         seeds: dict[tuple[int, int, int], list[str]] = {}
@@ -178,19 +185,19 @@ def split_sizes(result: Comparison) -> list[str]:
 
 
 def _range(numbers: Sequence[int]) -> str:
-    """Text of the range of numbers, such as "5 to 9", or of one number."""
+    """Return the range of numbers as text, such as "5 to 9", or "5" for equal numbers."""
     low, high = min(numbers), max(numbers)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-# Columns of the summary tables: accuracy before the worst group.
+# Order of the columns of the summary tables: that of SUMMARY, except that accuracy comes first.
 _COLUMNS = ("accuracy", *(m for m in SUMMARY if m != "accuracy"))
 
 
 def summaries(result: Comparison) -> list[Table]:
-    """Tables of all metrics for each head, at the default level.
+    """Return the tables of the metrics for each head, at the default level.
 
-    With several levels, also a table of one metric over the levels for each head.
+    With several levels, each head also has a table of the headline metric over the levels.
     """
     context, present = result.context, result.metrics
     p = result.level()
@@ -210,10 +217,10 @@ def summaries(result: Comparison) -> list[Table]:
 
 
 def summary(result: Comparison, head: str, p: float | None, metrics: Sequence[str]) -> Table:
-    """Table of erasers by metrics, for a head at a level.
+    """Return the table of erasers (rows) by metrics (columns), for a head at a level.
 
-    The mark * is for an eraser that is significantly better than all others, ? for a worst group
-    with few rows, ~ for a solver that did not converge.
+    The mark * means that an eraser is significantly better than every other eraser, ? that a worst
+    group has few rows, and ~ that a solver did not converge.
     """
     context = result.context
     entries = {m: result.metric(m) for m in metrics}
@@ -252,7 +259,7 @@ def summary(result: Comparison, head: str, p: float | None, metrics: Sequence[st
 
 
 def _seed_fraction(result: Comparison, eraser: str, head: str, p: float | None) -> str:
-    """Text " k/J" if k of J seeds have values; empty if all or none have."""
+    """Return " k/J" if k of J seeds have values, 0 < k < J; otherwise ""."""
     of_level = (r for r in result.records if (r.eraser, r.head, r.p) == (eraser, head, p))
     return _fraction(sum(bool(r.values) for r in of_level), len(result.context.seeds))
 
@@ -262,13 +269,13 @@ def _fraction(k: int, n: int) -> str:
 
 
 def has_few_rows(result: Comparison, eraser: str, head: str | None, p: float | None) -> bool:
-    """Whether the worst group of any seed has fewer than `FEW_ROWS` test rows."""
+    """Whether the worst group at any seed has fewer than `FEW_ROWS` test rows."""
     cells = result.worst_cells(eraser=eraser, head=head, p=p).values()
     return any(cell.n < FEW_ROWS for cell in cells)
 
 
 def worst_cell_text(result: Comparison, eraser: str, head: str, p: float | None) -> str:
-    """Text of the cell that is most often the worst over seeds, with its rows; "" without cells."""
+    """Return the text of the cell that is most often the worst over seeds; "" without cells."""
     cells = list(result.worst_cells(eraser=eraser, head=head, p=p).values())
     if not cells:
         return ""
@@ -278,7 +285,7 @@ def worst_cell_text(result: Comparison, eraser: str, head: str, p: float | None)
 
 
 def worst_cell_lines(result: Comparison, head: str, p: float | None) -> list[str]:
-    """One line with the worst cells, each followed by its erasers; [] without cells."""
+    """Return one line that lists each worst cell and its erasers; [] without cells."""
     erasers_of: dict[str, list[str]] = {}
     for eraser in result.context.erasers:
         text = worst_cell_text(result, eraser, head, p)
@@ -289,14 +296,14 @@ def worst_cell_lines(result: Comparison, head: str, p: float | None) -> list[str
 
 
 def association(context: Context, p: float) -> str:
-    """Text of an association level, its method, and the aligned class."""
+    """Return the text of an association level, its method, and the aligned class."""
     by = " by weights" * (context.association_method == "weights")
     aligned = f" (aligned: {context.aligned_class})" if context.aligned_class else ""
     return f"association p = {p:g}{by}{aligned}"
 
 
 def by_level(result: Comparison, metric: str, head: str | None) -> Table:
-    """Table of a metric by eraser and association level."""
+    """Return the table of a metric by eraser and association level."""
     context, head_name = result.context, result.head_of(metric, head)
     rows = []
     for eraser in context.erasers:
@@ -309,7 +316,7 @@ def by_level(result: Comparison, metric: str, head: str | None) -> Table:
 
 
 def difference_table(differences: Differences) -> Table:
-    """Table of differences with intervals, corrected t and Holm-adjusted p."""
+    """Return the table of differences, with intervals, t statistics and p values."""
 
     def text(value: float, shown: str) -> str:
         return "-" if math.isnan(value) else shown
@@ -337,13 +344,13 @@ def difference_table(differences: Differences) -> Table:
 
 
 def signed(value: float) -> str:
-    """Text of a number with its sign; + for a number that rounds to 0."""
+    """Return the text of a number with its sign; a number that rounds to 0 has the sign +."""
     text = number(value)
     return f"+{text.removeprefix('-')}" if value >= 0 or not text.strip("-.0") else text
 
 
 def advice_lines(result: Comparison) -> list[str]:
-    """Lines of advice from the moments: one on frozen heads, and one per concept."""
+    """Return the lines of advice: one on frozen heads, and one per concept."""
     values, context = result.advice(), result.context
     if not values:
         return []

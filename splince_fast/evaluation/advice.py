@@ -1,4 +1,4 @@
-"""Advice from moments: the eraser for a frozen head, and the association left in held-out rows."""
+"""Advice from moments: eraser for a frozen head, and association left in erased held-out rows."""
 
 from __future__ import annotations
 
@@ -26,18 +26,20 @@ Variables: TypeAlias = VariableName | list[VariableName] | list[str]
 
 @dataclass(frozen=True, slots=True)
 class FrozenHeadAdvice:
-    """Rule for the eraser, LEACE or SPLINCE, with the smaller squared error of a frozen head.
+    """Rule that decides whether a frozen head has the smaller squared error after LEACE or SPLINCE.
 
     Attributes
     ----------
     rho : float
-        Largest squared cosine between the kept and the erased subspaces after whitening: the
-        squared correlation of the best linear predictions of concept and task.
+        Largest squared cosine between the kept and the erased subspace after whitening. For a
+        concept and a task of one direction each, rho is the squared correlation between their best
+        linear predictions.
     threshold : float
-        g* = 2 (1 - rho) / (2 - rho). If the frozen head is g times the least-squares head, SPLINCE
-        has the smaller squared error iff g < g*, LEACE iff g > g*. The threshold does not concern
-        accuracy: for a binary task, the centred scores after SPLINCE are the centred scores after
-        LEACE times 1 / (1 - rho), so that the predictions are the same for balanced classes.
+        g* = 2 (1 - rho) / (2 - rho). If the frozen head is g times the least-squares head, the
+        squared error is smaller after SPLINCE iff g < g*, and smaller after LEACE iff g > g*. The
+        threshold does not apply to accuracy: for a binary task, the centred scores after SPLINCE
+        are 1 / (1 - rho) times the centred scores after LEACE, and so the predictions are the same
+        for balanced classes.
     """
 
     rho: float
@@ -58,8 +60,8 @@ def frozen_head_advice(
 ) -> FrozenHeadAdvice:
     """Compute the overlap rho of concept and task, and the threshold 2 (1 - rho) / (2 - rho).
 
-    `erase` and `keep` are as in :func:`splince_fast.splince`. rho is 1 if a direction of
-    Cov(x, task) lies in the range of Cov(x, concept): SPLINCE is then infeasible.
+    `erase` and `keep` are as in :func:`splince_fast.splince`. If a direction of Cov(x, task) lies
+    in the range of Cov(x, concept), rho is 1 and SPLINCE is infeasible.
     """
     try:
         report = splince(moments, erase=erase, keep=keep).report
@@ -73,10 +75,10 @@ def frozen_squared_errors(
     moments: Moments | Factored, erase: Variables, keep: str, head: Float, test: Float,
     target: Float, mean: Float,
 ) -> dict[str, float]:  # fmt: skip
-    """Squared error of a frozen least-squares head on test rows after "LEACE" and "SPLINCE".
+    """Return the squared error of a frozen linear head on test rows, by eraser.
 
-    The squared error is summed over label columns and averaged over rows; NaN for SPLINCE if it is
-    infeasible.
+    The keys are "LEACE" and "SPLINCE". The squared error is summed over label columns and averaged
+    over rows; it is NaN for SPLINCE if SPLINCE is infeasible.
 
     Parameters
     ----------
@@ -101,10 +103,11 @@ def frozen_squared_errors(
 
 @dataclass(frozen=True, slots=True)
 class HeldOutTrace:
-    """Association that an eraser fitted on n rows leaves in held-out rows of the same distribution.
+    """Association of a concept with held-out rows, before and after erasure.
 
-    The measure of association is the Pillai trace: the sum of the squared canonical correlations
-    of x and z.
+    The eraser is fitted to n rows, and the held-out rows have the same distribution. The
+    association of rows x and concept z is measured by the Pillai trace, the sum of their squared
+    canonical correlations.
 
     Attributes
     ----------
@@ -132,13 +135,14 @@ class HeldOutTrace:
 
     @property
     def r2(self) -> float:
-        """`expected` divided by the rank of Cov(z): R^2 of a concept of one direction."""
+        """`expected` divided by the rank of Cov(z), which is R^2 for a concept of rank 1."""
         return self.expected / max(1, self.rank_z)
 
     def rows_for(self, r2: float) -> float:
-        """Smallest number of training rows at which the expected R^2 is at most `r2`.
+        """Return the smallest number of training rows for which the expected R^2 is at most `r2`.
 
-        0 if R^2 is at most `r2` without erasure; infinity if no number of rows is enough.
+        The number is 0 if R^2 is at most `r2` before erasure, and infinity if no number of rows is
+        enough.
 
         Raises
         ------
@@ -171,26 +175,27 @@ class HeldOutTrace:
 def held_out_trace(
     moments: Moments | Factored, name: VariableName, *, n: int | None = None
 ) -> HeldOutTrace:
-    """Expected Pillai trace of a concept in held-out rows, for an eraser fitted on n rows.
+    """Return the expected Pillai trace of a concept in held-out rows after erasure.
 
-    Take coordinates in which the population has Cov(x) = I_p and Cov(z) = I_r, and let
-    B = Cov(x, z), whose singular values are the canonical correlations c_i. SAL, LEACE and SPLINCE
-    fitted on n rows have the kernel span(B'), where B' = B + E is the sample covariance. For every
-    P with this kernel, the best linear prediction of z from P x explains
+    The eraser P is fitted to n rows x with labels z of the concept. Let p and r be the ranks of
+    Cov(x) and Cov(z). Take coordinates in which the population has Cov(x) = I_p and Cov(z) = I_r.
+    The singular values of B = Cov(x, z) are then the canonical correlations c_i. SAL, LEACE and
+    SPLINCE have the kernel span(B'), where B' = B + E is the sample covariance and E its sampling
+    error. For every P with this kernel, the best linear prediction of z from P x explains
 
         |(P P^T)^{+1/2} P B|_F^2 = |(I - Pi') B|_F^2,   Pi' the orthogonal projector on span(B'),
 
-    because P^+ P = I - Pi'. The remaining trace is the part of B outside span(B'); it depends
-    neither on the sample covariance of x nor on the choice of P. The entries of E orthogonal to B
-    have variance 1 / n if the noise in x does not depend on z (exactly for Gaussian x and z, and
-    for two balanced classes). For one direction, with m = (p - r) / n,
-    |B'|^2 = c^2 + m + O(c / sqrt(n)), hence
+    because P^+ P = I - Pi'. The remaining trace is therefore the part of B outside span(B'). It
+    depends neither on the sample covariance of x nor on the choice of P. The entries of E
+    orthogonal to B have variance 1 / n if the noise in x does not depend on z (exactly for Gaussian
+    x and z, and for two balanced classes). For one direction, |B'|^2 = c^2 + m + O(c / sqrt(n))
+    with m = (p - r) / n. Hence
 
-        E |(I - Pi') B|^2 = sum_i c_i^2 m / (c_i^2 + m)  (1 + O(1 / p) + O(1 / (n c^2))),
+        E |(I - Pi') B|^2 = sum_i c_i^2 m / (c_i^2 + m)  (1 + O(1 / p) + O(1 / (n c^2))).
 
-    which is m = (p - r) / n per direction for c^2 >> m, and c^2, as before erasure, for c^2 << m.
-    The trace is larger in rows of another distribution, such as rows with another association of
-    task and concept.
+    A direction contributes m if c^2 >> m, and c^2, as before erasure, if c^2 << m. The trace is
+    larger in rows of another distribution, such as rows with another association of task and
+    concept.
 
     Parameters
     ----------
@@ -230,7 +235,8 @@ def held_out_trace(
         raise InputError(f"n is {n!r}; it must be a positive number of training rows")
     strength = concept_strength(moments, name)
     with statistics(moments) as stats:
-        # In `concept_strength`, rows without a label count as rows at the mean of the concept.
+        # `concept_strength` counts rows without a label as rows at the mean of the concept; divide
+        # its squared correlations by the fraction of labelled rows.
         labelled = min(1.0, stats.variable(name).weight / stats.weight)
     n_labelled, p, r = round(labelled * strength.n), strength.rank_x, strength.rank_z
     squares = adjusted(np.minimum(1.0, np.square(strength.correlations) / labelled), n_labelled, p)

@@ -1,4 +1,4 @@
-"""Figures of a comparison, with colour-blind safe colours and complete legends."""
+"""Figures of a comparison, with colours that are safe for colour-blind readers."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
     from splince_fast.evaluation.result import Comparison
 
-# Colours of Okabe and Ito, which are distinct for all common types of colour vision.
+# Palette of Okabe and Ito, distinct for all common types of colour vision.
 _COLOURS = ("#000000", "#E69F00", "#0072B2", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#8C8C00")
 _MARKERS = "osD^vPX*"
 _UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _MAX_CELLS = 10  # largest number of cells in the figure "groups"
-Style = dict[str, Any]  # keywords of a matplotlib artist
+Style = dict[str, Any]  # keyword arguments of a matplotlib artist
 
 
 def draw(result: Comparison, kind: str, **options: object) -> Figure:
-    """Draw one figure, not attached to a window, as documented in :meth:`Comparison.plot`."""
+    """Return one figure without a window, as documented in :meth:`Comparison.plot`."""
     if kind not in KINDS:
         raise InputError(f"there is no figure {kind!r}; choose from {', '.join(KINDS)}")
     check_keywords(options, KINDS[kind], without=("result", "axes"), where=f"the figure {kind!r}")
     module, matplotlib = require("matplotlib.figure", "evaluate"), require("matplotlib", "evaluate")
-    with matplotlib.rc_context({"text.parse_math": False}):  # "$" in labels is no mathematics
+    with matplotlib.rc_context({"text.parse_math": False}):  # show "$" in labels as text
         figure: Figure = module.Figure(figsize=(6.4, 4.0), layout="constrained")
         axes = figure.add_subplot()
         axes.spines[["top", "right"]].set_visible(False)
@@ -44,7 +44,7 @@ def draw(result: Comparison, kind: str, **options: object) -> Figure:
 
 
 def visible(text: str) -> str:
-    """Replace control characters and lone surrogates by escapes such as ``\\x01``.
+    """Return the text with escapes such as ``\\x01`` for control characters and lone surrogates.
 
     XML, HTML and fonts cannot represent these characters, and UTF-8 cannot encode surrogates.
     """
@@ -52,7 +52,7 @@ def visible(text: str) -> str:
 
 
 def available(result: Comparison) -> list[str]:
-    """Kinds of figures for which the comparison has data."""
+    """Return the kinds of figures for which the comparison has data."""
     c, metrics = result.context, result.metrics
     conditions = {
         "association": len(c.levels) > 1,
@@ -70,7 +70,7 @@ def available(result: Comparison) -> list[str]:
 
 
 def _style(result: Comparison, eraser: str) -> Style:
-    """Colour and marker of an eraser."""
+    """Return the colour and marker of an eraser."""
     i = result.context.erasers.index(eraser)
     return {**_colour_and_marker(i), "markersize": 5}
 
@@ -91,7 +91,7 @@ def _seeds(result: Comparison) -> str:
 
 
 def _half_widths(intervals: Iterable[Interval]) -> list[float]:
-    """Half widths of intervals, for error bars; 0 for an interval of NaN."""
+    """Return the half widths of intervals, for error bars; 0 for an interval that is NaN."""
     return [0.0 if math.isnan(i.low) else i.high - i.mean for i in intervals]
 
 
@@ -107,7 +107,7 @@ def _use_plain_ticks(axis: Any) -> None:
 
 
 def _plot_over_levels(result: Comparison, axes: Axes, metric: str, head: str | None) -> None:
-    """Plot a metric over the association levels: a line with an interval band per eraser."""
+    """Plot a metric against the association level: a line and an interval band per eraser."""
     levels = [p for p in result.context.levels if p is not None]
     if not levels:
         raise InputError("the run has one natural split; this figure needs association=(.5, ...)")
@@ -123,7 +123,7 @@ def _plot_over_levels(result: Comparison, axes: Axes, metric: str, head: str | N
 
 
 def _probe_accuracies(result: Comparison) -> list[str]:
-    """Names of the metrics that are accuracies of probes, for all concepts of classes."""
+    """Return the names of the probe accuracies among the metrics, for all concepts of classes."""
     return [
         m for m in result.metrics
         if (base := m.partition("[")[0]) in OF_PROBES and base.endswith("_accuracy")
@@ -138,16 +138,16 @@ def _start_at_chance(
     *,
     legend: bool = True,
 ) -> None:
-    """Add a line at the chance level of each concept, and extend the y axis to include it.
+    """Add a line at the chance level of each concept, and extend the y axis to include the lines.
 
-    `accuracies` are the metrics of probes in the figure.
+    `accuracies` are the names of the probe accuracies in the figure.
     """
     label = "majority class" if legend else None
     levels = []
     for key in (name.replace("_accuracy", "_chance", 1) for name in accuracies):
         means = (result.mean(key, eraser=e, p=p) for e in result.context.erasers)
         levels += [level for level in means if not math.isnan(level)][:1]
-    for level in dict.fromkeys(levels):  # all probes of a concept have the same chance level
+    for level in dict.fromkeys(levels):  # each distinct level once
         axes.axhline(level, color="#888888", linewidth=1, linestyle="--", label=label)
         label = None
         low, high = axes.get_ylim()
@@ -160,7 +160,7 @@ def _start_at_chance(
 def _association(
     result: Comparison, axes: Axes, *, metric: str = "worst_group", head: str | None = None
 ) -> None:
-    """Plot a metric over the association levels."""
+    """Plot a metric against the association level."""
     _plot_over_levels(result, axes, metric, head)
     head = result.head_of(metric, head)
     label = result.metric(metric).label
@@ -177,7 +177,7 @@ def _alphas(
     reference: str | None = None,
     p: float | None = None,
 ) -> None:
-    """Plot the difference from a reference eraser over alpha, the penalty of the head."""
+    """Plot the difference from a reference eraser against alpha, the penalty of the head."""
     metric = metric or ("accuracy" if "accuracy" in result.metrics else "r2")
     erasers = result.context.erasers
     reference = reference or result.context.eraser_as("LEACE") or erasers[0]
@@ -231,7 +231,7 @@ def _covariance(result: Comparison, axes: Axes) -> None:
 
 
 def _leakage(result: Comparison, axes: Axes, *, p: float | None = None) -> None:
-    """Plot the accuracy of the probes on erased test rows, with the chance level."""
+    """Plot the accuracy of each probe on erased test rows, with chance levels."""
     names = _probe_accuracies(result)
     if not names:
         raise InputError("the run has no probes; pass leakage=('linear',)")
@@ -261,7 +261,7 @@ def _groups(
     p, heads = result.level(p), result.context.heads
     records = [r for r in result.records if r.cells and r.p == p]
     head = head or min((r.head for r in records), key=heads.index, default=heads[0])
-    rates: dict[tuple[int, str], list[float]] = {}  # accuracy at each seed, by cell and eraser
+    rates: dict[tuple[int, str], list[float]] = {}  # accuracies over seeds, by (cell, eraser)
     rows: dict[tuple[int, str], list[int]] = {}
     for r in records:
         for cell, n, n_correct in r.cells if r.head == head else ():
@@ -308,7 +308,7 @@ def _groups(
 def _trade_off(
     result: Comparison, axes: Axes, *, head: str | None = None, p: float | None = None
 ) -> None:
-    """Plot the probe accuracy for the concept (lower is better) over the worst-group accuracy."""
+    """Plot the probe accuracy for the concept (lower is better) against worst-group accuracy."""
     heads = result.context.heads if head is None else (head,)
     for k, name in enumerate(heads):
         for eraser in result.context.erasers:
@@ -326,9 +326,9 @@ def _trade_off(
 
 
 def _partial_families(result: Comparison) -> dict[str, list[tuple[float, str]]]:
-    """For each eraser with partial forms, (alpha, name) of all forms in ascending order.
+    """Return the partial erasers by base name, as lists of (alpha, name) in ascending order.
 
-    The complete eraser, if it was compared, has alpha 1.
+    If the complete eraser was compared, its list also holds it, with alpha 1.
     """
     context = result.context
     families: dict[str, list[tuple[float, str]]] = {}
@@ -346,7 +346,7 @@ def _partial_families(result: Comparison) -> dict[str, list[tuple[float, str]]]:
 def _partial(
     result: Comparison, axes: Axes, *, metric: str = "probe_accuracy", p: float | None = None
 ) -> None:
-    """Plot a metric of partial erasers over alpha, one line per eraser."""
+    """Plot a metric of partial erasers against alpha, with one line per base eraser."""
     families = _partial_families(result)
     if not families:
         raise InputError("the run has no partial erasers; pass erasers=('LEACE', 'LEACE*0.9', ...)")
