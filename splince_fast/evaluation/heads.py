@@ -1,10 +1,11 @@
-"""Heads: L2-logistic classifiers (ridge for quantities) on embeddings, and selection of alpha.
+"""Heads: logistic regression on embeddings (ridge regression for quantities), selection of alpha.
 
-All heads minimise the mean log-loss plus ``alpha / 2 |w|^2``, with an unpenalised intercept, as do
-``LogisticRegression(C=1 / (alpha n))`` and ``SGDClassifier(alpha=alpha)``. Features are centred and
-divided by one number, the root of the mean variance of the training features, so that alpha has the
-same meaning for every eraser and data set. A scale per feature would change the geometry of the
-features, and therefore SAL.
+A head for classes minimises the mean log-loss plus ``alpha / 2 |w|^2``, with an unpenalised
+intercept. ``LogisticRegression(C=1 / (alpha n))`` and ``SGDClassifier(alpha=alpha)`` have the same
+objective. A head for a quantity minimises half the mean squared error plus the same penalty.
+Features are centred and divided by one number, the root of the mean variance of the training
+features, so that alphas are comparable between erasers and between data sets. A separate scale for
+each feature would change the geometry of the features, on which the penalty and SAL depend.
 """
 
 from __future__ import annotations
@@ -37,12 +38,13 @@ from splince_fast.moments.parameters import check_random_state
 
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
-Factors = tuple[Float, Float]  # left and right factors, (r, d) each, of P = I - left^T right
+Factors = tuple[Float, Float]  # (left, right), (r, d) each: P = I - left^T right
 ValidationScore = tuple[float, float]  # worst-group accuracy, accuracy
 
 ALPHAS = (1.0, 0.1, 0.01, 0.001, 0.0001)
 RULES = ("worst_group", "accuracy")
-# If a cell has fewer validation rows, alpha is selected by folds of the training rows.
+# Smallest number of validation rows per cell. If a cell has fewer, alpha is selected by
+# cross-validation on the training rows instead.
 MIN_CELL = 5
 SEPARABLE = (
     "the classes are separable on the training rows, so an unregularised head has no minimiser; "
@@ -82,14 +84,14 @@ class Head:
     feature_names: tuple[str, ...] | None = None
 
     def decision_function(self, X: object) -> Float:
-        """Scores x^T coef + intercept of rows: (n,) for C = 1, else (n, C).
+        """Return the scores x^T coef + intercept of rows x: (n,) for C = 1, else (n, C).
 
         Raises
         ------
         InputError
-            Rows have another width, or a frame has other columns.
+            X differs from the rows of the fit in its number of features or its column names.
         NonFiniteError
-            Rows contain NaN or infinity.
+            X contains NaN or infinity.
         """
         rows = _checked(X, "X", width=self.coef_.shape[1])
         check_feature_names(feature_names(X, rows.shape[1]), self.feature_names)
@@ -97,14 +99,14 @@ class Head:
         return np.asarray(scores[:, 0] if scores.shape[1] == 1 else scores)
 
     def predict(self, X: object) -> Any:
-        """Predict the class names, or the values of a quantity, of rows."""
+        """Predict the class names of rows, or their values for a quantity."""
         scores = self.decision_function(X)
         if not self.classes_:
             return scores
         return names_array(self.classes_)[decide(scores.reshape(len(scores), -1))]
 
     def predict_proba(self, X: object) -> Float:
-        """Class probabilities (n, number of classes) of rows.
+        """Return the class probabilities of rows, (n, number of classes).
 
         Raises
         ------
@@ -137,16 +139,17 @@ def fit_head(
     X : array-like of shape (n, d)
         Rows, erased or not.
     y : column of shape (n,)
-        Classes. Floats are a quantity: the head minimises half the mean squared error plus the
-        same penalty.
+        Classes, or a quantity if the values are floats. For a quantity, the head minimises half
+        the mean squared error plus the same penalty.
     alpha : float
         Penalty, at least 0. With alpha 0, separable classes raise InputError.
     solver : {"newton", "sgd"}
-        "newton" converges to the minimum; "sgd", for classes, is scikit-learn's ``SGDClassifier``
-        with tol 1e-4 and at most 1,000 epochs, the setting of the paper.
+        "newton" converges to the minimum. "sgd", for classes only, is scikit-learn's
+        ``SGDClassifier`` with tol 1e-4 and at most 1,000 epochs, the setting of Holstege, Ravfogel
+        and Wouters (NeurIPS 2025).
     scale : bool
-        Whether features are centred and divided by the root of their mean variance during the
-        fit; the returned coefficients apply to the unscaled X.
+        Whether features are centred and divided by the root of their mean variance before the
+        fit. The coefficients of the returned head apply to the unscaled X.
     start : Head, optional
         Initial weights of "sgd".
     random_state : int
@@ -160,9 +163,10 @@ def fit_head(
     Raises
     ------
     InputError
-        A parameter is out of range, `start` has another shape, or classes are separable at alpha 0.
+        A parameter is out of range, the weights of `start` have the wrong shape, or alpha is 0 and
+        the classes are separable.
     LabelError
-        There are fewer than two classes, or y has the pandas index of X in another order.
+        There are fewer than two classes, or the pandas index of y is that of X in another order.
     NonFiniteError
         X contains NaN or infinity.
     NotEnoughDataError
@@ -180,7 +184,7 @@ def fit_head(
     True
     """
     check_alpha(alpha)
-    random_state = check_random_state(random_state, bits=32)  # scikit-learn takes 32 bits
+    random_state = check_random_state(random_state, bits=32)  # limit of scikit-learn
     if solver not in ("newton", "sgd"):
         raise InputError(f"solver is {solver!r}; choose 'newton' or 'sgd'")
     if not isinstance(start, Head | None):
@@ -225,8 +229,8 @@ def select_head(
 ) -> Head:
     """Fit a head at every alpha; return the head with the best worst-group validation accuracy.
 
-    Ties are resolved by the higher accuracy, then by the larger alpha. To compare erasers by
-    worst-group accuracy, use the same `rule` for all of them and for unerased rows.
+    Ties are resolved by the higher accuracy, then by the larger alpha. If you compare erasers by
+    worst-group accuracy, use one `rule` for all erasers and for unerased rows.
 
     Parameters
     ----------
@@ -239,7 +243,7 @@ def select_head(
     alphas : sequence of float
         Candidate penalties.
     rule : {"worst_group", "accuracy"}
-        Validation score that is compared first.
+        Validation score by which heads are compared first.
 
     Returns
     -------
@@ -252,8 +256,8 @@ def select_head(
     InputError
         A parameter is out of range.
     LabelError
-        There are fewer than two classes, labels are quantities, or labels have the pandas index of
-        the rows in another order.
+        There are fewer than two classes, labels are quantities, or the pandas index of labels is
+        that of the rows in another order.
     NonFiniteError
         The rows contain NaN or infinity.
     NotEnoughDataError
@@ -290,7 +294,7 @@ def select_head(
     inside = codes >= 0
     scaled = Scaled.of(rows[inside], feature_names=columns)
     fits = _logistic.fit(scaled.rows, codes[inside], len(task.classes), np.array(alphas))
-    weights = np.ascontiguousarray(fits.weights.reshape(-1, rows.shape[1]).T)  # (d, J C)
+    weights = np.ascontiguousarray(fits.weights.reshape(-1, rows.shape[1]).T)  # (d, J alphas x C)
     scores = ((validation - scaled.centre) / scaled.scale) @ weights
     y_pred = decide(scores.reshape(len(validation), *fits.intercepts.shape) + fits.intercepts)
     scored = [score(y_true, y_pred[:, j], cells) for j in range(len(alphas))]
@@ -311,9 +315,10 @@ def _checked(X: object, name: str, *, width: int | None = None) -> Float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scaled:
-    """Rows minus their mean `centre`, divided by `scale`, the root of their mean feature variance.
+    """Scaled rows: (x - `centre`) / `scale`.
 
-    Variances have ddof 0. `centre` is 0 and `scale` is 1 for rows that are not scaled.
+    `centre` is the mean of the unscaled rows, and `scale` is the root of the mean variance of their
+    features (ddof 0). For rows that are not scaled, `centre` is 0 and `scale` is 1.
     """
 
     rows: Float
@@ -325,7 +330,7 @@ class Scaled:
     def of(
         cls, rows: Float, *, scale: bool = True, feature_names: tuple[str, ...] | None = None
     ) -> Scaled:
-        """Centre and scale rows; with ``scale=False`` the rows are unchanged.
+        """Centre and scale rows; with ``scale=False``, leave the rows unchanged.
 
         Raises
         ------
@@ -351,7 +356,7 @@ class Scaled:
         converged: bool = True,
         validation: tuple[tuple[float, float, float], ...] = (),
     ) -> Head:
-        """Convert weights `w` and intercepts `b` of the scaled rows to a head for unscaled rows."""
+        """Convert weights `w` and intercepts `b` for scaled rows to a head for unscaled rows."""
         coef = w / self.scale
         return Head(
             coef, b - coef @ self.centre, names, alpha, converged, validation, self.feature_names
@@ -361,7 +366,7 @@ class Scaled:
 def _sgd(
     scaled: Scaled, codes: Codes, alpha: float, start: Head | None, random_state: int
 ) -> tuple[Float, Float, bool]:
-    """Fit by ``SGDClassifier`` as in the paper: weights, intercepts, and whether it converged."""
+    """Fit ``SGDClassifier``; return weights, intercepts, and whether the fit converged."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import SGDClassifier
 
@@ -388,7 +393,10 @@ def _sgd(
 
 
 def decide(scores: Float) -> Codes:
-    """Codes (...,) from scores (..., C): the sign of the score for C = 1, else the argmax."""
+    """Return the predicted class codes (...,) for scores (..., C).
+
+    For C = 1 the code is 1 if the score is positive, else 0. For C > 1 it is the argmax.
+    """
     if scores.shape[-1] == 1:
         return (scores[..., 0] > 0).astype(np.intp)
     return np.asarray(scores.argmax(axis=-1), dtype=np.intp)
@@ -397,9 +405,10 @@ def decide(scores: Float) -> Codes:
 def score(
     y_true: Codes, y_pred: Codes, cells: Codes | None, weights: Float | None = None
 ) -> ValidationScore:
-    """Worst-group accuracy, NaN without rows in a cell, and weighted accuracy.
+    """Return the worst-group accuracy and the weighted accuracy.
 
-    Weights must be constant in each cell; they do not affect the worst-group accuracy.
+    The worst-group accuracy is NaN if no row is in a cell. It ignores the weights, which must be
+    constant within each cell.
     """
     correct = y_true == y_pred
     worst = math.nan
@@ -411,10 +420,11 @@ def score(
 
 
 def choose(scored: Sequence[ValidationScore], alphas: Sequence[float], rule: str) -> int:
-    """Index of the best score: by worst-group accuracy, then accuracy, then the larger alpha.
+    """Return the index of the best score.
 
-    With the rule "accuracy", accuracy is compared before worst-group accuracy. Accuracy replaces a
-    worst-group accuracy of NaN.
+    Scores are compared by worst-group accuracy, then by accuracy, then by the larger alpha. The
+    rule "accuracy" compares accuracy before worst-group accuracy. If the worst-group accuracy is
+    NaN, the accuracy takes its place.
     """
 
     def rank(j: int) -> tuple[float, ...]:
@@ -428,12 +438,13 @@ def choose(scored: Sequence[ValidationScore], alphas: Sequence[float], rule: str
 def ridge_path(
     rows: Float, target: Float, alphas: Sequence[float], factors: Factors | None
 ) -> tuple[Float, Float]:
-    """Ridge regression at J alphas: weights w (J, k, d) and intercepts b (J, k) for erased rows.
+    """Fit ridge regression at J alphas; return weights w (J, k, d) and intercepts b (J, k).
 
-    Minimises mean |target - w P x - b|^2 / 2 + alpha / 2 |w|^2, with P = I - left^T right from
-    `factors`, or P = I without factors. The solution is
-    w^T = (P S P^T + alpha I)^{-1} P Cov(x, target), from one eigendecomposition of P S P^T, with
-    S = Cov(x). `rows` are (n, d), not erased; `target` is (n, k).
+    Each fit minimises mean |target - w P x - b|^2 / 2 + alpha / 2 |w|^2. `rows`, (n, d), hold the
+    unerased x, `target` is (n, k), and the eraser is P = I - left^T right from `factors`,
+    or P = I without factors. With S = Cov(x), the solution is
+    w^T = (P S P^T + alpha I)^{-1} P Cov(x, target). One eigendecomposition of P S P^T serves all
+    alphas.
     """
     n = len(rows)
     centre, mean = rows.mean(axis=0), target.mean(axis=0)
@@ -455,7 +466,7 @@ def ridge_path(
 
 
 def check_alpha(alpha: object) -> None:
-    """Raise InputError unless a penalty is a finite number of at least 0."""
+    """Raise InputError unless the penalty `alpha` is a finite number of at least 0."""
     if not is_number(alpha) or not 0 <= alpha < math.inf:
         raise InputError(f"alpha is {alpha!r}; it must be a finite number of at least 0")
 
@@ -476,6 +487,6 @@ def check_alphas(alphas: Any) -> tuple[float, ...]:
 
 
 def check_rule(rule: object) -> None:
-    """Raise InputError for an unknown rule of selecting alpha."""
+    """Raise InputError unless `rule` is one of RULES."""
     if rule not in RULES:
         raise InputError(f"the rule of selection is {rule!r}; choose 'worst_group' or 'accuracy'")

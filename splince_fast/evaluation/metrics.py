@@ -1,9 +1,10 @@
 """Metrics by group: accuracies with intervals, and gaps between true positive rates.
 
-The first arguments of every metric of predictions are ``(y_true, y_pred)``, as ``make_scorer`` of
-scikit-learn and ``MetricFrame`` of fairlearn require; ``sensitive_features=`` is an alias of
-``groups=``. Columns are matched by position: a column with the pandas index of ``y_true`` in
-another order raises LabelError. A cell is a group, or for several columns a combination of groups.
+Every metric of predictions takes ``(y_true, y_pred)`` as its first arguments, as ``make_scorer`` of
+scikit-learn and ``MetricFrame`` of fairlearn require. ``sensitive_features=`` is an alias of
+``groups=``. Rows of different columns are matched by position. A column whose pandas index is that
+of ``y_true`` in another order raises LabelError. A cell is a group, or a combination of groups if
+there are several columns of groups.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class CellAccuracy:
     accuracy : float
         Fraction of correct predictions, weighted if weights were passed.
     low, high : float
-        Limits of the Wilson interval, computed from counts.
+        Limits of the Wilson interval, computed from unweighted counts.
     """
 
     cell: ClassName
@@ -64,7 +65,7 @@ class GroupAccuracy:
     rows : tuple of CellAccuracy
         Accuracy of each cell with at least one row of positive weight, in the order of cell names.
     missing : tuple
-        Names of the cells without such a row.
+        Names of the cells without a row of positive weight.
     n : int
         Number of rows with a true label.
     overall : float
@@ -81,7 +82,7 @@ class GroupAccuracy:
 
     @property
     def worst(self) -> CellAccuracy:
-        """Cell with the lowest accuracy; a minimum over noisy cells is biased downwards."""
+        """Cell with the lowest accuracy; its accuracy is biased downwards, as any noisy minimum."""
         return min(self.rows, key=lambda row: row.accuracy)
 
     @property
@@ -92,14 +93,14 @@ class GroupAccuracy:
     def weighted(self, by: Mapping[ClassName, float]) -> float:
         """Weighted mean sum_g by[g] accuracy_g / sum_g by[g] over cells g.
 
-        `by` maps cells to fractions or counts, such as the fractions of the cells among the
-        training rows; the entry of a cell without rows must be 0.
+        `by` maps cells to weights, such as their fractions or counts among the training rows. The
+        weight of a cell that is not in `rows` must be 0.
 
         Raises
         ------
         InputError
-            An entry is negative or not finite, an entry of a cell without rows is positive, or all
-            entries are 0.
+            A weight is negative or not finite, the weight of a cell that is not in `rows` is
+            positive, or all weights are 0.
         """
         accuracies = {row.cell: row.accuracy for row in self.rows}
         bad = [cell for cell, w in by.items() if not (is_number(w) and math.isfinite(w) and w >= 0)]
@@ -173,7 +174,8 @@ def group_accuracy(
         Groups of the rows; the groups of several columns are their combinations. Rows without a
         group count only in ``overall``.
     sample_weight : array-like of shape (n,), optional
-        Non-negative weights of the rows in accuracies; the intervals are computed from counts.
+        Non-negative weights of the rows in accuracies. The intervals are computed from unweighted
+        counts.
     interval : float
         Level of the intervals, between 0 and 1.
     strict : bool
@@ -184,7 +186,8 @@ def group_accuracy(
     Returns
     -------
     GroupAccuracy
-        Accuracy per group in ``rows``, and ``worst``, ``mean`` and ``weighted(by)``.
+        The accuracies of the groups are in ``rows``; ``worst``, ``mean`` and ``weighted(by)``
+        summarise them.
 
     Raises
     ------
@@ -254,8 +257,8 @@ def worst_group_accuracy(
 ) -> float:
     """Lowest accuracy over the groups that have rows.
 
-    min_g mean(y_pred = y_true | g), as in Sagawa et al., "Distributionally robust neural
-    networks for group shifts" (ICLR 2020).
+    The result is min_g mean(y_pred = y_true | g) over groups g, as in Sagawa et al.,
+    "Distributionally robust neural networks for group shifts" (ICLR 2020).
 
     Parameters
     ----------
@@ -355,9 +358,10 @@ def tpr_gap(
 ) -> Any:
     """Gap between the true positive rates (TPR) of the classes of the concept.
 
-    For two classes a, b of the concept, in sorted order, Gap_y = TPR(y | b) - TPR(y | a); for more
-    classes, Gap_y = max_z TPR(y | z) - min_z TPR(y | z). De-Arteaga et al. (2019) and Romanov et
-    al. (2019) report the root mean square over the classes y of the task.
+    TPR(y | z) is the fraction of correct predictions among the rows of class y of the task and
+    class z of the concept. For two classes a, b of the concept, in sorted order,
+    Gap_y = TPR(y | b) - TPR(y | a); for more classes, Gap_y = max_z TPR(y | z) - min_z TPR(y | z).
+    De-Arteaga et al. (2019) and Romanov et al. (2019) report the root mean square of Gap_y over y.
 
     Parameters
     ----------
@@ -366,16 +370,17 @@ def tpr_gap(
     concept : column, or tuple, mapping or frame of columns
         Classes of the concept; the classes of several columns are their combinations.
     average : {"rms", "mean", "max"} or None
-        Average over the classes of the task: root mean square, or mean or maximum of the absolute
-        gaps. None returns the gap of every class, signed if the concept has two classes.
+        Summary of the gaps over the classes of the task: the root mean square, or the mean or
+        maximum of the absolute gaps. None returns the gap of every class of the task; the gaps are
+        signed if the concept has two classes.
     sensitive_features : column or columns, optional
         Alias of `concept`.
 
     Returns
     -------
     float or dict
-        Average gap, or a dictionary from class to gap. NaN without rows in two classes of the
-        concept.
+        Average gap, or a dictionary from class of the task to gap. The gap of a class of the task
+        is NaN if its rows are in fewer than two classes of the concept.
 
     Raises
     ------
@@ -385,7 +390,8 @@ def tpr_gap(
     Warns
     -----
     SplinceWarning
-        Classes of the task without rows in two classes of the concept are left out of the average.
+        The rows of a class of the task are in fewer than two classes of the concept; the class is
+        left out of the average.
 
     Examples
     --------
@@ -417,10 +423,11 @@ def tpr_gap(
 def gap_per_class(
     true: Codes, predicted: Codes, concept: Codes, n_classes: int, n_concepts: int
 ) -> Float:
-    """TPR gap of each class, (n_classes,); NaN for a class without rows in two concept classes.
+    """TPR gap of each class of the task, (n_classes,).
 
-    `true`, `predicted` and `concept`, each (n,), are codes of the true class, the predicted class
-    and the class of the concept; -1 is a missing label.
+    `true`, `predicted` and `concept`, (n,) each, hold the codes of the true class, the predicted
+    class and the class of the concept; -1 is a missing label. The gap of a class is NaN if its rows
+    are in fewer than two classes of the concept.
     """
     cells = np.where((true >= 0) & (concept >= 0), true * n_concepts + concept, -1)
     shape = n_classes, n_concepts
@@ -439,7 +446,10 @@ def gap_per_class(
 
 
 def average_gap(gaps: Float, average: str) -> float:
-    """Root mean square ("rms"), or "mean" or "max" of the absolute gaps; NaN gaps are left out."""
+    """Return the "rms", "mean" or "max" of the absolute gaps that are not NaN.
+
+    "rms" is the root mean square. The result is NaN if all gaps are NaN.
+    """
     absolute = np.abs(gaps[~np.isnan(gaps)])
     if not len(absolute):
         return math.nan
@@ -451,7 +461,8 @@ def average_gap(gaps: Float, average: str) -> float:
 def covariance_ratio(eraser: Projection, moments: Moments, name: VariableName) -> float:
     """Fraction of the squared covariance with a variable that an eraser keeps: |P S|^2 / |S|^2.
 
-    S = Cov(x, v), with one column per class of v, comes from moments; norms are Frobenius norms.
+    S = Cov(x, v) is computed from `moments` and has one column per class of the variable v (or per
+    column of a quantity). P is the matrix of the eraser. Norms are Frobenius norms.
 
     Parameters
     ----------
@@ -472,7 +483,7 @@ def covariance_ratio(eraser: Projection, moments: Moments, name: VariableName) -
     UnknownVariableError
         The moments have no such variable.
     InputError
-        The eraser is no Projection, or has another number of features than the moments.
+        The eraser is not a Projection, or its number of features differs from the moments.
 
     Examples
     --------
@@ -499,23 +510,24 @@ def covariance_ratio(eraser: Projection, moments: Moments, name: VariableName) -
 
 
 def counts_per_code(codes: Codes, correct: NDArray[np.bool_], size: int = 0) -> tuple[Codes, Codes]:
-    """Row counts of the codes 0, 1, ..., and counts of correct rows; code -1 is left out.
+    """Return, for each code 0, 1, ..., the number of rows and the number of correct rows.
 
-    `codes` and `correct` are (n,); `size` is the minimum length of the result.
+    `codes` and `correct` are (n,); rows of code -1 are left out. `size` is the minimum length of
+    both results.
     """
     counts = np.bincount(codes[codes >= 0], minlength=size)
     return counts, np.bincount(codes[correct & (codes >= 0)], minlength=len(counts))
 
 
 def _read(y_true: object, y_pred: object) -> tuple[tuple[ClassName, ...], Codes, Codes]:
-    """Names of the true classes, codes of the true classes, and codes of the predicted classes."""
+    """Return the names of the true classes, the codes of `y_true`, and the codes of `y_pred`."""
     check_index(y_true, y_pred, "y_pred", of="y_true")
     true = class_codes(y_true, "y_true")
     return true.classes, *common(true, class_codes(y_pred, "y_pred", len(true)))
 
 
 def _one_of(groups: object, sensitive_features: object, name: str = "groups") -> object:
-    """Return the one of two alias arguments that was passed; raise InputError for none or both."""
+    """Return the argument that is not None; raise InputError for none or two such arguments."""
     if (groups is None) == (sensitive_features is None):
         raise InputError(f"pass {name}= (or its alias sensitive_features=), and only one of them")
     return sensitive_features if groups is None else groups

@@ -1,4 +1,4 @@
-"""The plan of a comparison: arguments are validated and encoded once, before any job runs."""
+"""The plan of a comparison: its arguments, validated and encoded before any job runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Rows = NDArray[np.intp]
 Mask = NDArray[np.bool_]
 
 HEADS = ("retrained", "frozen", "unregularised")
-_JOB_BYTES = 1 << 29  # largest size in bytes of the float64 rows of a job, without `sizes`
+_JOB_BYTES = 1 << 29  # maximum bytes of the float64 rows of a job; ignored if `sizes` is passed
 _PARTS = {
     "train": 0, "training": 0, "validation": 1, "valid": 1, "val": 1, "dev": 1, "test": 2,
     False: 0, True: 2,
@@ -45,8 +45,8 @@ _PARTS = {
 class Component:
     """Name, specification and digest of an eraser, head or metric.
 
-    `unreadable` is the reason why its code cannot be read, in which case the digest differs in
-    every run; empty otherwise.
+    `identity` is the digest of the source code and parameters. If the code cannot be read,
+    `unreadable` says why, and the digest is random; otherwise `unreadable` is empty.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Component:
 class ComparisonPlan:
     """Rows, encoded labels and validated settings of a comparison."""
 
-    X: Any  # (n, d); None in worker processes, which map the rows from a file
+    X: Any  # (n, d); None in worker processes, which memory-map a file
     max_rows: int | None  # largest number of rows of a job; None if `sizes` was passed
     task: Encoded
     concepts: dict[str, Encoded]
@@ -97,7 +97,7 @@ class ComparisonPlan:
 
     @property
     def variables(self) -> dict[str, Encoded]:
-        """Task and concepts by their names in the moments."""
+        """Encoded task and concepts, by their names in the moments."""
         return {self.task_name: self.task, **self.concepts}
 
     @property
@@ -110,7 +110,7 @@ class ComparisonPlan:
         return np.asarray(np.all([present(c) for c in self.concepts.values()], axis=0))
 
     def part(self, numbers: Rows, rows: Float, weights: Float | None) -> SplitPart:
-        """Part of a split, from scaled `rows`, `weights`, and the labels of rows `numbers` of X."""
+        """Combine scaled `rows` and `weights` with the labels of the rows `numbers` of X."""
         task = self.task
         return SplitPart(
             rows,
@@ -176,10 +176,11 @@ class ComparisonPlan:
         return split
 
     def moment_rows(self, split: Split) -> tuple[Rows, Float | None]:
-        """Row numbers and weights from which the moments of a split are computed.
+        """Return the row numbers and weights from which the moments of a split are computed.
 
-        The rows are the training rows. With `unlabelled`, rows that lack only the task are added
-        with weight 1, except rows in the validation or test part, or in a group with such rows.
+        The rows are the training rows. With `unlabelled`, rows that lack only the task label are
+        added with weight 1. Rows whose group has validation or test rows are not added; nor are
+        rows that a fixed split (`test`) does not mark as training rows.
         """
         if not self.unlabelled:
             return split.train, split.weights
@@ -196,7 +197,7 @@ class ComparisonPlan:
         return np.concatenate([split.train, unlabelled]), weights
 
     def _fixed_split(self, seed: int) -> Split:
-        """Fixed split by the argument `test`; validation rows are drawn if none are marked."""
+        """Return the split that `test` fixes; draw validation rows if `test` marks none."""
         part = np.where(self.usable, self.test, -1)  # type: ignore[arg-type]
         train, validation, test = (np.flatnonzero(part == k) for k in range(3))
         if not len(validation):
@@ -205,7 +206,7 @@ class ComparisonPlan:
         return self._bounded(Split(train, validation, test, None, None, missing, ()), seed)
 
     def _validation_of(self, train: Rows, rng: np.random.Generator) -> tuple[Rows, Rows]:
-        """Split off a tenth of the training rows or groups; return (train, validation)."""
+        """Move a tenth of the training rows (whole groups) to a validation part; return both."""
         if self.groups is None:
             order = rng.permutation(train)
             return order[len(order) // 10 :], order[: len(order) // 10]
@@ -218,9 +219,9 @@ class ComparisonPlan:
         return train[part[train] == 2], train[part[train] == 1]
 
     def _bounded(self, split: Split, seed: int) -> Split:
-        """Draw the same fraction of every part, so that a job has at most `max_rows` rows.
+        """Subsample the parts of a split to at most `max_rows` rows in total.
 
-        The test rows of an association level are kept.
+        All parts are reduced by the same factor. With association levels, all test rows are kept.
         """
         if self.max_rows is None or sum(split.sizes) <= self.max_rows:
             return split
@@ -259,7 +260,7 @@ class Settings:
 
     @property
     def weighted(self) -> bool:
-        """Whether rows are weighted, instead of subsampled, to reach an association."""
+        """Whether rows are weighted, instead of subsampled, to reach an association level."""
         return self.association_method == "weights"
 
 
@@ -330,12 +331,12 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
 
 
 def _probe_notes(probes: tuple[str, ...], quantities: list[str]) -> tuple[str, ...]:
-    """Note on the probes that are not computed for the concepts in `quantities`; () without any.
+    """Return a note if some probes are not computed for the concepts `quantities`, else ().
 
     Raises
     ------
     InputError
-        The linear probe is not among the probes, so that a quantity has none.
+        There are quantities, but the linear probe, the only one for quantities, is not requested.
     """
     others = [probe for probe in probes if probe != "linear"]
     if not others or not quantities:
@@ -350,7 +351,7 @@ def _probe_notes(probes: tuple[str, ...], quantities: list[str]) -> tuple[str, .
 
 
 def _observed(column: Encoded) -> Encoded:
-    """The column; classes that no row has are dropped."""
+    """Return the column without the classes that no row has."""
     return observed(column) if isinstance(column, ClassCodes) else column
 
 
@@ -363,9 +364,9 @@ def _joint(columns: Sequence[Encoded]) -> ClassCodes | None:
 def _sizes(
     settings: Settings, protocol: Protocol | None, levels: list[float], n: int, max_rows: int
 ) -> tuple[Sizes | None, str]:
-    """Sizes of the splits of the protocol, and a note if a job uses a sample of the rows.
+    """Return the sizes of the protocol's splits, and a note if a job uses a sample of the rows.
 
-    The note is empty otherwise; the sizes are None for the natural split.
+    The sizes are None for the natural split. The note is empty if a job uses all rows.
     """
 
     def note(n_used: int) -> str:
@@ -408,7 +409,7 @@ def _concept_columns(concept: object) -> dict[str, Any]:
 def _levels(
     settings: Settings, y: Encoded, concept: ClassCodes | None
 ) -> tuple[tuple[float | None, ...], Protocol | None]:
-    """Association levels and the protocol; (None,) and None for the natural split."""
+    """Return the association levels and the protocol; ((None,), None) for the natural split."""
     association = settings.association
     if association is None:
         if settings.aligned_class is not None:
@@ -462,7 +463,13 @@ def _check_groups_undivided(groups: ClassCodes, parts: NDArray[np.int8]) -> None
 
 
 def _components(specs: object, choices: tuple[str, ...], role: str) -> tuple[Component, ...]:
-    """Components of erasers or heads; InputError for an invalid one or a repeated name."""
+    """Return the components of erasers or heads.
+
+    Raises
+    ------
+    InputError
+        A specification is invalid, or a name occurs twice.
+    """
     if isinstance(specs, str) or not isinstance(specs, Sequence | Mapping):
         specs = (specs,)
     pairs = list(specs.items()) if isinstance(specs, Mapping) else [(None, spec) for spec in specs]
@@ -507,7 +514,7 @@ def _label(text: str, choices: tuple[str, ...], role: str) -> str:
 
 
 def _component(name: str, spec: object, content: object) -> Component:
-    """Component whose digest is that of `content`; a random digest if it cannot be read."""
+    """Return a component with the digest of `content`, or a random one for unreadable code."""
     try:
         return Component(name, spec, identity_of(content))
     except UnreadableError as error:

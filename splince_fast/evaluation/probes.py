@@ -1,8 +1,8 @@
 """Leakage: accuracy of probes for the concept on erased held-out rows.
 
-Held-out rows are rows that the eraser was not fitted to: on the rows of the fit, a linear probe is
-at chance level by construction. Probes are trained and scored by cross-validation within the
-held-out rows.
+Held-out rows are rows that the eraser was not fitted to. On the rows of the fit, a linear probe is
+at chance level by construction, whatever the eraser leaves. Probes are trained and scored by
+cross-validation within the held-out rows.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ Fold = tuple[NDArray[np.intp], NDArray[np.intp]]  # numbers of training rows and
 
 PROBES = ("linear", "quadratic", "mlp", "boosting")
 ALPHA = 0.01  # penalty of the linear probe, on features of unit variance
-# Features with a standard deviation below this fraction of the largest one count as rounding error;
-# so do directions with a singular value below this fraction of the largest one.
+# A feature whose standard deviation is below this fraction of the largest standard deviation counts
+# as constant. A direction whose singular value is below this fraction of the largest is dropped.
 _FLOOR = 1e-6
-# A standard deviation below this many times eps times the largest value is rounding error.
+# A feature counts as constant if its standard deviation is at most _ROUNDINGS * eps times its
+# largest absolute value, eps being the machine epsilon of the input dtype.
 _ROUNDINGS = 64
 _COMPONENTS = 64  # number of principal components for the quadratic probe and boosting
 _SHRINKAGE = 0.1  # shrinkage intensity of the class covariances of the quadratic probe
-_TRIES = 20  # attempts per permutation: some permutations have no stratified folds
+_TRIES = 20  # maximum number of draws per permutation; a draw without valid folds is rejected
 _FAR_BELOW = 4.0  # an AUC this many standard errors below .5 indicates dependent rows
 
 
 class ProbeTarget(NamedTuple):
-    """Class codes (n,), 0-based, and folds of rows; `reason` says why there are no folds."""
+    """Class codes (n,), and folds of the rows; `reason` says why `folds` is empty."""
 
     codes: Codes
     n_classes: int
@@ -66,19 +67,19 @@ class Probe:
     name : str
         Kind of probe, such as "linear".
     accuracy, auc : float
-        Means over the folds. For more than two classes, AUC is the macro average of one-vs-rest.
-        An AUC below .5 is not replaced by 1 - AUC. NaN for a quantity.
+        Means over the folds; NaN for a quantity. For more than two classes, AUC is the macro
+        average of the one-vs-rest AUCs. An AUC below .5 is reported as it is.
     r2 : float
-        For a quantity: mean over the folds of 1 - SSE / SST. SSE is the squared error of the probe
-        on the held-out rows of the fold, summed over label columns; SST is the squared error of
-        predicting the mean of the training rows of the fold. NaN for classes.
+        For a quantity, mean over the folds of 1 - SSE / SST; NaN for classes. SSE is the squared
+        error of the probe on the scored rows of the fold, summed over label columns. SST is the
+        squared error of predicting the mean of the fold's training rows.
     chance : float
         Chance level: fraction of the most frequent class; 0 for a quantity.
     permuted : float
         Mean accuracy (or R^2) of the probe on permuted labels; NaN without permutations.
     p_value : float
-        (1 + number of permutations with at least the accuracy or R^2 of the true labels) /
-        (1 + number of permutations); NaN without permutations.
+        (1 + m) / (1 + M), where m of the M permutations have at least the accuracy (or R^2) of the
+        true labels; NaN without permutations.
     excess : float
         Accuracy (or R^2) minus the larger of `chance` and `permuted`.
     """
@@ -93,7 +94,7 @@ class Probe:
     excess: float
 
     def scores(self) -> dict[str, float]:
-        """Scores that are not NaN, by the name of their metric, such as "probe_accuracy".
+        """Return the scores that are not NaN, by metric name, such as "probe_accuracy".
 
         Returns
         -------
@@ -121,7 +122,7 @@ class Leakage:
     reason : str
         Reason why leakage could not be measured; empty otherwise.
     hint : str
-        Advice if an AUC is so far below .5 that rows depend on each other; empty otherwise.
+        Advice if an AUC is so far below .5 that rows must depend on each other; empty otherwise.
     """
 
     probes: tuple[Probe, ...]
@@ -175,19 +176,27 @@ def leakage(
 ) -> Leakage:
     """Score probes for the concept on erased held-out rows, by cross-validation.
 
-    "linear" is logistic regression that minimises mean log-loss + .01 / 2 |w|^2 on features of unit
-    variance; ridge regression for a quantity, which has no other probe. "quadratic" is quadratic
-    discriminant analysis with the class covariances .9 S_c + .1 S, on the first 64 principal
-    components. "mlp" is scikit-learn's ``MLPClassifier((128,), early_stopping=True)``, without
-    early stopping for fewer than 10 training rows per class. "boosting" is scikit-learn's
-    ``HistGradientBoostingClassifier`` on the first 64 principal components.
-    Features with a standard deviation, and directions with a singular value, below 1e-6 of the
-    largest one are left out as rounding error; if all features are constant up to rounding error,
-    every probe is at chance level.
+    The probes for classes, on features of unit variance, are:
 
-    R^2 of a quantity compares the probe with the mean of the training rows of the fold, which is
-    the best prediction without features; ``r2_score`` of scikit-learn uses the mean of the scored
-    rows. If `groups` are persons and a fold has one person, ``r2_score`` would give no credit to a
+    - "linear": logistic regression, which minimises mean log-loss + .01 / 2 |w|^2.
+    - "quadratic": quadratic discriminant analysis on the first 64 principal components. The
+      covariance of class c is shrunk to .9 S_c + .1 S, where S_c is the covariance of the training
+      rows of class c, and S that of all training rows.
+    - "mlp": scikit-learn's ``MLPClassifier((128,), early_stopping=True)``. Early
+      stopping is off if the training rows have fewer than 10 rows per class on average, or if a
+      class has a single row.
+    - "boosting": scikit-learn's ``HistGradientBoostingClassifier`` on the first 64 principal
+      components.
+
+    The only probe for a quantity is "linear", which is then ridge regression with the same penalty.
+
+    Features whose standard deviation is below 1e-6 of the largest standard deviation are left out
+    as rounding error; so are directions whose singular value is below 1e-6 of the largest. If all
+    features are constant up to rounding error, every probe is at chance level.
+
+    R^2 of a quantity compares the probe with the mean of the fold's training rows, the best
+    prediction without features. ``r2_score`` of scikit-learn uses the mean of the scored rows
+    instead. If the scored rows of a fold belong to one person, ``r2_score`` gives no credit to a
     probe that identifies the person.
 
     Parameters
@@ -199,23 +208,23 @@ def leakage(
     probes : sequence of {"linear", "quadratic", "mlp", "boosting"}
         Kinds of probes; a quantity has only "linear".
     cv : int
-        Number of folds, stratified and shuffled.
+        Number of folds. Folds are shuffled and, for classes, stratified.
     n_permutations : int
-        Number of permutations of the labels on which each probe is repeated; the folds are
-        stratified by the permuted labels.
+        Number of random permutations of the labels. Every probe is repeated on each permutation;
+        for classes, with folds that are stratified by the permuted labels.
     groups : column of shape (n,), optional
-        Groups of rows that depend on each other, such as versions of one sentence; all rows of a
-        group are in one fold. Versions in different folds give an AUC far below .5, with or without
-        erasure. A permutation exchanges the labels of whole groups in which the concept is
-        constant, and permutes rows within the other groups. All rows without a group form one
-        group.
+        Groups of rows that depend on each other, such as versions of one sentence. All rows of a
+        group are in one fold; versions of a sentence in different folds would give an AUC far
+        below .5, with or without erasure. All rows without a group form one group. A permutation
+        exchanges labels between groups if the concept is constant within each of them, and within a
+        group if the concept varies in it.
     random_state : int
         Seed of the folds, permutations and probes.
 
     Returns
     -------
     Leakage
-        Scores of the probes; no probes and a `reason` if leakage cannot be measured.
+        Scores of the probes. If leakage cannot be measured, there are no scores, but a `reason`.
 
     Raises
     ------
@@ -244,7 +253,7 @@ def leakage(
         raise InputError(f"cv is {cv!r}; it must be an integer of at least 2")
     if not is_integer(n_permutations) or n_permutations < 0:
         raise InputError(f"n_permutations is {n_permutations!r}; it must be a non-negative integer")
-    random_state = check_random_state(random_state, bits=32)  # scikit-learn takes 32 bits
+    random_state = check_random_state(random_state, bits=32)  # limit of scikit-learn
     check_index(X_fresh, z_fresh, "z_fresh")
     check_index(X_fresh, groups, "groups")
     array = as_rows(X_fresh, name="X_fresh")
@@ -281,10 +290,10 @@ def leakage(
 def _permuted_targets(
     target: ProbeTarget, cv: int, groups: Codes | None, count: int, random_state: int
 ) -> list[ProbeTarget]:
-    """Targets of `count` permutations of the codes, with folds made as for the true codes.
+    """Return the targets of `count` permutations of the codes, each with folds of its own.
 
-    A permutation without valid folds is drawn again. As the true labels have valid folds, the
-    accepted permutations stay exchangeable with them.
+    A permutation without valid folds is rejected, and another one is drawn. The permutation test
+    stays valid, because the true labels have valid folds, too.
     """
     rng = np.random.default_rng(random_state)
     targets: list[ProbeTarget] = []
@@ -306,10 +315,11 @@ def _permuted_targets(
 def permutation_within(
     values: NDArray[np.generic], groups: Codes | None, rng: np.random.Generator
 ) -> NDArray[np.intp]:
-    """Row numbers (n,) of a random permutation of labels that respects groups.
+    """Return row numbers r (n,), such that values[r] is a random permutation of labels.
 
-    The labels `values` are (n,) or (n, k). Groups with constant labels exchange labels as units;
-    the rows of other groups are permuted within the group. Without groups, all rows are permuted.
+    The labels `values` are (n,) or (n, k). Groups with constant labels exchange their labels: all
+    rows of one group receive the label of another. In every other group, labels are permuted within
+    the group. Without `groups`, all labels are permuted.
     """
     n = len(values)
     if groups is None:
@@ -337,10 +347,10 @@ def probe_classes(
     random_state: int = 0,
     residue: Float | float = 0.0,
 ) -> Leakage:
-    """Leakage of a concept of classes, for rows that all have a class.
+    """Score probes for a concept of classes on rows that all have a class.
 
-    `permuted` holds the targets of permuted classes. A feature with a standard deviation of at most
-    `residue` is constant up to rounding error.
+    `permuted` holds the targets of the permuted labels. A feature whose standard deviation is at
+    most `residue` counts as constant.
     """
     codes, n_classes, _, reason = target
     if reason:
@@ -368,10 +378,11 @@ def probe_classes(
 
 
 def _hint(areas: Sequence[float], counts: NDArray[np.intp]) -> str:
-    """Advice if the lowest AUC is far below .5 for independent rows; empty otherwise.
+    """Return advice if the lowest AUC is too far below .5 for independent rows, else "".
 
-    Under no difference, the standard error of an AUC (the Mann-Whitney statistic) is
-    sqrt((n + 1) / (12 n_1 n_0)); it is largest for the smallest class.
+    If features and classes are independent, the standard error of an AUC (Mann-Whitney statistic)
+    of n_1 positive and n_0 negative rows is sqrt((n + 1) / (12 n_1 n_0)), n = n_1 + n_0. The
+    smallest class has the largest standard error, which is used for all classes.
     """
     n, fewest = int(counts.sum()), int(counts.min())
     error = math.sqrt((n + 1) / (12 * fewest * (n - fewest)))
@@ -388,7 +399,7 @@ def _hint(areas: Sequence[float], counts: NDArray[np.intp]) -> str:
 def target_of(
     codes: Codes, n_classes: int, cv: int, groups: Codes | None, random_state: int
 ) -> ProbeTarget:
-    """Target of rows that all have a class: codes with folds, or with the reason for no folds."""
+    """Return the target of rows that all have a class, with folds or with the reason for none."""
     counts = np.bincount(codes, minlength=n_classes)
     folds: list[Fold] = []
     reason = ""
@@ -407,9 +418,9 @@ def target_of(
 def _stratified(
     codes: NDArray[np.intp], cv: int, groups: Codes | None, random_state: int
 ) -> list[Fold]:
-    """Stratified folds that do not divide groups.
+    """Return stratified folds that do not divide groups.
 
-    With groups, folds with training or scored rows that lack a class are left out.
+    With groups, a fold is left out if its training rows or its scored rows lack a class.
     """
     from sklearn.model_selection import StratifiedKFold
 
@@ -429,19 +440,20 @@ def folds_of_groups(codes: Codes, groups: Codes, cv: int, random_state: int) -> 
 
     splitter = StratifiedGroupKFold(cv, shuffle=True, random_state=random_state)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # given if a code has fewer rows than folds
+        warnings.simplefilter("ignore", UserWarning)  # warns if a code has fewer than cv rows
         return list(splitter.split(codes[:, None], codes, groups))
 
 
 def _is_constant(rows: Float, residue: Float | float) -> bool:
     """Whether no feature has a standard deviation above `residue`."""
-    # Centred first: the computed mean of equal numbers can differ from them by n roundings.
+    # The mean of n equal numbers has a rounding error of up to n eps, and std() of uncentred rows
+    # would include this error. Centring twice removes it.
     centred = rows - rows.mean(axis=0)
     return not (centred.std(axis=0) > residue).any()
 
 
 def _scaled(rows: Float) -> Float:
-    """Centre the rows and divide by one number, so that the mean variance of the features is 1."""
+    """Centre the rows and divide them by one number, so that the mean feature variance is 1."""
     centred = rows - rows.mean(axis=0)
     scale = math.sqrt(float(np.mean(centred**2)))
     return np.asarray(centred / scale if scale > 0 else centred)
@@ -450,7 +462,7 @@ def _scaled(rows: Float) -> Float:
 def _constant_scores(target: ProbeTarget) -> Float:
     """Scores (n, C) for constant features: log frequencies of the classes in the training rows.
 
-    For two classes (n, 1), the difference of the log frequencies.
+    For two classes, the scores are (n, 1): the difference of the two log frequencies.
     """
     n_classes = target.n_classes
     scores = np.full((len(target.codes), 1 if n_classes == 2 else n_classes), np.nan)
@@ -461,21 +473,21 @@ def _constant_scores(target: ProbeTarget) -> Float:
 
 
 def _linear_scores(rows: Float, targets: Sequence[ProbeTarget]) -> list[Float]:
-    """Out-of-fold scores (n, C) of the linear probe, for each target; (n, 1) for two classes.
+    """Out-of-fold scores (n, C) of the linear probe for each target; (n, 1) for two classes.
 
-    Standardising by the standard deviations s of a fold and penalising |w|^2 is equivalent to
-    penalising s_k^2 u_k^2 for the weights u = w / s of the unstandardised features, so that all
-    folds and targets are fitted in one batch. A feature that is constant up to rounding error in a
-    fold is penalised as the feature of largest variance, which makes its weight vanish.
+    All folds and targets are fitted in one batch on the same unstandardised rows. To this end, the
+    penalty |w|^2 on weights of standardised features is written as sum_k s_k^2 u_k^2, where s_k is
+    the standard deviation of feature k in a fold and u = w / s. A feature that is constant in a
+    fold receives the largest penalty of the fold, which makes its weight negligible.
     """
     n, n_classes = len(rows), targets[0].n_classes
     parts = [(t, fold) for t, target in enumerate(targets) for fold in target.folds]
     weights = np.zeros((n, len(parts)))
     for j, (_, (train, _)) in enumerate(parts):
         weights[train, j] = 1.0 / len(train)
-    # The rows are centred, so that the difference of squares loses only a few bits. For a feature
-    # that is constant in a fold, the computed standard deviation is about sqrt(eps) times its
-    # absolute value, far below _FLOOR.
+    # E x^2 - (E x)^2 is accurate here, because the rows are centred. The standard deviation of a
+    # feature that is constant in a fold is computed as about sqrt(eps) times the feature's absolute
+    # value, far below _FLOOR.
     variances = (rows**2).T @ weights - (rows.T @ weights) ** 2
     deviations = np.sqrt(np.maximum(variances, 0.0))
     largest = deviations.max(axis=0)
@@ -494,7 +506,7 @@ def _linear_scores(rows: Float, targets: Sequence[ProbeTarget]) -> list[Float]:
 def _nonlinear_scores(name: str, rows: Float, target: ProbeTarget, random_state: int) -> Float:
     """Out-of-fold scores (n, C) of a non-linear probe; (n, 1) for two classes.
 
-    Directions with a singular value at rounding level are left out.
+    Directions whose singular value is rounding error are left out.
     """
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.exceptions import ConvergenceWarning
@@ -513,13 +525,13 @@ def _nonlinear_scores(name: str, rows: Float, target: ProbeTarget, random_state:
             logs = _gaussian_scores(X_train @ whitener, codes[train], X_test @ whitener, n_classes)
         else:
             fewest = np.bincount(codes[train]).min()
-            # Early stopping holds out a stratified tenth of the rows.
+            # Early stopping needs enough rows: it validates on a stratified tenth of them.
             stop = len(train) >= 10 * n_classes and fewest > 1
             model: Any = MLPClassifier((128,), early_stopping=stop, random_state=random_state)
             if name == "boosting":
                 model = HistGradientBoostingClassifier(random_state=random_state)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ConvergenceWarning)  # early stopping ends the fit
+                warnings.simplefilter("ignore", ConvergenceWarning)  # unconverged fits are accepted
                 model.fit(X_train @ axes.T, codes[train])
             p = model.predict_proba(X_test @ axes.T)
             logs = np.log(np.maximum(p, np.finfo(np.float64).tiny))
@@ -530,7 +542,7 @@ def _nonlinear_scores(name: str, rows: Float, target: ProbeTarget, random_state:
 def _standardised(
     rows: Float, train: NDArray[np.intp], held_out: NDArray[np.intp]
 ) -> tuple[Float, Float]:
-    """Standardise training and held-out rows by the training rows; drop constant features."""
+    """Standardise both parts by the training mean and deviation; drop constant features."""
     mean, deviation = rows[train].mean(axis=0), rows[train].std(axis=0)
     varied = deviation > _FLOOR * deviation.max()
     return (
@@ -540,9 +552,11 @@ def _standardised(
 
 
 def _gaussian_scores(X_train: Float, codes: Codes, X_test: Float, n_classes: int) -> Float:
-    """Scores (n, C) of the test rows: log p_c N(x; m_c, S_c), with S_c shrunk to the identity.
+    """Scores (n, C) of the test rows x for Gaussian classes: log(p_c N(x; m_c, S_c)).
 
-    The training rows are whitened and have class codes (n_train,).
+    p_c, m_c and S_c are the frequency, mean and covariance of class c in the training rows, which
+    are whitened and have the class codes `codes`. S_c is shrunk to the identity. A constant that is
+    common to all classes is left out.
     """
     scores = np.empty((len(X_test), n_classes))
     for c in range(n_classes):
@@ -567,9 +581,9 @@ def probe_quantity(
     random_state: int = 0,
     residue: Float | float = 0.0,
 ) -> Leakage:
-    """Leakage of a quantity: R^2 of ridge regression of its values (n, k), out of fold.
+    """Score a ridge regression of the values (n, k) of a quantity by out-of-fold R^2.
 
-    A feature with a standard deviation of at most `residue` is constant up to rounding error.
+    A feature whose standard deviation is at most `residue` counts as constant.
     """
     from sklearn.linear_model import Ridge
     from sklearn.model_selection import GroupKFold, KFold
@@ -590,7 +604,7 @@ def probe_quantity(
         for train, held_out in folds:
             deviations = residuals = target[held_out] - target[train].mean(axis=0)
             if np.abs(deviations).max() <= rounding:
-                continue  # R^2 is 0 / 0
+                continue  # R^2 = 1 - 0 / 0 is undefined
             if not constant:
                 X_train, X_test = _standardised(rows, train, held_out)
                 model = Ridge(alpha=ALPHA * len(train)).fit(X_train, target[train])
@@ -604,7 +618,7 @@ def probe_quantity(
 
 
 def _accuracy_and_auc(scores: Float, target: ProbeTarget) -> tuple[float, float]:
-    """Accuracy and AUC of out-of-fold scores (n, C), means over the folds."""
+    """Return the accuracy and AUC of out-of-fold scores (n, C), averaged over the folds."""
     accuracies, areas = [], []
     for _, held_out in target.folds:
         s, codes = scores[held_out], target.codes[held_out]
@@ -633,7 +647,7 @@ def _auc(score: Float, positive: NDArray[np.bool_]) -> float:
 
 
 def permutation_test(score: float, permuted: Sequence[float]) -> tuple[float, float]:
-    """Mean score of permuted labels, and p value of `score`; NaN without permutations."""
+    """Return the mean of `permuted` and the p value of `score`; NaN if `permuted` is empty."""
     if not permuted:
         return math.nan, math.nan
     n_at_least = sum(other >= score for other in permuted)

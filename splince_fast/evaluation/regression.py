@@ -1,4 +1,4 @@
-"""Regression of log-odds of two words of a language model on scores."""
+"""Regression of a language model's log-odds between two words on scores of its prompts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class LogOddsRegression:
     n, n_clusters : int
         Numbers of rows and of clusters; without clusters, every row is a cluster.
     residual_scores : ndarray of shape (n_clusters, k + 1)
-        Influence of every cluster on the coefficients; the sum over clusters is 0.
+        Influence of every cluster on the coefficients, (X^T X)^{-1} X_g^T e_g for cluster g, in the
+        notation of :func:`log_odds_regression`. The sum over clusters is 0.
     clusters : ndarray of shape (n,)
         Cluster code of every row.
     """
@@ -54,7 +55,7 @@ class LogOddsRegression:
 
     @property
     def odds_ratios(self) -> dict[str, float]:
-        """exp(coefficient) by name: factor on the odds per unit of the score."""
+        """exp(coefficient) by name: the factor by which one unit of a score multiplies the odds."""
         return dict(zip(self.names, np.exp(self.coefficients).tolist(), strict=True))
 
     def interval(self, name: str, level: float = 0.95) -> tuple[float, float]:
@@ -71,9 +72,10 @@ class LogOddsRegression:
     def difference(self, other: LogOddsRegression, name: str) -> tuple[float, float, float]:
         """Paired test of a coefficient against the same coefficient of another regression.
 
-        `other` is a regression of other log-odds of the same rows with the same clusters, and
-        `name` is a score. The variance of the difference is computed from the differences of the
-        influences of each cluster, so that noise common to both regressions cancels.
+        `other` is a regression of other log-odds on the same rows and clusters, and `name` is a
+        score or "intercept". The variance of the difference is G / (G - 1) times the sum over the G
+        clusters of the squared difference between the cluster's influences on the two coefficients.
+        Noise that is common to both regressions cancels.
 
         Returns
         -------
@@ -118,8 +120,9 @@ def log_odds_regression(
     The model is, for example, log p(he) - log p(she) = b_0 + sum_j b_j score_j + e over test rows.
     Rows that depend on each other, such as prompts about the same noun, belong to one cluster. The
     covariance of the coefficients is
-    (X^T X)^{-1} (sum_g X_g^T e_g e_g^T X_g) (X^T X)^{-1} G / (G - 1) for G clusters (Liang and
-    Zeger, Biometrika 73, 1986).
+    (X^T X)^{-1} (sum_g X_g^T e_g e_g^T X_g) (X^T X)^{-1} G / (G - 1), where X, (n, k + 1), holds a
+    column of ones and the scores, and X_g and e_g are the rows and residuals of cluster g of G
+    (Liang and Zeger, Biometrika 73, 1986).
 
     Parameters
     ----------
@@ -140,11 +143,11 @@ def log_odds_regression(
     InputError
         There is no score, a score is named "intercept", lengths differ, or scores are collinear.
     LabelError
-        A column has the pandas index of `log_odds` in another order.
+        The pandas index of a column is that of `log_odds` in another order.
     NonFiniteError
         Log-odds or scores contain NaN or infinity.
     NotEnoughDataError
-        There are not more clusters than coefficients.
+        The number of clusters does not exceed the number of coefficients.
 
     Examples
     --------

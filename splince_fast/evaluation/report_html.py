@@ -1,4 +1,4 @@
-"""The report: one HTML file with tables and inline figures that loads nothing from a network."""
+"""The report: one self-contained HTML file with tables and inline figures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from splince_fast.evaluation.result import Comparison
 
 _TEMPLATE = "report.html.jinja"
-# Preferred figures: the first two that are available are at the top of the report.
+# The report starts with the first two of these figures that the comparison has.
 _FIRST = ("association", "trade-off", "groups", "leakage")
 _CAPTIONS = {
     "association": "Test rows are decorrelated and the same at every p; only training changes.",
@@ -75,7 +75,7 @@ def render(result: Comparison) -> str:
 
 
 def caption(result: Comparison, kind: str) -> str:
-    """Caption of a kind of figure for a comparison."""
+    """Caption of the figure of a kind, such as "association"."""
     if kind == "association" and not result.context.same_test:
         return (
             "Test rows are decorrelated, but differ between levels, as groups stay whole: compare "
@@ -85,7 +85,7 @@ def caption(result: Comparison, kind: str) -> str:
 
 
 def _summary(result: Comparison) -> str:
-    """Text at the top of the report: sizes, meaning of intervals, and default association."""
+    """Text at the top of the report: sizes, meaning of the intervals, default association level."""
     heading, p = _tables.heading(result), result.level()
     if p is None:
         return heading
@@ -94,7 +94,7 @@ def _summary(result: Comparison) -> str:
 
 
 def _difference_tables(result: Comparison) -> list[_tables.Table]:
-    """Tables of differences from LEACE, or from the first eraser, per head and metric."""
+    """One table per head and metric of the differences from LEACE (or else the first eraser)."""
     c = result.context
     reference = c.eraser_as("LEACE") or c.erasers[0]
     metrics = [m for m in ("worst_group", "accuracy", "r2") if m in result.metrics][:2]
@@ -107,7 +107,7 @@ def _difference_tables(result: Comparison) -> list[_tables.Table]:
 
 
 def definitions(result: Comparison) -> list[tuple[str, str]]:
-    """(label, definition) of each column in the tables of the report."""
+    """Return (label, definition) of each column in the tables of the report."""
     entries = map(result.metric, result.metrics)
     return [
         *{entry.label: entry.definition for entry in entries}.items(),
@@ -119,7 +119,7 @@ def definitions(result: Comparison) -> list[tuple[str, str]]:
 
 
 def settings(result: Comparison) -> list[tuple[str, str]]:
-    """(name, value) of each setting of the comparison."""
+    """Return (name, value) of each setting of the comparison."""
     c = result.context
     levels = ", ".join("natural split" if p is None else f"{p:g}" for p in c.levels)
     method = "weights of cells" if c.association_method == "weights" else "choice of rows"
@@ -138,13 +138,13 @@ def settings(result: Comparison) -> list[tuple[str, str]]:
 
 
 def _versions() -> list[tuple[str, str]]:
-    """(name, version) of the libraries and of Python."""
+    """Return (name, version) of the libraries and of Python."""
     modules = [(module.__name__, module.__version__) for module in (np, scipy, sklearn)]
     return [("splince_fast", library_version()), *modules, ("Python", platform.python_version())]
 
 
 def _svg(figure: Figure, kind: str) -> str:
-    """Convert a figure to a scalable SVG element with a label and no external references."""
+    """Convert a figure to a scalable, labelled SVG element without external references."""
     buffer = io.StringIO()
     matplotlib = require("matplotlib", "evaluate")
     style = {"svg.fonttype": "none", "svg.hashsalt": kind, "font.family": "sans-serif"}
@@ -157,7 +157,7 @@ def _svg(figure: Figure, kind: str) -> str:
     text = re.sub(r'<svg([^>]*?) height="[^"]*"', r"<svg\1", text, count=1)
     text = re.sub(r'\s(xmlns(:\w+)?)="[^"]*"', "", text)
     text = text.replace("xlink:href", "href")
-    # Prefix ids with the kind of figure, so that they are unique in the document.
+    # Ids must be unique in the document: prefix the ids of the SVG with the kind of figure.
     text = re.sub(r'id="', f'id="{kind}-', text)
     text = re.sub(r'href="#', f'href="#{kind}-', text)
     text = re.sub(r"url\(#", f"url(#{kind}-", text)

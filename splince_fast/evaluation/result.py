@@ -1,4 +1,4 @@
-"""Results of compare: tables, differences with tests, advice, files."""
+"""Result of :func:`compare`: tables, tests of differences, advice, reports and files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from splince_fast.evaluation.scoring import TableMetric, metric_of
 from splince_fast.evaluation.statistics import Interval
 from splince_fast.exceptions import FileFormatError, InputError
 
-# Matches a number in a note, but no digits inside a name.
+# Matches the numbers in a note, but not digits inside names.
 _NUMBER = re.compile(r"(?<![\w'])\d[\d,.]*(e[+-]?\d+)?")
 
 
@@ -70,7 +70,7 @@ class Comparison:
 
     @property
     def failures(self) -> list[tuple[str, str, str]]:
-        """(eraser, head, reason) of every distinct failure."""
+        """(eraser, head, reason) of every failure, without duplicates."""
         failed = ((r.eraser or "advice", r.head, r.reason) for r in self.records if r.reason)
         return list(dict.fromkeys(failed))
 
@@ -116,7 +116,7 @@ class Comparison:
         return metric_of(key, self.context.own_metrics)
 
     def head_of(self, metric: str, head: str | None = None) -> str:
-        """Return the head of a metric after validation; "" for metrics of the eraser itself.
+        """Validate a metric and a head; return the head, or "" for metrics of the eraser itself.
 
         Parameters
         ----------
@@ -143,7 +143,7 @@ class Comparison:
         return head
 
     def level(self, p: float | None = None) -> float | None:
-        """Validate an association level; return the level furthest from .5 by default.
+        """Validate and return an association level; by default, return the one furthest from .5.
 
         Parameters
         ----------
@@ -189,7 +189,7 @@ class Comparison:
         p : float, optional
             Association level; the default is the level furthest from .5.
         alpha : float, optional
-            Penalty of the head "retrained"; the default is the selected one.
+            Penalty of the head "retrained"; the default is the selected alpha.
 
         Returns
         -------
@@ -201,7 +201,7 @@ class Comparison:
         if alpha is not None:
             if not is_number(alpha) or alpha not in self.context.alphas:
                 raise InputError(f"alpha is {alpha!r}; the comparison has {self.context.alphas}")
-            # A float32 scalar of NumPy and an equal float have different hashes.
+            # np.float32(.1) == .1, but their hashes differ: look the equal float up.
             alpha = self.context.alphas[self.context.alphas.index(alpha)]
         records = self._records_of(self.level(p), self.head_of(metric, head), eraser)
         of_seed = {r.seed: r.values if alpha is None else dict(r.path).get(alpha, {})
@@ -209,14 +209,16 @@ class Comparison:
         return {seed: values[metric] for seed, values in of_seed.items() if metric in values}
 
     def _records_of(self, p: float | None, head: str, eraser: str | None = None) -> list[Record]:
-        """Records of a level and head, of one eraser or of all erasers."""
+        """Records at an association level with a head, for one eraser or for all erasers."""
         return [
             r for r in self.records
             if r.head == head and r.p == p and (eraser is None or r.eraser == eraser)
         ]  # fmt: skip
 
     def interval(self, metric: str, **where: Any) -> Interval:
-        """Mean over seeds with its 95 % t interval; a bootstrap interval for one fixed split.
+        """Mean over seeds with a 95 % t interval, or a bootstrap interval for a fixed split.
+
+        The argument `test` of :func:`compare` fixes the split.
 
         Parameters
         ----------
@@ -270,8 +272,9 @@ class Comparison:
         Returns
         -------
         dict of int to CellAccuracy
-            Name, number of test rows, accuracy and Wilson interval of the cell. Ties are resolved
-            in favour of the cell with the most rows. Empty if the task or a concept is a quantity.
+            For each seed, the name, number of test rows, accuracy and Wilson interval of the worst
+            cell. If cells tie, it is the cell with the most rows. The dictionary is empty if the
+            task or a concept is a quantity.
         """
         if "worst_group" not in self.metrics:
             return {}
@@ -285,11 +288,12 @@ class Comparison:
         return worst
 
     def advice(self, p: float | None = None) -> dict[str, float]:
-        """Advice computed from the moments: means over seeds.
+        """Values of the advice that is computed from the training moments, averaged over seeds.
 
         ``rho`` and ``threshold`` are the attributes of
-        :class:`~splince_fast.evaluation.advice.FrozenHeadAdvice`; ``expected_r2`` and
-        ``rows_for_half`` come from :class:`~splince_fast.evaluation.advice.HeldOutTrace`.
+        :class:`~splince_fast.evaluation.advice.FrozenHeadAdvice`. ``expected_r2`` is the attribute
+        ``r2`` of :class:`~splince_fast.evaluation.advice.HeldOutTrace`, and ``rows_for_half`` is
+        the number of training rows at which this ``r2`` is half as large.
 
         Parameters
         ----------
@@ -321,10 +325,10 @@ class Comparison:
     ) -> Differences:
         """Test the difference of every eraser from a reference, paired by seed.
 
-        The test is Nadeau and Bengio's corrected resampled t test, with p values adjusted by Holm's
-        method within the table; fewer than three seeds have no test. For a fixed split (`test` of
-        :func:`compare`) it is a paired bootstrap over test rows: BCa, or percentile for the worst
-        group, which is conservative.
+        The test is Nadeau and Bengio's corrected resampled t test; fewer than three seeds have no
+        test. For a fixed split (`test` of :func:`compare`), the test is instead a paired bootstrap
+        over test rows: BCa, or for the worst group the percentile bootstrap, which is conservative.
+        The p values are adjusted by Holm's method within the table.
 
         Parameters
         ----------
@@ -359,7 +363,7 @@ class Comparison:
         return Differences(rows, metric, self.metric(metric).label, head, level)
 
     def test_ratio(self, p: float | None = None) -> float:
-        """Mean of n_test / n_train over the seeds of a level, as the corrected t test uses it.
+        """Mean of n_test / n_train over the seeds of a level; the corrected t test uses this ratio.
 
         Parameters
         ----------
@@ -376,9 +380,10 @@ class Comparison:
         return math.fsum(test / train for train, _, test in sizes) / len(sizes)
 
     def _resolution(self, metric: str, head: str, p: float | None) -> int | None:
-        """Number of test rows of which a metric is a fraction; None for other metrics.
+        """Return the denominator of a metric that is a fraction of test rows, else None.
 
-        For a metric of one cell, the smallest number of test rows of a cell.
+        The denominator is the number of test rows, or for a metric of one cell the number of test
+        rows of the smallest cell.
         """
         match self.metric(metric).fraction_of:
             case "rows":
@@ -391,10 +396,10 @@ class Comparison:
     def best(
         self, metric: str = "worst_group", *, head: str | None = None, p: float | None = None
     ) -> list[str]:
-        """Best eraser by a metric, and the erasers that are not significantly worse.
+        """Best eraser by a metric, followed by the erasers that are not significantly worse.
 
-        Erasers are ordered by the mean over the seeds at which all of them have a value; an eraser
-        without any value is left out.
+        Erasers are ordered by their mean over the seeds at which all of them have a value. An
+        eraser that has no value at any seed is left out.
 
         Parameters
         ----------
@@ -406,9 +411,9 @@ class Comparison:
         Returns
         -------
         list of str
-            Names of erasers, the best one first. One name if the best is significantly better than
-            all others (5 % level) or no other eraser has a value; empty if there is no seed at
-            which all erasers have a value.
+            Names of erasers, the best one first. The list has one name if the best eraser is
+            significantly better than all others (5 % level), or if no other eraser has a value. It
+            is empty if there is no seed at which all erasers have a value.
 
         Raises
         ------
@@ -432,8 +437,10 @@ class Comparison:
         Returns
         -------
         Verdict
-            ``order``, ``leaders``, ``level`` (erasers with the best mean), ``tested``, ``n_seeds``
-            and ``confirmed``.
+            ``order`` (all erasers, the best first), ``leaders`` (as returned by :meth:`best`),
+            ``level`` (erasers whose mean equals the best mean), ``tested`` (whether the best eraser
+            was tested against another one), ``n_seeds`` (number of these seeds) and ``confirmed``
+            (the eraser that is significantly better than every other one, or None).
 
         Raises
         ------
@@ -476,23 +483,26 @@ class Comparison:
         """Recommend an eraser by one metric, with reasons.
 
         The outcome is "decided" if one eraser is significantly better than every other eraser and
-        than unerased rows, and "no gain" if the 95 % interval of the gain of the best eraser over
-        unerased rows is below .01. Otherwise it is "not decided": the recommendation is then the
-        eraser that changes the rows least, of those not significantly different from the best, and
-        the sentence says how many seeds or rows would narrow the interval.
+        than unerased rows; this eraser is recommended. The outcome is "no gain" if the 95 %
+        interval of the best eraser's gain over unerased rows lies below .01, and otherwise "not
+        decided". For "no gain" and "not decided", the recommended eraser is the one that changes
+        the rows least, among the best eraser and the erasers that are not significantly worse. For
+        "not decided", the sentence says how many seeds or rows would narrow the interval. Partial
+        erasers, which leave more than 1 % of the covariance with the concept, are not considered.
 
         Parameters
         ----------
         metric : str, optional
             One of :attr:`metrics`. The default is the first metric of the summary, such as
-            "worst_group"; "accuracy" if the worst group has fewer than 20 test rows at some seed.
+            "worst_group", but "accuracy" if the worst group has fewer than 20 test rows at a seed.
         head, p
             As for :meth:`values`.
 
         Returns
         -------
         Decision
-            ``outcome``, ``eraser``, ``metric``, ``head`` and ``sentence``; prints as the sentence.
+            ``outcome``, ``eraser``, ``metric``, ``head`` and ``sentence``; ``print`` shows the
+            sentence.
 
         Raises
         ------
@@ -502,7 +512,7 @@ class Comparison:
         return _decision.decision(self, metric, head, p)
 
     def table(self, metric: str, *, head: str | None = None) -> _tables.Table:
-        """Table of a metric by eraser and association level.
+        """Table of a metric, by eraser and association level.
 
         Parameters
         ----------
@@ -541,7 +551,7 @@ class Comparison:
         kind : {"association", "alphas", "covariance", "leakage", "groups", "trade-off", "partial"}
             Kind of figure.
         **options
-            ``metric``, ``head``, ``p`` and ``reference``, for the kinds that have them.
+            ``metric``, ``head``, ``p`` and ``reference``, for the kinds that have these options.
 
         Returns
         -------
@@ -560,7 +570,7 @@ class Comparison:
         return figures.draw(self, kind, **options)
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
-        """Write a report: one HTML file with tables and figures that loads nothing from a network.
+        """Write a report: one self-contained HTML file with tables and figures.
 
         Parameters
         ----------
@@ -607,8 +617,8 @@ class Comparison:
         Returns
         -------
         frame
-            One row per value. The head is "" for metrics of the eraser itself, and "alphas" for
-            the head "retrained" at each alpha.
+            One row per value of a metric, and one per failure. The column "head" is "" for metrics
+            of the eraser itself. It is "alphas" for the head "retrained" at each of the alphas.
 
         Raises
         ------
@@ -661,7 +671,7 @@ class Comparison:
         Raises
         ------
         FileFormatError
-            The file is truncated, no comparison, or of another version of the format.
+            The file is truncated, is not a comparison, or has another version of the format.
         """
         try:
             text = as_path(path).read_text(encoding="utf-8")

@@ -1,4 +1,7 @@
-"""Function compare: every eraser with every head, level and seed, in parallel and resumable."""
+"""Function compare: fit and score every eraser and head at every level and seed.
+
+Jobs run in parallel, and an interrupted run can be resumed.
+"""
 
 from __future__ import annotations
 
@@ -73,81 +76,86 @@ def compare(
     """Compare erasers on one data set: leakage, task accuracy and distortion, with intervals.
 
     For every seed and level of association, the rows are split into training, validation and test
-    rows; every eraser is fitted to the same moments of the training rows; heads are fitted on
-    erased training rows and scored on erased test rows; and probes predict the concept from erased
-    test rows. The values do not depend on `n_jobs`, on the order of the jobs, or on interruptions.
+    rows. Every eraser is fitted to the same moments of the training rows. Heads are fitted on
+    erased training rows and scored on erased test rows. Probes, which predict the concept, are
+    trained and scored by cross-validation within erased test rows. The values do not depend on
+    `n_jobs`, on the order of the jobs, or on interruptions.
 
     Parameters
     ----------
     X : array-like of shape (n, d), or path
         Embeddings: an array, memory map, torch tensor, frame, .npy file, .parquet file with the
         column "embedding", or a source, such as :func:`splince_fast.sources.from_parquet` for
-        another column. Maps and files are read block by block; a job copies the rows of its split
+        another column. Memory maps and files are read in blocks. A job copies the rows of its split
         to float64.
     task, concept : column of shape (n,)
-        Labels of any kind. Several concepts, passed as a mapping, frame or tuple of columns, are
-        erased jointly. Floats are a quantity; `association` needs classes.
+        Labels of any kind: classes, or a quantity if they are floats. Several concepts, passed as a
+        mapping, frame or tuple of columns, are erased jointly. With `association`, task and
+        concepts must be classes.
     groups : column of shape (n,), optional
         Groups, such as persons or documents. All rows of a group are in the same part of a split
-        and in the same cross-validation fold; with `test`, a group in several parts is an error.
+        and in the same cross-validation fold. If `test` divides a group, InputError is raised.
     erasers : sequence or mapping
-        Names, estimators or functions; a mapping gives them other names. Names are "none", "SAL",
-        "LEACE", "SPLINCE", "MeanProjection", "random", "INLP", "RLACE", "quadratic", "isotropic"
-        and "oracle". "SAL+repair", "INLP+repair" and "RLACE+repair" restore the covariance with the
-        task by :func:`splince_fast.repair`. A name with a factor, such as "LEACE*0.9", is the
-        partial eraser :meth:`Projection.scaled`, after which a linear probe still finds the
-        concept.
+        Names, estimators or functions. The keys of a mapping replace the names in the result. The
+        names are "none", "SAL", "LEACE", "SPLINCE", "MeanProjection", "random", "INLP", "RLACE",
+        "quadratic", "isotropic" and "oracle". "SAL+repair", "INLP+repair" and "RLACE+repair"
+        restore the covariance with the task by :func:`splince_fast.repair`. A name with an
+        intensity, such as "LEACE*0.9", is the partial eraser :meth:`Projection.scaled`; a linear
+        probe still finds the concept after a partial erasure.
 
-        An estimator is fitted on copies of the centred and scaled training and validation rows and
-        must have a ``projection_``; several concepts of both classes and quantities are passed to
-        it as a mapping of columns. A function is called with the :class:`Moments` of the training
-        rows and returns a :class:`Projection` or :class:`ConditionalEraser`; the variables of the
-        moments are "task" ("kept task" if a concept is named "task") and "concept", or the names
-        of several concepts.
+        An estimator is fitted on copies of the centred and scaled training and validation rows, and
+        must set ``projection_``. If some of several concepts are classes and some are quantities,
+        it receives the concepts as a mapping of columns. A function is called with the
+        :class:`Moments` of the training rows and returns a :class:`Projection` or
+        :class:`ConditionalEraser`. The variables of the moments are "task" ("kept task" if a
+        concept is named "task") and "concept", or the names of the concepts if there are several.
 
-        "quadratic" and "isotropic" are :func:`splince_fast.quadratic` and ``isotropic`` for one
-        concept of classes, fitted to two folds of the training rows; both keep the task. "oracle"
-        (:func:`splince_fast.oracle`, which keeps the task) and "quadratic" use the concept label of
-        every training, validation and test row: the results hold only for rows with a label of the
-        concept, as a note of the result says.
+        "quadratic" and "isotropic" are :func:`splince_fast.quadratic` and ``isotropic``, fitted to
+        two folds of the training rows; they need one concept of classes. "oracle" is
+        :func:`splince_fast.oracle`. All three keep the task. "oracle" and "quadratic" use the
+        concept label of every training, validation and test row; a note in the result says that
+        their values hold only for rows with a label of the concept.
     heads : sequence or mapping
         "retrained" (fitted on erased rows, with a selected alpha), "frozen" (fitted on unerased
         rows), "unregularised" (fitted on erased rows with alpha 0), or classifiers, which are
-        fitted on erased rows. A mapping gives them other names.
+        fitted on erased rows. The keys of a mapping replace the names in the result.
     association : float or sequence of float, optional
         Levels p of :func:`spurious_split`; None is the natural split.
     aligned_class, sizes
         As for :func:`spurious_split`; the default sizes are the largest that are feasible at all
-        levels. Without `sizes`, a job uses a random sample of the rows if they exceed 512 MiB.
+        levels. Without `sizes`, a job uses a random sample of at most 512 MiB of rows in float64.
     association_method : {"subsample", "weights"}
-        As `method` of :func:`spurious_split`: cells are subsampled, or all rows are kept and
-        weighted in the moments, in heads and in the selection of alpha. Both have the same test
-        rows. Estimators and classifiers receive the weights as ``sample_weight``.
+        As `method` of :func:`spurious_split`. "subsample" drops rows of cells. "weights" keeps all
+        rows and weights them in the moments, in heads and in the selection of alpha; estimators and
+        classifiers receive the weights as ``sample_weight``. Both methods have the same test rows.
     unlabelled : bool
-        Whether rows with a label of the concept but none of the task are added to the moments, and
-        so to Cov(x) and the covariance with the concept. Heads and probes do not use them.
+        Whether rows with a label of the concept, but without a label of the task, are added to the
+        moments. They then count in Cov(x) and in the covariance with the concept. Heads and probes
+        do not use these rows.
     n_seeds, random_state : int
         The seeds are random_state, random_state + 1, ...
     alphas : sequence of float
-        Candidate penalties of the head "retrained"; the result has the metrics at each of them.
+        Candidate penalties of the head "retrained". The result has its metrics at every alpha.
     select : {"worst_group", "accuracy"}
-        Validation score by which alpha is selected, for every eraser.
+        Validation score by which alpha is selected for every eraser. For a task that is a quantity,
+        alpha is always selected by the mean squared error.
     leakage : sequence of {"linear", "quadratic", "mlp", "boosting"}
         Probes for the concept on erased test rows; for a quantity only "linear" is computed.
     metrics : mapping of str to function or Metric, optional
-        Custom metrics, functions of (y_true, y_pred). A :class:`Metric` has a direction; for a
-        plain function, no eraser is marked as the best.
+        Custom metrics: functions of (y_true, y_pred). To mark the best eraser by a metric, pass a
+        :class:`Metric` with a direction instead of a plain function.
     test : column of shape (n,), optional
         A fixed split instead of resampling: a mask of test rows, or a column of the names "train",
         "validation" and "test". A fixed split requires ``n_seeds=1``, and its intervals are
         bootstrap intervals.
     n_jobs : int, optional
-        Number of processes, each with one BLAS thread; -1 is one per processor.
+        Number of processes, each with one BLAS thread; -1 means one process per processor. The
+        default is 1.
     run : path, optional
-        Folder in which finished records are stored: an interrupted run continues from them. A
+        Folder in which finished records are stored, so that an interrupted run can be continued. A
         record is computed again if its data, settings or code have changed, including the globals
-        and closures of functions. Functions whose code or variables cannot be read are computed
-        again in every run, with a warning.
+        and closures of functions. Records that depend on a function whose code or variables cannot
+        be read are computed again in every run, with a warning.
     progress : bool, optional
         Show a progress bar on stderr; by default only in a terminal or notebook, after two
         seconds.
@@ -203,7 +211,7 @@ def compare(
     for cell, cell_key in keys.items():
         if cell_key not in journal.records:
             erasers = pending.setdefault((cell.seed, cell.p), [])
-            # An eraser without all of its records runs again with all heads.
+            # If one record of an eraser is missing, the eraser runs again with all heads.
             if components[cell.eraser] not in erasers:
                 erasers.append(components[cell.eraser])
     records = {cell: journal.records[k] for cell, k in keys.items() if k in journal.records}
@@ -220,7 +228,7 @@ def compare(
 
 
 def _keys(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> dict[RecordId, str]:
-    """Hash of the inputs of each record, by record id, in the order of the result."""
+    """Return the hash of the inputs of each record by record id, in the order of the result."""
     heads = {head.name: head.identity for head in plan.heads}
     metrics = {metric.name: metric.identity for metric in plan.metrics}
     keys = {}
@@ -248,7 +256,7 @@ def _keys(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> dict[RecordId,
 
 
 def _pairs(plan: ComparisonPlan) -> list[tuple[Component, str]]:
-    """(eraser, head) of every record of a job; the record of an eraser precedes its heads."""
+    """(eraser, head) of every record of a job; the record of an eraser itself comes first."""
     pairs = [(e, h) for e in plan.erasers for h in (ERASER_ROW, *(h.name for h in plan.heads))]
     return [*pairs, (_ADVISER, ERASER_ROW)] if isinstance(plan.task, ClassCodes) else pairs
 
@@ -264,7 +272,7 @@ def _is_unreadable(plan: ComparisonPlan, record: Record) -> bool:
 def _data_notes(
     plan: ComparisonPlan, splits: Mapping[JobId, Split], *, resumable: bool
 ) -> list[str]:
-    """Return notes on the data and on the splits; notes on the data are also given as warnings."""
+    """Return notes on the data and on the splits; issue the notes on the data as warnings, too."""
     notes = list(plan.notes)
     if resumable:
         notes += [
@@ -299,7 +307,10 @@ def _data_notes(
 
 
 def _unused_rows_note(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> list[str]:
-    """Note on the number of rows that the association levels leave unused; [] with `sizes`."""
+    """Note on the number of rows that subsampling to the association levels leaves unused.
+
+    The list is empty if all rows are used, `sizes` were passed, or the plan has other notes.
+    """
     used, n = max(sum(split.sizes) for split in splits.values()), int(plan.usable.sum())
     subsampled = plan.protocol is not None and plan.association_method == "subsample"
     if not subsampled or plan.max_rows is None or plan.notes or used == n:
@@ -311,9 +322,9 @@ def _unused_rows_note(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> li
 
 
 def _weight_notes(splits: Mapping[JobId, Split]) -> list[str]:
-    """Note on the effective number of weighted training rows, largest and smallest over splits.
+    """Note on the largest and smallest effective number of training rows over all splits.
 
-    [] without weights.
+    The list is empty if rows have no weights.
     """
     sums = [(float(s.weights.sum()), s) for s in splits.values() if s.weights is not None]
     if not sums:
@@ -364,10 +375,10 @@ def _context(plan: ComparisonPlan, splits: Mapping[JobId, Split], notes: list[st
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """Runner of jobs, in the calling process or in a worker process; pickled with every call.
+    """Runner of jobs in the calling process or in worker processes; pickled with every call.
 
-    `rows` is an array, or the path of a .npy file that is memory-mapped; `own_process` is False in
-    the calling process.
+    `rows` is an array, or the path of a .npy file to memory-map. `own_process` is True if jobs run
+    in worker processes.
     """
 
     plan: ComparisonPlan
@@ -376,7 +387,7 @@ class Worker:
     own_process: bool
 
     def make_moments(self, seed: int, splits: Sequence[Split]) -> None:
-        """Accumulate the rows of a seed once, and save the moments of each level."""
+        """Compute the moments of a seed at every level, in one pass over the rows; save them."""
         plan = self.plan
         with self._one_thread():
             parts = [plan.moment_rows(split) for split in splits]
@@ -387,7 +398,7 @@ class Worker:
     def run_job(
         self, seed: int, p: float | None, split: Split, erasers: Sequence[Component]
     ) -> list[Record]:
-        """Return the records of the erasers at a seed and level."""
+        """Run the job of a seed and level; return the records of the erasers."""
         with self._one_thread():
             moments = Moments.load(self._path(seed, p))
             return Job(self.plan, self._rows(), seed, p, split, moments).run(erasers)
@@ -400,7 +411,7 @@ class Worker:
         return np.load(rows, mmap_mode="r") if isinstance(rows, str) else np.asarray(rows)
 
     def _one_thread(self) -> AbstractContextManager[object]:
-        """Limit BLAS, and in a worker process also the library's kernels, to one thread."""
+        """Limit BLAS to one thread; in a worker process, limit the library's kernels, too."""
         from threadpoolctl import threadpool_limits
 
         if self.own_process:
@@ -416,7 +427,7 @@ def _run_jobs(
     workers: int,
     scratch: Path,
 ) -> Iterator[list[Record]]:
-    """Compute the moments of all seeds, then run the jobs; yield the records of each, unordered."""
+    """Compute all moments, then run the jobs; yield the records of each job as it ends."""
     if not pending:
         return
     joblib: Any = import_module("joblib")
@@ -454,7 +465,7 @@ def _run_jobs(
 def _failed(
     plan: ComparisonPlan, job: JobId, split: Split, erasers: Sequence[Component], reason: str
 ) -> list[Record]:
-    """Records of a job that could not be run, with the reason."""
+    """Return the records of a job that could not be run; they hold the reason."""
     return [
         Record(*job, split.sizes, eraser.name, head, reason=reason)
         for eraser, head in _pairs(plan) if eraser in erasers
@@ -462,8 +473,8 @@ def _failed(
 
 
 def _on_disk(X: NDArray[np.generic], scratch: Path) -> str:
-    """Return the path of a .npy file of the rows, for workers to map; write it if needed."""
-    # Changes of a map in mode "c" are not in its file.
+    """Return the path of a .npy file of the rows, which workers memory-map; write it if needed."""
+    # The file of a copy-on-write map (mode "c") lacks the changes made in memory.
     if isinstance(X, np.memmap) and X.mode != "c" and X.flags.c_contiguous:
         name = str(X.filename)
         if name.endswith(".npy") and np.load(name, mmap_mode="r").shape == X.shape:
@@ -474,7 +485,7 @@ def _on_disk(X: NDArray[np.generic], scratch: Path) -> str:
 
 
 def workers_of(n_jobs: int | None) -> int:
-    """Number of processes for a value of `n_jobs`; InputError for an invalid one."""
+    """Return the number of processes for `n_jobs`; raise InputError for an invalid value."""
     if n_jobs is None:
         return 1
     if not is_integer(n_jobs) or n_jobs == 0:

@@ -29,8 +29,9 @@ from splince_fast.projection import Projection
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
 
-# Standard deviations of erased features below this fraction of the root mean variance of unerased
-# rows are rounding error; so are ranges of predictions below this fraction of the task's range.
+# An erased feature counts as constant if its standard deviation is below this fraction of the root
+# mean variance of the unerased features. A prediction counts as constant if its range is below this
+# fraction of the range of the task.
 ROUNDING = 2.0**-32
 
 
@@ -43,11 +44,12 @@ class Metric:
     score : callable or None
         Function ``score(y_true, y_pred)`` that returns a float, for a custom metric.
     lower_is_better : bool, optional
-        Direction; by default the metric is shown, but no eraser is marked as the best.
+        Direction: True if lower values are better, False if higher values are better. None, the
+        default, is no direction: the metric is shown, but no eraser is marked as the best.
     label : str
         Label in tables and plots; the default is the key in ``metrics=``.
     of : {"head", "eraser"}
-        Object that the metric describes; "head" for a custom metric.
+        Whether the metric describes a head or the eraser itself; "head" for a custom metric.
     definition : str
         Definition of the metric, shown at the end of the report.
 
@@ -80,9 +82,9 @@ class Metric:
 class TableMetric(Metric):
     """A metric of the library, with properties on which tests and decisions depend.
 
-    `fraction_of` is "rows" for a metric that is a fraction (or a mean of fractions) of all test
-    rows, "cell" for a fraction of the rows of one cell, and "" for other metrics. `bounded` is True
-    if a difference of .01 has the same meaning at every value of the metric, as for accuracies.
+    `fraction_of` is "rows" for a metric that is a fraction (or a mean of fractions) of the test
+    rows, "cell" for a fraction of the test rows of one cell, and "" for other metrics. `bounded` is
+    True if a difference of .01 means the same at every value of the metric, as for accuracies.
     """
 
     fraction_of: str = ""
@@ -93,8 +95,9 @@ class TableMetric(Metric):
 class ClassPredictions:
     """Predicted classes and true labels of test rows.
 
-    `y_pred` (n,) holds codes of the task, whose class names are `classes`; `concept_classes` are
-    the names of the joint classes of the concepts, empty if a concept is a quantity.
+    `y_pred`, (n,), holds the codes of the predicted classes of the task, and `classes` their names.
+    `concept_classes` holds the names of the joint classes of the concepts; it is empty if a concept
+    is a quantity.
     """
 
     labels: TestLabels
@@ -103,31 +106,31 @@ class ClassPredictions:
     concept_classes: tuple[str, ...] = ()
 
     def counts(self, codes: Codes) -> tuple[Codes, Codes, Codes]:
-        """Codes with at least one row, their row counts, and their counts of correct predictions.
+        """Return the codes that occur in `codes`, their row counts and numbers of correct rows.
 
-        `codes` is (n,), the code of every row.
+        `codes`, (n,), holds one code per test row. A row is correct if the prediction is.
         """
         counts, n_correct = counts_per_code(codes, self.labels.task == self.y_pred)
         present = np.flatnonzero(counts)
         return present, counts[present], n_correct[present]
 
     def cells(self) -> tuple[CellCount, ...]:
-        """Counts of the cells that have test rows."""
+        """Number of test rows, and of correct test rows, of each cell that has test rows."""
         if self.labels.cells is None:
             return ()
         columns = (counts.tolist() for counts in self.counts(self.labels.cells))
         return tuple(map(CellCount._make, zip(*columns, strict=True)))
 
     def scores(self) -> dict[str, float]:
-        """Values of the library's metrics that are defined for the labels."""
+        """Values of the library's metrics for classes; undefined metrics are left out."""
         return scores(OF_CLASSES, self) | self._fairness()
 
     def _fairness(self) -> dict[str, float]:
-        """Fairness metrics for two classes of the task; {} for other tasks.
+        """Fairness metrics for a task of two classes; {} for other tasks.
 
-        Definitions: ``demographic_parity_difference`` and ``equalized_odds_difference`` of
-        fairlearn. A class of the concept without rows of a class of the task is left out of the
-        rates for that class of the task.
+        The definitions are ``demographic_parity_difference`` and ``equalized_odds_difference`` of
+        fairlearn. The true (false) positive rates are compared only between classes of the concept
+        that have positive (negative) test rows.
         """
         task, concept, names = self.labels.task, self.labels.concept, self.concept_classes
         if concept is None or not names or len(self.classes) != 2 or set(task) != {0, 1}:
@@ -143,16 +146,17 @@ class ClassPredictions:
         }
 
     def columns(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Names of the true and of the predicted classes, (n,) each, for custom metrics."""
+        """Arguments of custom metrics: names of the true and the predicted classes, (n,) each."""
         names = names_array(self.classes)
         return names[self.labels.task], names[self.y_pred]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantityPredictions:
-    """Predicted quantities (n, k) of test rows, and the values that they are scored by.
+    """Predictions `y_pred` (n, k) of a quantity on test rows, and its true values `y_true`.
 
-    `concept` (n,) is None unless the concept is one column or two classes.
+    `concept`, (n,), holds the values of a concept that is a quantity of one column, or the codes of
+    a concept of two classes. It is None for other concepts, and for several concepts.
     """
 
     y_true: Float
@@ -160,15 +164,15 @@ class QuantityPredictions:
     concept: Float | None
 
     def cells(self) -> tuple[CellCount, ...]:
-        """No cells: they are those of classes."""
+        """Return no cells, because cells are combinations of classes."""
         return ()
 
     def scores(self) -> dict[str, float]:
-        """Metrics of the library that are defined for these values."""
+        """Values of the library's metrics for quantities; undefined metrics are left out."""
         return scores(OF_QUANTITIES, self)
 
     def columns(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Copies of true and predicted values, (n,) for one column, for the caller's metrics."""
+        """Arguments of custom metrics: copies of `y_true` and `y_pred`, (n,) if k = 1."""
         y_true, y_pred = (c[:, 0] if c.shape[1] == 1 else c for c in (self.y_true, self.y_pred))
         return y_true.copy(), y_pred.copy()
 
@@ -177,12 +181,12 @@ Predictions = ClassPredictions | QuantityPredictions
 
 
 def as_codes(y_pred: NDArray[Any], n: int, classes: Codes) -> Codes:
-    """Convert predictions of a head to (n,) codes; `classes` are the codes that it was fitted to.
+    """Convert predictions of a head to (n,) codes; `classes` are the codes of its training rows.
 
     Raises
     ------
     InputError
-        The shape is not (n,), or a value is no code of a class, as from a regressor.
+        The shape is not (n,), or a prediction is not in `classes`, such as that of a regressor.
     """
     if y_pred.shape != (n,):
         raise InputError(f"the head predicts shape {y_pred.shape} for {n} rows; it must be ({n},)")
@@ -196,7 +200,7 @@ def as_codes(y_pred: NDArray[Any], n: int, classes: Codes) -> Codes:
 
 
 def as_quantities(y_pred: NDArray[Any], shape: tuple[int, ...]) -> Float:
-    """Convert predictions of a head to float64 of the shape (n, k) of the task.
+    """Convert predictions of a head to a float64 array of `shape`, the shape (n, k) of the task.
 
     Raises
     ------
@@ -212,9 +216,10 @@ def as_quantities(y_pred: NDArray[Any], shape: tuple[int, ...]) -> Float:
 class Erasure:
     """Effect of an eraser r on the training rows.
 
-    `ratios` holds |Cov(r(x), v)|_F^2 / |Cov(x, v)|_F^2 for the task and each concept v; `task` is
-    the name of the task in it. `distortion` is E|r(x) - x|^2 / E|x - E x|^2, NaN for rows without
-    variance; `rank` is None for a map that depends on labels.
+    `ratios` maps the name of each variable v (the task and every concept) to
+    |Cov(r(x), v)|_F^2 / |Cov(x, v)|_F^2, and `task` is the name of the task. `distortion` is
+    E|r(x) - x|^2 / E|x - E x|^2, or NaN if all rows are equal. `rank` is the number of removed
+    dimensions, or None if r depends on labels.
     """
 
     ratios: dict[str, float]
@@ -226,7 +231,7 @@ class Erasure:
     def of_projection(
         cls, projection: Projection, moments: Moments, S: Float, task: str, concepts: Sequence[str]
     ) -> Erasure:
-        """Effect of an affine map on rows with the given moments; S is Cov(x), (d, d), ddof 0."""
+        """Effect of an affine eraser on rows with `moments`; S = Cov(x), (d, d), with ddof 0."""
         left, right = projection.left, projection.right
         moved = float(np.sum((left.T @ left) * (right.T @ S @ right).T))
         shift = left @ (right.T @ (moments.mean - projection.mean))
@@ -239,7 +244,7 @@ class Erasure:
     def of_rows(
         cls, before: Moments, after: Moments, change: float, task: str, concepts: Sequence[str]
     ) -> Erasure:
-        """Effect of a map, from the moments before and after it; `change` is E|r(x) - x|^2."""
+        """Effect of any eraser r, from moments before and after it; `change` is E|r(x) - x|^2."""
         ratios = {}
         for v in (task, *concepts):
             squares_after, squares_before = (
@@ -289,7 +294,8 @@ def _concept_correlation(predictions: QuantityPredictions) -> float | None:
     concept = predictions.concept
     if concept is None or not np.ptp(concept) > 0:
         return None
-    # A prediction that is constant up to rounding error has no correlation.
+    # The correlation with a constant is undefined: leave out predictions that are constant up to
+    # rounding error.
     varied = np.ptp(predictions.y_pred, axis=0) > ROUNDING * np.ptp(predictions.y_true, axis=0)
     columns = predictions.y_pred.T[varied]
     return max((abs(float(np.corrcoef(c, concept)[0, 1])) for c in columns), default=None)
@@ -318,8 +324,8 @@ OF_CLASSES: dict[str, TableMetric] = {
         "positive rates of the classes of the concept",
     ),
 }  # fmt: skip
-# Metrics for two classes of the task. The keys of selection rates are "selection_rate[CLASS]", with
-# a class of the concept.
+# Metrics for a task of two classes. There is one selection rate per class of the concept, with the
+# key "selection_rate[CLASS]".
 OF_FAIRNESS: dict[str, TableMetric] = {
     "demographic_parity": TableMetric(
         None, True, "DP difference",
@@ -368,7 +374,7 @@ OF_ERASERS: dict[str, TableMetric] = {
         lambda erasure: erasure.rank, None, "rank", "eraser", "number of removed dimensions"
     ),
 }  # fmt: skip
-# Metrics of probes, computed for each concept; `concept_key` gives the keys.
+# Metrics of probes. They are computed for each concept; `concept_key` returns the keys.
 OF_PROBES: dict[str, TableMetric] = {
     f"{probe}_{score}": TableMetric(
         None, lower, f"{probe} {label}", "eraser", f"{text} of a probe for the concept: {kind}",
@@ -386,7 +392,7 @@ OF_PROBES: dict[str, TableMetric] = {
     )
 }  # fmt: skip
 METRICS = OF_CLASSES | OF_FAIRNESS | OF_QUANTITIES | OF_PROBES | OF_ERASERS
-# Columns of a summary, metrics of heads before metrics of erasers.
+# Columns of a summary: metrics of heads, then metrics of erasers.
 SUMMARY = (
     "worst_group", "accuracy", "tpr_gap", "r2", "mse", "concept_correlation", "probe_accuracy",
     "probe_auc", "probe_r2", "kept_covariance", "distortion",
@@ -394,7 +400,7 @@ SUMMARY = (
 
 
 def scores(table: Mapping[str, Metric], subject: Predictions | Erasure) -> dict[str, float]:
-    """Values of the metrics in a table that are defined for the predictions or the eraser."""
+    """Values of the metrics in `table` that are defined for `subject`."""
     values = {key: metric.score(subject) for key, metric in table.items() if metric.score}
     return {key: float(value) for key, value in values.items() if value is not None}
 
@@ -402,8 +408,8 @@ def scores(table: Mapping[str, Metric], subject: Predictions | Erasure) -> dict[
 def add_scores(record: Record, predictions: Predictions, custom: Mapping[str, Metric]) -> Record:
     """Return the record with the metrics of the predictions on the test rows.
 
-    If a custom metric fails or is infinite, its reason is stored; the other metrics keep their
-    values.
+    If a custom metric raises an error or returns infinity, the record stores the reason and has no
+    value of this metric.
     """
     values, notes, reason = predictions.scores(), record.notes, record.reason
     if isinstance(predictions, ClassPredictions) and np.ptp(predictions.y_pred) == 0:
@@ -412,7 +418,7 @@ def add_scores(record: Record, predictions: Predictions, custom: Mapping[str, Me
     for name, metric in custom.items():
         assert metric.score is not None
         try:
-            value = float(metric.score(*predictions.columns()))  # copies, as it may change them
+            value = float(metric.score(*predictions.columns()))  # copies: score may mutate them
             if math.isinf(value):
                 raise InputError(f"{value} has no mean; return NaN where the metric is undefined")
             values[name] = value
@@ -423,7 +429,7 @@ def add_scores(record: Record, predictions: Predictions, custom: Mapping[str, Me
 
 
 def reason_of(error: Exception) -> str:
-    """Reason of a failure: the text of an error, preceded by its type if it is no SplinceError."""
+    """Text of an error, preceded by the name of its type unless it is a SplinceError."""
     return str(error) if isinstance(error, SplinceError) else f"{type(error).__name__}: {error}"
 
 
@@ -433,8 +439,8 @@ def own_metrics(metrics: object) -> dict[str, Metric]:
     Raises
     ------
     InputError
-        `metrics` is no mapping of names to functions or :class:`Metric`, or a name is taken by a
-        metric of the library.
+        `metrics` is not a mapping of names to functions or :class:`Metric`, or a metric of the
+        library has the same name.
     """
     if metrics is None:
         return {}
@@ -464,20 +470,21 @@ def own_metrics(metrics: object) -> dict[str, Metric]:
 
 
 def headline(present: Sequence[str]) -> str:
-    """Main metric of a comparison: the first of SUMMARY that is among the metrics `present`.
+    """Main metric of a comparison that has the metrics `present`.
 
-    If there is none, the first of `present`.
+    This is the first metric of SUMMARY that is present or, if there is none, the first one of
+    `present`.
     """
     return next(key for key in (*SUMMARY, *present) if key in present)
 
 
 def concept_key(key: str, concept: str, concepts: Sequence[str]) -> str:
-    """Key of a metric of `concept`: "probe_auc", or "probe_auc[gender]" for several concepts."""
+    """Key of a metric for `concept`: "probe_auc", or "probe_auc[gender]" if there are several."""
     return f"{key}[{concept}]" if len(concepts) > 1 else key
 
 
 def metric_of(key: str, custom: Mapping[str, OwnMetric]) -> TableMetric:
-    """Metric of a key, without its function; the label includes a concept or class in brackets."""
+    """Return the metric of a key, without its function; its label includes "[...]" of the key."""
     base, bracket, name = key.partition("[")
     if key in custom:
         metric = custom[key]

@@ -1,4 +1,8 @@
-"""Splits into training, validation and test rows: association protocol and natural split."""
+"""Splits into training, validation and test rows.
+
+The association protocol sets the association of task and concept in the training and validation
+rows. The natural split is random.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from splince_fast.moments.parameters import check_random_state
 
 Rows = NDArray[np.intp]
 Float = NDArray[np.float64]
-Cell = tuple[int, int]  # codes of task and concept
+Cell = tuple[int, int]  # code of a class of the task, code of a class of the concept
 Sizes = tuple[int, int, int]
 RowParts = tuple[Rows, Rows, Rows]  # numbers of training, validation and test rows
 
@@ -43,10 +47,11 @@ class Split:
     missing : int
         Number of rows left out because a label is missing.
     notes : tuple of str
-        Adjustments of the sizes.
+        Notes on sizes that were made smaller.
     weights, validation_weights : ndarray of float64 or None
-        Weights of the training and validation rows with ``method="weights"``: constant in a cell,
-        with the sum (sum w)^2 / sum w^2, the effective number of rows. None for equal weights.
+        Weights w of the training and validation rows with ``method="weights"``, else None. Weights
+        are constant within a cell. Their sum is the effective number of rows,
+        (sum w)^2 / sum w^2.
     """
 
     train: Rows
@@ -67,9 +72,10 @@ class Split:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Protocol:
-    """The association protocol of task `y` and concept `z`; a cell is a pair of their classes.
+    """Association protocol for the task `y` and the concept `z`, see :func:`spurious_split`.
 
-    `aligned_class` is as in `Split`; `groups` holds codes (n,), or None.
+    A cell is a pair of a class of `y` and a class of `z`. `aligned_class` is as in `Split`.
+    `groups` holds the codes (n,) of groups, or is None.
     """
 
     y: ClassCodes
@@ -79,13 +85,13 @@ class Protocol:
 
     @classmethod
     def of(cls, y: ClassCodes, z: ClassCodes, aligned_class: object, groups: object) -> Protocol:
-        """Validate the labels and the aligned class; find the aligned class if it is None.
+        """Validate the labels and the aligned class (None: the most associated class).
 
         Raises
         ------
         LabelError
-            A column has one class, a class is unknown, or `aligned_class` does not map the classes
-            of a task of more than two classes.
+            A column has one class, `aligned_class` names an unknown class or maps fewer than two
+            classes, or it is not a mapping although the task has more than two classes.
         """
         for name, column in (("task", y), ("concept", z)):
             check_classes(name, column)
@@ -114,7 +120,7 @@ class Protocol:
         return cls(y, z, aligned_class, codes)
 
     def fractions(self, p: float) -> dict[Cell, float]:
-        """Fraction of each cell (codes of y, z) among the training and validation rows at p."""
+        """Fraction of each cell among the training and validation rows at association p."""
         K = len(self.z.classes)
         fractions = {}
         if isinstance(self.aligned_class, dict):
@@ -142,12 +148,15 @@ class Protocol:
         return np.asarray((self.y.codes >= 0) & (self.z.codes >= 0))
 
     def _inside(self, cell: Cell, rows: Rows | slice = slice(None)) -> NDArray[np.bool_]:
-        """Mask of the rows of a cell among `rows`, by default among all rows."""
+        """Mask, over the row numbers `rows` (all rows by default), of the rows in a cell."""
         a, b = cell
         return np.asarray((self.y.codes[rows] == a) & (self.z.codes[rows] == b))
 
     def largest_sizes(self, levels: Sequence[float]) -> Sizes:
-        """Largest (training, validation, test) sizes, 70:10:20, that are feasible at all levels."""
+        """Largest (training, validation, test) sizes, 70:10:20, that are feasible at all levels.
+
+        Groups are not considered.
+        """
         counts = {cell: int(self._inside(cell).sum()) for cell in self.cells()}
         total = math.inf
         for p in levels:
@@ -187,7 +196,7 @@ class Protocol:
     def _subsample(
         self, p: float, sizes: Sizes, pools: Mapping[Cell, Pool], on_shortage: str
     ) -> Split:
-        """Split by `method` "subsample": rows are dropped so that cells have their fractions."""
+        """Split by `method` "subsample": drop rows to give the cells their fractions at p."""
         needs = self._needs(p, sizes)
         notes: tuple[str, ...] = ()
         factor = min(pools[cell].feasible(need) for cell, need in needs.items())
@@ -211,7 +220,7 @@ class Protocol:
     def _all_rows(
         self, p: float, sizes: Sizes, pools: Mapping[Cell, Pool], on_shortage: str
     ) -> Split:
-        """Split by `method` "weights", before weighting: no row is dropped to reach p."""
+        """Split all rows for `method` "weights"; the weights are added by :meth:`weighted`."""
         fractions, cells = self.fractions(p), self.cells()
         need = sizes[2] // len(cells)
         notes: tuple[str, ...] = ()
@@ -241,7 +250,7 @@ class Protocol:
         return self._joined(parts, p, notes)
 
     def _joined(self, parts: list[RowParts], p: float, notes: tuple[str, ...]) -> Split:
-        """Concatenate the parts of all cells to a split."""
+        """Concatenate the (training, validation, test) rows of all cells to a split."""
         train, validation, test = map(np.concatenate, zip(*parts, strict=True))
         if not len(train) or not len(test):
             raise NotEnoughDataError(
@@ -252,7 +261,7 @@ class Protocol:
         return Split(train, validation, test, float(p), self.aligned_class, missing, notes)
 
     def weighted(self, split: Split) -> Split:
-        """Add weights to a split, so that the weighted cells have their fractions at its p."""
+        """Add weights to a split, so that the weighted cells have the fractions of p = split.p."""
         fractions = self.fractions(float(split.p or 0.0))
         return replace(
             split,
@@ -261,10 +270,10 @@ class Protocol:
         )
 
     def _weights(self, rows: Rows, fractions: Mapping[Cell, float]) -> Float:
-        """Return the weights w, (len(rows),), proportional to fraction / n in a cell of n rows.
+        """Return the weights w, (len(rows),), of rows: proportional to fraction / n in a cell.
 
-        They sum to the effective number of rows, (sum w)^2 / sum w^2. Fractions are renormalised
-        over the cells that have rows.
+        n is the number of rows of the cell. The weights sum to the effective number of rows,
+        (sum w)^2 / sum w^2. The fractions are renormalised over the cells that have rows.
         """
         weights, total = np.zeros(len(rows)), 0.0
         for cell, fraction in fractions.items():
@@ -276,7 +285,7 @@ class Protocol:
         return weights * (total / squares) if squares else weights
 
     def _pools(self, sizes: Sizes, rng: np.random.Generator) -> dict[Cell, Pool]:
-        """Return the permuted rows of each cell; with groups, one array per part of the split."""
+        """Return the permuted rows of each cell; with groups, one array for each part."""
         rows_of = {cell: np.flatnonzero(self._inside(cell)) for cell in self.cells()}
         if self.groups is None:
             return {cell: Pool((rng.permutation(rows),)) for cell, rows in rows_of.items()}
@@ -290,7 +299,7 @@ class Protocol:
         return pools
 
     def _needs(self, p: float, sizes: Sizes) -> dict[Cell, Sizes]:
-        """Return the required test, validation and training rows of each cell at association p."""
+        """Return the required numbers of test, validation and training rows of each cell at p."""
         train, validation, test = sizes
         fractions, cells = self.fractions(p), self.cells()
         return {
@@ -299,16 +308,16 @@ class Protocol:
         }
 
     def _name(self, cell: Cell) -> tuple[ClassName, ClassName]:
-        """Names of the classes of a cell."""
+        """Return the class names of a cell."""
         return self.y.classes[cell[0]], self.z.classes[cell[1]]
 
 
 class Pool(NamedTuple):
-    """Permuted rows of a cell.
+    """Permuted row numbers of a cell.
 
-    Without groups, `orders` holds one permutation, which starts with the test rows, followed by the
-    validation and training rows; with groups, one permutation each of the test, validation and
-    training rows.
+    Without groups, `orders` holds one permutation: test rows are taken first, then validation rows,
+    then training rows. With groups, `orders` holds three permutations: of the rows in test,
+    validation and training groups.
     """
 
     orders: tuple[Rows, ...]
@@ -319,9 +328,10 @@ class Pool(NamedTuple):
         return sum(map(len, self.orders))
 
     def feasible(self, needs: Sizes) -> float:
-        """Largest factor, at most 1, by which the needs can be scaled to fit the cell."""
+        """Return a factor f such that the cell has f times the required rows; 1 if it has all."""
         counts = needs if len(self.orders) > 1 else (sum(needs),)
-        # Rounding may raise the needs of a cell by three rows in total.
+        # Subtract three rows: rounding may raise the numbers of test, validation and training
+        # rows by one row each.
         factors = (
             max(0, len(rows) - 3) / need
             for rows, need in zip(self.orders, counts, strict=True) if need > len(rows)
@@ -329,7 +339,7 @@ class Pool(NamedTuple):
         return min(factors, default=1.0)
 
     def take(self, needs: Sizes) -> RowParts:
-        """Draw training, validation and test rows; `needs` is (n_test, n_validation, n_train)."""
+        """Take training, validation and test rows; `needs` is (n_test, n_validation, n_train)."""
         n_test, n_validation, n_train = needs
         if len(self.orders) == 1:
             (order,) = self.orders
@@ -339,10 +349,10 @@ class Pool(NamedTuple):
         return train[:n_train], validation[:n_validation], test[:n_test]
 
     def take_all(self, n_test: int, sizes: Sizes) -> RowParts:
-        """Draw n_test test rows, and all other rows as training and validation rows.
+        """Take n_test test rows; divide the other rows into training and validation rows.
 
-        The ratio of training to validation rows is sizes[0]:sizes[1]; with groups, it follows from
-        the groups.
+        The ratio of training to validation rows is sizes[0]:sizes[1]. With groups, the part of a
+        row is that of its group, and test groups give no other rows.
         """
         if len(self.orders) > 1:
             test, validation, train = self.orders
@@ -355,16 +365,17 @@ class Pool(NamedTuple):
 def parts_of_groups(
     groups: Rows, rows: Rows, rng: np.random.Generator, fractions: tuple[float, float]
 ) -> tuple[Rows, Rows]:
-    """Part and rank of the group of each row, for groups in random order.
+    """Assign groups in random order to parts; return the part and the rank of each row's group.
 
-    The part is 0 for test, 1 for validation, 2 for training. `groups` holds codes (n,), -1 for
-    rows without a group, which are training rows; `fractions` are the desired fractions of test and
-    validation rows among the row numbers `rows`.
+    The part is 0 for test, 1 for validation and 2 for training. The rank is the position of the
+    group in the random order. `groups` holds codes (n,), -1 for rows without a group, which are
+    training rows. `fractions` are the desired fractions of test and of validation rows among the
+    row numbers `rows`.
     """
     order = rng.permutation(int(groups.max(initial=-1)) + 1)
     rank = np.empty(len(order) + 1, dtype=np.intp)
     rank[order] = np.arange(len(order))
-    rank[-1] = len(order)  # rows without a group come last, in training
+    rank[-1] = len(order)  # for rows without a group (code -1)
     counts = np.bincount(rank[groups[rows]], minlength=len(order) + 1)
     preceding = (np.cumsum(counts) - counts) / max(1, counts.sum())
     test, validation = fractions
@@ -374,7 +385,7 @@ def parts_of_groups(
 
 
 def _most_associated(y: ClassCodes, z: ClassCodes) -> ClassName:
-    """Class of z with the largest P(z | second class of y) - P(z | first class of y)."""
+    """Return the class of z with the largest P(z | 2nd class of y) - P(z | 1st class of y)."""
     size = len(z.classes)
     inside = (y.codes >= 0) & (z.codes >= 0)
     rates = []
@@ -394,7 +405,7 @@ def check_p(p: object) -> None:
 
 
 def check_sizes(sizes: object) -> Sizes:
-    """Validate (training, validation, test) sizes; training and test sizes must be positive."""
+    """Validate (training, validation, test) sizes; only the validation size may be 0."""
     if not (
         isinstance(sizes, Sequence)
         and len(sizes) == 3
@@ -407,7 +418,7 @@ def check_sizes(sizes: object) -> Sizes:
 
 
 def check_method(method: object, name: str = "method") -> None:
-    """Raise InputError for an unknown `method` of :func:`spurious_split`."""
+    """Raise InputError unless `method` is a method of :func:`spurious_split`."""
     if method not in METHODS:
         raise InputError(
             f"{name} is {method!r}; choose 'subsample' (cells lose rows) or 'weights' "
@@ -429,24 +440,30 @@ def spurious_split(
 ) -> Split:
     """Draw training and validation rows with a given association, and decorrelated test rows.
 
-    A cell is a pair of a class y of the task and a class z of the concept. For two classes of the
-    task (0 and 1) and the aligned class a of the concept, p = P(z = a | y = 1) = P(z != a | y = 0)
-    and the task is balanced: the cells (1, a) and (0, a) have the fractions p / 2 and (1 - p) / 2;
-    the other K - 1 classes of the concept divide (1 - p) / 2 for y = 1, and p / 2 for y = 0,
-    equally. For a mapping a from C classes of the task to classes of the concept, the cell
-    (y, a[y]) has the fraction p / C, and the other cells of y divide (1 - p) / C equally.
+    A cell is a pair (y, z) of a class of the task and a class of the concept. All cells have the
+    same number of test rows. The fractions of the cells among the training and among the validation
+    rows follow from p:
 
-    *Rule of the draw*: ``rng = default_rng(random_state)``; for each cell, in lexicographic order
-    of (y, z), ``m = rng.permutation(rows of the cell)``. The first ``n_test // n_cells`` entries of
-    m are test rows, the next ``round(n_validation * fraction)`` are validation rows, and the next
-    ``round(n_train * fraction)`` are training rows. The test rows are the same at every p.
+    - For a task of two classes (y = 0, 1) and an aligned class a of the concept, the classes of the
+      task are balanced, and p = P(z = a | y = 1) = P(z != a | y = 0). The cell (1, a) has the
+      fraction p / 2, and the other K - 1 cells of y = 1 divide (1 - p) / 2 equally. The cell (0, a)
+      has the fraction (1 - p) / 2, and the other K - 1 cells of y = 0 divide p / 2 equally. K is
+      the number of classes of the concept.
+    - For a mapping a from C classes of the task to classes of the concept, the cell (y, a[y]) has
+      the fraction p / C, and the other cells of y divide (1 - p) / C equally.
 
-    *Rule for* ``method="weights"``: the test rows are the same; of the r other rows of a cell, the
-    first ``round(r n_validation / (n_validation + n_train))`` are validation rows and the rest are
-    training rows. In either part, each of the n_g rows of cell g has the weight
-    w_g = N fraction_g / n_g, with N = 1 / sum_g fraction_g^2 / n_g. The weighted cells then have
-    their fractions, and the weight sum is N = (sum w)^2 / sum w^2, Kish's effective number of rows.
-    A cell of fraction 0, as at p = 1, has only test rows.
+    *Rule for* ``method="subsample"``: ``rng = default_rng(random_state)``; for each cell, in
+    lexicographic order of (y, z), ``m = rng.permutation(rows of the cell)``. The first
+    ``n_test // n_cells`` entries of m are test rows, the next ``round(n_validation * fraction)``
+    are validation rows, and the next ``round(n_train * fraction)`` are training rows. The test rows
+    are the same at every p.
+
+    *Rule for* ``method="weights"``: the test rows are those of "subsample". Of the r other entries
+    of m, the first ``round(r n_validation / (n_validation + n_train))`` are validation rows and the
+    rest are training rows. Within each of these two parts, every row of a cell g with n_g rows has
+    the weight w_g = N fraction_g / n_g, where N = 1 / (sum_g fraction_g^2 / n_g). The weighted
+    cells then have their fractions. The weights sum to N = (sum w)^2 / sum w^2, Kish's effective
+    number of rows. A cell of fraction 0, as at p = 1, has only test rows.
 
     Parameters
     ----------
@@ -455,24 +472,25 @@ def spurious_split(
     p : float
         Association, in [0, 1].
     sizes : tuple of three int, optional
-        Numbers of training, validation and test rows; the default is the largest feasible sizes
-        in the ratio 70:10:20.
+        Numbers of training, validation and test rows. The default is the largest sizes, in the
+        ratio 70:10:20, for which every cell has enough rows; it does not consider `groups`.
     random_state : int
         Seed of the permutations.
     aligned_class : class, or mapping of task class to concept class, optional
-        The default is the class z of the concept with the largest difference between
-        P(z | second class of the task) and P(z | first class of the task).
+        Class of the concept that is aligned with the second class of the task, or the mapping a.
+        The default is the class z of the concept with the largest difference
+        P(z | second class of the task) - P(z | first class of the task).
     groups : column of shape (n,), optional
-        Groups, such as persons or documents; all rows of a group are in the same part. ``rng``
-        permutes the groups first; in this order they become test, validation and training groups
-        in the ratio of the sizes.
+        Groups, such as persons or documents. All rows of a group are in the same part. ``rng``
+        permutes the groups instead of the rows; in this order they become test, validation and
+        training groups, in the ratio of the sizes.
     on_shortage : {"raise", "shrink"}
-        If a cell has too few rows: raise an error, or reduce all sizes by the same factor (with
-        ``method="weights"``, the number of test rows).
+        If a cell has too few rows, "raise" raises an error, and "shrink" reduces all sizes by the
+        same factor (with ``method="weights"``, only the number of test rows).
     method : {"subsample", "weights"}
-        How training and validation rows reach p: rows are dropped, or all rows are kept and the
-        cells are weighted. With "weights", `sizes` gives the number of test rows and the ratio of
-        training to validation rows.
+        How training and validation rows reach p: "subsample" drops rows, and "weights" keeps all
+        rows and weights the cells. With "weights", `sizes` sets the number of test rows and the
+        ratio of training to validation rows.
 
     Returns
     -------
@@ -485,8 +503,9 @@ def spurious_split(
     InputError
         A parameter is out of range.
     LabelError
-        The task or the concept has one class or is a quantity; a class does not exist; a column has
-        the pandas index of `task` in another order.
+        The task or the concept has one class or is a quantity; `aligned_class` names an unknown
+        class, or is not a mapping although the task has more than two classes; or the pandas index
+        of a column is that of `task` in another order.
     NotEnoughDataError
         A cell has too few rows; the message gives the largest feasible sizes.
 
@@ -522,11 +541,11 @@ def spurious_split(
 def natural_split(
     usable: NDArray[np.bool_], *, random_state: int, groups: Rows | None = None
 ) -> Split:
-    """Random split of the n usable rows, without an association protocol.
+    """Split the n usable rows at random, without an association protocol.
 
-    ``r = default_rng(random_state).permutation(usable rows)``: the first n // 4 rows are test rows,
-    the next n // 10 are validation rows, the rest are training rows. With groups (codes), groups
-    are permuted instead of rows, as by :func:`parts_of_groups`.
+    The rows are permuted by ``default_rng(random_state).permutation(usable rows)``. The first
+    n // 4 rows are test rows, the next n // 10 are validation rows, and the rest are training rows.
+    With `groups` (codes), :func:`parts_of_groups` divides the groups in similar ratios.
     """
     rows = np.flatnonzero(usable)
     rng = np.random.default_rng(random_state)

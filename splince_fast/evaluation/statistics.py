@@ -1,4 +1,4 @@
-"""Intervals and tests over seeds and over test rows; adjustment for multiple comparisons."""
+"""Intervals and tests over seeds or test rows, and adjustment for multiple comparisons."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from splince_fast.exceptions import InputError
 
 Float = NDArray[np.float64]
 Rows = NDArray[np.intp]
-Statistic = Callable[[Rows], float]  # function of row numbers, which may repeat
+Statistic = Callable[[Rows], float]  # value of a metric on row numbers, which may repeat
 
 MIN_SEEDS = 3  # smallest number of seeds for a test or an interval
-EQUAL = 2.0**-40  # values with a standard error below this fraction of their mean count as equal
+EQUAL = 2.0**-40  # values count as equal if their standard error is below this times their mean
 N_DRAWS = 2000  # number of bootstrap draws
 
 
 class Interval(NamedTuple):
-    """Mean of n values, with standard error and interval limits; NaN if n is too small for them."""
+    """Mean of n values, its standard error and interval limits; NaN where n is too small."""
 
     mean: float
     error: float
@@ -36,9 +36,9 @@ class Interval(NamedTuple):
 def t_interval(values: Sequence[float]) -> Interval:
     """Mean of `values`, one per seed, with its 95 % t interval; NaN values are left out.
 
-    The standard error is sd / sqrt(J), ddof 1. The J splits of one data set share rows: the
-    interval describes the variation over splits, not over data sets. Fewer than three values have
-    no interval: with one degree of freedom its half width would be 12.7 standard errors.
+    The standard error is sd / sqrt(J) for J values, with ddof 1. As the J splits of one data set
+    share rows, the interval describes the variation over splits, not over data sets. Fewer than
+    three values have no interval: for two values, its half width would be 12.7 standard errors.
     """
     finite = np.array([v for v in values if not math.isnan(v)], dtype=np.float64)
     n = len(finite)
@@ -51,8 +51,8 @@ def t_interval(values: Sequence[float]) -> Interval:
 def wilson_interval(successes: float, n: float, *, level: float = 0.95) -> tuple[float, float]:
     """Wilson's score interval of the proportion p = successes / n (E. B. Wilson, JASA 22, 1927).
 
-    (p + q^2/2n -+ q sqrt(p(1-p)/n + q^2/4n^2)) / (1 + q^2/n), where q is the normal quantile of
-    (1 + level) / 2; (0, 1) for n = 0.
+    The limits are (p + q^2/(2n) -+ q sqrt(p(1-p)/n + q^2/(4n^2))) / (1 + q^2/n), where q is the
+    normal quantile of (1 + level) / 2. They are (0, 1) for n = 0.
     """
     if n == 0:
         return 0.0, 1.0
@@ -77,14 +77,15 @@ class Difference:
     error : float
         Standard error over seeds, not corrected for shared rows; NaN for one seed.
     low, high : float
-        Limits of the 95 % interval of the corrected t test or of the bootstrap.
+        Limits of the 95 % interval of the test that `how` names.
     t, p, p_holm : float
         Corrected t statistic, two-sided p value, and p value adjusted for all differences of the
-        table; NaN if there is no test, as below three seeds.
+        table. NaN if there is no test, such as for fewer than three seeds.
     n : int
         Number of seeds at which both methods have a value.
     favours_method, favours_reference : int
-        Numbers of seeds at which the method, and the reference, has the larger value.
+        Number of seeds at which the method has the larger value, and number of seeds at which the
+        reference has it.
     how : str
         Name of the test: "corrected t", "bootstrap (BCa)", "bootstrap (percentile)" or "no test".
     """
@@ -126,14 +127,18 @@ def corrected_t(
 ) -> TResult:
     """Nadeau and Bengio's corrected resampled t test (Machine Learning 52, 2003).
 
-    t = mean / sqrt((1/J + n_test/n_train) var), with J - 1 degrees of freedom. The correction is
-    needed because the J splits of one data set share rows. As few seeds and few test rows may give
-    nearly equal differences by chance, a second test uses the normal distribution with
-    `min_variance` in place of var; the larger p and the wider interval are returned.
+    The statistic is t = mean / sqrt((1/J + n_test/n_train) var), with J - 1 degrees of freedom,
+    where mean and var are those of the J differences. The correction n_test/n_train is needed
+    because the J splits of one data set share rows.
 
-    `differences` has one value per seed, `ratio` is n_test / n_train, and `min_variance` is a lower
-    bound of the variance of one difference, 0 for none. Returns `NO_TEST` for infinite differences,
-    and, if `min_variance` is 0, for differences that are equal up to rounding error and not 0.
+    If there are few seeds or few test rows, differences may be nearly equal by chance, and var is
+    then too small. A second test therefore uses the normal distribution with `min_variance` instead
+    of var. The larger p and the wider interval of the two tests are returned.
+
+    `differences` has one value per seed, and `ratio` is n_test / n_train. `min_variance` is a lower
+    bound of the variance of one difference; 0 omits the second test. The result is `NO_TEST` if a
+    difference is infinite, or if the differences are equal up to rounding error and not 0, and
+    `min_variance` is 0.
 
     Raises
     ------
@@ -161,11 +166,12 @@ def corrected_t(
 
 
 def seeds_for(deviation: float, ratio: float, half_width: float) -> int | None:
-    """Number of seeds for a 95 % interval of :func:`corrected_t` of at most mean +- `half_width`.
+    """Number of seeds at which the 95 % interval of :func:`corrected_t` has a given half width.
 
-    The smallest J with t_{J-1} sd sqrt(1/J + n_test/n_train) <= half_width, where sd, `deviation`,
-    is the standard deviation over seeds, and `ratio` is n_test / n_train; None above 1000. As the
-    splits share rows, the standard error tends to sd sqrt(n_test/n_train), not to 0.
+    The result is the smallest J >= 3 with t_{J-1} sd sqrt(1/J + ratio) <= half_width, or None if J
+    would exceed 1000. t_{J-1} is the .975 quantile of the t distribution, sd (`deviation`) is the
+    standard deviation over seeds, and `ratio` is n_test / n_train. As the splits share rows, the
+    standard error tends to sd sqrt(ratio), not to 0.
     """
     for n in range(MIN_SEEDS, 1001):
         quantile = float(stdtrit(n - 1, 0.975))
@@ -177,8 +183,8 @@ def seeds_for(deviation: float, ratio: float, half_width: float) -> int | None:
 def holm(p_values: Sequence[float]) -> list[float]:
     """Adjust p values by Holm's step-down method (Scandinavian Journal of Statistics 6, 1979).
 
-    p_(i) -> max_{j <= i} min(1, (m - j + 1) p_(j)), for the m values in ascending order. NaN values
-    stay NaN and do not count in m.
+    The i-th smallest of m p values, p_(i), becomes max_{j <= i} min(1, (m - j + 1) p_(j)). NaN
+    values stay NaN and do not count in m.
     """
     adjusted = [math.nan] * len(p_values)
     order = sorted((p, i) for i, p in enumerate(p_values) if not math.isnan(p))
@@ -199,14 +205,15 @@ def paired_difference(
 ) -> Difference:
     """Difference of two methods over the seeds at which both have a value, with a test.
 
-    If the accuracies of two methods on the same m test rows differ by D, their predictions differ
-    in at least |D| m rows, each of which contributes +-1 / m to D. Over random draws of the rows,
-    the variance of D is therefore at least |D| (1 - |D|) / m, which is passed to `corrected_t` as
-    the lower bound.
-
     `values` and `reference_values` map seeds to values, and `ratio` is n_test / n_train.
-    `resolution` is m for values that are fractions of test rows (the rows of the smallest cell for
-    a worst group), and None for other values. ``p_holm`` is set to ``p``; the caller adjusts it.
+    `resolution` is m for values that are fractions of m test rows (for a worst group, the rows of
+    the smallest cell), and None for other values. ``p_holm`` is set to ``p``; the caller adjusts
+    ``p_holm``.
+
+    `resolution` gives the lower bound `min_variance` of :func:`corrected_t`: if the accuracies of
+    two methods on m test rows differ by D, the methods differ on at least |D| m rows, each of which
+    contributes +-1 / m to D. Over random draws of the rows, the variance of D is therefore at least
+    |D| (1 - |D|) / m.
     """
     seeds = [
         s for s in values
@@ -229,12 +236,13 @@ def paired_difference(
 def cell_interval(rates: Sequence[float], n: float, ratio: float) -> tuple[float, float]:
     """95 % interval in [0, 1] of the accuracy in a cell, over J splits that share rows.
 
-    The union of the interval of :func:`corrected_t` and of Wilson's interval for n / (1/J + ratio)
-    rows, at most J n. Wilson's interval for J n rows would count a row once per seed in which it is
-    a test row. Below three seeds, Wilson's interval for n rows.
-
     `rates` holds the J accuracies in the cell, one per seed; `n` is the number of test rows of the
     cell per seed; `ratio` is n_test / n_train.
+
+    The result is the union of two intervals: that of :func:`corrected_t`, and Wilson's interval for
+    min(J n, n / (1/J + ratio)) rows. Wilson's interval for J n rows would be too narrow, because a
+    row may be a test row at several seeds. For fewer than three seeds, the result is Wilson's
+    interval for n rows.
     """
     mean = math.fsum(rates) / len(rates)
     if len(rates) < MIN_SEEDS:
@@ -248,9 +256,10 @@ def cell_interval(rates: Sequence[float], n: float, ratio: float) -> tuple[float
 
 
 def bootstrap_indices(n: int, clusters: Rows | None, n_draws: int, random_state: int) -> list[Rows]:
-    """Row numbers of each bootstrap draw: n of n rows with replacement, or whole clusters.
+    """Return the row numbers of each bootstrap draw.
 
-    `clusters` holds codes (n,), or is None.
+    A draw consists of n of the n rows, with replacement. If `clusters` holds codes (n,), whole
+    clusters are drawn instead of rows.
     """
     rng = np.random.default_rng(random_state)
     if clusters is None:
@@ -263,7 +272,7 @@ def bootstrap_indices(n: int, clusters: Rows | None, n_draws: int, random_state:
 
 
 class BootstrapResult(NamedTuple):
-    """Limits of a bootstrap interval, and two-sided p value of the hypothesis statistic = 0."""
+    """Bootstrap interval of a statistic, and two-sided p value of the hypothesis that it is 0."""
 
     low: float
     high: float
@@ -278,24 +287,27 @@ def bootstrap_test(
     clusters: Rows | None = None,
     bca: bool,
 ) -> BootstrapResult:
-    """95 % bootstrap interval, percentile or BCa, and p value of the hypothesis statistic = 0.
+    """Return a statistic's 95 % bootstrap interval, and its p value for the hypothesis of 0.
 
-    BCa shifts the percentiles by the median bias z0 and the acceleration a of the jackknife
-    (B. Efron, JASA 82, 1987)::
-
-        alpha = Phi(z0 + (z0 + q) / (1 - a (z0 + q)))
-
-    BCa needs a smooth statistic; for a minimum over groups, use the percentile interval, which is
-    conservative. p is the smallest alpha at which the interval of level 1 - alpha excludes 0, so
-    that p and interval agree at every level; it is at least 1 / (B + 1) for B draws.
-
-    `statistic` is a function of row numbers, and `values` (B,) holds its values on the draws of
+    `statistic` is a function of row numbers, and `values`, (B,), holds its values on the B draws of
     :func:`bootstrap_indices`; NaN values are left out. With `clusters`, codes (n,), the jackknife
     leaves out whole clusters. All results are NaN for one row or one cluster.
+
+    The limits of the percentile interval of level 1 - alpha are the quantiles of `values` at
+    alpha / 2 and 1 - alpha / 2. With `bca`, these two numbers, Phi(q), are replaced by ::
+
+        Phi(z0 + (z0 + q) / (1 - a (z0 + q)))
+
+    where Phi is the normal distribution function, z0 the median bias, and a the acceleration of the
+    jackknife (B. Efron, JASA 82, 1987). BCa needs a smooth statistic; for a minimum over groups,
+    use the percentile interval, which is conservative.
+
+    The p value is the smallest alpha at which the interval of level 1 - alpha excludes 0, and at
+    least 1 / (B + 1). Therefore p value and interval agree at every level.
     """
     values = np.sort(values[~np.isnan(values)])
     units = n if clusters is None else len(np.unique(clusters))
-    if len(values) < 2 or units < 2:  # all draws of one unit are equal
+    if len(values) < 2 or units < 2:  # one unit: all draws are equal
         return BootstrapResult(math.nan, math.nan, math.nan)
     z0 = a = 0.0
     if bca:
@@ -316,7 +328,8 @@ def bootstrap_test(
         low, high = limits(alpha)
         return low <= 0.0 <= high
 
-    # Bisection: the interval of level 1 - alpha contains 0 at alpha = inside, not at outside.
+    # Bisection for the p value: the interval of level 1 - alpha contains 0 at alpha = `inside`,
+    # but not at alpha = `outside`.
     inside, outside = 1 / (len(values) + 1), 1.0
     if not contains_zero(inside):
         outside = inside
@@ -331,10 +344,10 @@ def bootstrap_test(
 
 
 def _acceleration(statistic: Statistic, n: int, clusters: Rows | None) -> float:
-    """Acceleration sum u^3 / (6 (sum u^2)^1.5) of BCa, over at most 200 jackknife blocks.
+    """Return the acceleration a = sum_b u_b^3 / (6 (sum_b u_b^2)^1.5) of BCa.
 
-    u, one entry per block, is the mean of the leave-one-block-out values minus the value without
-    the block.
+    The rows (or clusters) are divided into at most 200 jackknife blocks b. With s_b the statistic
+    without block b, u_b is the mean of all s minus s_b.
     """
     if clusters is None:
         block = np.arange(n) * min(n, 200) // n
