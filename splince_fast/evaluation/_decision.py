@@ -16,6 +16,7 @@ from scipy.special import ndtr
 
 from splince_fast.evaluation import statistics
 from splince_fast.evaluation._cells import FEW_ROWS
+from splince_fast.evaluation._erasers import partial_of
 from splince_fast.evaluation._tables import (
     association,
     has_few_rows,
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 
 DECIDED, OPEN, NO_GAIN = "decided", "not decided", "no gain"
 _TITLES = {DECIDED: "Decided", OPEN: "Not decided", NO_GAIN: "No gain"}
-# Smallest difference of practical use: absolute for the bounded metrics of the summary tables, such
-# as accuracy, and a fraction of the value of the best eraser for all other metrics.
+# Smallest difference of practical use: absolute for bounded metrics such as accuracy, and a fraction
+# of the value of the best eraser for other metrics and custom ones.
 MIN_GAIN = 0.01
 # An eraser r is partial if |Cov(r(x), z)| / |Cov(x, z)| exceeds this value, z the concept.
 MAX_RESIDUAL = 0.01
@@ -122,12 +123,13 @@ def is_partial(result: Comparison, eraser: str) -> bool:
     """Whether an eraser leaves more than 1 % of the covariance with a concept.
 
     INLP and R-LACE do not aim at the covariance, but remove directions that a probe finds. They
-    count as complete if they remove at least one direction.
+    count as complete if they remove at least one direction, at full intensity.
     """
     role = dict(zip(result.context.erasers, result.context.eraser_roles, strict=True))[eraser]
     if "residual" not in result.metrics:
         return False
-    if role.startswith(("INLP", "RLACE")) and result.mean("rank", eraser=eraser):
+    searches = role.startswith(("INLP", "RLACE")) and partial_of(role) is None
+    if searches and result.mean("rank", eraser=eraser):
         return False
     return result.mean("residual", eraser=eraser) > MAX_RESIDUAL
 
@@ -149,7 +151,7 @@ class _Chooser:
         self.sign = -1.0 if entry.lower_is_better else 1.0
         self.rows = self._differences_from(self.best)
         self.min_gain = MIN_GAIN
-        if metric not in SUMMARY or not entry.bounded:
+        if not entry.bounded:
             self.min_gain *= abs(self._mean(self.best))
 
     def decide(self) -> Decision:
@@ -350,6 +352,7 @@ def _concept_cards(result: Comparison, eraser: str) -> list[Card]:
     """Return a card per concept: score of a linear probe, and why it exceeds chance level."""
     context, cards = result.context, []
     none = context.eraser_as("none")
+    sizes = dict(zip(context.concepts, context.concept_sizes, strict=False))
     for name in context.concepts:
         kind, key = "accuracy", concept_key("probe_accuracy", name, context.concepts)
         chance_key = concept_key("probe_chance", name, context.concepts)
@@ -371,7 +374,8 @@ def _concept_cards(result: Comparison, eraser: str) -> list[Card]:
         else:
             if interval.low <= chance:
                 text += "Its interval over seeds includes chance. "
-            majority = chance if kind == "accuracy" else math.nan
+            two_classes = sizes.get(name, 2) == 2
+            majority = chance if kind == "accuracy" and two_classes else math.nan
             text += _reasons(result, eraser, name, interval.mean, majority)
         title = "The concept" if name == "concept" else f"The concept: {name}"
         cards.append(Card(title, number(interval.mean), text))
@@ -383,7 +387,7 @@ def _reasons(result: Comparison, eraser: str, name: str, accuracy: float, chance
 
     The causes are incomplete erasure, the sampling of the training rows, and a difference between
     training and test rows. `accuracy` is the score of the probe, R2 for a quantity; `chance` is
-    the chance level of an accuracy, and NaN for R2.
+    the chance level of the accuracy of two classes, else NaN.
     """
     residual = result.mean("residual", eraser=eraser) if "residual" in result.metrics else 0.0
     if residual > MAX_RESIDUAL:

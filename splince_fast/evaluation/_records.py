@@ -172,7 +172,8 @@ class Context:
     `eraser_roles` and `head_roles` are the names of the same erasers and heads in the library, such
     as "LEACE" and "frozen"; "" for an estimator or function. `truth` holds the labels of the test
     rows if the split is fixed (argument `test` of `compare`), else None. `same_test` is True if
-    each seed has the same test rows at all levels.
+    each seed has the same test rows at all levels. `concept_sizes` holds the number of classes of
+    each concept, 0 for a quantity; it is empty in a file of an earlier version.
     """
 
     n: int
@@ -197,6 +198,7 @@ class Context:
     head_roles: tuple[str, ...]
     own_metrics: dict[str, OwnMetric]
     same_test: bool
+    concept_sizes: tuple[int, ...] = ()
 
     def eraser_as(self, role: str) -> str | None:
         """Return the name of the first eraser with a role, such as "LEACE", or None."""
@@ -223,6 +225,7 @@ class Context:
         fields: Json = {
             f.name: tuple(entry[f.name]) if isinstance(entry[f.name], list) else entry[f.name]
             for f in dataclasses.fields(cls)
+            if f.name in entry
         }
         fields["truth"] = TestLabels.from_json(fields["truth"]) if fields["truth"] else None
         custom = fields["own_metrics"]

@@ -309,7 +309,7 @@ def _data_notes(
 def _unused_rows_note(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> list[str]:
     """Note on the number of rows that subsampling to the association levels leaves unused.
 
-    The list is empty if all rows are used, `sizes` were passed, or the plan has other notes.
+    The list is empty if all rows are used, `sizes` were passed, or the plan notes a size limit.
     """
     used, n = max(sum(split.sizes) for split in splits.values()), int(plan.usable.sum())
     subsampled = plan.protocol is not None and plan.association_method == "subsample"
@@ -367,6 +367,10 @@ def _context(plan: ComparisonPlan, splits: Mapping[JobId, Split], notes: list[st
             m.name: OwnMetric(m.spec.label, m.spec.lower_is_better) for m in plan.metrics
         },
         same_test=same_test,
+        concept_sizes=tuple(
+            len(concept.classes) if isinstance(concept, ClassCodes) else 0
+            for concept in plan.concepts.values()
+        ),
     )  # fmt: skip
 
 

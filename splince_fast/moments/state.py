@@ -502,6 +502,7 @@ class State:
                 "not a part of it"
             )
         if part.n_rows == self.n_rows:
+            self._check_same_rows(part)
             self.n_rows, self.weight = 0, 0.0
             self.deviation[...] = 0.0
             self.second.reset()
@@ -515,23 +516,9 @@ class State:
             )
         if not part.weight:
             return nothing
-        # A bound of the rounding error of a sum of squares has two terms: a fraction of the sum,
-        # and `of_offset`, which is large if the mean of the rows is far from 0.
-        offset = np.abs(self.reference) + np.abs(self.deviation / self.weight)
-        of_offset = self.weight * (64 * EPS64 * offset) ** 2
         squares = self.second.diagonal().copy()
-        roundoff = max(self.unit_roundoff, part.unit_roundoff)
-        impossible = roundoff * (512 + 8 * self.n_rows**0.5) * squares + of_offset
-        noise = EPS64 * (512 + 8 * self.n_rows**0.5) * squares + of_offset
-        if roundoff > EPS64:
-            noise += 64 * EPS32 * squares
-        of_sums = EPS64 * (512 + 8 * self.n_rows**0.5) * np.sqrt(squares / self.weight)
-        of_sums += 64 * EPS64 * offset
-        before = _sum_of(self.lost, part.lost)
-        if before is not None:
-            impossible += before
-            noise += before
-            of_sums += np.sqrt(before / self.weight)
+        impossible, noise, of_means = self._rounding_of_removal(part)
+        had_lost = self.lost is not None or part.lost is not None
         shift = part.reference - self.reference
         deviation = part.deviation + part.weight * shift
         if self.fourth is not None and part.fourth is not None:
@@ -552,10 +539,59 @@ class State:
         # If most of a sum cancels, its rounding error remains that of the sum before the removal.
         # A bound computed from the remaining sum would be too small.
         cancelled = bool((diagonal < _CANCELLED * squares).any())
-        self.lost = impossible if before is not None or cancelled else None
+        self.lost = impossible if had_lost or cancelled else None
         constant = np.flatnonzero(diagonal <= noise)
         np.maximum(diagonal, 0.0, out=diagonal)
-        return constant, of_sums
+        return constant, of_means
+
+    def _check_same_rows(self, part: State) -> None:
+        """Raise IncompatibleMomentsError unless a part with all rows has the same moments.
+
+        Weights, means and variances are compared within their rounding errors.
+        """
+        if self.weight and part.weight:
+            impossible, _, of_means = self._rounding_of_removal(part)
+            means = part.reference - self.reference
+            means += part.deviation / part.weight - self.deviation / self.weight
+            squares = self.second.diagonal() - part.second.diagonal()
+            rounding = EPS64 * (512 + 8 * self.n_rows**0.5) * self.weight
+            same = bool(
+                abs(self.weight - part.weight) <= rounding
+                and (np.abs(means) <= of_means).all()
+                and (np.abs(squares) <= impossible).all()
+            )
+        else:
+            same = self.weight == part.weight
+        if not same:
+            raise IncompatibleMomentsError(
+                f"cannot remove moments of {part.n_rows} rows, which is the number of all rows, "
+                "because their weight, means or variances differ: they are moments of other rows"
+            )
+
+    def _rounding_of_removal(self, part: State) -> tuple[Float, Float, Float]:
+        """Return bounds of rounding errors, (d,) each, for `remove`. All weights must be positive.
+
+        The bounds are for a sum of squares in the precision of both states, for a sum of squares
+        of a constant feature, and for the mean.
+        """
+        # A bound of the rounding error of a sum of squares has two terms: a fraction of the sum,
+        # and `of_offset`, which is large if the mean of the rows is far from 0.
+        squares = self.second.diagonal()
+        offset = np.abs(self.reference) + np.abs(self.deviation / self.weight)
+        of_offset = self.weight * (64 * EPS64 * offset) ** 2
+        roundoff = max(self.unit_roundoff, part.unit_roundoff)
+        steps = 512 + 8 * self.n_rows**0.5
+        impossible = roundoff * steps * squares + of_offset
+        noise = EPS64 * steps * squares + of_offset
+        if roundoff > EPS64:
+            noise += 64 * EPS32 * squares
+        of_means = EPS64 * steps * np.sqrt(squares / self.weight) + 64 * EPS64 * offset
+        lost = _sum_of(self.lost, part.lost)
+        if lost is not None:
+            impossible += lost
+            noise += lost
+            of_means += np.sqrt(lost / self.weight)
+        return impossible, noise, of_means
 
 
 def _sum_of(a: Float | None, b: Float | None) -> Float | None:

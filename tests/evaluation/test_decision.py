@@ -11,7 +11,7 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 from splince_fast.evaluation import Comparison, statistics
-from splince_fast.evaluation._decision import cards, sampling_accuracy
+from splince_fast.evaluation._decision import MIN_GAIN, _Chooser, cards, sampling_accuracy
 
 SEEDS = 6
 
@@ -122,6 +122,26 @@ def test_partial_erasers_are_never_chosen() -> None:
     alone = run(X, y, z, n_seeds=3, erasers=("none", "LEACE*0.5"), heads=("retrained",))
     assert alone.decision().eraser is None
     assert "leave the concept in the rows" in alone.decision().sentence
+
+
+def test_partial_iterative_erasers_are_never_chosen() -> None:
+    X, y, z = data(600)
+    erasers = ("none", "LEACE", "INLP", "INLP*0.5")
+    found = run(X, y, z, n_seeds=3, erasers=erasers, association=0.8, heads=("retrained",))
+    values = {"none": 0.5, "LEACE": 0.5, "INLP": 0.7, "INLP*0.5": 0.9}
+    decision = changed(
+        found, {e: dict.fromkeys(range(3), value) for e, value in values.items()}
+    ).decision("worst_group")
+    assert decision.eraser == "INLP", (
+        decision.sentence
+    )  # the control: at full intensity it counts as complete
+    assert "INLP*0.5" in decision.sentence.partition("Left out")[2]
+
+
+def test_the_least_gain_of_a_bounded_metric_is_absolute(plain: Comparison) -> None:
+    for metric in ("accuracy", "class_accuracy", "equalized_odds"):
+        chooser = _Chooser(plain, metric, "retrained", 0.8, "none", ["LEACE", "SAL"])
+        assert chooser.min_gain == MIN_GAIN, metric
 
 
 def test_an_iterative_eraser_that_removed_nothing_is_never_chosen() -> None:
