@@ -1,1 +1,1 @@
-"""Solves: selections, factors of Cov(x), projections and their rounding rules, on plain arrays."""
+"""Linear algebra of the erasers on arrays: spans, factors of Cov(x), projections and tolerances."""

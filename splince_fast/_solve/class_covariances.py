@@ -1,11 +1,12 @@
-"""Differences between class covariances: estimates from folds, and two methods of shrinkage.
+"""Differences between class covariances: their size, estimated from folds, and their shrinkage.
 
-The whitened difference of class c is D_c = W^T (S_c - S_w) W, where S_w is the pooled covariance of
-all rows and W^T S_w W = I. A covariance has d (d + 1) / 2 free entries, so with few rows sampling
-noise biases |D_c|^2 upwards. The inner product of the D_c of two folds is unbiased.
+The whitened difference of class c is D_c = W^T (S_c - S_w) W, where S_c is the covariance of the
+class, S_w is the pooled covariance and W^T S_w W = I. A covariance has d (d + 1) / 2 free entries.
+With few rows, sampling noise therefore biases the squared Frobenius norm |D_c|^2 upwards. The inner
+product <D_c', D_c''> of the differences of two folds is unbiased.
 
-The size of the differences is dS2 = sum_c |D_c - mean|^2 / k over the k classes, where mean is that
-of the D_c. :func:`product` computes it from two equal arguments.
+The squared difference of the covariances of k classes is dS2 = sum_c |D_c - D|^2 / k, where D is
+the mean of the D_c over the classes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from splince_fast._solve.class_maps import ClassProblem, Support
 
 Float = NDArray[np.float64]
 
-# Lower bound for the eigenvalues of whitened class covariances that are made by `with_eigenvalues`.
+# Lower bound of the eigenvalues of the whitened class covariances from `with_eigenvalues`.
 _LEAST = 1e-2
 
 
@@ -74,32 +75,37 @@ class ClassStatistics:
 
     @property
     def kept(self) -> Float:
-        """(d, q): Cov(x, y) over all rows, within plus between classes."""
+        """(d, q): Cov(x, y) over all rows, the sum of its parts within and between classes."""
         p = self.fractions
         within = np.tensordot(p, self.crosses, 1)
         tasks = self.task_means - p @ self.task_means
         return np.asarray(within + (self.means - self.mean).T @ (p[:, None] * tasks))
 
     def differences(self, support: Support) -> Float:
-        """(k, r, r): D_c of each class, whitened by the `support` of all rows."""
+        """(k, r, r): whitened difference D_c of each class; `support` is the range of S_w."""
         pooled = self.pooled
         return np.stack([support.white(s - pooled) for s in self.covariances])
 
     def problem(self, support: Support, covariances: Float) -> ClassProblem:
-        """Return the problem with shrunk `covariances`, (k, d, d), and the unshrunk S_cy."""
+        """Return the input of `class_maps.solve`, with the class `covariances`, (k, d, d)."""
         return ClassProblem(self.fractions, covariances, self.crosses, self.kept, support)
 
 
 def product(a: Float, b: Float) -> float:
-    """Return sum_c <A_c - mean, B_c - mean> / k; |A_1 - A_0|^2 / 4 for A = B and two classes."""
+    """Return sum_c <A_c - A, B_c - B> / k, where A and B are the means over the k classes.
+
+    If both arguments hold the whitened differences D_c, the result is dS2. For two classes, dS2 is
+    |D_1 - D_0|^2 / 4.
+    """
     a, b = a - a.mean(axis=0), b - b.mean(axis=0)
     return float(np.vdot(a, b)) / len(a)
 
 
 def over_folds(folds: Sequence[Float]) -> float:
-    """Return the held-out estimate of dS2: the mean of `product` over pairs of folds.
+    """Return an unbiased estimate of dS2, the squared difference of the class covariances.
 
-    The estimate can be negative.
+    The estimate is the mean of `product` over the pairs of folds, and can be negative. `folds`
+    holds the whitened differences D_c, (k, r, r), of each fold.
     """
     pairs = [product(a, b) for i, a in enumerate(folds) for b in folds[:i]]
     return float(np.mean(pairs))
@@ -108,13 +114,14 @@ def over_folds(folds: Sequence[Float]) -> float:
 def intensity(fractions: Float, differences: Float, folds: Sequence[Float]) -> float:
     """Return the shrinkage intensity a in [0, 1], the weight of S_w in a S_w + (1 - a) S_c.
 
-    1 - a = sum p_c <D_c', D_c''> / sum p_c |D_c|^2, where D' and D'' are differences of two folds,
-    minimises the expectation of sum p_c |(1 - a) D_c - D_c of the population|^2.
+    With 1 - a = sum p_c <D_c', D_c''> / sum p_c |D_c|^2, the shrunk differences (1 - a) D_c have
+    the least expected squared distance, weighted by p_c, from those of the population. D' and D''
+    are the differences of two folds; the numerator is the mean over the pairs of folds.
 
     Parameters
     ----------
     fractions : (k,) float64
-        p_c.
+        Fraction p_c of the weight in each class.
     differences : (k, r, r) float64
         D_c of all rows.
     folds : sequence of (k, r, r) float64
@@ -132,12 +139,13 @@ def intensity(fractions: Float, differences: Float, folds: Sequence[Float]) -> f
 
 
 def left_over(before: float, differences: Float, intensity: float, values: Float | None) -> float:
-    """Return the dS2 expected in held-out rows after erasure, to first order in the differences.
+    """Return the squared difference of class covariances expected in held-out rows after erasure.
 
-    An eraser fitted to shrunk differences E subtracts E from the differences D of held-out rows,
-    which leaves E|D - E|^2 = |D|^2 - 2 <D, E> + |E|^2. If E is c times the differences of the
-    fitted rows, <D, E> = c |D|^2. If the eigenvalues of E were fitted to held-out products,
-    <D, E> = |E|^2.
+    To first order, an eraser fitted to shrunk differences F subtracts F from the differences D of
+    held-out rows. The squared difference dS2 after erasure is |D - F|^2 = |D|^2 - 2 <D, F> + |F|^2,
+    with the inner product of :func:`product`. If F is c times the differences of the fitted rows,
+    <D, F> = c |D|^2 in expectation. If the eigenvalues of F were estimated on held-out folds
+    (:func:`eigenvalues`), <D, F> = |F|^2 in expectation.
 
     Parameters
     ----------
@@ -148,7 +156,7 @@ def left_over(before: float, differences: Float, intensity: float, values: Float
     intensity : float
         Shrinkage intensity 1 - c.
     values : (r,) ndarray or None
-        Fitted eigenvalues of the difference of two classes; None for shrinkage by `intensity`.
+        Estimated eigenvalues of D_1 - D_0 for two classes; None for shrinkage by `intensity`.
     """
     if values is not None:
         return before - float(values @ values) / 4.0
@@ -164,10 +172,11 @@ def shrunk(statistics: ClassStatistics, intensity: float) -> Float:
 
 
 def eigenvalues(fractions: Float, folds: Sequence[Float]) -> Float:
-    """Estimate the eigenvalues of D = D_1 - D_0 of the population, two classes; (r,), ascending.
+    """Estimate the eigenvalues of D = D_1 - D_0 in the population of two classes, (r,), ascending.
 
-    Eigenvalue i is the mean over folds of u^T D u, with D of the fold and u eigenvector i of the
-    sum of the other folds. Isotonic regression makes the estimates ascending.
+    Eigenvalue i is the mean of u^T D u over the folds, where D is the difference in the fold and u
+    is eigenvector i of the sum of D over the other folds. Isotonic regression makes the estimates
+    ascending.
     """
     differences = [fold[1] - fold[0] for fold in folds]
     total = np.sum(differences, axis=0)
@@ -176,15 +185,16 @@ def eigenvalues(fractions: Float, folds: Sequence[Float]) -> Float:
         _, vectors = np.linalg.eigh(total - difference)
         means += np.einsum("ij,ij->j", vectors, difference @ vectors) / len(differences)
     values = np.asarray(isotonic_regression(means).x)
-    # These limits keep S_1 = S_w + p_0 D and S_0 = S_w - p_1 D positive definite.
+    # Limited eigenvalues keep S_1 = S_w + p_0 D and S_0 = S_w - p_1 D positive definite.
     limit = 1.0 - _LEAST
     return np.clip(values, -limit / fractions[0], limit / fractions[1])
 
 
 def with_eigenvalues(statistics: ClassStatistics, support: Support, values: Float) -> Float:
-    """Return covariances of two classes, (2, d, d), with D_1 - D_0 = U diag(values) U^T.
+    """Return the covariances of two classes, (2, d, d), with D_1 - D_0 = U diag(values) U^T.
 
-    Their weighted mean is S_w, and U holds the eigenvectors of D_1 - D_0 of `statistics`.
+    U holds the eigenvectors of D_1 - D_0 of `statistics`. The weighted mean of the two covariances
+    remains S_w.
     """
     differences = statistics.differences(support)
     _, vectors = np.linalg.eigh(differences[1] - differences[0])

@@ -1,22 +1,25 @@
-"""Maps of classes to equal means and covariances, with the least change: QLEACE and q-SPLINCE.
+"""One map per class to equal means and covariances, with the least change: QLEACE and q-SPLINCE.
 
 Class c has the mean m_c, the fraction p_c of the weight, the covariance S_c and the
-cross-covariance S_cy with the kept label columns y; Sy = Cov(x, y) over all rows. A feasible map is
-r = mu + A_c (x - m_c) with A_c S_c A_c^T the same for all c and sum p_c A_c S_cy = Sy. Its cost is
-sum p_c tr((A_c - I) S_c (A_c - I)^T), which :func:`solve` minimises.
+cross-covariance S_cy with the kept label columns y; mu = E x and Sy = Cov(x, y) over all rows. The
+map r = mu + A_c (x - m_c) is feasible if A_c S_c A_c^T is the same for all c and
+sum p_c A_c S_cy = Sy. The cost of a map is sum p_c tr((A_c - I) S_c (A_c - I)^T); :func:`solve`
+minimises the cost.
 
-With S_c = L_c L_c^T, B_c = S_c^+ S_cy and F_c = (I + Lam B_c^T) L_c, every solution is
-A_c = R O_c L_c^{-1} with O_c orthogonal. The function
+With S_c = L_c L_c^T, every feasible map is A_c = R O_c L_c^{-1}, where the O_c are orthogonal and
+R R^T is the common covariance of the classes after erasure. Lam is the Lagrange multiplier of the
+constraint with Sy. With B_c = S_c^+ S_cy and F_c = (I + Lam B_c^T) L_c, the function
 
     f(Lam) = tr Sigma - 2 <Lam, Sy>,    Sigma the Bures barycentre of F_c F_c^T
 
-is convex, sum p_c tr S_c - f(Lam) is a lower bound of the cost, and the gradient of f is
-2 (sum p_c A_c S_cy - Sy). For fixed rotations O_c, the feasible map of the least cost is
+is convex. Its gradient is 2 (sum p_c A_c S_cy - Sy), and sum p_c tr S_c - f(Lam) is a lower bound
+of the cost of every feasible map. For fixed rotations O_c, the feasible map of the least cost is
 
     Lam = (Sy - R0 Vq) (Vq^T Vq)^{-1},    R = R0 + Lam Vq^T,
     R0 = sum p_c L_c O_c^T,    Vq = sum p_c O_c L_c^{-1} S_cy
 
-(docs/theory.md). Lam = 0 gives QLEACE; the last formula with the O_c of QLEACE gives its repair.
+(docs/theory.md). Lam = 0 gives QLEACE. The formula for fixed rotations, with the O_c of QLEACE,
+gives QLEACE followed by the repair of Cov(x, y).
 """
 
 from __future__ import annotations
@@ -34,30 +37,31 @@ Float = NDArray[np.float64]
 
 # The search stops if the gap between cost and lower bound is at most this fraction of the cost.
 GAP = 1e-7
-# Rounding error of sums of d products, relative to the variance.
+# Relative rounding error of f and of the cost; times d, that of columns projected off the range.
 _ROUNDING = 64 * tolerances.EPS
 # Maximum numbers of fixed-point iterations (data need 5 to 13), of descent steps, and of halvings
 # of the step length.
 _FIXED_POINT, _DESCENT, _HALVINGS = 40, 200, 30
 _MEMORY = 8  # number of correction pairs kept by L-BFGS
-# The gap may stay open where a determinant is 0: the descent also stops if f decreases by less than
-# GAP, relative to the cost, over this number of steps.
+# The gap need not close if det(I + Lam^T B_c) is 0 for a class. The descent therefore also stops if
+# f decreases by less than GAP, relative to the cost, over this number of steps.
 _STALLED = 8
-_ARMIJO = 1e-4  # Armijo's rule: minimum decrease of f, as a fraction of step length times slope
+_ARMIJO = 1e-4  # minimum decrease of f by Armijo's rule, relative to step length times slope
 # Tolerance (relative change of the root) and maximum number of iterations of the fixed-point solver
 # for the barycentre.
 _BARYCENTRE, _BARYCENTRE_STEPS = 1e-8, 200
-# eigh(M^T M) squares the condition number: if the smallest singular value of M is below this
-# fraction of the largest, an SVD of M is used instead.
+# eigh(M^T M) squares the condition number of M. An SVD of M is used instead if the smallest
+# singular value of M is below this fraction of the largest.
 _SQUARED = 1e-6
-# Directions with an eigenvalue of the correlation matrix below the first value, and features with a
-# standard deviation below the second value times the root mean square standard deviation, would
-# lose half the digits when inverted. Erased rows are set to the mean there.
+# Whitening loses half of the digits in directions with an eigenvalue of the correlation matrix
+# below the first value, and in features with a standard deviation below the second value times the
+# root mean square standard deviation. Erasure sets the rows to their mean in these directions.
 _TINY_DIRECTION, _TINY_FEATURE = 1e-8, 1e-6
-# A map is infeasible if |R Vq - Sy| / |Sy| exceeds this; rounding errors are far smaller.
+# A map violates the constraint R Vq = Sy if |R Vq - Sy| / |Sy| exceeds this value, which is far
+# above rounding error.
 _MISSED = 1e-6
-# Newton-Schulz steps are used if |I - O^T O| is at most the first value. They converge
-# quadratically: a step that starts at or below the second value is the last.
+# Newton-Schulz steps make O orthogonal if |I - O^T O| is at most the first value. They converge
+# quadratically: the step is the last if |I - O^T O| before the step is at most the second value.
 _NEARLY_ORTHOGONAL, _LAST_STEP = 0.1, 1e-8
 
 
@@ -72,11 +76,11 @@ class Support:
     whitener : ndarray of shape (d, r)
         W with W^T S_w W = I.
     smallest : float
-        Smallest eigenvalue of the unit-diagonal S_w, restricted to the range.
+        Smallest eigenvalue of S_w scaled to unit diagonal, on the range.
     tiny : ndarray of shape (d, t)
-        Orthonormal columns, orthogonal to `basis`: directions with a variance above the rounding
-        error but too small to whiten. Erasure sets rows to the mean there, except for the part
-        that is needed to keep Cov(x, y).
+        Orthonormal directions, orthogonal to `basis`, whose variance exceeds rounding error but is
+        too small to whiten. Erasure sets the rows to their mean in these directions, except for
+        the part that Cov(x, y) requires.
     """
 
     basis: Float | None
@@ -103,7 +107,7 @@ class Support:
 
 
 def support_of(pooled: Float, mean: Float, roundoff: float) -> Support:
-    """Return the range of S_w: directions that vary above its rounding level.
+    """Return the range of S_w: the directions whose variance exceeds the rounding error of S_w.
 
     Parameters
     ----------
@@ -173,7 +177,7 @@ class ClassProblem:
 
 
 class SingularClassError(ArithmeticError):
-    """Class `index` has no Cholesky factor of its covariance on the range of the pooled one."""
+    """The covariance of class number `index` is singular on the range of the pooled covariance."""
 
     def __init__(self, index: int) -> None:
         super().__init__(f"class number {index}")
@@ -187,20 +191,20 @@ class ClassMaps:
     Attributes
     ----------
     maps : ndarray of shape (k, d, d)
-        A_c, the identity in directions in which x does not vary within classes; empty if no map
-        exists or was found.
+        A_c, which is the identity in directions in which x does not vary within classes. Empty if
+        `lost` is not None or the cost is infinite.
     cost : float
-        sum p_c tr((A_c - I) S_c (A_c - I)^T). Infinite if no map was found: more combinations of
-        label columns are kept than x has dimensions, or the cross-covariances of the classes
-        cancel.
+        sum p_c tr((A_c - I) S_c (A_c - I)^T). Infinite if the search found no feasible map, because
+        more combinations of label columns are kept than x has dimensions, or because the
+        cross-covariances of the classes cancel.
     bound : float
         Lower bound of the cost of every feasible map.
     determinants : ndarray of shape (k,)
-        |det(I + Lam^T B_c)|. The maps are a global optimum if no determinant is 0 at the minimiser
-        of f.
+        |det(I + Lam^T B_c)| of each class. If none is 0 at the minimiser Lam of f, the maps are a
+        global optimum.
     lost : ndarray of shape (q,) or None
         Coefficients of a combination of the kept label columns that covaries with x over all rows
-        but within no class, so that no map exists. None otherwise.
+        but within no class, if there is one: then no map is feasible. None otherwise.
     rank : int
         Number of independent combinations of the kept label columns that covary with x within some
         class.
@@ -220,15 +224,15 @@ class ClassMaps:
 
 
 def solve(problem: ClassProblem, *, optimal: bool = True) -> ClassMaps:
-    """Return the class maps with the smallest cost, or with ``optimal=False`` those of QLEACE.
+    """Return the class maps of the least cost, or those of QLEACE with repair (``optimal=False``).
 
     Parameters
     ----------
     problem : ClassProblem
         Class fractions, covariances and cross-covariances.
     optimal : bool
-        Minimise the cost by iteration; otherwise use the rotations of QLEACE, which are those of
-        the multiplier Lam = 0.
+        Minimise the cost by iteration. Otherwise, return the feasible map of the least cost for the
+        rotations of QLEACE: QLEACE followed by the repair of Cov(x, y).
 
     Raises
     ------
@@ -252,7 +256,7 @@ def solve(problem: ClassProblem, *, optimal: bool = True) -> ClassMaps:
         return ClassMaps(empty, 0.0, 0.0, np.zeros(0), lost)
     kept = problem.kept @ used
     outside = _outside(support, kept)
-    if outside is not None:  # columns of Sy have components off the range of S_w
+    if outside is not None:  # Sy has components off the range of S_w
         roots_tall = [
             np.vstack([root, np.zeros((outside.shape[1], len(root.T)))]) for root in roots
         ]
@@ -290,7 +294,8 @@ def _combinations(
     """Return the combinations of kept label columns that covary with x within some class.
 
     The combinations are orthonormal columns, (q, q'). The second result is a combination, (q,),
-    that covaries with x between classes only, so that no map keeps it; None if there is none.
+    that covaries with x over all rows but within no class; no map keeps such a combination. None
+    if there is no such combination.
     """
     q = problem.kept.shape[1]
     if not q:
@@ -309,9 +314,10 @@ def _combinations(
 
 
 def _whitened_size(problem: ClassProblem, columns: Float) -> Float:
-    """Return the norms, (k,), of whitened columns of a cross-covariance, (d, k).
+    """Return the norms, (k,), of the whitened columns of a cross-covariance, (d, k).
 
-    A component off the range of S_w counts in units of the root of sum tr S_c, if it is larger.
+    If larger, the norm of the component off the range of S_w, divided by sqrt(sum tr S_c), replaces
+    the norm of the whitened column.
     """
     total = np.linalg.norm(problem.support.whitener.T @ columns, axis=0)
     outside = _outside(problem.support, columns)
@@ -325,7 +331,7 @@ def _whitened_size(problem: ClassProblem, columns: Float) -> Float:
 def _outside(support: Support, columns: Float) -> Float | None:
     """Return an orthonormal basis of the components of `columns` off the range of S_w.
 
-    None if the components are rounding error.
+    The result is None if the components are rounding error.
     """
     if support.basis is None or not columns.shape[1]:
         return None
@@ -335,7 +341,7 @@ def _outside(support: Support, columns: Float) -> Float | None:
     if not kept.any():
         return None
     u = u[:, kept]
-    u -= support.basis @ (support.basis.T @ u)  # reorthogonalise: small columns lose digits
+    u -= support.basis @ (support.basis.T @ u)  # again, because small components lose digits
     return np.linalg.qr(u).Q
 
 
@@ -343,9 +349,9 @@ def _outside(support: Support, columns: Float) -> Float | None:
 class Point:
     """A multiplier Lam, its value f(Lam), and the best feasible map for its rotations O_c."""
 
-    multiplier: Float  # Lam, (d', q)
+    multiplier: Float  # Lam, (d', q); `Search` defines d'
     rotations: list[Float]  # O_c, (r, r)
-    root: Float  # sum p_c F_c O_c^T, a matrix root of the barycentre
+    root: Float  # sum p_c F_c O_c^T = R with R R^T the barycentre
     value: float  # f(Lam)
     gradient: Float  # gradient of f, (d', q)
     metric: Float  # Vq^T Vq
@@ -356,7 +362,11 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Minimisation of f over the multipliers Lam."""
+    """Minimisation of f over the multipliers Lam.
+
+    Vectors of length d' hold the r coordinates in the range of S_w, then those in the directions of
+    Sy off the range.
+    """
 
     fractions: Float  # (k,)
     roots: Sequence[Float]  # L_c, (d', r): lower triangular, zero rows off the range of S_w
@@ -394,10 +404,10 @@ class Search:
     def at(self, multiplier: Float, root: Float) -> Point:
         """Return the point at a multiplier; `root` is the initial root of its barycentre."""
         factors = self.factors(multiplier)
-        if not root.shape[1]:  # x is constant within classes
+        if not root.shape[1]:  # x does not vary within classes
             return self._point(multiplier, [np.eye(0)] * len(factors), root, exact=True)
         if len(factors) == 2:
-            # Closed form for two classes: only their relative rotation matters.
+            # For two classes, only the relative rotation matters, which has a closed form.
             turned = rotation(factors[1].T @ factors[0])
             first, second = self.fractions
             root = first * factors[0] + second * factors[1] @ turned.T
@@ -430,9 +440,10 @@ class Search:
     def _feasible(
         self, multiplier: Float, rotations: Sequence[Float], root: Float
     ) -> tuple[Float, Float, float, Float, Float]:
-        """Return Lam, R and cost of the best feasible map for `rotations`; Vq^T Vq; gradient of f.
+        """Return Lam, R, cost, Vq^T Vq and the gradient of f, for `rotations`.
 
-        The cost is infinite if R Vq = Sy has no solution.
+        Lam, R and the cost are those of the feasible map of the least cost for the rotations. The
+        cost is infinite if no R satisfies R Vq = Sy.
         """
         vq = self._vq(rotations)
         metric = vq.T @ vq
@@ -449,7 +460,10 @@ class Search:
     def _point(
         self, multiplier: Float, rotations: list[Float], root: Float, *, exact: bool
     ) -> Point:
-        """Return the point; with `exact`, `root` is a root of the barycentre up to rounding."""
+        """Return the point for a multiplier, its rotations and the root of its barycentre.
+
+        `exact` says that the root is exact up to rounding, so that f(Lam) gives the lower bound.
+        """
         _, feasible, cost, metric, gradient = self._feasible(multiplier, rotations, root)
         linear = 2.0 * float(np.vdot(multiplier, self.kept))
         value = float(np.vdot(root, root)) - linear
@@ -459,10 +473,9 @@ class Search:
     def bound(self, multiplier: Float, root: Float) -> float:
         """Return a lower bound of the cost of every feasible map, for any Lam and root R.
 
-        The bound is sum p_c tr S_c - a sum p_c tr(S~_c X_c^{-1}) + 2 <Lam, Sy>. The matrix
-        X_c = R^{-T} H_c R^{-1}, with H_c the positive polar factor of F_c^T R, is the optimal
-        transport of R R^T to S~_c = F_c F_c^T; tr(S~_c X_c^{-1}) = tr H_c, and
-        a = lambda_max(sum p_c X_c).
+        The bound is sum p_c tr S_c - a sum p_c tr H_c + 2 <Lam, Sy>, where H_c is the positive
+        polar factor of F_c^T R. The matrix X_c = R^{-T} H_c R^{-1} is the optimal transport of
+        R R^T to F_c F_c^T, tr(F_c F_c^T X_c^{-1}) = tr H_c, and a = lambda_max(sum p_c X_c).
         """
         traces, factors = 0.0, self.factors(multiplier)
         total = np.zeros((root.shape[1],) * 2)
@@ -480,7 +493,7 @@ class Search:
         return bool(np.isfinite(point.cost)) and point.cost - point.bound <= rounding
 
     def minimise(self) -> Point:
-        """Return the best feasible map of the search with the largest lower bound."""
+        """Return a point with the cheapest map and the largest lower bound of the search."""
         point = self.start()
         if not self.kept.shape[1] or self.done(point):
             return point
@@ -489,9 +502,10 @@ class Search:
         return self._descend(point)
 
     def _fixed_point(self, point: Point) -> Point:
-        """Return the better of `point` and the last iterate of a fixed-point iteration.
+        """Merge `point` with the last iterate of a fixed-point iteration, if f is not larger there.
 
-        Rotations and Lam are updated in turn, undamped, until the change is small or grows.
+        The iteration updates Lam and the rotations in turn, until the root R changes little or its
+        change grows.
         """
         multiplier, root, rotations = point.multiplier, point.root, point.rotations
         least = np.inf
@@ -509,7 +523,7 @@ class Search:
         return _better(other, point) if other.value <= point.value else point
 
     def _descend(self, point: Point) -> Point:
-        """Minimise f by L-BFGS with Armijo's rule; the first step is that of `_fixed_point`."""
+        """Minimise f by L-BFGS with Armijo's rule; the first step equals that of `_fixed_point`."""
         pairs: list[tuple[Float, Float, float]] = []
         best = point
         values = [point.value]
@@ -548,7 +562,7 @@ class Search:
         return best
 
     def _stalled(self, values: list[float], cost: float) -> bool:
-        """Whether f decreased by less than the tolerance over the last steps."""
+        """Whether f decreased by at most the tolerance over the last `_STALLED` steps."""
         recent = values[-_STALLED - 1 :]
         return len(recent) > _STALLED and recent[0] - recent[-1] <= GAP * min(
             abs(cost), self.variance
@@ -558,7 +572,8 @@ class Search:
 def _relative_change(root: Float, previous: Float) -> float:
     """Return the relative change of a barycentre's root, |root - previous| / |root|.
 
-    Roots are unique up to rotation; both must be aligned with the factors F_c.
+    A root R is unique up to rotation. Both roots must be sums of rotated factors, p_c F_c O_c^T,
+    so that their difference is a change of the barycentre and not a rotation.
     """
     return float(np.linalg.norm(root - previous) / np.linalg.norm(root))
 
@@ -573,7 +588,7 @@ def _better(a: Point, b: Point) -> Point:
 
 
 def _quasi_newton(point: Point, pairs: list[tuple[Float, Float, float]]) -> Float:
-    """Return the L-BFGS step H g for the gradient g; the initial H is g -> g (2 Vq^T Vq)^{-1}."""
+    """Return the L-BFGS step for the gradient g; without `pairs`, it is g (2 Vq^T Vq)^{-1}."""
     direction = point.gradient.copy()
     factors = []
     for step, change, product in reversed(pairs):
@@ -587,7 +602,7 @@ def _quasi_newton(point: Point, pairs: list[tuple[Float, Float, float]]) -> Floa
 
 
 def solve_metric(metric: Float, columns: Float) -> Float:
-    """Return C M^{-1} for `columns` C and the metric M = Vq^T Vq; M^+ if M is singular."""
+    """Return C M^+ for `columns` C, where M = Vq^T Vq is the `metric`."""
     if not len(metric):
         return np.zeros_like(columns)
     return np.asarray(columns @ np.linalg.pinv(metric, hermitian=True))
@@ -608,7 +623,7 @@ def rotation(product: Float) -> Float:
             residual.flat[:: len(residual) + 1] += 1.0
             factor += factor @ residual / 2
             error, previous = float(np.linalg.norm(residual)), error
-            if error <= _LAST_STEP:  # the residual after this step is 3/4 error^2
+            if error <= _LAST_STEP:  # the step reduces `error` to 3/4 error^2
                 return np.ascontiguousarray(factor.T)
             if error >= previous:
                 break

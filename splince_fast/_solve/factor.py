@@ -24,7 +24,7 @@ __all__ = ["Factor", "dense", "identity", "weak_features"]
 
 
 def identity(squares: Float, weight: float) -> Factor:
-    """Factor of the identity matrix, for methods that do not whiten.
+    """Return the factor of the identity matrix, for methods that do not whiten.
 
     `squares`, (d,), is the diagonal of the scatter matrix, which gives the variances of x.
     """
@@ -43,18 +43,21 @@ def dense(
     memory: Float | None = None,
     left_out: NDArray[np.intp] = kernels.NONE_LEFT_OUT,
 ) -> Factor:
-    """Factor L of the shrunk covariance: L L^T = (1 - a) S + a (tr S / d) I, S = scatter / weight.
+    """Return the factor L of the shrunk covariance, L L^T = (1 - a) S + a (tr S / d) I.
+
+    S = scatter / weight is the covariance.
 
     Parameters
     ----------
     scatter : (d, d) float64
-        Scatter matrix in Fortran order, of which the lower triangle is read.
+        Scatter matrix in Fortran order; the upper triangle is not used.
     weight : float
         Weight sum of the rows.
     mean : (d,) float64
-        Mean of x; a feature whose standard deviation is rounding error of its mean is constant.
+        Mean of x. A feature counts as constant if its standard deviation is below the rounding
+        error of its mean.
     max_rank : int
-        Upper bound of the rank of S from the number of rows.
+        Upper bound of the rank of S, which follows from the number of rows.
     tolerance : float
         Rounding error of the eigenvalues of S scaled to unit diagonal (`tolerances.eigenvalue`).
     intensity : float
@@ -62,7 +65,7 @@ def dense(
     solver : {"auto", "cholesky", "eigh"}
         Decomposition.
     memory : float64, optional
-        At least d * d numbers of memory that the factor uses; new memory by default.
+        Array of at least d * d numbers, in which the factor is stored; a new array by default.
     left_out : (n,) intp
         Features that vary and are not whitened, in ascending order.
 
@@ -94,7 +97,9 @@ def dense(
 def weak_features(
     variances: Float, mean: Float, min_scale: float | str, roundoff: float, shrinkage: float
 ) -> NDArray[np.intp]:
-    """Features that vary too little to be whitened, in ascending order, without constant features.
+    """Return the features that vary too little to be whitened, in ascending order.
+
+    Constant features are not included.
 
     Parameters
     ----------
@@ -102,8 +107,9 @@ def weak_features(
         Variances and means of the features.
     min_scale : float or "auto"
         Minimum standard deviation of a whitened feature, relative to the root mean square standard
-        deviation. "auto" is `MIN_SCALE`, and additionally requires `roundoff` times |mean| of the
-        feature; with shrinkage, which bounds the variances from below, "auto" whitens all features.
+        deviation. "auto" is `MIN_SCALE`; for products less precise than float64, the standard
+        deviation must also reach `roundoff` times |mean|. With shrinkage, which bounds the
+        variances from below, "auto" whitens all features.
     roundoff : float
         Unit roundoff of the products whose sum is the covariance.
     shrinkage : float

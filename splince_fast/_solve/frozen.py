@@ -1,4 +1,4 @@
-"""Strength of SPLINCE that minimises the squared error of a frozen linear head."""
+"""The strength of SPLINCE that minimises the squared error of a frozen linear head."""
 
 from __future__ import annotations
 
@@ -19,10 +19,15 @@ def best_strength(
     """Return the strength b in [0, 1] that minimises the squared error of theta^T P_b x.
 
     P_b = P_L + b X H^+ K^T is SPLINCE of strength b, with P_L the LEACE map, X = Sy - P_L Sy,
-    K = S^+ (Sy - X) and H = K^T Sy. With a = P_L^T theta and g = (theta^T X / H) K, the squared
-    error is Var(a^T x + b g^T x) - 2 Cov(a^T x + b g^T x, y) plus a constant, which is smallest at
-    b = (g^T Sy - a^T S g) / (g^T S g). This also holds if another matrix than S is factored; if S
-    is factored, b = (H - v + q) / q with v = theta^T Sy and q = theta^T X.
+    K = S^+ (Sy - X) and H = K^T Sy. With a = P_L^T theta and g = (theta^T X / H) K, the score is
+    a^T x + b g^T x. Its squared error, Var(a^T x + b g^T x) - 2 Cov(a^T x + b g^T x, y) plus a
+    constant, is smallest at
+
+        b = (g^T Sy - a^T S g) / (g^T S g).
+
+    If a shrunk or approximate S is factored, P_L and K belong to that matrix, and this b with
+    S = Cov(x) remains optimal. If S itself is factored, b = (H - v + q) / q with v = theta^T Sy and
+    q = theta^T X.
 
     Parameters
     ----------
@@ -40,7 +45,7 @@ def best_strength(
     Returns
     -------
     float
-        Strength b; 0 if the score does not depend on b.
+        Strength b; 0 if the score theta^T P_b x does not depend on b.
     """
     d = len(theta)
     if factor.n_noise:
@@ -51,7 +56,7 @@ def best_strength(
     left = np.ascontiguousarray((u[:, kept] / sizes[kept]).T @ span_z)
     right = factor.solve(left)
     lost = left.T @ (right @ cross)  # X, the part of Sy that LEACE removes
-    # K = S^+ (Sy - X), with S = Cov(x) and Sy = `cross`.
+    # K = S^+ (Sy - X)
     score = factor.solve(np.ascontiguousarray((cross - lost)[None]))[0]
     explained, q = float(score @ cross), float(theta @ lost)  # H = K^T Sy
     noise = 16.0 * d * tolerances.EPS

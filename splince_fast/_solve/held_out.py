@@ -1,8 +1,9 @@
 """Expected association of an erased concept with held-out rows, from moments of the fitted rows.
 
-After erasure by an eraser fitted to n rows, a direction with squared canonical correlation c^2
-keeps c^2 m / (c^2 + m) in held-out rows; m = (p - r) / n, p the rank of x and r the rank of the
-concept. :func:`splince_fast.evaluation.advice.held_out_trace` has the derivation.
+Let c^2 be the squared canonical correlation of x with a direction of the concept. After erasure by
+an eraser fitted to n rows, the expectation of c^2 in held-out rows is c^2 m / (c^2 + m), where
+m = (p - r) / n, p is the rank of x and r is the rank of the concept.
+:func:`splince_fast.evaluation.advice.held_out_trace` has the derivation.
 """
 
 from __future__ import annotations
@@ -20,23 +21,24 @@ Float = NDArray[np.float64]
 class Noise:
     """Sampling noise of the fitted covariance of x with one variable.
 
-    Let t be the squared norm of the noise of one label column, orthogonal to the span of the
-    variable, for whitened x and a column of unit standard deviation. n t / tau follows a
-    chi-squared distribution divided by its degrees of freedom; if tau is an estimate, an F
-    distribution.
+    Let x be whitened, and let each label column have unit standard deviation. t is the squared norm
+    of the sampling error of the covariance of x with one label column, orthogonal to the span of
+    the variable. With tau the expectation of n t, n t / tau is distributed as a chi-squared
+    variable divided by its degrees of freedom, or by an F distribution if tau is an estimate.
 
     Attributes
     ----------
     n : float
         Weight sum of the labelled rows.
     ratio : float
-        Noise variance per direction of the variable, relative to its value if all classes have the
-        same covariance, or if the residuals of a continuous variable have a constant variance.
+        Noise variance per direction of the variable, divided by its value under equal class
+        covariances (for a continuous variable, under residuals of constant variance).
     taus, degrees : tuple of float
-        tau and the degrees of freedom of each label column. Two classes have one column.
+        tau and the degrees of freedom of each label column. A variable of two classes has one
+        column.
     denominators : tuple of float
-        Denominator degrees of freedom of the F distribution, if tau was estimated from the class
-        covariances; empty if the class covariances are assumed equal.
+        Denominator degrees of freedom of the F distribution of each column, if tau was estimated
+        from the class covariances; empty if the class covariances are assumed equal.
     """
 
     n: float
@@ -52,14 +54,14 @@ class Noise:
 
 
 def equal_noise(n: float, columns: int, rank_x: int) -> Noise:
-    """Noise under equal class covariances: chi-squared with p - 1 degrees of freedom.
+    """Return the noise under equal class covariances: chi-squared with p - 1 degrees of freedom.
 
     Parameters
     ----------
     n : float
         Weight sum of the labelled rows.
     columns : int
-        Number of classes, 1 for two classes; or number of columns of a continuous variable.
+        Number of classes, but 1 for two classes; for a continuous variable, its number of columns.
     rank_x : int
         Rank p of x.
     """
@@ -75,30 +77,30 @@ def class_noise(
     rank_z: int,
     probes: int | None = None,
 ) -> Noise:
-    """Noise of class indicators under unequal class covariances S_c.
+    """Return the noise of class indicators under unequal class covariances S_c.
 
-    Let A_c = Q L^+ S_c L^{+T} Q, with L L^T = Cov(x) and Q the projection orthogonal to the r
-    whitened directions of the variable. The noise of the indicator of class c has the covariance
-    W / n, W = sum_b v_b A_b, with v_c = 1 - q_c and v_b = q_c q_b / (1 - q_c) for b != c, q_c the
-    fraction of the rows in class c; tau = tr W. The distribution of the squared norm is
-    approximated by chi-squared with tau^2 / |W|^2 degrees of freedom (Satterthwaite). |W| is
-    replaced by its upper bound sum_b v_b |A_b|, which is attained if all S_c are proportional.
+    Let A_c = Q L^+ S_c L^{+T} Q, where L L^T = Cov(x) and Q is the projection orthogonal to the r
+    whitened directions of the variable. Let q_c be the fraction of the rows in class c. The noise
+    of the indicator of class c has the covariance W / n, where W = sum_b v_b A_b, v_c = 1 - q_c,
+    and v_b = q_c q_b / (1 - q_c) for b != c; tau = tr W. The distribution of the squared norm is
+    approximated by chi-squared with tau^2 / |W|^2 degrees of freedom (Satterthwaite), where |W| is
+    replaced by its upper bound sum_b v_b |A_b|. The bound is attained if all S_c are proportional.
 
     Corrections for the sample:
 
-    - Leverage: because the rows of a class contribute to Cov(x), the mean leverage
-      h = tr(A_c) / n of these rows is replaced by h / (1 - h). The factor 1 - p / n leaves equal
-      covariances unchanged. As q_c S_c <= Cov(x), no trace exceeds (p - r) / q_c.
-    - Relative variance of tau: sum_b 2 v_b^2 |A_b|^2 / (n_b - 1) / tau^2 (Welch), plus
-      (1 - 2 q)^2 / (n q (1 - q)) from q (1 - q), plus 2 |W|^2 / m / tau^2 if the traces were
-      estimated from m random directions.
+    - Leverage: the rows of a class contribute to Cov(x). Their mean leverage h = tr(A_c) / n is
+      therefore replaced by h / (1 - h), times 1 - p / n, so that the correction has no effect on
+      equal covariances. Each trace is limited to (p - r) / q_c, because q_c S_c <= Cov(x).
+    - Relative variance of tau: sum_b 2 v_b^2 |A_b|^2 / (n_b - 1) / tau^2 (Welch) for the n_b rows
+      of each class, plus (1 - 2 q_c)^2 / (n q_c (1 - q_c)) for the variance q_c (1 - q_c) of the
+      indicator, plus 2 |W|^2 / m / tau^2 if the traces were estimated from m random directions.
 
     Parameters
     ----------
     weights : (k,) float64
         Weight sum of each class; n is the total.
     traces, squares : (k,) float64
-        tr(A_c) and |A_c|^2 (squared Frobenius norm), ddof = 0.
+        tr(A_c) and |A_c|^2 (squared Frobenius norm) of each class, ddof = 0.
     rank_x, rank_z : int
         Ranks p of x and r of the variable; p < n - 1.
     probes : int or None
@@ -112,7 +114,7 @@ def class_noise(
     factors = (1 - rank_x / n) / (1 - leverage) * weights / np.maximum(others, 1.0)
     most = np.where(others > 0, np.minimum(factors * traces, shape / q), shape / q)
     scale = np.divide(most, traces, out=np.ones_like(most), where=traces > 0)
-    # The expected |A_c|^2 of a sample exceeds the population value by tr(A_c)^2 / (n_c - 1).
+    # The sample value of |A_c|^2 exceeds the population value by tr(A_c)^2 / (n_c - 1) on average.
     excess = np.divide(most**2, others, out=np.full_like(most, np.inf), where=others > 0)
     norms = np.sqrt(np.maximum(squares * scale**2 - excess, most**2 / shape))
     mixed = np.outer(q / (1 - q), q)
@@ -135,10 +137,10 @@ def class_noise(
 
 
 def certificate(noise: Noise, delta: float) -> float:
-    """Upper bound of R^2 in held-out rows with probability 1 - delta over the fits, q / (1 + q).
+    """Return q / (1 + q), an upper bound of R^2 in held-out rows with probability 1 - delta.
 
-    q is the maximum over the m label columns of the (1 - delta / m) quantile of t, the squared
-    norm of the noise (:class:`Noise`).
+    The probability is over the fits. q is the maximum over the m label columns of the
+    (1 - delta / m) quantile of t, the squared norm of the noise (:class:`Noise`).
     """
     from scipy.special import chdtri, fdtri
 
@@ -155,7 +157,7 @@ def certificate(noise: Noise, delta: float) -> float:
 
 
 def adjusted(squares: Float, n: int, rank_x: int, ratio: float = 1.0) -> tuple[float, ...]:
-    """Bias-corrected squared canonical correlations, c^2 - (1 - c^2) ratio p / (n - p - 1).
+    """Return bias-corrected squared canonical correlations, c^2 - (1 - c^2) ratio p / (n - p - 1).
 
     Parameters
     ----------
@@ -175,14 +177,17 @@ def adjusted(squares: Float, n: int, rank_x: int, ratio: float = 1.0) -> tuple[f
 
 
 def remaining_trace(squares: Sequence[float], m: float) -> float:
-    """Expected Pillai trace in erased held-out rows: sum c^2 m / (c^2 + m), m = (p - r) / n."""
+    """Return the expected Pillai trace in erased held-out rows, the sum of c^2 m / (c^2 + m).
+
+    `squares` are the squared canonical correlations c^2, and m = (p - r) / n.
+    """
     return float(sum(c * m / (c + m) for c in squares if c + m > 0))
 
 
 def expected_r2(
     correlations: Float, n: int, rank_x: int, rank_z: int, noise: float = 1.0, ratio: float = 1.0
 ) -> float | None:
-    """Expected Pillai trace in held-out rows after erasing, divided by r; None if n <= p + 1.
+    """Return the expected Pillai trace in erased held-out rows divided by r; None if n <= p + 1.
 
     Parameters
     ----------
@@ -191,10 +196,10 @@ def expected_r2(
     n, rank_x, rank_z : int
         Number of rows, rank p of x and rank r of the concept.
     noise : float
-        Noise variance of the cross-covariances that the eraser was fitted to, as a multiple of its
-        value under equal class covariances.
+        Noise variance of the cross-covariances that the eraser was fitted to, divided by its value
+        under equal class covariances.
     ratio : float
-        Noise variance of `correlations`, as a multiple of the same value.
+        Noise variance of `correlations`, divided by the same value.
     """
     if not rank_z or n <= rank_x + 1:
         return None

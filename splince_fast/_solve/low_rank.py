@@ -1,16 +1,16 @@
 """Approximation of Cov(x) by d (r + 1) numbers: exact variances plus a matrix of rank r.
 
-Of S = Cov(x), (d, d), the diagonal and the sketch Y = S O are known, for a matrix O with r columns.
+The diagonal of S = Cov(x), (d, d), and the sketch Y = S O for a matrix O with r columns are stored.
 With C = O^T Y and U = Y C^{-1/2} on the range of C, the Nystroem approximation of S is
 
-    M = D + U U^T,    D = diag(S) - diag(U U^T),
+    M = D + U U^T,    D = diag(S) - diag(U U^T).
 
-where D >= 0 since U U^T <= S. In units of the standard deviations, with e = D / diag(S) and the
-singular value decomposition diag(e)^{-1/2} U = Q s W^T,
+D is non-negative, because U U^T <= S. For features in units of their standard deviations, let
+e = D / diag(S), and let diag(e)^{-1/2} U = Q s W^T be the singular value decomposition. Then
 
     M = diag(e)^{1/2} (I + Q s^2 Q^T) diag(e)^{1/2},
 
-so that whitening by M costs O(d r). Frangella, Tropp and Udell (2023, SIAM J. Matrix Anal.
+and whitening a row by M costs O(d r). Frangella, Tropp and Udell (2023, SIAM J. Matrix Anal.
 Appl. 44) analyse such matrices as preconditioners.
 """
 
@@ -27,7 +27,7 @@ from splince_fast._solve import tolerances
 
 Float = NDArray[np.float64]
 
-# Number of rows of (d, r) matrices that are converted to float64 at a time.
+# Number of rows of the (d, r) sign matrix that are converted to float64 at a time.
 _STRIPE = 1 << 12
 
 
@@ -63,7 +63,7 @@ class LowRank:
     def factor(
         self, intensity: float = 0.0, left_out: NDArray[np.intp] = kernels.NONE_LEFT_OUT
     ) -> Factor:
-        """Return the factor L, L L^T = (1 - a) M + a (tr M / d) I, with a = `intensity`.
+        """Return the factor L with L L^T = (1 - a) M + a (tr M / d) I and a = `intensity`.
 
         `left_out` holds the indices of features that are left out of the whitening.
         """
@@ -112,8 +112,8 @@ def nystroem(
         part = slice(start, start + _STRIPE)
         core += signs[part].T.astype(np.float64) @ images[part]
     values, eigenvectors = np.linalg.eigh((core + core.T) / 2)
-    # The rounding error of Y is proportional to its largest entry. Eigenvalues of C below this
-    # tolerance are noise.
+    # Eigenvalues of C = O^T Y below this tolerance are rounding error, which is proportional to the
+    # largest entry of the sketch Y.
     kept = values > tolerances.eigenvalue(d, tolerances.EPS) * max(values.max(initial=0.0), 0.0)
     vectors = images @ (eigenvectors[:, kept] / np.sqrt(values[kept] * weight))
     vectors[~varies] = 0.0
@@ -133,7 +133,7 @@ def _varies(variances: Float, mean: Float) -> NDArray[np.bool_]:
 
 
 def _orthonormal(columns: Float) -> tuple[Float, Float]:
-    """Return the left singular vectors of `columns`, (d, r), as rows, (r, d); singular values."""
+    """Return left singular vectors, as rows, (r, d), and singular values of `columns`, (d, r)."""
     q, triangle = np.linalg.qr(columns)
     vectors, sizes, _ = np.linalg.svd(triangle)
     return np.ascontiguousarray((q @ vectors).T), sizes

@@ -1,4 +1,4 @@
-"""Errors of failed solves, with cause and remedy."""
+"""Functions that raise the errors of failed solves; the messages name cause and remedy."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def raise_infeasible(
 
 
 def raise_numerical(code: int, solver: str) -> NoReturn:
-    """Raise SplinceError with cause and remedy for the status `code` of a factorisation."""
+    """Raise SplinceError for the status `code` of a factorisation, with cause and remedy."""
     if code == status.STATUS_RANK_DEFICIENT:
         raise SplinceError(
             "the covariance of x is not positive definite at its rounding level (fewer rows than "

@@ -1,7 +1,7 @@
 """The oblique projection that erases one span and keeps another, computed from a factor.
 
-A span is a cross-covariance of x with labels, one row per label column. S is the covariance that
-is factored, and P the projection.
+A span is a cross-covariance of x with labels, one row per label column. S = L L^T is the covariance
+that is factored, and P is the projection.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Solution(NamedTuple):
     left, right : (r, d) float64
         Transposed factors of I - P.
     whitened : (k, d) float64
-        Whitened spans L^+ Cov(x, v): rows of the erased variables, then of the kept variables.
+        Whitened spans L^+ Cov(x, v) of the erased variables, then of the kept variables, as rows.
     rank_z, rank_y : int
         Ranks of the erased and of the kept part of `whitened`: the number of singular values above
         `cut_z` and `cut_y`.
     cut_z, cut_y : float
-        Thresholds of these singular values.
+        Thresholds of the singular values of the two parts.
     dropped : int
         Number of kept directions that were dropped.
     cosines : float64
@@ -47,32 +47,32 @@ class Solution(NamedTuple):
     tolerance_sine : float
         Sines up to this value count as rounding error.
     distortion, distortion_leace : float
-        tr(E S E^T) for E = I - P, and for LEACE in place of P.
+        tr((I - P) S (I - P)^T) for P, and for LEACE in place of P.
     size : float
         Spectral norm of I - P for features scaled to unit standard deviation.
     residual_z, residual_y : float
-        Relative residuals of the two constraints for scaled features, on directions above the
-        thresholds.
+        Relative residuals of the two constraints, P Sz = 0 and P Sy = Sy, for features scaled to
+        unit standard deviation, on directions above the thresholds.
     amplification : float
-        1 / sine of the smallest angle.
+        1 / sine of the smallest principal angle.
     spread : float
-        Condition number of the erased or of the kept part of `whitened`, whichever is larger;
-        singular values below the threshold are ignored.
+        The larger condition number of the erased and the kept part of `whitened`, without singular
+        values below the thresholds.
     noise : float
         Rounding level of `whitened`.
     solver, rank_covariance, admitted, variance, inverse_scale
-        Attributes of the factor, after directions of its noise space were admitted to the support.
+        Attributes of the factor that was used (:class:`~splince_fast._kernels.factor.Factor`). Its
+        support may include directions whose variance is at the rounding level (`Factor.admit`).
     null_basis : (n, d) float64 or None
         Orthonormal basis of the complement of the support, constant features first; None unless
         ``null_space="drop"``.
     left_out : (n,) intp
         Features that vary and were not whitened.
     uses_left_out : bool
-        Whether P reads the features in `left_out`, with S taken as block diagonal. It does if the
-        other features alone cannot separate the erased from the kept span.
+        Whether the change (I - P) x depends on the features in `left_out`. It does, with S taken as
+        block diagonal, if the other features alone cannot separate the erased from the kept span.
     outside : (n_erased, d) float64 or None
-        Part of the erased span off the support, which P does not erase; None if the support is the
-        whole space.
+        Component of the erased span off the support of S; None if S has full rank.
     """
 
     status: int
@@ -107,20 +107,22 @@ class Solution(NamedTuple):
 
     @property
     def bound(self) -> float:
-        """Bound of the residuals by rounding error, from `tolerances.residual`."""
+        """Bound of the rounding error in `residual_z` and `residual_y` (`tolerances.residual`)."""
         return tolerances.residual(self.whitened.shape[1], self.spread, self.size)
 
 
 def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> Solution:
     """Solve for the projection that erases `span_z`, (kz, d), and keeps `span_y`, (ky, d).
 
-    The module docstring of the kernel gives the equations. Directions of the factor's noise space
-    in which a span exceeds rounding error are admitted to the support first.
+    The docstring of :mod:`splince_fast._kernels.oblique` gives the equations. The support of S is
+    first extended by directions whose variance is at the rounding level, but in which a span
+    exceeds rounding error (`Factor.admit`).
 
-    Features that the factor leaves out are changed, but not read: `right` is 0 for these features,
-    and both constraints hold for all features if they hold for the others. If directions of the
-    erased span lie in left-out features alone, or the other features cannot separate the erased
-    from the kept span, S is taken as block diagonal instead and the features are read.
+    P changes the features that the factor leaves out, but the change does not depend on them:
+    `right` is 0 for left-out features. Both constraints then hold for all features if they hold for
+    the others. The change depends on the left-out features, with S taken as block diagonal, if
+    directions of the erased span lie in left-out features alone, or if the other features cannot
+    separate the erased from the kept span.
     """
     if factor.n_noise and not factor.admitted:
         factor = factor.admit(np.concatenate([span_z, span_y]))
@@ -146,7 +148,7 @@ def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> S
         span_y,
         noise=noise,
         relative=tolerances.relative(d, options.rank_tol),
-        drop_below=1.0 / largest if largest else 0.0,  # sine of the angle
+        drop_below=1.0 / largest if largest else 0.0,  # smallest allowed sine
         may_drop=options.on_infeasible == "drop" or largest is not None,
     )
     null = None
@@ -177,10 +179,10 @@ def with_strength(
 ) -> Solution:
     """Interpolate between LEACE and P: P_b = (1 - b) P_LEACE + b P, b = ``options.strength``.
 
-    P = P_LEACE + X H^+ K^T with X = Cov(x, y) - P_LEACE Cov(x, y), of which P_b restores the
-    fraction b. Both maps have the same `left`, which depends only on the erased span. The
-    distortion is D_LEACE + b^2 (D_P - D_LEACE), because the changes by P_LEACE and by X H^+ K^T
-    are orthogonal.
+    P_b restores the fraction b of X = Cov(x, y) - P_LEACE Cov(x, y), the covariance that LEACE
+    removes. P_LEACE and P have the same `left`, which depends only on the erased span. The
+    distortion is D_LEACE + b^2 (D_P - D_LEACE), because P - P_LEACE = X H^+ K^T
+    (:mod:`splince_fast._solve.frozen`) and the changes by P_LEACE and by X H^+ K^T are orthogonal.
 
     Parameters
     ----------
@@ -195,7 +197,7 @@ def with_strength(
     """
     if solution.uses_left_out:
         factor = factor.with_left_out()
-    if factor.n_noise:  # the same support gives the same basis of the erased span
+    if factor.n_noise:  # `left` of LEACE and of P agree only on the same support
         factor = factor.admit(np.concatenate([span_z, span_y]))
     leace, b = oblique(factor, span_z, span_y[:0], options), options.strength
     minimum = solution.distortion_leace
@@ -208,11 +210,12 @@ def with_strength(
 def with_null_space(solution: Solution, kept: Float) -> tuple[Float, Float]:
     """Return transposed factors (left, right) of the projection that also maps the null space to 0.
 
-    With N an orthonormal basis of the null space of S, the projection erases colsp[left, N] and
-    keeps the span Sy. ``M = N - D^-1 Qc Qc^T D N`` with Qc = orth(D^-1 Sy) satisfies M^T Sy = 0, so
-    that Sy is kept even where it has a component in the null space; without a component above
-    rounding error, M = N. Elimination then makes [right, M] dual to [left, N]: B = right^T N and
-    C = M^T left are small.
+    Let N be an orthonormal basis of the null space of S, and D the standard deviations. The
+    projection erases colsp[left, N] and keeps the span Sy. With Qc = orth(D^-1 Sy), the matrix
+    ``M = N - D^-1 Qc Qc^T D N`` satisfies M^T Sy = 0, so that Sy is kept even if it has a component
+    in the null space. If that component is rounding error, M = N. Block elimination then replaces
+    [right, M] by a matrix with [right, M]^T [left, N] = I; its off-diagonal blocks B = right^T N
+    and C = M^T left are small.
 
     Parameters
     ----------
@@ -243,7 +246,7 @@ def with_null_space(solution: Solution, kept: Float) -> tuple[Float, Float]:
 
 
 def column_norms(left: Float, right: Float) -> Float:
-    """Norms of the columns of left^T right, (d,), from factors of shape (r, d), in O(d r^2)."""
+    """Return the norms of the columns of left^T right, (d,), for factors (r, d), in O(d r^2)."""
     if not len(left):
         return np.zeros(left.shape[1])
     sizes = np.abs(left).max(axis=1, keepdims=True)
@@ -257,9 +260,9 @@ def column_norms(left: Float, right: Float) -> Float:
 def sensitivity(left: Float, right: Float, mean: Float, variance: float) -> tuple[float, float]:
     """Return the sensitivity to float32 rounding, sqrt(E|(P - I) e|^2) / s, and |P - I|_F.
 
-    e is the error of rounding x to float32: independent entries with standard deviation
-    eps32 rms(x), eps32 = 2^-23 and rms(x)^2 = E|x|^2 / d. With s^2 = tr Cov(x), the sensitivity is
-    eps32 rms(x) |P - I|_F / s.
+    e is the error of rounding x to float32. Its entries are taken as independent, with the standard
+    deviation eps32 rms(x), where eps32 = 2^-23 and rms(x)^2 = E|x|^2 / d. With s^2 = tr Cov(x), the
+    sensitivity is eps32 rms(x) |P - I|_F / s.
 
     Parameters
     ----------

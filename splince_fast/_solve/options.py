@@ -1,9 +1,9 @@
 """The options of a fit, declared once: name, default, check and help text.
 
-`OPTIONS` are the options of the methods, which control the solve; `MOMENT_OPTIONS` are the options
-of the accumulation, which control the statistics that moments store. Signatures of functions and
-estimators repeat the names and defaults, and a test compares them with these tables. The flags of
-the command line are made from the tables.
+`OPTIONS` are the options of the methods, which control the solve. `MOMENT_OPTIONS` are the options
+of the accumulation, which control the statistics that moments store, and of extra passes over the
+rows. Signatures of functions and estimators repeat the names and defaults, and a test compares the
+signatures with these tables. The flags of the command line are made from the tables.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class Option:
     default : object
         Default value.
     accepts : function
-        Returns whether a value is valid.
+        Function that returns whether a value is valid.
     must_be : str
         Description of the valid values, for error messages.
     help : str
         Help text of the command line.
     choices : tuple of str
-        Valid strings.
+        Strings among the valid values.
     number : float, int or None
-        Type of the valid numbers; None if no number is valid.
+        Type of the numbers among the valid values; None if no number is valid.
     """
 
     name: str
@@ -69,14 +69,14 @@ class Option:
         """
         value: object = text
         if text not in self.choices and self.number is not None:
-            with contextlib.suppress(ValueError):  # `check` raises the error
+            with contextlib.suppress(ValueError):  # `check` refuses the string
                 value = self.number(text)
         self.check(value)
         return value
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether a value is a real number of Python or NumPy other than a boolean."""
+    """Whether a value is a real number of Python or NumPy, and not a boolean."""
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
@@ -85,7 +85,7 @@ def _in_unit_interval(value: Any) -> bool:
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """Return whether a value is an integer of Python or NumPy other than a boolean."""
+    """Whether a value is an integer of Python or NumPy, and not a boolean."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
@@ -98,7 +98,7 @@ def _one_of(name: str, default: str, choices: tuple[str, ...], help: str) -> Opt
 
 
 SHRINKAGES = ("oas", "ledoit-wolf", "cv")
-# Shrinkage intensities that "cv" compares, besides "oas".
+# Shrinkage intensities that "cv" compares, in addition to "oas"; None is 0.
 INTENSITIES = (None, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1)
 
 OPTIONS = {
@@ -175,7 +175,7 @@ OPTIONS = {
 
 MAX_PASSES = 1000
 
-# Options of the accumulation, and of extra passes over the rows.
+# Options of the accumulation of moments, and of extra passes over the rows.
 MOMENT_OPTIONS = {
     option.name: option
     for option in (
@@ -216,7 +216,7 @@ def check_moment_options(
     subsample: object, sketch_size: object, passes: object = 0, shrinkage: object = None,
     solver: str = "auto", groups: object = None,
 ) -> None:  # fmt: skip
-    """Raise InputError if options of the accumulation are out of range or exclude each other."""
+    """Raise InputError if options of the accumulation are invalid or exclude each other."""
     values = subsample, sketch_size, passes
     for option, value in zip(MOMENT_OPTIONS.values(), values, strict=True):
         if value is not option.default:
@@ -257,7 +257,7 @@ _values = attrgetter(*OPTIONS)
 
 @dataclass(slots=True)  # frozen=True would add 10 % to the time of a small solve
 class Options:
-    """Validated options of one solve, not modified after creation.
+    """Validated options of one solve, which are not modified after creation.
 
     Options that a method does not have keep their default values.
     """

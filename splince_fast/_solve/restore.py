@@ -1,21 +1,22 @@
-"""Linear map B of erased rows t with the least change E|B t - t|^2 and Cov(B t, y) = Sy.
+"""Linear map B of erased rows t with the least change E|B t - t|^2 such that Cov(B t, y) = Sy.
 
-Sy is the covariance to restore, Cov(x, y) of the rows x before erasure. With T = Cov(t) = L L^T,
-Ty = Cov(t, y), X = Sy - Ty, the singular value decomposition L^+ Ty = U s V^T, a strength b that
-scales X, and the standard deviations D of the features::
+Sy is the covariance to restore, Cov(x, y) of the rows x before erasure. Let T = Cov(t) = L L^T,
+Ty = Cov(t, y), X = Sy - Ty, and let D be the standard deviations of the features. The strength b
+scales X. With the singular value decompositions L^+ Ty = U s V^T and D^-1 X = Q x W^T::
 
-    B = I + b X H^+ K^T = I - left^T right,    K = T^+ Ty,    H = Ty^T K = V s^2 V^T
+    B = I + b X H^+ K^T = I - left right^T,    K = T^+ Ty,    H = Ty^T K = V s^2 V^T
     C = Ty V / s,    R = T^+ C (= (L^+)^T U),    R := R K'^-T,    K' = R^T C (= I up to rounding)
-    D^-1 X = Q x W^T,    left = X W / x = D Q,    right = -b R (V / s)^T W x
+    left = X W / x = D Q,    right = -b R (V / s)^T W x
 
-Maps of m classes, B_c = I + b X H^+ K_c^T with K_c = S_c^+ S_cy and H = sum p_c S_cy^T K_c, follow
-by the same algebra from the stacked rows sqrt(p_c) S_cy, (k, m d), and a given X.
+Functions and results hold the transposed matrices. Maps of m classes, B_c = I + b X H^+ K_c^T with
+K_c = S_c^+ S_cy and H = sum p_c S_cy^T K_c, follow by the same algebra: the rows sqrt(p_c) S_cy of
+the classes are concatenated, (k, m d), and X is an argument.
 
-The correction by K' makes B Ty = Ty + b X hold up to rounding for any L. `left` is orthonormal in
-units of D, so that |D right| = |B - I|. The rounding error of s = |L^+ Ty v|, for a combination v
-of label columns, is that of Ty times the norm of the column of R. If s is smaller, Ty v counts as
-zero, and no map exists unless Sy v is zero, too. Ranks are not relative to the largest s alone,
-which is itself rounding error if the eraser removed all of Ty.
+The correction by K' makes B Ty = Ty + b X hold up to rounding for any L. As `left` is orthonormal
+in units of D, |D right| = |B - I|. For a combination v of label columns, the rounding error of
+s = |L^+ Ty v| is the rounding error of Ty times the norm of the corresponding column of R. If s is
+below this rounding error, Ty v counts as zero, and a map exists only if Sy v is zero, too. The
+largest s alone is no scale for ranks: it is rounding error if the eraser removed all of Ty.
 """
 
 from __future__ import annotations
@@ -36,24 +37,24 @@ class Restoration(NamedTuple):
     Attributes
     ----------
     left, right : (r, d), (r, m d) float64
-        Factors of I - B; the right factors of m maps are side by side.
+        Transposed factors of I - B; the right factors of m maps are side by side.
     whitened : (k, p) float64
         L^+ Ty, one row per label column of y.
     change : float
-        E|(B - I)(t - E t)|^2 = tr(left^T left right T right^T).
+        E|(B - I)(t - E t)|^2 = tr(left left^T right T right^T).
     cut : float
         Rounding level of the singular values of `whitened`.
     lost : (k,) float64 or None
-        Combination v of label columns with Sy v != 0 and Ty v = 0, so that no map exists and the
-        factors are empty. None otherwise.
+        Combination v of label columns with Sy v != 0 and Ty v = 0, if there is one: then no map
+        exists, and the factors are empty. None otherwise.
     lost_size : float
-        |Sy v| of this combination, in units of D.
+        |Sy v| of the combination `lost`, in units of D.
     residuals, bounds : (k,) float64
         |B Ty - Ty - b X| of each label column, in units of D, and the bound of its rounding error.
     sizes : (k,) float64
         |Sy| of each label column, in units of D.
     amplification : float
-        Spectral norm of B, in units of D; the largest of m maps.
+        Spectral norm of B, in units of D; for m maps, the largest norm.
     """
 
     left: Float
@@ -69,7 +70,7 @@ class Restoration(NamedTuple):
     amplification: float
 
     def errors(self, part: slice) -> tuple[float, float]:
-        """Return residual and bound of the label columns `part`, relative to |Sy| of `part`."""
+        """Return residual and bound of the label columns `part`, both divided by |Sy| of `part`."""
         size, residual, bound = (
             float(np.linalg.norm(v[part])) for v in (self.sizes, self.residuals, self.bounds)
         )
@@ -82,7 +83,7 @@ def restore(
 ) -> Restoration:  # fmt: skip
     """Return the map B of the least change E|B t - t|^2 with B Ty = Ty + b X, for Ty = Cov(t, y).
 
-    T = Cov(t) = L L^T, and Sy is the covariance to restore.
+    T = Cov(t) = L L^T, X = Sy - Ty, and Sy is the covariance to restore.
 
     Parameters
     ----------
@@ -91,8 +92,8 @@ def restore(
     span_t, span_x : (k, m d), (k, d) float64
         Ty and Sy, transposed, with label columns in units of their standard deviations.
     units : (d,) float64
-        Standard deviations D of the features, which rounding errors of Ty and Sy are relative to;
-        0 for constant features.
+        Standard deviations D of the features; 0 for constant features. Rounding errors of Ty and
+        Sy are relative to D.
     strength : float
         Fraction b of X that is added to Ty.
     change : (k, d) float64
@@ -118,7 +119,8 @@ def restore(
     weights, dual, right = weights[chosen], dual[chosen], right[chosen]
     cut = float(cuts[present].max(initial=noise))
     parts = np.linalg.norm((combinations.T @ span_x) * inverse, axis=1)
-    # Rounding mixes present combinations into the absent ones, by `mixed` at most.
+    # A combination counts as absent from the erased rows if Ty v is rounding error. Rounding mixes
+    # at most `mixed` of the present combinations into the absent ones.
     mixed = float(np.sum(parts[present] * cuts[present] / values[present]))
     limit = noise + mixed + relative * float(np.linalg.norm(sizes))
     absent = np.where(present, 0.0, parts)
@@ -149,7 +151,7 @@ def restore(
 
 
 def _norm(left: Float, right: Float) -> float:
-    """Return the spectral norm of I - left^T right for factors of shape (r, d); at least 1."""
+    """Return the larger of 1 and the spectral norm of I - left^T right, for factors (r, d)."""
     basis = np.linalg.qr(np.concatenate([left, right]).T).Q
     inner = np.eye(basis.shape[1]) - (left @ basis).T @ (right @ basis)
     return max(1.0, float(np.linalg.norm(inner, 2))) if inner.size else 1.0

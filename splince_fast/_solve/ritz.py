@@ -1,10 +1,10 @@
-"""Rayleigh-Ritz: the eraser of the least distortion with a right factor in a given subspace.
+"""Rayleigh-Ritz: the eraser of the least distortion among those with a right factor in a subspace.
 
-The subspace is the column space of V, and S = Cov(x) enters through the exact images S V only. A
-feasible map is P = I - left right^T with colsp(left) = colsp(Cov(x, z)), and its distortion is
-tr(left^T left right^T S right). If the columns of B are an S-orthonormal basis of the subspace,
-whitening by B^T in place of L^+ minimises the distortion over all `right` with columns in the
-subspace, and the computed distortion is exact.
+The subspace is the column space of V. Of S = Cov(x), only the exact products S V are used. A map is
+feasible if P = I - left right^T with colsp(left) = colsp(Cov(x, z)); its distortion is
+tr(left^T left right^T S right). Let the columns of B span the subspace, with B^T S B = I. Whitening
+by B^T in place of L^+, with S = L L^T, minimises the distortion over all `right` with columns in
+the subspace, and the computed distortion is exact.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Float = NDArray[np.float64]
 
 
 class Subspace:
-    """Column space of V with an S-orthonormal basis, from V and S V.
+    """Column space of V with an S-orthonormal basis B, computed from V and S V.
 
     Parameters
     ----------
@@ -40,23 +40,24 @@ class Subspace:
         units = np.divide(1.0, sizes, out=np.zeros_like(sizes), where=sizes > 0)
         scaled = (gram + gram.T) / 2 * units * units[:, None]
         values, eigenvectors = np.linalg.eigh(scaled)
-        # Combinations of columns with a smaller variance are rounding error.
+        # Combinations of columns with a variance below this fraction of the largest are rounding
+        # error.
         kept = values > tolerances.OWN * max(values.max(initial=0.0), 0.0)
         weights = (eigenvectors[:, kept] / np.sqrt(values[kept])).T * units
         self.basis, self.basis_images = weights @ columns, weights @ images
 
     def residual(self, spans: Float) -> Float:
-        """Return the residual (C - S R)^T, (k, d), for R = B B^T C and C^T = `spans`, (k, d).
+        """Return the residual (C - S R)^T, (k, d), where R = B B^T C and C^T = `spans`, (k, d).
 
-        R is the Ritz solution of S R = C in the subspace.
+        R is the Rayleigh-Ritz solution of S R = C in the subspace.
         """
         return np.asarray(spans - (spans @ self.basis.T) @ self.basis_images)
 
     def factor(self, metric: LowRank, like: Factor) -> Factor:
         """Return a factor that whitens by B^T.
 
-        Variances and mean are those of the covariance approximation `metric`, and rounding level,
-        smallest eigenvalue and left-out features those of its factor `like`.
+        The variances and the mean come from `metric`, an approximation of Cov(x). The rounding
+        level, the smallest eigenvalue and the left-out features come from `like`, its factor.
         """
         basis = np.ascontiguousarray(self.basis)
         factor = kernels.of_columns(

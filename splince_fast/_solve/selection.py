@@ -1,7 +1,8 @@
-"""Spans of the arguments `erase=` and `keep=`.
+"""Spans of the variables and directions in the arguments `erase=` and `keep=`.
 
-A span is the cross-covariance of x with variables scaled to unit standard deviation, one row per
-label column; or explicit directions, one per row.
+The span of variables is the cross-covariance of x with their label columns, each scaled to unit
+standard deviation, with one row per label column. The span of explicit directions has one row per
+direction.
 """
 
 from __future__ import annotations
@@ -40,21 +41,23 @@ class Statistics(Protocol):
         """Variances of the features, (d,)."""
 
     def variable(self, name: VariableName) -> Any:
-        """Return the sums of one variable; raise UnknownVariableError for an unknown name."""
+        """Return the sums of one variable, or raise UnknownVariableError for an unknown name."""
 
 
 class Interpretation(NamedTuple):
-    """Interpretation of one variable, and the scale of its canonical correlations.
+    """How one variable was interpreted (as classes, numbers or directions), for the report.
 
     Attributes
     ----------
     kind : str
         Description of the interpretation, such as "classes (4)".
     whitening : (q, k) float64
-        Matrix M: the singular values of M L^+ span are the canonical correlations over all rows,
-        where rows without a label count as rows at the mean.
+        Matrix M such that the singular values of M W, where the rows of W are the whitened span,
+        are the canonical correlations of x and the variable over all rows. Rows without a label
+        count as rows whose label is the mean.
     largest : float or None
-        Square of the largest standardised value of a class indicator; None for other variables.
+        Square of the largest standardised value of a class indicator, which is that of the rarest
+        class; None for other variables.
     labelled : float
         Fraction of the rows with a label.
     """
@@ -67,20 +70,16 @@ class Interpretation(NamedTuple):
 
 @dataclass(slots=True)
 class Span:
-    """Stacked spans of several variables.
-
-    The span of a variable is its cross-covariance with x, one row per label column of unit standard
-    deviation.
-    """
+    """Span of several variables: the spans of the variables, stacked by rows."""
 
     names: list[str]
     rows: Float  # (k, d)
     counts: list[int]  # number of rows of the span per variable
-    interpretations: list[Callable[[], Interpretation]]  # one per variable, called by the report
+    interpretations: list[Callable[[], Interpretation]]  # one per variable, made on call
 
 
 def names_of(selection: object, role: str) -> list[VariableName]:
-    """Return the names of one variable or of a list of variables as a list."""
+    """Return the argument `erase=` or `keep=`, one name or a list of names, as a list of names."""
     if isinstance(selection, (str, tuple)):
         return [selection]
     items = selection if isinstance(selection, list) else []
@@ -93,10 +92,10 @@ def names_of(selection: object, role: str) -> list[VariableName]:
 
 
 def kept_of(selection: object) -> Kept:
-    """Parse `keep=`: names of variables, directions as the columns of an array, or None."""
+    """Return `keep=` as a list of names, as an array with directions as columns, or as None."""
     if selection is None:
         return None
-    # A list without variable names holds the entries of directions.
+    # A list without names holds directions; `names_of` refuses an empty list.
     if isinstance(selection, (str, tuple)) or (
         isinstance(selection, list)
         and (not selection or any(isinstance(item, (str, tuple)) for item in selection))
@@ -133,12 +132,12 @@ def span_of(statistics: Statistics, selection: Kept, role: str, whitened: bool) 
 
 
 def _of_classes(weights: Float, total: float) -> Interpretation:
-    """Interpretation of a class-coded variable from the weights of its classes.
+    """Return the interpretation of a class-coded variable, from the weights of its classes.
 
-    The span has one row per class, without the most frequent class; a row is the covariance of x
-    with the class indicator scaled to unit standard deviation. M follows from two facts: the
-    indicators over sqrt(p) are orthonormal, and the covariances of x with all indicators sum to
-    zero. Rows without a label count as rows at the mean.
+    The span has one row for each class other than the most frequent class: the covariance of x with
+    the class indicator, scaled to unit standard deviation. `Interpretation.whitening` follows from
+    two facts. The class indicators divided by sqrt(p), where p is the fraction of the class, are
+    orthonormal, and the covariances of x with all indicators sum to zero.
     """
     fraction = min(1.0, float(weights.sum()) / total)
     p = weights[weights > 0] / weights.sum()
@@ -152,7 +151,7 @@ def _of_classes(weights: Float, total: float) -> Interpretation:
 
 
 def _of_columns(variable: Any, total: float) -> Interpretation:
-    """Interpretation of a continuous variable; M is an inverse root of its correlation matrix."""
+    """Return the interpretation of a continuous variable, from its correlation matrix."""
     fraction = min(1.0, variable.weight / total)
     deviations = variable.deviations()
     varies = deviations > 0
@@ -170,7 +169,7 @@ def _of_columns(variable: Any, total: float) -> Interpretation:
 
 
 def _labelled(fraction: float) -> str:
-    """Text for the fraction of labelled rows; empty if all rows have a label."""
+    """Return a text for the fraction of labelled rows, empty if all rows have a label."""
     return "" if fraction == 1.0 else f", {fraction:.3g} of the rows labelled"
 
 
@@ -181,8 +180,9 @@ def _of_directions(count: int) -> Interpretation:
 def _directions(variances: Float, array: NDArray[Any], whitened: bool) -> Span:
     """Return the span of explicit directions, the columns of a (d, k) array.
 
-    The span stores one direction per row, scaled to unit norm relative to the standard deviations
-    of the features, or to the total standard deviation of x if nothing is whitened.
+    The span has one direction per row, scaled to unit norm. The norm is taken with features in
+    units of their standard deviations, or, if x is not whitened, in units of the total standard
+    deviation of x.
     """
     width = len(variances)
     if len(array) != width:
@@ -197,8 +197,8 @@ def _directions(variances: Float, array: NDArray[Any], whitened: bool) -> Span:
     if (largest == 0).any():
         raise ConstantVariableError("keep holds a direction of zeros; leave it out")
     rows /= largest
-    # Ranks are computed for scaled features. Constant features, which P does not change, are left
-    # out of the norm.
+    # Ranks refer to scaled features, hence the norm does, too. The norm excludes constant features,
+    # which the projection does not change.
     units = np.sqrt(variances if whitened else np.full(width, variances.sum()))
     scaled = np.divide(rows, units, out=np.zeros_like(rows), where=units > 0)
     sizes = np.linalg.norm(scaled, axis=1, keepdims=True)
@@ -207,7 +207,7 @@ def _directions(variances: Float, array: NDArray[Any], whitened: bool) -> Span:
 
 
 def _as_columns(selection: Any) -> Any:
-    """Return a single direction, (d,), as an array of shape (d, 1); other arrays unchanged."""
+    """Return an array with directions as columns; a single direction, (d,), becomes (d, 1)."""
     if isinstance(selection, Mapping):
         raise InputError("keep is a mapping; pass names of variables, or an array of shape (d, k)")
     if hasattr(selection, "to_numpy"):

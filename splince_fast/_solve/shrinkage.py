@@ -1,4 +1,4 @@
-"""Intensity a of the shrinkage (1 - a) S + a (tr S / d) I of a covariance S, (d, d)."""
+"""The intensity a of the shrinkage (1 - a) S + a (tr S / d) I of a covariance S, (d, d)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def intensity(
 ) -> float:
     """Return the shrinkage intensity a in [0, 1].
 
-    In the following, S is scaled to a mean eigenvalue of 1, and n is the weight sum. "oas" is the
+    In both formulas, S is scaled to a mean eigenvalue of 1, and n is the weight sum. "oas" is the
     oracle approximating shrinkage of Chen, Wiesel, Eldar and Hero (2010),
     a = (tr S^2 / d + d) / ((n + 1) |S - I|^2 / d). "ledoit-wolf" is
     a = (sum |x - mean|^4 / n - tr S^2) / (n |S - I|^2) (Ledoit and Wolf 2004).
@@ -34,7 +34,7 @@ def intensity(
     Raises
     ------
     InputError
-        The policy is "cv", which needs folds, or "ledoit-wolf" without fourth moments.
+        The policy is "cv", which requires folds, or it is "ledoit-wolf" and `quartic` is None.
     """
     if policy is None:
         return 0.0

@@ -4,22 +4,22 @@ A span is a cross-covariance Cov(x, v) of x with a variable v, one row per colum
 covariance that is factored.
 
 ====================== ===================================================================
-`CONSTANT`             relative to |mean|: a feature with a smaller standard deviation is constant
-`eigenvalue`           eigenvalues of S scaled to unit diagonal: smaller ones are rounding error
-`computed`             standard deviations after erasure: smaller ones are rounding error
-`noise`                singular values of whitened spans: smaller ones are rounding error of sums
-`noise_unwhitened`     the same for spans that are not whitened
-`row_rounding`         singular values of spans: smaller ones are rounding error of the rows
-`relative`             relative to the largest singular value: smaller ones are rounding error
+`CONSTANT`             standard deviation of a constant feature, at most, relative to its |mean|
+`eigenvalue`           rounding error of the eigenvalues of S scaled to unit diagonal
+`computed`             rounding error of the standard deviations of erased rows
+`noise`                rounding error of whitened spans, due to the rounding of sums
+`noise_unwhitened`     rounding error of spans that are not whitened, due to the rounding of sums
+`row_rounding`         rounding error of spans, due to rows that were rounded to their dtype
+`relative`             threshold of singular values, relative to the largest
 `residual`             bound of the rounding error of a constraint
-`AMPLIFICATION`        a larger amplification raises a warning
-`SENSITIVITY`          a larger effect of float32 rounding on x raises a warning
-`MIN_SCALE`            relative to the root mean square standard deviation: features with a smaller
-                       one are not whitened by default
-`NOISE_SHARE`          fraction of the squared norm of whitened spans: less is rounding error
+`AMPLIFICATION`        largest amplification without a warning
+`SENSITIVITY`          largest effect of float32 rounding on x without a warning
+`MIN_SCALE`            smallest standard deviation of a feature that is whitened by default,
+                       relative to the root mean square of the standard deviations
+`NOISE_SHARE`          rounding error, as a fraction of the squared norm of the whitened spans
 `OWN`                  minimum fraction of a variance outside the low-rank part of an approximation
-`LABELS`               per label column: smaller eigenvalues of the correlation matrix of the
-                       columns are rounding error
+`LABELS`               rounding error of the eigenvalues of the correlation matrix of label columns,
+                       divided by the number of columns
 ====================== ===================================================================
 
 A rank is the number of singular values above `max(noise, relative * largest)`; the report shows
@@ -42,40 +42,40 @@ EPS32 = float(np.finfo(np.float32).eps)
 # than the standard deviation of a float32 feature that varies by one unit in the last place.
 CONSTANT = spans.CONSTANT_ROUNDINGS * EPS
 
-# An amplification above this value raises a warning: the distances between rows grow by this
-# factor, so that float32 rows lose more than half of the digits.
+# An amplification above this value causes a warning. Distances between rows grow by up to the
+# amplification, so that float32 rows lose more than half of their digits.
 AMPLIFICATION = 1e4
 
-# A sensitivity above this value raises a warning: rounding x to float32 then changes the erased
+# A sensitivity above this value causes a warning: rounding x to float32 then changes the erased
 # rows by more than this fraction of the standard deviation of x.
 SENSITIVITY = 1e-3
 
 # Features with a standard deviation below this fraction of the root mean square standard deviation
-# are not whitened by default. Units of 1e-12 and 1e12 explain a ratio of 1e-24, and unequal
-# features two more digits.
+# are not whitened by default. Features in units as different as 1e-12 and 1e12 have a ratio of
+# 1e-24; the other factor of 100 allows for features that vary unequally in the same unit.
 MIN_SCALE = 1e-26
 
-# A fraction of the squared norm of the whitened spans below this value counts as rounding error.
-# Rows after a layer norm lie in a hyperplane up to rounding: their covariance with the labels
-# normal to the hyperplane is smaller than this value, and erasing it adds no distortion.
+# A part of the whitened spans counts as rounding error if its fraction of their squared norm is
+# below this value. For example, rows after a layer norm lie in a hyperplane up to rounding. Along
+# the normal of the hyperplane, their covariance with the labels is below this value, and erasing
+# it adds no distortion.
 NOISE_SHARE = 1e-7
 
-# Times the number of label columns: eigenvalues of the correlation matrix of the columns below the
-# product are rounding error. x is not regressed on the corresponding combinations of columns, whose
-# contribution to Cov(x) is estimated from the sampled rows.
+# Eigenvalues of the correlation matrix of label columns are rounding error if they are below this
+# value times the number of columns. x is not regressed on the corresponding combinations of label
+# columns; the contribution of these combinations to Cov(x) is estimated from the subsample.
 LABELS = 1e-10
 
-# Minimum fraction of a variance that a low-rank approximation of Cov(x) leaves to its diagonal
-# part. Whitening divides by the root of the fraction; smaller fractions are rounding error of the
-# products.
+# A low-rank approximation of Cov(x) leaves at least this fraction of each variance to its diagonal
+# part. Whitening divides by the root of the fraction, and smaller fractions are rounding error.
 OWN = 1e-10
 
 
 def eigenvalue(d: int, roundoff: float) -> float:
-    """Rounding error of the eigenvalues of a (d, d) covariance with unit diagonal.
+    """Return the rounding error of the eigenvalues of a (d, d) covariance with unit diagonal.
 
     d eps bounds the error of float64 sums. For float32 products, whose errors are independent, the
-    error is about sqrt(d) times the unit roundoff. 4 is a margin.
+    error is about sqrt(d) times the unit roundoff. The factor 4 is a safety margin.
 
     Parameters
     ----------
@@ -88,12 +88,13 @@ def eigenvalue(d: int, roundoff: float) -> float:
 
 
 def computed(deviations: NDArray[np.float64], roundoff: float) -> NDArray[np.float64]:
-    """Standard deviations, (d,), below which features of erased rows hold rounding error alone.
+    """Return the rounding error of the standard deviations of erased features, (d,).
 
-    The maximum of three bounds: sqrt(`eigenvalue`) times the standard deviation of the feature
-    before erasure; 4 EPS32 times the same standard deviation, because float32 rounds every
+    A feature of the erased rows with a smaller standard deviation is rounding error of the eraser.
+    The value is the maximum of three bounds: sqrt(`eigenvalue`) times the standard deviation of the
+    feature before erasure; 4 EPS32 times the same standard deviation, because float32 rounds every
     feature; and 4 EPS32 times the root mean square of all standard deviations, because an eraser
-    in float32 adds products of other features to each. 4 is a margin.
+    in float32 adds multiples of the other features. The factor 4 is a safety margin.
 
     Parameters
     ----------
@@ -108,42 +109,43 @@ def computed(deviations: NDArray[np.float64], roundoff: float) -> NDArray[np.flo
 
 
 def eigenvalue_of_columns(k: int, n_rows: int, cancelled: float) -> float:
-    """Rounding error of the eigenvalues of the (k, k) correlation matrix of label columns.
+    """Return the rounding error of the eigenvalues of the correlation matrix of k label columns.
 
-    The covariance of the columns is summed about a reference point, and `cancelled` is the largest
-    ratio of a mean square about this point to the variance. A sum of n squares has an error of
-    sqrt(n) roundings.
+    Squares of the columns are summed about a reference point. `cancelled` is the largest ratio of
+    the mean square of a column about the reference point to its variance. The rounding error of a
+    sum of n squares is about sqrt(n) eps.
     """
     return float(16.0 * EPS * k * n_rows**0.5 * cancelled)
 
 
 def noise(d: int, smallest: float) -> float:
-    """Rounding level of whitened cross-covariances, in units of correlation.
+    """Return the rounding error of whitened cross-covariances, in units of correlation.
 
-    A sum of d terms of order one has an error of a few sqrt(d) eps. Whitening amplifies it by at
-    most 1 / sqrt(smallest), where `smallest` is the smallest eigenvalue of the covariance scaled
-    to unit diagonal.
+    A sum of d terms of order one has an error of a few sqrt(d) eps. Whitening amplifies this error
+    by at most 1 / sqrt(smallest), where `smallest` is the smallest eigenvalue of the covariance
+    scaled to unit diagonal.
     """
     return float(16.0 * EPS * (d / smallest) ** 0.5)
 
 
 def noise_unwhitened(variance: float) -> float:
-    """Rounding level of unwhitened cross-covariances; `variance` is the total variance of x."""
+    """Return the rounding error of unwhitened spans; `variance` is the total variance of x."""
     return float(16.0 * EPS * variance**0.5)
 
 
 def row_rounding(error: float, deviation: float, smallest: float, n_rows: int) -> float:
-    """Rounding level of spans Cov(x, z) of rows that were rounded to their dtype.
+    """Return the rounding error of spans Cov(x, z) of rows that were rounded to their dtype.
 
-    The rounding error of an entry x is at most eps |x| / 2. The error of Cov(x, z) is the mean of n
-    errors, eps sqrt(E|x|^2 / n) / 2, and whitening divides it by sqrt(smallest). 8 is a margin. For
-    labels independent of x the norm of the span is sqrt(E|x - mean|^2 / n): the level is at most a
-    hundredth of this norm, so that no association above the chance level counts as rounding error.
+    The rounding error of an entry x is at most eps |x| / 2, where eps belongs to the dtype. The
+    error of Cov(x, z), the mean of n such errors, is eps sqrt(E|x|^2 / n) / 2. Whitening amplifies
+    this error by at most 1 / sqrt(smallest). The factor 8 is a safety margin. The result is at most
+    a hundredth of sqrt(E|x - mean|^2 / n), the norm of the span for labels independent of x,
+    so that no association above the chance level counts as rounding error.
 
     Parameters
     ----------
     error, deviation : float
-        eps sqrt(E|x|^2), and sqrt(E|x - mean|^2), in the units of the span before whitening.
+        eps sqrt(E|x|^2) and sqrt(E|x - mean|^2), in the units of the span before whitening.
     smallest : float
         Smallest eigenvalue of the covariance in these units; 1 without whitening.
     n_rows : int
@@ -153,17 +155,20 @@ def row_rounding(error: float, deviation: float, smallest: float, n_rows: int) -
 
 
 def relative(d: int, rank_tol: float | str) -> float:
-    """Relative threshold of singular values: rounding error of an SVD, or `rank_tol` if larger."""
+    """Return the threshold of singular values relative to the largest.
+
+    The threshold is the rounding error of an SVD, or `rank_tol` if that is larger.
+    """
     least = float(16.0 * EPS * d**0.5)
     return least if isinstance(rank_tol, str) else max(float(rank_tol), least)
 
 
 def residual(d: int, spread: float, size: float) -> float:
-    """Bound of the relative rounding error of a constraint, 8 d eps q |P|^2.
+    """Return the bound 8 d eps q |P|^2 of the rounding error of a constraint.
 
-    The error is relative to the norm of the cross-covariance. d is the length of the sums, and 8
-    exceeds the number of steps. q = `spread` is the condition number of the whitened
-    cross-covariances. |P| = `size` is the spectral norm for features scaled to unit standard
-    deviation; a norm below 1 counts as 1.
+    The error is relative to the norm of the cross-covariance. d is the length of the sums, and the
+    factor 8 exceeds the number of steps of the computation. q = `spread` is the condition number of
+    the whitened cross-covariances. |P| = `size` is the spectral norm of the map for features scaled
+    to unit standard deviation; a norm below 1 counts as 1.
     """
     return 8.0 * d * EPS * spread * max(1.0, size) ** 2

@@ -28,7 +28,8 @@ from splince_fast.moments.snapshot import statistics
 Float = NDArray[np.float64]
 Classes: TypeAlias = Mapping[ClassName, Moments]
 
-# Larger variances raise InputError: sums of millions of their squares may overflow.
+# A larger variance of a feature is an error, because sums of millions of squared variances may
+# overflow.
 _LARGEST = 1e140
 
 
@@ -36,8 +37,8 @@ class ClassMoments(NamedTuple):
     """Moments of each class, over all rows and in each fold."""
 
     all_rows: dict[ClassName, Moments]
-    folds: list[dict[ClassName, Moments]]  # empty without folds
-    groups: str | None  # variable whose classes are not split between folds
+    folds: list[dict[ClassName, Moments]]  # empty if the moments are not split into folds
+    groups: str | None  # variable that defines the clusters of rows kept in one fold
 
 
 def concept_of(erase: object, method: str) -> str:
@@ -69,7 +70,7 @@ def read_classes(moments: object, name: str, method: str) -> ClassMoments:
         `moments` has another type, keeps no moments per class, or was made with a sketch or
         sample.
     LabelError
-        A key of the mapping cannot name a class, or the variable is continuous.
+        A key of the mapping cannot be the name of a class, or the variable is continuous.
     ConstantVariableError
         Fewer than two classes have rows.
     NotEnoughDataError
@@ -78,7 +79,7 @@ def read_classes(moments: object, name: str, method: str) -> ClassMoments:
     groups: str | None = None
     if isinstance(moments, Mapping):
         moments = {c.item() if isinstance(c, np.generic) else c: m for c, m in moments.items()}
-        names_to_json(moments)  # raises for keys that cannot name a class
+        names_to_json(moments)  # raises LabelError if a key cannot name a class
         kinds = {type(part) for part in moments.values()}
         if kinds == {Folds}:
             counts = {len(part) for part in moments.values()}
@@ -118,7 +119,7 @@ def read_classes(moments: object, name: str, method: str) -> ClassMoments:
             f"the variable {name!r}, to be erased, has {len(classes)} class with rows: there is "
             "no difference to remove; check the labels"
         )
-    complete = []  # folds with the same classes in the same order
+    complete = []  # moments of each class in each fold, classes in one order
     for fold in folds:
         by_key = {class_key(c): part for c, part in fold.items() if part.n_rows}
         for key, c in classes.items():
@@ -156,12 +157,12 @@ def _by_class(moments: Moments, name: str, method: str) -> dict[ClassName, Momen
             f"keep {'that of all rows alone' if by is None else f'those of {by!r}'}; accumulate "
             f"them with sf.Moments(by={name!r})"
         )
-    # The key None holds the rows without a label of the concept.
+    # The key None stands for the rows without a label of the concept.
     return {c: part for c, part in moments.by_class.items() if c is not None}
 
 
 class Coding(NamedTuple):
-    """Label columns of the kept variables, the same for all classes and folds.
+    """Label columns of the kept variables, with the same coding in all classes and folds.
 
     Attributes
     ----------
@@ -179,7 +180,7 @@ class Coding(NamedTuple):
 
     @classmethod
     def of(cls, classes: Classes, keep: Selection | None, method: str) -> Coding:
-        """Return the label columns of the variables `keep`, chosen on all rows.
+        """Return the coding of the variables `keep`, determined from the rows of all classes.
 
         Raises
         ------
@@ -217,7 +218,7 @@ def class_statistics(classes: Classes, coding: Coding) -> ClassStatistics:
     Raises
     ------
     InputError
-        Squares of the variances overflow float64.
+        A variance is so large that sums of squared variances may overflow float64.
     """
     crosses, task_means = [], []
     for part in classes.values():
@@ -245,11 +246,13 @@ def class_statistics(classes: Classes, coding: Coding) -> ClassStatistics:
 
 
 def refuse_combination(name: VariableName, coding: Coding, weights: Float, method: str) -> NoReturn:
-    """Raise InfeasibleError that names a combination of labels uncorrelated with x in every class.
+    """Raise InfeasibleError for a combination of kept labels that no map can keep.
+
+    The combination covaries with x over all rows, but within no class; the message names it.
 
     Parameters
     ----------
-    name : str
+    name : VariableName
         Variable to erase.
     coding : Coding
         Kept label columns.

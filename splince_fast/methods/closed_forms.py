@@ -1,4 +1,4 @@
-"""The closed forms, which compute a projection from moments by one routine.
+"""The methods with a closed form: SPLINCE, LEACE, SAL and mean projection.
 
 ==============================  ==============  ==============================
 ..                              no task kept    task kept
@@ -41,9 +41,10 @@ def splince(
 ) -> Projection:
     """Erase variables and keep the covariance with others, with the least change of x.
 
-    The minimiser of E|P x - x|^2 subject to P Cov(x, z) = 0 and P Cov(x, y) = Cov(x, y)
-    (Theorem 1 of Holstege, Ravfogel and Wouters, NeurIPS 2025). With Cov(x) = L L^T,
-    A = L^+ Cov(x, z), B = L^+ Cov(x, y), Qz = orth(A), Qy = orth(B), N = (I - Qy Qy^T) Qz::
+    P minimises E|P x - x|^2 subject to P Cov(x, z) = 0 and P Cov(x, y) = Cov(x, y), for variables z
+    to erase and y to keep (Theorem 1 of Holstege, Ravfogel and Wouters, NeurIPS 2025). With
+    Cov(x) = L L^T, A = L^+ Cov(x, z), B = L^+ Cov(x, y), Qz = orth(A), Qy = orth(B) and
+    N = (I - Qy Qy^T) Qz::
 
         P = I - L Qz (N^T Qz)^{-1} N^T L^+
 
@@ -51,52 +52,54 @@ def splince(
     ----------
     moments : Moments, Factored or Folds
         Moments of x and of the variables in `erase` and `keep`. :meth:`Moments.factored` factors
-        Cov(x) once for several erasers. For folds, the report includes the effect on held-out
-        rows.
+        Cov(x) once for several erasers. If folds are passed, the report includes the effect on
+        held-out rows.
     erase : str, tuple or list of them
         Variables to erase, jointly; a tuple names joint cells (see :class:`Moments`).
     keep : str, tuple or list of them, or array of shape (d, k)
         Variables whose covariance with x is preserved exactly; or directions y_j such that
         P y_j = y_j.
     max_amplification : float, optional
-        Drop kept directions whose angle to the erased span has 1 / sin(angle) above this value.
+        Drop the kept directions whose angle to the erased span has 1 / sin(angle) above this value.
     on_infeasible : {"raise", "drop"}
         Action if kept directions lie in the erased span, up to rounding error: raise
         InfeasibleError, or drop these directions with a warning.
     null_space : {"keep", "drop"}
-        Effect of the map orthogonal to the support of x: "keep" leaves this component unchanged,
-        "drop" sets it to 0, as the formula in the paper does. Both maps agree on the fitted rows.
+        Treatment of the component of x - E x orthogonal to the support of x: "keep" leaves the
+        component unchanged, "drop" sets it to 0, as the formula in the paper does. On the fitted
+        rows, the results agree.
     shrinkage : float in [0, 1], "oas", "ledoit-wolf" or "cv", optional
         Intensity a: (1 - a) Cov(x) + a (tr Cov(x) / d) I is factored instead of Cov(x). The
-        constraints remain exact; the distortion is minimised for the shrunk matrix. "oas" is the
-        oracle approximating shrinkage of Chen, Wiesel, Eldar and Hero (2010); "ledoit-wolf" is the
-        intensity of Ledoit and Wolf (2004), for moments made with ``ledoit_wolf=True``; "cv", for
+        constraints remain exact; P minimises the distortion under the shrunk matrix. "oas" is the
+        oracle approximating shrinkage of Chen, Wiesel, Eldar and Hero (2010). "ledoit-wolf" is the
+        intensity of Ledoit and Wolf (2004), for moments made with ``ledoit_wolf=True``. "cv", for
         folds, selects the intensity with the smallest distortion of held-out rows from 0, 1e-6,
         1e-4, 1e-3, 0.01, 0.1 and "oas".
     rank_tol : "auto" or float in [0, 1)
-        Singular values of the concept below this value times the largest are ignored, in addition
-        to those at the rounding level; "auto" ignores only the latter.
+        Singular values of the concept below this value times the largest are ignored, as are
+        singular values at the rounding level. "auto" ignores only those at the rounding level.
     solver : {"auto", "cholesky", "eigh"}
         Factorisation of Cov(x). "auto" is Cholesky unless Cov(x) is rank deficient at its rounding
         level.
     min_scale : "auto" or float in [0, 1)
         Features with a standard deviation below this value times the root mean square standard
-        deviation are not whitened. The eraser changes these features without reading them, so that
-        both constraints hold exactly for all features. If directions of the concept lie in these
-        features alone, the features are read, with Cov(x) taken as block diagonal. "auto" is 1e-26;
-        for rows of at most 32 bits, features with a standard deviation below eps32 times |mean| are
-        not whitened either. With shrinkage, "auto" whitens all features.
+        deviation are not whitened. The change P x - x affects these features, but does not depend
+        on them; both constraints hold exactly for all features. If directions of the concept lie in
+        these features alone, the change depends on them, too, with Cov(x) taken as block diagonal.
+        "auto" is 1e-26; for rows of at most 32 bits, features with a standard deviation below eps32
+        times |mean| are not whitened either. With shrinkage, "auto" whitens all features.
     strength : float in [0, 1]
-        Fraction b of X = Cov(x, y) - P_LEACE Cov(x, y) that is restored, at b^2 times the
-        additional distortion: P_b Cov(x, y) = Cov(x, y) - (1 - b) X, and
-        P_b = (1 - b) P_LEACE + b P. 0 is LEACE. :meth:`Report.strength_for` gives the strength of
-        least squared error for a frozen head.
+        Fraction b that is restored of X = Cov(x, y) - P_LEACE Cov(x, y), the covariance that LEACE
+        removes: P_b = (1 - b) P_LEACE + b P and P_b Cov(x, y) = Cov(x, y) - (1 - b) X. The
+        distortion in addition to that of LEACE is multiplied by b^2. 0 is LEACE.
+        :meth:`Report.strength_for` gives the strength of least squared error for a frozen head.
     refine : Source or iterable of blocks, optional
-        For moments made with ``sketch_size``, which store no covariance: the accumulated rows, for
-        extra passes. Each pass computes the product of Cov(x) with k columns in O(n d k) and the
-        best eraser given these products; the distortion is measured and never increases.
+        The accumulated rows, for extra passes; only for moments made with ``sketch_size``, which
+        store no covariance. Each pass computes the product of Cov(x) with k columns in O(n d k),
+        and then the best eraser that these products allow. The distortion is exact and never
+        increases with a pass.
     passes : int
-        Number of passes over `refine`; with more passes the distortion tends to its minimum.
+        Number of passes over `refine`. With more passes, the distortion tends to its minimum.
 
     Returns
     -------
@@ -119,7 +122,7 @@ def splince(
     Warns
     -----
     NothingErasedWarning
-        The data hold no linear association with the concept: the eraser is the identity.
+        x has no linear association with the concept: the eraser is the identity.
     DroppedDirectionsWarning
         Kept directions were dropped because of `max_amplification` or `on_infeasible`.
     UnseenRowsWarning
@@ -129,13 +132,13 @@ def splince(
     PrecisionWarning
         Low numerical precision: an amplification above 1e4; a residual above its bound; a bound of
         1 or more; an association with directions whose variance is below the rounding level (for
-        SAL: with features that are tiny compared with others); or a sensitivity above 1e-3
-        (:class:`Report`) that is 10 times that of an orthogonal projection.
+        SAL: with features that are tiny compared with others); or a sensitivity (:class:`Report`)
+        above 1e-3 and above 10 times that of an orthogonal projection of the same rank.
     ManyClassesWarning
-        An integer variable with more than 24 classes has at least half the rank of x, or its
-        erasure removes more than half of the variance of x: it may be a quantity.
+        An integer variable has more than 24 classes, and erasure removes at least half of the rank
+        of x or more than half of its variance: the variable may be a quantity.
     LabelFeatureWarning
-        A feature equals a variable up to offset, scale and coding of classes: a label in x.
+        A feature equals a variable, up to offset, scale and coding of classes: x contains a label.
 
     Examples
     --------
@@ -180,9 +183,9 @@ def leace(
 ) -> Projection:
     """Erase variables with the least change of x: P = I - L Qz Qz^T L^+.
 
-    The minimiser of E|P x - x|^2 subject to P Cov(x, z) = 0 (Belrose et al., "LEACE: Perfect
-    linear concept erasure in closed form", NeurIPS 2023). Errors and warnings are those of
-    :func:`splince`.
+    P minimises E|P x - x|^2 subject to P Cov(x, z) = 0 (Belrose et al., "LEACE: Perfect linear
+    concept erasure in closed form", NeurIPS 2023). L and Qz are those of :func:`splince`, as are
+    errors and warnings.
 
     Parameters
     ----------
@@ -220,10 +223,11 @@ def sal(
 ) -> Projection:
     """Erase variables by the projection onto the orthogonal complement of colsp(Cov(x, z)).
 
-    P = I - Q Q^T with Q = orth(Cov(x, z)), without whitening (spectral attribute removal: Shao,
-    Ziser and Cohen, "Gold doesn't always glitter", EACL 2023). With `keep`, the oblique projection
-    with the same null space and P Cov(x, y) = Cov(x, y). Errors and warnings are those of
-    :func:`splince`. Unlike LEACE and SPLINCE, the result depends on the units of the features.
+    This is spectral attribute removal, P = I - Q Q^T with Q = orth(Cov(x, z)), without whitening
+    (Shao, Ziser and Cohen, "Gold doesn't always glitter", EACL 2023). With `keep`, P is the oblique
+    projection with the null space colsp(Cov(x, z)) and P Cov(x, y) = Cov(x, y). Unlike LEACE and
+    SPLINCE, the result depends on the units of the features. Errors and warnings are those of
+    :func:`splince`.
 
     Parameters
     ----------
@@ -259,10 +263,10 @@ def mean_projection(
 ) -> Projection:
     """Erase classes by the orthogonal projection that equates the class means.
 
-    For a binary concept it is the projection along the difference of the two class means
-    (Haghighatkhah et al., "Better hit the nail on the head than beat around the bush", 2022).
-    The differences of the class means span colsp(Cov(x, z)): the result equals that of :func:`sal`
-    for class-coded variables.
+    For a binary concept, the eraser is the projection along the difference of the two class means
+    (Haghighatkhah et al., "Better hit the nail on the head than beat around the bush", 2022). The
+    result equals that of :func:`sal` for class-coded variables, because the differences of the
+    class means span colsp(Cov(x, z)).
 
     Parameters
     ----------

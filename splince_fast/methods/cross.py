@@ -32,17 +32,17 @@ class CrossReport:
     folds : tuple of FoldReport
         Effect on each fold.
     shrinkage : float, str or None
-        Shrinkage of the fits; for ``"cv"`` the selected one.
+        Shrinkage of the fits; for ``"cv"``, the selected shrinkage.
     eraser : Projection
         Eraser fitted to all folds; its report contains the means over the folds.
     weak_features : tuple of int
-        Features with a standard deviation in the fitted rows of at least one fit below 1 % of the
-        standard deviation in the held-out fold.
+        Features whose standard deviation in the fitted rows is below 1 % of that in the held-out
+        fold, for at least one fold.
     rows_per_rank : float
         Minimum over the fits of the number of fitted rows divided by the rank of the covariance.
     remedies : tuple of (str, float)
-        Other settings that reduce the out-of-fold distortion, with the reduced distortion; empty
-        without a warning.
+        Other settings with a smaller out-of-fold distortion, each with this distortion; empty
+        unless there is a warning.
     warnings : tuple of str
         Texts of the warnings.
 
@@ -70,12 +70,12 @@ class CrossReport:
 
     @property
     def distortion(self) -> tuple[float, ...]:
-        """Out-of-fold distortion, one value per fold."""
+        """Distortion of the held-out rows, one value per fold."""
         return tuple(fold.distortion for fold in self.folds)
 
     @property
     def amplification(self) -> tuple[float, ...]:
-        """Out-of-fold amplification, one value per fold."""
+        """Amplification in the held-out rows, one value per fold."""
         return tuple(fold.amplification for fold in self.folds)
 
     def to_dict(self) -> dict[str, Any]:
@@ -115,16 +115,16 @@ def cross_report(
     method: str | None = None,
     **options: Any,
 ) -> CrossReport:
-    """Fit one eraser per fold to all other folds, and evaluate it on the fold, from moments alone.
+    """Fit one eraser per fold to all other folds, and evaluate it on that fold, from moments alone.
 
-    Let x -> m + P (x - m) with I - P = A B^T be the eraser fitted to the other folds, and m_f, S_f
-    the mean and the covariance (ddof = 0) of the fold. The distortion is::
+    Let x -> m + P (x - m) with I - P = A B^T be the eraser fitted to the other folds, and let m_f
+    and S_f be the mean and the covariance (ddof = 0) of the held-out fold. The distortion is::
 
         E|(P - I)(x - m)|^2 / tr S_f = (tr(A^T A B^T S_f B) + |A B^T (m_f - m)|^2) / tr S_f
 
-    The remaining association is measured by the canonical correlations of erased x with the
-    concept. With S_f = L L^T, they are the canonical correlations of L^+ x in the orthogonal
-    complement of the span of L^+ A.
+    The remaining association is measured by the canonical correlations of the erased rows with the
+    concept. With S_f = L L^T, the canonical correlations are those of L^+ x, projected onto the
+    orthogonal complement of the span of L^+ A.
 
     Parameters
     ----------
@@ -156,9 +156,9 @@ def cross_report(
     Warns
     -----
     UnseenRowsWarning
-        The distortion of held-out rows is more than twice that of fitted rows, or there are fewer
-        than two fitted rows per dimension of x without shrinkage. The text names the cause, and the
-        settings that reduce the distortion on these folds.
+        The distortion of held-out rows is more than twice that of fitted rows, and larger by more
+        than 0.02; or, without shrinkage, there are fewer than two fitted rows per dimension of x.
+        The text names the cause, and the settings that reduce the distortion on these folds.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """Erasers fitted to folds, with an evaluation on held-out rows from the moments of the folds.
 
-The eraser is fitted to all rows. For the evaluation, one eraser per fold is fitted to the other
-folds.
+The eraser is fitted to all rows. For the evaluation, one more eraser per fold is fitted to all
+other folds and evaluated on that fold.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from splince_fast.report import HeldOut, Report
 Float = NDArray[np.float64]
 Shrinkage: TypeAlias = float | str | None
 
-# A warning is raised if the held-out distortion exceeds the fitted distortion by this factor and
-# by this difference. Chance differences are of the order of the removed fraction of the variance.
+# A warning is issued if the distortion of held-out rows exceeds that of fitted rows by this factor
+# and by this difference. Random differences are of the order of the removed fraction of the
+# variance.
 _WORSE, _EXCESS = 2.0, 0.02
 # A feature is degenerate if its standard deviation in the fitted rows is below this fraction of
 # its standard deviation in the held-out rows.
@@ -51,9 +52,9 @@ class FoldReport:
     distortion_fitted : float
         The same distortion over the rows that the eraser was fitted to.
     concept : float
-        Remaining R^2 of the concept in the fold: mean squared canonical correlation with r(x).
+        Remaining R^2 of the concept in the fold: the mean squared canonical correlation with r(x).
     chance : float
-        Chance level of `concept`: its mean for random labels, rank of r(x) / (n - 1).
+        Mean of `concept` for random labels: the rank of r(x) divided by n - 1.
     kept : float or None
         1 - |P Cov(x, y) - Cov(x, y)| / |Cov(x, y)| for features scaled to unit standard deviation;
         None if nothing is kept.
@@ -92,13 +93,14 @@ class FoldEvaluation:
     folds : tuple of FoldReport
         Effect on each fold.
     shrinkage : float, str or None
-        Shrinkage of the fits; for "cv" the selected one.
+        Shrinkage of the fits; for "cv", the selected shrinkage.
     degenerate : tuple of int
-        Features that hardly vary in the fitted rows of at least one fit.
+        Features whose standard deviation in the fitted rows is below 1 % of that in the held-out
+        fold, for at least one fold.
     rows_per_rank : float
         Minimum over the fits of the number of fitted rows divided by the rank of the covariance.
     remedies : tuple of (str, float)
-        Other settings that reduce the held-out distortion, with the reduced distortion.
+        Other settings with a smaller distortion of held-out rows, each with this distortion.
     warnings : tuple of str
         Texts of the warnings.
     """
@@ -111,12 +113,12 @@ class FoldEvaluation:
     warnings: tuple[str, ...]
 
     def warn(self) -> None:
-        """Raise each text as an UnseenRowsWarning."""
+        """Issue each text as an UnseenRowsWarning."""
         for note in self.warnings:
             warn(note, UnseenRowsWarning)
 
     def added_to(self, report: Report) -> Report:
-        """Return the report of the eraser of all rows, extended by the means over the folds."""
+        """Return `report`, that of the eraser fitted to all rows, with the means over the folds."""
         kept = [fold.kept for fold in self.folds if fold.kept is not None]
         return dataclasses.replace(
             report,
@@ -131,7 +133,10 @@ class FoldEvaluation:
 
 
 def eraser_of(moments: Moments | Factored | Folds, call: MethodCall) -> Projection:
-    """Fit the eraser to all rows; for folds, include the effect on held-out rows in its report."""
+    """Return the eraser fitted to all rows, with its report.
+
+    If `moments` are folds, the report includes the effect on held-out rows.
+    """
     # `isinstance(moments, Folds)` is slow, because `Folds` is an abstract Sequence.
     if isinstance(moments, Moments) or not isinstance(moments, Folds):
         return call.fit(moments)
@@ -139,7 +144,8 @@ def eraser_of(moments: Moments | Factored | Folds, call: MethodCall) -> Projecti
     try:
         evaluation = evaluate_folds(call, moments)
     except SplinceError as error:
-        # A fold may lack a class; the report then omits the effect on held-out rows.
+        # A fit may fail, for example if a fold lacks a class. The report then omits the effect on
+        # held-out rows.
         if call.options.shrinkage == "cv":
             error.add_note("while shrinkage='cv' was chosen on the folds")
             raise
@@ -151,7 +157,7 @@ def eraser_of(moments: Moments | Factored | Folds, call: MethodCall) -> Projecti
 
 
 def evaluate_folds(call: MethodCall, folds: Sequence[Moments]) -> FoldEvaluation:
-    """Fit one eraser per fold to all other folds, and evaluate it on the fold.
+    """Fit one eraser per fold to all other folds, and evaluate it on that fold.
 
     Parameters
     ----------
@@ -173,7 +179,7 @@ def evaluate_folds(call: MethodCall, folds: Sequence[Moments]) -> FoldEvaluation
         tests, parts = read(folds), list(folds)
         if len(parts) == 2:
             training = tests[::-1]
-        else:  # a sum over the other folds avoids the cancellation of total - part
+        else:  # merging the other folds avoids the cancellation of total - part
             training = read(Moments._merged(parts[:i] + parts[i + 1 :]) for i in range(len(parts)))
         return _evaluated(call, training, tests)
 
@@ -181,13 +187,14 @@ def evaluate_folds(call: MethodCall, folds: Sequence[Moments]) -> FoldEvaluation
 def _evaluated(
     call: MethodCall, training: Sequence[Statistics], tests: Sequence[Statistics]
 ) -> FoldEvaluation:
-    """Evaluate one eraser per fold: fitted to `training[i]`, evaluated on fold i, `tests[i]`.
+    """Evaluate one eraser per fold.
 
-    `training[i]` are the moments of all folds except fold i.
+    `tests[i]` are the moments of fold i, and `training[i]` those of all other folds.
     """
     options, whitened = call.options, call.whitened
     unshrunk = Options(solver=options.solver, min_scale=options.min_scale)
-    # With two folds, the factor of a fold serves the fit to this fold and the test on this fold.
+    # With two folds, each fold is training data for one eraser and test data for the other eraser:
+    # one factor per fold is sufficient.
     factors = [test.factored(unshrunk, 0.0, None) for test in tests] if len(tests) == 2 else None
 
     def solved(call: MethodCall, shrinkage: Shrinkage) -> list[Solved]:
@@ -210,11 +217,11 @@ def _evaluated(
     erasers = solved(call, shrinkage)
     reports = []
     for i, (eraser, stats, test) in enumerate(zip(erasers, training, tests, strict=True)):
-        if factors:  # the eraser fitted to this fold has its spans
+        if factors:  # the other eraser was fitted to fold i and has the spans of fold i
             factor, other = factors[i], erasers[1 - i]
             span_z, span_y = other.span_z, other.span_y
         else:
-            # One factor at a time: each takes d x d numbers.
+            # Keep one factor at a time, because a factor takes d x d numbers.
             factor = test.factored(Options(), 0.0, None)
             span_z = span_of(test, call.erase, "erase", whitened)
             span_y = span_of(test, call.keep, "keep", whitened)
@@ -253,9 +260,9 @@ def _evaluated(
 
 
 def _distortion(eraser: Solved, stats: Statistics, gram: Float) -> float:
-    """Distortion E|r(x) - x|^2 / tr Cov(x) over the rows of `stats`; `gram` is R Cov(x) R^T.
+    """Return the distortion E|r(x) - x|^2 / tr Cov(x) of the eraser r over the rows of `stats`.
 
-    R is `eraser.right`, (r, d).
+    `gram` is R Cov(x) R^T, where R is `eraser.right`, (r, d).
     """
     left, right = eraser.left, eraser.right
     total = float(stats.variances.sum())
@@ -270,9 +277,9 @@ def _distortion(eraser: Solved, stats: Statistics, gram: Float) -> float:
 def _evaluate(
     eraser: Solved, fitted: Statistics, test: Statistics, factor: Factor, span_z: Span, span_y: Span
 ) -> FoldReport:
-    """Evaluate an eraser, fitted to the rows of `fitted`, on the fold `test`.
+    """Evaluate an eraser, which was fitted to the rows of `fitted`, on the fold `test`.
 
-    `factor`, `span_z` and `span_y` are the factor, the erased and the kept span of the fold.
+    `factor` factors Cov(x) of the fold; `span_z` and `span_y` are its erased and its kept span.
     """
     left, right = eraser.left, eraser.right
     removed = factor.whiten(np.ascontiguousarray(left))
@@ -301,10 +308,10 @@ def _evaluate(
 
 
 def _combinations_inside(outside: Float, scaled: Float) -> Float:
-    """Return the combinations of the columns of `left` that lie in the support of the fold.
+    """Return the combinations of the rows of `left` that lie in the support of the fold.
 
-    `outside` is the component of each column off the support, `scaled` the whole column; both are
-    for features scaled to unit standard deviation.
+    `scaled` holds the rows of `left`, and `outside` their components off the support, both for
+    features scaled to unit standard deviation.
     """
     if not len(outside):
         return np.zeros((0, 0))
@@ -321,9 +328,10 @@ def _orthonormal_rows(rows: Float) -> Float:
 
 
 def _pillai(white: Float, span: Span, basis: Float) -> tuple[float, int]:
-    """Return the sum and the number of the squared canonical correlations of `span`.
+    """Return the sum and the number of the squared canonical correlations of x with the variables.
 
-    `white` is the whitened span, of which the component in the rows of `basis` is removed first.
+    `white` is the whitened `span` of the variables. Its component in the span of the rows of
+    `basis`, the directions that erasure removed, does not count.
     """
     residual = white - (white @ basis.T) @ basis
     total, rank, start = 0.0, 0, 0
@@ -338,9 +346,10 @@ def _pillai(white: Float, span: Span, basis: Float) -> tuple[float, int]:
 def _rank_reduced_by_rounding(
     ranks: Sequence[int], training: Sequence[Statistics]
 ) -> tuple[int, int] | None:
-    """Return a rank that rounding error reduced, and the rank without rounding error.
+    """Return the smallest rank of Cov(x) that rounding error reduced, and its possible maximum.
 
-    The smallest rank over the folds; None if no rank was reduced.
+    The maximum follows from the numbers of rows and of features that vary. The result is None if
+    the rank is the maximum in every fit.
     """
     most = [min(int(np.count_nonzero(s.variances)), s.n_rows - 1) for s in training]
     pairs = [pair for pair in zip(ranks, most, strict=True) if pair[0] < pair[1]]
@@ -352,7 +361,7 @@ def _text(
     ranks: tuple[int, int] | None, remedies: Sequence[tuple[str, float]],
     names: Sequence[str] | None,
 ) -> str:  # fmt: skip
-    """Text of the warning: distortions, causes, and remedies with the distortion of each."""
+    """Return the text of the warning: distortions, causes, and remedies with their distortions."""
     causes = []
     if degenerate:
         shown = abbreviated(degenerate, names)

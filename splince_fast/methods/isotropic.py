@@ -1,4 +1,4 @@
-"""Erasure from quadratic predictors by one affine map of the rows, applied without labels."""
+"""Erasure that hides two classes from quadratic predictors, by one affine map without labels."""
 
 from __future__ import annotations
 
@@ -52,21 +52,23 @@ def isotropic(
 ) -> Projection:
     """Give two classes equal means and covariances by one affine map, applied without labels.
 
-    With the pooled covariance S_w = sum p_c S_c = L L^T, let D = L^+ (S_1 - S_0) (L^+)^T =
-    sum w_i u_i u_i^T on the orthogonal complement of L^+ (m_1 - m_0). After the projection
+    Class c has the fraction p_c of the weight, the mean m_c and the covariance S_c; mu = E x, and
+    S_w = sum p_c S_c = L L^T is the pooled covariance. On the orthogonal complement of
+    L^+ (m_1 - m_0), let D = L^+ (S_1 - S_0) (L^+)^T = sum w_i u_i u_i^T be the eigendecomposition
+    of the whitened difference. The projection
 
         r = mu + L C C^T L^+ (x - mu),    C^T D C = 0,
 
-    with orthonormal columns C in that complement, the classes have equal means and covariances. The
-    columns are the u_i with w_i = 0 and, for each pair w_i > 0 > w_j,
+    with orthonormal columns C in that complement, makes the means and the covariances of the
+    classes equal. The columns of C are the u_i with w_i = 0 and, for each pair w_i > 0 > w_j,
 
-        (sqrt(-w_j) u_i + s sqrt(w_i) u_j) / sqrt(w_i - w_j),    s = sign(u_i^T L^T L u_j),
+        (sqrt(-w_j) u_i + s sqrt(w_i) u_j) / sqrt(w_i - w_j),    s = sign(u_i^T L^T L u_j).
 
-    where the sign s changes the rows less than the opposite sign. With n_0, n_+ and n_- the numbers
-    of zero, positive and negative w_i, C has n_0 + min(n_+, n_-) columns, the maximum (Sylvester's
-    law of inertia): about half of the dimensions are kept, while a projection off the range of D
-    keeps n_0. If the means also differ off the range of S_w (a feature that holds the label, fewer
-    rows than features), that direction is removed as well. With `keep`, a common linear map
+    Of the two signs, s changes the rows less. With n_0, n_+ and n_- the numbers of zero, positive
+    and negative w_i, C has n_0 + min(n_+, n_-) columns, the maximum (Sylvester's law of inertia).
+    About half of the dimensions are kept; the projection onto the kernel of D would keep n_0. If
+    the means differ off the range of S_w (a feature that holds the label, or fewer rows than
+    features), the direction of this difference is removed as well. With `keep`, a common linear map
     restores Cov(x, y) with the least further change (:func:`splince_fast.repair`).
 
     Parameters
@@ -78,8 +80,9 @@ def isotropic(
     keep : str, tuple or list of them, optional
         Variables whose covariance with x stays exactly as it is.
     neutral : float in [0, 1]
-        Directions u_i with abs(w_i) up to this fraction of the largest are kept unchanged. A larger
-        value keeps more dimensions, in which the class covariances differ.
+        Directions u_i with abs(w_i) up to this fraction of the largest abs(w_i) count as w_i = 0
+        and are kept. A larger value keeps more dimensions, but the class covariances differ in
+        these dimensions.
 
     Returns
     -------
@@ -103,8 +106,8 @@ def isotropic(
     NothingErasedWarning
         The classes differ by rounding error only: the eraser is the identity.
     UnseenRowsWarning
-        There are few rows: most of the difference between the class covariances is sampling noise,
-        which the map fits.
+        Most of the difference between the class covariances is sampling noise, because there are
+        few rows.
 
     Examples
     --------
@@ -136,14 +139,16 @@ def isotropic(
     roundoff = max(part._state().unit_roundoff for part in classes.values())
     support = support_of(stats.pooled, stats.mean, roundoff)
     first, second = stats.differences(support)
-    # `inside` is the part of m_1 - m_0 in the range of S_w; `whitener` becomes (L^+)^T.
+    # `inside` is the component of m_1 - m_0 in the range of S_w. The whitener is projected onto the
+    # range, which makes it (L^+)^T.
     row_eps = max(part._state().row_eps for part in classes.values())
     n_rows = stats.rows.astype(np.float64)
     outside, inside = _outside(support, stats.means, 4.0 * row_eps / float(n_rows.min()) ** 0.5)
     whitener = support.whitener
     if support.basis is not None:
         whitener = support.basis @ (support.basis.T @ whitener)
-    # Rounding error of the means, relative to the standard deviations, and of class covariances.
+    # Rounding error of the whitened covariance of x with the class indicator. Divided by
+    # sqrt(p_0 p_1), it is the rounding error of the whitened m_1 - m_0.
     varies = stats.variances > 0
     ratio = float(np.sum(stats.mean[varies] ** 2 / stats.variances[varies]))
     rounding = tolerances.row_rounding(
@@ -159,7 +164,8 @@ def isotropic(
     )  # fmt: skip
     left, right = (sides @ removed).T, (whitener @ removed).T
     if len(left):
-        # Make this an exact projection that removes m_1 - m_0, whatever the rounding error of L.
+        # Make the first row of `left` parallel to m_1 - m_0, and right @ left.T = I. The map is
+        # then a projection that removes m_1 - m_0, regardless of the rounding error of L.
         along = inside @ right.T
         if np.linalg.norm(along) > 0:
             q = np.linalg.qr(along[:, None], mode="complete").Q
@@ -203,7 +209,7 @@ def isotropic(
         warn(note, category)
     with statistics(moments._total() if isinstance(moments, Folds) else moments) as total:
         noise = total.class_noise([name], None).get(name)
-    # |L^+ (m_1 - m_0)|^2; infinite if the means differ off the range of S_w.
+    # `distance` is |L^+ (m_1 - m_0)|^2, or infinite if the means differ off the range of S_w.
     distance = float(np.sum((whitener.T @ inside) ** 2))
     if len(outside) > support.tiny.shape[1]:
         distance = np.inf
@@ -219,9 +225,10 @@ def isotropic(
 def _directions(
     shift: Float, difference: Float, sides: Float, neutral: float, shift_noise: float, noise: float
 ) -> tuple[Float, Float]:
-    """Return orthonormal columns C of the kept directions, (r, q), and of the others, (r, r - q).
+    """Return orthonormal bases C of the kept, (r, q), and of the removed directions, (r, r - q).
 
-    Eigenvectors are paired in the order of the absolute eigenvalues.
+    The eigenvectors with w_i > 0 and those with w_j < 0 are paired in descending order of the
+    absolute eigenvalues.
 
     Parameters
     ----------
@@ -232,7 +239,7 @@ def _directions(
     sides : (d, r) float64
         L.
     neutral : float
-        Directions with an absolute eigenvalue up to this fraction of the largest are kept.
+        Eigenvectors with an absolute eigenvalue up to this fraction of the largest are kept.
     shift_noise, noise : float
         Rounding levels of |shift| and of the eigenvalues of `difference`.
     """
@@ -253,7 +260,7 @@ def _directions(
     i, j = plus[:count], minus[:count]
     up, down = np.sqrt(values[i]), np.sqrt(-values[j])
     norms = np.hypot(up, down)
-    # The eraser must not depend on the sign of an eigenvector, which is arbitrary.
+    # The sign of `along` makes the eraser independent of the arbitrary signs of the eigenvectors.
     along = np.einsum("ij,ij->j", sides @ vectors[:, i], sides @ vectors[:, j])
     first, second = vectors[:, i], vectors[:, j] * np.copysign(1.0, along)
     kept = np.hstack([vectors[:, zero], (first * down + second * up) / norms])
@@ -265,18 +272,19 @@ def _directions(
 
 
 def _outside(support: Support, means: Float, rounding: float) -> tuple[Float, Float]:
-    """Return orthonormal rows off the range of S_w, (t, d), and m_1 - m_0 without their directions.
+    """Return orthonormal rows off the range of S_w, (t, d), and m_1 - m_0 orthogonal to the rows.
 
-    The rows are the directions of too small variance to whiten, and the component of m_1 - m_0 off
-    the range if it exceeds the rounding error, `rounding` relative to the size of the means.
+    The rows are the directions of `support.tiny`, whose variance is too small to whiten, and the
+    direction of the component of m_1 - m_0 off the range, if the component exceeds rounding error.
+    `rounding` is the rounding error of a mean relative to its size.
     """
     rows, inside = [support.tiny.T], means[1] - means[0]
     if support.basis is not None:
         off = inside - support.tiny @ (support.tiny.T @ inside)
         off -= support.basis @ (support.basis.T @ off)
-        off -= support.basis @ (support.basis.T @ off)  # repeated, for rounding error
+        off -= support.basis @ (support.basis.T @ off)  # again, to remove rounding error
         size = float(np.linalg.norm(off))
-        # Rounding error of the range: that of S_w, divided by its smallest eigenvalue.
+        # Relative rounding error of `off`: that of the range of S_w, or that of the means.
         noise = max(tolerances.noise(len(off), support.smallest), rounding)
         if size > noise * float(np.linalg.norm(means)):
             rows.append(off[None] / size)
@@ -287,7 +295,7 @@ def _outside(support: Support, means: Float, rounding: float) -> tuple[Float, Fl
 def _few_rows(
     name: str, classes: Classes, first: Float, second: Float, rank: int
 ) -> tuple[str, ...]:
-    """Return the warning that most of |S_1 - S_0|^2, whitened, is sampling noise; else no text."""
+    """Return a warning if most of the whitened |S_1 - S_0|^2 is sampling noise, else ()."""
     noise = sum(rank * (rank + 1) / part.n_rows for part in classes.values())
     size = float(np.sum((second - first) ** 2))
     if 2.0 * noise <= size:
@@ -317,14 +325,15 @@ def _report(
         return np.asarray(rows - (rows @ right) @ left.T)
 
     def residual(matrix: Float) -> float:
-        """Return |P S P^T| / |S| (Frobenius) for a symmetric `matrix` S; 0 for S = 0."""
+        """Return |P S P^T| / |S| in the Frobenius norm, for a symmetric `matrix` S; 0 for S = 0."""
         size = float(np.linalg.norm(matrix))
         return float(np.linalg.norm(erased(erased(matrix).T))) / size if size else 0.0
 
     shift = stats.means[1] - stats.means[0]
     between = float(np.prod(stats.fractions))
     cosine = (between / (1.0 / distance + between)) ** 0.5 if distance else 0.0
-    # The norm of L^+ is 1 / sqrt(smallest eigenvalue).
+    # For features of unit standard deviation, L^+ has the norm 1 / sqrt(support.smallest), by which
+    # whitening amplifies rounding errors.
     amplification = 1.0 if restoration is None else restoration.amplification
     bound = tolerances.residual(d, support.smallest**-0.5, amplification)
     size = float(np.linalg.norm(shift))
@@ -345,7 +354,7 @@ def _report(
             )
     images = right.T @ stats.pooled @ right + between * np.outer(shift @ right, shift @ right)
     distortion = float(np.vdot(left.T @ left, images))
-    # LEACE: |m_1 - m_0|^2 / (m_1 - m_0)^T Cov(x)^+ (m_1 - m_0).
+    # The distortion of LEACE is |m_1 - m_0|^2 / (m_1 - m_0)^T Cov(x)^+ (m_1 - m_0).
     leace = size**2 * (1.0 / distance + between) if distance else 0.0
     return Report(
         method="isotropic", n_rows=int(stats.rows.sum()), weight=float(stats.weights.sum()),

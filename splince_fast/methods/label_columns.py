@@ -1,4 +1,4 @@
-"""Label columns of a variable, in the order and units of the rows that span Cov(x, y)."""
+"""Label columns of a variable, in the same order and units as the rows of the span Cov(x, y)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from splince_fast.moments.variable import Variable
 
 Float = NDArray[np.float64]
 
-# Maximum number of terms of a combination in a message. Terms are left out if their coefficient is
-# below the second value times the largest.
+# A message shows at most _TERMS terms of a combination, without terms whose coefficient is at most
+# _SMALL times the largest.
 _TERMS, _SMALL = 4, 1e-6
 
 
 class LabelColumns(NamedTuple):
-    """Label columns y of a variable: indicators of all classes but the largest, or its numbers.
+    """Label columns y of a variable, without constant columns.
 
-    Constant columns are left out.
+    The columns of a class-coded variable are the indicators of all classes other than the most
+    frequent class. The columns of a continuous variable are its own columns.
 
     Attributes
     ----------
@@ -31,7 +32,7 @@ class LabelColumns(NamedTuple):
     variable : Variable
         Sums of the variable over all rows.
     used : (k,) intp
-        Positions of the label columns among all columns of the variable.
+        Positions of the label columns among all classes or columns of the variable.
     mean, deviation : (k,) float64
         Mean and standard deviation of each label column.
     """
@@ -56,7 +57,7 @@ class LabelColumns(NamedTuple):
 
     @property
     def terms(self) -> list[str]:
-        """Names of the columns in messages: ``[job = nurse]``, ``age``, ``pose[2]``."""
+        """Names of the label columns in messages: ``[job = nurse]``, ``age`` or ``pose[2]``."""
         variable = self.variable
         if isinstance(variable, ClassSums):
             return [f"[{self.name} = {variable.names[c]}]" for c in self.used]
@@ -77,7 +78,7 @@ class LabelColumns(NamedTuple):
     def within(self, part: Variable) -> tuple[Float, Float]:
         """Return Cov(x, y), (d, k), and the mean of y, (k,), over a part of the rows.
 
-        Both are divided by `deviation`, the standard deviations of y over all rows.
+        Both results are divided by `deviation`, the standard deviations of y over all rows.
 
         Parameters
         ----------
@@ -87,7 +88,7 @@ class LabelColumns(NamedTuple):
         cross = part.cross_covariance(0, self.name)
         if isinstance(part, ClassSums):
             assert isinstance(self.variable, ClassSums)
-            # A class without rows in this part has mean and covariance 0, at position -1.
+            # Classes without rows in `part` get the appended column -1: mean and covariance 0.
             keys = list(self.variable.position_by_key)
             positions = [part.position_by_key.get(keys[c], -1) for c in self.used]
             columns = np.hstack([cross, np.zeros((len(cross), 1))])[:, positions]
@@ -99,7 +100,7 @@ class LabelColumns(NamedTuple):
 
 
 def combination(weights: Float, columns: list[LabelColumns]) -> str:
-    """Return the text of a linear combination of label columns, up to scale.
+    """Return the text of a linear combination of label columns; its largest coefficient is 1.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Detection of labels among the features: features that determine the label of every row."""
+"""Detection of features that equal a label, that is, determine the label of every row."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from splince_fast.moments.snapshot import Statistics
 
 Float = NDArray[np.float64]
 
-# A feature equals a label if 1 - (squared correlation) is below this tolerance. The rounding error
-# is up to 3 EPS32 for float32 rows, and far smaller for float64 rows. A larger tolerance would take
-# outliers for labels.
+# A feature equals a label if 1 - (squared correlation) is below this tolerance, for float32 or
+# float64 rows. The rounding error is up to 3 EPS32 for float32 rows, and far smaller for float64
+# rows. With a larger tolerance, features with outliers would count as labels.
 _TOLERANCE32, _TOLERANCE64 = 8.0 * EPS32, 1e-11
-# Minimum distance between the values of two classes, in standard deviations within the classes.
+# Minimum distance between the values of a feature in two classes, in standard deviations within the
+# classes.
 _MIN_GAP = 4.0
-# At least two classes must have this many rows: a feature with few values may agree with the label
-# of fewer rows by chance.
+# At least two classes must have this many rows. With fewer rows, a feature with few distinct values
+# may agree with the label by chance.
 _MIN_ROWS = 10
 _EFFECTS = {
     "erase": ", and rows in which it is missing or wrong would not be erased completely",
@@ -45,9 +46,9 @@ def warn_of_labels(
     stats : Statistics
         Moments of the data.
     names : sequence of VariableName
-        Variables to compare; variables with missing labels are skipped.
+        Variables to compare with the features; variables with missing labels are skipped.
     span : Span
-        Span of these variables.
+        Span of the variables `names`.
     role : {"erase", "keep"}
         Role of the variables.
     """
@@ -83,7 +84,10 @@ def warn_of_labels(
 
 
 def _frequent(variable: ColumnSums) -> NDArray[np.bool_]:
-    """Return a mask over the columns that vary: False for a 0/1 column with a rare value."""
+    """Return a mask over the columns that vary, False for 0/1 columns with a rare value.
+
+    A value is rare if it occurs in fewer than `_MIN_ROWS` rows.
+    """
     deviations = variable.deviations()
     varies = deviations > 0.0
     mean = (variable.reference + variable.z_sum / variable.weight)[varies]
@@ -95,7 +99,7 @@ def _frequent(variable: ColumnSums) -> NDArray[np.bool_]:
 def _coded(variable: ClassSums, variances: Float, least: Float) -> NDArray[np.intp]:
     """Return the features that are constant within classes and differ between all classes.
 
-    `least` is the minimum variance between classes of such a feature.
+    A feature counts only if its variance between classes exceeds `least`, (d,).
     """
     present = variable.weights > 0.0
     if np.count_nonzero(variable.rows[present] >= _MIN_ROWS) < 2:
@@ -105,7 +109,7 @@ def _coded(variable: ClassSums, variances: Float, least: Float) -> NDArray[np.in
     features = np.flatnonzero(between > least)
     values = np.sort(sums[:, features] / p[:, None], axis=0)
     gaps = np.diff(values, axis=0).min(axis=0, initial=np.inf)
-    # A class that is far from the others can make up most of the variance between classes: the
-    # smallest gap is compared with the variance within classes.
+    # A large variance between classes may come from a single class that is far from the others.
+    # Therefore the smallest gap between classes is compared with the variance within classes.
     within = np.maximum(variances - between, (2.0 * EPS32) ** 2 * variances)[features]
     return np.asarray(features[gaps**2 > _MIN_GAP**2 * within])

@@ -51,21 +51,23 @@ from splince_fast.report import Facts, Report, Sampling, SketchedCovariance, bui
 
 Float = NDArray[np.float64]
 
-# Thresholds of the warning about sensitivity to rounding. The warning names features whose column
-# norm in P - I is at least _BLAMED times the largest; advises min_scale if the largest standard
-# deviation of the named features is below _SMALL times the root mean square; and advises centring
-# if |mean| exceeds _OFFSET times the total standard deviation.
+# Thresholds of the warning about sensitivity to rounding. The warning names the features whose
+# column norm in P - I is at least _BLAMED times the largest. It advises min_scale if the largest
+# standard deviation of the named features is below _SMALL times the root mean square of all
+# standard deviations, and centring if |mean| exceeds _OFFSET times the total standard deviation.
 _BLAMED, _SMALL, _OFFSET = 0.1, 0.1, 100.0
 # The warning about sensitivity to rounding requires that |P - I| exceeds this multiple of
 # sqrt(rank), the norm of an orthogonal projection.
 _OBLIQUE = 10.0
-# A warning is raised below this number of fitted rows per dimension, without shrinkage: the
-# covariance is mostly noise.
+# Below this number of fitted rows per dimension of x, the covariance is mostly noise; a warning is
+# issued unless the covariance is shrunk.
 FEW_ROWS = 2.0
-# Integer labels with more distinct values may be quantities: digits, months and hours have fewer.
+# Integer labels with more distinct values may be quantities; digits, months and hours have at most
+# this number.
 _MAX_CLASSES = 24
-# For a feature with a computed variance of 0: the variance underflowed if the largest covariance
-# with a label is below _UNDERFLOW; the feature is constant if it is below _ROUNDING * |mean|.
+# A computed variance of 0 has two causes. Let c be the largest covariance of the feature with a
+# label. The feature is constant if c is at most _ROUNDING * |mean|; otherwise, the variance
+# underflowed if c is below _UNDERFLOW.
 _UNDERFLOW, _ROUNDING = 1e-150, 1e-10
 
 
@@ -81,7 +83,7 @@ class Solved(NamedTuple):
     solution : Solution
         Projection before extension to the null space, with ranks, angles and residuals.
     factor : Factor
-        Factor of Cov(x); it may lie in the work memory of the solve.
+        Factor of Cov(x); it may be stored in the work memory of the solve.
     shrinkage : float
         Shrinkage intensity of the factored covariance.
     span_z, span_y : Span
@@ -102,7 +104,7 @@ class Solved(NamedTuple):
 
 
 class MethodCall(NamedTuple):
-    """A method with its arguments, which computes an eraser from moments.
+    """A method with its arguments; it computes an eraser from moments.
 
     Attributes
     ----------
@@ -131,7 +133,7 @@ class MethodCall(NamedTuple):
     classes_only: bool = False
 
     def with_shrinkage(self, shrinkage: float | str | None) -> MethodCall:
-        """Return the method call with this shrinkage intensity."""
+        """Return the method call with another value of the option `shrinkage`."""
         if shrinkage == self.options.shrinkage:
             return self
         return self._replace(options=replace(self.options, shrinkage=shrinkage))
@@ -148,12 +150,12 @@ class MethodCall(NamedTuple):
         memory : ndarray or None
             Work memory of a factor (`Snapshot.memory`).
         factor : Factor, optional
-            Factor of Cov(x), if it exists already; the options must not request shrinkage then.
+            Factor of Cov(x) to use; the options must then not request shrinkage.
 
         Raises
         ------
         SplinceError
-            An error of :func:`splince_fast.splince`.
+            The solve fails, with the errors of :func:`splince_fast.splince`.
         """
         options, whitened = self.options, self.whitened
         if self.classes_only:
@@ -184,7 +186,7 @@ class MethodCall(NamedTuple):
         moments: Moments | Factored,
         complete: Callable[[Report], Report] | None = None,
     ) -> Projection:
-        """Return the eraser with its report; warnings are raised, and included in the report.
+        """Return the eraser with its report; warnings are issued and included in the report.
 
         Parameters
         ----------
@@ -201,7 +203,7 @@ class MethodCall(NamedTuple):
             sample = stats.sample if whitened else None
             sketch = None if stats.low_rank is None else stats.low_rank.rank
             if sketch is not None and passes is None:
-                # A sketch may underestimate Cov(x), and therefore the distortion.
+                # The distortion is unknown, because a sketch may underestimate Cov(x).
                 unmeasured = None if solution.rank_z else 0.0
                 distortions = _Distortions(unmeasured, unmeasured, None)
             else:
@@ -211,7 +213,8 @@ class MethodCall(NamedTuple):
             if not whitened and solution.rank_z < len(span_z.rows) and options.rank_tol == "auto":
                 left_over = _left_in_small_features(stats, solution, span_z.rows)
             notes = _warn(solution, span_z.names, span_y.names, options, admitted, left_over)
-            # stats.variances uses all rows, even if the covariance is estimated from a sample.
+            # With a subsample, `solution.variance` is that of the factored estimate of Cov(x);
+            # `stats.variances` uses all rows.
             variance = solution.variance if sample is None else float(stats.variances.sum())
             effect, norm = sensitivity(left, right, mean, variance)
             # The Frobenius norm of an orthogonal projection is sqrt(rank).
@@ -220,7 +223,7 @@ class MethodCall(NamedTuple):
                 notes += (self._sensitive(stats, memory, span_z, span_y, norms, effect),)
                 warn(notes[-1], PrecisionWarning)
             noises: tuple[Noise, ...] = ()
-            if options.rank_tol == "auto":  # a larger tolerance may leave some association
+            if options.rank_tol == "auto":  # a larger rank_tol may leave part of the association
                 unshrunk = factor if whitened and not shrinkage else None
                 noises = _noises(stats, self.erase, solution, whitened, unshrunk)
             if solution.rank_z:
@@ -256,7 +259,7 @@ class MethodCall(NamedTuple):
         self, stats: Statistics, memory: Float | None, span_z: Span, span_y: Span,
         norms: Float, effect: float,
     ) -> str:  # fmt: skip
-        """Return the text that names the features which amplify rounding errors, and remedies."""
+        """Return a warning that names the features that amplify rounding errors, and remedies."""
         variances = stats.variances
         unit = float(variances.mean()) ** 0.5
         order = np.argsort(-norms)
@@ -347,11 +350,14 @@ def _noises(
     whitened: bool,
     factor: Factor | None,
 ) -> tuple[Noise, ...]:
-    """Sampling noise of Cov(x, z) for each erased variable z; `factor` factors Cov(x)."""
+    """Return the sampling noise of Cov(x, z) for each erased variable z.
+
+    `factor` is a factor of Cov(x), or None.
+    """
     rank = solution.rank_covariance + len(solution.left_out)
     approximate = stats.sample is not None or stats.low_rank is not None
     if not whitened or approximate or rank >= stats.n_rows - 1:
-        rank = int(np.count_nonzero(stats.variances))  # rank of Cov(x) if it has enough rows
+        rank = int(np.count_nonzero(stats.variances))  # rank of Cov(x) with enough rows
     by_class = stats.class_noise(names, factor)
     noises = []
     for name in names:
@@ -366,15 +372,15 @@ def _noises(
 
 
 class _Distortions(NamedTuple):
-    """Distortions E|P x - x|^2; None if unknown."""
+    """Distortions E|P x - x|^2; None if not known."""
 
     of_x: float | None  # distortion of the eraser
     unkept: float | None  # distortion of LEACE, which erases the same variables and keeps none
-    excess: float | None  # expected excess of `of_x` due to sampling, relative to the minimum
+    excess: float | None  # expected relative excess of `of_x` over the minimum, due to sampling
 
 
 def _distortions(stats: Statistics, solved: Solved, options: Options) -> _Distortions:
-    """Distortions under Cov(x), recomputed if the factored matrix differs from Cov(x)."""
+    """Return the distortions under Cov(x), even if another matrix than Cov(x) was factored."""
     solution, shrinkage, span_y = solved.solution, solved.shrinkage, solved.span_y
     distortion, unkept, excess = solution.distortion, solution.distortion_leace, None
     approximate = solution.solver != "none" and stats.sample is not None
@@ -388,12 +394,14 @@ def _distortions(stats: Statistics, solved: Solved, options: Options) -> _Distor
 
 
 def _admitted(solved: Solved) -> int:
-    """Return how many directions off the support of Cov(x) the spans add to the support.
+    """Return the number of directions that the spans add to the support of Cov(x).
 
-    0 if these directions hold at most the fraction `NOISE_SHARE` of the squared whitened spans.
+    The result is 0 if the added directions hold at most the fraction `NOISE_SHARE` of the squared
+    norm of the whitened spans.
     """
     factor, spans = solved.factor, (solved.span_z, solved.span_y)
-    # The caller chose explicit directions: no warning if they are off the support.
+    # Explicit directions are left out: the caller chose them, and needs no warning if they are off
+    # the support.
     rows = np.concatenate([span.rows for span in spans if span.names != ["directions"]])
     full = factor.admit(rows)
     on_support, total = (float(np.sum(f.whiten(rows) ** 2)) for f in (factor, full))
@@ -401,7 +409,7 @@ def _admitted(solved: Solved) -> int:
 
 
 def _change(stats: Statistics, solution: Solution, shrunk: bool) -> tuple[float, float | None]:
-    """Distortion E|P x - x|^2, and for sampled moments its expected relative excess."""
+    """Return the distortion E|P x - x|^2, and its expected relative excess if Cov(x) is sampled."""
     left, right, sample = solution.left, solution.right, stats.sample
     gram = stats.gram(right)
     if sample is None or shrunk or solution.solver == "none":
@@ -412,10 +420,10 @@ def _change(stats: Statistics, solution: Solution, shrunk: bool) -> tuple[float,
 
 
 def _left_in_small_features(stats: Statistics, solution: Solution, span: Float) -> float:
-    """Remaining association |P Cov(x, z)| / |Cov(x, z)|, for features scaled to unit variance.
+    """Return the remaining association |P Cov(x, z)| / |Cov(x, z)|, for features of unit variance.
 
-    Without whitening, ranks depend on the units of x: a direction below the rounding level of large
-    features may hold all of the association of small features with the concept.
+    Without whitening, ranks depend on the units of x. A direction that counts as rounding error
+    beside large features may hold the complete association of small features with the concept.
     """
     deviations = np.sqrt(stats.variances)
     varies = deviations > CONSTANT * np.abs(stats.mean)
@@ -425,7 +433,7 @@ def _left_in_small_features(stats: Statistics, solution: Solution, span: Float) 
 
 
 def _check_classes(stats: Statistics, erase: Sequence[VariableName]) -> None:
-    """Raise LabelError if an erased variable is continuous and has no class means."""
+    """Raise LabelError if a variable to erase is continuous, and therefore has no class means."""
     for name in erase:
         if not isinstance(stats.variable(name), ClassSums):
             raise LabelError(
@@ -437,8 +445,8 @@ def _check_classes(stats: Statistics, erase: Sequence[VariableName]) -> None:
 def _refuse_underflow(stats: Statistics, span: Span) -> None:
     """Raise InputError if the variance of a feature underflowed, but not its covariance with z.
 
-    As |Cov(x, z)|^2 <= Var(x) Var(z), a variance of 0 with a nonzero covariance has underflowed.
-    The covariance of a constant feature is rounding error.
+    As |Cov(x, z)|^2 <= Var(x) Var(z), a variance of 0 has underflowed if the covariance is nonzero.
+    A constant feature has no covariance above rounding error.
     """
     covariance = np.abs(span.rows).max(axis=0, initial=0.0)
     varies = (stats.variances == 0.0) & (covariance > _ROUNDING * np.abs(stats.mean))
@@ -456,7 +464,7 @@ def _refuse_underflow(stats: Statistics, span: Span) -> None:
 def _refuse(
     solution: Solution, erased: list[str], kept: list[str], method: str, options: Options
 ) -> NoReturn:
-    """Raise the error for the status of a failed solve."""
+    """Raise the error that the status of a failed solve stands for."""
     if solution.status == STATUS_INFEASIBLE:
         cosine = float(solution.cosines[0]) if len(solution.cosines) else 1.0
         sine = float(solution.sines.min())
@@ -472,7 +480,7 @@ def _warn(
     admitted: int,
     left_over: float,
 ) -> tuple[str, ...]:
-    """Raise the warnings of a solve, and return the texts of the warnings."""
+    """Issue the warnings of a solve, and return their texts."""
     notes = []
     if not solution.rank_z:
         notes.append(

@@ -1,17 +1,18 @@
 """Erasure with a map that uses the concept labels of the rows: o-LEACE and o-SPLINCE.
 
-z are the label columns to erase, y those to keep. With S = Cov(x), Sz = Cov(x, z), Szz = Cov(z),
-Sy = Cov(x, y) and Szy = Cov(z, y), the residuals t of the regression of x on z, plus E x, are
+z are the label columns to erase, and y those to keep. Let S = Cov(x), Sz = Cov(x, z), Szz = Cov(z),
+Sy = Cov(x, y) and Szy = Cov(z, y). The residuals of the regression of x on z, plus E x, are
 
-    t = x - Sz Szz^+ (z - E z),    T = Cov(t) = S - Sz Szz^+ Sz^T,    Ty = Sy - Sz Szz^+ Szy
+    t = x - Sz Szz^+ (z - E z),    T = Cov(t) = S - Sz Szz^+ Sz^T,
+    Ty = Cov(t, y) = Sy - Sz Szz^+ Szy
 
-and r = E x + B (t - E x) has Cov(r, z) = 0 for any B. With the strength b, X = Sy - Ty,
-K = T^+ Ty and H = Ty^T K, the map B = I + b X H^+ K^T gives Cov(r, y) = Ty + b X, which is Sy for
-b = 1. No affine map of (x, z) with these covariances has a smaller E|r - x|^2, and such a map
-exists iff the kernel of Sy contains that of Ty.
+The erased rows r = E x + B (t - E x) have Cov(r, z) = 0 for any matrix B. With the strength b,
+X = Sy - Ty, K = T^+ Ty and H = Ty^T K, the matrix B = I + b X H^+ K^T gives Cov(r, y) = Ty + b X,
+which is Sy for b = 1. No affine map of (x, z) with the same Cov(r, z) and Cov(r, y) has a smaller
+E|r - x|^2. A map with Cov(r, y) = Sy exists if and only if the kernel of Sy contains that of Ty.
 
-T is not factored. With S = L L^T, A = L^+ Sz and the eigenvectors V of
-Szz^{+1/2} A^T A Szz^{+1/2} = V diag(c^2) V^T, the matrix U = A Szz^{+1/2} V / c is orthonormal, and
+T is not factored. Let S = L L^T, A = L^+ Sz and Szz^{+1/2} A^T A Szz^{+1/2} = V diag(c^2) V^T, with
+eigenvectors V and canonical correlations c. Then U = A Szz^{+1/2} V / c is orthonormal, and
 
     T^+ = (L^+)^T (I + U diag(c^2 / (1 - c^2)) U^T) L^+
 """
@@ -62,15 +63,17 @@ def oracle(
     """Erase variables by a map that uses their labels, and keep the covariance with others.
 
     Among the maps r(x, z) that are affine in rows and labels, with Cov(r, z) = 0 and
-    Cov(r, y) = Cov(x, y), the returned map has the least E|r - x|^2. It changes the rows at most as
-    much as SPLINCE, and is feasible in more cases, for example if Cov(x, z) and Cov(x, y) span the
-    same space. Without `keep` it is o-LEACE, which shifts each class as a whole and so keeps the
-    covariance with every variable *within* classes exactly, at no cost.
+    Cov(r, y) = Cov(x, y), the returned map has the least E|r - x|^2. The map changes the rows at
+    most as much as SPLINCE, and it exists in more cases, for example if Cov(x, z) and Cov(x, y)
+    span the same space. Without `keep`, the map is o-LEACE, which shifts all rows of a class by the
+    same vector. o-LEACE therefore keeps the covariance with every variable *within* classes
+    exactly.
 
     Parameters
     ----------
     moments : Moments, Factored or Folds
-        Moments of rows that all have labels of all these variables, passed in the same update.
+        Moments of rows that all have labels of all variables in `erase` and `keep`, passed in the
+        same update.
     erase : str or list of str
         Variables to erase, jointly.
     keep : str or list of str, optional
@@ -79,15 +82,15 @@ def oracle(
         Fraction of the lost covariance with the kept variables that is restored; 0 is o-LEACE.
     missing : {"splince", "raise"}
         Treatment of rows without a label: apply SPLINCE, fitted to the same moments with the same
-        `strength` (LEACE without `keep`), or raise LabelError. With SPLINCE, the concept is guarded
+        `strength` (LEACE without `keep`), or raise LabelError. With SPLINCE, the concept is erased
         over all rows if labels are missing at random, or if missingness depends on the concept
         alone.
     classwise : bool
         Fit a map per class, r = mu + A_c (x - m_c) with A_c = I + X H_w^+ B_c^T, B_c = S_c^+ S_cy
-        and H_w = sum_c p_c S_cy^T B_c: the least change of all maps that are affine within each
-        class, at most that of the common map. With as many coefficients for each class as the
-        common map has, the error of the kept covariance is larger on held-out rows. Requires one
-        variable of classes to erase, and moments made with ``by=`` its name.
+        and H_w = sum_c p_c S_cy^T B_c. Of all maps that are affine within each class, this map
+        changes the rows least, at most as much as the common map. The error of the kept covariance
+        is larger on held-out rows, because each class has as many coefficients as the common map.
+        Requires one variable of classes to erase, and moments made with ``by=`` its name.
 
     Returns
     -------
@@ -98,8 +101,8 @@ def oracle(
     ------
     InputError
         A parameter is out of range; rows of the moments have no label; the moments come from an
-        older file without the covariances between labels; `classwise` with moments made without
-        ``by=``.
+        older file without the covariances between labels; or `classwise` is True, and the moments
+        were made without ``by=``.
     InfeasibleError
         A combination of kept labels covaries with x through the erased variables only; or SPLINCE,
         for rows without a label, is infeasible (``missing="raise"`` does not fit it).
@@ -112,7 +115,7 @@ def oracle(
         The map amplifies deviations from the mean more than 1e4 times, or x nearly determines the
         labels: 1 / (1 - c^2) is above 1e4 for a canonical correlation c of x and labels.
     UnseenRowsWarning
-        `classwise`, and a class has no more rows than dimensions.
+        `classwise` is True, and a class has no more rows than dimensions.
 
     Examples
     --------
@@ -151,7 +154,7 @@ def oracle(
         factor = stats.factored(Options(), 0.0, memory)
         if factor.status != STATUS_OK:
             raise_numerical(factor.status, "auto")
-        # Whiten erased and kept rows at once.
+        # Whiten both spans in one call.
         spans = np.concatenate([span_z.rows, span_y.rows])
         whitened_spans = factor.whiten(spans)
         k = len(span_z.rows)
@@ -219,7 +222,7 @@ def oracle(
 
 
 class _Reused:
-    """Statistics with a method `factored` that returns an existing factor of Cov(x)."""
+    """Moments whose method `factored` returns an existing factor of Cov(x)."""
 
     def __init__(self, stats: Statistics, factor: Factor) -> None:
         self._stats, self._factor = stats, factor
@@ -238,10 +241,11 @@ class _Reused:
 
 
 def _rho(white: Float, between: Float, span: Float) -> float | None:
-    """Return the largest rho_o over combinations v of kept labels that covary with x; None if none.
+    """Return the largest rho_o over the combinations v of kept labels that covary with x.
 
     rho_o = v^T between v / (v^T between v + |v^T white|^2) is the variance of the combination that
-    z predicts, divided by the variance that x and z predict.
+    z predicts, divided by the variance that x and z together predict. The result is None if no
+    combination covaries with x.
 
     Parameters
     ----------
@@ -266,10 +270,11 @@ def _rho(white: Float, between: Float, span: Float) -> float | None:
 def _at_fixed_labels(
     white: Float, solved: Float, inverse: Float, root: Float, Szy: Float
 ) -> tuple[Float, Float, float]:
-    """Return Ty whitened by T, T^+ Ty, both transposed, (k_y, d), and the loss of precision of T^+.
+    """Return Ty whitened by T, T^+ Ty, and the loss of precision of T^+, from a factor of S.
 
-    T = S - Sz Szz^+ Sz^T is not factored: the results come from the factor of S. The loss of
-    precision is the largest 1 / (1 - c^2) over the canonical correlations c of x and z.
+    T = S - Sz Szz^+ Sz^T is the covariance of x at fixed labels z. The matrices are transposed,
+    (k_y, p) and (k_y, d). The loss of precision is the largest 1 / (1 - c^2) over the canonical
+    correlations c of x and z.
 
     Parameters
     ----------
@@ -284,7 +289,8 @@ def _at_fixed_labels(
     combinations, cosines, basis = np.linalg.svd(root @ white[:k], full_matrices=False)
     correlated = cosines > tolerances.noise(d, 1.0)
     cosines, basis = np.minimum(cosines[correlated], 1.0), basis[correlated]
-    # The gain is 0 in directions that z determines, which are outside the range of T.
+    # `gain` is the ratio of T^+ to S^+ in each direction. The gain is 0 in directions that z
+    # determines, because they are not in the range of T.
     squared_sines = 1.0 - cosines**2
     inside = squared_sines > d * tolerances.EPS
     gain = np.where(inside, 1.0 / np.where(inside, squared_sines, 1.0), 0.0)
@@ -298,9 +304,9 @@ def _at_fixed_labels(
 
 
 def _in_classes(classes: Classes, columns: list[LabelColumns]) -> tuple[Float, Float, Float]:
-    """Return whitened S_cy, S_c^+ S_cy and S_cy, times sqrt(p_c), transposed; classes side by side.
+    """Return whitened S_cy, S_c^+ S_cy and S_cy of all classes c, each times sqrt(p_c), transposed.
 
-    The shapes are (k, p), (k, m d) and (k, m d) for m classes.
+    The columns of the m classes are side by side: the shapes are (k, p), (k, m d) and (k, m d).
 
     Warns
     -----
@@ -332,7 +338,10 @@ def _in_classes(classes: Classes, columns: list[LabelColumns]) -> tuple[Float, F
 
 
 def _maps(restoration: Restoration, shift: Shift, classes: Classes) -> Float:
-    """Return A_c = I - left^T right_c / sqrt(p_c), (k, d, d), in the order of `shift.classes`."""
+    """Return A_c = I - left^T right_c / sqrt(p_c), (k, d, d), in the order of `shift.classes`.
+
+    right_c is the block of `restoration.right` for class c, and p_c its fraction of the weight.
+    """
     weights = np.array([part.weight for part in classes.values()])
     rights = np.split(restoration.right, len(classes), axis=1)
     roots = np.sqrt(weights / weights.sum())
@@ -345,7 +354,7 @@ def _maps(restoration: Restoration, shift: Shift, classes: Classes) -> Float:
 
 
 def _check_rows(stats: Statistics, columns: list[LabelColumns]) -> None:
-    """Raise InputError unless every row has a label of every variable."""
+    """Raise InputError unless every row has a label of every variable in `columns`."""
     for column in columns:
         weight = column.variable.weight
         if not np.isclose(weight, stats.weight, rtol=1e-9, atol=0.0):
@@ -357,7 +366,7 @@ def _check_rows(stats: Statistics, columns: list[LabelColumns]) -> None:
 
 
 def _blocks(stats: Statistics, first: list[LabelColumns], second: list[LabelColumns]) -> Float:
-    """Return the correlations between the label columns `first` and `second`, (k_1, k_2)."""
+    """Return the correlations of the label columns `first` with `second`, (k_1, k_2)."""
     return np.block([[_pair(stats, a, b) for b in second] for a in first])
 
 
@@ -391,7 +400,7 @@ def _inverses(matrix: Float) -> tuple[Float, Float]:
 
 
 def _shifts(columns: list[LabelColumns], predicted: Float) -> list[Shift]:
-    """Return the shift of x due to each variable to erase.
+    """Return the shifts that subtract the regression of x on each variable to erase.
 
     `predicted`, (k, d), holds the regression coefficients Szz^+ Sz^T, one row per label column.
     """
@@ -419,18 +428,18 @@ def _report(
     white: dict[str, Float], predicted: Float,
     restoration: Restoration | None, strength: float, rho: float | None, lost: float, left: Float,
 ) -> Report:  # fmt: skip
-    """Return the report: erased and kept variables, and the distortion.
+    """Return the report of the oracle eraser.
 
     Parameters
     ----------
     white : dict of str to (k, p) float64
-        Whitened spans of the "erased" and of the "kept" variables.
+        Whitened spans of the variables to erase, "erased", and to keep, "kept".
     predicted : (k_z, d) float64
         Szz^+ Sz^T.
     lost : float
         Largest 1 / (1 - c^2) over the canonical correlations c of x and z.
     left : (k_z, d) float64
-        Sz - Szz Szz^+ Sz, transposed: Cov(t, z), zero up to rounding.
+        Cov(t, z), transposed, which is zero up to rounding.
     """
     variance = float(stats.variances.sum())
     least = float(np.sum(span_z.rows * predicted))
@@ -439,7 +448,7 @@ def _report(
     if restoration is not None:
         if stats.sample is None and not stats.intensity(Options()):
             cost += restoration.change
-        else:  # the factored matrix is not Cov(x)
+        else:  # another matrix than Cov(x) was factored
             inner = stats.gram(restoration.right) - (restoration.right @ span_z.rows.T) @ (
                 predicted @ restoration.right.T
             )
@@ -471,7 +480,7 @@ def _report(
             "leave out the features that are copies of the labels"
         )
     sample = stats.sample
-    # The distortion is unknown if a sketch, which may understate Cov(x), stands in for Cov(x).
+    # The distortion is unknown if a sketch replaces Cov(x), which it may underestimate.
     measured = stats.low_rank is None or restoration is None
     fraction = 1.0 / variance if variance else 0.0
     return Report(

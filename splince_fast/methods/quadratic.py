@@ -38,11 +38,11 @@ from splince_fast.report import QuadraticFit, Report, VariableReport, correlatio
 Float = NDArray[np.float64]
 
 METHODS = ("optimal", "repair")
-# The report gives the distortion of LEACE only if the means differ off the support of x by at most
-# this fraction of the variance.
+# The report gives the distortion of LEACE only if the variance between class means off the range of
+# S_w is at most this fraction of the total variance.
 _NEGLIGIBLE = 1e-12
-# UnseenRowsWarning is given if 1 - intensity, the fraction of the covariance differences that is
-# not noise, is below this.
+# UnseenRowsWarning is issued if 1 - intensity, the fraction of the covariance differences that is
+# not noise, is below this value.
 _MOSTLY_NOISE = 0.3
 
 _SHRINKAGE = Option(
@@ -67,17 +67,20 @@ def quadratic(
 ) -> ConditionalEraser:
     """Give all classes of a concept equal means and covariances, changing x as little as possible.
 
-    Without `keep` this is QLEACE, with `keep` q-SPLINCE: among the maps r = mu + A_c (x - m_c) of
-    rows of class c, the minimiser of E|r - x|^2 subject to A_c S_c A_c^T = Sigma for all c and
-    Cov(r, y) = Cov(x, y). No quadratic predictor tells the classes of the fitted rows apart. The
-    optimum depends on the units of the features, unlike that of :func:`splince_fast.leace`. Every
-    row to erase needs its label of the concept.
+    The eraser maps the rows of class c, with mean m_c and covariance S_c, to
+    r = mu + A_c (x - m_c), where mu = E x. Without `keep`, the A_c minimise E|r - x|^2 subject to a
+    common covariance A_c S_c A_c^T of all classes (QLEACE). With `keep`, Cov(r, y) = Cov(x, y) is a
+    further constraint (q-SPLINCE). Without shrinkage, no quadratic predictor tells the classes of
+    the fitted rows apart. The optimum depends on the units of the features, unlike that of
+    :func:`splince_fast.leace`. Every row to erase needs its label of the concept.
 
-    A class covariance has about d^2 / 2 free entries. With few rows, the eraser adds their sampling
-    noise to new rows: about d (d + 1) / (2 n) for two classes of n rows each, in the units of
-    `covariance_difference` of the report, whatever the true difference. Shrinkage replaces S_c by
-    a S_w + (1 - a) S_c, with the pooled covariance S_w and the intensity a. With a = 1 only the
-    class means become equal, at the least change; class means and Cov(x, y) are exact for any a.
+    A class covariance has about d^2 / 2 free entries. If it is estimated from few rows, the eraser
+    adds its sampling noise to new rows. For two classes of n rows each, the noise adds a squared
+    difference of about d (d + 1) / (2 n) between the class covariances, regardless of the true
+    difference, in the units of `covariance_difference` of the report. Shrinkage replaces S_c by
+    a S_w + (1 - a) S_c, with the pooled covariance S_w and the intensity a. With a = 1, only the
+    class means become equal, with the least change. Equal class means and Cov(r, y) = Cov(x, y)
+    hold exactly for any a.
 
     Parameters
     ----------
@@ -90,11 +93,13 @@ def quadratic(
     keep : str, tuple or list of them, optional
         Variables whose covariance with x stays exactly as it is.
     shrinkage : {"cv", "cv-eig"} or float in [0, 1], optional
-        Intensity a; None is 0. "cv" estimates from folds the fraction of S_c - S_w that is not
-        noise. "cv-eig", for two classes, estimates each eigenvalue of the whitened S_1 - S_0.
+        Intensity a; None is 0. "cv" estimates 1 - a from folds, as the fraction of S_c - S_w that
+        is not noise. "cv-eig", for two classes, estimates each eigenvalue of the whitened S_1 - S_0
+        from folds.
     method : {"optimal", "repair"}
-        "optimal" makes the least change. "repair" is QLEACE followed by one common linear map that
-        restores Cov(x, y), so that heads trained on the erased rows predict as after QLEACE.
+        "optimal" changes the rows least. "repair" is QLEACE followed by one linear map, common to
+        all classes, that restores Cov(x, y); linear heads trained on the erased rows then predict
+        as after QLEACE.
 
     Returns
     -------
@@ -106,15 +111,17 @@ def quadratic(
     Raises
     ------
     InputError
-        The moments were made without ``by=``, or with a sample or sketch; "cv" without folds; rows
-        have no label of a kept variable; a parameter is out of range.
+        The moments were made without ``by=``, or with a sample or sketch; `shrinkage` requires
+        folds, and `moments` are not folds; rows have no label of a kept variable; or a parameter is
+        out of range.
     LabelError
         The concept is continuous.
     ConstantVariableError
         The concept or a kept variable has a single value.
     InfeasibleError
         A combination of kept labels covaries with x over all rows but within no class; or more
-        combinations are kept than x has dimensions within the classes.
+        combinations are kept than x has dimensions within the classes; or the cross-covariances of
+        the classes cancel.
     NotEnoughDataError
         With a = 0, a class has no more rows than the rank of S_w plus one, or a singular
         covariance.
@@ -122,8 +129,8 @@ def quadratic(
     Warns
     -----
     UnseenRowsWarning
-        There are few rows: the noise added to new rows exceeds the difference that is removed, or
-        most of the differences between the class covariances is noise.
+        There are few rows, and the noise that the eraser adds to new rows exceeds the difference
+        that it removes, or most of the differences between the class covariances is noise.
 
     Examples
     --------
@@ -158,7 +165,8 @@ def quadratic(
         )
     roundoff = max(part._state().unit_roundoff for part in source.all_rows.values())
     support = support_of(stats.pooled, stats.mean, roundoff)
-    # Covariance differences are needed for folds, and for the warning without shrinkage.
+    # The covariance differences serve the shrinkage from folds, and the warning that is issued
+    # without shrinkage.
     differences = np.zeros((1, 0, 0))
     if source.folds or not shrinkage:
         differences = stats.differences(support)
@@ -225,8 +233,8 @@ class _Shrinkage(NamedTuple):
     Attributes
     ----------
     intensity : float
-        Weight a of the pooled covariance. With `eigenvalues`, 1 - <eigenvalues, raw> / |raw|^2 for
-        the eigenvalues `raw` of the unshrunk difference.
+        Weight a of the pooled covariance. For "cv-eig", a = 1 - <eigenvalues, raw> / |raw|^2,
+        where `raw` are the eigenvalues of the unshrunk difference.
     eigenvalues : (r,) ndarray or None
         Estimated eigenvalues of the whitened difference of two classes, for "cv-eig".
     """
@@ -272,14 +280,14 @@ def _notes(
     name: VariableName, names: list[ClassName], rows: Float, differences: Float, r: int,
     intensity: float, before: float | None, groups: str | None,
 ) -> tuple[str, ...]:  # fmt: skip
-    """Return warnings about sampling noise in the class covariances, one at most.
+    """Return the warning about sampling noise in the class covariances, or an empty tuple.
 
     Parameters
     ----------
     name : VariableName
         Concept.
     names : list of ClassName
-        Its classes.
+        Classes of the concept.
     rows : (k,) ndarray
         Number of rows of each class.
     differences : (k, r, r) float64
@@ -289,9 +297,10 @@ def _notes(
     intensity : float
         Shrinkage intensity.
     before : float or None
-        Held-out estimate of dS2; None without folds.
+        Estimate of dS2, the squared difference between the class covariances, from folds; None
+        without folds.
     groups : str or None
-        Variable whose classes are not split between folds.
+        Variable that defines the clusters of rows kept in one fold.
     """
     k = len(rows)
     split = (
@@ -333,8 +342,9 @@ def _report(
 ) -> Report:  # fmt: skip
     """Return the report of the effect of the maps on the fitted rows.
 
-    `dS2` is the squared difference between the class covariances, expected for new rows, before and
-    after erasure (:class:`~splince_fast.report.QuadraticFit`); None without folds.
+    `dS2` holds the squared differences between the class covariances that are expected for new
+    rows, before and after erasure (:class:`~splince_fast.report.QuadraticFit`); both are None
+    without folds.
     """
     before, left = dS2
     p, d = stats.fractions, len(stats.mean)
@@ -353,7 +363,8 @@ def _report(
         changed += float(q * np.vdot(step @ true, step))
         norm = 1.0 + float(np.linalg.norm(step))
         size = max(size, norm)
-        # Rounding of rows changes S by eps |x| |x - m_c|, and A S A^T by |A|^2 times as much.
+        # Rounding of the rows changes S_c by up to eps |x| |x - m_c|, and A_c S_c A_c^T by up to
+        # |A_c|^2 times this change.
         deviation = float(np.trace(used)) ** 0.5
         length = deviation + float(np.linalg.norm(mean))
         products = max(products, norm**2 * deviation * length)
@@ -363,7 +374,8 @@ def _report(
     scale = float(np.linalg.norm(erased[0])) or 1.0
     residual = max(float(np.linalg.norm(c - erased[0])) for c in erased) / scale
     rounding = 8.0 * d * tolerances.EPS / support.smallest**0.5
-    # The canonical correlations c of x and the classes have sqrt(1 - c^2) = 1 / sqrt(1 + size^2).
+    # `sizes` are the singular values of the class means, whitened by S_w and weighted by sqrt(p_c).
+    # The canonical correlations c of x and the classes have c^2 = sizes^2 / (1 + sizes^2).
     canonical = sizes / np.sqrt(1.0 + sizes**2)
     noise = tolerances.noise(d, support.smallest)
     rank = int(np.count_nonzero(canonical > noise))
@@ -377,7 +389,7 @@ def _report(
     after = sum(q * a @ cross for q, a, cross in zip(p, solution.maps, stats.crosses, strict=True))
     white = support.whitener.T @ kept
     shrink = 1.0 - 1.0 / np.sqrt(1.0 + sizes**2)
-    white = (white - (u * shrink) @ (u.T @ white)).T  # whitened by Cov(x) over all rows
+    white = (white - (u * shrink) @ (u.T @ white)).T  # whitened by Cov(x)
     for text, part, kind, correlations in correlations_of(coding.span, white):
         norm = float(np.linalg.norm(kept[:, part]))
         error = float(np.linalg.norm((after - kept)[:, part]))
@@ -388,8 +400,8 @@ def _report(
                 rounding * max(size**2, crosses / norm if norm else 0.0), kind,
             )
         )  # fmt: skip
-    # LEACE removes the variance |Cov(x) W u|^2 / (1 + size^2) per direction u, if the differences
-    # of the means are in the support.
+    # If the class means differ only in the range of S_w, LEACE removes the variance
+    # |Cov(x) W u|^2 / (1 + size^2) for each left singular vector u with the singular value `size`.
     basis = support.basis
     outside = 0.0 if basis is None else np.linalg.norm(means - (means @ basis) @ basis.T)
     columns = stats.pooled @ (support.whitener @ u[:, :rank])

@@ -23,23 +23,24 @@ def erase(
 ) -> tuple[Any, Projection]:
     """Fit an eraser to rows and apply it to them.
 
-    A shorthand for :class:`Moments`, one of the methods, and a call of the eraser; use these
-    directly if rows come in blocks, or to fit several erasers to the same rows.
+    This function is a shorthand for :class:`Moments`, one of the methods, and a call of the eraser.
+    Call these directly if rows come in blocks, or to fit several erasers to the same rows.
 
     Parameters
     ----------
     X : array-like of shape (n, d)
         Rows, as a NumPy array, torch tensor, pandas or polars frame.
     concept : column, or mapping or frame of columns
-        Variables to erase, n labels each; several columns are erased jointly. Strings, booleans,
-        integers and categoricals are classes, floats are numbers (:mod:`splince_fast.labels`).
+        Variables to erase, each with n labels; several columns are erased jointly. Strings,
+        booleans, integers and categoricals are classes, floats are numbers
+        (:mod:`splince_fast.labels`).
     keep : column, or mapping or frame of columns, optional
         Variables whose covariance with the rows is kept.
     method : {"splince", "leace", "sal", "mean_projection", "oracle", "none"} or callable, optional
         Name of the method, ignoring case, or a function ``f(moments, *, erase, keep)``. The default
         is SPLINCE with `keep`, and LEACE without.
     sample_weight : array-like of shape (n,), optional
-        Non-negative weights of the rows, as frequencies.
+        Non-negative weights of the rows, which count as frequencies.
     **options
         Options of :func:`splince`, :func:`leace`, :func:`sal`, :func:`mean_projection` or
         :func:`oracle`.

@@ -1,17 +1,18 @@
 """Refinement of erasers without a stored covariance, by extra passes over the rows.
 
-The covariance S is not stored, but a pass over the rows gives the product S V for a few columns V
-exactly. Let the columns of C be the erased and kept cross-covariances, M the low-rank approximation
-of S from the sketch, and O the sign matrix of the sketch, whose product S O is stored. The first
-pass computes S V for
+The covariance S is not stored, but a pass over the rows gives the exact product S V for a matrix V
+with few columns. Let the columns of C be the erased and kept cross-covariances, M the low-rank
+approximation of S from the sketch, and O the sign matrix of the sketch, whose product S O is
+stored. The first pass computes S V for
 
     V = [M^-1 C, diag(S)^-1 C, C]
 
-and the best eraser with `right` in the subspace spanned by [V, O]. The subspace contains the
-solutions computed from M, from diag(S) and without whitening: the distortion of the eraser is at
-most that of any of the three. Every further pass adds M^-1 (C - S R), the preconditioned residual
-of the current solution R. The subspace then contains the iterates of conjugate gradients for
-S R = C with preconditioner M, and the distortion never increases.
+and then the eraser of the least distortion with `right` in the column space of [V, O]. The column
+space contains the solutions that follow from M, from diag(S) and without whitening. The distortion
+of the eraser is therefore at most that of any of the three solutions. Each further pass extends the
+column space by M^-1 (C - S R), the preconditioned residual of the current solution R. The column
+space then contains the iterates of conjugate gradients for S R = C with the preconditioner M, and
+the distortion never increases.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ Float = NDArray[np.float64]
 
 
 class ExtraPasses:
-    """Reader of the accumulated rows, for extra passes.
+    """Extra passes over the accumulated rows.
 
     Parameters
     ----------
@@ -55,8 +56,8 @@ class ExtraPasses:
     Raises
     ------
     InputError
-        The source has another number of features than the moments, or fewer rows; or there are
-        several passes and the source can be read only once.
+        The number of features differs from that of the moments; the source has fewer rows than the
+        moments; or there are several passes and the source can be read only once.
     """
 
     def __init__(self, source: Source, stats: SketchSnapshot, passes: int) -> None:
@@ -80,11 +81,11 @@ class ExtraPasses:
         Raises
         ------
         InputError
-            The rows are not the accumulated rows: the number of rows, the weight sum, a mean or a
-            variance differs, or with a sketch the product with a sign vector.
+            The rows are not the accumulated rows: the number of rows, the weight sum, a mean, a
+            variance or the product of Cov(x) with a sign vector of the sketch differs.
         """
         stats, d, m = self._stats, len(self._stats.mean), len(columns)
-        # The product with the first sign vector is compared with the stored one.
+        # The product with the first sign vector of the sketch is compared with the stored product.
         vectors = np.hstack([columns.T, stats.sketch.signs[:, :1]])
         out, total, squares = np.zeros((d, vectors.shape[1])), np.zeros(d), np.zeros(d)
         n_rows, weight = 0, 0.0
@@ -106,10 +107,10 @@ class ExtraPasses:
     def _sums(
         self, rows: Any, weight: Float | None, vectors: Float, out: Float
     ) -> tuple[Float, Float, float]:
-        """Add the products of a block to `out`; return its sums, sums of squares and weight.
+        """Add the products of a block to `out`; return column sums, sums of squares and weight sum.
 
-        The products are S_b V for V = `vectors`, (d, m), with S_b the scatter matrix of the block
-        about the mean of the moments.
+        The products are S_b V, where V = `vectors`, (d, m), and S_b is the scatter matrix of the
+        block about the mean of the moments.
         """
         mean = self._stats.mean
         if isinstance(rows, SparseRows):
@@ -140,7 +141,7 @@ class ExtraPasses:
     def _compare(
         self, n_rows: int, weight: float, total: Float, squares: Float, image: Float
     ) -> None:
-        """Raise InputError unless the sums equal those of the moments up to rounding error."""
+        """Raise InputError unless the sums of a pass equal those of the moments, up to rounding."""
         stats, name = self._stats, self._source
         if n_rows != stats.n_rows:
             raise _other(name, f"it has {n_rows:,} rows, and the moments have {stats.n_rows:,}")
@@ -159,7 +160,7 @@ class ExtraPasses:
         if len(features):
             what = "mean" if mean_differs[features[0]] else "variance"
             raise _other(name, f"the {what} of feature {features[0]} differs")
-        # The product with a sign vector sums over all features, and so does its error bound.
+        # The product with a sign vector is a sum over all features; its error bound is, too.
         all_deviations, all_offsets = deviation.sum(), offset.sum()
         allowed = (roundings * deviation + offset) * all_deviations
         allowed += (deviation + offset) * all_offsets
@@ -183,7 +184,7 @@ def _other(source: Source, why: str) -> InputError:
 
 @dataclass(frozen=True, slots=True)
 class Refinement:
-    """Arguments `refine` and `passes` of a method: extra passes over the accumulated rows.
+    """The arguments `refine` and `passes` of a method: extra passes over the accumulated rows.
 
     Attributes
     ----------
@@ -198,7 +199,7 @@ class Refinement:
 
     @classmethod
     def of(cls, source: Any, passes: Any) -> Refinement | None:
-        """Validate the arguments `refine` and `passes` of a method; None without a source."""
+        """Validate the arguments `refine` and `passes`; return None if there is no source."""
         if not is_integer(passes) or not 1 <= passes <= MAX_PASSES:
             raise InputError(f"passes is {passes!r}; it must be an integer from 1 to {MAX_PASSES}")
         if source is None:
@@ -214,15 +215,16 @@ class Refinement:
     def factor(
         self, stats: Statistics, span_z: Float, span_y: Float, options: Options
     ) -> tuple[Factor, float]:
-        """Return the factor after the last pass, and the distortion reduction of this pass.
+        """Return the factor after all passes, and the distortion reduction of the last pass.
 
-        The reduction is relative to the distortion before the pass.
+        The factor whitens in the subspace of the last pass (:mod:`splince_fast._solve.ritz`). The
+        reduction is a fraction of the distortion before the last pass.
 
         Raises
         ------
         InputError
-            The moments store a covariance or are a snapshot, the options request shrinkage, or the
-            rows are not the accumulated rows.
+            The moments store a covariance or are a snapshot (`Factored`), the options request
+            shrinkage, or the rows are not the accumulated rows.
         """
         if not isinstance(stats, SketchSnapshot):
             raise InputError(

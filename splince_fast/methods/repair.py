@@ -1,4 +1,4 @@
-"""Repair: restore the covariance of erased rows with a task, with the least change of the rows."""
+"""Repair: restore the covariance of erased rows with a task, changing the rows least."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from splince_fast.report import Report, Sampling, VariableReport, correlations_o
 
 Float = NDArray[np.float64]
 
-# Relative tolerance for means, standard deviations and weights of equal labels, which differ by
-# rounding error if the order of summation differs.
+# Relative tolerance for means, standard deviations and weights of the same labels. These statistics
+# differ by rounding error if the labels were summed in another order.
 _SAME_LABELS = 1e-6
 
 
@@ -45,44 +45,48 @@ def repair(
 ) -> Projection:
     """Restore the covariance of erased rows with variables, with the least change of the rows.
 
-    The rows t are the rows x after any eraser: of this library, INLP, R-LACE, a kernel method or a
-    network. B minimises E|B t - t|^2 subject to B Cov(t, y) = Cov(x, y). Properties that every
-    common linear map of the rows preserves (zero covariance with the concept, equal class means,
-    equal class covariances, independence) hold for B t if they hold for t. With
-    X = Cov(x, y) - Cov(t, y) and T = Cov(t)::
+    The rows t are the rows x after any eraser: one of this library, INLP, R-LACE, a kernel method
+    or a network. The map B minimises E|B t - t|^2 subject to B Cov(t, y) = Cov(x, y), for variables
+    y. Zero covariance with the concept, equal class means, equal class covariances and independence
+    of the concept hold for B t if they hold for t, because a linear map that is common to all rows
+    preserves these properties. With X = Cov(x, y) - Cov(t, y) and T = Cov(t)::
 
         B = I + X H^+ K^T,    K = T^+ Cov(t, y),    H = Cov(t, y)^T K
 
     Repair after LEACE gives the rows of SPLINCE (proofs_check 8.1). Repair after SAL does not,
     because the change is measured from t and not from x.
 
-    B may change every feature, but does not depend on features of t with a standard deviation below
-    5e-7 times the root mean square standard deviation of x, or below 5e-7 times that of the same
-    feature of x: their variation is rounding error of the eraser.
+    B may change every feature. The change does not depend on features of t with a standard
+    deviation below 5e-7 times the root mean square standard deviation of x, or below 5e-7 times the
+    standard deviation of the same feature of x, because such a variation is rounding error of the
+    eraser.
 
     Parameters
     ----------
     after : Moments or Factored
         Moments of the erased rows t and of the variables to keep. Rows may be weighted. With
-        ``subsample=``, B Cov(t, y) = Cov(x, y) stays exact, and the change is the least for the
+        ``subsample=``, B Cov(t, y) = Cov(x, y) remains exact, and the change is the least under the
         estimate of T. Moments with ``sketch_size=``, which have no T, raise InputError.
     before : Moments or Factored
         Moments of the same rows before erasure, with the same features and labels; a sketch is
         allowed.
     keep : str, tuple or list of them
-        Variables whose covariance is restored, jointly. Arrays of directions, which
-        :func:`splince` accepts, raise InputError: moments do not hold the images of directions.
+        Variables whose covariance is restored, jointly. Unlike for :func:`splince`, arrays of
+        directions raise InputError, because moments do not hold the images of directions under the
+        eraser.
     strength : float in [0, 1]
-        Fraction b of X that is restored: B Cov(t, y) = Cov(t, y) + b X, at b^2 times the cost.
+        Fraction b of X that is restored: B Cov(t, y) = Cov(t, y) + b X. The cost E|B t - t|^2 is
+        multiplied by b^2.
 
     Returns
     -------
     Projection
-        B about the mean of the erased rows, which it does not change; I - B has the rank of X.
-        Apply it to erased rows, or compose: ``B @ eraser``. In its :attr:`~Projection.report`,
-        `distortion` is the cost as a fraction of the variance before erasure, `rank` the number of
-        directions that change, and `variables` hold, for each variable, its rank in the erased rows
-        and the residual |B Cov(t, y) - Cov(t, y) - b X| / |Cov(x, y)| with its bound.
+        The map t -> E t + B (t - E t), which keeps the mean of the erased rows; I - B has the rank
+        of X. Apply the map to erased rows, or compose it with the eraser: ``B @ eraser``. In its
+        :attr:`~Projection.report`, `distortion` is the cost E|B t - t|^2 as a fraction of the
+        variance before erasure, `rank` is the number of directions that change, and `variables`
+        hold, for each variable, its rank in the erased rows and the residual
+        |B Cov(t, y) - Cov(t, y) - b X| / |Cov(x, y)| with its bound.
 
     Raises
     ------
@@ -180,9 +184,10 @@ def repair(
 
 
 def _aligned(name: VariableName, after: Variable, before: Variable) -> Float:
-    """Return rows that span Cov(x, y), (k', d), in the order of `after.span`.
+    """Return the span Cov(x, y) of a variable, (k', d), with rows in the order of `after.span()`.
 
-    `after` and `before` are the sums of the variable with the rows t and x.
+    `after` holds the sums of the variable with the erased rows t, and `before` those with the
+    rows x.
 
     Raises
     ------
@@ -208,7 +213,8 @@ def _aligned(name: VariableName, after: Variable, before: Variable) -> Float:
         close = np.isclose(weights, after.weights, rtol=_SAME_LABELS, atol=0.0)
         if close.all() and np.isclose(total_after, total_before, rtol=_SAME_LABELS):
             sums = np.where(in_before[:, None], before.sums[order], 0.0)
-            # The class of the largest weight is left out: pass the same weights for both spans.
+            # A span leaves out the class of the largest weight. The weights of `after` are used for
+            # both spans, so that both leave out the same class.
             return spans.class_span(sums, after.weights)
         text = f"weigh {total_after:g} and {total_before:g} in total"
         if not close.all():
@@ -234,7 +240,7 @@ def _aligned(name: VariableName, after: Variable, before: Variable) -> Float:
 
 
 def _factor(erased: Statistics, deviations: Float, memory: Float | None) -> Factor:
-    """Return the factor of T, without features whose variation is rounding error of the eraser.
+    """Return the factor of T = Cov(t), without features whose variation is rounding error.
 
     Parameters
     ----------
@@ -248,7 +254,7 @@ def _factor(erased: Statistics, deviations: Float, memory: Float | None) -> Fact
     Raises
     ------
     InputError
-        A snapshot has a factor that includes such features.
+        `erased` is a `Factored` whose factor includes features whose variation is rounding error.
     """
     if isinstance(erased, Snapshot):
         return erased.factored_above(deviations, memory)
@@ -279,7 +285,7 @@ def refuse_lost(
     columns : list of LabelColumns
         Kept label columns.
     remedy : str
-        Last part of the message.
+        Advice at the end of the message.
     """
     assert restoration.lost is not None
     kept, text = listed([str(v.name) for v in columns]), combination(restoration.lost, columns)

@@ -1,7 +1,4 @@
-"""Table of methods.
-
-Functions, estimators, the command line and comparisons use the same name for a method.
-"""
+"""Table of methods, under the names that functions, estimators and the command line use."""
 
 from __future__ import annotations
 
@@ -33,10 +30,10 @@ class Method:
     Attributes
     ----------
     label : str
-        Name in tables and reports, and of the estimator.
+        Name of the method in tables and reports, and of its estimator.
     function : callable
-        ``function(moments, *, erase, keep, **options)``; no parameter `keep` if the method keeps
-        nothing.
+        ``function(moments, *, erase, keep, **options)``. A method that keeps nothing has no
+        parameter `keep`.
     whitened : bool
         Whether the method factors Cov(x).
     classes_only : bool
@@ -70,12 +67,12 @@ class Method:
 
     @property
     def options(self) -> dict[str, Option]:
-        """Options of a solve that are parameters of `function`, by name."""
+        """Options of the solve that `function` accepts, by name."""
         return {name: option for name, option in OPTIONS.items() if name in self.parameters}
 
 
 def none(moments: Moments | Factored | Folds, *, erase: Selection) -> Projection:
-    """Return the identity map, which erases nothing: the baseline of comparisons."""
+    """Return the identity map, which erases nothing, as a baseline of comparisons."""
     with statistics(moments._total() if isinstance(moments, Folds) else moments) as stats:
         empty = np.zeros((len(stats.mean), 0))
         return Projection(empty, empty, stats.mean, method="none")
