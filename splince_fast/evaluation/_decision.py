@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 DECIDED, OPEN, NO_GAIN = "decided", "not decided", "no gain"
 _TITLES = {DECIDED: "Decided", OPEN: "Not decided", NO_GAIN: "No gain"}
-# Smallest difference of practical use: absolute for bounded metrics such as accuracy, and a fraction
-# of the value of the best eraser for other metrics and custom ones.
+# Smallest difference of practical use: absolute for bounded metrics such as accuracy, and a
+# fraction of the value of the best eraser for other metrics and custom ones.
 MIN_GAIN = 0.01
 # An eraser r is partial if |Cov(r(x), z)| / |Cov(x, z)| exceeds this value, z the concept.
 MAX_RESIDUAL = 0.01
