@@ -764,6 +764,43 @@ def test_a_blank_column_says_nothing_of_names() -> None:
     )
 
 
+@given(
+    seed=st.integers(0, 2**16),
+    n=st.integers(1, 300),
+    offset=st.sampled_from([0.0, 1.0, 1e6]),
+    dtype=st.sampled_from(["float32", "float64"]),
+    options=st.sampled_from([{}, {"sketch_size": 3}, {"by": "z"}]),
+    weighted=st.booleans(),
+)
+def test_only_moments_of_the_same_rows_remove_all_rows(
+    seed: int, n: int, offset: float, dtype: str, options: dict[str, Any], weighted: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    X = (rng.normal(size=(n, 4)) * 10.0 ** rng.integers(-3, 3, 4) + offset).astype(dtype)
+    z = np.arange(n) % 2
+    weight = rng.uniform(0.1, 3, n) if weighted else np.ones(n)
+
+    def accumulated(X: Any, weight: Any) -> Moments:
+        """Return the moments of the rows, added in a random number of parts."""
+        moments = Moments(**options)
+        for rows in np.array_split(np.arange(n), rng.integers(1, 5)):
+            moments += Moments(**options).update(
+                X[rows], {"z": z[rows]}, sample_weight=weight[rows]
+            )
+        return moments
+
+    whole = accumulated(X, weight)
+    assert (whole - accumulated(X, weight)).n_rows == 0
+    # The controls: as many rows, and as many of each class, but other weights or other values.
+    other = X.copy()
+    other[0] += 1e-3 * np.abs(X).max(axis=0) + 1
+    for part in (accumulated(X, 1.001 * weight), accumulated(other, weight)):
+        before = whole.mean.copy()
+        with pytest.raises(IncompatibleMomentsError, match="number of all rows"):
+            whole - part
+        assert (whole.mean == before).all()
+
+
 def test_unit_roundoff_is_reset_where_all_float32_rows_are_removed() -> None:
     moments = Moments().update(normal(9, 3).astype(np.float32))
     assert moments._state().unit_roundoff > state_module.EPS64
