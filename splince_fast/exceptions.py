@@ -21,7 +21,7 @@ class NonFiniteError(InputError):
     Attributes
     ----------
     columns : tuple of int
-        Numbers of the affected columns; empty if they are unknown, or if the text names them.
+        Numbers of the affected columns; empty if they are unknown, or if the text has their names.
     """
 
     columns: tuple[int, ...] = ()

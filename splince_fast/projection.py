@@ -512,7 +512,7 @@ class Projection:
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        state["_report"] = self.report  # not a function, which cannot be pickled
+        state["_report"] = self.report  # computed now, because a function cannot be pickled
         for cached in ("offset", "_factors"):
             state.pop(cached, None)
         return state

@@ -250,10 +250,10 @@ class QuadraticFit:
         (cost - lower bound) / cost of the maps; 0 means optimal up to rounding error. None for
         ``method="repair"``.
     covariance_difference, covariance_difference_left : float or None
-        Differences of the k class covariances in held-out rows, before and after erasure:
+        Difference of the k class covariances before erasure, and after erasure in held-out rows:
         dS2 = sum_c |S_c - mean of S_c|^2 / k after whitening by the pooled covariance, which is
-        |S_1 - S_0|^2 / 4 for two classes. Estimated from folds; the estimate is unbiased before
-        erasure, and to first order after erasure. None without folds.
+        |S_1 - S_0|^2 / 4 for two classes. Both are estimated from folds. The first estimate is
+        unbiased, the second is unbiased to first order. None without folds.
     """
 
     determinant: float

@@ -76,10 +76,10 @@ cdef void scale_rows(const double* weight, double* b, int d, int k) noexcept nog
 
 cdef void set_units(Factor f, const double* variances, Py_ssize_t apart, const double* mean,
                     double per_weight, double ridge, double constant) noexcept nogil:
-    """Set `scale` to the standard deviations, `inverse` to their inverses; 1 and 0 for constants.
+    """Set `scale` to the standard deviations and `inverse` to their inverses.
 
     The variance of feature j is per_weight variances[j apart] + ridge. A feature with a standard
-    deviation below `constant` times |mean| counts as constant.
+    deviation below `constant` times |mean| counts as constant, and gets the values 1 and 0.
     """
     cdef Py_ssize_t j
     cdef double variance, least
@@ -384,7 +384,7 @@ cdef class Factor:
 
 
 cdef int scratch_for(Factor f, int k) noexcept nogil:
-    """Return the number of scratch numbers that whitening k columns needs."""
+    """Return the size, in numbers, of the scratch memory for whitening k columns."""
     return (3 * f.width if f.kind == EIGH else f.columns) * k
 
 
@@ -559,7 +559,7 @@ def amplified(const double[:, ::1] left not None, const double[:, ::1] right not
 
 
 cdef Factor blank(int kind, int d, double[::1] memory):
-    """Return an uncomputed factor of the kind `kind`, with `memory` for c."""
+    """Return an empty factor of the kind `kind`, which stores c in `memory`."""
     cdef Factor f = Factor.__new__(Factor)
     vectors = np.empty((2, d))
     cdef double[:, ::1] v = vectors

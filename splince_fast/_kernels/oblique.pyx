@@ -396,7 +396,7 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
             if ry > 0:
                 gemm(b"T", b"N", ry, rz, d, 1.0, Cy, d, R, d, 0.0, small, ry)
                 gemm(b"N", b"N", d, rz, ry, -1.0, R + <Py_ssize_t>rz * d, d, small, ry, 1.0, R, d)
-            # Until `balanced`, left = Cz Vn, with left K^-1 R^T = I - P.
+            # Until the call of `balanced`, left = Cz Vn, with left K^-1 R^T = I - P.
             status = renew(d, rz, left, R, K, small, spare, iwork)
             if status == STATUS_OK:
                 gemm(b"N", b"N", d, rz, rz, 1.0, left, d, small, rz, 0.0, spare, d)

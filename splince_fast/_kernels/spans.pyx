@@ -1,4 +1,4 @@
-"""Spans, cross-covariances of x with label columns of unit standard deviation, from sums."""
+"""Spans (cross-covariances of x with label columns of unit variance), from sums over rows."""
 
 import numpy as np
 
@@ -61,7 +61,7 @@ def class_span(const double[:, ::1] sums not None, const double[::1] weights not
 
 
 def largest_correlation(const double[:, ::1] rows not None, const double[::1] variances not None):
-    """Return the largest squared correlation of any feature with any label column; 0 if constant.
+    """Return the largest squared correlation of a feature that varies with a label column.
 
     Parameters
     ----------

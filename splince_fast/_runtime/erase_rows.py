@@ -27,7 +27,7 @@ _CHUNK_BYTES = 1 << 28
 # cache line as ordinary stores do. Uninitialised memory is written with ordinary stores, because
 # the operating system has just zeroed the memory, which is therefore in the cache.
 _STREAMED_BYTES, _STREAMED_ROW = 1 << 25, 512
-# Minimum bytes of rows for a progress bar by default: fewer bytes take less than two seconds.
+# By default, a progress bar needs this many bytes of rows: fewer take less than two seconds.
 _LONG_BYTES = 1 << 30
 # Size of the pieces in which rows are converted to another dtype; a piece fits in the cache of a
 # core.

@@ -75,8 +75,8 @@ class ReadersWriterLock:
     """Re-entrant readers-writer lock that raises SplinceError if another thread has the lock.
 
     ``with Deferred(), lock:`` holds the write lock, ``with Reading(lock, ...):`` a read lock. In
-    both blocks KeyboardInterrupt is deferred, so that every acquired lock is released. A thread
-    waits only to merge buffered rows before a read: for the end of other reads. A forked child
+    both blocks KeyboardInterrupt is deferred, so that every acquired lock is released. There is one
+    wait: a reader that must merge buffered rows waits for the other readers. A forked child
     releases the locks of other threads, because only the forking thread exists in the child.
     """
 

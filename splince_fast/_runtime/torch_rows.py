@@ -44,7 +44,7 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def is_plain(x: Tensor) -> bool:
-    """Return whether the kernel may read the memory of a tensor instead of torch operations.
+    """Return whether the kernel may process the memory of a tensor, in place of torch operations.
 
     The result is False for subclasses of Tensor, for negated views, and if autograd, forward AD, a
     function transform, a dispatch mode or tracing records operations.

@@ -80,8 +80,8 @@ static void write_lines(Waiting *waiting) {
     while (waiting->lines > 0) write_line(waiting);
 }
 
-/* Copies the partial cache lines at both ends of `size` bytes to `place`. Returns the queue of the
-   full cache lines between them. */
+/* Begins to copy `size` bytes to `place`: copies the partial cache lines at both ends, and returns
+   the queue of the full cache lines between them. */
 static Waiting lines_of(const char *from, Index size, char *place) {
     Index head = smaller((Index)(-(uintptr_t)place % LINE), size), tail = (size - head) % LINE;
     memcpy(place, from, (size_t)head);
