@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 Float = NDArray[np.float64]
 
 _FORMAT, KIND = 1, "conditional"
-# First warning in the report of every conditional eraser.
+# The first warning in the report of every conditional eraser.
 NEEDS_LABELS = (
     "the map depends on the label of each row: it needs them for every row that is erased, and "
     "using them may be unlawful where the concept is a protected attribute"
 )
-# Rows are mapped in blocks of this many bytes in float64.
+# Size in bytes of the blocks, in float64, in which rows are mapped.
 _BLOCK_BYTES = 1 << 24
 
 
 class Shift(NamedTuple):
-    """Shift of rows due to one variable with k classes, or k columns if continuous.
+    """Shift of rows that depends on one variable, which has k classes or k continuous columns.
 
     Attributes
     ----------
@@ -46,7 +46,8 @@ class Shift(NamedTuple):
     mean : (k,) float64
         Means of the columns of a continuous variable; zeros for classes.
     matrix : (k, d) float64
-        Shift of rows of each class, or shift per unit of each column.
+        Shift of the rows of each class. For a continuous variable with the values z, the shift of
+        a row is (z - mean) @ matrix.
     """
 
     name: str
@@ -58,9 +59,10 @@ class Shift(NamedTuple):
 class ConditionalEraser:
     """Map r(x, z) = B(x - shift(z)) of rows x with labels z, where B is a :class:`Projection`.
 
-    With a matrix A_c per class c of one variable: B(mean + A_c (x - shift(z) - mean)). Immutable;
-    returned by :func:`splince_fast.oracle` and :func:`splince_fast.quadratic`. Every row needs the
-    labels of the concept; their use may be unlawful if the concept is a protected attribute.
+    With `maps`, a matrix A_c is also applied to the rows of class c, and r(x, z) is
+    B(mean + A_c (x - shift(z) - mean)). Every row needs the labels of the concept; their use may be
+    unlawful if the concept is a protected attribute. The object is immutable. It is returned by
+    :func:`splince_fast.oracle` and :func:`splince_fast.quadratic`.
 
     Parameters
     ----------
@@ -69,9 +71,10 @@ class ConditionalEraser:
     after : Projection
         B, applied to shifted rows.
     fallback : Projection or None
-        Map of rows without a label; with None such rows raise LabelError.
+        Map of rows without a label; if None, such rows raise LabelError.
     maps : (k, d, d) float64, optional
-        Matrices A_c, one per class of the only shift; `mean` is the mean of `after`.
+        Matrices A_c, one per class of the variable; there must be exactly one shift. The `mean` in
+        the formula is that of `after`.
     method : str
         Name of the method that computed the map.
     report : Report, optional
@@ -96,7 +99,7 @@ class ConditionalEraser:
     """
 
     needs_labels = True
-    __array_ufunc__ = None  # array @ eraser raises TypeError
+    __array_ufunc__ = None  # makes array @ eraser raise TypeError
 
     def __init__(
         self,
@@ -158,7 +161,7 @@ class ConditionalEraser:
 
     @property
     def maps(self) -> Float | None:
-        """Matrices A_c of the classes, (k, d, d) float64, applied before B; None without them."""
+        """Matrices A_c of the classes, (k, d, d) float64, applied before B, or None."""
         return self._maps
 
     @property
@@ -274,8 +277,8 @@ class ConditionalEraser:
     ) -> list[NDArray[Any]]:
         """Encode the labels of each variable, for rows with the leading shape `lead`.
 
-        Classes give codes (n,), -1 for a missing label; continuous variables give values (n, k),
-        NaN for a missing label.
+        Return codes (n,) for classes, with -1 for a missing label, and values (n, k) for a
+        continuous variable, with NaN for a missing label.
         """
         names = [shift.name for shift in self._shifts]
         if labels is None:
@@ -302,7 +305,7 @@ class ConditionalEraser:
             columns |= {
                 name: along(column, lead, all_rows, f"labels[{name!r}]")
                 for name, column in columns.items()
-                if hasattr(column, "__len__")  # `encode` raises for other types
+                if hasattr(column, "__len__")  # `encode` raises an error for other types
             }
         encoded = encode(columns, n, kinds=self.label_kinds)
         arrays: list[NDArray[Any]] = []
@@ -400,7 +403,7 @@ class ConditionalEraser:
     # -- persistence -----------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a safetensors file: shifts and maps; names and report as metadata.
+        """Write the eraser to a safetensors file, with names and report as metadata.
 
         Parameters
         ----------
@@ -429,7 +432,7 @@ class ConditionalEraser:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ConditionalEraser:
-        """Return the eraser in a file, bit for bit as it was saved.
+        """Return the eraser that a file holds, bit for bit as it was saved.
 
         Parameters
         ----------
@@ -494,9 +497,10 @@ def _values_of(column: Encoded | None, shift: Shift, n: int) -> Float:
 def _codes_of(
     column: Encoded | None, shift: Shift, n: int, mask: NDArray[np.bool_] | None
 ) -> NDArray[np.intp]:
-    """Return the index in ``shift.classes`` of the class of each row, (n,); -1 without a label.
+    """Return the index of the class of each row in ``shift.classes``, (n,); -1 without a label.
 
-    Raises LabelError for a class that is not in ``shift.classes``, except in masked rows.
+    Rows with False in `mask` get -1 too. Raises LabelError if another row has a class that is not
+    in ``shift.classes``.
     """
     if not isinstance(column, ClassCodes):
         return np.full(n, -1, np.intp)

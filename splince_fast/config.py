@@ -1,4 +1,4 @@
-"""Environment of the library: versions, BLAS, instruction sets, measured speed and advice."""
+"""Environment of the library: versions, BLAS, instruction sets, measured speed, and advice."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def _simd() -> tuple[str, ...]:
 
 
 def _scipy_blas() -> tuple[str, str]:
-    """Name with version, and processor type of the kernels, of SciPy's BLAS."""
+    """Name and version of SciPy's BLAS, and the processor type of its kernels."""
     import threadpoolctl
 
     for library in threadpoolctl.threadpool_info():
@@ -168,7 +168,7 @@ def _version(name: str) -> str:
 
 
 def _median_seconds(work: Callable[[], object]) -> float:
-    """Median time of five calls, in seconds, after a warm-up call."""
+    """Median time in seconds of five calls of `work`, after a warm-up call."""
     work()
     times = []
     for _ in range(5):
@@ -179,7 +179,7 @@ def _median_seconds(work: Callable[[], object]) -> float:
 
 
 def _syrk_rate(dtype: type[np.floating[Any]]) -> float:
-    """Rate of the product X^T X of 2048 x 1024 numbers, in GFLOP/s."""
+    """Rate of the symmetric product X^T X for X of shape (2048, 1024), in GFLOP/s."""
     rows: NDArray[Any] = np.ones((2048, 1024), dtype)
     product: NDArray[Any] = np.zeros((1024, 1024), dtype, order="F")
     routine = blas.syrk_f32_out if dtype is np.float32 else blas.syrk_f64_into

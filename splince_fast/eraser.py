@@ -1,4 +1,4 @@
-"""Protocol of erasers, and a loader for their files."""
+"""Protocol of erasers, and a function that loads an eraser of any class from a file."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Eraser(Protocol):
         """
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a safetensors file.
+        """Write the eraser to a safetensors file.
 
         Parameters
         ----------
@@ -81,7 +81,7 @@ class Eraser(Protocol):
         """
 
 
-# Loaders by the kind of eraser that the file states.
+# For each kind of eraser that a file can state, the function that loads it.
 LOADERS: dict[str, Callable[[str | os.PathLike[str]], Eraser]] = {
     "projection": Projection.load,
     "conditional": ConditionalEraser.load,

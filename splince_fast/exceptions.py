@@ -1,4 +1,4 @@
-"""Errors and warnings of the package; ``except SplinceError`` catches every error.
+"""Errors and warnings of the package; ``except SplinceError`` catches all its errors.
 
 Every error is also a built-in exception, such as ``ValueError`` or ``KeyError``. The text of an
 error describes the problem, the likely cause and a remedy.
@@ -21,7 +21,7 @@ class NonFiniteError(InputError):
     Attributes
     ----------
     columns : tuple of int
-        Numbers of the affected columns; empty if they are unknown, or if the text gives names.
+        Numbers of the affected columns; empty if they are unknown, or if the text has their names.
     """
 
     columns: tuple[int, ...] = ()
@@ -34,7 +34,7 @@ class LabelError(SplinceError, ValueError):
 class UnknownVariableError(SplinceError, KeyError):
     """A named variable is not among the accumulated variables."""
 
-    def __str__(self) -> str:  # KeyError prints the repr of its message
+    def __str__(self) -> str:  # KeyError would print the repr of its message
         return str(self.args[0]) if self.args else ""
 
 
@@ -45,8 +45,8 @@ class NotEnoughDataError(SplinceError, ValueError):
 class IncompatibleMomentsError(SplinceError, ValueError):
     """Two moments cannot be merged or subtracted.
 
-    They have other features or other kinds of variables, or the subtracted rows are not a part of
-    the accumulated rows.
+    Their features or the kinds of their variables differ, or the subtracted rows are not among the
+    accumulated rows.
     """
 
 
@@ -80,7 +80,7 @@ class MissingExtraError(SplinceError, ImportError):
 
 
 class SiteError(InputError):
-    """A site of a model cannot be used: not found, never called, or its tensor is unsuitable."""
+    """A site (a module of a model) is not found, is never called, or has no suitable tensor."""
 
 
 class NeverCalledError(SplinceError, RuntimeError):
@@ -112,7 +112,7 @@ class PrecisionWarning(SplinceWarning):
 
 
 class SampledScatterWarning(SplinceWarning):
-    """The sampled rows misestimate variances of features: the distortion may exceed the optimum."""
+    """The sampled rows misestimate variances of features; the distortion may not be minimal."""
 
 
 class UnseenRowsWarning(SplinceWarning):
@@ -136,8 +136,8 @@ class WholeNumbersWarning(SplinceWarning):
 
 
 class OnePassWarning(SplinceWarning):
-    """Erasers of several sites were fitted in one pass: each is exact only if used alone."""
+    """Erasers of several sites were fitted in one pass; an eraser is exact only if used alone."""
 
 
 class OtherTokensWarning(SplinceWarning):
-    """Erasers of several sites change other tokens than in the fit: later ones may be inexact."""
+    """Erasers change other tokens than in the fit, so that those of later sites may be inexact."""

@@ -1,4 +1,4 @@
-"""Projection: an affine eraser with two low-rank factors; its application to rows, and files."""
+"""Projection: an affine eraser with two low-rank factors, its application, and its files."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ _IDEMPOTENT = 1e-6
 class Projection:
     """Affine map r(x) = mean + P (x - mean), where I - P = left right^T has low rank.
 
-    Immutable; returned by :func:`splince_fast.splince` and the other methods. For rows X the map
-    is ``X - ((X - mean) @ right) @ left.T``, which equals ``X @ P.T + offset``. The mean is
-    subtracted first, so that a feature with a large mean costs the other features no precision.
+    The object is immutable, and returned by :func:`splince_fast.splince` and the other methods. For
+    rows X the map is ``X - ((X - mean) @ right) @ left.T``, which equals ``X @ P.T + offset``. The
+    mean is subtracted first, so that a feature with a large mean does not reduce the precision of
+    the other features.
 
     Parameters
     ----------
@@ -111,7 +112,7 @@ class Projection:
         report: Report | Callable[[], Report] | None,
         names: tuple[str, ...] | None,
     ) -> None:
-        """Set the map x - left^T (right (x - mean) - shift) without copying the (r, d) factors."""
+        """Set the map x - left^T (right (x - mean) - shift); the (r, d) factors are not copied."""
         self._left, self._right, self._mean, self._shift = left, right, mean, shift
         self._method, self._report, self._names = method, report, names
         for array in (left, right, mean, shift):
@@ -134,10 +135,10 @@ class Projection:
         shift: Float | None = None,
         feature_names: tuple[str, ...] | None = None,
     ) -> Projection:
-        """Make a projection from valid (r, d) factors.
+        """Make a projection from valid (r, d) factors, without checks.
 
-        The map is x - left^T c with coefficients c = right (x - mean) - shift, or, if `bias` is
-        passed, c = right x - bias. Without `shift` and `bias` the shift is 0.
+        The map is x - left^T c with the coefficients c = right (x - mean) - shift. If only `bias`
+        is passed, c = right x - bias; without `shift` and `bias`, the shift is 0.
         """
         if shift is None:
             shift = np.zeros(len(left)) if bias is None else _shift_of(bias, right, mean)
@@ -164,22 +165,26 @@ class Projection:
 
     @cached_property
     def offset(self) -> Float:
-        """Additive constant of r(x) = P x + offset, (d,) float64: mean - P mean."""
+        """Additive constant of r(x) = P x + offset, (d,) float64: left @ bias.
+
+        The offset equals mean - P mean if `mean` is a fixed point of the map.
+        """
         offset = np.asarray(self.bias @ self._left)
         offset.flags.writeable = False
         return offset
 
     @property
     def bias(self) -> Float:
-        """Bias of the removed part, (r,) float64: r(x) = x - (x @ right - bias) @ left.T."""
+        """Constant in the removed part, (r,) float64: r(x) = x - (x @ right - bias) @ left.T."""
         return np.asarray(self._right @ self._mean + self._shift)
 
     @cached_property
     def rank(self) -> int:
         """Rank of I - P, the number of removed dimensions, at the rounding level of the factors.
 
-        Features are rescaled so that each row has the same size in both factors: the similarity
-        D^{-1} (I - P) D has the same rank, and the result does not depend on units of features.
+        A diagonal matrix D rescales the features so that each row has the same size in both
+        factors. D^{-1} (I - P) D has the same rank as I - P, and the result does not depend on the
+        units of the features.
         """
         if not len(self._left):
             return 0
@@ -193,8 +198,8 @@ class Projection:
     def _idempotent(self) -> bool:
         """Whether r(r(x)) = r(x) up to rounding error, with features scaled as for `rank`.
 
-        With c = right^T (x - mean) - shift, the first application changes x by -left c, and the
-        second by -left (I - right^T left) c.
+        Let c = right^T (x - mean) - shift. The first application changes x by -left c, and the
+        second changes r(x) by -left (I - right^T left) c.
         """
         if not len(self._left):
             return True
@@ -360,7 +365,7 @@ class Projection:
                 )
         return results
 
-    __array_ufunc__ = None  # array @ projection raises TypeError
+    __array_ufunc__ = None  # makes array @ projection raise TypeError
 
     def __matmul__(self, first: Projection) -> Projection:
         """Return ``second @ first``, the map that applies `first` and then `second`.
@@ -465,7 +470,7 @@ class Projection:
         if not valid:
             raise InputError(f"factors are held as float32 or float64, not {dtype!r}")
         left, right = (f.astype(dtype).astype(np.float64) for f in (self._left, self._right))
-        # `shift` belongs to coefficients of x - mean, so it needs no change for rounded factors.
+        # `shift` needs no change, because it is an offset of coefficients of x - mean.
         return Projection._make(
             left, right, self._mean.copy(), method=self._method, report=self._report,
             shift=self._shift.copy(), feature_names=self._names,
@@ -474,7 +479,9 @@ class Projection:
     # -- persistence -----------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a safetensors file: left, right, mean, offset, bias, shift; the report as metadata.
+        """Write the projection to a safetensors file, with the report as metadata.
+
+        The tensors are left, right, mean, offset, bias and shift.
 
         Parameters
         ----------
@@ -485,7 +492,7 @@ class Projection:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Projection:
-        """Return the projection in a file, bit for bit as it was saved.
+        """Return the projection that a file holds, bit for bit as it was saved.
 
         Parameters
         ----------
@@ -597,10 +604,11 @@ def _shift_of(bias: Float, right: Float, mean: Float) -> Float:
 
 
 def _balanced(left: Float, right: Float) -> tuple[Float, Float]:
-    """Return D^{-1} left and D right, with a diagonal D that equalises the row sizes of both.
+    """Return D^{-1} left and D right, where a diagonal D gives both factors equal row sizes.
 
-    The size of row j, its largest absolute value, becomes sqrt(max |left_j| max |right_j|) in both
-    factors. A row that is zero in one factor gets the largest of these sizes in the other.
+    The size of row j is its largest absolute value. In both results it is
+    sqrt(max |left_j| max |right_j|). If a row is zero in one factor, its size in the other becomes
+    the largest of all these sizes.
     """
     sizes = [np.abs(factor).max(axis=1) for factor in (left, right)]
     both = (sizes[0] > 0) & (sizes[1] > 0)

@@ -41,7 +41,7 @@ Float = NDArray[np.float64]
 
 
 class SpanLike(Protocol):
-    """Spans of several variables: names, the stacked (k, d) rows, and the row count of each."""
+    """Spans of several variables: names, stacked rows (k, d), and number of rows per variable."""
 
     names: list[str]
     rows: Float
@@ -61,36 +61,36 @@ class VariableReport:
         Rank of Cov(x, v) for this variable v, at the rounding level of the data.
     singular_values : tuple of float
         Canonical correlations between x and the variable, the singular values of
-        L^+ Cov(x, v) Cov(v)^{-1/2}: from 0, no linear association, to 1, a perfect one. Missing
-        labels count as rows at the mean. Without whitening: singular values of Cov(x, v), with v
-        scaled to unit standard deviation. For kept directions: singular values of the whitened
-        directions.
+        L^+ Cov(x, v) Cov(v)^{-1/2} with Cov(x) = L L^T. They range from 0, no linear association,
+        to 1, a perfect one. Missing labels count as rows at the mean. Without whitening: singular
+        values of Cov(x, v), with v scaled to unit standard deviation. For kept directions: singular
+        values of the whitened directions.
     residual : float
         |P Cov(x, z)| / |Cov(x, z)| for an erased variable,
         |P Cov(x, y) - Cov(x, y)| / |Cov(x, y)| for a kept variable (Frobenius norms).
     bound : float
-        Rounding level of `residual`: 8 d eps q |P|^2, with q the condition number of the whitened
-        cross-covariances and |P| the spectral norm with features scaled to unit standard
-        deviation; plus the covariance below the rounding level of Cov(x), which is not erased. If
-        `residual` is far above `bound`, part of a kept variable was given up, or part of an
-        erased variable was left (``rank_tol=``).
+        Rounding level of `residual`. It is the sum of 8 d eps q |P|^2 and of the part of the
+        covariance that is not erased, because it is below the rounding level of Cov(x). Here q is
+        the condition number of the whitened cross-covariances, and |P| is the spectral norm with
+        features scaled to unit standard deviation. If `residual` is far above `bound`, part of a
+        kept variable was given up, or part of an erased variable was left (``rank_tol=``).
     kind : str
-        Kind of the variable: "classes (4)", "continuous (1 column)", "directions (2)"; empty if
-        read from an old file that lacks it.
+        Kind of the variable: "classes (4)", "continuous (1 column)", "directions (2)"; empty if the
+        report was read from an old file without kinds.
     expected : float or None
-        Erased variable: R^2 that the best linear predictor is expected to reach in held-out rows
-        of the same distribution, about (d - r) / n for rank r and n rows (see
-        :func:`splince_fast.evaluation.advice.held_out_trace`). Assumes equal class covariances,
-        unless the moments were made ``by`` the variable; for a continuous variable, that the
-        standard deviation of x does not depend on the variable. None without whitening, with
-        shrinkage or ``sketch_size=``, for fewer rows than dimensions, and if ``rank_tol=`` leaves
-        part of the association.
+        Erased variable: expected R^2 of the best linear predictor in held-out rows of the same
+        distribution, about (d - r) / n for rank r and n rows (see
+        :func:`splince_fast.evaluation.advice.held_out_trace`). For classes, equal class covariances
+        are assumed, unless the moments were made ``by`` the variable. For a continuous variable,
+        the standard deviation of x is assumed not to depend on the variable. None without
+        whitening, with shrinkage or ``sketch_size=``, for fewer rows than dimensions, and if
+        ``rank_tol=`` leaves part of the association.
     expected_most : float or None
-        Classes: upper bound of `expected` for any class covariances; None if the moments were
-        made ``by`` the variable, which makes the class covariances known.
+        Classes: upper bound of `expected` for any class covariances. None if the moments were made
+        ``by`` the variable: `expected` then uses the class covariances.
     noise : Noise or None
-        Erased variable: sampling noise of its fitted covariance with x, for
-        :meth:`Report.certificate`. None if part of the association is left.
+        Erased variable: sampling noise of the fitted Cov(x, v), for :meth:`Report.certificate`.
+        None if part of the association is left.
 
     Notes
     -----
@@ -143,8 +143,8 @@ class FrozenHead:
     ----------
     excess_risk : float
         Excess risk of SPLINCE divided by the excess risk of LEACE, for an unregularised head on
-        one task variable: 1 + b^2 rho / (1 - rho), at least 1, with b the `strength` of the
-        report (proofs_check, theorem 3).
+        one task variable: 1 + b^2 rho / (1 - rho), at least 1, where b and rho are `strength` and
+        `rho` of the report (proofs_check, theorem 3).
     shrinkage_threshold : float
         g* = 2 (1 - rho) / (2 - (2 - b) rho). For a head equal to g times the least-squares head,
         SPLINCE has the smaller risk if g < g*, and LEACE if g > g* (proofs_check, theorem 3).
@@ -167,7 +167,7 @@ class HeldOut:
     concept : float or None
         R^2 of the concept after erasure; None for a partial eraser.
     chance : float or None
-        Chance level of `concept`: its mean for random labels; None for a partial eraser.
+        Chance level of `concept`: mean R^2 for random labels; None for a partial eraser.
     kept : float or None
         Fraction of the covariance with the kept variables that is preserved; None without kept
         variables and for a partial eraser.
@@ -188,8 +188,8 @@ class Sampling:
     n_rows : int
         Number of sampled rows.
     expected_excess : float or None
-        Expected relative increase of `distortion`, compared with the eraser fitted to all rows.
-        None for SAL, and with shrinkage.
+        Expected relative increase of `distortion`, compared with the eraser that is fitted to all
+        rows. None for SAL, and with shrinkage.
     """
 
     n_rows: int
@@ -206,8 +206,8 @@ class SketchedCovariance:
         Rank of the low-rank part. The `singular_values` of the variables are estimates, because
         the approximation replaces Cov(x).
     passes : int or None
-        Number of passes of ``refine=`` over the rows, which make `distortion` exact; None without
-        ``refine=``.
+        Number of passes of ``refine=`` over the rows, after which `distortion` is exact; None
+        without ``refine=``.
     gain : float or None
         Relative decrease of the distortion in the last pass.
     """
@@ -224,12 +224,12 @@ class OracleFit:
     Attributes
     ----------
     distortion_leace : float
-        D_oL: distortion of o-LEACE, the smallest possible when the labels are used.
+        D_oL: distortion of o-LEACE, the smallest possible for an eraser that uses the labels z.
     rho : float or None
-        Largest rho_o over the linear combinations u of the kept columns: variance of u that z
-        predicts, as a fraction of the variance that x and z predict. For single columns z and y,
-        rho_o = corr(z, y)^2 / R^2(y given x, z), and `distortion` is D_oL / (1 - rho_o). None
-        without kept variables.
+        Largest rho_o over all linear combinations u of the kept columns. rho_o is the variance of u
+        that z predicts, divided by the variance of u that x and z predict together. For single
+        columns z and y, rho_o = corr(z, y)^2 / R^2(y given x, z), and `distortion` is
+        D_oL / (1 - rho_o). None without kept variables.
     """
 
     distortion_leace: float
@@ -243,16 +243,17 @@ class QuadraticFit:
     Attributes
     ----------
     determinant : float
-        Smallest |det(I + Lam^T B_c)| over classes. If it is not 0, the maps are optimal: `gap` is
-        0 up to the stopping rule.
+        Smallest |det(I + Lam^T B_c)| over the classes c. Lam is the Lagrange multiplier for the
+        kept Cov(x, y); B_c = S_c^+ S_cy, with S_c = Cov(x) and S_cy = Cov(x, y) in class c. If the
+        determinant is not 0, the maps are optimal: `gap` is 0 up to the stopping rule.
     gap : float or None
-        (cost - lower bound) / cost of the maps; 0 means optimal to rounding error. None for
+        (cost - lower bound) / cost of the maps; 0 means optimal up to rounding error. None for
         ``method="repair"``.
     covariance_difference, covariance_difference_left : float or None
-        Difference of the k class covariances, dS2 = sum_c |S_c - mean of S_c|^2 / k after whitening
-        by the pooled covariance (|S_1 - S_0|^2 / 4 for two classes), before erasure and after
-        erasure in held-out rows. Estimated from folds, without bias before erasure and to first
-        order after it; None without folds.
+        Difference of the k class covariances before erasure, and after erasure in held-out rows:
+        dS2 = sum_c |S_c - mean of S_c|^2 / k after whitening by the pooled covariance, which is
+        |S_1 - S_0|^2 / 4 for two classes. Both are estimated from folds. The first estimate is
+        unbiased, the second is unbiased to first order. None without folds.
     """
 
     determinant: float
@@ -271,7 +272,7 @@ class IsotropicFit:
         |P (S_1 - S_0) P^T| / |S_1 - S_0|, with class covariances S_0 and S_1 and Frobenius norms;
         0 up to rounding error without ``neutral=``.
     n_kept : int
-        Number of dimensions of the range of Cov(x) that are not removed.
+        Number of dimensions of the range of Cov(x) that are kept.
     """
 
     residual: float
@@ -303,9 +304,9 @@ class Report:
         Cosines of the principal angles between the whitened spans of the erased and of the kept
         variables, before any direction was given up.
     amplification : float
-        1 / sin of the smallest principal angle: length of the longest correction, relative to
-        LEACE (Theorem 1: spectral norm of the whitened projection). For
-        :func:`splince_fast.repair`: spectral norm of its map, with each feature in units of its
+        1 / sin of the smallest principal angle, the spectral norm of the whitened projection of
+        Theorem 1: how many times longer than by LEACE a row may be moved. For
+        :func:`splince_fast.repair`: spectral norm of the map, with each feature in units of its
         standard deviation before or after erasure, whichever is larger; log10 of this norm is the
         number of digits lost.
     rho : float or None
@@ -319,18 +320,20 @@ class Report:
     solver : {"cholesky", "eigh", "low-rank", "refined", "none"}
         Factorisation of the covariance.
     tolerance : float
-        Rounding level, in units of correlation, below which a direction counts as absent.
+        Rounding level in units of correlation; a smaller correlation counts as 0.
     shrinkage : float
         Weight of the isotropic target in the factored covariance.
     warnings : tuple of str
     sensitivity : float or None
         Change of the removed part (P - I) x when x is rounded to float32, relative to the
-        standard deviation of x: sqrt(E|(P - I) e|^2) / s = eps32 rms(x) |P - I|_F / s, for
-        independent entries of e with standard deviation eps32 rms(x), eps32 = 2^-23,
-        rms(x)^2 = E|x|^2 / d and s^2 = tr Cov(x). None if read from an old file that lacks it.
+        standard deviation of x: sqrt(E|(P - I) e|^2) / s = eps32 rms(x) |P - I|_F / s. The rounding
+        error e has independent entries with standard deviation eps32 rms(x); eps32 = 2^-23,
+        rms(x)^2 = E|x|^2 / d and s^2 = tr Cov(x). None if the report was read from an old file
+        without this value.
     left_out : tuple of int
-        Indices of the features with too little variance to be whitened (``min_scale``). From these
-        features, only covariance with the concept that the other features predict is removed.
+        Indices of the features with too little variance to be whitened (``min_scale``). The eraser
+        removes from these features only that covariance with the concept which the other features
+        predict.
     left_out_names : tuple of str
         Names of the features in `left_out`; empty if the features have no names.
     alpha : float
@@ -338,8 +341,8 @@ class Report:
         Below 1 no dimension is removed entirely, `rank` counts the changed dimensions, and a linear
         probe still recovers the variables with the role "erased".
     strength : float
-        Fraction of the covariance with the kept variables that is restored, of the part that
-        LEACE (for :func:`splince_fast.repair`: the eraser) removes.
+        Fraction of the removed covariance with the kept variables that is restored. The removed
+        covariance is that which LEACE removes, or, for :func:`splince_fast.repair`, the eraser.
     frozen_head : FrozenHead or None
         Cost for a head that is not refitted; None if `rho` is None.
     held_out : HeldOut or None
@@ -430,26 +433,26 @@ class Report:
 
         The bound holds for every map P with P Cov(x, z) = 0 in the fitted rows, for any method,
         task or covariance used in the fit. For a column of z, the population R^2 is at most
-        t / (1 + t), where t is the squared length, in whitened coordinates, of the sampling noise
-        of the fitted Cov(x, z) orthogonal to the true Cov(x, z). With p the rank of Cov(x), n t is
-        chi-squared with p - 1 degrees of freedom if all classes have the same covariance or, for a
-        continuous variable, if its regression on x has residuals of constant variance. For classes
-        in moments made with ``by=``, scale and degrees of freedom are computed from the class
-        covariances, without this assumption.
+        t / (1 + t), where t is the squared length, in whitened coordinates, of the part of the
+        sampling noise of the fitted Cov(x, z) that is orthogonal to the true Cov(x, z). Let p be
+        the rank of Cov(x). Then n t is chi-squared with p - 1 degrees of freedom if all classes
+        have the same covariance or, for a continuous variable, if its regression on x has residuals
+        of constant variance. For classes in moments made with ``by=``, the scale and the degrees of
+        freedom are computed from the class covariances, without this assumption.
 
         Parameters
         ----------
         delta : float in (0, 1)
-            Fraction of fits for which the bound of a variable may fail; divided among the columns
-            of the variable, or among its classes if there are more than two.
+            Fraction of fits in which the bound of a variable may fail. It is divided among the
+            columns of the variable, or among its classes if there are more than two.
 
         Returns
         -------
         dict of str to float
-            Bound by variable, for all classes or columns of the variable at once. It holds for
-            linear predictors on rows of the same distribution, asymptotically in the number of
-            rows, and for weights that are counts of rows. It does not hold for other populations
-            or nonlinear predictors.
+            Bound for each variable, which holds for all its classes or columns at once. It is
+            asymptotic in the number of rows, and holds for linear predictors on rows of the same
+            distribution and for weights that are counts of rows. It does not hold for other
+            populations or nonlinear predictors.
 
         Raises
         ------
@@ -551,7 +554,7 @@ class Report:
                 f"the eraser was fitted to; this one is of {self.method} on {self.n_features} "
                 f"features, and the variables are {[v.name for v in self.variables]}"
             )
-        factored: Any = moments  # a Factored snapshot has a shrinkage already
+        factored: Any = moments  # a Factored snapshot has its shrinkage already
         if not hasattr(factored, "factor"):
             factored = factored.factored(shrinkage=self.shrinkage or None)
         task = factored.variable(keep[0])
@@ -580,7 +583,8 @@ class Report:
             return self
 
         def variable(v: VariableReport) -> VariableReport:
-            # Erased: P_alpha c = (1 - alpha) c + alpha P c, with P c = 0 up to rounding error.
+            # For an erased variable with c = Cov(x, z), P_alpha c = (1 - alpha) c + alpha P c, and
+            # P c is 0 up to rounding error.
             left = alpha * v.residual + (1 - alpha if v.role == "erased" else 0.0)
             return dataclasses.replace(
                 v, residual=left, expected=None, expected_most=None, noise=None
@@ -605,7 +609,7 @@ class Report:
 
     @property
     def _effect(self) -> tuple[str, str]:
-        """Text on the change made by the eraser: a table entry, and the end of a sentence."""
+        """Two texts on the effect of the eraser: a table entry, and the end of a sentence."""
         if self.oracle is not None:
             return (
                 "differences between labels; needs the label of each row",
@@ -631,13 +635,13 @@ class Report:
 
     @property
     def _left_out(self) -> str:
-        """Text on the features left out of the whitening: their number and the first few."""
+        """Text on the features that are not whitened: their number and the first few."""
         names = self.left_out_names
         shown = abbreviated(range(len(names)), names) if names else abbreviated(self.left_out)
         return f"{len(self.left_out)} feature(s) ({shown})"
 
     def _facts(self) -> list[tuple[str, str]]:
-        """Return label and text of each line of the summary."""
+        """Return the label and the text of each line of the summary."""
         support = "not factored" if self.rank_covariance is None else f"rank {self.rank_covariance}"
         sample = ""
         if self.sampling is not None:
@@ -922,12 +926,13 @@ def shortened(texts: Iterable[str], count: int) -> str:
 
 
 def _at_most(variable: VariableReport, text: str) -> str:
-    """Insert `expected_most` of the variable into `text`; return "" if it is None."""
+    """Insert `expected_most` of a variable into `text`; return "" if `expected_most` is None."""
     bound = variable.expected_most
     return "" if bound is None else text.format(f"{bound:.2g}")
 
 
-# Field of Report: names of its fields in files of earlier versions, where all were flat.
+# For each part of Report, the names of its fields in files of earlier versions, in which all values
+# are fields of the report itself.
 _FLAT = {
     "frozen_head": ("frozen_head_penalty", "head_shrinkage_threshold"),
     "held_out": ("unseen_distortion", "unseen_concept", "unseen_chance", "unseen_kept"),
@@ -939,10 +944,10 @@ _FLAT = {
 
 
 def _nested(values: Mapping[str, object]) -> dict[str, Any]:
-    """Return the fields of a report, with flat fields of earlier versions grouped into parts.
+    """Return the fields of a report; group the flat fields of earlier versions into parts.
 
-    A part is built only if its first flat field is present; otherwise the other flat fields stay
-    as they are, and are rejected later as unknown.
+    A part is built only if the first of its flat fields is present. Otherwise its other flat fields
+    are left unchanged, and are rejected later as unknown fields.
     """
     values = {**values}
     for name, flat in _FLAT.items():
@@ -966,7 +971,7 @@ def _from_plain(kind: Any, value: Any, name: str) -> Any:
     TypeError, KeyError, AttributeError
         A field is missing or unknown.
     """
-    if get_origin(kind) is UnionType:  # X | None
+    if get_origin(kind) is UnionType:  # kind is X | None
         return None if value is None else _from_plain(get_args(kind)[0], value, name)
     if get_origin(kind) is tuple:
         return tuple(_from_plain(get_args(kind)[0], item, name) for item in value)
@@ -993,7 +998,7 @@ def _is_possible(noise: Noise) -> bool:
 
 
 class Facts(NamedTuple):
-    """Values of a report that the solution of the solver does not contain."""
+    """Values of a report that are not in the :class:`Solution` of the solver."""
 
     method: str
     n_rows: int
@@ -1001,13 +1006,13 @@ class Facts(NamedTuple):
     shrinkage: float
     whitened: bool
     distortion: float | None  # E|r(x) - x|^2; None if unknown
-    distortion_leace: float | None  # E|r(x) - x|^2 of LEACE, which keeps no variable
+    distortion_leace: float | None  # E|r(x) - x|^2 of LEACE
     warnings: tuple[str, ...]
     variance: float  # tr Cov(x)
     sampling: Sampling | None
     sketch: SketchedCovariance | None
     sensitivity: float
-    noises: tuple[Noise, ...]  # one per erased variable; empty unless erasure is complete
+    noises: tuple[Noise, ...]  # one per erased variable; empty if erasure is not complete
     strength: float
     feature_names: tuple[str, ...] | None
 
@@ -1031,7 +1036,7 @@ def build_report(
         risk = (1 - b**2) + b**2 * amplification**2
         head = FrozenHead(risk, 2 * (1 - rho) / (2 - (2 - b) * rho))
     bound = solution.bound
-    size = max(1.0, solution.size)  # |P|; 1 for the identity
+    size = max(1.0, solution.size)  # |P|, which is 1 for the identity
     exact = facts.whitened and not facts.shrinkage
     n_erased = len(span_z.rows)
     variables = []
@@ -1040,8 +1045,8 @@ def build_report(
         ("kept", span_y, solution.whitened[n_erased:], solution.cut_y, solution.rank_y),
     ):
         start = 0
-        # Rounding level of the singular values. It is `cut`, except where rank_tol= raised `cut`
-        # (`noises` is empty then): there, it is the cut of rank_tol="auto".
+        # The rounding level of the singular values is `cut`, unless rank_tol= raised `cut`. Then
+        # `noises` is empty, and the level is the value that `cut` has for rank_tol="auto".
         rounding = cut
         if not facts.noises:
             strongest = float(_singular_values(white).max(initial=0.0))
@@ -1064,7 +1069,7 @@ def build_report(
                 if not kind.startswith("directions"):
                     reported = np.minimum(reported, 1.0)
                 if role == "erased" and exact and has_angles and complete:
-                    # Cov(x, z) was estimated from the labelled rows.
+                    # The sample size is that of the labelled rows, which determine Cov(x, z).
                     n_labelled, rank_z = round(labelled * facts.weight), min(whitening.shape)
                     sizes = n_labelled, solution.rank_covariance, rank_z
                     correlations = np.minimum(reported / labelled**0.5, 1.0)
@@ -1125,9 +1130,9 @@ def build_report(
 def correlations_of(
     span: SpanLike, white: Float
 ) -> Iterator[tuple[str, slice, str, tuple[float, ...]]]:
-    """Yield name, row slice, kind and canonical correlations of each variable in `white`.
+    """Yield the name, row slice, kind and canonical correlations of each variable in `span`.
 
-    `white`, (k, d), holds the whitened rows of `span`.
+    `white`, (k, d), holds the whitened rows of `span`, which the row slices index.
     """
     start = 0
     for name, count, interpretation in zip(
@@ -1148,9 +1153,9 @@ def _singular_values(rows: Float) -> Float:
 
 
 def _residual(span: Float, left: Float, right: Float, role: str) -> float:
-    """Relative residual of one variable with rows Cov(x, v_j) in `span`.
+    """Relative residual of one variable, whose rows Cov(x, v_j) are `span`.
 
-    |P span| / |span| for the role "erased", |P span - span| / |span| for "kept".
+    It is |P span| / |span| for the role "erased", and |P span - span| / |span| for "kept".
     """
     size = float(np.linalg.norm(span))
     removed = (span @ right.T) @ left

@@ -27,7 +27,7 @@ from splince_fast.report import as_html, as_text, shortened
 Float = NDArray[np.float64]
 
 # `conclusion` states an association for p-values below the first threshold, and less association
-# than at the chance level for p-values above the second.
+# than chance gives for p-values above the second.
 _ASSOCIATED = 0.01
 _LESS_THAN_CHANCE = 1.0 - 1e-4
 
@@ -49,10 +49,10 @@ class ConceptStrength:
     chance : float
         Mean of V over all permutations of the labels: rank_x rank_z / (n - 1), exact for any x.
     chance_deviation : float
-        Standard deviation of V for Gaussian x and randomly permuted labels, which equals the
-        standard deviation over random rotations of any x.
+        Standard deviation of V for Gaussian x and randomly permuted labels. It equals the standard
+        deviation over random rotations of any x.
     p_value : float
-        Probability that V is at least as large for randomly permuted labels. Exact for Gaussian x
+        Probability that randomly permuted labels give at least the observed V. Exact for Gaussian x
         if rank_x or rank_z is 1; otherwise an approximation, which can be too small for classes
         with few rows.
     bound : float
@@ -121,7 +121,7 @@ class ConceptStrength:
         return {**fields, "correlations": list(self.correlations), "conclusion": self.conclusion}
 
     def _facts(self) -> list[tuple[str, str]]:
-        """Return label and text of each line of the summary."""
+        """Return the label and the text of each line of the summary."""
         shown = shortened((f"{c:.3g}" for c in self.correlations), 5)
         facts = [
             ("sample", f"n = {self.n:,}, rank of x {self.rank_x}, of the concept {self.rank_z}"),
@@ -209,9 +209,10 @@ def concept_strength(
     has outlying rows and z has classes with few rows, since both have high leverages: use the
     permutation test or the bound there.
 
-    *bound*: sum k_i^2 is known for classes. The sums h_i^2, and k_i^2 for continuous columns, lie
-    between r^2 / n and r (n - 1) / n, with r the rank. The largest variance in these ranges gives
-    Cantelli's inequality, and the mean gives Markov's inequality; the bound is the smaller one.
+    *bound*: for classes, sum k_i^2 follows from the class sizes. For continuous columns, sum k_i^2
+    lies between r^2 / n and r (n - 1) / n, with r the rank; so does sum h_i^2. The largest variance
+    in these ranges gives Cantelli's inequality, the mean gives Markov's inequality, and `bound` is
+    the smaller of both bounds.
 
     *Missing labels* count as rows at the mean of the concept. All statements above stay exact,
     with n the number of all rows of x, but the correlations of a concept that is labelled in a
@@ -316,17 +317,17 @@ def concept_strength(
 class _Whitened:
     """Cross-covariance whitened by the factor L of a covariance matrix."""
 
-    rows: Float  # (k, d): L^+ times each of the k rows before whitening
+    rows: Float  # (k, d): L^+ times each of the k rows of the cross-covariance
     singular_values: Float  # singular values of `rows`
     rank: int  # rank of L L^T
-    inverse_scale: Float | float  # (d,): 1 / standard deviation, 0 if constant; 1 for classes
+    inverse_scale: Float | float  # (d,): 1 / standard deviation, 0 if constant; 1.0 for classes
 
 
 def _whiten(factor: Factor, cross: Float, max_rank: int) -> _Whitened:
     """Whiten the rows of `cross`, (k, d), by a factor that does not depend on the labels.
 
-    If the factor admitted directions that covary with the concept, the chance level would depend
-    on the labels.
+    `factor.admit` is not used: it would make the rank of x, and so the chance level, depend on the
+    labels.
     """
     rows = factor.whiten(np.ascontiguousarray(cross))
     values = np.asarray(np.linalg.svd(rows, compute_uv=False), dtype=np.float64)
@@ -336,16 +337,17 @@ def _whiten(factor: Factor, cross: Float, max_rank: int) -> _Whitened:
 def _whiten_both(
     stats: Statistics, variable: Variable, name: object
 ) -> tuple[_Whitened, _Whitened]:
-    """Whiten Cov(x, z) by Cov(x) alone, and by Cov(x) and Cov(z).
+    """Return Cov(x, z) whitened by Cov(x) alone, and whitened by both Cov(x) and Cov(z).
 
     The singular values of the second result are the canonical correlations.
     """
     cross = variable.cross_covariance(0.0, name)
     if isinstance(variable, ClassSums):
-        # The vectors 1[z = c] / sqrt(n_c) are orthonormal: dividing by sqrt(n_c / n) whitens.
+        # The vectors 1[z = c] / sqrt(n_c) are orthonormal: division by sqrt(n_c / n) whitens the
+        # class indicators.
         present = variable.weights > 0
         cross = cross[:, present] / np.sqrt(variable.weights[present] / variable.weight)
-    # With min_scale=0 no feature is left out.
+    # With min_scale=0, no feature is left out of the whitening.
     options = Options() if isinstance(stats, Factored) else Options(min_scale=0.0)
     with stats.memory(True) as memory:
         factor = stats.factored(options, stats.intensity(options), memory)
@@ -357,7 +359,8 @@ def _whiten_both(
     variance, squares = np.diag(covariance), np.diag(variable.squares) / variable.weight
     size = np.abs(variable.reference) + np.sqrt(squares)
     varies = variable.deviations() > 0.0
-    # The rounding error of sums about the reference point scales with the squares about this point.
+    # The rounding error of the covariance scales with the squares about the reference point, which
+    # can be larger than the variances.
     cancellation = float(np.max(squares[varies] / variance[varies]))
     tolerance = tolerances.eigenvalue_of_columns(variable.n_columns, variable.n_rows, cancellation)
     max_rank = variable.n_rows - 1
@@ -372,8 +375,8 @@ def _whiten_both(
 class _Null:
     """Distribution of V = tr(H K) under random permutations of n rows.
 
-    H and K are the projections on the centred columns of X, of rank p, and of the concept, of
-    rank q.
+    H is the orthogonal projection onto the centred columns of X, of rank p; K is that onto the
+    centred columns of the concept, of rank q.
     """
 
     n: int
@@ -382,7 +385,7 @@ class _Null:
 
     @property
     def lowest(self) -> int:
-        """Smallest possible V: dimensions that the two column spaces share in any permutation."""
+        """Smallest possible V: the number of dimensions that both column spaces always share."""
         return max(0, self.p + self.q - (self.n - 1))
 
     @property
@@ -443,13 +446,13 @@ class _Null:
         )
         if squared_leverages_z is not None:
             excess_z = [self.excess(squared_leverages_z, self.q)]
-        # The variance is bilinear in the two excesses, hence largest at the ends of both ranges.
+        # The variance is bilinear in the two excesses: its maximum is at ends of the ranges.
         variance = max(self.permutation_variance(a, b) for a in excess_x for b in excess_z)
         return min(markov, variance / (variance + (pillai - self.mean) ** 2))
 
 
 def _sum_of_squared_leverages(variable: Variable) -> float | None:
-    """Sum of K_ii^2 over rows if the concept has classes; None for continuous columns.
+    """Sum of K_ii^2 over the rows i for a concept with classes; None for continuous columns.
 
     A row of class c has leverage K_ii = 1 / n_c - 1 / n, with n the number of labelled rows.
     """
@@ -516,7 +519,7 @@ def _basis(columns: Float, rank: int) -> Float:
 def _permutation_test(
     x: Float, z: Float, pillai: float, n_permutations: int, random_state: int
 ) -> float:
-    """p-value (1 + hits) / (1 + m) of m random permutations, where a hit has V >= observed V.
+    """p-value (1 + hits) / (1 + m), where hits of m random permutations have V >= observed V.
 
     `x` and `z` are the orthonormal bases from `_bases`.
     """

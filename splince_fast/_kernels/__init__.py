@@ -1,4 +1,4 @@
-"""Compiled kernels, which depend only on NumPy, SciPy and Numba and assume validated input."""
+"""Compiled kernels. They use only NumPy, SciPy and Numba; the caller validates the values."""
 
 try:
     import splince_fast._kernels.blas

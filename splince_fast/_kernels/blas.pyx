@@ -1,7 +1,7 @@
-"""Accumulated products of blocks of rows, by SciPy's BLAS.
+"""Matrix products of blocks of rows, computed by SciPy's BLAS.
 
-This module alone depends on the memory layout: matrices of the state are Fortran-ordered with a
-valid lower triangle; blocks of rows, (n, d), are C-ordered, which is Fortran order of (d, n).
+A symmetric (d, d) matrix is Fortran-ordered, and only its lower triangle is valid. A block of rows,
+(n, d), is C-ordered, so that BLAS sees a Fortran-ordered (d, n) matrix.
 """
 
 from scipy.linalg cimport cython_blas
@@ -63,7 +63,7 @@ def gemm_f64_into(const double[:, ::1] left not None, const double[:, ::1] right
 
 
 def mirror_lower(double[::1, :] matrix not None) -> None:
-    """Copy the lower triangle to the upper triangle, in tiles of 64 columns that stay in cache."""
+    """Copy the lower triangle of `matrix` to its upper triangle, in tiles that stay in cache."""
     cdef Py_ssize_t d = matrix.shape[0], i, j, first, last
     check_length(matrix.shape[1], d, "matrix")
     with nogil:

@@ -36,19 +36,19 @@ cdef class Factor:
     cdef readonly double tolerance  # eigenvalues up to this value are rounding error
     cdef readonly double variance   # trace of S
     cdef public double rounding     # rounding level of whitened spans due to the dtype of the rows
-    cdef object arrays              # references that keep the memory of the pointers alive
+    cdef object arrays              # references that keep the memory behind the pointers alive
     cdef readonly object inverse_scale  # (d,): 1 / scale; 0 for constant and left-out features
     cdef readonly object left_out   # (n,) intp: features that vary and are not whitened
-    cdef object kernel              # null basis, (d, n_null); None before `prepare_kernel`
+    cdef object kernel              # null basis, (d, n_null); None until `prepare_kernel`
     cdef double* kernel_data        # memory of the null basis
-    cdef double* own                # (d,): diagonal of c before factorisation, after `remember`
-    cdef double* full               # (d, d): scaled S, upper triangle, after `remember`
+    cdef double* own                # (d,): diagonal of the scaled S; set by `remember`
+    cdef double* full               # (d, d): upper triangle of the scaled S; set by `remember`
     cdef double* c                  # (d, d): Cholesky factor, or eigenvectors by column
     cdef double* scale              # (d,): standard deviations; 1 for constant features
     cdef double* inverse            # (d,): memory of inverse_scale
     cdef double* root               # (d,): 1 / sqrt(eigenvalue); 0 off the support (eigh only)
     cdef double* extra              # (d, admitted): noise directions in the support (eigh only)
-    cdef double* noise              # (d, n_noise): noise space, admitted ones first   (eigh only)
+    cdef double* noise              # (d, n_noise): noise space, admitted columns first (eigh only)
     cdef int columns                # number of columns of Q or B, in c      (low rank, spanned)
     cdef double* half               # (d,): 1 / sqrt(e)                              (low rank)
     cdef double* shrink             # (columns,): 1 / sqrt(1 + s^2) - 1              (low rank)

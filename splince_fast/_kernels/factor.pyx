@@ -1,20 +1,21 @@
 """Square-root factor L of a covariance S = L L^T.
 
-S is scaled to unit diagonal, c = D^-1 S D^-1 with D the standard deviations, and c is factored by
-Cholesky, or by an eigendecomposition c = V diag(values) V^T if its smallest eigenvalue is at the
-rounding level of the data. ``L = D L0`` with L0 triangular, or V diag(sqrt(values)) on the support,
-the span of the eigenvectors above the rounding level; the other eigenvectors span the noise space.
+S is scaled to unit diagonal: c = D^-1 S D^-1, where D is the diagonal matrix of the standard
+deviations. The factor is ``L = D L0``, where L0 is the Cholesky factor of c. If the smallest
+eigenvalue of c is at the rounding level of the data, the eigendecomposition c = V diag(values) V^T
+is used instead, and L0 is V diag(sqrt(values)), restricted to the eigenvectors whose eigenvalues
+are above the rounding level. These eigenvectors span the support; the others span the noise space.
 A factor depends on S alone. `admit` returns a second factor, whose support also contains the noise
-directions that carry a cross-covariance (a span).
+directions that covary with labels.
 
-Two more kinds store no d x d matrix. For a diagonal plus a low-rank matrix,
-``L0 = diag(sqrt(e)) (I + Q (sqrt(1 + s^2) - 1) Q^T)``, with Q of a few orthonormal columns. If S is
-known only on the column space of B, with B^T S B = I, then ``L^+ = B^T``, and a solution is optimal
-within this space (Rayleigh-Ritz).
+Two more kinds of factor store no d x d matrix. The first is for c equal to a diagonal matrix
+diag(e) plus a low-rank matrix: ``L0 = diag(sqrt(e)) (I + Q diag(sqrt(1 + s^2) - 1) Q^T)``, where Q
+has few orthonormal columns. The second is for S known only on the column space of B, with
+B^T S B = I: ``L^+ = B^T``, and a solution is optimal within this space (Rayleigh-Ritz).
 
-Features can be left out of the whitening: S is taken as block diagonal with a zero block for these
-features, so that they are not read. `with_left_out` returns a second factor, which has the
-variances of these features in the block.
+Features can be left out of the whitening. S is then replaced by a block diagonal matrix, in which
+the block of these features is zero, so that L^+ ignores them. `with_left_out` returns a second
+factor, in which this block is the diagonal matrix of their variances.
 
 All functions run without the GIL; failures are status codes. Factors are immutable, and threads may
 share them.
@@ -29,8 +30,8 @@ from scipy.linalg cimport cython_blas, cython_lapack
 
 from splince_fast._kernels.shapes cimport check_length
 
-# Up to this number of features, inverting the factor is faster than estimating the norm of its
-# inverse.
+# Up to this number of features, inverting the Cholesky factor is faster than estimating the norm of
+# its inverse.
 cdef enum:
     SMALL = 64
 
@@ -43,7 +44,7 @@ cdef double ZERO = 0.0
 
 
 cdef double dot(const double* a, const double* b, Py_ssize_t n) noexcept nogil:
-    """Return a^T b, as four partial sums that do not wait for each other."""
+    """Return a^T b, computed as four independent sums, which the processor overlaps."""
     cdef Py_ssize_t i
     cdef double s = 0.0, t = 0.0, u = 0.0, v = 0.0
     for i in range(n // 4):
@@ -58,7 +59,7 @@ cdef double dot(const double* a, const double* b, Py_ssize_t n) noexcept nogil:
 
 cdef void gemm(char* ta, char* tb, int m, int n, int k, double alpha, double* a, int lda,
                double* b, int ldb, double beta, double* c, int ldc) noexcept nogil:
-    """Compute c := alpha op(a) op(b) + beta c; op is the identity or the transpose."""
+    """Compute c := alpha op(a) op(b) + beta c; `ta` and `tb` select op(x) = x or x^T."""
     if m > 0 and n > 0 and k > 0:
         cython_blas.dgemm(ta, tb, &m, &n, &k, &alpha, a, &lda, b, &ldb, &beta, c, &ldc)
     elif m > 0 and n > 0 and beta == 0.0:
@@ -75,10 +76,10 @@ cdef void scale_rows(const double* weight, double* b, int d, int k) noexcept nog
 
 cdef void set_units(Factor f, const double* variances, Py_ssize_t apart, const double* mean,
                     double per_weight, double ridge, double constant) noexcept nogil:
-    """Set the standard deviations of the features, and the inverses; 0 for constant features.
+    """Set `scale` to the standard deviations and `inverse` to their inverses.
 
-    `apart` is the stride of `variances` in numbers. A feature with a standard deviation below
-    `constant` times |mean| counts as constant.
+    The variance of feature j is per_weight variances[j apart] + ridge. A feature with a standard
+    deviation below `constant` times |mean| counts as constant, and gets the values 1 and 0.
     """
     cdef Py_ssize_t j
     cdef double variance, least
@@ -113,7 +114,7 @@ cdef int leave_out(Factor f, object left_out) except -1:
 
 
 cdef void set_unit_diagonal(Factor f, const double* scatter, double per_weight) noexcept nogil:
-    """Set c to per_weight * scatter, scaled to unit diagonal; lower triangle."""
+    """Set the lower triangle of c to per_weight * scatter, scaled to unit diagonal."""
     cdef Py_ssize_t d = f.width, i, j
     cdef double w
     for j in range(d):
@@ -124,11 +125,12 @@ cdef void set_unit_diagonal(Factor f, const double* scatter, double per_weight) 
 
 
 cdef double inverse_size(Factor f, double* work) noexcept nogil:
-    """Return 1 / |c^{-1}|, roughly the smallest eigenvalue of c, from its Cholesky factor.
+    """Return an estimate of the smallest eigenvalue of c, 1 / |c^{-1}|, from its Cholesky factor.
 
-    Pivots alone do not reveal a rank deficiency after a small pivot, because rounding error
-    increases the last pivot. Small factors are inverted: |c^{-1}| <= |L^{-1}|_F^2 <= d |c^{-1}|.
-    For others LAPACK estimates the 1-norm, which is at least the spectral norm.
+    The pivots alone do not reveal a rank deficiency: after a small pivot, rounding error increases
+    the last pivot. For up to SMALL features, the factor L0 is inverted, and |c^{-1}| is estimated
+    by |L0^{-1}|_F^2, which lies between |c^{-1}| and d |c^{-1}|. For more features, LAPACK
+    estimates the 1-norm of c^{-1}, which is at least the spectral norm.
     """
     cdef int d = f.width, info = 0
     cdef Py_ssize_t j
@@ -156,13 +158,14 @@ cdef class Factor:
     solver : {"none", "cholesky", "eigh", "low-rank", "refined"}
         Kind of the factor.
     rank : int
-        Rank of S at its rounding level, including admitted directions.
+        Rank of S at the rounding level, including admitted directions.
     constants : int
         Number of constant or left-out features.
     n_noise : int
-        Dimension of the noise space: eigenvalues of the unit-diagonal S below `tolerance`.
+        Dimension of the noise space: number of eigenvalues of the unit-diagonal S that count as
+        rounding error.
     admitted : int
-        Number of noise directions in the support, because spans exceed rounding error there.
+        Number of noise directions that :meth:`admit` added to the support.
     smallest : float
         Approximate smallest eigenvalue of the unit-diagonal S on the support.
     tolerance : float
@@ -190,7 +193,7 @@ cdef class Factor:
 
     @property
     def null_basis(self):
-        """Orthonormal basis of the null space of S without constant features, (d, n_null)."""
+        """Orthonormal basis, (d, n_null), of the null space of S among the features that vary."""
         self.prepare_kernel()
         return self.kernel
 
@@ -223,10 +226,10 @@ cdef class Factor:
         return self.applied(columns, unwhiten_columns)
 
     def remember(self, const double[::1, :] scatter not None, double per_weight):
-        """Store S = per_weight * scatter, unshrunk, for `gram`.
+        """Store S = per_weight * scatter, without shrinkage, for `gram`.
 
-        Must be called before other code uses the factor. Next to a Cholesky factor, S occupies the
-        free triangle; otherwise it takes d^2 more numbers.
+        This method changes the factor, so that it must be called before any other use. A Cholesky
+        factor leaves a triangle free, which holds S; other factors allocate d^2 numbers.
         """
         cdef Py_ssize_t d = self.width, i, j
         cdef double[::1] own, memory
@@ -250,7 +253,7 @@ cdef class Factor:
                     self.full[j * d + j] = 0.0
 
     def gram(self, const double[:, ::1] columns not None):
-        """Return b S b^T, (k, k), for b = `columns`, (k, d), and the S stored by `remember`."""
+        """Return b S b^T, (k, k), for b = `columns`, (k, d), and the S that `remember` stored."""
         cdef int d = self.width, k = <int>columns.shape[0]
         cdef Py_ssize_t i, j
         check_length(columns.shape[1], d, "columns")
@@ -273,9 +276,10 @@ cdef class Factor:
         return result
 
     def with_left_out(self):
-        """Return the factor of S as a block diagonal matrix that includes the left-out features.
+        """Return a factor of S that also whitens the left-out features.
 
-        The block of the left-out features is diagonal and contains the variances.
+        S is taken as block diagonal: the block of the left-out features is the diagonal matrix of
+        their variances.
         """
         if self.kind == SPANNED:
             raise RuntimeError("a factor of a span does not know other features")
@@ -293,7 +297,7 @@ cdef class Factor:
         return new
 
     cdef Factor copied(self):
-        """Return a factor that shares all memory except the null basis."""
+        """Return a copy that shares all memory with this factor, except the null basis."""
         cdef Factor new = Factor.__new__(Factor)
         new.kind, new.width, new.status, new.constants = (
             self.kind, self.width, self.status, self.constants)
@@ -307,12 +311,12 @@ cdef class Factor:
         return new
 
     cdef int prepare_kernel(self) except -1:
-        """Compute the null basis on first use, because many solves do not need it.
+        """Compute the null basis on the first call, because many solves do not need it.
 
         As c = D^-1 S D^-1, the null space of S is D^-1 times the null space of c. If the standard
-        deviations differ by many orders of magnitude, so do the rows of the product. A Householder
-        QR decomposition is accurate row by row if large rows come first and columns are pivoted
-        (Cox and Higham 1998).
+        deviations differ by many orders of magnitude, the rows of a basis differ likewise. A
+        Householder QR decomposition is accurate row by row if large rows come first and columns are
+        pivoted (Cox and Higham 1998).
         """
         cdef Py_ssize_t d = self.width, n = self.n_noise - self.admitted
         cdef double[::1, :] basis
@@ -333,12 +337,13 @@ cdef class Factor:
     def admit(self, const double[:, ::1] spans not None):
         """Return a factor whose support also contains noise directions of `spans`, (k, d).
 
-        Eigenvalues up to `tolerance` count as rounding error, but spans are accurate to more digits
-        than S, and may exceed rounding error in the noise space V_n. The rounding error of
-        T = V_n^T D^-1 spans^T is at most tolerance / sqrt(smallest) from S, and
-        rounding sqrt(smallest) from the rows. A pivoted QR decomposition of T rotates V_n, so that
-        directions above both bounds come first. These directions are added to the support with the
-        eigenvalue `tolerance`. Without such directions the factor itself is returned.
+        Eigenvalues up to `tolerance` count as rounding error. Spans (cross-covariances with labels)
+        are accurate to more digits than S, so that they may exceed rounding error in the noise
+        space, which has the basis V_n. The rounding error of T = V_n^T D^-1 spans^T is at most
+        tolerance / sqrt(smallest) from S, and rounding sqrt(smallest) from the rows. A pivoted QR
+        decomposition of T rotates V_n, so that directions above both bounds come first. These
+        directions are added to the support with the eigenvalue `tolerance`. Without such directions
+        the factor itself is returned.
         """
         cdef int d = self.width, k = <int>spans.shape[0], n = self.n_noise, info = 0, m, lwork, i
         cdef int admitted = 0
@@ -379,12 +384,12 @@ cdef class Factor:
 
 
 cdef int scratch_for(Factor f, int k) noexcept nogil:
-    """Return the scratch memory for whitening k columns, in numbers."""
+    """Return the size, in numbers, of the scratch memory for whitening k columns."""
     return (3 * f.width if f.kind == EIGH else f.columns) * k
 
 
 cdef void through(Factor f, double* b, int k, double* scratch) noexcept nogil:
-    """Compute b += Q diag(shrink) Q^T b, which divides b by sqrt(1 + s^2) along Q."""
+    """Compute b += Q diag(shrink) Q^T b: divide b by sqrt(1 + s_i^2) along column i of Q."""
     cdef int d = f.width, r = f.columns
     gemm(b"T", b"N", r, k, d, 1.0, f.c, d, b, d, 0.0, scratch, r)
     scale_rows(f.shrink, scratch, r, k)
@@ -418,7 +423,7 @@ cdef void whiten_columns(Factor f, double* b, int k, double* scratch) noexcept n
 
 
 cdef void on_support(Factor f, double* b, int k) noexcept nogil:
-    """Compute b := diag(root) b on the support, and set b to 0 off the support."""
+    """Divide coordinates b by the square roots of the eigenvalues; set b to 0 off the support."""
     cdef Py_ssize_t d = f.width, i, j
     for j in range(k):
         for i in range(d):
@@ -426,7 +431,7 @@ cdef void on_support(Factor f, double* b, int k) noexcept nogil:
 
 
 cdef void from_support(Factor f, const double* y, double* b, int k) noexcept nogil:
-    """Compute b := [extra, 0, V_support] y."""
+    """Compute b := [extra, 0, V_support] y, the vectors with the coordinates y on the support."""
     cdef int d = f.width, n = f.n_noise
     gemm(b"N", b"N", d, k, d - n, 1.0, f.c + <Py_ssize_t>n * d, d, <double*>y + n, d, 0.0,
          b, d)
@@ -461,7 +466,7 @@ cdef void whiten_transposed(Factor f, double* b, int k, double* scratch) noexcep
 
 
 cdef void leave_kernel_alone(Factor f, double* b, int k, double* scratch) noexcept nogil:
-    """Project b orthogonally to the null space of S: b -= N0 N0^T b, N0 the null basis.
+    """Remove the null space of S from b: b -= N0 N0^T b, where N0 is the null basis.
 
     The rounding error of each feature is relative to the scale of the feature, because N0 is
     accurate row by row. `scratch` has n_null k numbers.
@@ -494,7 +499,7 @@ cdef void unwhiten_columns(Factor f, double* b, int k, double* scratch) noexcept
 
 def count_weak(const double[::1] variances not None, const double[::1] mean not None,
                double min_scale, double own):
-    """Count features with a small standard deviation.
+    """Return the number of features whose standard deviation is below one of two thresholds.
 
     Parameters
     ----------
@@ -503,7 +508,7 @@ def count_weak(const double[::1] variances not None, const double[::1] mean not 
     min_scale : float, non-negative
         Threshold relative to the root mean square standard deviation.
     own : float, non-negative
-        Threshold relative to |mean| of the feature.
+        Threshold relative to the |mean| of the same feature.
     """
     cdef Py_ssize_t d = variances.shape[0], j, count = 0
     cdef double total = 0.0, least, size
@@ -519,7 +524,7 @@ def count_weak(const double[::1] variances not None, const double[::1] mean not 
 
 def amplified(const double[:, ::1] left not None, const double[:, ::1] right not None,
               const double[::1] mean not None, double variance):
-    """Return |left^T right|_F and |mean|^2 / variance, in O(d r^2).
+    """Return |left^T right|_F and |mean|^2 / variance, in O(d r^2) time.
 
     Parameters
     ----------
@@ -554,7 +559,7 @@ def amplified(const double[:, ::1] left not None, const double[:, ::1] right not
 
 
 cdef Factor blank(int kind, int d, double[::1] memory):
-    """Return a factor of this kind that uses `memory` for c."""
+    """Return an empty factor of the kind `kind`, which stores c in `memory`."""
     cdef Factor f = Factor.__new__(Factor)
     vectors = np.empty((2, d))
     cdef double[:, ::1] v = vectors
@@ -583,7 +588,7 @@ def of_columns(double[:, ::1] columns not None, const double[::1] variances not 
                double smallest, double constant, left_out=NONE_LEFT_OUT):
     """Return the factor of S = D diag(sqrt(e)) (I + Q diag(s^2) Q^T) diag(sqrt(e)) D.
 
-    Without `half` and `shrink`: the factor of S restricted to the column space of a matrix B.
+    Without `half` and `shrink`, return the factor of S on the column space of a matrix B.
 
     Parameters
     ----------
@@ -647,7 +652,7 @@ def dense(
     per_weight, ridge : float
         Coefficients of S.
     max_rank : int
-        Upper bound of the rank of S from the number of rows.
+        Upper bound of the rank of S, which follows from the number of rows.
     tolerance : float
         Eigenvalues of the unit-diagonal S up to this value count as rounding error.
     constant : float
@@ -679,7 +684,8 @@ def dense(
     f.tolerance = tolerance
     set_units(f, &scatter[0, 0], d + 1, &mean[0], per_weight, ridge, constant)
     leave_out(f, left_out)
-    # The last d numbers hold the integer workspace of LAPACK.
+    # `inverse_size` inverts small factors in d^2 numbers. For others LAPACK needs 3 d numbers and d
+    # integers.
     work = np.empty(d * d if d <= SMALL else 4 * d)
     short = max_rank < d - f.constants
     with nogil:

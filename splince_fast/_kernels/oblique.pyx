@@ -1,7 +1,7 @@
 """The oblique projection that erases one span and keeps another, from a factor of S.
 
-A span is a cross-covariance of x with labels. With L the factor of S, D the standard deviations of
-the features, Sz the erased and Sy the kept span, both with columns of length d::
+A span is a cross-covariance of x with labels. Let L be the factor of S, D the diagonal matrix of
+the standard deviations, and Sz and Sy the erased and the kept span, with columns of length d::
 
     A = L^+ Sz,  B = L^+ Sy,   Qz = orth(A) = A T,  Qy = orth(B) = B U,   Cz = Sz T,  Cy = Sy U
     N = (I - Qy Qy^T) Qz = Un diag(s) Vn^T                  s: sines of the principal angles
@@ -12,13 +12,13 @@ the features, Sz the erased and Sy the kept span, both with columns of length d:
     right -= D^-1 Qc Qc^T D right,   Qc = orth(D^-1 Cy)      Cov(x, y) itself is kept
     right := right K'^-T,            K' = right^T left       Cov(x, z) itself is erased
 
-The last three lines make the constraints hold independently of the accuracy of L. The columns of
-`left` span the columns of Sz up to a few roundings for any T. As `left` is orthonormal in units of
-D, |right| in the same units equals |I - P|, and ``left right^T`` has no cancellation. The
-corrections use Sy and Sz themselves, including components off the support of L, whose variance is
-below the rounding level of S. Hence |P Sz| / |Sz| and |P Sy - Sy| / |Sy| are a few roundings times
-|P| for any factor. The correction of R in whitened coordinates squares the rounding error of the
-triangular solves, without loss of optimality.
+Q and Rz are the QR factors of D^-1 Cz. The last four lines make the constraints hold independently
+of the accuracy of L. For any T, `left` has the same column space as Sz, up to a few roundings. As
+`left` is orthonormal in units of D, |right| in the same units equals |I - P|, and
+``left right^T`` has no cancellation. The corrections of `right` use Sy and Sz themselves, including
+components off the support of L, where the variance is below the rounding level of S. Hence, for any
+factor, |P Sz| / |Sz| and |P Sy - Sy| / |Sy| are a few roundings times |P|. The correction of R in
+whitened coordinates squares the rounding error of the triangular solves, and R stays optimal.
 
 All functions run without the GIL; failures are status codes.
 """
@@ -39,8 +39,8 @@ from splince_fast._kernels.shapes cimport check_length
 cdef double ONE = 1.0
 cdef double EPS = 2.220446049250313e-16
 
-# Up to FEW_COLUMNS columns, Jacobi rotations are as fast as LAPACK; SWEEPS is the maximum number of
-# passes over all pairs of columns.
+# For matrices of up to FEW_COLUMNS columns, Jacobi rotations are as fast as LAPACK. SWEEPS is the
+# maximum number of passes over all pairs of columns.
 cdef enum:
     FEW_COLUMNS = 4
     SWEEPS = 30
@@ -51,8 +51,8 @@ cdef int svd_by_rotations(int m, int n, const double* a, double* s, double* u,
     """Compute the thin SVD of a, (m, n) with n <= m, by one-sided Jacobi rotations.
 
     Pairs of columns are rotated until all columns are orthogonal. Columns of u with a singular
-    value of 0 are zero. Returns STATUS_NO_CONVERGENCE after too many passes, or if a number is not
-    finite.
+    value of 0 are zero. The status is STATUS_NO_CONVERGENCE if the columns are not orthogonal after
+    SWEEPS passes, for example because a number is not finite.
     """
     cdef int p, q, one = 1, sweep
     cdef Py_ssize_t i
@@ -102,7 +102,7 @@ cdef int svd_by_rotations(int m, int n, const double* a, double* s, double* u,
 
 cdef int svd(int m, int n, double* a, double* s, double* u, double* vt, double* work, int lwork,
              int* iwork) noexcept nogil:
-    """Compute the thin SVD of a, (m, n), and overwrite a."""
+    """Compute the thin SVD of a, (m, n); a is overwritten."""
     cdef int mn = m if m < n else n, info = 0, one = 1, i
     if n == 1 and m > 0:
         # A single column, the most frequent case, needs no iteration; dnrm2 avoids overflow.
@@ -117,9 +117,9 @@ cdef int svd(int m, int n, double* a, double* s, double* u, double* vt, double* 
 
 
 cdef int triangular(int d, int r, double* a, double* tau, double* work, int lwork) noexcept nogil:
-    """Compute the Householder QR of a, (d, r) with r <= d, in place: R above, reflectors below.
+    """Compute the Householder QR of a, (d, r) with r <= d, in place.
 
-    For r = 1 only tau[0] = |a| is set.
+    R is in the upper triangle, the reflectors are below. For r = 1 only tau[0] = |a| is set.
     """
     cdef int info = 0, one = 1
     if r == 1:
@@ -143,10 +143,10 @@ cdef int orthonormal(int d, int r, double* a, double* tau, double* work, int lwo
 cdef int basis(int d, int k, const double* span, const double* whitened, double noise,
                double relative, double* sigma, double* q, double* coordinates, double* vt,
                double* work, int lwork, int* iwork, int* rank, double* cut) noexcept nogil:
-    """Compute an orthonormal basis q = whitened T of the columns of `whitened`, and span T.
+    """Compute q = whitened T, an orthonormal basis of the columns, and `coordinates` = span T.
 
-    The rank is the number of singular values above `cut`: the maximum of `noise`, which is the
-    rounding level of the data, and `relative` times the largest singular value.
+    `rank` is the number of singular values of `whitened` above `cut`. `cut` is the maximum of
+    `noise`, the rounding level of the data, and `relative` times the largest singular value.
     """
     cdef int mn = d if d < k else k, status, i
     cdef Py_ssize_t j
@@ -172,7 +172,7 @@ cdef int basis(int d, int k, const double* span, const double* whitened, double 
 
 cdef void orthogonalise(int d, const double* qy, int ry, double* n, int rz,
                         double* m) noexcept nogil:
-    """Compute m = qy^T n, (ry, rz), and n -= qy m."""
+    """Make n orthogonal to qy: compute m = qy^T n, (ry, rz), and n -= qy m."""
     gemm(b"T", b"N", ry, rz, d, 1.0, <double*>qy, d, n, d, 0.0, m, ry)
     gemm(b"N", b"N", d, rz, ry, -1.0, <double*>qy, d, m, ry, 1.0, n, d)
 
@@ -203,7 +203,8 @@ cdef double relative_residual(int d, int r, int k, const double* left, const dou
                               const double* inverse, double* small, double* moved) noexcept nogil:
     """Return the relative residual of a constraint, for features scaled to unit standard deviation.
 
-    |(P - I) C diag(sigma)| / |C diag(sigma)| if `kept`, else |P C diag(sigma)| / |C diag(sigma)|.
+    With C = `coordinates`, the residual is |(P - I) C diag(sigma)| / |C diag(sigma)| if `kept`,
+    else |P C diag(sigma)| / |C diag(sigma)|.
     """
     cdef Py_ssize_t i, j
     cdef double left_over = 0.0, whole = 0.0, c, e
@@ -222,7 +223,7 @@ cdef double relative_residual(int d, int r, int k, const double* left, const dou
 
 cdef double spectral_norm(int d, int r, const double* right, const double* scale, double* scaled,
                           double* gram, double* work, int lwork) noexcept nogil:
-    """Return the spectral norm |D right|; infinity after an overflow."""
+    """Return the spectral norm |D right|, where D is the diagonal matrix of `scale`."""
     cdef int info = 0
     memcpy(scaled, right, sizeof(double) * <size_t>d * r)
     scale_rows(scale, scaled, d, r)
@@ -247,16 +248,17 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
     noise : float
         Rounding level of whitened spans.
     relative : float
-        Singular values of a whitened span below this value times the largest are ignored.
+        Singular values of a whitened span below this fraction of the largest are ignored.
     drop_below : float
         Kept directions are dropped if the sine of the angle to the erased span is below this value.
     may_drop : bool
-        Whether kept directions may be dropped; otherwise the status is STATUS_INFEASIBLE.
+        Whether kept directions may be dropped. If not, the status is STATUS_INFEASIBLE where a
+        direction would be dropped.
 
     Returns
     -------
     tuple
-        Fields of `splince_fast._solve.oblique.Solution`, up to `spread`.
+        Fields of `splince_fast._solve.oblique.Solution`, in order, up to and including `spread`.
     """
     cdef int d = factor.width, kz = <int>erased.shape[0], ky = <int>kept.shape[0], k = kz + ky
     cdef int mz = min(d, kz), my = min(d, ky)
@@ -267,14 +269,14 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
     check_length(erased.shape[1], d, "erased")
     check_length(kept.shape[1], d, "kept")
 
-    # Size of the scratch memory, for the largest decomposition below.
+    # Size of the scratch memory, which suffices for the largest decomposition below.
     cdef int widest = max(mz, my, 1), tall = max(d, k, 1), squared = widest * widest
     cdef int lwork = 6 * squared + 80 * widest + 68 * tall
     cdef size_t size_work = (
         lwork + 5 * squared + 2 * widest + (2 * k + 3 * mz + 4 * my) * <size_t>d + mz * kz + my * ky
         + scratch_for(factor, max(k, mz + my)) + 1)
 
-    # Returned arrays: slices of two allocations, because each allocation takes time.
+    # The returned arrays are slices of two allocations, because each allocation takes time.
     rows_a = np.empty((2 * mz + k, d))
     values_a = np.zeros(2 * mz + my + min(mz, my))
     cdef double[:, ::1] rows = rows_a
@@ -287,8 +289,8 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
         raise MemoryError("no memory for the decompositions of a solve")
     cdef int* iwork = <int*>(work + size_work)
 
-    # Consecutive parts of the scratch memory: small squares, then columns of length d.
-    cdef double* small = work + lwork                       # work memory for a small square
+    # Consecutive parts of the scratch memory: small square matrices, then columns of length d.
+    cdef double* small = work + lwork                       # work memory for a square matrix
     cdef double* M = small + squared                        # Qy^T Qz
     cdef double* Y = M + squared                            # singular vectors of M
     cdef double* Vn = Y + squared
@@ -301,7 +303,7 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
     cdef double* N = Qy + <Py_ssize_t>my * d                # (d, mz), then R (d, mz + my)
     cdef double* R = N
     cdef double* Un = N + <Py_ssize_t>(mz + my) * d         # (d, mz)
-    cdef double* spare = Un + <Py_ssize_t>mz * d            # (d, max(mz, my) + ...)
+    cdef double* spare = Un + <Py_ssize_t>mz * d            # (d, k + 2 my), work memory
     cdef double* vt_z = spare + <Py_ssize_t>(k + 2 * my) * d
     cdef double* vt_y = vt_z + mz * kz
     cdef double* scratch = vt_y + my * ky
@@ -334,8 +336,8 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
         tol_sine = noise / sigma_z[rz - 1] + noise / sigma_y[ry - 1]
         with nogil:
             while True:
-                # After the second pass the columns of N are orthogonal to Qy, relative to the norm
-                # of each column.
+                # Orthogonalise twice: the rounding errors of the second pass are small relative to
+                # the columns of N themselves, even if these are short.
                 memcpy(N, Qz, sizeof(double) * <size_t>d * rz)
                 orthogonalise(d, Qy, ry, N, rz, M)
                 orthogonalise(d, Qy, ry, N, rz, small)
@@ -358,8 +360,8 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
                     status = STATUS_INFEASIBLE
                     break
                 # The principal vectors of the kept span are the eigenvectors of
-                # M M^T = Y diag(c^2) Y^T, in ascending order: rotate the basis and drop the last
-                # n_drop vectors.
+                # M M^T = Y diag(c^2) Y^T, in ascending order of the cosines c. Rotate the basis and
+                # drop the last n_drop vectors, which are closest to the erased span.
                 dropped += n_drop
                 gemm(b"N", b"T", ry, ry, rz, 1.0, M, ry, M, ry, 0.0, Y, ry)
                 cython_lapack.dsyev(b"V", b"L", &ry, Y, &ry, Vn, work, &lwork, &info)
@@ -394,7 +396,7 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
             if ry > 0:
                 gemm(b"T", b"N", ry, rz, d, 1.0, Cy, d, R, d, 0.0, small, ry)
                 gemm(b"N", b"N", d, rz, ry, -1.0, R + <Py_ssize_t>rz * d, d, small, ry, 1.0, R, d)
-            # Temporarily left = Cz Vn, with left K^-1 R^T = I - P.
+            # Until the call of `balanced`, left = Cz Vn, with left K^-1 R^T = I - P.
             status = renew(d, rz, left, R, K, small, spare, iwork)
             if status == STATUS_OK:
                 gemm(b"N", b"N", d, rz, rz, 1.0, left, d, small, rz, 0.0, spare, d)
@@ -405,7 +407,8 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
                 size = spectral_norm(d, rz, right, factor.scale, spare, small, work, lwork - rz)
                 residual_z = relative_residual(d, rz, rz, left, right, Cz, sigma_z, False,
                                                factor.inverse, small, spare)
-                # After a drop the basis is rotated and sigma_y does not apply: equal weights.
+                # If directions were dropped, the basis was rotated, and sigma_y does not belong to
+                # its vectors: use equal weights.
                 for i in range(my):
                     work[i] = 1.0 if dropped else sigma_y[i]
                 residual_y = relative_residual(d, rz, ry, left, right, Cy, work, True,
@@ -448,7 +451,7 @@ cdef int balanced(Factor f, int rz, int ry, double* Cz, double* Cy, double* Vn, 
                   double* small, double* work, int lwork, int* pivots) noexcept nogil:
     """Compute `left`, orthonormal in units of D, and `right`, given R^T (Cz Vn) = I.
 
-    The last three equations of the module docstring.
+    These are the last four lines of equations in the module docstring.
     """
     cdef int d = f.width, status, i, j
     cdef size_t bytes_z = sizeof(double) * <size_t>d * rz

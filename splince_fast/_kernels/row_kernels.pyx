@@ -1,10 +1,10 @@
 # cython: binding=False
-"""Kernels over rows: checked wrappers of the C code in `csrc/`, for several instruction sets.
+"""Kernels over rows: wrappers of the C code in `csrc/`, which exists for several instruction sets.
 
-Every function checks its arrays, releases the GIL and calls the kernel for the selected instruction
-set. Wrong shapes, dtypes or layouts, read-only memory and numbers out of range raise ValueError or
-TypeError before anything is written. The best instruction set of the processor is selected at
-import; ``SPLINCE_FAST_LEVEL=avx512|avx2|baseline`` selects another.
+Every function checks its arguments, releases the GIL and calls the C kernel for the selected
+instruction set. Wrong shapes, dtypes or layouts, read-only memory and numbers out of range raise
+ValueError or TypeError before anything is written. The best instruction set of the processor is
+selected at import; ``SPLINCE_FAST_LEVEL=avx512|avx2|baseline`` selects another.
 """
 
 import os
@@ -138,7 +138,7 @@ use_level(os.environ.get("SPLINCE_FAST_LEVEL") or levels()[0])
 cdef struct Table:
     Matrix matrix
     Index n, width, size
-    char kind  # type code of the numbers in the module struct: e, f or d
+    char kind  # code of the dtype as in the module struct: e, f or d
 
 
 cdef Table look(object array, str name, bint written) except *:
@@ -159,7 +159,7 @@ cdef Table look(object array, str name, bint written) except *:
             )
         table.n, table.width, table.size = buffer.shape[0], buffer.shape[1], buffer.itemsize
         table.kind, table.matrix.data = buffer.format[0], <char*>buffer.buf
-        # Strides of axes of length 1 are arbitrary.
+        # The stride of an axis of length 1 is arbitrary: use the stride of a contiguous array.
         table.matrix.down = buffer.strides[0] if table.n > 1 else table.width * table.size
         table.matrix.across = buffer.strides[1] if table.width > 1 else table.size
     finally:
@@ -196,7 +196,7 @@ cdef bint within(const Index* numbers, Index n, Index low, Index high) noexcept:
 
 cdef int take_rows(CBlock* block, object rows, const Index[::1] index,
                    const double[::1] weight) except -1:
-    """Set the rows, index and weights of a block; return 0 for float32 and 1 for float64."""
+    """Set the rows, index and weights of `block`; return 0 for float32 rows, 1 for float64 rows."""
     cdef Table table = look_whole(rows, "rows", False)
     block.rows, block.width, block.n = table.matrix.data, table.width, table.n
     block.index, block.weight = NULL, NULL
@@ -212,10 +212,10 @@ cdef int take_rows(CBlock* block, object rows, const Index[::1] index,
     return table.kind == b"d"
 
 
-# Below this bound of the sum of squares, `squares_finite` accepts every row of the block.
+# If the sums of squares of all rows are below this number, `squares_finite` accepts every row.
 cdef double LARGEST_SQUARES = 1e297
-# Smallest standard deviation, and largest root of a sum of squares, in float32 without loss of
-# precision.
+# Products in float32 lose no precision if, for every column, the largest magnitude is at least the
+# first number, and the root of the sum of squares is at most the second.
 cdef double LEAST_FLOAT32 = 1e-15, MOST_FLOAT32 = 1e18
 
 
@@ -233,9 +233,9 @@ cdef class Block:
     weight : (n,) float64 > 0, or None for unit weights
         Weights of the rows.
     shift : (d,) float64
-        Point that is subtracted from the rows: y_i = x_i - shift.
+        Point that is subtracted from the rows x_i: y_i = x_i - shift.
     offset : (d,) float64, or None for `sum_block`
-        shift - reference, with the reference point of the state.
+        shift - reference, where `reference` is the reference point of the state.
     codes : (v, n) intp
         Class codes of v variables, indices of the class sums; -1 for a missing label.
     n_codes : int
@@ -243,7 +243,7 @@ cdef class Block:
     values : (q, n) float64
         Label columns, multiplied by the weights.
     part_rows : int
-        Number of rows per part. A part stays in cache between centring and the sums per class.
+        Number of rows per part. A part is centred and summed per class while it is in cache.
 
     Attributes
     ----------
@@ -252,8 +252,9 @@ cdef class Block:
     n : int
         Number of rows of the block.
     cells : (2, n) intp
-        Order of the rows that makes equal codes adjacent within each part, and the number of the
-        cell of each row in this order. A cell consists of the rows of a part with equal codes.
+        Order of the rows in which rows with equal codes are adjacent within each part, and the
+        number of the cell of each row in this order. A cell consists of the rows of a part that
+        have equal codes of all variables.
     sums : (2 + n_codes + q, d) float64
         Results of `centre_columns` and `reduce_chunks`; None without an offset.
     """
@@ -304,7 +305,7 @@ cdef class Block:
 
     def check_sums(self, const double[::1] spread not None, double whole, double lightest,
               double heaviest, double excess):
-        """Check the sums of `centre_columns` or `reduce_chunks`.
+        """Return whether the sums of `centre_columns` or `reduce_chunks` may be wrong or inexact.
 
         Parameters
         ----------
@@ -313,12 +314,13 @@ cdef class Block:
         whole, lightest, heaviest : float
             Sum, minimum and maximum of the weights.
         excess : float
-            Upper bound of sums[0]^2, relative to `whole` times a lower bound of the sum of squares.
+            The shift counts as far if sums[0]^2 exceeds `excess` times `whole` times the sum of
+            squares about the mean, in any column.
 
         Returns
         -------
         suspect : bool
-            The rows may contain NaN, infinity, or numbers whose squares exceed float64.
+            The rows may contain NaN, infinity, or numbers whose squares overflow float64.
         far : bool
             The shift is so far from the mean that centring loses precision.
         needs_float64 : bool
@@ -336,7 +338,8 @@ cdef class Block:
             largest += size * size
             suspect |= not isfinite(total)
             if square > excess * whole * spread[j]:
-                # Lower bound: deviation from the block mean of the row with the largest |y|.
+                # The row with the largest |y| deviates from the block mean by at least `tip`, which
+                # gives a lower bound of the sum of squares.
                 tip = max(0.0, peak - total / whole)
                 far |= square > excess * whole * (lightest * tip * tip)
             narrow |= 0.0 < peak and peak * sqrt(lightest) < LEAST_FLOAT32
@@ -344,7 +347,7 @@ cdef class Block:
         return suspect or not largest < LARGEST_SQUARES, far, narrow
 
     cdef CBlock turned(self, const double[:, ::1] rotations) except *:
-        """Return the arguments of `centre_columns` and `reduce_chunks` in C."""
+        """Return the C struct of the block and `rotations`, an argument of the centring kernels."""
         cdef CBlock c = self.c
         if self.offset is None or rotations.shape[0] < 1 or rotations.shape[1] != 2:
             raise ValueError("centring has to have an offset and rotations of shape (t, 2)")
@@ -362,17 +365,17 @@ cdef class Block:
 
 
 def sample_columns(rows, const Index[::1] index, const double[::1] weight, Index stride):
-    """Return the mean of every `stride`-th row, and the weighted sum of squares about the mean.
+    """Return the mean and the sum of squares about the mean of a sample, every `stride`-th row.
 
-    A column that is constant in these rows has exactly its value as the mean, and squares of
-    exactly 0.
+    Both are weighted. For a column that is constant in the sample, the mean is exactly the
+    constant, and the sum of squares is exactly 0.
 
     Parameters
     ----------
     rows, index, weight
         As for `Block`.
     stride : int
-        Distance of the sampled rows.
+        Distance between sampled rows.
 
     Returns
     -------
@@ -392,9 +395,9 @@ def sample_columns(rows, const Index[::1] index, const double[::1] weight, Index
 
 def centre_columns(Block block not None, const double[:, ::1] rotations not None, out, Index first,
                    Index last):
-    """Compute the sums of a block and its centred rows for columns first..last, in one pass.
+    """Compute the sums and the centred rows of a block for columns first..last, in one pass.
 
-    With the parameters of `Block`, a class code c and k classes::
+    Let i index rows and w_i be the weights, c a class code, q a label column and k = n_codes::
 
         sums[0] = sum_i w_i y_i       sums[2 + c]     = sum_{i: codes[., i] = c} w_i (y_i + offset)
         sums[1] = max_i |y_i|         sums[2 + k + q] = sum_i values[q, i] (y_i + offset)
@@ -441,13 +444,14 @@ def reduce_chunks(Block block not None, const double[:, ::1] rotations not None,
     chunk : int
         Number of rows per product, a multiple of 4.
     stripe : int
-        Number of columns per centring task, a multiple of `lanes`, the numbers in a register.
+        Number of columns per centring task, a multiple of `lanes`. A register holds `lanes`
+        numbers.
     panels : (2 p, step), dtype of the rows
         Work memory for two chunks, in p panels of `lanes` columns each; step >= chunk lanes.
     product : (p lanes, p lanes), dtype of the rows
         Output, Fortran-ordered with a valid lower triangle.
     counters : (chunks + 1, 16) int64
-        Zeros; the kernel counts begun and finished tasks, one cache line per counter.
+        Zeros before the call; the kernel counts begun and finished tasks.
     """
     cdef CBlock c = block.turned(rotations)
     cdef Gram memory
@@ -465,7 +469,7 @@ def reduce_chunks(Block block not None, const double[:, ::1] rotations not None,
     memory.panels[1] = <char*>memory.panels[0] + height * step * (8 if block.dtype else 4)
     memory.product = block.of_rows(product, "product", height * lanes, height * lanes).matrix.data
     memory.phases = <Phase*>&counters[0, 0]
-    # Allocated before the first task, because other threads would wait forever for a failed task.
+    # Allocated before the first task: other threads would wait forever for a task that fails.
     cdef double[::1] held = np.empty(c.width)
     with nogil:
         level.reduce_chunks[block.dtype](&c, &memory, &held[0])
@@ -478,7 +482,7 @@ def sum_block(
 ):
     """Compute the sums of each part of a block, and the leverages of its rows, in one pass.
 
-    For the rows i of part g, with the parameters of `Block` and k classes::
+    Let i index the rows of part g, c be a class code, q a label column and k = n_codes::
 
         sums[g, 0] = sum_i w_i y_i        sums[g, 2 + c]     = sum_{i: codes[., i] = c} w_i y_i
         sums[g, 1] = sum_i w_i y_i^2      sums[g, 2 + k + q] = sum_i values[q, i] y_i
@@ -504,7 +508,7 @@ def sum_block(
     leverage : (d / stripe rounded up, n) float64
         Output.
     counter : (1,) int64
-        Zero; the kernel counts tasks.
+        Zero before the call; the kernel counts tasks.
     """
     cdef BlockSums s
     cdef const CBlock* c = &block.c
@@ -565,16 +569,17 @@ def reference_is_far(
     const double[:] squares not None, const double[:] mean not None,
     const double[:] spread not None, double sampled, double whole, double far, double roundings,
 ):
-    """Return whether the mean after a block would lie too far from the reference point.
+    """Return whether merging a block would move the mean too far from the reference point.
 
-    Too far means more than `far` standard deviations in at least one feature.
+    Too far means more than `far` standard deviations in at least one feature. The mean and the
+    standard deviations after the merge are estimated from a sample of the block.
 
     Parameters
     ----------
     reference : (d,) float64
         Reference point of the state.
     deviation, weight, squares : (d,) float64, float, (d,) float64
-        Sums of the state: sum w (x - reference), sum w, and sum w (x - mean)^2.
+        Sums of the state before the merge: sum w (x - reference), sum w, and sum w (x - mean)^2.
     mean, spread : (d,) float64
         Mean of a sample of the block, and weighted sum of squares about this mean.
     sampled, whole : float
@@ -612,7 +617,7 @@ def count_classes(const Index[::1] labels not None, const double[::1] weight, In
     weight : (n,) float64, or None for unit weights
         Weights of the rows.
     known : int
-        Number of classes in the state.
+        Number of classes in the state before the block.
 
     Returns
     -------
@@ -651,7 +656,7 @@ def count_classes(const Index[::1] labels not None, const double[::1] weight, In
 def choose_rows(const double[::1] size not None, double rate, uint64_t start):
     """Sample rows independently, with probabilities bounded below by `rate` (Poisson sampling).
 
-    Row i is sampled with probability p_i = min(1, rate max(1, q_i / mean q)), if
+    Row i is sampled with probability p_i = min(1, rate max(1, q_i / mean q)): the condition is
     splitmix64(start + i) < 2^64 p_i.
 
     Parameters
@@ -683,8 +688,8 @@ def choose_rows(const double[::1] size not None, double rate, uint64_t start):
         mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9u
         mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EBu
         mixed ^= mixed >> 31
-        # Without a branch, which would be mispredicted. The 53 highest bits give a number in
-        # [0, 1).
+        # Store every row, and advance only past sampled rows: a branch would be mispredicted. The
+        # 53 highest bits of `mixed` give a number in [0, 1).
         chosen[taken], inclusion[taken] = i, probability
         taken += (mixed >> 11) * 2.0 ** -53 < probability
     return chosen_a[:taken], inclusion_a[:taken]

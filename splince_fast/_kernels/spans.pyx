@@ -1,4 +1,4 @@
-"""Spans: cross-covariances of x with a variable of unit standard deviation, from sums over rows."""
+"""Spans (cross-covariances of x with label columns of unit variance), from sums over rows."""
 
 import numpy as np
 
@@ -18,8 +18,8 @@ def class_span(const double[:, ::1] sums not None, const double[::1] weights not
     """Return the span of a class-coded variable, (k', d).
 
     A row is the covariance of x with the indicator of a class, divided by the standard deviation
-    sqrt(p (1 - p)) of the indicator. The most frequent class is left out, because the indicators
-    sum to one, and so are classes without weight.
+    sqrt(p (1 - p)) of the indicator, with p the fraction of the class. As the indicators sum to
+    one, the most frequent class is left out. Classes without weight are left out too.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def class_span(const double[:, ::1] sums not None, const double[::1] weights not
 
 
 def largest_correlation(const double[:, ::1] rows not None, const double[::1] variances not None):
-    """Return the largest squared correlation of a feature with a label column; 0 for constants.
+    """Return the largest squared correlation of a feature that varies with a label column.
 
     Parameters
     ----------
@@ -85,8 +85,8 @@ def column_deviations(const double[::1] z_sum not None, const double[:, ::1] squ
                       const double[::1] reference not None, double weight):
     """Return the standard deviations of the columns of a continuous variable, (k,).
 
-    The value is 0 for a column that varies by rounding error alone. The parameters are those of
-    `column_span`.
+    The standard deviation is 0 for a column that varies by rounding error alone. The parameters are
+    those of `column_span`.
     """
     cdef Py_ssize_t k = z_sum.shape[0], c
     cdef double mean, square, variance, floor

@@ -16,7 +16,8 @@ import numpy as np
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile `function` with the options of all kernels."""
-    # Reassociation and contraction allow SIMD; other fast-math flags would break NaN and infinity.
+    # The flags for reassociation and contraction allow SIMD instructions. Other fast-math flags
+    # would break the handling of NaN and infinity.
     options: dict[str, Any] = {
         "nogil": True,
         "fastmath": {"reassoc", "contract"},
@@ -24,7 +25,7 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     }
     try:
         compiled: Callable[..., Any] = numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # no writable folder for the cache: compile once per process
+    except RuntimeError:  # no writable folder for the cache: compile in every process
         compiled = numba.njit(**options)(function)
     return compiled
 
@@ -34,7 +35,7 @@ def sum_rows(
     data: Any, indices: Any, indptr: Any, weight: Any, codes: Any, values: Any, total: Any,
     class_sums: Any, products: Any,
 ) -> None:  # fmt: skip
-    """Add the sums of the rows, in total, per class and with label columns, to the outputs.
+    """Add the sum of the rows, the sums per class and the products with label columns to outputs.
 
     With w_i the weight of row x_i::
 
@@ -70,11 +71,14 @@ def sum_rows(
 def sum_squares(
     data: Any, indices: Any, indptr: Any, weight: Any, mean: Any, weight_sum: float, squares: Any
 ) -> None:
-    """Compute squares[j] = sum_i w_i (x_ij - mean_j)^2, (d,), over stored entries and zeros, as
+    """Compute the weighted sum of squares about `mean` of each column, `squares` (d,).
 
-        sum_stored w_i (x_ij - mean_j)^2 + (weight_sum - sum_stored w_i) mean_j^2.
+    With sums over the rows i that store an entry of column j, and `weight_sum` the sum of all
+    weights, the result is::
 
-    The formula avoids cancellation. `weight_sum` is the sum of the weights.
+        squares[j] = sum_i w_i (x_ij - mean_j)^2 + (weight_sum - sum_i w_i) mean_j^2
+
+    The second term is the contribution of the implicit zeros. The formula avoids cancellation.
     """
     weighted = weight.shape[0] > 0
     n = indptr.shape[0] - 1

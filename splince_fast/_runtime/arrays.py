@@ -17,13 +17,13 @@ from splince_fast.exceptions import InputError, NonFiniteError
 _FLOAT32: np.dtype[np.generic] = np.dtype(np.float32)
 _FLOAT64: np.dtype[np.generic] = np.dtype(np.float64)
 
-# Weights that a kernel gets if every row has weight 1.
+# Weights that a kernel for sparse rows gets if every row has weight 1.
 NO_WEIGHT = np.empty(0)
 
 # Machine epsilon by dtype; rows of other dtypes count as exact.
 _EPS = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
-# Minimum number of elements that one thread scans: one thread is faster for fewer elements.
+# Minimum number of elements per thread: one thread scans smaller arrays faster.
 _GRAIN = 1 << 18
 
 
@@ -41,7 +41,8 @@ class Rows:
         Whether the kernels can read `array` without a copy: `array` has the working dtype and is
         C-contiguous and aligned.
     eps : float
-        Machine epsilon of the dtype before conversion; 0 for float64 and integers.
+        Machine epsilon of the dtype of the rows before their conversion to `array`; 0 for float64
+        and integers.
     """
 
     array: NDArray[Any]
@@ -51,7 +52,7 @@ class Rows:
 
     @classmethod
     def of(cls, X: object, *, width: int | None = None, name: str = "X") -> Rows:
-        """Convert rows from a caller; parameters and errors are those of :func:`as_rows`."""
+        """Convert the rows of a caller; parameters and errors are those of :func:`as_rows`."""
         if type(X) is np.ndarray and X.ndim == 2 and X.shape[1]:
             dtype, fits = X.dtype, width is None or X.shape[1] == width
             if fits and (dtype is _FLOAT32 or dtype is _FLOAT64):
@@ -63,8 +64,8 @@ class Rows:
     def from_array(cls, array: NDArray[np.generic], dtype: object = None) -> Rows:
         """Wrap a 2-D array of real numbers without checks.
 
-        `dtype` is that of the rows before they were converted to `array`; by default that of
-        `array`.
+        `dtype` is the dtype of the rows before they were converted to `array`; by default, the
+        dtype of `array`.
         """
         return cls(
             array, working_dtype(array.dtype), is_direct(array), eps_of(dtype or array.dtype)
@@ -137,7 +138,8 @@ def as_rows(X: object, *, width: int | None = None, name: str = "X") -> NDArray[
     Raises
     ------
     InputError
-        X is not 2-D, has no columns or not `width` columns, does not hold real numbers, or is lazy.
+        X is not 2-D, has no columns or another number than `width`, holds anything but real
+        numbers, has masked entries, or is a sparse matrix or a lazy container.
     """
     array = as_numbers(X, name)
     if array.ndim != 2:
@@ -228,7 +230,8 @@ def check_feature_names(
     Parameters
     ----------
     names, expected : sequence of str or None
-        Feature names. None, for rows without names, and another number of names raise no error.
+        Feature names, or None for rows without names. No error is raised if one of them is None,
+        or if their lengths differ.
     name : str
         Name of the argument in the error message.
     """
@@ -264,7 +267,7 @@ def holds_vectors(X: NDArray[np.generic]) -> bool:
 
 
 def _foreign_rows(X: Any, name: str) -> NDArray[Any]:
-    """Convert tensors and data frames by methods of these types, others by ``np.asarray``."""
+    """Convert a tensor or data frame by its own methods, other objects by ``np.asarray``."""
     if is_tensor(X):
         return torch_to_numpy(X)
     if is_sparse(X):
@@ -275,7 +278,7 @@ def _foreign_rows(X: Any, name: str) -> NDArray[Any]:
         )
     refuse_lazy(X, name)
     if hasattr(X, "type") and hasattr(X, "null_count") and hasattr(X, "to_pylist"):
-        X = X.to_numpy(zero_copy_only=False)  # an Arrow column of lists becomes one array per row
+        X = X.to_numpy(zero_copy_only=False)  # an Arrow column of lists becomes an array per row
     try:
         return np.asarray(X.to_numpy() if hasattr(X, "to_numpy") else X)
     except (ValueError, TypeError) as error:
@@ -358,13 +361,13 @@ def listed_columns(numbers: Sequence[int], names: Sequence[object] | None = None
 
 
 def abbreviated(numbers: Iterable[int], names: Sequence[object] | None = None) -> str:
-    """Format the first five numbers, or the names with these numbers; ", ..." for the rest."""
+    """Format the first five of `numbers`, or the names at these positions; ", ..." for the rest."""
     items = [str(i) if names is None else repr(names[i]) for i in numbers]
     return ", ".join(items[:5]) + ", ..." * (len(items) > 5)
 
 
 def as_mask(mask: Any, shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Convert a mask to booleans; raise InputError for another shape or values except 0 and 1."""
+    """Convert a mask to booleans; raise InputError unless it has `shape` and holds only 0 and 1."""
     if is_tensor(mask):
         mask = torch_to_numpy(mask)
     try:
@@ -418,7 +421,7 @@ def check_values(X: NDArray[np.generic], name: str = "X") -> None:
 
 def _raise_non_finite(X: NDArray[np.generic], name: str) -> None:
     """Raise NonFiniteError if X holds NaN or infinity; the text names the first affected rows."""
-    # bfloat16 has another dtype kind
+    # bfloat16 is not of the dtype kind "f", and is converted.
     finite = np.isfinite(X if X.dtype.kind == "f" else X.astype(np.float32))
     rows = np.flatnonzero(~finite.all(axis=1))
     if rows.size:
@@ -430,7 +433,7 @@ def _raise_non_finite(X: NDArray[np.generic], name: str) -> None:
 def non_finite_error(
     rows: NDArray[np.intp], n: int, name: str, example: str = "", columns: Sequence[int] = ()
 ) -> NonFiniteError:
-    """Return the error for NaN or infinity: `rows` are the affected row numbers, of `n` rows."""
+    """Return the error for NaN or infinity in the rows with the numbers `rows`, of `n` rows."""
     where = f", {listed_columns(columns)}" if columns else ""
     error = NonFiniteError(
         f"{name} contains NaN or infinity in {len(rows)} of {n} rows (rows {abbreviated(rows)})"
@@ -451,7 +454,7 @@ def name_columns(error: NonFiniteError, names: Sequence[object] | None) -> None:
 
 
 def as_weights(sample_weight: object, n_rows: int) -> NDArray[np.float64] | None:
-    """Convert weights to float64; raise InputError for a wrong length or invalid values."""
+    """Convert weights to float64; raise InputError for a wrong shape or invalid values."""
     if sample_weight is None:
         return None
     if isinstance(sample_weight, np.ma.MaskedArray) and np.ma.is_masked(sample_weight):

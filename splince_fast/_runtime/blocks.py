@@ -12,7 +12,7 @@ _MOST_ROWS = 1 << 31
 
 
 def choose_block_rows(block_rows: int | None, n_features: int, itemsize: int) -> int:
-    """Return the validated `block_rows`; for None, 4096 rows or at most 64 MiB.
+    """Return the validated `block_rows`; for None, return 4096, or fewer to stay within 64 MiB.
 
     A row has `n_features` numbers of `itemsize` bytes.
     """

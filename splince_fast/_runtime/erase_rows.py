@@ -19,21 +19,21 @@ from splince_fast.exceptions import InputError
 
 Float = NDArray[np.float64]
 
-# Minimum number of elements that one thread erases: one thread is faster for fewer elements.
+# Minimum number of elements per thread: one thread erases smaller arrays faster.
 _GRAIN = 1 << 17
-# Size of a chunk; between two chunks KeyboardInterrupt is raised and the progress bar is updated.
+# Size of a chunk. KeyboardInterrupt and updates of the progress bar wait for the end of a chunk.
 _CHUNK_BYTES = 1 << 28
-# Minimum bytes of the result, and of one of its rows, for non-temporal stores. Ordinary stores
-# first read each cache line. Uninitialised memory is written with ordinary stores, because it is in
-# the cache after the operating system has zeroed it.
+# Minimum bytes of the result, and of a row, for non-temporal stores, which do not first read each
+# cache line as ordinary stores do. Uninitialised memory is written with ordinary stores, because
+# the operating system has just zeroed the memory, which is therefore in the cache.
 _STREAMED_BYTES, _STREAMED_ROW = 1 << 25, 512
-# Minimum bytes of rows with a progress bar by default: fewer take less than two seconds.
+# By default, a progress bar needs this many bytes of rows: fewer take less than two seconds.
 _LONG_BYTES = 1 << 30
 # Size of the pieces in which rows are converted to another dtype; a piece fits in the cache of a
 # core.
 _PIECE_BYTES = 1 << 18
 
-# Rows, memory for the result, mask, and index of the first row.
+# Rows, memory for the result, mask, and index of the first of these rows in X.
 _Matrices = tuple[NDArray[Any], NDArray[Any], NDArray[np.bool_] | None, int]
 
 
@@ -130,9 +130,9 @@ def check_out(out: object, rows: NDArray[np.generic], dtype: np.dtype[np.generic
 def self_overlaps(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
     """Return whether several entries of a strided array may share memory.
 
-    Entries are disjoint if, for axes in order of increasing stride, every stride s_k is at least
-    the extent of the axes before it, itemsize + sum_{i < k} (n_i - 1) |s_i|. Otherwise the function
-    returns True.
+    Let the axes be in order of increasing stride, with lengths n_i and strides s_i. The entries are
+    disjoint if every |s_k| is at least itemsize + sum_{i < k} (n_i - 1) |s_i|, the extent of the
+    axes before axis k. If not, the function returns True.
     """
     if 0 in shape:
         return False
@@ -152,9 +152,9 @@ def erase(
     progress: bool | None = False,
     uninitialised: bool = False,
 ) -> None:
-    """Write the erased rows of X, (..., d), to `out`; copy rows with a mask value of False.
+    """Write the erased rows of X, (..., d), to `out`; copy the rows where `mask` is False.
 
-    `uninitialised` is True if the memory of `out` was never written. Raises InputError if a finite
+    `uninitialised` tells that the memory of `out` was never written. Raises InputError if a finite
     result is out of range of float16.
     """
     streamed = out.nbytes >= _STREAMED_BYTES and not uninitialised
@@ -180,9 +180,10 @@ def erase(
 def _matrices(
     X: NDArray[np.generic], out: NDArray[np.generic], mask: NDArray[np.bool_] | None, first: int
 ) -> Iterator[_Matrices]:
-    """Yield 2-D views of X and `out`, with their mask and the index of their first row in X.
+    """Yield 2-D views of X and `out`, each with its mask and the index of its first row in X.
 
-    The leading axes are merged if this needs no copy; otherwise the function iterates over axis 0.
+    There is one view if the leading axes can be merged without a copy. Otherwise the function
+    iterates over axis 0.
     """
     if X.ndim > 2:
         pair = [array.reshape(-1, array.shape[-1]) for array in (X, out)]
@@ -209,7 +210,7 @@ def _erase_chunk(
 ) -> None:
     """Erase one chunk on several threads, in dtype `work`.
 
-    `first_row` is the index of its first row in X, for the error message.
+    `first_row` is the index in X of the first row of the chunk, for the error message.
     """
     n, d = rows.shape
     packed = factors.packed
@@ -224,7 +225,7 @@ def _erase_chunk(
         return row_kernels.apply_rows(packed, rows, out, start, stop, streamed)
 
     def erase_pieces(start: int, stop: int) -> int:
-        """Erase rows through converted copies; return the same value as `erase_range`."""
+        """Erase converted copies of rows, in pieces; return the same value as `erase_range`."""
         for first in range(start, stop, step):
             last = min(first + step, stop)
             source, target = rows[first:last], out[first:last]

@@ -22,7 +22,7 @@ Tensors = dict[str, NDArray[Any]]
 Record = tuple[Tensors, dict[str, Any]]  # contents of a file: tensors and JSON metadata
 
 _LIBRARY = "splince_fast"
-# Function that loads each kind of file, for messages.
+# For each kind of file, the function that loads it, for error messages.
 _LOADERS = {
     "projection": "Projection.load", "conditional": "load_eraser", "moments": "Moments.load"
 }  # fmt: skip
@@ -80,13 +80,13 @@ def write_text(path: str | os.PathLike[str], text: str) -> Path:
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """Yield the path of a temporary file; rename the file to `target`, or remove it on error."""
+    """Yield the path of a temporary file, which replaces `target` unless an error occurs."""
     writer = f"{os.getpid()}.{threading.get_ident()}"
     # Many file systems allow names of at most 255 bytes.
     prefix = os.fsencode(target.name)[:200].decode(errors="ignore")
     partial = target.with_name(f".{prefix}.{writer}.partial")
     try:
-        # An empty file has the permissions of the user's umask; save_file may set narrower ones.
+        # A new file has the permissions of the user's umask; save_file may set narrower ones.
         partial.touch()
         mode = (target if target.exists() else partial).stat().st_mode
         yield partial
@@ -135,7 +135,7 @@ def _sort_metadata(file: IO[bytes]) -> None:
     header = json.loads(file.read(length))
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    if len(text) <= length:  # false if a version of safetensors formats differently
+    if len(text) <= length:  # false if safetensors writes a shorter format
         file.seek(8)
         file.write(text.ljust(length))
 
@@ -151,12 +151,12 @@ def _digest(tensors: Mapping[str, NDArray[np.generic]], text: str) -> str:
 
 
 def read(path: str | os.PathLike[str], kind: str, format_version: int) -> Record:
-    """Return the tensors and the metadata of a file of the given kind.
+    """Return the tensors and the metadata of a file of kind `kind`.
 
     Raises
     ------
     FileFormatError
-        The file is damaged, of another program or kind, or of a newer format.
+        The file is damaged, of another program, of another kind, or of a newer format.
     InputError
         `path` is empty, or not a path.
     FileNotFoundError, PermissionError
@@ -212,7 +212,7 @@ def read(path: str | os.PathLike[str], kind: str, format_version: int) -> Record
 
 @contextmanager
 def consistent(path: str | os.PathLike[str], remedy: str) -> Iterator[None]:
-    """Convert errors that are due to inconsistent metadata to FileFormatError.
+    """Context manager that converts errors due to inconsistent contents to FileFormatError.
 
     The message names the file at `path` and ends with `remedy`.
     """
@@ -226,14 +226,14 @@ def consistent(path: str | os.PathLike[str], remedy: str) -> Iterator[None]:
 
 
 def kind_of(path: str | os.PathLike[str]) -> str | None:
-    """Return the kind of a file of this library; None for other or missing files."""
+    """Return the kind of a file of this library; None for another file or a missing one."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(as_path(path), framework="numpy") as file:
             return (file.metadata() or {}).get("kind")
     except (SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None  # `read` raises the error
+        return None  # a later call of `read` raises the error
 
 
 def _finite(text: str) -> float:
@@ -247,7 +247,7 @@ def _finite(text: str) -> float:
 def check_tensors(
     tensors: Tensors, expected: Mapping[str, tuple[DTypeLike, tuple[int, ...]]]
 ) -> None:
-    """Raise FileFormatError unless all expected tensors exist and have their dtype and shape."""
+    """Raise FileFormatError unless the tensors exist, match dtypes and shapes, and are finite."""
     for name, (dtype, shape) in expected.items():
         if name not in tensors:
             raise FileFormatError(f"the tensor {name!r} is missing")
@@ -273,7 +273,7 @@ def read_feature_names(metadata: Mapping[str, Any], width: int | None) -> tuple[
 
 
 def refuse_negative(tensors: Tensors, names: Iterable[str]) -> None:
-    """Raise FileFormatError if a count or a weight is negative."""
+    """Raise FileFormatError if one of the named tensors has a negative entry."""
     for name in names:
         if (tensors[name] < 0).any():
             raise FileFormatError(f"the tensor {name!r} holds negative numbers")

@@ -1,4 +1,4 @@
-"""A hash of row numbers, which assigns rows to folds and samples for any block size."""
+"""A hash of row numbers, which assigns rows to folds and samples independently of blocks."""
 
 from __future__ import annotations
 

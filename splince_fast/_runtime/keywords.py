@@ -20,7 +20,7 @@ def as_names(value: object, argument: str) -> tuple[str, ...]:
 
 
 def as_values(value: Any) -> list[Any]:
-    """Return the items of a sequence or array as a list; a list of one for any other value."""
+    """Return the items of a sequence or array as a list; return [value] for any other value."""
     several = isinstance(value, Sequence) or getattr(value, "ndim", 0) != 0
     return list(value) if several else [value]
 
@@ -49,5 +49,5 @@ def check_keywords(
     parameters = inspect.signature(function).parameters.values()
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         valid = [p.name for p in parameters if p.name not in without]
-        unwrapped: Any = getattr(function, "func", function)  # functools.partial
+        unwrapped: Any = getattr(function, "func", function)  # `func` exists for functools.partial
         check_names(names, valid, unwrapped.__name__ if where is None else where)

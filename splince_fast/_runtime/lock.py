@@ -1,4 +1,4 @@
-"""A readers-writer lock that raises an error instead of waiting; deferral of KeyboardInterrupt.
+"""A readers-writer lock that raises an error on conflicts; deferral of KeyboardInterrupt.
 
 The lock and the deferral remain usable after a fork.
 """
@@ -22,8 +22,8 @@ T = TypeVar("T")
 _set: Callable[[int, Any], Any] = signal.signal
 _get: Callable[[int], Any] = signal.getsignal
 with contextlib.suppress(ImportError, AttributeError):
-    # Unlike signal.signal, the C functions create no enumeration members: updates of single rows
-    # are measurably faster.
+    # signal.signal creates enumeration members, and these C functions do not: updates with single
+    # rows are measurably faster.
     _raw: Any = importlib.import_module("_signal")
     _set, _get = _raw.signal, _raw.getsignal
 _SIGINT = int(signal.SIGINT)
@@ -46,7 +46,7 @@ class Deferred:
         if threading.get_ident() == _main:
             handler = _get(_SIGINT)
             if callable(handler):
-                # The handler is stored before it is replaced: an interrupt may come in between.
+                # Store the handler first: an interrupt may come between these two statements.
                 self._handler = handler
                 _set(_SIGINT, self._note)
 
@@ -61,7 +61,7 @@ class Deferred:
 
 
 class PendingRows(Protocol):
-    """A state whose buffered rows are merged before a read."""
+    """Protocol of a state that buffers rows and merges them before the state is read."""
 
     @property
     def has_pending(self) -> bool:
@@ -72,11 +72,12 @@ class PendingRows(Protocol):
 
 
 class ReadersWriterLock:
-    """Re-entrant readers-writer lock that raises SplinceError instead of waiting.
+    """Re-entrant readers-writer lock that raises SplinceError if another thread has the lock.
 
     ``with Deferred(), lock:`` holds the write lock, ``with Reading(lock, ...):`` a read lock. In
-    both blocks KeyboardInterrupt is deferred, so that every acquired lock is released. A forked
-    child releases the locks of other threads, because only the forking thread exists in the child.
+    both blocks KeyboardInterrupt is deferred, so that every acquired lock is released. There is one
+    wait: a reader that must merge buffered rows waits for the other readers. A forked child
+    releases the locks of other threads, because only the forking thread exists in the child.
     """
 
     __slots__ = (
@@ -96,7 +97,7 @@ class ReadersWriterLock:
         self._readers = {thread: n for thread, n in self._readers.items() if thread == me}
         if self._writer != me:
             self._writer, self._depth = None, 0
-        self._mutex = threading.Lock()  # the parent's lock may have been copied while locked
+        self._mutex = threading.Lock()  # a fork may copy the mutex while it is locked
         self._changed = threading.Condition(self._mutex)
         self._waiting = 0
         self._process = _process
@@ -113,8 +114,8 @@ class ReadersWriterLock:
             self._depth += 1
 
     def __exit__(self, *exception: object) -> None:
-        # No mutex: no thread waits for the writer, other threads read only `_writer`, and its
-        # assignment is atomic.
+        # The mutex is not needed: no thread waits for the writer, other threads read only
+        # `_writer`, and the assignment of `_writer` is atomic.
         self._depth -= 1
         if not self._depth:
             self._writer = None
@@ -143,7 +144,8 @@ class ReadersWriterLock:
 class Reading(Generic[T]):
     """Context manager that holds a read lock and returns `source`, or ``view(source)``.
 
-    The buffered rows of `source` are merged first. A class is faster to enter than a generator.
+    The buffered rows of `source` are merged first. A class is used because it is faster to enter
+    than a generator with ``contextlib.contextmanager``.
     """
 
     __slots__ = ("_deferred", "_lock", "_source", "_view")
@@ -193,12 +195,13 @@ class Reading(Generic[T]):
 # needs no system call.
 _process = object()
 
-# Numba's lock, per forking thread: another thread may fork as soon as the lock is released.
+# Numba's compiler lock, for each thread that forks. One variable would not suffice, because another
+# thread may fork as soon as the lock is released.
 _compiler_locks: dict[int, Any] = {}
 
 
 def _before_fork() -> None:
-    """Wait until no other thread imports this package; acquire Numba's compiler lock."""
+    """Wait until no other thread imports this package, then acquire Numba's compiler lock."""
     for name, module in list(sys.modules.items()):
         if name.startswith("splince_fast.") and getattr(
             getattr(module, "__spec__", None), "_initializing", False

@@ -1,4 +1,4 @@
-"""Memory limit of the process, and arrays aligned to cache lines."""
+"""Memory size of the machine or container, and arrays aligned to cache lines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LINE = 64  # bytes per cache line
 def total_memory() -> int | None:
     """Return the memory size of the machine or container in bytes; None if unknown.
 
-    The size includes memory in use, so that runs are reproducible.
+    The size includes memory that is in use, so that decisions based on it are reproducible.
     """
     sizes = []
     with contextlib.suppress(AttributeError, ValueError, OSError):  # not a POSIX system
@@ -28,7 +28,7 @@ def total_memory() -> int | None:
         try:
             sizes.append(int(Path(path).read_text(encoding="ascii")))
         except (OSError, ValueError):
-            continue  # the limit does not exist, or is "max"
+            continue  # the file does not exist, or holds "max" for no limit
     return min((size for size in sizes if size > 0), default=None)
 
 

@@ -7,7 +7,7 @@ import threading
 from functools import cache
 from typing import Any, Self
 
-# Delay of a bar with show=None, as stated in the documentation of `progress`.
+# Delay of the bar if show=None; the documentation of `progress` states the same number.
 _DELAY_SECONDS = 2.0
 
 
@@ -58,7 +58,7 @@ class Progress:
             self._bar.close()
 
     def skip(self, amount: int) -> None:
-        """Add work of an earlier run, which does not count towards the rate."""
+        """Count `amount` as work of an earlier run, which does not enter the rate."""
         if self._bar is not None:
             self._bar.initial += amount
             self._bar.n += amount
@@ -82,7 +82,7 @@ def is_interactive() -> bool:
 
 @cache
 def _bar_class() -> Any:
-    """Return a subclass of tqdm without monitor thread and without lock across processes."""
+    """Return a subclass of tqdm without a monitor thread and without a lock across processes."""
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[misc]

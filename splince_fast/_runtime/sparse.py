@@ -45,7 +45,7 @@ class SparseRows(Rows):
         return int(self.array.shape[0])
 
     def select(self, index: NDArray[np.intp]) -> SparseRows:
-        """Select rows by position."""
+        """Return the rows with the positions in `index`."""
         return SparseRows(self.array[index], _FLOAT64, False)
 
     def check(self, name: str = "X") -> None:
@@ -68,7 +68,7 @@ class SparseRows(Rows):
 
 
 def _check_indices(array: Any, name: str) -> None:
-    """Raise InputError for an index out of bounds, which the kernels do not check."""
+    """Raise InputError for an index out of bounds; the kernels do not check indices."""
     (n, d), indices, indptr = array.shape, array.indices, array.indptr
     valid = len(indptr) == n + 1 and indptr[0] == 0 and bool((np.diff(indptr) >= 0).all())
     valid = valid and int(indptr[-1]) <= min(len(indices), len(array.data))
@@ -86,9 +86,9 @@ def parts(array: Any) -> tuple[NDArray[np.float64], NDArray[Any], NDArray[Any]]:
 
 
 def subtracted(array: Any, shift: NDArray[np.float64]) -> Any:
-    """Return array - shift as a CSR matrix in float64; columns with a shift become dense.
+    """Return array - shift as a CSR matrix in float64; columns with a nonzero shift become dense.
 
-    `shift` (d,) should be nonzero only in columns with few implicit zeros.
+    `shift`, (d,), should be nonzero only in columns with few implicit zeros.
     """
     import scipy.sparse
 

@@ -1,4 +1,4 @@
-"""The thread pool of the kernels: its size, and the division of work over it."""
+"""The thread pool of the kernels: number of threads, and division of work among threads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ T = TypeVar("T")
 def thread_count() -> int:
     """Return the number of threads: ``SPLINCE_FAST_NUM_THREADS``, or the available processors.
 
-    Raises InputError if the variable is not a positive integer.
+    :func:`limited` can reduce the number of available processors. Raises InputError if the variable
+    is not a positive integer.
     """
     text = os.environ.get(_VARIABLE, "")
     if not text:
@@ -94,12 +95,12 @@ def split(work: Callable[[int, int], T], size: int, *, grain: int, align: int = 
         for a, b in ranges[1:]:
             futures.append(_executor().submit(work, a, b))
     except RuntimeError:
-        pass  # no thread can start, or the interpreter exits: this thread does the remaining work
+        pass  # no thread can start, or the interpreter exits: this thread does the other ranges
     try:
         results.append(work(*ranges[0]))
         rest = [work(a, b) for a, b in ranges[1 + len(futures) :]]
     finally:
-        # Threads use the buffers of the caller: wait for all threads, even after an error.
+        # The threads use arrays of the caller: wait for all threads, even after an error.
         for future in futures:
             future.exception()
     return results + [future.result() for future in futures] + rest

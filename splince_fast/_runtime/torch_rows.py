@@ -23,19 +23,20 @@ from splince_fast.exceptions import InputError
 
 try:
     from torch.utils._python_dispatch import is_in_torch_dispatch_mode
-except ImportError:  # dispatch modes cannot be detected: every tensor goes to torch operations
+except ImportError:  # dispatch modes cannot be detected: use torch operations for all tensors
 
     def is_in_torch_dispatch_mode() -> bool:
         return True
 
 
-# Minimum number of elements per thread: smaller tensors are erased faster by one thread.
+# Minimum number of elements per thread: one thread erases smaller tensors faster.
 _GRAIN = 1 << 17
-# Largest number of elements in one torch expression, a limit on its temporary memory.
+# Maximum number of elements in one torch expression, which limits temporary memory.
 _PIECE = 1 << 24
-# Up to this rank rows are erased by matrix-vector products, which no precision mode rounds.
+# Up to this rank, rows are erased by matrix-vector products, which are never rounded to TF32.
 _MAX_VECTOR_RANK = 4
-# 2^13 + 1 splits a float32 into a number of 11 bits and one of 12 (Dekker 1971); TF32 has 11 bits.
+# A product with 2^13 + 1 splits a float32 number into parts of 11 and 12 significant bits (Dekker
+# 1971). TF32 has 11 bits.
 _SPLITTER = 8193.0
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -43,10 +44,10 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def is_plain(x: Tensor) -> bool:
-    """Return whether the kernel may read the memory of a tensor in place of torch operations.
+    """Return whether the kernel may process the memory of a tensor, in place of torch operations.
 
-    False for subclasses of Tensor, and if autograd, forward AD, a function transform, a dispatch
-    mode or tracing records operations.
+    The result is False for subclasses of Tensor, for negated views, and if autograd, forward AD, a
+    function transform, a dispatch mode or tracing records operations.
     """
     if type(x) not in _PLAIN or (x.requires_grad and torch.is_grad_enabled()):
         return False
@@ -55,8 +56,8 @@ def is_plain(x: Tensor) -> bool:
     if x.is_neg() or forward_ad.unpack_dual(x).tangent is not None:
         return False
     try:
-        return bool(x.data_ptr() != 0)  # 0 within some transforms, or without memory
-    except RuntimeError:  # within other transforms
+        return bool(x.data_ptr() != 0)  # the address is 0 within some transforms, or without memory
+    except RuntimeError:  # raised within other transforms
         return False
 
 
@@ -68,7 +69,7 @@ def erased_in_memory(factors: row_kernels.PackedFactors, x: Tensor) -> Tensor | 
     if not (is_plain(x) and x.is_cpu and x.dtype in _FLOATS):
         return None
     x = x.detach() if x.requires_grad else x
-    if x.dtype == torch.bfloat16:  # not a NumPy dtype
+    if x.dtype == torch.bfloat16:  # NumPy has no bfloat16
         wide = x.to(torch.float32, memory_format=torch.contiguous_format)
         _erase(factors, wide.numpy(), wide.numpy())
         return wide.to(x.dtype)
@@ -99,12 +100,13 @@ def erased_by_torch(
 ) -> Tensor:
     """Return rows - gate ((rows - mean) right^T + neg_bias) left by differentiable operations.
 
-    All tensors have the dtype of `rows` (n, d): left and right (r, d), neg_bias (r,), mean (d,),
-    by default 0, and gate (), by default 1.
+    The shapes are (n, d) for `rows`, (r, d) for `left` and `right`, (r,) for `neg_bias`, (d,) for
+    `mean`, which is 0 by default, and () for `gate`, which is 1 by default. All tensors have the
+    dtype of `rows`.
     """
     centred = rows if mean is None else rows - mean
     if len(left) > _MAX_VECTOR_RANK:
-        # On a GPU float32 operands are split, because a precision mode may round them to TF32.
+        # On a GPU, float32 operands are split, because torch may round them to TF32.
         products = _products if rows.is_cuda and rows.dtype == torch.float32 else _product
         coefficients = neg_bias
         for a, b in products(centred, right.T):
@@ -211,7 +213,7 @@ def _check_out(out: object, X: Tensor, dtype: torch.dtype) -> None:
 def _factors_as(
     factors: Factors, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return left, right, -shift and mean; the shift includes the rounding error of the mean."""
+    """Return left, right, -shift and mean in `dtype`; shift corrects the rounding of the mean."""
     mean = torch.from_numpy(factors.mean.copy()).to(dtype)
     error = factors.mean - mean.to(torch.float64).numpy()
     shift = factors.shift + factors.right @ error
@@ -241,7 +243,7 @@ def _write(
     dtype: torch.dtype,
     mask: Tensor | None,
 ) -> None:
-    """Write erased rows to `result` in pieces; leading axes are merged if this needs no copy."""
+    """Write the erased rows of X to `result`, piece by piece."""
     if X.ndim > 2:
         if X.is_contiguous() and result.is_contiguous():
             X, result = X.view(-1, X.shape[-1]), result.view(-1, X.shape[-1])
@@ -269,7 +271,7 @@ def _overlap(a: Tensor, b: Tensor) -> bool:
 
 
 def tensor_like(tensor: Tensor, values: NDArray[np.float64]) -> Tensor:
-    """Convert `values` to the device of `tensor`, and to its dtype if that is a float."""
+    """Convert `values` to the device of `tensor`, and to its dtype if this is a float dtype."""
     result = torch.from_numpy(np.ascontiguousarray(values))
     return result.to(
         tensor.device, tensor.dtype if tensor.dtype.is_floating_point else result.dtype

@@ -12,5 +12,5 @@ def library_version() -> str:
 
     try:
         return version("splince-fast")
-    except PackageNotFoundError:  # the package is imported from a source tree, not installed
+    except PackageNotFoundError:  # the source tree is not installed
         return "0+source"

@@ -1,9 +1,11 @@
-/* Sums of the parts of a block, and leverages of the rows, for `sum_block` (row_kernels.pyx). A
-   task is a range of columns of one part. The rows of a cell, which have equal codes, are summed in
-   groups, and the sum is added to the class of each variable. */
+/* Sums over the parts of a block, and leverages of its rows, for `sum_block` (row_kernels.pyx).
 
-/* Adds the columns first..last of a group to `total` and `squares`, and prefetches the rows
-   `later`. Writes the contribution of these columns to the leverages of the group. */
+   A part is a range of `part_rows` rows; a task is a range of columns of one part. A cell consists
+   of the rows of a part that have equal class codes. Its rows are summed in groups, and the sum of
+   the cell is added to the sums of its classes, one class per variable. */
+
+/* Adds the centred rows of a group to `total`, and their squares to `squares`, in the columns
+   first..last. Sets `leverage` to the sums over these columns, and prefetches the rows `later`. */
 INLINE void NAME(add_squares)(const T *const x[GROUP], const T *const later[GROUP],
                               const double w[GROUP], Index first, Index last, const double *shift,
                               const double *inverse, double *RESTRICT total,
@@ -38,7 +40,8 @@ INLINE void NAME(add_squares)(const T *const x[GROUP], const T *const later[GROU
         }
 }
 
-/* Adds the rows order[start..stop], in the columns first..last, to the sums in `near`. */
+/* Adds the rows order[start..stop] of a cell to the sums in `near`, in the columns first..last, and
+   writes the leverages of these rows. */
 static void NAME(sum_cell)(const BlockSums *s, Index start, Index stop, Index end, Index first,
                              Index last, double *near) {
     const Block *b = s->block;
@@ -68,8 +71,8 @@ static void NAME(sum_task)(const BlockSums *s, Index task) {
     size_t bytes = (size_t)(last - first) * sizeof(double);
     double *sums = s->sums + g * n_sums * d, *total = sums;
     for (Index c = 0; c < n_sums; c++) memset(sums + c * d + first, 0, bytes);
-    /* Arrays that every row uses are copied to aligned cache lines: the shift, the inverse
-       variances, the sum of a cell, and the squares. */
+    /* The four rows of `near` hold the shift, the inverse variances, the sum of a cell and the
+       squares in aligned cache lines, because every row of the block uses these arrays. */
     double *near = s->near + g * 4 * s->pitch, *cell_sum = near + 2 * s->pitch;
     memcpy(near + first, b->shift + first, bytes);
     memcpy(near + s->pitch + first, s->inverse + first, bytes);

@@ -1,28 +1,28 @@
 /* Erasure of rows: out = x - left^T (right (x - mean) - shift), in float64, rounded once to T.
 
    The mean is subtracted first, so that a feature with a large mean does not reduce the precision
-   of others. The result of a row does not depend on other rows, layout or alignment: rows that are
-   not in C order are copied to C order in groups.
+   of the other features. The result for a row does not depend on the other rows, the memory layout
+   or the alignment. Rows that are not contiguous are copied to C order, BATCH rows at a time.
 
-   For rank 1, rows are processed one or two at a time: the coefficients of the next rows are
-   computed while the current rows are written. For higher ranks, the products with the factors are
-   computed in tiles of ROWS x COLUMNS sums, which stay in registers. */
+   For rank 1, rows are processed one or two at a time: one pass over the columns writes the current
+   rows and computes the coefficients of the next rows. For other ranks, the products with the
+   factors are computed in tiles of ROWS x COLUMNS sums, which stay in registers. */
 
 #ifndef SPLINCE_ERASE
 #define SPLINCE_ERASE
 
 #define ROWS LANES
 #define COLUMNS (2 * LANES)
-/* Rows and features of one matrix product: both factors stay in the L1 cache, and a panel of the
-   map is read once per BATCH rows. */
+/* One matrix product covers BATCH rows and DEPTH features, so that both operands stay in the L1
+   cache. A panel of the map is read once per BATCH rows. */
 #define BATCH 32
 #define DEPTH 64
-/* Rank 1: above this width the factors, 24 bytes per feature, exceed an L1 cache of 32 KiB, and two
-   rows share the loaded factors. With narrow registers one row is faster, because a cache line
-   takes several stores. */
+/* For rank 1, two rows are processed together if there are more features than SHARED: the factors,
+   24 bytes per feature, then exceed an L1 cache of 32 KiB, and two rows share each load. With
+   narrow registers one row at a time is faster, because several stores fill one cache line. */
 #define SHARED (WIDE ? 32768 / 24 : PTRDIFF_MAX)
-#define FAR 6656 /* prefetch distance in numbers, rank 1 */
-#define PANELS 8 /* number of panels that are multiplied with a tile of rows in succession */
+#define FAR 6656 /* prefetch distance in numbers, for rank 1 and contiguous rows */
+#define PANELS 8 /* number of panels of `left` that ROWS rows use before the next ROWS rows */
 
 INLINE double *aligned(void *memory) {
     return (double *)(((uintptr_t)memory + LINE - 1) / LINE * LINE);
@@ -37,8 +37,9 @@ static Index factors_size(Index rank, Index width) {
     return (pieces(rank, columns) * columns + rank + 1) * padded + rank;
 }
 
-/* Writes sign * factor, with element (t, q) at factor[t * down + q * across], as panels of
-   `columns` columns and `padded` rows, filled up with zeros. Returns the end of the panels. */
+/* Writes sign * factor, a (depth, width) matrix with element (t, q) at factor[t * down + q *
+   across], to `panels`. A panel has `columns` columns and `padded` rows, and is padded with zeros.
+   Returns the address after the last panel. */
 static double *pack_panels(const double *factor, Index depth, Index width, Index down, Index across,
                            double sign, Index columns, Index padded, double *panels) {
     for (Index first = 0; first < width; first += columns)
@@ -63,7 +64,7 @@ static void pack_factors(Factors *map, const double *left, const double *right, 
     for (Index r = 0; r < rank; r++) memory[r] = shift[r];
 }
 
-/* Queue of cache lines of finished rows, for non-temporal stores. */
+/* Queue of cache lines of erased rows that are still to be written by non-temporal stores. */
 typedef struct {
     const char *from;
     char *line;
@@ -79,7 +80,8 @@ static void write_lines(Waiting *waiting) {
     while (waiting->lines > 0) write_line(waiting);
 }
 
-/* Copies `size` bytes to `place`: partial cache lines at once; returns the queue of whole lines. */
+/* Begins to copy `size` bytes to `place`: copies the partial cache lines at both ends, and returns
+   the queue of the full cache lines between them. */
 static Waiting lines_of(const char *from, Index size, char *place) {
     Index head = smaller((Index)(-(uintptr_t)place % LINE), size), tail = (size - head) % LINE;
     memcpy(place, from, (size_t)head);
@@ -87,7 +89,8 @@ static Waiting lines_of(const char *from, Index size, char *place) {
     return (Waiting){from + head, place + head, (size - head) / LINE};
 }
 
-/* Returns the first of n rows with a finite number that overflows float16, or NO_ROW. */
+/* Returns the index of the first of n rows with a finite number that overflows float16; NO_ROW if
+   no row has one. */
 static Index lost_row(const float *rows, Index n, Index width) {
     Index whole = width - width % FLOATS;
     for (Index i = 0; i < n; i++, rows += width) {
@@ -106,19 +109,20 @@ static Index lost_row(const float *rows, Index n, Index width) {
 
 /* --- rank 1 ---------------------------------------------------------------------------------- */
 
-/* Rows x, whose coefficients are computed, and rows y, which are erased. */
+/* Arguments of a pass that computes the coefficients of the rows x and erases the rows y. */
 typedef struct {
-    const T *x, *y; /* sums += (x - mean) right, and out = y + c (-left) */
+    const T *x, *y; /* sums += (x - mean) right, and out = y + c left; `left` is stored negated */
     T *out;
     const double *mean, *right, *left;
-    Index down, below; /* row strides in numbers: of x and y, and of out */
+    Index down, below; /* row strides in numbers: `down` of x and y, `below` of out */
     Index ahead;       /* prefetch distance from x in bytes */
 } NAME(Place);
 
-/* Processes two registers of columns, or the last `count` columns, of several rows.
+/* Processes two registers of columns from column j on, or the last `count` columns, of `rows` rows.
+   With `measures`, adds to the sums of the rows x; with `writes`, writes the erased rows y.
 
-   All loads precede the stores, because a load waits for a store to an address that differs by a
-   multiple of 4096. The last columns also use registers, for equal rounding of the products. */
+   All loads precede the stores, because a load waits for an earlier store if the addresses differ
+   by a multiple of 4096. The last columns use registers too, so that products are rounded alike. */
 INLINE void NAME(pass_columns)(NAME(Place) at, Index j, Index count, const D *c, D (*sums)[2],
                                int rows, int measures, int writes, int streamed) {
     const int whole = count == COLUMNS;
@@ -157,7 +161,8 @@ INLINE void NAME(pass_columns)(NAME(Place) at, Index j, Index count, const D *c,
     }
 }
 
-/* Processes all columns; c = sums - shift. */
+/* Processes all columns. With `writes`, c holds the coefficients of the rows y; with `measures`,
+   c is set to the coefficients of the rows x, sums - shift. */
 INLINE void NAME(pass_rows)(const Factors *map, NAME(Place) at, double *c, int rows, int measures,
                             int writes, int streamed) {
     const Index width = map->width, whole = width - width % COLUMNS;
@@ -175,8 +180,8 @@ INLINE void NAME(pass_rows)(const Factors *map, NAME(Place) at, double *c, int r
         c[p] = sum_of_lanes(sums[p][0] + sums[p][1]) - map->shift[0];
 }
 
-/* Erases n rows from `at` on; n is a multiple of `rows`. The stores of the current rows overlap
-   with the sums of the next rows. */
+/* Erases n rows from `at` on, `rows` rows per pass; n is a multiple of `rows`. A pass stores the
+   current rows while it computes the sums of the next rows. */
 INLINE void NAME(erase_groups)(const Factors *map, NAME(Place) at, Index n, int rows,
                                int streamed) {
     double c[2];
@@ -195,8 +200,8 @@ INLINE void NAME(erase_by_rows)(const Factors *map, const T *rows, Index down, I
     const int together = map->width > SHARED ? 2 : 1;
     const Index first = n - n % together, step = together * down * (Index)sizeof(T);
     NAME(Place) at = {rows, rows, out, map->mean, map->measuring, map->removing, down, below, 0};
-    /* Prefetch at a distance of half a page from the stores: a load that differs from a store by a
-       multiple of 4096 would wait. */
+    /* The prefetched address differs from the stored address by 2048 modulo 4096. With a difference
+       of 0, loads would wait for stores. */
     const Index far = FAR * (Index)sizeof(T);
     const Index apart = (Index)((uintptr_t)rows - (uintptr_t)out) + step + far;
     at.ahead = down == map->width ? far + (2048 - apart) % 4096 : AHEAD * step;
@@ -213,7 +218,8 @@ INLINE void NAME(erase_by_rows)(const Factors *map, const T *rows, Index down, I
 /* Computes sums[p][q] = sum_t a[p][t] b[t][q], t < depth, for `height` rows of a and `registers`
    registers of columns of b.
 
-   With `writes`, queued lines are written during the sums, sizeof(T) ROWS bytes per step. */
+   With `writes`, queued cache lines are written between the steps of the loop over t, on average
+   sizeof(T) ROWS bytes per step. */
 INLINE void NAME(sum_products)(D (*sums)[2], const double *a, Index down, const double *b, Index depth,
                            int height, int registers, int writes, Waiting *waiting) {
     UNROLL(8)
@@ -284,7 +290,8 @@ static void NAME(centre_part)(const T *rows, Index down, Index n, const double *
     }
 }
 
-/* Computes coefficients = (rows - mean) right^T - shift, with `room` numbers per row. */
+/* Computes coefficients = (rows - mean) right^T - shift. A row of `coefficients` has `room`
+   numbers, the rank rounded up to full panels. */
 INLINE void NAME(measure)(const Factors *map, const T *rows, Index down, Index n, double *centred,
                           double *coefficients, Index room, int registers, Waiting *waiting) {
     for (Index i = 0; i < n; i++)
@@ -309,7 +316,7 @@ INLINE void NAME(measure)(const Factors *map, const T *rows, Index down, Index n
     }
 }
 
-/* Computes out = rows - coefficients left for the last features, which do not fill a tile. */
+/* Computes out = rows - coefficients left for the last features, which are fewer than COLUMNS. */
 static void NAME(remove_rest)(const Factors *map, const T *rows, Index down, Index n,
                               const double *coefficients, Index room, T *out, Index below) {
     Index first = map->width - map->width % COLUMNS, rest = map->width - first;
@@ -322,7 +329,7 @@ static void NAME(remove_rest)(const Factors *map, const T *rows, Index down, Ind
     }
 }
 
-/* Computes out = rows - coefficients left, and prefetches the first of the `following` rows. */
+/* Computes out = rows - coefficients left for n rows, and prefetches the next `following` rows. */
 static void NAME(remove)(const Factors *map, const T *rows, Index down, Index n, Index following,
                          const double *coefficients, Index room, T *out, Index below) {
     Index rank = map->rank, whole = map->width - map->width % COLUMNS;
@@ -347,12 +354,12 @@ static void NAME(remove)(const Factors *map, const T *rows, Index down, Index n,
 
 /* --- copies in C order ----------------------------------------------------------------------- */
 
-/* Returns the address of element (i, j). */
+/* Returns the address of element (i, j) of a matrix. */
 INLINE char *NAME(place)(Matrix matrix, Index i, Index j) {
     return matrix.data + i * matrix.down + j * matrix.across;
 }
 
-/* Copies one number of a matrix to `copy`, or back. */
+/* Copies the number at `place` to `copy`; with `back`, copies `copy` to `place`. */
 INLINE void NAME(move_one)(char *place, T *copy, int halves, int back) {
     uint16_t half[BYTES / 2] = {0};
     T number[WIDTH] = {0};
@@ -371,7 +378,8 @@ INLINE void NAME(move_one)(char *place, T *copy, int halves, int back) {
     }
 }
 
-/* Copies a matrix of any layout to C order, or back; by tiles if its columns are contiguous. */
+/* Copies an (n, width) matrix of any layout to `copy`, which is C-ordered; with `back`, copies
+   `copy` to the matrix. If the columns of the matrix are contiguous, tiles are transposed. */
 INLINE void NAME(move)(Matrix matrix, Index n, Index width, T *copy, int halves, int back) {
     const Index size = halves ? 2 : (Index)sizeof(T);
     const int tiled = matrix.down == size && matrix.across != size;
@@ -432,7 +440,7 @@ static Index NAME(erase)(const Erasing *task) {
     const Index room = by_rows ? 0 : pieces(rank, map->columns) * map->columns;
     if (n == 0) return NO_ROW;
 
-    /* All memory is allocated before the first row is written. */
+    /* All memory is allocated before the first write, so that a failure leaves `out` unchanged. */
     const Index tiles = by_rows ? 0 : group, copied = group * pieces(width * size, LINE) * LINE;
     const Index bytes = tiles * (DEPTH + room) * (Index)sizeof(double) + (!given + apart) * copied;
     char *memory = bytes ? malloc((size_t)(bytes + 2 * LINE)) : NULL;
@@ -483,8 +491,8 @@ static Index NAME(erase)(const Erasing *task) {
     return lost;
 }
 
-/* Returns whether the sum of squares of each contiguous row is below 1e298; false for NaN. The
-   bound leaves a margin for sums over many rows. */
+/* Returns whether the sum of squares of every row is below 1e298, which is false for NaN. Each row
+   is contiguous. The bound leaves a margin for sums over many rows. */
 static int NAME(squares_finite)(Matrix rows, Index n, Index width) {
     const Index whole = width - width % (4 * LANES);
     for (Index i = 0; i < n; i++, rows.data += rows.down) {

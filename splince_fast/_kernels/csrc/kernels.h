@@ -1,8 +1,8 @@
 /* Declarations of the row kernels: compiler macros, argument structs and the function table of an
    instruction set.
 
-   The kernels own no memory, do not call Python and return a status. Each kernel is compiled once
-   per instruction set (`level_*.c`) and dtype; the best set is selected at import (`plain.c`). */
+   The kernels own no memory and do not call Python. Each kernel is compiled once per instruction
+   set (`level_*.c`) and dtype; the best set is selected at import (`plain.c`). */
 
 #ifndef SPLINCE_KERNELS_H
 #define SPLINCE_KERNELS_H
@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* SPLINCE_FAST_NO_VECTORS builds without the vector extensions of the compiler. */
+/* If SPLINCE_FAST_NO_VECTORS is defined, the vector extensions of the compiler are not used. */
 #if defined(__GNUC__) && !defined(SPLINCE_FAST_NO_VECTORS)
 #define SPLINCE_VECTORS 1
 #if defined(__x86_64__)
@@ -64,18 +64,19 @@ typedef struct {
     Index width, n;               /* number of features, number of rows of the block */
     const Index *index;           /* (n,): indices of the rows in the array, or NULL for all */
     const double *weight;         /* (n,) > 0, or NULL for unit weights */
-    const double *shift, *offset; /* (width,): rows are x - shift; offset = shift - reference */
-    const Index *codes;           /* (variables, n): class codes below `classes`, -1 if missing */
-    const Index *order, *cell;    /* (n,): results of `sort_by_cell` for parts of part_rows rows */
+    const double *shift, *offset; /* (width,): y = x - shift; offset = shift - reference point */
+    const Index *codes;           /* (variables, n): class codes below `classes`; -1 if missing */
+    const Index *order, *cell;    /* (n,): sorted row numbers, and cells, from `sort_by_cell` */
     Index variables, classes, part_rows;
     const double *values; /* (columns, n): label columns, multiplied by the weights */
     Index columns;
-    const double *rotations; /* (turns, 2): cosines and sines */
+    const double *rotations; /* (turns, 2): cosines and sines of the rotations of pairs of rows */
     Index turns;
-    double *sums; /* (2 + classes + columns, width): output */
+    double *sums; /* (2 + classes + columns, width): output of `centre_columns` */
 } Block;
 
-/* Numbers of begun and finished tasks of a phase; each counter has its own cache line. */
+/* Numbers of the begun and of the finished tasks of a phase of `reduce_chunks`. Each counter has
+   its own cache line. */
 typedef struct {
     _Atomic int64_t begun;
     int64_t apart[7];
@@ -83,20 +84,20 @@ typedef struct {
     int64_t aside[7];
 } Phase;
 
-/* Memory for the centred rows of chunks and for the product of these rows. A chunk is stored in
-   panels of `lanes` columns, the numbers in a register: column j of row r of a chunk is number
-   j / lanes * step + r * lanes + j % lanes of the panels. */
+/* Memory for the centred rows of two chunks and for the product of the rows. A chunk is a range of
+   rows. A panel holds `lanes` columns of a chunk, where `lanes` numbers fill a register: element
+   (r, j) of a chunk is number j / lanes * step + r * lanes + j % lanes of its panels. */
 typedef struct {
-    void *panels[2];   /* (height, step): panels of even chunks, and of odd chunks */
-    Index height;      /* number of panels that contain all columns */
-    Index step, chunk; /* numbers per panel; rows per chunk, a multiple of GROUP */
-    Index stripe;      /* columns per centring task, a multiple of the lanes */
+    void *panels[2];   /* (height, step) each: panels of the even and of the odd chunks */
+    Index height;      /* number of panels of a chunk */
+    Index step, chunk; /* `step` numbers per panel; `chunk` rows, a multiple of GROUP */
+    Index stripe;      /* columns per centring task, a multiple of `lanes` */
     /* (height lanes, height lanes): output, Fortran-ordered with a valid lower triangle. */
     void *product;
-    Phase *phases; /* (number of chunks + 1): zeros before the first call */
+    Phase *phases; /* (number of chunks + 1,): zeros before the first call */
 } Gram;
 
-/* Sums of the parts of a block about the shift, and the leverages of the rows. */
+/* Arguments of `sum_block`: sums over the parts of a block about the shift, and leverages. */
 typedef struct {
     const Block *block;
     const double *inverse; /* (width,): inverse variances */
@@ -108,10 +109,10 @@ typedef struct {
     Index stripe;  /* columns per partial leverage of a row */
 } BlockSums;
 
-/* A matrix in memory; the numbers are aligned. */
+/* A matrix of any layout; every number is aligned. */
 typedef struct {
     char *data;
-    Index down, across; /* strides in bytes of rows and of columns */
+    Index down, across; /* distances in bytes between rows, and between columns */
 } Matrix;
 
 /* The map x -> x - left^T (right (x - mean) - shift), with packed factors. */
@@ -120,35 +121,36 @@ typedef struct {
     const double *measuring;    /* right^T in panels (padded x columns) of `columns` directions */
     const double *removing;     /* -left in panels (rank x features) of two registers of features */
     const double *mean, *shift; /* (padded,), (rank,) */
-    Index columns, padded; /* `padded`: width rounded up to two registers, filled with zeros */
+    Index columns, padded; /* `padded` is the width, rounded up to two registers */
 } Factors;
 
 typedef struct {
     const Factors *map;
-    Matrix rows, out; /* matrices of n rows; may be the same memory */
+    Matrix rows, out; /* input and output, n rows each; both may be the same memory */
     Index n;
-    int halves;   /* whether the numbers in memory are float16; otherwise the dtype is T */
-    int streamed; /* whether to bypass the caches when writing, if possible */
+    int halves;   /* whether both matrices are float16; otherwise their dtype is T */
+    int streamed; /* whether stores bypass the caches, where this is possible */
 } Erasing;
 
-/* The functions of one instruction set; pairs are for float32 and float64. */
+/* The functions of one instruction set. A pair holds the versions for float32 and float64. */
 typedef struct {
     const char *name;
     int width[2]; /* numbers in a register */
-    int wide;     /* whether products are faster than BLAS: wide registers, fused multiply-add */
+    int wide;     /* wide registers and fused multiply-add: `reduce_chunks` is faster than BLAS */
     void (*centre_columns[2])(const Block *block, void *out, Index first, Index last, double *held);
     void (*reduce_chunks[2])(const Block *block, const Gram *gram, double *held);
     void (*sample_columns[2])(const Block *block, Index stride, double *shift, double *spread);
     void (*add_lower[2])(double *scatter, Index width, const void *product, Index apart,
                          double sign, const double *vectors, const double *coefficients,
                          Index first, Index last);
-    /* `next`, initially 0, counts the tasks that threads share. */
+    /* The calling threads share the tasks; `next`, initially 0, is the number of the next task. */
     void (*sum_block[2])(const BlockSums *sums, _Atomic(int64_t) *next);
-    /* Size in numbers of the packed factors of a map, and the function that packs the factors. */
+    /* `pack_factors` writes `factors_size` numbers to `memory`. */
     Index (*factors_size)(Index rank, Index width);
     void (*pack_factors)(Factors *map, const double *left, const double *right, const double *mean,
                          const double *shift, double *memory);
-    /* Returns the first row with a finite number that overflows float16, NO_ROW or NO_MEMORY. */
+    /* Returns the index of the first row with a finite number that overflows float16; NO_ROW if no
+       row has one; NO_MEMORY if nothing was written for lack of memory. */
     Index (*erase[2])(const Erasing *task);
     int (*squares_finite[2])(Matrix rows, Index n, Index width);
 } Level;
@@ -161,11 +163,12 @@ extern const Level level_avx2, level_avx512;
 /* Returns the k-th best instruction set that this processor supports; NULL after the last. */
 const Level *supported_level(int k);
 
-/* Computes `order` and `cell` of a block; `place` is work memory of n_codes + 2 numbers. */
+/* Computes `order` and `cell` of a block, for parts of `part_rows` rows; `place` is work memory of
+   n_codes + 2 numbers. */
 void sort_by_cell(const Index *codes, Index variables, Index n, Index n_codes, Index part_rows,
                   Index *order, Index *cell, Index *place);
 
-/* Returns when all tasks of a phase are finished. */
+/* Waits until all tasks of a phase are finished; `tasks` is the number of tasks. */
 void wait_for(Phase *phase, int64_t tasks);
 
 #endif

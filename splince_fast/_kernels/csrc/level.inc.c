@@ -1,7 +1,7 @@
-/* All kernels for one instruction set: instances of the templates for both dtypes, and the table.
+/* The kernels for one instruction set, for both dtypes, and the table of these kernels.
 
-   The including file defines BYTES (size of a register), LEVEL, LEVEL_NAME, and TARGET if the
-   instruction set is not available on every processor of the platform. */
+   The file that includes this one defines BYTES (size of a register), LEVEL and LEVEL_NAME. It also
+   defines TARGET if not every processor of the platform has the instruction set. */
 
 #include "kernels.h"
 
@@ -27,7 +27,7 @@ EXPANDED_PRAGMA(GCC target(TARGET))
 #define STORE(p, x) NAME(narrow)(p, x)
 #define STREAM(p, x) NAME(stream)(p, x)
 
-/* Sums are in double: the templates for float call functions of the templates for double. */
+/* The kernels for double come first, because those for float call them: all sums are in double. */
 #define T double
 #define V D
 #define NAME(x) x##_f64

@@ -1,4 +1,4 @@
-/* Registers of 32 bytes. */
+/* Kernels for AVX2, with registers of 32 bytes. */
 
 #define BYTES 32
 #define LEVEL level_avx2

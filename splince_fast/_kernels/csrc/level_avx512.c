@@ -1,4 +1,4 @@
-/* Registers of 64 bytes. */
+/* Kernels for AVX-512, with registers of 64 bytes. */
 
 #define BYTES 64
 #define LEVEL level_avx512

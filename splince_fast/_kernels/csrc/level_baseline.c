@@ -1,5 +1,5 @@
-/* Registers of 16 bytes, available on every processor, or single numbers for compilers without
-   vector extensions. */
+/* Kernels for every processor of the platform, with registers of 16 bytes. If the compiler has no
+   vector extensions, a register is a single number. */
 
 #define BYTES 16
 #define LEVEL level_baseline

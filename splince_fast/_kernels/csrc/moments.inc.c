@@ -1,8 +1,9 @@
 /* Sums of rows, and products of centred rows, for one dtype T.
 
-   Results are bit-identical for every split into column ranges and every assignment to threads. */
+   Results are bit-identical for every split of the columns into ranges and every assignment of
+   tasks to threads. */
 
-/* LOAD and STORE for the first `count` lanes of a register; the other lanes are loaded as zeros. */
+/* LOAD and STORE of the first `count` lanes of a register; LOAD sets the other lanes to zero. */
 INLINE D NAME(load_some)(const T *p, Index count) {
     if (count == LANES) return LOAD(p);
     T numbers[LANES] = {0};
@@ -20,7 +21,8 @@ INLINE const T *NAME(row)(const Block *block, Index i) {
     return (const T *)block->rows + (block->index ? block->index[i] : i) * block->width;
 }
 
-/* Return the sums of class c, and of the products of rows with label column q. */
+/* `class_sums` returns the sums of class c; `products` returns the products of the rows with label
+   column q. */
 INLINE double *NAME(class_sums)(const Block *block, Index c) {
     return block->sums + (2 + c) * block->width;
 }
@@ -28,16 +30,16 @@ INLINE double *NAME(products)(const Block *block, Index q) {
     return block->sums + (2 + block->classes + q) * block->width;
 }
 
-/* GROUP rows that are summed together. If only `count` < GROUP rows remain, the first row is
-   repeated in the other places, with a factor of 0. */
+/* GROUP rows that are summed together. If only `count` < GROUP rows remain, the first row also
+   takes the other places, where its factor is 0. */
 typedef struct {
     const T *row[GROUP];
     Index i[GROUP]; /* row numbers */
     int count;
 } NAME(Group);
 
-/* Returns the group of rows order[k], order[k + 1], ... before position `stop`; without `order`, of
-   rows k, k + 1, ... */
+/* Returns the group of the rows order[k], order[k + 1], ... up to position stop - 1. If `order` is
+   NULL, the rows are k, k + 1, ... */
 INLINE NAME(Group) NAME(group)(const Block *block, const Index *order, Index k, Index stop) {
     NAME(Group) group;
     group.count = (int)smaller(stop - k, GROUP);
@@ -49,7 +51,7 @@ INLINE NAME(Group) NAME(group)(const Block *block, const Index *order, Index k, 
     return group;
 }
 
-/* Sets the factors w of the rows of a group: numbers[row], or 1 if `numbers` is NULL. */
+/* Sets w to the factors of the rows of a group: numbers[row], or 1 if `numbers` is NULL. */
 INLINE void NAME(factors)(const NAME(Group) *group, const double *numbers, double *w) {
     for (int g = 0; g < GROUP; g++)
         w[g] = g >= group->count ? 0.0 : numbers ? numbers[group->i[g]] : 1.0;
@@ -72,7 +74,8 @@ INLINE void NAME(add_register)(const NAME(Group) *group, const double *shift, co
     store_some_f64(sums + j, NAME(with_four)(load_some_f64(sums + j, count), y, w), count);
 }
 
-/* Adds sum_g weight_g (row_g,j - shift_j) to sums_j for the columns first..last. */
+/* Adds sum_g weight_g (row_gj - shift_j), over the rows g of a group, to sums_j, for the columns j
+   in first..last. */
 static void NAME(add_group)(NAME(Group) group, const double *shift, const double *weight,
                             Index first, Index last, double *sums) {
     D w[GROUP];
@@ -82,7 +85,7 @@ static void NAME(add_group)(NAME(Group) group, const double *shift, const double
     if (j < last) NAME(add_register)(&group, shift, w, j, last - j, sums);
 }
 
-/* Adds one row to the sums of its classes. */
+/* Adds row i to the sums of its classes, one class per variable. */
 static void NAME(add_row)(const Block *block, Index i, Index first, Index last) {
     const T *const row = NAME(row)(block, i);
     const double w = block->weight ? block->weight[i] : 1.0;
@@ -95,7 +98,8 @@ static void NAME(add_row)(const Block *block, Index i, Index first, Index last) 
     }
 }
 
-/* Sums the rows order[start..stop] of one cell, and adds the sum to the classes of the cell. */
+/* Sums the rows order[start..stop], which are one cell, in `held`, and adds the sum to the sums of
+   the classes of the cell, one class per variable. */
 static void NAME(add_cell)(const Block *block, Index start, Index stop, Index first, Index last,
                            double *held) {
     double whole = 0.0, w[GROUP];
@@ -114,8 +118,8 @@ static void NAME(add_cell)(const Block *block, Index start, Index stop, Index fi
     }
 }
 
-/* Adds the rows order[start..stop] to the sums of the classes. Rows of cells with fewer than GROUP
-   rows are added one by one, which is faster than a separate sum. */
+/* Adds the rows order[start..stop] to the sums of the classes, cell by cell. If a cell has fewer
+   than GROUP rows, its rows are added one by one, which is faster than a sum of the cell. */
 static void NAME(add_cells)(const Block *block, Index start, Index stop, Index first, Index last,
                             double *held) {
     for (Index end = start; end < stop; start = end) {
@@ -127,7 +131,7 @@ static void NAME(add_cells)(const Block *block, Index start, Index stop, Index f
     }
 }
 
-/* Adds a group to the products with label columns. */
+/* Adds a group to the products of the rows with the label columns. */
 static void NAME(add_values)(const Block *block, const NAME(Group) *group, Index first,
                              Index last) {
     double w[GROUP];
@@ -139,13 +143,13 @@ static void NAME(add_values)(const Block *block, const NAME(Group) *group, Index
 
 /* --- centring ------------------------------------------------------------------------------- */
 
-/* Coefficients of the rotation: row g of a group becomes own_g y_g + other_g y_h, h = g ^ 1 the
-   other row of its pair. */
+/* Weights and rotation of a group. Row g becomes own_g y_g + other_g y_h, where h = g ^ 1 is the
+   other row of the pair of row g. */
 typedef struct {
     double w[GROUP], own[GROUP], other[GROUP];
 } NAME(Turns);
 
-/* Returns the rotation of sqrt(w) y, which maps each pair of rows (a, b) to
+/* Returns the rotation of the rows sqrt(w) y of a group. A pair of rows (a, b) becomes
    (a cos t + b sin t, b cos t - a sin t). */
 INLINE NAME(Turns) NAME(turns)(const Block *block, const NAME(Group) *group, Index head) {
     NAME(Turns) turns;
@@ -174,8 +178,9 @@ INLINE void NAME(centre_register)(const NAME(Group) *group, const double *shift,
     store_some_f64(peak + j, larger_f64(load_some_f64(peak + j, count), most), count);
 }
 
-/* Adds a group to the sums and maxima, and writes the rotated rows: column j of row g is number
-   g * apart + j / WIDTH * step + j % WIDTH of `out`, a matrix (step = WIDTH) or panels. */
+/* Adds a group to the total and to the maxima of |y|, and writes the rotated rows to `out`, which
+   is a C-ordered matrix (step = WIDTH) or panels. Element (g, j) is number
+   g * apart + j / WIDTH * step + j % WIDTH of `out`. */
 static void NAME(centre_group)(const Block *block, NAME(Group) group, const NAME(Turns) *turns,
                                Index first, Index last, T *out, Index apart, Index step) {
     D w[GROUP], own[GROUP], other[GROUP];
@@ -201,7 +206,8 @@ static void NAME(clear_sums)(const Block *block, Index first, Index last) {
         memset(block->sums + c * block->width + first, 0, (size_t)(last - first) * sizeof(double));
 }
 
-/* Adds the contribution of the offset to the products with label columns. */
+/* Adds the contribution of the offset to the products with the label columns, which have been
+   summed about the shift. */
 static void NAME(add_offset)(const Block *block, Index first, Index last) {
     for (Index q = 0; q < block->columns; q++) {
         const double *const values = block->values + q * block->n;
@@ -211,13 +217,14 @@ static void NAME(add_offset)(const Block *block, Index first, Index last) {
     }
 }
 
-/* Sums and centres the rows begin..stop in the columns first..last; row begin + r becomes row r of
-   `out`. Successive calls cover the rows from 0 to n in order, and begin at multiples of GROUP.
+/* Adds the rows begin..stop to all sums, and writes the centred, weighted and rotated rows to
+   `out`, in the columns first..last; row begin + r becomes row r of `out`. Successive calls cover
+   the rows from 0 to n in order, and begin at multiples of GROUP.
 
    The rotation does not change out^T out = sum_i w_i y_i y_i^T. Without the rotation, rows with few
-   distinct values would have equal products, whose rounding errors add up instead of cancelling. A
-   part of `part_rows` rows stays in cache between centring and the sums of its cells. `out` and the
-   total do not depend on the labels. */
+   distinct values would have equal products, whose rounding errors add up instead of cancelling.
+   The cells of a part are summed when the part is centred, while its rows are in cache. `out` and
+   the total do not depend on the labels. */
 static void NAME(centre)(const Block *block, Index begin, Index stop, Index first, Index last,
                          T *out, Index apart, Index step, double *held) {
     if (begin == 0) NAME(clear_sums)(block, first, last);
@@ -235,8 +242,8 @@ static void NAME(centre)(const Block *block, Index begin, Index stop, Index firs
     if (stop == block->n) NAME(add_offset)(block, first, last);
 }
 
-/* Sums and centres the block in the columns first..last. `out` is (m, width), m being n rounded up
-   to a multiple of GROUP; `held` is work memory of `width` numbers. */
+/* Sums and centres the block in the columns first..last. `out` is (m, width), where m is n rounded
+   up to a multiple of GROUP; `held` is work memory of `width` numbers. */
 static void NAME(centre_columns)(const Block *block, void *out, Index first, Index last,
                                  double *held) {
     NAME(centre)(block, 0, block->n, first, last, out, block->width, WIDTH, held);
@@ -244,17 +251,18 @@ static void NAME(centre_columns)(const Block *block, void *out, Index first, Ind
 
 /* --- products ------------------------------------------------------------------------------- */
 
-/* A tile of sums has TILE columns of up to HEIGHT registers: 24 of 32 registers for 64 bytes, 12 of
-   16 registers for 32 bytes. */
+/* A tile of a product has TILE columns of up to HEIGHT registers each. A tile takes 24 of the 32
+   registers of 64 bytes, or 12 of the 16 registers of 32 bytes. */
 #ifndef HEIGHT
 #define HEIGHT 3
 #define TILE LANES
-/* Number of tasks into which the columns of a product are divided, for load balance of threads. */
+/* Maximum number of tasks into which the columns of a product are divided, to balance the load of
+   the threads. */
 #define SHARES 24
 #endif
 
 /* Computes product[q, h WIDTH + l] = sum_{k < depth} left[h, k, l] right[k, q] for q < TILE,
-   h < height and l < WIDTH; with `add`, adds the sum to `product`. */
+   h < height and l < WIDTH; with `add`, adds the sums to `product` instead. */
 INLINE void NAME(tile)(const T *RESTRICT left, const T *RESTRICT right, Index step, Index depth,
                        T *RESTRICT product, Index apart, int add, const int height) {
     V sum[TILE][HEIGHT];
@@ -279,8 +287,8 @@ INLINE void NAME(tile)(const T *RESTRICT left, const T *RESTRICT right, Index st
         }
 }
 
-/* Computes the columns first..last of X^T X, for the panels of rows on or below the diagonal. In
-   the loop over columns, HEIGHT panels stay in the L1 cache. */
+/* Computes the columns first..last of X^T X, where `panels` holds the chunk X, in the row panels on
+   or below the diagonal. HEIGHT panels stay in the L1 cache during the loop over columns. */
 static void NAME(multiply)(const Gram *gram, const T *panels, Index depth, Index first, Index last,
                            int add) {
     const Index apart = gram->height * WIDTH;
@@ -299,8 +307,8 @@ static void NAME(multiply)(const Gram *gram, const T *panels, Index depth, Index
         }
 }
 
-/* Centres a stripe of chunk t into its panels, and fills the panels with zeros after the last
-   column. */
+/* Centres the stripe of chunk t that begins at column `first`, and writes its panels. Fills the
+   last panel with zeros after the last column. */
 static void NAME(centre_stripe)(const Block *block, const Gram *gram, Index t, Index first,
                                 double *held) {
     const Index begin = t * gram->chunk, stop = smaller(begin + gram->chunk, block->n);
@@ -316,9 +324,9 @@ static void NAME(centre_stripe)(const Block *block, const Gram *gram, Index t, I
 /* Computes the sums of `centre_columns`, and product = out^T out without storing `out`.
 
    Any number of threads may call the function at the same time, with the same arguments except
-   `held`; the calls share the tasks. In phase t, stripes of chunk t are centred, and columns of the
-   product of chunk t - 1 are computed. A thread finishes every task that it begins, so that no
-   thread waits for a task that has not begun. */
+   `held`; the calls share the tasks. In phase t, some tasks centre stripes of chunk t, and others
+   compute columns of the product of chunk t - 1. A phase ends when all its tasks are finished.
+   Every task is begun before a thread waits, and each thread finishes the tasks that it begins. */
 static void NAME(reduce_chunks)(const Block *block, const Gram *gram, double *held) {
     const Index chunk = gram->chunk, chunks = pieces(block->n, chunk), width = block->width;
     const Index stripes = pieces(width, gram->stripe);
@@ -345,8 +353,8 @@ static void NAME(reduce_chunks)(const Block *block, const Gram *gram, double *he
 
 /* --- samples and scatter matrices ----------------------------------------------------------- */
 
-/* Computes mean and sum of squares of every `stride`-th row. Uses only the rows, the index and the
-   weights of the block, which has at least one row. */
+/* Computes the weighted mean of a sample, every `stride`-th row, and the sum of squares about the
+   mean. Uses only the rows, index and weights of the block, which has at least one row. */
 static void NAME(sample_columns)(const Block *block, Index stride, double *shift, double *spread) {
     const Index width = block->width;
     const T *const origin = NAME(row)(block, 0);
@@ -370,8 +378,10 @@ static void NAME(sample_columns)(const Block *block, Index stride, double *shift
     }
 }
 
-/* Merges two scatter matrices (Chan, Golub and LeVeque 1983), about any points. `product` is NULL
-   or has columns at a distance of `apart` numbers. */
+/* Adds sign * product + coefficients[0] u u^T + coefficients[1] v v^T to the lower triangle of
+   `scatter`, where u and v are the two vectors, in the columns t and width - 1 - t for t in
+   first..last. Such sums merge scatter matrices about any points (Chan, Golub and LeVeque 1983).
+   `product` is NULL or Fortran-ordered with `apart` numbers per column. */
 static void NAME(add_lower)(double *scatter, Index width, const void *product, Index apart,
                             double sign, const double *vectors, const double *coefficients,
                             Index first, Index last) {

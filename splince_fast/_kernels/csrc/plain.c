@@ -1,7 +1,7 @@
-/* Functions without wide registers: selection of the instruction set, sorting of rows by label, and
-   waiting. */
+/* Functions that do not depend on the instruction set: selection of the instruction set, sorting of
+   rows by class codes, and waiting for other threads. */
 
-#define _POSIX_C_SOURCE 199309L /* for nanosleep in strict standard mode */
+#define _POSIX_C_SOURCE 199309L /* declares nanosleep in strict C modes */
 
 #include "kernels.h"
 
@@ -11,7 +11,8 @@
 #include <time.h>
 #endif
 
-/* Returns the k-th best instruction set that processor and operating system support, or NULL. */
+/* Returns the k-th best instruction set that the processor and the operating system support; NULL
+   after the last. */
 const Level *supported_level(int k) {
     const Level *found[3];
     int n = 0;
@@ -21,7 +22,7 @@ const Level *supported_level(int k) {
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("fma"))
         found[n++] = &level_avx512;
-    /* Clang before 18 has no test for F16C, which every processor with AVX2 supports. */
+    /* F16C is not tested: Clang before 18 has no test, and every processor with AVX2 has F16C. */
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
         found[n++] = &level_avx2;
 #endif
@@ -29,8 +30,9 @@ const Level *supported_level(int k) {
     return k >= 0 && k < n ? found[k] : NULL;
 }
 
-/* Sorts the rows of each part so that rows with equal codes, a cell, are adjacent: one stable
-   counting sort per variable. Cells are numbered from 0 in the new order. */
+/* Sorts the rows of each part so that rows with equal codes of all variables are adjacent; these
+   rows form a cell. One stable counting sort per variable suffices. Cells are numbered from 0 in
+   the new order. */
 void sort_by_cell(const Index *codes, Index variables, Index n, Index n_codes, Index part_rows,
                   Index *order, Index *cell, Index *place) {
     Index number = -1;
@@ -41,7 +43,7 @@ void sort_by_cell(const Index *codes, Index variables, Index n, Index n_codes, I
             const Index *code = codes + v * n;
             memset(place, 0, (size_t)(n_codes + 2) * sizeof(Index));
             for (Index i = start; i < stop; i++) place[code[i] + 2]++;
-            place[0] = start; /* cumulative counts are the positions at which each code begins */
+            place[0] = start; /* cumulative counts become the positions where the codes begin */
             for (Index c = 0; c <= n_codes; c++) place[c + 1] += place[c];
             for (Index i = start; i < stop; i++) cell[place[code[order[i]] + 1]++] = order[i];
             memcpy(order + start, cell + start, (size_t)(stop - start) * sizeof(Index));
@@ -64,8 +66,8 @@ static void settle(void) {
 #endif
 }
 
-/* Sleeps for about 0.05 ms. Repeated yields instead can cost a thread its fraction of processor
-   time. */
+/* Sleeps for about 0.05 ms; on Windows, yields the processor. A thread that yields repeatedly
+   instead of sleeping can lose processor time to other threads. */
 static void sleep_briefly(void) {
 #ifdef _WIN32
     Sleep(0);
@@ -76,7 +78,8 @@ static void sleep_briefly(void) {
 }
 
 void wait_for(Phase *phase, int64_t tasks) {
-    /* After about 0.1 ms of spinning, the working thread has probably lost its processor. */
+    /* After about 0.1 ms of spinning, sleep: the thread that is still working has probably lost its
+       processor. */
     for (int looks = 0; atomic_load(&phase->finished) < tasks; looks++) {
         if (looks < 2000)
             settle();

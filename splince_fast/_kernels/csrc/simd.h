@@ -1,13 +1,14 @@
-/* Registers of BYTES bytes. Included once per instruction set, after its pragma (`level.inc.c`).
+/* Registers of BYTES bytes. `level.inc.c` includes this file once per instruction set, after the
+   pragma that selects the instruction set.
 
-   Among the kernels, this file alone uses compiler extensions and intrinsics. Register types:
+   The templates use vector extensions and intrinsics only through this file. Register types:
 
        D            LANES numbers of float64
        F            FLOATS numbers of float32, a full register
 
    `level.inc.c` defines for each dtype T of the templates: V (a full register of T), WIDTH (numbers
-   in V), LOAD and STORE (LANES numbers of T, converted to and from a D), GET and PUT (a V), and ALL
-   (a V with one number in every lane). */
+   in V), LOAD and STORE (LANES numbers of T in memory, converted to and from a D), GET and PUT (a V
+   in memory), and ALL (a V with one number in every lane). */
 
 #ifdef SPLINCE_VECTORS
 
@@ -19,7 +20,7 @@ typedef float HalfF VECTOR(BYTES / 2);
 typedef int64_t Bits VECTOR(BYTES);
 typedef uint32_t FBits VECTOR(BYTES);
 typedef uint16_t Halves VECTOR(BYTES / 2);
-/* The same types in memory, aligned to one number. */
+/* The same types for addresses that are aligned only to one number. */
 typedef D UnalignedD __attribute__((aligned(8), may_alias));
 typedef F UnalignedF __attribute__((aligned(4), may_alias));
 typedef HalfF UnalignedHalfF __attribute__((aligned(4), may_alias));
@@ -85,8 +86,8 @@ INLINE D larger_f64(D a, D b) {
 #endif
 }
 
-/* Returns a b + c, with one rounding if the processor has fused multiply-add. An intrinsic, because
-   in a b + c d the compiler could choose the product to fuse. */
+/* Returns a b + c, with one rounding if the processor has fused multiply-add. The intrinsic fixes
+   the rounding: in a b + c d, the compiler could choose which product to fuse. */
 INLINE D multiply_add_f64(D a, D b, D c) {
 #if WIDE
     return MM(fmadd_pd)(a, b, c);
@@ -97,7 +98,8 @@ INLINE D multiply_add_f64(D a, D b, D c) {
 #endif
 }
 
-/* Returns the sum of the numbers in a register, by halves: (0 + L/2), (1 + L/2 + 1), ... */
+/* Returns the sum of the LANES numbers in a register. Lane k + LANES / 2 is added to lane k, and
+   the resulting half is reduced in the same way. */
 INLINE double sum_of_lanes(D x) {
     double sums[LANES];
     put_f64(sums, x);
@@ -108,8 +110,8 @@ INLINE double sum_of_lanes(D x) {
 
 /* --- non-temporal stores --------------------------------------------------------------------- */
 
-/* Non-temporal stores bypass the caches. Addresses must be multiples of STREAMED. Later ordinary
-   stores may reach memory earlier unless `settle` is called in between. */
+/* Non-temporal stores bypass the caches. Addresses must be multiples of STREAMED. An ordinary store
+   after a non-temporal store may reach memory first, unless `settle` is called in between. */
 #define STREAMED 16
 INLINE void stream(void *to, const void *from, int bytes) {
 #ifdef SPLINCE_X86
@@ -148,8 +150,9 @@ INLINE void settle(void) {
 
 /* --- transposing ----------------------------------------------------------------------------- */
 
-/* Lane q of an exchange of two registers (a, b), of n lanes each, in blocks of s lanes. With o = 0:
-   the even blocks of a, each followed by the even block of b. With o = s: odd blocks of both. */
+/* Source of lane q when two registers a and b, of n lanes each, exchange blocks of s lanes; the
+   lanes of b count from n. With o = 0 the result takes the even blocks, alternating between a and
+   b; with o = s it takes the odd blocks. */
 #define LANE(q, o, s, n) ((((q) & (s) ? (n) + (q) - (s) : (q)) + (o)) % (2 * (n)))
 #define LANES_2(q, o, s, n) LANE(q, o, s, n), LANE((q) + 1, o, s, n)
 #define LANES_4(q, o, s, n) LANES_2(q, o, s, n), LANES_2((q) + 2, o, s, n)
@@ -197,7 +200,8 @@ INLINE F widen_halves(const uint16_t *p) {
     return MM(cvtph_ps)((HalfRegister) * (const UnalignedHalves *)p);
 #else
     FBits bits = CONVERT(*(const UnalignedHalves *)p, FBits), magnitude = bits & 0x7FFF;
-    /* The exponent biases differ by 112; the product is exact, also for subnormal numbers. */
+    /* The exponent biases of float16 and float32 differ by 112. The product is exact, also for
+       subnormal numbers. */
     FBits wide = bits_of_f32(of_bits_f32(magnitude << 13) * 0x1p112f);
     wide |= WHERE(magnitude >= 0x7C00, FBits) & 0x7F800000; /* infinity and NaN */
     return of_bits_f32(wide | (bits & 0x8000) << 16);
@@ -210,9 +214,11 @@ INLINE void narrow_halves(uint16_t *p, F x) {
     *(UnalignedHalves *)p = (Halves)MM(cvtps_ph)(x, _MM_FROUND_TO_NEAREST_INT);
 #else
     FBits bits = bits_of_f32(x), magnitude = bits & 0x7FFFFFFF;
-    /* Normal results: rebias the exponent; add half an ulp minus one, plus the last kept bit. */
+    /* Normal results: rebias the exponent. Adding half an ulp minus one, plus the last kept bit,
+       rounds to nearest, ties to even. */
     FBits half = (magnitude + 0xC8000FFF + (magnitude >> 13 & 1)) >> 13;
-    /* Subnormal results: the ulp of 0.5 in float32 equals the ulp of subnormal float16 numbers. */
+    /* Subnormal results: adding 0.5 rounds, because the ulp of 0.5 in float32 equals the ulp of
+       subnormal float16 numbers. */
     FBits shifted = bits_of_f32(of_bits_f32(magnitude) + 0.5f) - 0x3F000000;
     FBits infinite = WHERE(magnitude >= 0x477FF000, FBits);
     FBits subnormal = WHERE(magnitude < 0x38800000, FBits);
@@ -223,7 +229,8 @@ INLINE void narrow_halves(uint16_t *p, F x) {
 #endif
 }
 
-/* Sets all bits of the lanes with finite numbers that overflow float16, at least 65520. */
+/* Returns a mask with all bits set in the lanes whose number is finite and overflows float16: its
+   magnitude is at least 65520. */
 INLINE FBits lost_in_halves(F x) {
     FBits magnitude = bits_of_f32(x) & 0x7FFFFFFF;
     return WHERE(magnitude >= 0x477FF000, FBits) & WHERE(magnitude < 0x7F800000, FBits);
