@@ -1,7 +1,8 @@
 """The command line: demo, fit, apply, compare, inspect and doctor.
 
-Each command has a module: ``add(commands)`` declares the arguments of the command, ``run(args)``
-executes it. :func:`main` imports the modules, so that Ctrl-C is handled during imports, too.
+Each command has a module with two functions: ``add(commands)`` declares the arguments of the
+command, and ``run(args)`` executes it. :func:`main` imports these modules inside its ``try``
+statement, so that Ctrl-C during the imports prints no traceback.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line.
+    """Run one command, and return its exit status.
 
     Parameters
     ----------
     argv : sequence of str, optional
-        Arguments; by default those of the process.
+        Command-line arguments; by default those of the process.
 
     Returns
     -------
     int
         Exit status: 0 after success; 2 after an error in the arguments or the files, printed on
-        stderr; 130 after Ctrl-C; 141 if the reader of the output has closed the pipe.
+        stderr; 130 after Ctrl-C; 141 if the program that reads the output has closed the pipe.
 
     Examples
     --------
@@ -35,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     2
     """
     if hasattr(sys.stdout, "reconfigure"):
-        # Class names may hold characters that the terminal cannot show.
+        # Class names may contain characters that the terminal's encoding lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         from splince_fast.cli.commands import run
@@ -47,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("splince-fast: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # Without this, Python flushes stdout at exit and reports the broken pipe again.
+        # Redirect stdout to the null device: Python flushes stdout at exit, and would report the
+        # broken pipe again.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141

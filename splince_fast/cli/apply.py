@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
+    """Add the command and its arguments to the parser."""
     apply = commands.add_parser(
         "apply",
         allow_abbrev=False,
@@ -60,7 +60,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Check all files, then erase the rows of each file, with --jobs files in parallel."""
+    """Check all paths, then erase the rows of each file, up to ``--jobs`` files in parallel."""
     eraser = _load(args)
     if args.in_place:
         _check_idempotent(eraser)
@@ -101,7 +101,10 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _load(args: argparse.Namespace) -> Eraser:
-    """Load the eraser; the error says whether the arguments are in the wrong order."""
+    """Load the eraser.
+
+    If the eraser and a file of rows are in the wrong order, the error message says so.
+    """
     from splince_fast.eraser import load_eraser
 
     try:
@@ -120,7 +123,10 @@ def _load(args: argparse.Namespace) -> Eraser:
 
 
 def _check_idempotent(eraser: Eraser) -> None:
-    """Raise InputError unless r(r(x)) = r(x): a file may be erased again after an interruption."""
+    """Raise InputError unless the eraser r is idempotent, r(r(x)) = r(x).
+
+    If ``--in-place`` is repeated after an interruption, some rows are erased twice.
+    """
     from splince_fast.projection import Projection
 
     if isinstance(eraser, Projection) and eraser._idempotent:
@@ -134,12 +140,15 @@ def _check_idempotent(eraser: Eraser) -> None:
 def _labels(
     args: argparse.Namespace, eraser: Eraser, pairs: list[tuple[str, str]]
 ) -> dict[str, Any] | None:
-    """Return the labels for a file of arrays; None if the eraser needs none or for tables.
+    """Read the labels that the eraser needs from the files of ``--labels``.
+
+    The result is None if the eraser needs no labels, or if the rows are tables, which contain the
+    labels as columns.
 
     Raises
     ------
     InputError
-        Labels are passed but not needed, needed but not passed, or needed for several files.
+        ``--labels`` is passed but not needed, needed but not passed, or needed for several files.
     """
     kinds: Mapping[str, str] = getattr(eraser, "label_kinds", {})
     tables = any(rows.format_of_rows(path) != "array" for path, _ in pairs)
@@ -162,7 +171,7 @@ def _labels(
 
 
 def _pairs(args: argparse.Namespace, paths: list[str], several: bool) -> list[tuple[str, str]]:
-    """Check the paths, and return the pairs of input and output path.
+    """Check the paths, and return a pair (input path, output path) for each file.
 
     Raises
     ------
@@ -197,7 +206,8 @@ def _pairs(args: argparse.Namespace, paths: list[str], several: bool) -> list[tu
             if os.path.exists(target):
                 raise InputError(f"{target!r} exists; name a new folder for the data set")
         elif not (several and not os.path.isdir(args.output)):
-            # The output may replace its input: it gets the name only when it is complete.
+            # A file may replace its own input: the output has a temporary name until it is
+            # complete.
             others = inputs if is_input else [*inputs, path]
             check_outputs({"--output": target}, others, force=args.force)
         _check_format(path, target, kind)
@@ -207,7 +217,7 @@ def _pairs(args: argparse.Namespace, paths: list[str], several: bool) -> list[tu
 
 
 def _check_format(path: str, target: str, kind: str) -> None:
-    """Raise InputError unless the suffix of the output fits the kind of the input."""
+    """Raise InputError unless rows of the format `kind` can be written to the file `target`."""
     allowed: tuple[str, ...] = rows.ARRAYS if kind == "array" else rows.TABLES
     if kind != "dataset" and Path(target).suffix not in allowed:
         raise InputError(
@@ -230,10 +240,10 @@ def _erase_arrays(
     X = arrays.X
     try:
         empty = X[:0] if getattr(X, "ndim", 0) else X
-    except RuntimeError:  # a sparse or nested tensor, which the eraser refuses
+    except RuntimeError:  # a sparse or nested tensor cannot be sliced; the eraser refuses it
         empty = X
     no_labels = None if labels is None else {name: column[:0] for name, column in labels.items()}
-    dtype = eraser(empty, no_labels).dtype  # raises before anything is written
+    dtype = eraser(empty, no_labels).dtype  # a wrong shape or dtype raises before any output
     if args.in_place:
         if dtype != X.dtype:
             raise InputError(f"{path!r} holds {X.dtype}, and the result is {dtype}; use -o FILE")
@@ -254,7 +264,7 @@ def _erase_arrays(
 
 
 def _erase_column(eraser: Eraser, table: Table, embedding: str, place: str) -> Table:
-    """Return a table with erased vectors in the embedding column; integers become float64."""
+    """Return the table with its embedding column erased; integer vectors become float64."""
     from splince_fast.sources._arrow import column_matrix, row_namer
 
     pa = require("pyarrow", "parquet")
@@ -274,7 +284,8 @@ def _erase_column(eraser: Eraser, table: Table, embedding: str, place: str) -> T
     X = eraser(X, labels or None)
     values = pa.FixedSizeListArray.from_arrays(pa.array(X.reshape(-1)), X.shape[1])
     storage = getattr(field.type, "storage_type", field.type)
-    if storage.value_type == values.type.value_type:  # false for integers, which became float64
+    # The column keeps its type, except that erased integer vectors are float64.
+    if storage.value_type == values.type.value_type:
         values = values.cast(storage)
         if storage is not field.type and storage != field.type:
             values = pa.ExtensionArray.from_storage(field.type, values)
@@ -282,7 +293,7 @@ def _erase_column(eraser: Eraser, table: Table, embedding: str, place: str) -> T
 
 
 def _erase_parquet(eraser: Eraser, path: str, target: str, embedding: str) -> int:
-    """Erase the rows of one Parquet file by row groups; return the number of rows."""
+    """Erase one Parquet file, one row group at a time; return the number of rows."""
     pa, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
     n, writer = 0, None
     try:
@@ -293,8 +304,9 @@ def _erase_parquet(eraser: Eraser, path: str, target: str, embedding: str) -> in
                     f"{file.schema_arrow.names}"
                 )
             for group in range(file.metadata.num_row_groups):
+                # Skip empty row groups: the first erased rows determine the type of the column.
                 if not file.metadata.row_group(group).num_rows:
-                    continue  # the type of erased vectors is inferred from rows
+                    continue
                 place = f"row group {group} of {path!r}"
                 table = _erase_column(eraser, file.read_row_group(group), embedding, place)
                 writer = writer or parquet.ParquetWriter(partial, table.schema)
@@ -308,7 +320,7 @@ def _erase_parquet(eraser: Eraser, path: str, target: str, embedding: str) -> in
 
 
 def _erase_dataset(eraser: Eraser, path: str, target: str, embedding: str) -> int:
-    """Erase the rows of a saved data set or of all its splits; return the number of rows."""
+    """Erase the rows of a saved data set, in all its splits; return the number of rows."""
     datasets = require("datasets", "datasets")
     data = rows.load_dataset(path)
     datasets.disable_progress_bars()

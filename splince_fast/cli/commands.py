@@ -1,4 +1,4 @@
-"""Parser of all commands; each error or warning is printed on one line."""
+"""Parsing and running of a command; each error or warning is printed on one line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run(argv: Sequence[str] | None) -> int:
     """Parse the arguments, run the command, and return the exit status."""
     try:
         args = _parser().parse_args(argv)
-    except SystemExit as stop:  # argparse has printed the error
+    except SystemExit as stop:  # argparse has already printed the error or the help
         return int(stop.code or 0)
     try:
         with _plain_warnings(args):
@@ -35,9 +35,9 @@ def run(argv: Sequence[str] | None) -> int:
 
 
 def _with_flags(text: str, args: argparse.Namespace) -> str:
-    """Replace Python arguments in a message, such as ``min_scale=1e-8``, by command-line flags.
+    """Replace Python arguments in a message by flags: ``min_scale=1e-8`` by ``--min-scale 1e-8``.
 
-    Names after a slash or a quote may be parts of paths, and are not replaced.
+    A name after a slash, a quote or a hyphen may be part of a path, and is not replaced.
     """
     names = "|".join(map(re.escape, vars(args)))
     return re.sub(
@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
 
 @contextmanager
 def _plain_warnings(args: argparse.Namespace) -> Iterator[None]:
-    """Print each warning of this package once, on one line, without the line of source code."""
+    """Print each distinct warning in the context once, on one line, without its source code."""
     printed: set[str] = set()
 
     def show(

@@ -23,7 +23,7 @@ from splince_fast.labels import ClassName, encode_one
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
+    """Add the command and its arguments to the parser."""
     compare = commands.add_parser(
         "compare",
         allow_abbrev=False,
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> None:
     inputs = [args.embeddings, *paths_of(args.labels)]
     check_outputs({"--output": args.output, "--save": args.save}, inputs, force=args.force)
     sizes = _sizes(args.sizes)
-    if args.output is not None:  # raise before the work, not after it
+    if args.output is not None:  # report a missing package before the comparison runs
         require("matplotlib.figure", "evaluate")
         require("jinja2", "evaluate")
     if args.keep in args.erase:
@@ -137,7 +137,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _read(args: argparse.Namespace, names: list[str]) -> tuple[Any, dict[str, Any]]:
-    """Read the rows and the named columns of labels."""
+    """Return the rows, or the path of their .npy file, and the named columns of labels."""
     kinds = parse_kinds(args.kind, names)
     X: Any = args.embeddings
     if args.embedding is None:
@@ -168,7 +168,11 @@ def _read(args: argparse.Namespace, names: list[str]) -> tuple[Any, dict[str, An
 
 
 def _aligned_class(text: str | None, concept: Mapping[str, object]) -> ClassName | None:
-    """Return the class whose name, which may be an integer or a boolean, has the given text."""
+    """Return the class of the concept whose name, as a string, equals `text`.
+
+    Names of classes may be integers or booleans. If no class matches, `text` itself is returned; if
+    `text` is None, the result is None.
+    """
     from splince_fast.evaluation._cells import class_codes
 
     if text is None:
@@ -189,7 +193,7 @@ def _numbers(text: str) -> tuple[float, ...]:
 
 
 def _sizes(sizes: tuple[float, ...] | None) -> tuple[int, int, int] | None:
-    """Convert three numbers of rows to integers; raise InputError for other values."""
+    """Return the value of ``--sizes`` as three integers; raise InputError if this is impossible."""
     if sizes is None:
         return None
     if len(sizes) != 3 or not all(math.isfinite(size) and size == int(size) for size in sizes):

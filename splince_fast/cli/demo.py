@@ -14,7 +14,7 @@ _DEFAULT_FIGURE = "splince-fast-demo.png"
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
+    """Add the command and its arguments to the parser."""
     demo = commands.add_parser(
         "demo",
         allow_abbrev=False,
@@ -39,7 +39,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the experiment with the correlation of the data, then with that of the paper."""
+    """Run the experiment twice, and print its results.
+
+    The first run uses all training prompts. The second run drops prompts until the stereotype score
+    and the factual score have the correlation of the paper.
+    """
     if args.figure is not None:
         require("matplotlib.figure", "demo")
     check_outputs({"--figure": args.figure, "--json": args.json}, force=True)

@@ -6,7 +6,7 @@ import argparse
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
+    """Add the command and its arguments to the parser."""
     doctor = commands.add_parser(
         "doctor",
         allow_abbrev=False,

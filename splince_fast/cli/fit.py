@@ -22,7 +22,7 @@ EXAMPLES = """examples:
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
+    """Add the command and its arguments to the parser."""
     fit = commands.add_parser(
         "fit",
         allow_abbrev=False,
@@ -141,7 +141,11 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _use_folds(args: argparse.Namespace, n_rows: int | None, n_features: int | None) -> bool:
-    """Return whether to split rows into folds; an existing checkpoint decides."""
+    """Return whether the fit splits the rows into folds.
+
+    If a checkpoint exists, the answer is that of the fit that wrote the checkpoint. Otherwise, it
+    depends on the numbers of rows and features.
+    """
     from splince_fast._runtime.files import kind_of
     from splince_fast.moments.fold_rule import use_folds
 
@@ -150,7 +154,7 @@ def _use_folds(args: argparse.Namespace, n_rows: int | None, n_features: int | N
 
 
 def _options(args: argparse.Namespace, method: Method) -> dict[str, Any]:
-    """Return the options given for the method and the moments, by parameter name.
+    """Return the options of the method and of the moments that the user passed, by parameter name.
 
     Raises
     ------
@@ -173,12 +177,19 @@ def _options(args: argparse.Namespace, method: Method) -> dict[str, Any]:
 
 
 def _reading(args: argparse.Namespace, options: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """Pop the parameters of the moments and the number of extra passes from `options`.
+    """Remove the options of the moments from `options`.
+
+    Returns
+    -------
+    reading : dict
+        Parameters of the moments.
+    passes : int
+        Number of extra passes over the rows.
 
     Raises
     ------
     InputError
-        Options exclude each other.
+        Two options exclude each other.
     """
     reading = {name: options.pop(name) for name in MOMENT_OPTIONS if name in options}
     check_moment_options(

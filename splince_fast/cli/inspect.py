@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
+    """Add the command and its arguments to the parser."""
     inspect = commands.add_parser(
         "inspect",
         allow_abbrev=False,
@@ -32,7 +32,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print the format of the file, and its report or variables; with --json, shapes, too."""
+    """Print the version of the file's format, and the eraser's report or the moments' variables.
+
+    With ``--json``, print one JSON object, which also has the shapes of all arrays.
+    """
     from safetensors import SafetensorError, safe_open
 
     from splince_fast.eraser import load_eraser
@@ -45,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
             header = file.metadata() or {}
             shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError):
-        pass  # loading the file below raises an error
+        pass  # the file is not readable; the loader below raises the error
     loaded: Moments | Eraser
     if header.get("kind") in ("moments", "folds"):
         loaded = Moments.load(args.file)
@@ -92,7 +95,10 @@ def print_report(report: Report | None) -> None:
 
 
 def _moments_facts(moments: Moments) -> dict[str, Any]:
-    """Return rows, weight and variables of moments, with pairs (class, number of rows)."""
+    """Return the facts about moments that the command prints, as types that JSON supports.
+
+    A variable of classes has the list "classes" of pairs (class, number of rows).
+    """
     variables = []
     for name, kind in moments.variables.items():
         entry: dict[str, object] = {

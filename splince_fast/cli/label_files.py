@@ -1,4 +1,4 @@
-"""Files of labels; a column is read once for all blocks."""
+"""Reading of label files (.npy, .csv, .tsv and .parquet) into memory."""
 
 from __future__ import annotations
 
@@ -34,20 +34,21 @@ def read_label_files(
     variables : sequence of str
         Names of the columns to read.
     kinds : mapping
-        Kind of some variables, "classes" or "continuous", by name.
+        Kind, "classes" or "continuous", by name of the variable; by default the type of the labels
+        determines the kind.
 
     Returns
     -------
     dict
-        Columns by name: numbers as arrays, text as :class:`~splince_fast.labels.ClassCodes`,
-        Parquet columns as Arrow data.
+        Columns by name: numbers as arrays (masked arrays if integers are missing), text as
+        :class:`~splince_fast.labels.ClassCodes`, Parquet columns as Arrow data.
 
     Raises
     ------
     UnknownVariableError
         No file has the column.
     LabelError
-        Several files have the column, or it cannot be read.
+        Several columns have the same name, or a column cannot be read.
     InputError
         A file cannot be read, or `texts` is empty.
     """
@@ -91,14 +92,14 @@ def read_label_files(
 
 
 def parse_kinds(texts: Sequence[str], variables: Sequence[str]) -> dict[str, str]:
-    """Return the kind of variables by name, from the values NAME=KIND of ``--kind``.
+    """Parse the values ``NAME=KIND`` of ``--kind``; return the kind of each named variable.
 
     Raises
     ------
     InputError
-        A value has another form or another kind.
+        A value is not ``NAME=classes`` or ``NAME=continuous``.
     UnknownVariableError
-        A name is none of the variables.
+        A name is not in `variables`.
     """
     kinds = {}
     for text in texts:
@@ -112,7 +113,7 @@ def parse_kinds(texts: Sequence[str], variables: Sequence[str]) -> dict[str, str
 
 
 def refuse_labels_of_tables(texts: Sequence[str]) -> None:
-    """Raise InputError if ``--labels`` is used together with ``--embedding``."""
+    """Raise InputError if ``--labels`` has values; for commands with ``--embedding``."""
     if texts:
         raise InputError(
             "--labels and --embedding exclude each other: labels are columns of the same files, "
@@ -126,7 +127,10 @@ def paths_of(texts: Sequence[str]) -> list[str]:
 
 
 def _name_and_path(text: str) -> tuple[str | None, Path]:
-    """Split NAME=FILE; if a file has the whole text as its path, return None and the path."""
+    """Split ``NAME=FILE`` into the name and the path.
+
+    The name is None if `text` has no "=" or is the path of an existing file.
+    """
     name, separator, path = text.partition("=")
     return (name, Path(path)) if separator and not Path(text).exists() else (None, Path(text))
 
@@ -144,14 +148,16 @@ def _read_npy(path: Path) -> NDArray[np.generic]:
 def _read_csv(
     path: Path, variables: Sequence[str], kinds: Mapping[str, str]
 ) -> tuple[list[str], dict[str, Any]]:
-    """Return the names of all columns of a text file, and the columns in `variables`."""
+    """Return the names of all columns of a .csv or .tsv file, and the columns in `variables`."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             rows = csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
             names = [name.strip() for name in next(rows, [])]
             positions = {name: i for i, name in enumerate(names) if name in variables}
             cells: dict[str, list[str]] = {name: [] for name in positions}
-            blank = 0  # line number of the first empty line: only empty lines may follow
+            # Line number of the first empty line, 0 if there is none. An empty line may only be
+            # followed by other empty lines.
+            blank = 0
             for row in rows:
                 if not row:
                     blank = blank or rows.line_num
@@ -169,7 +175,10 @@ def _read_csv(
 
 
 def _ragged(path: Path, blank: int, line: int, fields: int, expected: int) -> LabelError:
-    """Return the error for an empty line, or for one with another number of fields."""
+    """Return the error for an empty line before a row, or for a row with a wrong number of fields.
+
+    `blank` is the line number of the empty line, or 0 if the number of fields is wrong.
+    """
     if blank:
         advice = (
             'a missing label is "" on a line of its own'
@@ -184,9 +193,9 @@ def _ragged(path: Path, blank: int, line: int, fields: int, expected: int) -> La
 
 
 def _parse_column(texts: list[str], name: str, path: Path, kind: str | None) -> object:
-    """Convert a column of text to integers, floats or classes; an empty text is missing.
+    """Convert a column of text to integers, floats or classes; an empty text is a missing label.
 
-    With `kind` "classes" the text is kept, so that "01" and "1" are different classes.
+    If `kind` is "classes", the text is not parsed, so that "01" and "1" are different classes.
     """
     if kind == "classes":
         return encode_one([text or None for text in texts], len(texts), name=name)

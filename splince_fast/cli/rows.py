@@ -1,4 +1,4 @@
-"""Files of rows: formats, reading and writing of arrays, and sources."""
+"""Files of rows: their formats, reading and writing of arrays, and sources of the rows."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ def is_dataset(path: str | Path) -> bool:
 def format_of_rows(path: str | Path) -> str:
     """Return the format of a file of rows: "array", "parquet" or "dataset".
 
+    A folder of a saved Hugging Face data set has the format "dataset".
+
     Raises
     ------
     InputError
-        The suffix is unknown, or the file does not exist.
+        The suffix is unknown; the message says whether the file exists.
     """
     if is_dataset(path):
         return "dataset"
@@ -53,12 +55,14 @@ def format_of_rows(path: str | Path) -> str:
 
 
 def expand(paths: Sequence[str]) -> list[str]:
-    """Replace each folder by the files of rows in it, sorted by name; keep saved data sets.
+    """Replace each folder by its files of rows, sorted by name.
+
+    A folder that is a saved data set counts as one file of rows.
 
     Raises
     ------
     InputError
-        A folder has no files of rows, a file does not exist, or its suffix is unknown.
+        A folder has no files of rows, or the suffix of a file is unknown.
     """
     files: list[str] = []
     for path in paths:
@@ -87,7 +91,7 @@ class Arrays(NamedTuple):
     X : ndarray or torch tensor
         The rows.
     key : str or None
-        Name of X in the file; None for a .npy file, "" for a .pt file of one tensor.
+        Name of X in the file; None for a .npy file, "" for a .pt file that holds a single tensor.
     others : dict of str to array
         Other arrays by name.
     metadata : dict of str to str
@@ -103,10 +107,12 @@ class Arrays(NamedTuple):
 def read_arrays(path: str, key: str | None, mode: Literal["r", "r+"] = "r") -> Arrays:
     """Read a file of arrays; a .npy file is memory-mapped.
 
+    `key` is the name of the array of rows; it may be None if the file has a single array.
+
     Raises
     ------
     InputError
-        The file cannot be read or has no array named `key`, or has several and `key` is None.
+        The file cannot be read, has no array named `key`, or has several arrays and `key` is None.
     """
     suffix = Path(path).suffix
     if not os.path.exists(path):
@@ -119,7 +125,7 @@ def read_arrays(path: str, key: str | None, mode: Literal["r", "r+"] = "r") -> A
         named, metadata = _READERS[suffix](path)
     except InputError:
         raise
-    except Exception as error:  # zip, pickle and safetensors raise errors of different classes
+    except Exception as error:  # readers of zip, pickle and safetensors raise various errors
         raise InputError(
             f"{path!r} cannot be read as a {suffix} file: {error}. It may be truncated, of another "
             "format, or hold Python objects"
@@ -139,7 +145,10 @@ def _read_npz(path: str) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _read_safetensors(path: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return arrays and metadata; tensors if the file holds bfloat16 or float8 (not in NumPy)."""
+    """Return the arrays of a file by name, and its metadata.
+
+    The arrays are torch tensors if the file holds bfloat16 or float8 numbers, which NumPy lacks.
+    """
     from safetensors import safe_open
 
     with safe_open(path, framework="numpy") as file:
@@ -167,7 +176,7 @@ _READERS = {
 
 
 def write_arrays(path: str, arrays: Arrays) -> None:
-    """Write a .npz, .safetensors or .pt file; no file is left after an error.
+    """Write a .npz, .safetensors, .pt or .pth file; an error leaves no incomplete file.
 
     Raises
     ------
@@ -210,7 +219,7 @@ def _array(value: object, path: str) -> NDArray[np.generic]:
 
 
 def _tensors(named: Mapping[str, object]) -> dict[str, Any]:
-    """Convert arrays to contiguous tensors; other values are returned unchanged."""
+    """Convert arrays and tensors to contiguous tensors; return other values unchanged."""
     torch = require("torch", "torch")
     tensors = {}
     for name, value in named.items():
@@ -221,10 +230,15 @@ def _tensors(named: Mapping[str, object]) -> dict[str, Any]:
 
 @contextmanager
 def new_npy(target: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Iterator[NDArray[Any]]:
-    """Yield the array of a memory-mapped .npy file, which is renamed to `target` at the end."""
+    """Yield a writable memory map of a new .npy file.
+
+    The file has a temporary name, and is renamed to `target` when the context ends without error.
+    """
     with replacing(target) as partial:
         array = np.lib.format.open_memmap(partial, mode="w+", dtype=dtype, shape=shape)
-        if hasattr(os, "posix_fallocate"):  # a full disk raises here; a later write would crash
+        # Allocate the file on the disk: a full disk raises an error here, whereas a write to the
+        # map would kill the process.
+        if hasattr(os, "posix_fallocate"):
             with open(partial, "rb+") as file:
                 os.posix_fallocate(file.fileno(), 0, partial.stat().st_size)
         yield array
@@ -232,7 +246,7 @@ def new_npy(target: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Itera
 
 
 def check_names(paths: Sequence[str], key: str | None, embedding: str | None) -> None:
-    """Raise InputError if `key` or `embedding` applies to none of the files."""
+    """Raise InputError if `key` or `embedding` is set but applies to none of the files."""
     kinds = {format_of_rows(path) for path in paths}
     if embedding is not None and kinds == {"array"}:
         raise InputError("--embedding names a column of tables, and the files hold arrays")
@@ -241,7 +255,10 @@ def check_names(paths: Sequence[str], key: str | None, embedding: str | None) ->
 
 
 def embedding_missing(path: str) -> InputError:
-    """Return the error for a table without --embedding; it names the list columns of a file."""
+    """Return the error for a table without ``--embedding``.
+
+    For a Parquet file, the message names the columns of lists, which may be embeddings.
+    """
     candidates: list[str] = []
     if format_of_rows(path) == "parquet":
         types = require("pyarrow.types", "parquet")
@@ -261,7 +278,7 @@ def embedding_missing(path: str) -> InputError:
 
 
 def load_dataset(path: str) -> Any:
-    """Load a saved data set, or a dictionary of its splits.
+    """Load a saved data set; if it has splits, return a dictionary of the splits.
 
     Raises
     ------
@@ -271,7 +288,7 @@ def load_dataset(path: str) -> Any:
     datasets = require("datasets", "datasets")
     try:
         return datasets.load_from_disk(path)
-    except Exception as error:  # of any class, such as IndexError without rows
+    except Exception as error:  # errors have many classes, such as IndexError for an empty data set
         raise InputError(
             f"{path!r} cannot be read as a saved data set: {error}. It may be empty or damaged"
         ) from error
@@ -285,7 +302,10 @@ def source_of(
     variables: Sequence[str],
     labels: Callable[[], Mapping[str, object]],
 ) -> Source:
-    """Return a source of the rows of all files; `labels()` reads the labels of arrays.
+    """Return a source of the rows of all files.
+
+    Labels of tables are the columns `variables`. Labels of files of arrays are the result of
+    ``labels()``, which is called only for such files.
 
     Raises
     ------
@@ -319,7 +339,10 @@ def source_of(
 
 
 def _array_source(paths: Sequence[str], key: str | None, labels: Mapping[str, object]) -> Source:
-    """Return a source of memory-mapped .npy files, or of other files, loaded one at a time."""
+    """Return a source of the rows of files of arrays.
+
+    .npy files are memory-mapped. Files of other formats are loaded one at a time.
+    """
     from splince_fast.sources import _sharded as sharded
     from splince_fast.sources import from_npy
 

@@ -1,13 +1,13 @@
 """The paper's experiments, one command each: ``python -m splince_fast.experiments NAME``.
 
-Each command prints results with intervals over seeds, values printed in the paper, and the claims
-of the paper that the results confirm, contradict or leave undecided. ``docs/experiments.md`` lists
-the results.
+Each command prints results with intervals over seeds, then the values printed in the paper. Last,
+it lists the claims of the paper that the results confirm, contradict or leave undecided.
+``docs/experiments.md`` lists the results.
 """
 
 from __future__ import annotations
 
-# Subject of each experiment, with its figure or table in the paper.
+# Subject of each experiment, with the label of the figure or table in the paper.
 NAMES = {
     "bios": "Bias in Bios, association sweep (fig. classification)",
     "bios_full": "all professions, frozen and retrained heads (tab. bios_all)",

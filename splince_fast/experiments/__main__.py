@@ -79,12 +79,12 @@ def run(name: str, options: RunOptions, output: Path | None) -> Findings:
 
 
 def _peak_memory() -> str:
-    """Return a text with the peak resident memory of the process; empty on Windows."""
+    """Return a text with the peak resident memory of the process; an empty text on Windows."""
     try:
         import resource
     except ImportError:
         return ""
-    unit = 2**30 if sys.platform == "darwin" else 2**20  # ru_maxrss is in bytes or in KiB
+    unit = 2**30 if sys.platform == "darwin" else 2**20  # bytes on macOS, KiB elsewhere
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
     return f", at most {peak:.2f} GB resident"
 
@@ -96,7 +96,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.output is not None:
         try:
             args.output.mkdir(parents=True, exist_ok=True)
-        except OSError as error:  # fail before the experiments run
+        except OSError as error:  # an invalid folder: stop before an experiment runs
             parser.error(f"argument -o/--output: {error}")
     options = RunOptions(args.data, args.seeds, args.quick, args.jobs)
     status = 0
@@ -105,7 +105,7 @@ def main(argv: list[str] | None = None) -> int:
             run(name, options, args.output)
         except SplinceError as error:
             print(f"{name}: {error}", file=sys.stderr)
-            # "all" skips experiments whose data set is not installed.
+            # With "all", a missing data set does not change the exit status.
             status = status if args.name == "all" and isinstance(error, FileNotFoundError) else 2
     return status
 

@@ -31,15 +31,16 @@ class RunOptions:
     Attributes
     ----------
     data : {"offline", "paper"}
+        Use the offline stand-in, or the data set of the paper.
     seeds : int or None
         Number of seeds; None uses the default of the experiment.
     quick : bool
-        Use the smallest setting that still runs every step.
+        Use the smallest settings with which every step still runs.
     n_jobs : int
         Number of processes.
     progress : bool, optional
-        Show a progress bar on stderr; by default only in a terminal or notebook, after two
-        seconds.
+        Show a progress bar on stderr. By default, the bar appears after two seconds, in a terminal
+        or notebook only.
     """
 
     data: str = "offline"
@@ -49,7 +50,7 @@ class RunOptions:
     progress: bool | None = None
 
     def n_seeds(self, default: int) -> int:
-        """Return the number of seeds: `seeds`, 1 for a quick run, else the default."""
+        """Return `seeds` if it is set; otherwise 1 for a quick run, else `default`."""
         return self.seeds if self.seeds is not None else (1 if self.quick else default)
 
 
@@ -64,7 +65,7 @@ class Claim:
     agrees : bool or None
         Whether the results agree; None if the test is not significant.
     evidence : str
-        Results and the test.
+        Text with the results and the test.
     """
 
     text: str
@@ -73,22 +74,25 @@ class Claim:
 
 
 class Bounds(NamedTuple):
-    """Limits of a 95 % interval; NaN without a test."""
+    """Limits of a 95 % interval; both are NaN if there is no test."""
 
     low: float
     high: float
 
     def above(self, value: float = 0.0) -> bool | None:
-        """Return True if the interval lies above the value, False if below, else None."""
+        """Return True if the interval lies above `value`, False if it lies below, else None."""
         return True if self.low > value else False if self.high < value else None
 
     def below(self, value: float) -> bool | None:
-        """Return True if the interval lies below the value, False if above, else None."""
+        """Return True if the interval lies below `value`, False if it lies above, else None."""
         above = self.above(value)
         return None if above is None else not above
 
     def within(self, margin: float) -> bool | None:
-        """Return True if the interval lies within +- margin, False if outside, else None."""
+        """Return True if the interval lies inside [-margin, margin], False if it lies outside.
+
+        The result is None if the interval contains -margin or margin.
+        """
         return all_hold([self.above(-margin), self.below(margin)])
 
     def __str__(self) -> str:
@@ -98,7 +102,10 @@ class Bounds(NamedTuple):
 
 
 def all_hold(verdicts: Sequence[bool | None]) -> bool | None:
-    """Combine the verdicts on the parts of a claim: False if one is, True if all are, else None."""
+    """Return the verdict on a claim from the verdicts on its parts.
+
+    The result is False if any part is False, True if all parts are True, and None otherwise.
+    """
     if any(verdict is False for verdict in verdicts):
         return False
     return True if all(verdict is True for verdict in verdicts) else None
@@ -107,14 +114,14 @@ def all_hold(verdicts: Sequence[bool | None]) -> bool | None:
 def corrected_bounds(values: Sequence[float] | NDArray[np.float64], ratio: float) -> Bounds:
     """Return the 95 % interval of a mean over seeds by the corrected resampled t-test.
 
-    Limits are NaN for fewer than three seeds, and if all values are equal and not 0.
+    The limits are NaN if there are fewer than three seeds, or if all values are equal and not 0.
 
     Parameters
     ----------
     values : sequence of float
         One value per seed.
     ratio : float
-        Number of test rows divided by number of training rows.
+        Number of test rows divided by the number of training rows.
     """
     if len(values) < MIN_SEEDS:
         return Bounds(math.nan, math.nan)
@@ -133,9 +140,11 @@ class Findings:
         Tables of results.
     claims : list of Claim
     paper : list of Table
-        Values printed in the paper, with the label of the table there.
+        Values printed in the paper. The title contains the label of the paper's table.
     figures : dict of str to matplotlib figure
+        Figures by file name without suffix.
     notes : list of str
+        Remarks printed after the claims.
     values : dict
         Results by name, for tests and for the JSON file.
     """
@@ -150,7 +159,7 @@ class Findings:
     values: Mapping[str, object] = field(default_factory=dict)
 
     def verdicts(self) -> str:
-        """Return three lines that list confirmed, contradicted and undecided claims."""
+        """Return three lines: the confirmed, the contradicted and the undecided claims."""
         lines = []
         for start, verdict in (("agrees", True), ("differs", False), ("not decided", None)):
             claims = [
@@ -176,7 +185,7 @@ class Findings:
 def compare_erasers(
     data: Dataset, options: RunOptions, n_seeds: int, **settings: Any
 ) -> Comparison:
-    """Call `compare` on a data set with its association protocol and further `settings`."""
+    """Compare erasers on a data set; `settings` are further arguments of :func:`compare`."""
     return compare(
         data.X, task=data.labels["task"], concept=data.labels["concept"],
         aligned_class=data.aligned_class, sizes=data.sizes, n_seeds=options.n_seeds(n_seeds),
@@ -185,12 +194,15 @@ def compare_erasers(
 
 
 def cell_texts(*values: Interval | float) -> tuple[str, ...]:
-    """Format values as cells of a table."""
+    """Format numbers and intervals as the cells of a table."""
     return tuple(figure_text(v) if isinstance(v, Interval) else number(float(v)) for v in values)
 
 
 def head_table(result: Comparison, head: str, p: float | None, title: str) -> Table:
-    """Return a table of accuracy, worst group and TPR gap of one head at association `p`."""
+    """Return a table of the erasers: accuracies and TPR gap of one head at association `p`.
+
+    If `p` is None, the data keep their own association.
+    """
     metrics = ("accuracy", "class_accuracy", "worst_group", "tpr_gap")
     rows = [
         (e, *cell_texts(*(result.interval(m, eraser=e, head=head, p=p) for m in metrics)))
@@ -201,7 +213,10 @@ def head_table(result: Comparison, head: str, p: float | None, title: str) -> Ta
 
 
 def eraser_table(result: Comparison, p: float | None, title: str) -> Table:
-    """Return a table of probe scores, kept covariance and distortion at association `p`."""
+    """Return a table of the erasers: probe scores, kept covariance and distortion at `p`.
+
+    `p` is the association of task and concept; if it is None, the data keep their own association.
+    """
     metrics = ("probe_accuracy", "probe_auc", "kept_covariance", "distortion")
     rows = [
         (e, *cell_texts(*(result.interval(m, eraser=e, p=p) for m in metrics)))
@@ -219,7 +234,7 @@ def interval_note(n_seeds: int) -> str:
 
 
 def means(result: Comparison) -> dict[str, float]:
-    """Return all finite means, with keys ``metric/eraser/head/level``."""
+    """Return all finite means over seeds, with keys ``metric/eraser/head/level``."""
     values = {}
     for metric in result.metrics:
         for head in result.context.heads:
@@ -234,7 +249,10 @@ def means(result: Comparison) -> dict[str, float]:
 def best_claim(
     result: Comparison, metric: str, head: str, p: float | None, text: str, *, best: str = "SPLINCE"
 ) -> Claim:
-    """Test the claim that `best` exceeds every other eraser, by corrected pairwise tests."""
+    """Return a claim with the statement `text`: `best` has a larger metric than all other erasers.
+
+    One test compares `best` with each other eraser; p values are adjusted by Holm's method.
+    """
     means = {e: result.mean(metric, eraser=e, head=head, p=p) for e in result.context.erasers}
     second = max((e for e in means if e != best), key=lambda e: means[e])
     rows = result.differences(metric, reference=best, head=head, p=p)
@@ -248,9 +266,10 @@ def best_claim(
 def seed_differences(
     result: Comparison, metric: str, eraser: str, reference: str, **where: Any
 ) -> dict[int, float]:
-    """Return the metric of an eraser minus the metric of a reference, for each common seed.
+    """Return the metric of an eraser minus the metric of a reference eraser, by seed.
 
-    `where` holds head, level and alpha, as for :meth:`Comparison.values`.
+    Seeds without a value of both erasers are absent. `where` are the arguments `head`, `p` and
+    `alpha` of :meth:`Comparison.values`.
     """
     values = result.values(metric, eraser=eraser, **where)
     reference_values = result.values(metric, eraser=reference, **where)
@@ -266,5 +285,5 @@ def difference_bounds(
 
 
 def paper_table(label: str, columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:
-    """Return a table of values printed in the paper."""
+    """Return a table of values printed in the paper; `label` is that of the paper's table."""
     return Table(f"the paper ({label})", tuple(columns), tuple((k, *v) for k, v in rows.items()))

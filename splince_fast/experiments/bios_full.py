@@ -1,4 +1,4 @@
-"""All professions, at their natural association with gender (paper, tab. bios_all)."""
+"""Erasers on all professions, at the data's own association with gender (paper, tab. bios_all)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from splince_fast.experiments._common import (
 )
 from splince_fast.experiments.datasets import load
 
-# Accuracy, accuracy per class and TPR gap in per cent, of the frozen and of the retrained head.
+# Values of the paper in per cent: accuracy, mean accuracy per class and TPR gap of the frozen head,
+# then of the retrained head.
 PAPER = {
     "none": ("81.31", "65.52", "14.20", "81.55", "72.94", "14.24"),
     "SAL": ("78.35", "62.17", "13.26", "81.47", "72.30", "12.90"),
@@ -32,7 +33,7 @@ _COLUMNS = ("eraser", "frozen acc", "acc/class", "gap", "retrained acc", "acc/cl
 
 
 def run(options: RunOptions) -> Findings:
-    """Run the experiment."""
+    """Run the experiment, and return its findings."""
     data = load("bios_full", options.data)
     result = compare_erasers(data, options, 2, erasers=ERASERS, alphas=(1e-3,))
 

@@ -1,4 +1,4 @@
-"""Fraction of the covariance with the task that erasers keep (paper, fig. removal_cov)."""
+"""Fraction of the covariance between rows and task that erasers keep (paper, fig. removal_cov)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from splince_fast.experiments.datasets import load
 
 
 def run(options: RunOptions) -> Findings:
-    """Run the experiment."""
+    """Run the experiment, and return its findings."""
     data = load("bios", options.data)
     result = compare_erasers(
         data, options, 5, erasers=ERASERS, heads=("frozen",), alphas=(0.01,), leakage=(),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from splince_fast.exceptions import SplinceError
 from splince_fast.labels import ClassName
 
-# Environment variable with the path of the folder of data sets.
+# Name of the environment variable that holds the path of the folder of data sets.
 VARIABLE = "SPLINCE_FAST_DATA"
 
 
@@ -25,12 +25,12 @@ def folder(name: str) -> Path | None:
 
 
 class MissingDataError(SplinceError, FileNotFoundError):
-    """Data set not available; the message says how to get it."""
+    """A data set is not available; the message says how to obtain it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dataset:
-    """Rows, labels and provenance of an experiment.
+    """The data set of an experiment: rows, labels and provenance.
 
     Attributes
     ----------
@@ -43,14 +43,15 @@ class Dataset:
         Cluster of each row, such as a person or a noun.
     provenance, licence : str
     aligned_class : object
-        Class of the concept aligned with the second class of the task in the association protocol;
-        None without this protocol.
+        Class of the concept that is aligned with the second class of the task if the experiment
+        varies the association of both; None if it does not.
     sizes : tuple of three int or None
-        Numbers of training, validation and test rows in the association protocol.
+        Numbers of training, validation and test rows for such an experiment; None for the default
+        of :func:`~splince_fast.evaluation.spurious_split`.
     arrays : dict of str to ndarray
         Arrays without one entry per row, such as rows of a language-model head.
     words : dict of str to pair of str
-        Words for the classes 0 and 1 of "task" and "concept".
+        Words for class 0 and class 1, by label: "task" and "concept".
 
     Examples
     --------
@@ -75,6 +76,6 @@ class Dataset:
     words: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def cell(self, y: int, z: int) -> str:
-        """Return a text for the cell with task class y and concept class z."""
+        """Return a text that describes the cell of task class y and concept class z."""
         task, concept = (self.words.get(k, ()) for k in ("task", "concept"))
         return f"{task[y]}, {concept[z]}" if task and concept else f"y = {y}, z = {z}"

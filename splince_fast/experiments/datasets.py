@@ -1,8 +1,8 @@
-"""Data sets of the experiments: offline stand-ins, and the data sets of the paper.
+"""Data sets of the experiments: those of the paper, and offline stand-ins for them.
 
-``load(name)`` reads a stand-in from the folder named by ``SPLINCE_FAST_DATA``, or from the data of
-the package and of scikit-learn. ``load(name, data="paper")`` reads a data set of the paper
-(:mod:`splince_fast.experiments.paper_sets`).
+``load(name)`` reads a stand-in from the folder that the environment variable ``SPLINCE_FAST_DATA``
+names, or from files that ship with the package or scikit-learn. ``load(name, data="paper")`` reads
+a data set of the paper (:mod:`splince_fast.experiments.paper_sets`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def load(name: str, data: str = "offline") -> Dataset:
         "bios", "bios_full", "multilingual", "professions", "layers", "winobias", "images" or
         "waterbirds".
     data : {"offline", "paper"}
-        Read the stand-in, which needs no network, or the data set of the paper.
+        Read the offline stand-in, or the data set of the paper.
 
     Returns
     -------
@@ -44,7 +44,7 @@ def load(name: str, data: str = "offline") -> Dataset:
     InputError
         `name` or `data` is invalid.
     MissingDataError
-        The data set is not available; the message names it, a stand-in and the command.
+        The data set is not available; the message says how to obtain it, or names a stand-in.
 
     Examples
     --------
@@ -98,7 +98,7 @@ _SMOLLM = "SmolLM2-135M-Instruct, last token"
 
 
 def shipped_bios() -> Dataset:
-    """Read the embeddings that ship with the package, quantised to eight bits per value."""
+    """Read the stand-in for Bias in Bios that ships with the package, with 8 bits per value."""
     with as_file(files("splince_fast.experiments") / "data" / "bios.npz") as path:
         arrays = np.load(path, allow_pickle=False)
         X = arrays["centre"] + arrays["step"] * arrays["codes"].astype(np.float32)
@@ -184,7 +184,7 @@ def _images() -> Dataset:
 
 
 def _faces(path: Path) -> Dataset:
-    """Read faces of 15 x 16 pixels in [0, 1], each the mean of 2 x 2 original pixels."""
+    """Read face images of 15 x 16 pixels in [0, 1], the means of 2 x 2 original pixels."""
     (pixels,) = _arrays(path, "X")
     if pixels.shape[1] != 960:
         raise InputError(f"{path} holds images of {pixels.shape[1]} pixels, not 32 x 30")
@@ -201,7 +201,7 @@ def _faces(path: Path) -> Dataset:
 
 
 def _digits() -> Dataset:
-    """Read the handwritten digits of scikit-learn; task: even, concept: 5 or above."""
+    """Read the handwritten digits of scikit-learn; task: even or odd, concept: 5 or above."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()

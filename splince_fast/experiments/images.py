@@ -1,4 +1,4 @@
-"""Changes of images by each eraser, on raw pixels (paper, figs. CelebA_individual, CelebA_mean).
+"""Erasure of raw pixels, shown as images (paper, figs. CelebA_individual and CelebA_mean).
 
 Features are pixels, centred but not scaled, so that erased rows can be shown as images. All heads
 have the same L2 penalty, :data:`ALPHA`.
@@ -52,12 +52,12 @@ class SplitResult:
     Attributes
     ----------
     values : dict
-        Metrics by (eraser, head), in the order of the columns of the table.
+        Metrics by (eraser, head), in the order of the columns of the printed table.
     train : int array
         Training rows.
     erasers : dict of str to Projection
     shifts : dict of str to dict of str to ndarray of shape (d,)
-        Mean of erased minus original training rows, by eraser and cell.
+        Mean of erased minus original training rows, by eraser and by cell of task and concept.
     counts : dict of str to int
         Number of training rows of each cell.
     """
@@ -69,7 +69,7 @@ class SplitResult:
     counts: dict[str, int]
 
     def norms(self, eraser: str) -> dict[str, float]:
-        """Return the norm of the mean shift of each cell."""
+        """Return the norm of the mean shift of each cell by an eraser."""
         return {cell: float(np.linalg.norm(v)) for cell, v in self.shifts[eraser].items()}
 
 
@@ -111,7 +111,7 @@ def evaluate_split(data: Dataset, p: float, seed: int) -> SplitResult:
 
 
 def draw(data: Dataset, result: SplitResult) -> dict[str, Figure]:
-    """Draw one image of each cell with its erased versions, and the mean changes of the cells."""
+    """Draw two figures: one image of each cell with its erased versions, and the mean changes."""
     y, z = data.labels["task"][result.train], data.labels["concept"][result.train]
     rows = [result.train[np.flatnonzero((y == a) & (z == b))[0]] for a in (0, 1) for b in (0, 1)]
     images = np.asarray(data.X, dtype=np.float64)[rows]
@@ -125,7 +125,7 @@ def draw(data: Dataset, result: SplitResult) -> dict[str, Figure]:
 
 
 def run(options: RunOptions) -> Findings:
-    """Run the experiment."""
+    """Run the experiment, and return its findings."""
     data = load("images", options.data)
     n_seeds = options.n_seeds(5)
     tables: list[Table] = []
@@ -149,7 +149,7 @@ def run(options: RunOptions) -> Findings:
         rows = [(e, *cell_texts(*by_cell.values())) for e, by_cell in norms.items()]
         tables.append(Table(title, ("eraser", *counts), tuple(rows)))
         values |= {f"shift/{e}/{c}/{p}": v for e in norms for c, v in norms[e].items()}
-    # At the last level, the two cells with fewer rows are those of unaligned task and concept.
+    # At the last level, the two smallest cells are those in which task and concept are not aligned.
     order = sorted(counts, key=lambda cell: counts[cell])
     rare, common = order[:2], order[2:]
 
@@ -188,7 +188,7 @@ def run(options: RunOptions) -> Findings:
 
 # -- figures: one symmetric colour scale for all differences -----------------------------------
 
-# blue to red, white at 0; colour-blind safe
+# Colours from blue to red, white at 0; safe for colour-blind readers.
 _DIVERGING = ("#053061", "#4393c3", "#ffffff", "#d6604d", "#67001f")
 
 
@@ -200,14 +200,16 @@ def clipped_fraction(rows: Float) -> float:
 def draw_images(
     images: Float, erased: Mapping[str, Float], shape: tuple[int, int], names: Sequence[str]
 ) -> Figure:
-    """Draw images in rows: original, and erased version and difference for each eraser.
+    """Draw one row per image: the original, the erased versions, and erased minus original.
 
     Parameters
     ----------
     images : ndarray of shape (n, h * w)
         Original images, in [0, 1].
     erased : dict of str to ndarray of the same shape
+        Erased images by eraser.
     shape : (h, w)
+        Height and width of an image.
     names : sequence of str
         Label of each image.
     """
@@ -229,13 +231,16 @@ def draw_images(
 def draw_means(
     shifts: Mapping[str, Mapping[str, Float]], counts: Mapping[str, int], shape: tuple[int, int]
 ) -> Figure:
-    """Draw the mean of erased minus original by cell (rows) and eraser (columns).
+    """Draw the mean of erased minus original as one image per cell (rows) and eraser (columns).
 
     Parameters
     ----------
     shifts : dict of eraser to dict of cell to ndarray of shape (h * w,)
+        Means of erased minus original.
     counts : dict of cell to int
+        Number of rows of each cell.
     shape : (h, w)
+        Height and width of an image.
     """
     limit = max(float(np.abs(v).max()) for cells in shifts.values() for v in cells.values())
     names = [f"{cell}\nn = {n}" for cell, n in counts.items()]
@@ -250,7 +255,10 @@ def draw_means(
 def _grid(
     n_rows: int, n_columns: int, limit: float, names: Sequence[str], columns: Sequence[str]
 ) -> tuple[Figure, NDArray[Any], dict[str, Any]]:
-    """Return a figure, a grid of titled axes, and the `imshow` options of the differences."""
+    """Return a figure, a grid of labelled axes, and the `imshow` options for differences.
+
+    The colour scale of differences extends from -`limit` to `limit`.
+    """
     require("matplotlib.figure", "demo")
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
@@ -271,7 +279,7 @@ def _grid(
 
 
 def _finish(figure: Figure, axes: NDArray[Any], colours: Mapping[str, Any], text: str) -> None:
-    """Add the colour bar of the differences, and `text` below the axes."""
+    """Add the colour bar of differences, and `text` below the axes."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 

@@ -1,8 +1,9 @@
 """Erasers at several layers of a language model (paper, tab. profession_all).
 
-Erasers are fitted on the last tokens, site by site, with the erasers of earlier sites active, and
-act on every token. The last site is the final norm. The perplexity of the model with its erasers is
-measured on texts that ship with scikit-learn.
+Erasers act on the outputs of several late blocks and of the final norm, at every token. They are
+fitted to last-token states in the order of the layers; during each fit, the erasers of earlier
+layers are active. The perplexity of the model with its erasers is computed on texts that ship with
+scikit-learn.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from splince_fast.experiments.erasers import ERASERS
 if TYPE_CHECKING:
     from torch.nn import Module
 
-# Indices of the blocks whose output is erased, in addition to the output of the final norm.
+# Indices of the blocks whose outputs are erased, in addition to the output of the final norm.
 DEPTHS = {"last 1": (), "last 3": (27, 28), "last 5": range(25, 29), "last 9": range(21, 29)}
 PAPER = {
     "Original": ("3.59", "15.71", "3.59", "15.71", "3.59", "15.71"),
@@ -43,7 +44,7 @@ _COLUMNS = ("exp(stereotype), exp(factual)", "last 3", "", "last 5", "", "last 9
 
 
 def run(options: RunOptions) -> Findings:
-    """Run the experiment on one split by noun."""
+    """Run the experiment on one random split of the nouns."""
     data = load("layers", options.data)
     model, tokenizer = _language.read_model()
     from splince_fast import nn as snn
@@ -64,7 +65,8 @@ def run(options: RunOptions) -> Findings:
         table, tokenizer, text="text", labels=["concept", "task"], batch_size=64
     )
     body, head = model.model, np.asarray(data.arrays["head"], dtype=np.float64)
-    # States before the erased blocks are the same for all methods and are computed once.
+    # The states before the first erased block are the same for all methods: compute them once, and
+    # use them instead of the tokens as inputs.
     batches = {
         "train": list(train_batches),
         "test": _language.prompt_batches(tokenizer, [prompts[i] for i in test]),
@@ -86,7 +88,9 @@ def run(options: RunOptions) -> Findings:
     values: dict[str, tuple[float, float, float]] = {}
     depths = {"last 3": DEPTHS["last 3"]} if options.quick else DEPTHS
     position = 0
-    for depth in sorted(depths, key=lambda name: -len(depths[name])):  # earliest block first
+    # The depths are sorted by their first erased block, so that each depth continues with the
+    # states of the previous one.
+    for depth in sorted(depths, key=lambda name: -len(depths[name])):
         start = min(depths[depth], default=len(body.layers))
         between = _language.blocks(body, position, start)
         batches = {name: _language.run_blocks(between, part) for name, part in batches.items()}
@@ -111,7 +115,10 @@ def run(options: RunOptions) -> Findings:
     worst = max(v[2] / before[2] for v in values.values())
 
     def compare(first: str, second: str) -> tuple[bool | None, float]:
-        """Return whether the factual coefficient of `first` is larger (None: p >= 0.05), and p."""
+        """Return whether `first` has a larger factual coefficient than `second`, and the p value.
+
+        The verdict is None if p >= 0.05.
+        """
         value, _, p = regressions[first].difference(regressions[second], "factual")
         return (value > 0 if p < 0.05 else None), p
 

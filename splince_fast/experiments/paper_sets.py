@@ -1,9 +1,10 @@
-"""Data sets of the paper: read from Hugging Face or torchvision, subsampled and embedded.
+"""Data sets of the paper: read, subsampled and embedded.
 
-A data set is read from ``paper/OWNER/NAME`` in the folder ``SPLINCE_FAST_DATA``, which holds its
-Parquet files (CelebA: from ``paper/celeba``, in torchvision's layout); else it is downloaded.
-Encoders are used as published, without the fine-tuning of the paper. At most :data:`PER_CELL` rows
-of each cell (task, concept) are embedded: an experiment takes hours without a GPU.
+If the folder ``SPLINCE_FAST_DATA`` has a folder ``paper/OWNER/NAME`` with Parquet files, a data set
+is read from these files; otherwise it is downloaded from Hugging Face. CelebA is read from
+``paper/celeba`` in torchvision's layout, or downloaded by torchvision. Encoders are used as
+published, without the fine-tuning of the paper. At most :data:`PER_CELL` rows of each cell (task,
+concept) are embedded. Without a GPU, an experiment takes hours.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def load(name: str) -> Dataset:
     Raises
     ------
     MissingDataError
-        The data set is not available; the message names it, a stand-in and the command.
+        The data set is not available; the message names a stand-in and the command that uses it.
     MissingExtraError
         A package that reads the data set is not installed.
     """
@@ -72,7 +73,11 @@ def _unavailable(source: str, name: str, error: Exception) -> MissingDataError:
 def read_columns(
     source: str, name: str, splits: Sequence[str], config: str | None = None
 ) -> Columns:
-    """Read splits of a data set on the Hugging Face hub; the column "split" names the split."""
+    """Return the columns of several splits of a data set on the Hugging Face hub.
+
+    If Parquet files of the data set are in ``SPLINCE_FAST_DATA``, they are read instead. An added
+    column "split" holds the name of the split of each row. `name` is for error messages.
+    """
     columns: Columns = {}
     path = folder(f"paper/{source}")
     if path is None:
@@ -105,7 +110,10 @@ def read_columns(
 
 
 def balanced(*columns: NDArray[np.generic], most: int | None = None) -> NDArray[np.intp]:
-    """Draw at most `most` rows of each cell of the columns, with seed 0; return sorted indices."""
+    """Return sorted indices of at most `most` random rows of each cell, drawn with seed 0.
+
+    A cell is one combination of values of the columns. By default `most` is :data:`PER_CELL`.
+    """
     _, cell = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
     rng = np.random.default_rng(0)
     parts = [rng.permutation(np.flatnonzero(cell.ravel() == c))[: most or PER_CELL]
@@ -114,7 +122,11 @@ def balanced(*columns: NDArray[np.generic], most: int | None = None) -> NDArray[
 
 
 def embed_texts(texts: Sequence[str], model: str, pooling: str, name: str) -> NDArray[np.float32]:
-    """Return last-layer embeddings of texts: the first token for "cls", else the token mean."""
+    """Return embeddings of texts by the encoder `model`; `name` is for error messages.
+
+    An embedding is the last-layer state of the first token if `pooling` is "cls", and the mean of
+    the states of all tokens otherwise.
+    """
     require("transformers", "experiments")
     import torch
     from transformers import AutoModel, AutoTokenizer
@@ -141,7 +153,7 @@ def embed_texts(texts: Sequence[str], model: str, pooling: str, name: str) -> ND
 
 
 def embed_images(images: Iterable[Image], name: str) -> NDArray[np.float32]:
-    """Return the inputs of the last layer of a ResNet-50 trained on ImageNet."""
+    """Return embeddings of images: inputs of the last layer of a ResNet-50 trained on ImageNet."""
     require("torchvision", "experiments")
     import torch
 
@@ -172,7 +184,7 @@ def _bios_set(
 
 
 def _bios() -> Dataset:
-    """Read the task professor or not; gender 0, male, is aligned with professor."""
+    """Read Bias in Bios; the task is professor or not, and professor is aligned with 0 (male)."""
     return _bios_set("bios", lambda p: (p == PROFESSOR).astype(np.intp), 0)
 
 
@@ -196,7 +208,7 @@ def _multilingual() -> Dataset:
 
 
 def _celeba() -> Dataset:
-    """Read grey images of 50 x 50 pixels in [0, 1]; task: eyeglasses, concept: smiling."""
+    """Read CelebA as grey images of 50 x 50 pixels in [0, 1]; task: glasses, concept: smiling."""
     path = folder("paper/celeba")
     if path is None:
         require("torchvision", "experiments")
@@ -220,7 +232,7 @@ def _celeba() -> Dataset:
 
 
 def _attributes(path: Path) -> tuple[list[str], Mapping[str, NDArray[np.intp]]]:
-    """Read file names and attributes of CelebA; the values 1 and -1 of the file become 1 and 0."""
+    """Return the file names and the attributes of CelebA; the file's values -1 become 0."""
     with path.open(encoding="utf-8", newline="") as stream:
         _, header, *rows = csv.reader(stream, delimiter=" ", skipinitialspace=True)
     header = [name for name in header if name]
@@ -251,7 +263,7 @@ def _waterbirds() -> Dataset:
 
 
 def _image(value: Image | Mapping[str, bytes]) -> Image:
-    """Convert an image to RGB: an image of `datasets`, or the bytes of a Parquet file."""
+    """Convert an image, or a mapping with the bytes of an image file, to an RGB image."""
     if not isinstance(value, Mapping):
         return value.convert("RGB")
     require("PIL", "experiments")
@@ -261,9 +273,9 @@ def _image(value: Image | Mapping[str, bytes]) -> Image:
 
 
 def winobias_prompts(name: str = "winobias") -> Columns:
-    """Return columns with the prompts of the paper for WinoBias type 1.
+    """Return the paper's prompts from the sentences of WinoBias type 1, as columns.
 
-    The columns are prompt, referent, anti_stereotype (0 or 1) and split.
+    The columns are prompt, referent, anti_stereotype (0 or 1) and split ("train" or "test").
     """
     columns: Columns = {"prompt": [], "referent": [], "anti_stereotype": [], "split": []}
     for anti, config in enumerate(("type1_pro", "type1_anti")):
@@ -284,7 +296,10 @@ def winobias_prompts(name: str = "winobias") -> Columns:
 
 
 def _winobias() -> Dataset:
-    """Read last-token states of the model in ``SPLINCE_FAST_MODEL``, by default Llama 2 7B."""
+    """Compute the last-token states of WinoBias prompts in a language model.
+
+    The environment variable ``SPLINCE_FAST_MODEL`` names the model, by default Llama 2 7B.
+    """
     columns = winobias_prompts()
     model = os.environ.get("SPLINCE_FAST_MODEL", "meta-llama/Llama-2-7b-hf")
     names = sorted(set(columns["referent"]))
@@ -310,7 +325,12 @@ def _winobias() -> Dataset:
 def causal_states(
     prompts: Sequence[str], names: Sequence[str], model: str, name: str
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return last-token states after the final norm, and head rows of the first token of names."""
+    """Return two matrices, with a row per prompt and a row per name.
+
+    The first matrix holds the last-token states of the prompts after the final norm. The second one
+    holds the rows of the language-model head for the first token of each of `names`. `name` is for
+    error messages.
+    """
     require("transformers", "experiments")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -332,9 +352,9 @@ def causal_states(
 
 
 def first_tokens(tokenizer: Any, names: Sequence[str]) -> list[int]:
-    """Return the first token of each name in "the NAME".
+    """Return the id of the first token of each name, from the tokens of the text "the NAME".
 
-    Without "the", the space before a name may be a separate token.
+    In a text without "the", the space before the name may be a separate token.
     """
     texts = ["the", *(f"the {name}" for name in names)]
     before, *behind = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts)

@@ -1,4 +1,4 @@
-"""Log-odds of he and she after a profession, as in the demo (paper, tab. profession_main)."""
+"""Log-odds of "he" to "she" after a profession, as in the demo (paper, tab. profession_main)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Coreference in pro- and anti-stereotypical WinoBias sentences (paper, fig. winobias_main).
 
-The task is the referent, the concept is pro or anti stereotype. Each referent has as many pro as
-anti sentences, so Cov(z, y) = 0. LEACE and SPLINCE are the same map if the erased and the kept
-subspace are orthogonal after whitening; their largest cosine is printed first.
+The task y is the referent, the profession to which the pronoun refers. The concept z is whether the
+sentence is pro- or anti-stereotypical. Each referent has equally many sentences of both kinds, so
+that Cov(z, y) = 0. LEACE and SPLINCE are the same map if the erased and the kept subspace are
+orthogonal after whitening; the first table has the largest cosine between the two subspaces.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _COLUMNS = ("acc40", "anti", "pro", "pair", "anti", "pro", "distortion")
 
 
 def run(options: RunOptions) -> Findings:
-    """Run the experiment on the split of the data set, with one seed."""
+    """Run the experiment on the data set's own split, with one seed."""
     data = load("winobias", options.data)
     X = np.asarray(data.X, dtype=np.float64)
     y, z = data.labels["task"], data.labels["concept"]
@@ -101,7 +102,12 @@ def run(options: RunOptions) -> Findings:
 
 
 def predictions(data: Dataset, states: Float) -> tuple[Mask, Mask, Mask]:
-    """Return masks of the test sentences: correct of 40 professions, correct of 2, and anti."""
+    """Return three masks of the test sentences.
+
+    The masks say whether the referent has the largest logit of all professions, whether its logit
+    exceeds that of the other profession in the sentence, and whether the sentence is
+    anti-stereotypical.
+    """
     test = np.flatnonzero(data.labels["split"] == "test")
     logits = states[test] @ np.asarray(data.arrays["head"], dtype=np.float64).T
     y, other = data.labels["task"][test], data.labels["other"][test]
@@ -111,7 +117,11 @@ def predictions(data: Dataset, states: Float) -> tuple[Mask, Mask, Mask]:
 
 
 def sign_test(hits: Mask, reference: Mask) -> tuple[bool | None, str]:
-    """Test exactly whether `hits` exceed `reference` (McNemar); return verdict and text."""
+    """Test by McNemar's exact test whether `hits` has more hits than `reference`.
+
+    Both are masks of the same sentences. Return the verdict, None if p >= 0.05, and a text with the
+    result of the test.
+    """
     won, lost = int(np.sum(hits & ~reference)), int(np.sum(reference & ~hits))
     p = float(binomtest(won, won + lost).pvalue) if won + lost else 1.0
     verdict = won > lost if p < 0.05 else None

@@ -1,7 +1,7 @@
 """Sources of rows: arrays, files, Arrow data, Hugging Face datasets, torch, dask.
 
 A :class:`Source` yields rows in blocks (:class:`Block`). The block boundaries are the same in every
-pass, so that an interrupted run resumes at a block. Labels are passed through unchanged;
+pass, so that an interrupted run can resume at a block. Sources do not encode labels;
 :mod:`splince_fast.labels` encodes them.
 """
 

@@ -30,7 +30,7 @@ def from_arrays(
         layout, a memory map, a torch tensor, a frame, an HDF5 or Zarr data set, or a CSR matrix
         (for moments with ``sketch_size``).
     labels : mapping of str to column(s), frame, or a single column, optional
-        n labels per variable.
+        Labels of n rows for each variable.
     sample_weight : array of shape (n,), optional
         Non-negative frequencies of the rows.
     block_rows : int, optional
@@ -46,7 +46,7 @@ def from_arrays(
     InputError
         X is not two-dimensional, lengths differ, or a container cannot be sliced by rows.
     LabelError
-        Labels or weights have the pandas index of X in another order.
+        Labels or weights have the same pandas index as X, but in another order.
 
     Examples
     --------
@@ -63,12 +63,13 @@ def from_arrays(
     n = count_rows(X, "X")
     d = int(X.shape[1])
     map_labels(labels, lambda column, name: check_length(column, n, name, "X"))
-    check_index(X, labels)  # here, because a block has only part of the index
+    # Compare the indexes of all rows here, because a block has only a part of the index.
+    check_index(X, labels)
     check_index(X, sample_weight, "sample_weight")
     if sample_weight is not None:
         check_length(sample_weight, n, "sample_weight", "X")
     itemsize = getattr(getattr(X, "dtype", None), "itemsize", None)
-    # A sparse row stores a number and an index per entry.
+    # A sparse row stores a value and a column index per entry.
     width = 2 * math.ceil(X.nnz / max(1, n)) if is_sparse(X) else d
     size = choose_block_rows(block_rows, width, itemsize or 8)
 
@@ -87,7 +88,7 @@ def from_arrays(
 
 
 def take_block(X: object, labels: object, sample_weight: object, start: int, stop: int) -> Block:
-    """Return rows `start` to `stop` - 1 with labels and weights; a tensor becomes an array."""
+    """Return rows `start` to `stop` - 1 as a block; a tensor X becomes a NumPy array."""
     rows = slice_rows(X, start, stop)
     return Block(
         torch_to_numpy(rows) if hasattr(rows, "detach") else rows,
@@ -97,7 +98,10 @@ def take_block(X: object, labels: object, sample_weight: object, start: int, sto
 
 
 def slice_rows(values: Any, start: int, stop: int) -> Any:
-    """Slice rows by position: by ``iloc`` for pandas, which before 3 may slice by label."""
+    """Return rows `start` to `stop` - 1 by position.
+
+    Pandas objects are sliced by ``iloc``: before pandas 3, ``values[start:stop]`` may use labels.
+    """
     return values.iloc[start:stop] if hasattr(values, "iloc") else values[start:stop]
 
 
@@ -118,7 +122,7 @@ def count_rows(values: Any, name: str) -> int:
 
 
 def check_length(values: object, n_rows: int, name: str, rows_of: str) -> None:
-    """Raise InputError unless a column has `n_rows` entries."""
+    """Raise InputError unless a column has `n_rows` entries, one per row of `rows_of`."""
     length = count_rows(values, name)
     if length != n_rows:
         raise InputError(
@@ -128,9 +132,10 @@ def check_length(values: object, n_rows: int, name: str, rows_of: str) -> None:
 
 
 def map_labels(labels: object, function: Callable[[Any, str], Any]) -> Any:
-    """Apply ``function(column, name)`` to each column of labels; None stays None.
+    """Return the results of ``function(column, name)`` for all columns of labels.
 
-    `name` is the name of the column in messages.
+    `name` is the name of the column in messages. A mapping of columns gives a mapping of results,
+    and None gives None.
     """
     if labels is None:
         return None

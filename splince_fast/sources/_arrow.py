@@ -17,15 +17,16 @@ from splince_fast.sources.base import Block, PieceSource, Source, StreamSource
 if TYPE_CHECKING:
     from pyarrow import Array, ChunkedArray, DataType, RecordBatch, Table
 
-# Assumed length of the vectors in a stream of lists: the block size is set before a row is read.
+# Length of vectors that determines the block size of a stream of lists: the true length is unknown
+# before a row is read.
 _ASSUMED_WIDTH = 16384
 
-# Function from the index of a row in a block to the name of the row in messages.
+# Function that maps the index of a row in a block to the name of the row in messages.
 RowName = Callable[[int], str]
 
 
 class ColumnNames(NamedTuple):
-    """Names of the columns to read."""
+    """Names of the columns of the embedding, the labels and the weights."""
 
     embedding: str
     labels: tuple[str, ...]
@@ -35,7 +36,10 @@ class ColumnNames(NamedTuple):
     def of(
         cls, embedding: str, labels: Sequence[str] | str | None, sample_weight: str | None
     ) -> Self:
-        """Collect the names of one or several labels; raise InputError unless all are strings."""
+        """Return validated names; `labels` may be one name, several names or None.
+
+        Raises InputError unless all names are strings.
+        """
         single = isinstance(labels, str) or not isinstance(labels, Iterable)
         names: tuple[Any, ...] = () if labels is None else (labels,) if single else tuple(labels)
         for name in (embedding, *names, "" if sample_weight is None else sample_weight):
@@ -74,7 +78,7 @@ class VectorType(NamedTuple):
 def vector_type(arrow_type: DataType, name: str) -> VectorType:
     """Convert an Arrow type to a vector type; raise InputError unless it is a list of numbers."""
     types = require("pyarrow", "parquet").types
-    # An extension type, such as a fixed-shape tensor, has a storage type.
+    # An extension type, such as a fixed-shape tensor, stores its values in another type.
     storage = getattr(arrow_type, "storage_type", arrow_type)
     fixed = types.is_fixed_size_list(storage)
     if fixed or types.is_list(storage) or types.is_large_list(storage):
@@ -94,8 +98,8 @@ def column_matrix(
     """Return an embedding column as a read-only matrix (n, d).
 
     `column` has n > 0 lists, and may be a slice; a single chunk is not copied. `width` is d, or
-    None if unknown. Raises InputError if a vector is missing, contains a null, or has another
-    length.
+    None if d is unknown. Raises InputError if a vector is missing, contains a null, or has a
+    length other than d.
     """
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if array.null_count:
@@ -121,7 +125,7 @@ def column_matrix(
             f"column {name!r} has {d} values in {row_name(0)}, where "
             f"{width or 'at least 1'} are expected; embed every row with the same model"
         )
-    values = array.flatten()  # respects the offset of a slice
+    values = array.flatten()  # of the slice only, unlike ``array.values``
     if values.null_count:
         row = int(_nulls(values).argmax()) // d
         raise InputError(
@@ -158,7 +162,10 @@ def table_to_block(
 
 
 def row_namer(place: str, start: int) -> RowName:
-    """Return a function that names the rows of a block that starts at row `start` of `place`."""
+    """Return a function that names the rows of a block in messages.
+
+    The block starts at row `start` of `place`, such as a file.
+    """
     return lambda row: f"row {start + row} of {place}"
 
 
@@ -172,8 +179,8 @@ def batches_to_blocks(
 ) -> Iterator[Block]:
     """Regroup record batches into blocks, and yield the blocks from row `first_row` onwards.
 
-    While the caller uses a block, no other rows are in memory. Only blocks that span several
-    batches are copied.
+    While the caller uses a block, this generator holds only the record batches of that block in
+    memory. Only blocks that span several batches are copied.
     """
     start = 0
     for table in _regroup(batches, block_rows):
@@ -182,7 +189,7 @@ def batches_to_blocks(
             block = table_to_block(table, columns, width, row_namer(place, start))
             width = block.X.shape[1]
         start += table.num_rows
-        del table  # free the table before the next one is read
+        del table  # so that its memory is freed before the next table is read
         if block is not None:
             yield block
         del block
@@ -214,7 +221,10 @@ def stream_source(
     vectors: VectorType,
     name: str,
 ) -> Source:
-    """Make a source of record batches that can only be read in order."""
+    """Return a source of record batches that can only be read in order.
+
+    ``start()`` returns an iterator over the record batches.
+    """
     size = choose_block_rows(block_rows, vectors.width or _ASSUMED_WIDTH, vectors.itemsize)
     return StreamSource(
         f"{name} in blocks of {size} rows",
@@ -230,7 +240,7 @@ def sliced_source(
     block_rows: int | None,
     name: str,
 ) -> Source:
-    """Make a source of n rows; ``read_rows(start, stop)`` returns rows `start` to `stop` - 1."""
+    """Return a source of n rows; ``read_rows(start, stop)`` returns rows `start` to `stop` - 1."""
     width, itemsize = None, 1
     if n:
         column = read_rows(0, 1).column(columns.embedding)

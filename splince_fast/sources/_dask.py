@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def from_dask(X: Array, labels: Any = None, *, sample_weight: object = None) -> Source:
     """Return a source of the chunks of a dask array, each computed when it is read.
 
-    With ``Moments.from_blocks(source, client=client)`` the workers of a cluster compute and
-    accumulate the chunks, and send only the accumulated sums. Without a client this process
+    With ``Moments.from_blocks(source, client=client)``, the workers of a cluster compute the chunks
+    and accumulate the sums over their rows; only the sums are sent. Without a client, this process
     computes the chunks one by one.
 
     Parameters
@@ -31,7 +31,7 @@ def from_dask(X: Array, labels: Any = None, *, sample_weight: object = None) -> 
         Chunked along the rows only; chunk sizes may be unknown.
     labels : mapping of str to column(s), frame, or a single column, optional
         dask arrays or series, chunked like the rows of X; or columns in memory, if the chunk
-        sizes are known.
+        sizes of X are known.
     sample_weight : array of shape (n,), optional
         Non-negative frequencies of the rows, in a container as for `labels`.
 
@@ -83,7 +83,11 @@ def from_dask(X: Array, labels: Any = None, *, sample_weight: object = None) -> 
 
 
 def _column(column: Any, name: str, sizes: tuple[float, ...]) -> Any:
-    """Check a column; return it as a dask array with the chunks of X, or in memory as it is."""
+    """Check and return a column of labels or weights.
+
+    A dask column becomes a dask array, whose chunks must be those of the rows of X. A column in
+    memory is returned unchanged.
+    """
     if hasattr(column, "to_dask_array"):
         column = column.to_dask_array()
     sizes_known = not any(math.isnan(size) for size in sizes)
@@ -124,7 +128,7 @@ class DaskSource(Source):
         self._starts = [0, *itertools.accumulate(self._sizes)] if sizes_known else []
 
     def block_sizes(self) -> Iterator[int | None]:
-        """Yield the number of rows of each chunk, None if it is unknown."""
+        """Yield the number of rows of each chunk; None for a chunk of unknown size."""
         for size in self._sizes:
             yield None if math.isnan(size) else int(size)
 
@@ -150,10 +154,11 @@ class DaskSource(Source):
 
 
 class DaskPart(Source):
-    """Source of lazy chunks that can be sent to a worker.
+    """Source of chunks that are not computed yet; it can be sent to a worker.
 
-    The tuple `lazy` holds the dask collections of all blocks, so that the client can replace each
-    collection by a future; the blocks hold placeholders.
+    The tuple `lazy` holds the dask collections of all chunks, and the chunks hold placeholders for
+    them. A client can thus compute the collections on the cluster and pass the values to
+    :meth:`filled`.
     """
 
     def __init__(self, name: str, chunks: list[Block]) -> None:
@@ -171,9 +176,9 @@ class DaskPart(Source):
         self._scheduler: str | None = None
 
     def culled(self) -> DaskPart:
-        """Remove unneeded tasks from the graphs of the chunks; return the part itself."""
+        """Remove unneeded tasks and rows from the graphs of the chunks; return the part itself."""
         self.lazy = require("dask", "dask").optimize(*map(_with_own_rows, self.lazy))
-        self._scheduler = "synchronous"  # a worker runs the part in one thread
+        self._scheduler = "synchronous"  # compute in the thread of the worker's task
         return self
 
     def iter_from(self, first_block: int = 0) -> Iterator[Block]:
@@ -190,10 +195,11 @@ class DaskPart(Source):
 
 
 def _with_own_rows(chunk: Array) -> Array:
-    """Return a chunk whose graph holds no rows of other chunks.
+    """Return the chunk with a graph that holds no rows of other chunks.
 
-    ``da.from_array`` slices plain arrays. For a memory map, a locked array or another subclass the
-    graph holds the whole array, and every task would contain the whole array.
+    ``da.from_array`` slices plain arrays at once. For a memory map, another subclass of ndarray or
+    an array with a lock, the graph of every chunk holds the complete array, which would be sent
+    with each task.
     """
     core, nodes = require("dask.array.core", "dask"), require("dask._task_spec", "dask")
     getters = (core.getter, core.getter_inline, core.getter_nofancy)
@@ -206,7 +212,7 @@ def _with_own_rows(chunk: Array) -> Array:
         source = node.args[0]
         if isinstance(source, nodes.TaskRef):
             source = graph.get(source.key)
-        array = getattr(source, "value", source)  # a DataNode has a value
+        array = getattr(source, "value", source)  # a DataNode holds the array in `value`
         if isinstance(array, np.ndarray):
             rows = node(dict.fromkeys(node.dependencies, array))
             plain = rows.view(np.ndarray) if isinstance(rows, np.memmap) else rows
@@ -218,11 +224,11 @@ def _with_own_rows(chunk: Array) -> Array:
 
 
 class _Placeholder(int):
-    """Placeholder of a dask collection: the index of the collection in `DaskPart.lazy`."""
+    """Placeholder for a dask collection: the index of the collection in `DaskPart.lazy`."""
 
 
 def _map_block(function: Callable[[Any], Any], block: Block) -> Block:
-    """Apply a function to X, to each column of labels, and to the weights."""
+    """Return a block whose X, columns of labels and weights are the results of a function."""
     labels = map_labels(block.labels, lambda column, _: function(column))
     return Block(function(block.X), labels, function(block.sample_weight))
 

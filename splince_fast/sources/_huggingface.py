@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
     from pyarrow import RecordBatch
 
-# Rows per table of a streamed dataset.
+# Rows per Arrow table that is read from a streamed dataset.
 _STREAM_ROWS = 1024
 
 
@@ -38,7 +38,8 @@ def from_dataset(
     ds : datasets.Dataset or datasets.IterableDataset
         Dataset; its format and transform are ignored.
     embedding : str
-        Column of vectors, such as ``List(Value("float32"))``, preferably with a ``length``.
+        Column of vectors, such as ``List(Value("float32"))``. If the type has a ``length``, the
+        width of the rows is known before reading.
     labels : str or sequence of str, optional
         Columns that become labels; a ClassLabel becomes integers.
     sample_weight : str, optional
@@ -49,8 +50,8 @@ def from_dataset(
     Returns
     -------
     Source
-        A streamed dataset can only be read in order: resuming reads and discards the earlier rows
-        and needs the same order, so shuffle it with a seed or not at all.
+        A streamed dataset can only be read in order. Resuming reads and discards the earlier rows,
+        and needs them in the same order: shuffle with a seed or not at all.
 
     Raises
     ------
@@ -74,7 +75,7 @@ def from_dataset(
         )
     columns = ColumnNames.of(embedding, labels, sample_weight)
     name = type(ds).__name__
-    if ds.column_names is not None:  # a stream may not know its columns before it is read
+    if ds.column_names is not None:  # None: a stream whose columns are unknown before reading
         columns.check(ds.column_names, f"the {name}")
     data = ds.select_columns(columns.all()).with_format("arrow")
     if hasattr(ds, "num_rows"):

@@ -44,13 +44,14 @@ def from_npy(
     ------
     InputError
         A file is missing, truncated, not a .npy file, holds objects, is not two-dimensional or has
-        another width; or a column has another length. During reading: a file has changed or
-        become shorter. The message names the path.
+        another number of columns than the first file; or the number of labels or weights is not the
+        number of rows. During reading: a file has changed or become shorter. The message names the
+        path.
 
     Notes
     -----
-    Reading a map beyond the end of a file kills the process, so the size is checked before every
-    block. Do not write to the files during a run.
+    Reading a memory map beyond the end of its file kills the process, so the size of the file is
+    checked before every block. Do not write to the files during a run.
 
     Examples
     --------
@@ -77,7 +78,10 @@ def from_npy(
 
 
 def _split_column(values: object, name: str, shards: list[Shard]) -> Callable[[int], object]:
-    """Check a column, and return a function from the index of a shard to the shard's labels."""
+    """Check a column of labels or weights, an array or the paths of files.
+
+    Return a function that maps the index of a shard to the shard's part of the column.
+    """
     if not _are_paths(values):
         counts = [shard.shape[0] for shard in shards]
         return sliced(values, name, counts, files_name([shard.path for shard in shards]))
@@ -97,7 +101,10 @@ def _split_column(values: object, name: str, shards: list[Shard]) -> Callable[[i
 
 
 def _are_paths(values: object) -> bool:
-    """Return whether values are a path or several; strings among several must end in .npy."""
+    """Return whether `values` is a path or a sequence of paths.
+
+    In a sequence, strings that do not end in .npy are labels, not paths.
+    """
     if isinstance(values, str | os.PathLike):
         return True
     return (
@@ -111,7 +118,7 @@ def _are_paths(values: object) -> bool:
 
 
 def _describe(path: str) -> Shard:
-    """Return a .npy file as a shard, after reading its header."""
+    """Return a .npy file as a shard, with the shape and dtype in its header."""
     array = open_npy(path)
     shape, dtype = array.shape, array.dtype
     return Shard(
@@ -142,7 +149,7 @@ def open_npy(path: str, mode: Literal["r", "r+"] = "r") -> np.memmap[Any, Any]:
 
 
 def _reopen(path: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> np.memmap[Any, Any]:
-    """Open a file again; raise InputError if its header has changed."""
+    """Open a file again; raise InputError if its shape or dtype has changed."""
     array = open_npy(path)
     if (array.shape, array.dtype) != (shape, dtype):
         raise InputError(
@@ -153,7 +160,7 @@ def _reopen(path: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> n
 
 
 def _check_size(array: np.memmap[Any, Any], path: str) -> None:
-    """Raise InputError if a mapped file has become shorter than its array."""
+    """Raise InputError if a memory-mapped file has become shorter than its array."""
     size = cast(mmap.mmap, array.base).size()
     if size < array.offset + array.nbytes:
         raise InputError(

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch, Table
     from pyarrow.parquet import ParquetFile
 
-# Size of the read buffer; without one, a column of a whole row group is loaded before decoding.
+# Size of the read buffer. Without a buffer, pyarrow loads a complete column of a row group before
+# it decodes the first rows.
 _BUFFER_BYTES = 1 << 20
 
 
@@ -39,7 +40,7 @@ class _RowGroup(NamedTuple):
     """A row group of a Parquet file; blocks do not cross row groups."""
 
     path: str
-    number: int  # index in the file
+    number: int  # index of the row group in the file
     n_rows: int
     n_values: int  # number of values in the embedding column; 0 if unknown
     itemsize: int  # bytes per value
@@ -69,7 +70,8 @@ def from_parquet(
         Column of weights.
     block_rows : int, optional
         Rows per block; the default is 4096, or fewer if a block would exceed 64 MiB. Blocks do not
-        cross row groups. Resuming decodes the earlier rows of the same row group only.
+        cross row groups. Resuming skips earlier row groups; it decodes and discards the earlier
+        rows of the row group in which it resumes.
 
     Returns
     -------
@@ -130,7 +132,10 @@ def _as_table(data: object) -> Table:
 
 
 def _find_files(paths: object) -> list[str]:
-    """Return the paths of all files; a directory stands for the Parquet files below it."""
+    """Return the paths of all files; a directory is replaced by the Parquet files below it.
+
+    Files and folders whose names begin with "." or "_" are skipped.
+    """
     files: list[str] = []
     for path in as_paths(paths, "paths"):
         if not os.path.isdir(path):
@@ -184,7 +189,7 @@ def _files_source(paths: list[str], columns: ColumnNames, block_rows: int | None
 def _read_footer(
     file: ParquetFile, path: str, columns: ColumnNames
 ) -> tuple[list[_RowGroup], int | None]:
-    """Return the row groups of a file, and the width of its vectors, None for lists."""
+    """Return the row groups of a file, and the width of its vectors (None for lists)."""
     columns.check(file.schema_arrow.names, repr(path))
     arrow_type = file.schema_arrow.field(columns.embedding).type
     width, itemsize = vector_type(arrow_type, f"column {columns.embedding!r} of {path!r}")
@@ -201,7 +206,8 @@ def _read_footer(
 def _width_of_lists(groups: list[_RowGroup]) -> int | None:
     """Return the number of values per row if it is the same integer in all groups, else None.
 
-    This is the width of the vectors; if vectors are missing or ragged, reading raises an error.
+    This number is the width of the vectors, unless vectors are missing or ragged, for which reading
+    raises an error.
     """
     widths = {divmod(group.n_values, group.n_rows) for group in groups if group.n_rows}
     width, remainder = widths.pop() if len(widths) == 1 else (0, 0)
@@ -215,7 +221,10 @@ def _read(
     block_rows: int,
     width: int | None,
 ) -> Iterator[Block]:
-    """Yield the blocks from row `first_row` of the first group; one file is open at a time."""
+    """Yield the blocks of `groups`, from row `first_row` of the first group onwards.
+
+    One file is open at a time.
+    """
     for path, same_file in itertools.groupby(groups, key=lambda group: group.path):
         with _open(path) as file:
             for group in same_file:

@@ -19,10 +19,10 @@ _PAGE_BYTES = 4096
 def prefetched(source: Source, first_block: int = 0) -> Iterator[Iterator[Block]]:
     """Iterate over the blocks of a source from `first_block` on; a thread reads one block ahead.
 
-    The thread copies rows of a memory map, so that the disk is read while the caller uses the
-    current block, and a block remains valid if its file changes. At most two blocks are in memory.
-    An exception of the source is raised after the blocks before it, with the original traceback.
-    Leaving the context waits for the block that the thread reads.
+    The thread copies rows of a memory map. The disk is thus read while the caller uses the current
+    block, and a block remains valid if its file changes. At most two blocks are in memory. If the
+    source raises an exception, the caller first gets all earlier blocks, then the exception with
+    its original traceback. On exit, the context waits until the thread has read its current block.
 
     Examples
     --------
@@ -50,18 +50,20 @@ def _read_ahead(
     while (block := pending.result()) is not None:
         pending = reader.submit(read)
         yield block
-        del block  # free the memory for the next block
+        del block  # so that at most two blocks are in memory
 
 
 def _in_memory(block: Block) -> Block:
-    """Copy rows of a memory map; read the pages of other rows, which a library may have mapped."""
+    """Return the block with its rows in memory; a memory map is copied."""
     rows = block.X
-    # A copy would lose the mask of a masked array; an object array of vectors has one axis.
+    # np.array would drop the mask of a masked array. An array with one axis is an object array of
+    # vectors.
     if not isinstance(rows, np.ndarray) or rows.ndim < 2 or np.ma.isMaskedArray(rows):
         return block
     if _is_mapped(rows):
         return block._replace(X=np.array(rows, order="K"))
-    # Rows mapped by a library such as Arrow cannot be recognised: read one number per page.
+    # A library such as Arrow may have memory-mapped the rows, which cannot be detected. Reading one
+    # number per memory page loads the pages from the disk.
     step = max(1, _PAGE_BYTES // rows.itemsize)
     (rows[:, ::step] if abs(rows.strides[1]) <= abs(rows.strides[0]) else rows[::step]).copy()
     return block

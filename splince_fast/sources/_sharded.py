@@ -1,4 +1,4 @@
-"""Rows of several files, the shards of one matrix."""
+"""Rows of several files, which are the shards of one matrix."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from splince_fast.sources.base import Block, PieceSource, Source, files_name
 class Shard(NamedTuple):
     """A file, with the shape and dtype that it had when the source was created.
 
-    ``open()`` returns the rows, and raises InputError if the file has changed. ``check(rows)`` is
-    called before each block, and raises InputError if the file has become shorter.
+    ``open()`` returns the rows. ``check(rows)`` is called before each block, and raises InputError
+    if the rows can no longer be read; by default it does nothing.
     """
 
     path: str
@@ -30,8 +30,8 @@ class Shard(NamedTuple):
     check: Callable[[Any], None] = lambda rows: None
 
 
-# Function of a column and its name that returns a function: from the index of a shard to the part
-# of the column for the shard.
+# Function that takes a column and its name. It returns a second function, which maps the index of a
+# shard to the shard's part of the column.
 SplitColumn = Callable[[Any, str], Callable[[int], Any]]
 
 
@@ -43,10 +43,11 @@ def sharded_source(
     block_rows: int | None = None,
     split_column: SplitColumn | None = None,
 ) -> Source:
-    """Make a source of shards of one width, which are read in order, one at a time.
+    """Return a source of the rows of several shards, which are read in order, one at a time.
 
-    By default a column of labels or weights has one entry per row of all shards; `split_column`
-    may accept other columns. Raises InputError for invalid shards and columns.
+    By default, a column of labels or weights has one entry per row of all shards; `split_column`
+    may accept other columns. Raises InputError for invalid columns, and for shards that are not
+    numeric matrices of one width.
     """
     _check_shards(shards)
     d = shards[0].shape[1]
@@ -82,7 +83,10 @@ def sharded_source(
 
 
 def sliced(values: object, name: str, counts: Sequence[int], rows_of: str) -> Callable[[int], Any]:
-    """Check a column over all rows; return a function from a shard's index to the shard's part."""
+    """Check that a column has one entry per row of all shards.
+
+    Return a function that maps the index of a shard to the shard's part of the column.
+    """
     check_length(values, sum(counts), name, rows_of)
     bounds = [0, *itertools.accumulate(counts)]
     return lambda index: slice_rows(values, bounds[index], bounds[index + 1])

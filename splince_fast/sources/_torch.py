@@ -35,8 +35,8 @@ def from_torch(
     embedding : str, optional
         Key of X in batches that are mappings.
     sample_weight : array of shape (n,); str for batches
-        For a tensor: non-negative frequencies of the rows. For batches: the key of the weights,
-        which are the last entry of a tuple.
+        For a tensor: non-negative frequencies of the rows. For batches: the key of the weights in a
+        mapping, or any name for weights in the last entry of a tuple.
     block_rows : int, optional
         Rows per block of a tensor; the default is as in :func:`from_arrays`. A batch is a block.
 
@@ -94,7 +94,7 @@ class _BatchKeys(NamedTuple):
 
     @classmethod
     def of(cls, embedding: str | None, labels: Any, sample_weight: Any) -> Self:
-        """Collect the keys of a batch; raise InputError unless labels and weights are keys."""
+        """Return the keys; raise InputError unless those of labels and weights are strings."""
         several = isinstance(labels, Iterable) and not isinstance(labels, str | Mapping)
         names = tuple(labels) if several and not hasattr(labels, "shape") else (labels,)
         keys = cls(embedding, () if labels is None else names, sample_weight)
@@ -111,7 +111,7 @@ class _BatchKeys(NamedTuple):
         return self.labels if self.sample_weight is None else (*self.labels, self.sample_weight)
 
     def to_block(self, numbered: tuple[int, object]) -> Block:
-        """Convert a batch, with its number for messages, to a block."""
+        """Convert a pair (number, batch) to a block; the number of the batch is for messages."""
         number, batch = numbered
         if isinstance(batch, Mapping):
             X, entries = self._from_mapping(batch, number)
@@ -129,7 +129,7 @@ class _BatchKeys(NamedTuple):
         return Block(X, {name: entries[name] for name in self.labels} or None, weight)
 
     def _from_mapping(self, batch: Mapping[Any, Any], number: int) -> tuple[Any, Mapping[str, Any]]:
-        """Return X and the entries of a batch that is a mapping."""
+        """Return X, and a mapping with the labels and weights, of a batch that is a mapping."""
         if self.embedding is None:
             raise InputError(
                 f"batch {number} is a mapping with the keys {list(batch)}; pass the key of X as "
@@ -141,7 +141,10 @@ class _BatchKeys(NamedTuple):
         return batch[self.embedding], batch
 
     def _from_tuple(self, batch: object, number: int) -> tuple[Any, Mapping[str, Any]]:
-        """Return X and the entries of a batch that is a tuple, or a list as from a DataLoader."""
+        """Return X, and a mapping with the labels and weights, of a batch that is not a mapping.
+
+        Such a batch is a tuple, a list as from a DataLoader, or X alone.
+        """
         entries = batch if isinstance(batch, tuple | list) else (batch,)
         names = self.entries()
         if self.embedding is not None or len(entries) != 1 + len(names):
@@ -155,7 +158,7 @@ class _BatchKeys(NamedTuple):
 
 
 class _ShuffledSource(StreamSource):
-    """Source of batches in another order in each pass, so that resuming is impossible."""
+    """Source of batches whose order changes from pass to pass, so that resuming is impossible."""
 
     def iter_from(self, first_block: int = 0) -> Iterator[Block]:
         """Yield all blocks; raise InputError unless `first_block` is 0."""
@@ -179,7 +182,10 @@ def _shuffles(data: object) -> bool:
 
 
 def _count_rows(data: object) -> int | None:
-    """Return the number of rows of a DataLoader; None unless sampler and collation are standard."""
+    """Return the number of rows of a DataLoader, or None if the number is unknown.
+
+    The number is known if the batch sampler and the collation are the standard ones.
+    """
     utils = require("torch.utils.data", "torch")
     if not isinstance(data, utils.DataLoader) or data.collate_fn is not utils.default_collate:
         return None

@@ -18,9 +18,9 @@ class Block(NamedTuple):
     Attributes
     ----------
     X : array of shape (n, d)
-        Rows, which may be a view of the data of the source: do not change them.
+        Rows. They may be a view of the data of the source: do not change them.
     labels : mapping, frame, column or None
-        n labels per variable, in the container that was passed to the source.
+        Labels of n rows for each variable, in a container like that passed to the source.
     sample_weight : array of shape (n,) or None
         Non-negative frequencies of the rows.
 
@@ -41,13 +41,13 @@ class Block(NamedTuple):
 class Source(ABC):
     """Rows in blocks, with the same block boundaries in every pass.
 
-    A subclass calls ``super().__init__``, which sets the attributes, and defines
-    :meth:`iter_from`. All parameters are also attributes.
+    A subclass defines :meth:`iter_from`, and calls ``super().__init__``, which stores all
+    parameters as attributes.
 
     Parameters
     ----------
     name : str
-        Name in messages and checkpoints.
+        Name of the source in messages and checkpoints.
     n_rows, n_features : int or None
         Numbers of rows and of features; None if unknown before reading.
     nbytes : int or None
@@ -103,9 +103,9 @@ class Source(ABC):
         """
 
     def block_sizes(self) -> Iterator[int | None] | None:
-        """Return the number of rows of each block, None where it is unknown.
+        """Return an iterator over the numbers of rows of the blocks; None is an unknown number.
 
-        The result is None if the blocks can only be read in order, by one process.
+        The result itself is None if the blocks can only be read in order, by one process.
         """
         return None
 
@@ -119,9 +119,9 @@ class Source(ABC):
 class PieceSource(Source):
     """Source of pieces of known length, such as shards or row groups; no block spans two pieces.
 
-    ``read(piece, row)`` yields the blocks from row `row` of the piece with index `piece` to the end
-    of the last piece. All blocks but the last one of a piece have `block_rows` rows. Resuming reads
-    no earlier piece.
+    ``read(piece, row)`` yields all blocks from row `row` of the piece with index `piece` to the end
+    of the last piece. Every block has `block_rows` rows, except that the last block of a piece may
+    be shorter. Resuming does not read earlier pieces.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class PieceSource(Source):
 class StreamSource(Source):
     """Source that can only be read in order; resuming reads and discards the earlier blocks.
 
-    ``start()`` returns an iterator over all blocks. `once` is whether only one pass is possible.
+    ``start()`` returns an iterator over all blocks. `once` says whether only one pass is possible.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ def as_source(blocks: object) -> Source:
     Parameters
     ----------
     blocks : Source or iterable
-        A source is returned unchanged. Items of another iterable are ``(X, labels)``,
+        A source is returned unchanged. The items of any other iterable are ``(X, labels)``,
         ``(X, labels, sample_weight)`` or X alone. A generator can be read only once.
 
     Returns
@@ -267,7 +267,10 @@ def is_matrix(X: object) -> bool:
 
 
 def repeatable(items: Iterable[T], name: str) -> Callable[[], Iterator[T]]:
-    """Return a function that iterates over `items`; a second call for an iterator raises."""
+    """Return a function without arguments that returns an iterator over `items`.
+
+    If `items` is itself an iterator, such as a generator, a second call raises InputError.
+    """
     if not isinstance(items, Iterator):
         return lambda: iter(items)
     unread: list[Iterator[T]] = [items]
@@ -307,5 +310,8 @@ def as_paths(paths: object, name: str) -> list[str]:
 
 
 def files_name(paths: Sequence[str]) -> str:
-    """Return a single path, or the number of paths and the first path, for messages."""
+    """Return the name of several files in messages: their number and the first path.
+
+    The name of a single file is its path.
+    """
     return repr(paths[0]) if len(paths) == 1 else f"{len(paths)} files from {paths[0]!r}"

@@ -2,11 +2,13 @@
 
 Section "Language modeling" of Holstege, Ravfogel and Wouters (NeurIPS 2025). The last-token states
 x of a language model before " he" or " she" encode the stereotype z of a noun and its factual
-gender y. Erasers r of z are fitted on training nouns. On the held-out nouns, the log-odds
+gender y; z and y are scores of the noun. Erasers r of z are fitted on training nouns. On the
+held-out nouns, the log-odds
 
     log p(he) - log p(she) = r(x) @ (w_he - w_she)
 
-are regressed on [1, z, y]. The coefficients measure the dependence of the model on each score.
+are regressed on [1, z, y], where w_he and w_she are rows of the language-model head. The
+coefficients of z and y measure the dependence of the model on the two scores.
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ from splince_fast.moments import Moments
 Float = NDArray[np.float64]
 
 TRAIN_FRACTION: Final = 0.7
-# Largest absolute difference between the correlation of the two scores and its target.
+# Largest allowed absolute difference between the correlation of the two scores and its target.
 CORRELATION_TOLERANCE: Final = 1e-3
 # Correlation of the two scores over the 320 professions of the paper (Bolukbasi et al. 2016).
 PAPER_CORRELATION: Final = 0.26
-# Ridge penalty of the probe, divided by the number of rows, for features of unit variance. R^2 on
-# unerased states is largest for penalties of 0.1 to 1; R^2 on erased states does not depend on it.
+# Ridge penalty of the probe per row, for features of unit variance. On unerased states, R^2 is
+# largest for penalties of 0.1 to 1; on erased states, R^2 does not depend on the penalty.
 PROBE_PENALTY: Final = 1.0
 
 METHODS: Final = ("Original", *ERASERS)
@@ -41,14 +43,16 @@ METHODS: Final = ("Original", *ERASERS)
 
 @dataclass(frozen=True)
 class NounSplit:
-    """Rows of one random split by family of nouns (nurse, male nurse, female nurse).
+    """The prompts of one random split.
+
+    All nouns of a family, such as nurse, male nurse and female nurse, are in the same part.
 
     Attributes
     ----------
     train : int array
-        Prompts of the training families: all prompts, or a subset with the target correlation.
+        Prompts of the training families: all of them, or a subset with the target correlation.
     test : int array
-        Subset of the prompts of the held-out families with uncorrelated scores.
+        Prompts of the held-out families: a subset over which the two scores are uncorrelated.
     train_correlation, test_correlation : float
         Correlation of the two scores over `train` and over `test`.
     """
@@ -63,18 +67,20 @@ class NounSplit:
 class SplitValues:
     """Measured values of one method in one split.
 
+    r is the eraser, x a state, z the stereotype score and y the factual score.
+
     Attributes
     ----------
     stereotype, factual : float
-        Coefficients of the scores in the regression of the held-out log-odds.
+        Coefficients of z and y in the regression of the held-out log-odds.
     residual, kept : float
         ``|Cov(r(x), z)| / |Cov(x, z)|`` and ``|Cov(r(x), y)| / |Cov(x, y)|`` on the training rows.
     distortion : float
         ``E|r(x) - x|^2 / E|x - E x|^2`` on the training rows.
     probe_r2 : float
-        Held-out R^2 of the probe, see :func:`probe_r2`.
+        Held-out R^2 of a linear prediction of z; see :func:`probe_r2`.
     seconds : float
-        Time to fit from moments and to apply to all rows.
+        Time to fit the eraser to moments and to apply it to all rows.
     """
 
     stereotype: float
@@ -96,7 +102,7 @@ class Results:
         Values of each method of :data:`METHODS`, one entry per split.
     splits : list of NounSplit
     train_correlation : float or None
-        Target correlation of the scores; None uses all training prompts.
+        Target correlation of the two scores; None if all training prompts were used.
     n_train, n_test : int
         Number of training and of held-out families in a split.
     random_state : int
@@ -114,7 +120,7 @@ class Results:
 
     @property
     def test_ratio(self) -> float:
-        """Number of held-out families divided by number of training families."""
+        """Number of held-out families divided by the number of training families."""
         return self.n_test / self.n_train
 
     def column(self, method: str, field: str) -> Float:
@@ -130,28 +136,28 @@ def run(
     train_correlation: float | None = None,
     progress: bool | None = None,
 ) -> Results:
-    """Run the experiment.
+    """Run the experiment over several random splits.
 
     Parameters
     ----------
     data : ProfessionData
     n_splits : int
-        Number of random splits by family, at least 2. Split i is the same for every `n_splits`.
+        Number of random splits by family, at least 2. Split i does not depend on `n_splits`.
     random_state : int
         Seed, not negative.
     train_correlation : float, optional
         Drop training prompts until the two scores have this correlation. By default all training
         prompts are used.
     progress : bool, optional
-        Show a progress bar on stderr; by default only in a terminal or notebook, after two
-        seconds.
+        Show a progress bar on stderr. By default, the bar appears after two seconds, in a terminal
+        or notebook only.
 
     Raises
     ------
     InputError
         A parameter is out of range.
     NotEnoughDataError
-        No subset of the prompts of a split has the target correlation.
+        Dropping prompts of a split does not lead to the target correlation.
     """
     if n_splits < 2:
         raise InputError(f"the number of splits is {n_splits}; intervals need at least 2")
@@ -162,13 +168,14 @@ def run(
     n_rows = sum(len(split.train) for split in splits)
     row_bytes = data.activations[:1].nbytes
     moments_seconds = 0.0
-    # Warm up: load BLAS libraries before limiting their threads, compile before the first timing.
+    # Warm up: the limit on threads affects only BLAS libraries that are loaded, and the first fit
+    # imports modules, which the timings should not include.
     warm_up = fit_method(
         "LEACE", accumulate(data, splits[0].train), erase="stereotype", keep="factual"
     )
     warm_up(data.activations[:1])
-    # NumPy and SciPy have separate BLAS thread pools; for matrices of this size, synchronisation of
-    # threads takes longer than the computation.
+    # Use one thread: NumPy and SciPy have separate BLAS thread pools, and for matrices of this size
+    # the synchronisation of threads takes longer than the computation.
     with (
         threadpool_limits(1, user_api="blas"),
         Progress(n_rows, "training prompts", show=progress) as bar,
@@ -201,7 +208,8 @@ def train_families(n_families: int) -> int:
 def accumulate(data: ProfessionData, rows: NDArray[np.intp]) -> Moments:
     """Accumulate moments of the prompts `rows`, with both scores as continuous variables."""
     nouns = data.noun_index[rows]
-    # A single block leaves no buffered rows to merge during the timing of a method.
+    # A single block of all rows is merged at once. Otherwise, the first timed method would merge
+    # the buffered rows.
     kinds = {"stereotype": "continuous", "factual": "continuous"}
     return Moments(block_rows=len(rows), kinds=kinds).update(
         data.activations[rows],
@@ -212,15 +220,15 @@ def accumulate(data: ProfessionData, rows: NDArray[np.intp]) -> Moments:
 def make_split(
     data: ProfessionData, seed: tuple[int, int], train_correlation: float | None = None
 ) -> NounSplit:
-    """Split the families at random, and drop prompts until the correlations are on target.
+    """Split the families at random, and drop prompts until the two scores have target correlations.
 
-    Scores are uncorrelated over the held-out prompts, and have `train_correlation`, unless None,
-    over the training prompts.
+    Over the held-out prompts, the scores are uncorrelated. Over the training prompts, they have the
+    correlation `train_correlation`; if this is None, all training prompts are kept.
 
     Raises
     ------
     NotEnoughDataError
-        The target correlation cannot be reached in the held-out or the training prompts.
+        The held-out or the training prompts do not reach the target correlation.
     """
     rng = np.random.default_rng(seed)
     names, family = np.unique(data.families, return_inverse=True)
@@ -236,8 +244,9 @@ def thinned(
 ) -> tuple[NDArray[np.intp], float]:
     """Drop prompts of the nouns until the two scores have the target correlation.
 
-    Greedy: each step drops a random prompt of the noun whose prompts bring the correlation nearest
-    to the target, until the difference is below :data:`CORRELATION_TOLERANCE`.
+    The algorithm is greedy. Each step drops a random prompt of one noun, the noun for which this
+    brings the correlation nearest to the target. The steps end when the correlation differs from
+    the target by less than :data:`CORRELATION_TOLERANCE`.
 
     Parameters
     ----------
@@ -250,12 +259,14 @@ def thinned(
     Returns
     -------
     rows : int array, sorted
+        Prompts that are kept.
     correlation : float
+        Correlation of the two scores over the kept prompts.
 
     Raises
     ------
     NotEnoughDataError
-        A score is constant, or no prompt brings the correlation nearer to the target.
+        The correlation does not reach the target, for example because a score is constant.
     """
     z, y = data.stereotype[nouns], data.factual[nouns]
     prompts = [rng.permutation(np.flatnonzero(data.noun_index == noun)) for noun in nouns]
@@ -281,14 +292,17 @@ def thinned(
 
 
 def _correlation(sums: Float) -> Float:
-    """Return the correlation from sums of 1, z, y, z^2, y^2, z y; NaN if z or y is constant."""
+    """Return the correlation of z and y; NaN if z or y is constant.
+
+    `sums` holds the sums of 1, z, y, z^2, y^2 and z y over rows.
+    """
     n, z, y, zz, yy, zy = sums
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray((n * zy - z * y) / np.sqrt((n * zz - z * z) * (n * yy - y * y)))
 
 
 def evaluate(data: ProfessionData, split: NounSplit, moments: Moments) -> dict[str, SplitValues]:
-    """Fit all methods to the training moments, apply them to all rows, and measure them."""
+    """Fit each method to the training moments, apply it to all rows, and return measured values."""
     X, train, test = data.activations, split.train, split.test
     z, y = data.stereotype[data.noun_index], data.factual[data.noun_index]
     z_train, y_train = z[train] - z[train].mean(), y[train] - y[train].mean()
@@ -329,8 +343,8 @@ def probe_r2(train: Float, z_train: Float, test: Float, z_test: Float) -> float:
 
     Features are divided by their standard deviations in `train`, so that R^2 does not depend on
     the units of the features. The penalty per row, :data:`PROBE_PENALTY`, prevents large weights in
-    erased directions, which hold rounding errors only. R^2 is negative if the predictions are
-    worse than the mean of `z_test`.
+    erased directions, in which the rows contain only rounding errors. R^2 is negative if the mean
+    of `z_test` is a better prediction than that of the regression.
     """
     moments = Moments(block_rows=len(train), kinds={"z": "continuous"}).update(
         train, {"z": z_train}

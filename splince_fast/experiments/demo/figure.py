@@ -1,8 +1,9 @@
 """Figure of the profession experiment: coefficients, and the geometry of the erasers.
 
-An eraser of one score that keeps another score changes x in a plane only. P maps the plane of
-Cov(x, z) and Cov(x, y) to itself, and is the identity on the part of x - E x that is uncorrelated
-with the best linear predictions of both scores. A drawing of the plane thus shows the whole map.
+An eraser E x + P (x - E x) of the score z that keeps the score y changes the states x only in the
+plane spanned by Cov(x, z) and Cov(x, y). P maps this plane to itself, and is the identity on the
+part of x - E x that is uncorrelated with the best linear predictions of both scores from x. A
+drawing of the plane thus shows the complete map.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import SubFigure
 
-# colours of Okabe and Ito, colour-blind safe
+# Colours of Okabe and Ito, safe for colour-blind readers.
 _STEREOTYPE: Final = "#D55E00"
 _FACTUAL: Final = "#0072B2"
 _POINTS: Final = (
@@ -43,9 +44,10 @@ class Plane:
     states : float64 array of shape (n, 2)
         Part of x - E x in the plane, in an orthonormal basis of the plane.
     whitened : float64 array of shape (n, 2)
-        `states` scaled to unit covariance; the first axis is the direction of the erased score.
+        The same points in coordinates with unit covariance; the first axis is the direction of
+        Cov(x, z), the covariance with the erased score.
     erased : dict of str to float64 array of shape (n, 2)
-        `states` after SPLINCE and after LEACE.
+        `states` after erasure by "SPLINCE" and by "LEACE".
     cosine : float
         Cosine of the angle between Cov(x, z) and Cov(x, y) after whitening.
     """
@@ -56,8 +58,8 @@ class Plane:
         self.z = data.stereotype[data.noun_index[rows]]
         self.y = data.factual[data.noun_index[rows]]
         centred = data.activations[rows] - moments.mean
-        # LEACE subtracts left right^T (x - E x), with right^T x proportional to the best linear
-        # prediction of the score.
+        # For one score, LEACE subtracts left right^T (x - E x), where right^T x is proportional to
+        # the best linear prediction of the score from x.
         erasers = [leace(moments, erase=name) for name in ("stereotype", "factual")]
         left = np.concatenate([eraser.left for eraser in erasers], axis=1)
         predictions = centred @ np.concatenate([eraser.right for eraser in erasers], axis=1)
@@ -68,7 +70,8 @@ class Plane:
             predictions[:, j] *= sign
             left[:, j] *= sign
         self.cosine = float(np.mean(predictions[:, 0] * predictions[:, 1]))
-        # Gram-Schmidt in whitened coordinates, where Cov(x) is the identity.
+        # Gram-Schmidt turns the two predictions, which have unit variance, into coordinates with
+        # unit covariance.
         mix = np.array([[1.0, self.cosine], [0.0, np.sqrt(1 - self.cosine**2)]])
         self.whitened = predictions @ np.linalg.inv(mix)
         spanning = left @ np.linalg.inv(mix)
@@ -85,13 +88,13 @@ class Plane:
             self.erased[method] = self.states - self.states @ removed.T
 
     def covariance(self, points: Float, score: Float) -> Float:
-        """Return the covariance, (2,), of points in the plane with the standardised score."""
+        """Return the covariance of points in the plane with the standardised score, (2,)."""
         standardised = (score - score.mean()) / score.std()
         return np.asarray(standardised @ points / len(points))
 
 
 def draw(data: ProfessionData, runs: list[Results], path: str | os.PathLike[str]) -> None:
-    """Draw the coefficients of all runs and the geometry of the last run in a PNG file.
+    """Write a PNG file with the coefficients of all runs and the geometry of the last run.
 
     Raises
     ------
@@ -111,7 +114,7 @@ def draw(data: ProfessionData, runs: list[Results], path: str | os.PathLike[str]
 
 
 def _legend(part: SubFigure, ax: Axes) -> None:
-    """Add the legend of `ax` below all axes of a part of the figure."""
+    """Add the legend of `ax` below all axes of `part`, a subfigure."""
     handles, labels = ax.get_legend_handles_labels()
     part.legend(
         handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9
@@ -119,7 +122,7 @@ def _legend(part: SubFigure, ax: Axes) -> None:
 
 
 def _coefficients(ax: Axes, results: Results) -> None:
-    """Draw both coefficients of each method with intervals."""
+    """Draw the coefficients of both scores with their intervals, one row per method."""
     for field, colour, marker, offset in (
         ("stereotype", _STEREOTYPE, "s", -0.14),
         ("factual", _FACTUAL, "o", 0.14),
@@ -151,7 +154,7 @@ def _coefficients(ax: Axes, results: Results) -> None:
 
 
 def _geometry(part: SubFigure, plane: Plane) -> None:
-    """Draw four views of the plane, as in the illustration of the paper."""
+    """Draw the plane before erasure, whitened, after SPLINCE and after LEACE, as in the paper."""
     part.suptitle(
         "The plane of Cov(x, z) and Cov(x, y), z the stereotype, y the factual score:\n"
         "LEACE and SPLINCE act in it only",
@@ -170,7 +173,7 @@ def _geometry(part: SubFigure, plane: Plane) -> None:
         for value, colour, label in _POINTS:
             rows = points[plane.y == value]
             ax.scatter(*rows.T, s=6, color=colour, alpha=0.5, linewidths=0, zorder=4)
-            ax.scatter([], [], s=30, color=colour, label=label)  # for the legend
+            ax.scatter([], [], s=30, color=colour, label=label)  # large marker for the legend
         _arrows(ax, plane, before, points, limit)
         ax.set(xlim=(-limit, limit), ylim=(-limit, limit), aspect="equal")
         ax.set_title(title, fontsize=10)
@@ -179,7 +182,10 @@ def _geometry(part: SubFigure, plane: Plane) -> None:
 
 
 def _arrows(ax: Axes, plane: Plane, before: Float, points: Float, limit: float) -> None:
-    """Draw both covariances; if erasing changes one, its value before is dashed."""
+    """Draw the covariances of `points` with both scores as arrows.
+
+    If erasure changed a covariance, a dashed line shows the covariance before erasure.
+    """
     scores = (
         (plane.z, _STEREOTYPE, r"$\Sigma_{xz}$"),
         (plane.y, _FACTUAL, r"$\Sigma_{xy}$"),
@@ -198,7 +204,7 @@ def _arrows(ax: Axes, plane: Plane, before: Float, points: Float, limit: float) 
             ax.plot(0, 0, marker="o", color=colour, zorder=6)
             position = 0.6 * unerased - np.array([0.0, 0.12 * limit])
         else:
-            # Points after erasure lie on a line; draw the shaft of the arrow below the points.
+            # Erased points lie on one line, along the arrow: draw the arrow below the points.
             ax.quiver(
                 0, 0, *erased, color=colour, width=0.016, angles="xy", scale_units="xy", scale=1,
                 zorder=5 if points is before else 3,

@@ -26,14 +26,14 @@ TEMPLATES: Final = "templates.txt"
 ARRAYS: Final = "professions.safetensors"
 KIND: Final = "profession-activations"
 FORMAT_VERSION: Final = 1
-# Tokens whose odds are compared, in the row order of the stored head.
+# Tokens whose odds are compared, in the order of the rows of the stored head.
 PRONOUNS: Final = (" he", " she")
 SLOT: Final = "{noun}"
 
 
 @dataclass(frozen=True)
 class Tables:
-    """Nouns with two scores, and templates.
+    """Nouns with two scores, and the templates of prompts.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class Tables:
     templates : tuple of str
         Beginnings of sentences with the slot ``{noun}``.
     checksum : str
-        SHA-256 of the text of both files, with line ends ``\\n``.
+        SHA-256 of the text of ``nouns.csv`` and ``templates.txt``, with line ends ``\\n``.
     """
 
     nouns: tuple[str, ...]
@@ -61,7 +61,7 @@ class Tables:
     checksum: str
 
     def prompts(self) -> list[str]:
-        """Return all prompts in the row order of the activations: by noun, then by template."""
+        """Return all prompts in the order of the activations: by noun, then by template."""
         return [t.replace(SLOT, noun) for noun in self.nouns for t in self.templates]
 
 
@@ -72,7 +72,7 @@ class ProfessionData(Tables):
     Attributes
     ----------
     activations : float64 array of shape (n, d)
-        Inputs of the language-model head, one row per prompt; stored as float16.
+        Inputs of the language-model head, one row per prompt; the file stores float16.
     noun_index, template_index : int arrays of shape (n,)
         Noun and template of each row, as positions in `nouns` and `templates`.
     he_minus_she : float64 array of shape (d,)
@@ -89,25 +89,25 @@ class ProfessionData(Tables):
     licence: str
 
     def log_odds(self, activations: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
-        """Return log p(he) - log p(she), (n,), of `activations`, by default of the stored states.
+        """Return log p(he) - log p(she) of `activations`, (n,); by default of the stored ones.
 
-        The head has no bias and the softmax normaliser cancels, so this is a product with
+        As the head has no bias and the softmax normaliser cancels, the result is a product with
         `he_minus_she`.
         """
         return (self.activations if activations is None else activations) @ self.he_minus_she
 
 
 def read_tables(folder: Path) -> Tables:
-    """Read ``nouns.csv`` and ``templates.txt``.
+    """Read ``nouns.csv`` and ``templates.txt`` in a folder.
 
     Raises
     ------
     FileFormatError
-        A column is absent, a score is not a number, or a template lacks the slot.
+        A column is absent, a score is not a number, or a template does not have exactly one slot.
     FileNotFoundError
         A file is absent.
     """
-    # Text mode converts line ends to "\n", so the checksum is the same on Windows.
+    # Reading as text converts line ends to "\n", so that the checksum is the same on Windows.
     noun_text = (folder / NOUNS).read_text(encoding="utf-8")
     template_text = (folder / TEMPLATES).read_text(encoding="utf-8")
     rows = list(csv.DictReader(noun_text.splitlines()))
@@ -135,17 +135,17 @@ def read_tables(folder: Path) -> Tables:
 
 
 def load(folder: str | os.PathLike[str] | None = None) -> ProfessionData:
-    """Load the shipped tables and activations.
+    """Load tables and activations, by default those that ship with the package.
 
     Parameters
     ----------
     folder : path, optional
-        Folder with the same three files, for other nouns and templates.
+        Folder with other ``nouns.csv``, ``templates.txt`` and ``professions.safetensors``.
 
     Raises
     ------
     FileFormatError
-        A file is damaged, or the activations do not belong to the tables in the folder.
+        A file is damaged, or the activations were computed from other tables.
     FileNotFoundError
         A file is absent.
     """
@@ -156,7 +156,7 @@ def load(folder: str | os.PathLike[str] | None = None) -> ProfessionData:
 
 
 def _load(folder: Path) -> ProfessionData:
-    """Read a folder; raise FileFormatError if its activations do not belong to its tables."""
+    """Read a folder; raise FileFormatError if its activations were computed from other tables."""
     tables = read_tables(folder)
     path = folder / ARRAYS
     tensors, metadata = files.read(path, KIND, FORMAT_VERSION)

@@ -1,4 +1,4 @@
-"""Results of the profession experiment: table, significance test and JSON."""
+"""Output of the profession experiment: table, significance test and JSON."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from splince_fast.experiments.erasers import ERASERS
 
 CONFIDENCE: Final = 0.95
 STAR_LEVEL: Final = 0.01
-# exp(beta_fact) of SPLINCE divided by that of LEACE in the paper: smallest (Mistral, Phi-2) and
-# largest (Llama 2) ratio.
+# exp(factual coefficient) of SPLINCE divided by that of LEACE in the paper: the smallest ratio
+# (Mistral, Phi-2) and the largest ratio (Llama 2) over the models.
 _PAPER_RATIOS: Final = (1.48, 2.04)
 
 _COLUMNS: Final = (
@@ -35,7 +35,7 @@ _COLUMNS: Final = (
 
 
 class OddsFactor(NamedTuple):
-    """exp(mean coefficient), a factor on the odds, with the limits of its interval."""
+    """Factor on the odds, exp(mean coefficient over splits), and the limits of its interval."""
 
     mean: float
     low: float
@@ -51,9 +51,10 @@ class PairedTest(NamedTuple):
     Attributes
     ----------
     difference, t, p : float
-        Mean difference; t and p corrected for the overlap of the splits.
+        Mean difference, t statistic and p value; t and p are corrected for the overlap of the
+        splits.
     p_uncorrected : float
-        p without the correction.
+        p value without the correction.
     """
 
     difference: float
@@ -94,7 +95,7 @@ def heading(data: ProfessionData, results: Results) -> str:
 
 
 def table(results: Results) -> str:
-    """Return the table of one run, one line per method, below a line on the training prompts."""
+    """Return the table of one run: a line about the training prompts, then a line per method."""
     prompts = round(float(np.mean([len(split.train) for split in results.splits])))
     correlation = float(np.mean([split.train_correlation for split in results.splits]))
     selection = "all" if results.train_correlation is None else "thinned"
@@ -147,12 +148,12 @@ def paper_comparison(results: Results) -> str:
 
 
 def _as_paper(agrees: bool) -> str:
-    """Return a text that says whether a result agrees with all five models of the paper."""
+    """Return a text that says whether a result agrees with the paper."""
     return "as in the paper" if agrees else "unlike the paper"
 
 
 def notes(results: Results) -> str:
-    """Return the definitions of the columns."""
+    """Return a text that defines the columns of :func:`table`."""
     correlation = max(abs(split.test_correlation) for split in results.splits)
     prompts = round(float(np.mean([len(split.test) for split in results.splits])))
     return f"""\
@@ -173,7 +174,7 @@ t-test with the
 
 
 def to_dict(data: ProfessionData, runs: list[Results]) -> dict[str, object]:
-    """Convert data description and results to types that JSON supports."""
+    """Return a description of the data and the results of all runs, in types of JSON."""
     return {
         "model": data.model,
         "n_nouns": len(data.nouns),
@@ -184,7 +185,7 @@ def to_dict(data: ProfessionData, runs: list[Results]) -> dict[str, object]:
 
 
 def _run_to_dict(results: Results) -> dict[str, object]:
-    """Convert the results of one run to types that JSON supports."""
+    """Return the results of one run, in types of JSON."""
     return {
         "random_state": results.random_state,
         "train_correlation": results.train_correlation,
