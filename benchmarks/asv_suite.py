@@ -1,8 +1,8 @@
-"""asv benchmarks made from the jobs: one class per group, whose parameter is the job.
+"""asv benchmarks made from the jobs: one class per group of jobs, with the job as parameter.
 
-Two values of each job are tracked: the time or number of splince_fast, and the largest ratio of a
-measured value to its target, which is comparable between machines. Smaller values are better. NaN
-means not measured.
+Two values of each job are tracked: the result of splince_fast (a time or a number), and the largest
+ratio of a measured value to its target. Only the ratio is comparable between machines. Smaller
+values are better. NaN means that a value was not measured.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ class _Group:
     unit = "seconds per unit, or the number"
 
     def track_ours(self, name: str) -> Any:
-        """Return the seconds per unit of every round, or the number."""
+        """Return the result of splince_fast: seconds per unit in every round, or a number."""
         ours = _JOBS[name].build()[OURS]
         if isinstance(ours, Contender):
             return {"samples": interleave({OURS: ours}, budget=_BUDGET)[OURS].tolist(), "number": 1}
         return math.nan if isinstance(ours, Absent) else ours
 
     def track_promised(self, name: str) -> float:
-        """Return the largest ratio of a measured value to its target; at most 1 if all are met."""
+        """Return the largest measured / limit over the targets (limit / measured for lower limits).
+
+        The ratio is at most 1 if all targets are met.
+        """
         targets = compare.measure(_JOBS[name], budget=_BUDGET)["targets"]
         quotients = (
             (target["measured"]["median"] / target["limit"]) ** (-1 if target["at_least"] else 1)

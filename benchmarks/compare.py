@@ -39,10 +39,10 @@ def chosen(texts: list[str]) -> list[Job]:
 def measure(job: Job, budget: float = 8.0) -> dict[str, Any]:
     """Measure one job; return its results as plain data.
 
-    ``values`` holds the seconds per unit, or the number, of each contender. ``ratios`` holds the
-    time of each other contender divided by that of splince_fast, round by round. ``targets`` holds
-    measured ratios and whether each target is met (None if undecided), ``left_out`` the reasons for
-    absent contenders. Raises ArithmeticError if a value is not finite.
+    ``values`` holds the seconds per unit of each contender, or its number. ``ratios`` holds the
+    time of each other contender, divided by the time of splince_fast in the same round. ``targets``
+    holds the measured ratios and whether each target is met (None if undecided). ``left_out`` holds
+    the reasons for absent contenders. Raises ArithmeticError if a value is not finite.
     """
     entries = job.build()
     left_out = {name: entry.reason for name, entry in entries.items() if isinstance(entry, Absent)}
@@ -69,7 +69,10 @@ def measure(job: Job, budget: float = 8.0) -> dict[str, Any]:
 
 
 def _measured_target(target: Target, timings: dict[str, Seconds]) -> dict[str, Any]:
-    """Return the target with its measured ratio, and whether it is met; None if undecided."""
+    """Return a target with its measured ratio, and whether it is met.
+
+    Both are None if a contender was not measured; in smoke mode, the second is None.
+    """
     ours, reference = timings.get(OURS), (timings | {"": np.ones(1)}).get(target.against)
     measured = met = None
     if ours is not None and reference is not None:
@@ -83,10 +86,10 @@ def _measured_target(target: Target, timings: dict[str, Seconds]) -> dict[str, A
 
 
 def run(jobs: list[Job], path: Path | None, budget: float = 8.0, *, some: bool = False) -> None:
-    """Measure jobs in sequence, print a table, and write the results to `path` after each job.
+    """Measure the jobs one by one, print a table, and write the results to `path` after each job.
 
-    With `some`, `jobs` is a subset: results of other jobs in `path` are kept if they were measured
-    at the same commit.
+    If `some` is True, `jobs` is a subset of all jobs. Results of other jobs in `path` are then kept
+    if they were measured at the same commit.
     """
     began, load = machine.now()
     results: dict[str, Any] = {
@@ -115,7 +118,7 @@ def run(jobs: list[Job], path: Path | None, budget: float = 8.0, *, some: bool =
 
 
 def cells(entry: dict[str, Any]) -> list[str]:
-    """Return a table row: job, value of splince_fast, ratios of the others, targets."""
+    """Return a row of the table: job, value of splince_fast, ratios of the others, targets."""
     number, unit, ours = entry["number"], entry["unit"], entry["values"].get(OURS)
     kind, factor, prefix = ("values", 1.0, "") if number else ("ratios", 1e6, "us/")
     others = {name: interval(values) for name, values in entry[kind].items() if name != OURS}
@@ -136,12 +139,12 @@ def verdict(target: dict[str, Any]) -> str:
 
 
 def limit(target: dict[str, Any]) -> str:
-    """Return the limit of a target with its direction."""
+    """Return the limit of a target as text, with >= or <= in front."""
     return f"{'>=' if target['at_least'] else '<='} {target['limit']:g}"
 
 
 def interval(values: dict[str, float]) -> str:
-    """Format median and quartiles with three digits."""
+    """Format a median and its quartiles with three digits."""
     median, low, high = (f"{values[key]:.3g}" for key in ("median", "low", "high"))
     return median if low == high else f"{median} [{low}, {high}]"
 
@@ -152,7 +155,7 @@ def table(header: list[str], rows: Iterable[list[str]] = ()) -> str:
 
 
 def main() -> None:
-    """Run the command line; exits with 1 if no job name contains a given text."""
+    """Run the command line; exit with status 1 if no job name contains one of the texts."""
     parser = argparse.ArgumentParser(
         "benchmarks.compare", None, __doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

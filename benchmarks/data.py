@@ -21,7 +21,7 @@ _CHUNK_ELEMENTS = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Rows X, (n, d), with integer classes, (n,), of concept z and task y."""
+    """Rows X, (n, d), with integer classes of the concept, z (n,), and of the task, y (n,)."""
 
     X: Array
     z: Array
@@ -32,7 +32,7 @@ class Problem:
         return {"z": self.z, "y": self.y}
 
     def moments(self) -> Moments:
-        """Accumulate moments of all rows, with both labels as classes."""
+        """Accumulate the moments of all rows, with concept and task labels as classes."""
         return Moments(kinds=dict.fromkeys(self.labels, "classes")).update(self.X, self.labels)
 
 
@@ -42,8 +42,8 @@ def problem(
 ) -> Problem:  # fmt: skip
     """Draw Gaussian rows with features of different scales, shifted by concept and task class.
 
-    The task equals the concept with probability 0.7, else it is a random class. `offset` is added
-    to every feature, in units of the standard deviation of its noise.
+    The task equals the concept with probability 0.7, else it is a random class. The mean of every
+    feature is moved by `offset` standard deviations of its noise.
     """
     rng = np.random.default_rng(seed)
     z = rng.integers(0, classes, n)
@@ -60,7 +60,7 @@ def problem(
     return Problem(X, z, y)
 
 
-# Problems shared by jobs, which must not change them.
+# `problem` with a cache. Jobs share the results and must not change them.
 cached = lru_cache(maxsize=2)(problem)
 
 
@@ -71,7 +71,10 @@ def cut(size: int, X: Any, **labels: Any) -> list[tuple[Any, dict[str, Any]]]:
 
 
 def write_rows(n: int, d: int) -> Path:
-    """Write a .npy file of n float32 rows, 16 copies of n / 16 rows; it stays in the page cache."""
+    """Write n float32 rows, 16 copies of n / 16 rows, to a .npy file; return its path.
+
+    The file stays in the page cache.
+    """
     path = scratch() / f"{n} x {d}.npy"
     if not path.exists():
         rows = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(n, d))
@@ -82,7 +85,7 @@ def write_rows(n: int, d: int) -> Path:
 
 @cache
 def scratch() -> Path:
-    """Return a temporary folder, removed at exit of the process."""
+    """Return a temporary folder that is removed when the process exits."""
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)

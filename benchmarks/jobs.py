@@ -1,7 +1,8 @@
 """Definition of jobs: data, contenders and targets.
 
-The contenders of a job are splince_fast, other packages (peers) and a floor. The floor is a lower
-bound of the work on the same data: a bare BLAS, LAPACK or copy call, which does a part of the job.
+The contenders of a job are splince_fast, other packages (peers) and a floor. The floor does a part
+of the work on the same data by a bare BLAS, LAPACK or copy call. Its time is therefore a lower
+bound for the job.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ Numbers = Mapping[str, float | Absent]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Target of a job: a limit of a ratio, time or number."""
+    """Target of a job: a limit for a ratio of times, for a time or for a number."""
 
-    against: str  # contender to compare with; empty: the value of splince_fast itself
+    against: str  # contender to compare with; "" if the limit is for splince_fast alone
     limit: float
     at_least: bool
 
@@ -42,13 +43,13 @@ below = partial(within, "")  # time or number of splince_fast <= limit
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job: its name, its contenders or numbers, and its targets."""
+    """A job: its name, the function that returns its contenders or numbers, and its targets."""
 
     name: str  # group/case
-    unit: str  # unit of work of a time ("row", "call"), or unit of a number
+    unit: str  # unit of work of a time ("row", "call"), or unit of the number
     build: Callable[[], Mapping[str, Any]]  # returns Contenders to time, or measured Numbers
     targets: tuple[Target, ...] = ()
-    larger_of: tuple[str, ...] = ()  # two contenders; the slower of each round is the floor
+    larger_of: tuple[str, ...] = ()  # two contenders; the slower one in a round is the floor
 
 
 _JOBS: dict[str, Job] = {}
@@ -63,11 +64,12 @@ def job(
     modules: tuple[str, ...] = (),
     **axes: Iterable[Any],
 ) -> Callable[[Build], Build]:
-    """Define a job for every combination of values of `axes`, by decorating its build function.
+    """Define a job for every combination of values of `axes`, by decorating a build function.
 
-    Each axis is a keyword argument of the decorated function and of targets that are functions;
-    ``{axis}`` in `name` is replaced by its value. The job is left out if one of `modules` is not
-    installed. Other arguments are as for :class:`Job`.
+    An axis is a name with its values. The build function, and each target that is a function,
+    receives one value of each axis as keyword argument; ``{axis}`` in `name` is replaced by the
+    value. The job is left out if one of `modules` is not installed. The other arguments are as for
+    :class:`Job`.
     """
 
     def define(build: Build) -> Build:
@@ -88,7 +90,10 @@ def job(
 
 
 def all_jobs() -> list[Job]:
-    """Return all jobs in the order of the table; jobs with persistent child processes are last."""
+    """Return all jobs in the order of the table.
+
+    Jobs whose child processes stay alive, those of the cluster, are last.
+    """
     for part in _PARTS:
         import_module(f"benchmarks.jobs_{part}")
     return list(_JOBS.values())

@@ -31,12 +31,16 @@ def block_rows() -> int:
 
 
 def rows_of(d: int, dtype: str = "float32") -> Problem:
-    """Return rows of four blocks (two for d >= 4096), which exceed the processor caches."""
+    """Return four blocks of rows (two for d >= 4096), too large for the processor caches."""
     return cached(pick(4 if d < 4096 else 2, 2) * block_rows(), pick(d, 16), dtype)
 
 
 def accumulate(data: Problem, rows: int = 0, labels: Any = None, **options: Any) -> Contender:
-    """Call `Moments.update` with `rows` rows at a time (0: a block), by default with classes."""
+    """Return a contender that calls `Moments.update` with `rows` rows at a time.
+
+    If `rows` is 0, each call gets a block of `block_rows()` rows. The labels are by default the
+    concept and the task of `data`, as classes.
+    """
     if labels is None:
         labels = data.labels
         options["kinds"] = dict.fromkeys(labels, "classes")
@@ -45,29 +49,35 @@ def accumulate(data: Problem, rows: int = 0, labels: Any = None, **options: Any)
 
 
 def syrk_into(X: Array, total: Array) -> None:
-    """Add X^T X to the lower triangle of `total` by SYRK; X C-ordered, `total` Fortran-ordered."""
+    """Add X^T X to the lower triangle of `total` by SYRK.
+
+    X is C-ordered, `total` Fortran-ordered.
+    """
     get_blas_funcs("syrk", (X,))(1.0, X.T, beta=1.0, c=total, lower=1, overwrite_c=1)
 
 
 def gemm_into(X: Array, Z: Array, total: Array) -> None:
-    """Add X^T Z to `total` by GEMM; X and Z C-ordered, `total` Fortran-ordered."""
+    """Add X^T Z to `total` by GEMM.
+
+    X and Z are C-ordered, `total` is Fortran-ordered.
+    """
     get_blas_funcs("gemm", (X,))(1.0, X.T, Z.T, beta=1.0, c=total, trans_b=1, overwrite_c=1)
 
 
 def by_blocks(X: Array, work: Callable[[Array], object]) -> Contender:
-    """Return a floor that runs `work` on each block of rows, without labels."""
+    """Return a floor that calls `work` on each block of rows, without labels."""
     return each(cut(block_rows(), X), lambda rows, _: work(rows))
 
 
 def syrk(data: Problem) -> Contender:
-    """Return a floor of one SYRK per block, in the dtype of the data."""
+    """Return a floor that computes X^T X by one SYRK per block, in the dtype of the data."""
     d = data.X.shape[1]
     total = np.zeros((d, d), data.X.dtype, order="F")
     return by_blocks(data.X, lambda rows: syrk_into(rows, total))
 
 
 def copying(X: Array) -> Contender:
-    """Return a floor that copies each block into the same memory."""
+    """Return a floor that copies each block of rows into the same memory."""
     out = np.empty_like(X[: block_rows()])
     return by_blocks(X, lambda rows: np.copyto(out[: len(rows)], rows))
 
@@ -97,9 +107,12 @@ def _accumulate(dtype: str, d: int) -> Contenders:
      d=_WIDTHS, rate=[0.01])  # fmt: skip
 @job("sampled/sums alone/{d}", "row", faster(FLOOR, 0.8), d=_WIDTHS, rate=[1e-6])
 def _sampled(d: int, rate: float) -> Contenders:
-    """Covariance from subsampled rows; at a rate near 0, only the sums of all rows are measured."""
+    """Covariance from a subsample of the rows, compared with all rows.
+
+    The sums of all rows are always accumulated; at a rate near 0, the job measures only them.
+    """
     data = rows_of(d)
-    exact = methodcaller("cross_covariance", "z")  # uses all rows at every rate
+    exact = methodcaller("cross_covariance", "z")  # Cov(x, z) is exact at every rate
     ours, every = (replace(accumulate(data, subsample=p), answer=exact) for p in (rate, 1.0))
     return {OURS: ours, "all rows": every, FLOOR: copying(data.X)}
 
@@ -108,7 +121,7 @@ def _sampled(d: int, rate: float) -> Contenders:
 def _wide(rank: int) -> Contenders:
     """Variances and a sketch of `rank` columns, for rows too wide for a d x d matrix.
 
-    The floor copies the rows for rank 0, else computes X^T (X O) for a d x rank matrix O.
+    For rank 0, the floor copies the rows; else it computes X^T (X O) for a d x rank matrix O.
     """
     data = cached(*pick((1024, 100_000), (64, 80)))
     signs = np.ones((data.X.shape[1], rank), np.float32)
@@ -118,7 +131,7 @@ def _wide(rank: int) -> Contenders:
 
 
 def sparse_rows() -> tuple[Any, Array]:
-    """Return CSR rows with 31 entries on average, like term counts, and a binary concept."""
+    """Return CSR rows, as sparse as term counts (31 entries on average), and a binary concept."""
     n, d = pick((37_000, 40_000), (60, 80))
     rng = np.random.default_rng(0)
     X = scipy.sparse.random_array((n, d), density=min(1.0, 31 / d), rng=rng, format="csr")
@@ -128,7 +141,7 @@ def sparse_rows() -> tuple[Any, Array]:
 @job("wide/sparse/rank {rank}/40,000", "row", below(20e-6), rank=[0])
 @job("wide/sparse/rank {rank}/40,000", "row", rank=[64])
 def _sparse(rank: int) -> Contenders:
-    """Sparse rows; the floor is two sparse-dense products of SciPy."""
+    """Moments of sparse rows; the floor computes two sparse-dense products in SciPy."""
     X, z = sparse_rows()
     n, d = X.shape
     columns, transposed = np.ones((d, max(1, rank))), X.T.tocsr()
@@ -140,7 +153,7 @@ def _sparse(rank: int) -> Contenders:
 @job("stream/one row/{d}", "row", within("in blocks", 1.5), d=[3072])
 def _single(d: int) -> Contenders:
     data = problem(block_rows(), pick(d, 16))
-    n = pick(256 if d < 1024 else 64, 32)  # rows for the peers; all rows would take minutes
+    n = pick(256 if d < 1024 else 64, 32)  # the peers would take minutes for all rows
     few = Problem(data.X[:n], data.z[:n], data.y[:n])
     return {
         OURS: accumulate(data, 1),
@@ -158,7 +171,7 @@ def _small_updates(dtype: str) -> Contenders:
 
 @job("stream/dtypes alternate/512", "row", within("one kind", 3.0))
 def _alternating() -> Contenders:
-    """Single rows of alternating float32 and float64, compared with float32 only."""
+    """Single rows, alternately float32 and float64, compared with float32 rows only."""
     data = problem(pick(256, 32), pick(512, 16))
     rows = cut(1, data.X, **data.labels)
     mixed = [(X.astype(dtype), labels) for (X, labels), dtype in zip(rows, cycle(DTYPES))]
@@ -188,7 +201,7 @@ def _classes(dtype: str, d: int) -> Contenders:
 
 @job("labels/scatter by 2 classes/{dtype}/768", "row", within("one scatter", 1.15), dtype=DTYPES)
 def _by_class(dtype: str) -> Contenders:
-    """`Moments(by=)` with two classes of similar size, compared with one scatter matrix."""
+    """One scatter matrix for each of two classes, compared with one for all rows."""
     data = rows_of(768, dtype)
     return {OURS: accumulate(data, by="z"), "one scatter": accumulate(data)}
 
@@ -197,8 +210,9 @@ def _by_class(dtype: str) -> Contenders:
 def _columns(dtype: str) -> Contenders:
     """Continuous labels with many columns.
 
-    The floor is three products: X^T X in the dtype of the rows, X^T Z and Z^T Z in float64. The
-    constraints of erasers need the precision of float64 in the products with labels.
+    The floor computes three products: X^T X in the dtype of the rows, X^T Z and Z^T Z in float64.
+    The products with the labels Z are in float64, as in the library: the constraints of erasers
+    need this precision.
     """
     data = rows_of(512, dtype)
     n, d = data.X.shape
@@ -220,7 +234,11 @@ def _columns(dtype: str) -> Contenders:
      sums=[False])  # fmt: skip
 @job("file/mapped, sums alone/float32/1024", "row", faster("bare read", 0.8), sums=[True])
 def _mapped(sums: bool) -> Contenders:
-    """Rows of a mapped file in the page cache; the file can be read during the products."""
+    """Rows of a memory-mapped file in the page cache.
+
+    The floor is the slower of the read and the product X^T X, since the two can overlap. With
+    `sums`, only sums of rows are accumulated, and the reference is the read alone.
+    """
     n, d = pick((131_072, 1024), (512, 16))
     path = write_rows(n, d)
     z = np.arange(n) % 2
@@ -242,7 +260,7 @@ def _mapped(sums: bool) -> Contenders:
 
 @job("file/save moments/2048", "call")
 def _save() -> Contenders:
-    """Save moments; the floor writes a file of the same size."""
+    """Save moments to a file; the floor writes a file of the same size."""
     d = pick(2048, 16)
     moments = cached(2 * d, d, "float64").moments()
     path, plain = scratch() / "moments", scratch() / "plain"

@@ -1,8 +1,8 @@
 """Jobs on a dask cluster with one process per core, compared with one process and with peers.
 
-Needs the extra ``dask``, and dask-ml for IncrementalPCA. All contenders read the same mapped file
-of float32 rows; the largest source has 16 shards, all of them this file. splince_fast also
-accumulates a concept.
+The jobs need the extra ``dask``, and dask-ml for IncrementalPCA. All contenders of a job read the
+same memory-mapped file of float32 rows. The job with 1,048,576 rows reads one file 16 times, as 16
+shards. In comparisons with peers, splince_fast accumulates a concept in addition.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _file() -> tuple[Path, int, int, int]:
 
 @cache
 def _client() -> Any:
-    """Return a client of a local cluster; both close at exit of this process."""
+    """Return a client of a local cluster; both are closed when this process exits."""
     from dask.distributed import Client
 
     client = Client(n_workers=joblib.cpu_count(), threads_per_worker=1, dashboard_address=":0")
@@ -57,7 +57,7 @@ def _ours(shards: int, **options: Any) -> Contender:
 
 
 def _lazy(blocks: int) -> Any:
-    """Return a dask array of blocks of the file, which the workers read."""
+    """Return a dask array of the first blocks of the file; the workers read the file."""
     path, _, d, block = _file()
     return _lazy_rows(path, blocks, block, d)
 
@@ -72,16 +72,17 @@ def _lazy_rows(path: Path, blocks: int, block: int, d: int) -> Any:
 
 
 def _narrow() -> tuple[Path, int, int, int]:
-    """Return the same as `_file`, for a file of 16 groups of blocks.
+    """Return the same as `_file`, for a file with fewer features.
 
-    With several groups, tasks need graph culling, or each task would hold the whole array.
+    The cluster accumulates the blocks of this file in 16 groups, each by one task. Without graph
+    culling, each task would hold the whole array.
     """
     n, d, block = pick((65_536, 256, 1024), (2048, 16, 128))
     return write_rows(n, d), n, d, block
 
 
 def _in_memory() -> Any:
-    """Return a dask array of chunks in memory: `from_array` reads the memory map."""
+    """Return a dask array made by `from_array`; its chunks are sent to the workers."""
     import dask.array as da
 
     path, _, _, block = _narrow()
@@ -90,7 +91,7 @@ def _in_memory() -> Any:
 
 @_cluster("cluster/array in memory/256", "row", within(LAZY, 1.5))
 def _over_memory() -> Contenders:
-    """Chunks in memory, sent to the workers, compared with lazy chunks, read by the workers."""
+    """Chunks that are sent to the workers, compared with chunks that the workers read."""
     path, n, d, block = _narrow()
 
     def fit(rows: Any) -> Contender:
@@ -102,11 +103,11 @@ def _over_memory() -> Contenders:
 
 
 def accumulate_over_memory() -> Callable[[], object]:
-    """Return a task that accumulates an array in memory on a cluster."""
+    """Return a task that accumulates the array of `_in_memory` on a cluster."""
     source, client = sf.sources.from_dask(_in_memory()), _client()
 
     def fit() -> None:
-        with client:  # closes the workers; exit handlers do not run in this child process
+        with client:  # closes the workers: this child process runs no exit handlers
             sf.Moments.from_blocks(source, client=client)
 
     return fit
@@ -114,7 +115,7 @@ def accumulate_over_memory() -> Callable[[], object]:
 
 @_cluster("cluster/memory of the caller/256", "times the array", below(2.0))
 def _memory_of_the_caller() -> Numbers:
-    """Peak memory of the process with array and scheduler, divided by the size of the array."""
+    """Peak memory of the process with array and scheduler, divided by the array's size."""
     _, n, d, _ = _narrow()
     return {OURS: extra_bytes(accumulate_over_memory, 4 * n * d)}
 
@@ -142,9 +143,9 @@ def _beside_peers() -> Contenders:
 
 @needs("dask_ml")
 def _incremental_pca(components: int | None) -> Contender:
-    """Fit IncrementalPCA to two blocks; every block takes the same time.
+    """Return a contender that fits IncrementalPCA to two blocks; every block takes the same time.
 
-    None computes all components, which determine the covariance.
+    If `components` is None, all components are computed; they determine the covariance.
     """
     from dask_ml.decomposition import IncrementalPCA
 
@@ -155,7 +156,10 @@ def _incremental_pca(components: int | None) -> Contender:
 
 @_cluster("cluster/bytes sent/2048", "states per group", below(1.2))
 def _sent() -> Numbers:
-    """Bytes sent between workers, without the labels, divided by those of one state per group."""
+    """Bytes sent between workers, divided by the bytes of one state per group of blocks.
+
+    The bytes of the labels do not count.
+    """
     from splince_fast.moments.cluster import groups_of
 
     client, source = _client(), _source(pick(4, 2))

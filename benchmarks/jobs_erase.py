@@ -30,16 +30,17 @@ def leace_of(moments: Any) -> Contender:
 
 
 def lapack(moments: sf.Moments, *names: str) -> Contender:
-    """Return a floor: Cholesky factor of the covariance, and one triangular solve per variable.
+    """Return a floor: one Cholesky factorisation of Cov(x), and one triangular solve per variable.
 
-    The inputs, the lower triangle of the covariance and the cross-covariances, are copied first,
-    so that they stay unchanged as in the library. All arrays are Fortran-ordered.
+    The floor works on copies of the lower triangle of Cov(x) and of the cross-covariances, because
+    the library does not change its input either. The time includes the copies. All arrays are
+    Fortran-ordered.
     """
     S, *sides = map(np.asfortranarray, parts(moments, *names))
     factor, *solved = [np.zeros_like(array) for array in (S, *sides)]
 
     def run() -> list[Array]:
-        for start in range(0, len(S), 256):  # the lower triangle, by block columns
+        for start in range(0, len(S), 256):  # copies the lower triangle
             factor[start:, start : start + 256] = S[start:, start : start + 256]
         _, status = scipy.linalg.lapack.dpotrf(factor, lower=1, clean=0, overwrite_a=1)
         if status:
@@ -53,7 +54,7 @@ def lapack(moments: sf.Moments, *names: str) -> Contender:
 
 
 def by_scipy(S: Array, Sz: Array, Sy: Array) -> tuple[Array, Array]:
-    """Return left and right factors of I - P by the algorithm of the library, in scipy.linalg."""
+    """Return left and right factors of I - P by the library's algorithm, in scipy.linalg."""
     scale = 1.0 / np.sqrt(np.diagonal(S))
     L = scipy.linalg.cholesky(S * np.outer(scale, scale), lower=True, check_finite=False)
     solve = partial(scipy.linalg.solve_triangular, L, lower=True, check_finite=False)
@@ -101,7 +102,10 @@ def _small() -> Contenders:
 
 @job("splince/rank deficient/512", "call")
 def _deficient() -> Contenders:
-    """One eighth of the features constant, one eighth copied; floor: an eigendecomposition."""
+    """SPLINCE with one eighth of the features constant and one eighth copies of others.
+
+    The floor is an eigendecomposition of the covariance of the features that are not constant.
+    """
     d = pick(512, 16)
     data = problem(4 * d, d, "float64")
     data.X[:, : d // 8] = 0.0
@@ -125,7 +129,7 @@ def _leace(d: int) -> Contenders:
 @job("oracle/{d}", "call", d=[768])
 @job("oracle/{d}", "call", within("splince", 1.2), d=[2048])
 def _oracle(d: int) -> Contenders:
-    """The oracle eraser with its map for unlabelled rows, compared with SPLINCE alone."""
+    """The oracle eraser, including its map for unlabelled rows, compared with SPLINCE."""
     data = problem_of(d)
     moments = sf.Moments(joint=[("z", "y")]).update(data.X, data.labels)
     ours = Contender(lambda: sf.oracle(moments, erase="z", keep="y"))
@@ -136,10 +140,13 @@ def _oracle(d: int) -> Contenders:
      lambda kind, d: within("first eraser", {2048: 0.15, 4096: 0.05}[d]),
      d=(4096, 2048), kind=("second eraser", "concept_strength"))  # fmt: skip
 def _factor(d: int, kind: str) -> Contenders:
-    """A further eraser, or the concept strength, from a snapshot with a computed factor."""
+    """A further eraser, or the concept strength, from a snapshot in which Cov(x) is factored.
+
+    The reference is the first eraser, which includes the factorisation.
+    """
     moments = problem_of(d).moments()
     factored = moments.factored()
-    splince_of(factored).run()  # the first eraser may complete the factor
+    splince_of(factored).run()  # may complete the factor of the snapshot
     alpha = Contender(lambda: sf.concept_strength(factored, "z"))
     ours = alpha if kind == "concept_strength" else splince_of(factored)
     return {OURS: ours, "first eraser": splince_of(moments)}
@@ -147,7 +154,10 @@ def _factor(d: int, kind: str) -> Contenders:
 
 @job("quadratic/{d}", "call", within(FLOOR, 20.0), d=[768])
 def _quadratic(d: int) -> Contenders:
-    """Quadratic erasure of two classes, with a task; floor: one eigendecomposition of Cov(x)."""
+    """Quadratic erasure of a concept with two classes that keeps a task.
+
+    The floor is one eigendecomposition of Cov(x).
+    """
     d = pick(d, 16)
     data = problem(4 * d, d, "float64")
     moments = sf.Moments(by="z").update(data.X, data.labels)
@@ -164,14 +174,17 @@ def _quadratic(d: int) -> Contenders:
 
 
 def orthogonal(d: int, rank: int) -> sf.Projection:
-    """Return an eraser that projects out random orthonormal directions."""
+    """Return an eraser that projects out `rank` random orthonormal directions."""
     rank = pick(rank, min(rank, 4))
     basis = np.linalg.qr(np.random.default_rng(0).normal(size=(d, rank))).Q
     return sf.Projection(basis, basis, np.ones(d))
 
 
 def applied(X: Array, eraser: sf.Projection, out: Array | None = None) -> dict[str, Contender]:
-    """Return contenders that write into `out`, memory already in use, or into new arrays."""
+    """Return contenders that erase X.
+
+    They write into `out`, whose memory is already in use, or into a new array if `out` is None.
+    """
     return {
         OURS: Contender(lambda: eraser(X, out=out), len(X), answer=np.array),
         FLOOR: Contender(X.copy if out is None else partial(np.copyto, out, X), len(X)),
@@ -198,7 +211,10 @@ def _apply(where: str, dtype: str, rank: int) -> Contenders:
 @job("apply/given array/float32/{d}/rank 1", "row", within(FLOOR, 1.5), faster(NUMPY, 3.0),
      d=(300, 4096))  # fmt: skip
 def _widths(d: int) -> Contenders:
-    """Rows whose length is no multiple of a register; rows whose factors exceed the L1 cache."""
+    """Rows of 300 or of 4096 features.
+
+    300 is no multiple of a vector register; for 4096, the eraser's factors exceed the L1 cache.
+    """
     X = cached(*pick((100_000_000 // d, d), (300, 16))).X
     return applied(X, orthogonal(X.shape[1], 1), X.copy())
 
@@ -206,7 +222,7 @@ def _widths(d: int) -> Contenders:
 @job("apply/{form}/512/rank {rank}", "row", within("C order, float32", 2.0),
      form=("float16", "Fortran", "strided"), rank=(1, 16))  # fmt: skip
 def _forms(form: str, rank: int) -> Contenders:
-    """Rows of another layout or dtype, compared with C-ordered float32."""
+    """Rows of another memory layout or dtype, compared with C-ordered float32 rows."""
     rows = cached(*pick((40_000, 512), (300, 16))).X
     forms: dict[str, Array] = {
         "float16": rows.astype("float16"),
@@ -219,14 +235,14 @@ def _forms(form: str, rank: int) -> Contenders:
 
 
 def erase_ours(estimator: Callable[[], Any], data: Problem) -> Contender:
-    """Return a contender that calls `fit` and `transform`."""
+    """Return a contender that fits an estimator to the rows and transforms the rows."""
     return Contender(
         lambda: estimator().fit(data.X, data.y, concept=data.z).transform(data.X),
         len(data.X), answer=np.asarray,
     )  # fmt: skip
 
 
-# Contenders from rows and labels to erased rows, as in the documentation of each package.
+# Contenders that fit an eraser and apply it as the documentation of each package shows.
 LEACES: dict[str, Callable[[Problem], Contender | Absent]] = {
     OURS: partial(erase_ours, sf.LEACE),
     CE: peers.erase_concept_erasure,

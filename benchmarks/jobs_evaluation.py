@@ -1,6 +1,6 @@
-"""`compare` against a scikit-learn script of the same work, and against its own fits of heads.
+"""`compare` against a scikit-learn script of the same work, and against the fits that it makes.
 
-Rows are those of the experiment "bios". All contenders run on one thread.
+The rows are those of the experiment "bios". All contenders run on one thread.
 """
 
 from __future__ import annotations
@@ -48,19 +48,23 @@ def _compared() -> Any:
 
 
 def _script() -> Array:
-    """Compute worst-group accuracies (level, eraser, head) with scikit-learn."""
+    """Return worst-group accuracies by level, eraser and head, computed with scikit-learn."""
     with threadpool_limits(1):
         return np.concatenate([_level(p) for p in _LEVELS])
 
 
 def _level(p: float) -> list[float]:
-    """Return the accuracies at one level: split, scale, erase, select alpha, freeze, probe."""
+    """Return the worst-group accuracies at association level `p`, by eraser and head.
+
+    The steps are: split, scale, erase, select alpha, test the retrained and the frozen head, and
+    cross-validate a linear probe for the concept.
+    """
 
     def logistic(alpha: float, n: int) -> Any:
         return LogisticRegression(C=1 / (alpha * n), solver="newton-cholesky", tol=1e-6)
 
     def scores(head: Any, rows: Any, y: Any, z: Any) -> tuple[float, float]:
-        """Return worst-group accuracy and accuracy."""
+        """Return the worst-group accuracy and the accuracy of a head."""
         y_pred = head.predict(rows)
         return ev.worst_group_accuracy(y, y_pred, groups=(y, z)), float(np.mean(y_pred == y))
 
@@ -83,7 +87,7 @@ def _level(p: float) -> list[float]:
         train, valid, test = (eraser(part) for part in rows)
         heads = [logistic(alpha, len(train)).fit(train, y_train) for alpha in _ALPHAS]
         validation_scores = [scores(head, valid, *validated) for head in heads]
-        # ties: the strongest penalty
+        # of equal scores, the first is taken: the head with the strongest penalty
         best = heads[validation_scores.index(max(validation_scores))]
         frozen = frozen or best
         results += [scores(head, test, *tested)[0] for head in (best, frozen)]
@@ -108,7 +112,7 @@ def _difference() -> Numbers:
 
 @job("evaluation/compare over its fits", "processor time", below(1.3))
 def _overhead() -> Numbers:
-    """Processor time of `compare` divided by that of its fits of heads and linear probes."""
+    """Processor time of `compare`, divided by that of its fits of heads and linear probes."""
     fits, original = 0.0, _logistic.fit
 
     def timed(*arguments: Any, **options: Any) -> _logistic.Fits:

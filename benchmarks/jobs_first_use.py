@@ -1,6 +1,6 @@
-"""First use: processor seconds of a new process, start of the interpreter and imports included.
+"""First use: processor seconds of a new process, including the start of Python and the imports.
 
-Caches of compiled code are empty, as in a new container or cluster worker.
+The caches of compiled code are empty, as in a new container or cluster worker.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _PEERS: dict[str, dict[str, tuple[tuple[str, ...], str]]] = {
 
 
 def processor_seconds(code: str) -> float:
-    """Return user plus system seconds of a process that runs `code`, the median over runs."""
+    """Return user plus system seconds of a new process that runs `code`: the median of runs."""
     seconds = []
     with tempfile.TemporaryDirectory() as cache:
         for k in range(pick(_ROUNDS, 1)):

@@ -1,7 +1,7 @@
-"""Growth of the cost: the same job at a size, at half and at a quarter of the size.
+"""Growth of the cost: the same job at full size, at half and at a quarter of the size.
 
-The name of a case ends with the asymptotic exponent of the algorithm, as in ``solve/features^3``;
-`benchmarks.page` prints the measured exponent and this exponent.
+The name of a case ends with the theoretical exponent of the algorithm, as in ``solve/features^3``;
+`benchmarks.page` prints this exponent beside the measured exponent.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _apply(rows: int = 0, features: int = 0, rank: int = 1) -> dict[str, Contend
     return applied(X, orthogonal(d, rank), X.copy())
 
 
-# case: (function of the size of the axis that returns contenders, full size, tiny size)
+# case: (function from the size to contenders, full size, size in smoke mode)
 _CASES: dict[str, tuple[Callable[..., dict[str, Contender]], int, int]] = {
     "accumulate/rows^1": (_accumulate, 32_768, 512),
     "accumulate/features^2": (_accumulate, 4096, 64),
@@ -59,7 +59,7 @@ _CASES: dict[str, tuple[Callable[..., dict[str, Contender]], int, int]] = {
 
 @job("growth/{case}", "call", case=_CASES)
 def _growth(case: str) -> Contenders:
-    """Time per call at each size, and the floor at the largest size."""
+    """Time per call of splince_fast at each size, and of the floor at the full size."""
     build, *largest = _CASES[case]
     axis, size = case.partition("/")[2].partition("^")[0], pick(*largest)
     cases = {name: build(**{axis: size // part}) for name, part in _PARTS.items()}
@@ -70,5 +70,5 @@ def _growth(case: str) -> Contenders:
 
 
 def exponent(quarter: float) -> float:
-    """Return the exponent of growth from the time at a quarter of the size over the full time."""
+    """Return the exponent of growth; `quarter` is (time at a quarter of the size) / (full time)."""
     return log(quarter) / log(1 / _PARTS["quarter"])

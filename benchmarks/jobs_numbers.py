@@ -28,7 +28,7 @@ Prepare = Callable[[], Callable[[], object]]
 
 
 def two_pass_covariance(X: Array) -> Array:
-    """Return the covariance, ddof = 1, in float64 by two passes: centre, then multiply."""
+    """Return the covariance (ddof = 1) in float64, in two passes: centre, then multiply."""
     centred = X.astype(np.float64)
     centred -= centred.mean(axis=0)
     centred -= centred.mean(axis=0)  # removes the rounding error of the first mean
@@ -36,13 +36,19 @@ def two_pass_covariance(X: Array) -> Array:
 
 
 def covariance_error(exact: Array, computed: Array) -> float:
-    """Return the largest of |computed_ij - S_ij| / sqrt(S_ii S_jj), S the exact covariance."""
+    """Return the largest of |computed_ij - S_ij| / sqrt(S_ii S_jj).
+
+    S is the exact covariance.
+    """
     root = np.sqrt(np.diagonal(exact))
     return float((np.abs(computed - exact) / np.outer(root, root)).max())
 
 
 def class_spread(X: Array, z: Array) -> float:
-    """Return the norm of the centred class means, computed in float64 relative to the first row."""
+    """Return the Frobenius norm of the class means after subtraction of their mean.
+
+    The first row is subtracted from all rows before the means are computed in float64.
+    """
     origin = X[0].astype(np.float64)
     means = [(X[z == c].astype(np.float64) - origin).mean(axis=0) for c in np.unique(z)]
     return float(np.linalg.norm(means - np.mean(means, axis=0)))
@@ -51,7 +57,10 @@ def class_spread(X: Array, z: Array) -> float:
 def _numbers_of(
     contenders: Contenders, number_of: Callable[[Any], float]
 ) -> dict[str, float | Absent]:
-    """Return the number that `number_of` computes from the result of each contender."""
+    """Run all contenders; return the number that `number_of` computes from each result.
+
+    Absent contenders remain as they are.
+    """
     return {
         name: contender
         if isinstance(contender, Absent)
@@ -64,7 +73,7 @@ def _numbers_of(
      lambda dtype, offset: below(1e-6 if dtype == "float32" else 1e-12),
      dtype=DTYPES, offset=(0, 100, 10_000))  # fmt: skip
 def _covariance_error(dtype: str, offset: float) -> Numbers:
-    """Rounding error of the covariance, relative to two passes in float64.
+    """Largest rounding error of the covariance, against two passes in float64.
 
     The error of splince_fast is the largest over row orders, block sizes and update sizes.
     """
@@ -92,7 +101,10 @@ def _trace_left(offset: float) -> Numbers:
 
 @job("trace left/prevalence 1e-3, 3.5 sd apart", "ratio")
 def _rare() -> Numbers:
-    """Unit noise; feature 0 depends on a rare class of the concept, feature 1 on the task."""
+    """Association after erasure of a concept with a rare class.
+
+    The features have noise of variance 1; feature 0 depends on the concept, feature 1 on the task.
+    """
     n, d, prevalence = pick((100_000, 64, 1e-3), (500, 8, 1e-2))
     rng = np.random.default_rng(1)
     z = (rng.random(n) < prevalence).astype(np.int64)
@@ -104,7 +116,10 @@ def _rare() -> Numbers:
 
 
 def _traces(data: Problem) -> Numbers:
-    """Norm of the centred class means after erasure over that before; 0 is perfect erasure."""
+    """Norm of the centred class means after erasure, divided by the norm before.
+
+    The ratio is 0 if erasure is perfect.
+    """
     before = class_spread(data.X, data.z)
     contenders = {name: make(data) for name, make in LEACES.items()}
     return _numbers_of(contenders, lambda rows: class_spread(rows, data.z) / before)
@@ -113,10 +128,10 @@ def _traces(data: Problem) -> Numbers:
 def extra_bytes(prepare: Prepare, unit: float = 1.0) -> float | Absent:
     """Return the peak memory of a task minus the memory of its process before, in `unit` bytes.
 
-    A child process calls `prepare`, a module-level function or a partial of one, which makes the
-    data, warms up on a few rows and returns the task. Only anonymous memory is measured, without
-    pages of mapped files. Exceptions of the child are raised here; BrokenProcessPool is raised if
-    the child exits.
+    A child process calls `prepare`, which makes the data, warms up on a few rows and returns the
+    task. `prepare` is a module-level function or a partial of one. Only anonymous memory counts,
+    not the pages of mapped files. Exceptions of the child are raised here; BrokenProcessPool is
+    raised if the child exits.
     """
     with ProcessPoolExecutor(1, get_context("spawn")) as child:
         pid = child.submit(_prepare, prepare).result()
@@ -128,7 +143,7 @@ def extra_bytes(prepare: Prepare, unit: float = 1.0) -> float | Absent:
     return (peak - before) / unit if before else Absent("the system has no /proc")
 
 
-_tasks: list[Callable[[], object]] = []  # used in the child process
+_tasks: list[Callable[[], object]] = []  # the child process stores its task here
 
 
 def _prepare(prepare: Prepare) -> int:
@@ -142,7 +157,7 @@ def _work() -> None:
 
 
 def _anonymous(pid: int) -> int:
-    """Return the anonymous resident bytes of a process; 0 without /proc or if it has ended."""
+    """Return the anonymous resident bytes of a process; 0 if /proc or the process is missing."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -159,7 +174,7 @@ def _mapped() -> Numbers:
 
 
 def accumulate_file(n: int, d: int) -> Callable[[], object]:
-    """Return a task: `Moments.from_blocks` over a .npy file, with a binary concept."""
+    """Return a task that runs `Moments.from_blocks` on a .npy file, with a binary concept."""
     path = write_rows(n, d)
     rows, z = np.load(path, mmap_mode="r"), np.arange(n) % 2
     sf.Moments.from_blocks(sf.sources.from_arrays(rows[:9000], {"z": z[:9000]}))
@@ -167,7 +182,7 @@ def accumulate_file(n: int, d: int) -> Callable[[], object]:
 
 
 def accumulate_wide() -> Callable[[], object]:
-    """Return a task: accumulate existing blocks of wide float32 rows with a sketch."""
+    """Return a task that accumulates existing blocks of wide float32 rows with a sketch."""
     sizes = ((200, 100), pick((1024, 100_000), (64, 80)))
     small, full = (accumulate(problem(*size), pick(512, 32), sketch_size=64) for size in sizes)
     small.run()
@@ -175,14 +190,17 @@ def accumulate_wide() -> Callable[[], object]:
 
 
 def accumulate_sparse() -> Callable[[], object]:
-    """Return a task: accumulate CSR rows with a sketch; a dense copy would take 5.5 GiB."""
+    """Return a task that accumulates CSR rows with a sketch.
+
+    A dense float32 copy of the rows would take 5.5 GiB.
+    """
     X, z = sparse_rows()
     sf.Moments(sketch_size=64).update(X[:50], {"z": z[:50]})
     return lambda: sf.Moments(sketch_size=64).update(X, {"z": z})
 
 
 def apply_in_place(dtype: str) -> Callable[[], object]:
-    """Return a task: ``eraser(X, out=X)``."""
+    """Return a task that erases rows in place, by ``eraser(X, out=X)``."""
     eraser = orthogonal(768, 1)
     X = np.ones((pick(100_000, 2000), 768), dtype)
     eraser(X[:2000], out=X[:2000])

@@ -1,4 +1,4 @@
-"""Description of the machine and the commit of a measurement, without paths or user names."""
+"""Description of the machine and of the measured commit, without paths or user names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PACKAGES = (
     "numpy", "scipy", "numba", "scikit-learn", "torch", "concept-erasure", "fairlearn",
     "scikit-learn-intelex", "transformers", "dask", "dask-ml",
 )  # fmt: skip
-# Environment variables that change kernels or threads of a BLAS or of splince_fast.
+# Prefixes of environment variables that change the kernels or threads of BLAS or splince_fast.
 _PREFIXES = (
     "OPENBLAS_", "OMP_", "MKL_", "SPLINCE_FAST_BENCH", "SPLINCE_FAST_LEVEL",
     "SPLINCE_FAST_NUM_THREADS",
@@ -35,7 +35,7 @@ _PREFIXES = (
 
 
 def describe() -> dict[str, Any]:
-    """Return hardware, package versions, BLAS, threads and rates of the machine as plain data."""
+    """Return hardware, package versions, BLAS, threads and measured rates as plain data."""
     measured = config()
     installed = {package.name: package.version for package in distributions()}
     return {
@@ -56,10 +56,10 @@ def describe() -> dict[str, Any]:
 
 
 def gemm_over_syrk(dtype: str) -> dict[str, float]:
-    """Return the time of X^T X by GEMM of SciPy and of torch, divided by that of SYRK.
+    """Return the time of X^T X by GEMM, in SciPy and in torch, divided by the time by SYRK.
 
-    This is the slowdown of a package that uses GEMM where SYRK suffices: about 2 for the same
-    kernels, more if its BLAS runs narrower kernels.
+    A package that uses GEMM where SYRK suffices is slower by this ratio. The ratio is about 2 for
+    the same kernels, and larger if the BLAS of the package runs narrower kernels.
     """
     X = np.ones(pick((4096, 2048), (64, 16)), dtype)
     syrk, gemm = get_blas_funcs(("syrk", "gemm"), (X,))
@@ -78,7 +78,10 @@ def gemm_over_syrk(dtype: str) -> dict[str, float]:
 
 
 def commit() -> dict[str, Any]:
-    """Return the commit, and whether tracked files of the package differ; None without git."""
+    """Return the commit, and whether tracked files of the package differ from the commit.
+
+    Both are None without git.
+    """
     git = partial(subprocess.check_output, cwd=ROOT, stderr=subprocess.DEVNULL, text=True)
     try:
         changed = git(["git", "status", "--porcelain", "-uno", "--", "splince_fast"])
@@ -100,7 +103,10 @@ def command() -> str:
 
 
 def processor() -> dict[str, Any]:
-    """Return name, family, model and AVX-512 support of the processor; -1 for unknown numbers."""
+    """Return name, family, model and AVX-512 support of the processor.
+
+    An unknown family or model is -1.
+    """
     fields: dict[str, str] = {}
     with suppress(OSError):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
@@ -114,7 +120,10 @@ def processor() -> dict[str, Any]:
 
 
 def title(facts: dict[str, Any]) -> str:
-    """Return processor name, family, and AMD microarchitecture if known, else the model."""
+    """Return the name and family of the processor.
+
+    The AMD microarchitecture is added if it is known, else the model number.
+    """
     zen = {25: "Zen 4" if facts["avx512"] else "Zen 3", 26: "Zen 5"}
     name, family = facts["processor"], facts["family"]
     detail = f" ({zen[family]})" if "AMD" in name and family in zen else f", model {facts['model']}"

@@ -38,7 +38,7 @@ _PEERS = (
     ("apply/new array/float32/768/rank 1", CE, "apply, rank 1: concept-erasure"),
 )
 _FIRST_USE = "first use/first eraser"
-# Reasons for missed targets, by group of jobs and contender.
+# Reasons for missed targets, by (group of jobs, contender).
 _PER_CALL = "Every row comes by a Python call of its own"
 _REASONS = {
     ("accumulate", FLOOR): "Beside the product, of O(n d^2), the rows are checked, centred and "
@@ -104,7 +104,7 @@ _item = partial(_fill, initial_indent="- ", subsequent_indent="  ")
 def read(folder: Path) -> list[Results]:
     """Read all results, newest processor family first, and add "title" and "load" to each.
 
-    Raises SystemExit without results, or if results of smoke and of full sizes are mixed.
+    Raises SystemExit if there are no results, or if smoke sizes and full sizes are mixed.
     """
     runs = []
     for path in sorted(folder.glob("*.json")):
@@ -119,7 +119,10 @@ def read(folder: Path) -> list[Results]:
 
 
 def stored(results: Results, job: str, kind: str, name: str) -> Any:
-    """Return an entry of the "values" or "ratios" (`kind`) of a job; None if not measured."""
+    """Return the entry of contender `name` in the "values" or "ratios" (`kind`) of a job.
+
+    Returns None if the contender was not measured.
+    """
     return results["jobs"].get(job, {kind: {}})[kind].get(name)
 
 
@@ -141,7 +144,7 @@ def machines(runs: list[Results]) -> str:
 
 
 def remarks(results: Results) -> Iterator[str]:
-    """Yield warnings about smoke sizes and about load on the machine."""
+    """Yield warnings: that sizes are smoke sizes, or that other processes were running."""
     name, load, cores = results["title"], results["load"], results["machine"]["cores"]
     if results["smoke"]:
         yield "**Smoke sizes: the numbers mean nothing.**"
@@ -153,7 +156,7 @@ def remarks(results: Results) -> Iterator[str]:
 
 
 def headline(runs: list[Results]) -> str:
-    """Return a list of speed ratios to peers, with ranges over processors, and of first use."""
+    """Return a list: speed ratios to peers (range over processors), and the time of first use."""
     lines = []
     for job, against, text in _PEERS:
         values = [stored(results, job, "ratios", against) for results in runs]
@@ -174,7 +177,7 @@ def headline(runs: list[Results]) -> str:
 
 
 def ratios(runs: list[Results], lines: Iterable[tuple[str, str, str]], head: str) -> str:
-    """Return a table of ratios with one column per processor."""
+    """Return a table of the ratios in `lines`, with one column per processor."""
     rows = []
     for job, against, text in lines:
         values = [stored(results, job, "ratios", against) for results in runs]
@@ -183,7 +186,10 @@ def ratios(runs: list[Results], lines: Iterable[tuple[str, str, str]], head: str
 
 
 def missed(results: Results) -> str:
-    """Return the missed targets with reasons, one line per group and contender."""
+    """Return the number of targets met, and the missed targets with reasons.
+
+    Missed targets have one line per group of jobs and contender.
+    """
     cases: dict[tuple[str, str], list[str]] = {}
     decided = []
     for name, job in results["jobs"].items():
@@ -201,7 +207,7 @@ def missed(results: Results) -> str:
 
 
 def growth(results: Results) -> Iterator[str]:
-    """Yield a line of measured and theoretical exponents, with the time of a large job."""
+    """Yield one line: measured and theoretical exponents, and the time of a large job."""
     exponents = []
     for name, job in results["jobs"].items():
         if name.startswith("growth/"):
@@ -213,7 +219,10 @@ def growth(results: Results) -> Iterator[str]:
 
 
 def _large(results: Results) -> str:
-    """Return a text with the hours for 10^9 rows: all rows, subsampled, and on 16 machines."""
+    """Return a text with the hours for 10^9 rows: all rows, a subsample, and 16 machines.
+
+    The text is empty if the times were not measured.
+    """
     all_rows = stored(results, "accumulate/float32/4096", "values", OURS)
     sums = stored(results, "sampled/sums alone/4096", "values", OURS)
     pair = stored(results, "cluster/1,048,576 rows/2048", "ratios", SERIAL)
@@ -269,13 +278,13 @@ def draw(runs: list[Results], path: Path) -> None:
     axes.invert_yaxis()
     axes.grid(axis="x", which="both", linewidth=0.3)
     axes.legend(fontsize=7)
-    # Text elements and no date: a small file that is the same for the same results.
+    # With text elements and without a date, the file is small and depends only on the results.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "splince_fast"}):
         figure.savefig(path, metadata={"Date": None})
 
 
 def write(results: Path, out: Path) -> None:
-    """Write the page and its figure to the folder `out`, from the results in `results`."""
+    """Write the page and its figure to the folder `out`, from the results in folder `results`."""
     runs = read(results)
     (out / "performance.md").write_text(page(runs), encoding="utf-8")
     draw(runs, out / "performance.svg")

@@ -1,7 +1,7 @@
 """Contenders of other packages, each in its recommended use.
 
-Data are converted to the format of each package before timing. The contenders of a job either all
-write into a given array, or all return a new array.
+Data are converted to the format of each package before timing. Either all contenders of a job write
+into an existing array, or all return a new array.
 """
 
 from __future__ import annotations
@@ -23,17 +23,16 @@ CE64 = "concept-erasure float64"
 ONEDAL = "oneDAL"
 DASK_COV = "dask.array.cov"
 DASK_PCA = "dask-ml IncrementalPCA"
-# Fastest documented setting of concept-erasure for exact LEACE. The defaults add an estimate of
-# shrinkage and a check, by d x d products, that the trace does not increase; exact LEACE does not
-# need them.
+# Fastest documented setting of concept-erasure for exact LEACE. The defaults add shrinkage, and
+# d x d products that check that the trace of the covariance does not increase.
 _PLAIN = {"shrinkage": False, "constrain_cov_trace": False}
 Make = Callable[..., Any]
 
 
 def needs(*modules: str) -> Callable[[Make], Make]:
-    """Decorate a function to return :class:`Absent` if one of the modules is not installed.
+    """Make a function return :class:`Absent` if one of the modules is not installed.
 
-    Warnings of the function are ignored, as imported packages warn of each other.
+    Warnings in the function are ignored, because imported packages warn of each other.
     """
 
     def decorate(make: Make) -> Make:
@@ -55,7 +54,7 @@ def _concept(data: Problem) -> Array:
 
 
 def _tensors(data: Problem) -> tuple[Any, Any]:
-    """Return rows and concept column as tensors."""
+    """Return the rows and the concept column as tensors."""
     import torch
 
     return torch.from_numpy(data.X), torch.from_numpy(_concept(data))
@@ -63,7 +62,10 @@ def _tensors(data: Problem) -> tuple[Any, Any]:
 
 @needs("torch", "concept_erasure")
 def stream_concept_erasure(data: Problem, block_rows: int, dtype: str) -> Contender:
-    """Call `LeaceFitter.update` with the concept; `dtype` is the dtype of its statistics."""
+    """Return a contender that calls `LeaceFitter.update` with the concept.
+
+    `dtype` is the dtype of the statistics.
+    """
     import torch
     from concept_erasure import LeaceFitter
 
@@ -75,7 +77,10 @@ def stream_concept_erasure(data: Problem, block_rows: int, dtype: str) -> Conten
 
 @needs("sklearnex")
 def stream_onedal(data: Problem, block_rows: int) -> Contender:
-    """Call `sklearnex.covariance.IncrementalEmpiricalCovariance.partial_fit`, without labels."""
+    """Return a contender that fits the covariance of oneDAL block by block, without labels.
+
+    It calls `sklearnex.covariance.IncrementalEmpiricalCovariance.partial_fit`.
+    """
     from sklearnex.covariance import IncrementalEmpiricalCovariance
 
     blocks = [(X,) for X, _ in cut(block_rows, data.X)]
@@ -86,7 +91,7 @@ def stream_onedal(data: Problem, block_rows: int) -> Contender:
 
 @needs("torch", "concept_erasure")
 def erase_concept_erasure(data: Problem) -> Contender:
-    """Fit a `LeaceEraser` and apply it."""
+    """Return a contender that fits a `LeaceEraser` and applies it."""
     from concept_erasure import LeaceEraser
 
     x, z = _tensors(data)
@@ -95,9 +100,11 @@ def erase_concept_erasure(data: Problem) -> Contender:
 
 @needs("fairlearn")
 def erase_fairlearn(data: Problem) -> Contender:
-    """Call `CorrelationRemover.fit_transform`: residuals of regressing features on the concept.
+    """Return a contender that calls `CorrelationRemover.fit_transform`.
 
-    The result is not compared: it uses the labels of the rows, which an eraser does not.
+    CorrelationRemover returns the residuals of a regression of the features on the concept. These
+    residuals are not compared with other contenders, because they depend on the labels of the rows,
+    unlike erased rows.
     """
     from fairlearn.preprocessing import CorrelationRemover
 
@@ -107,12 +114,12 @@ def erase_fairlearn(data: Problem) -> Contender:
 
 
 def explicit_splince(S: Array, Sz: Array, Sy: Array) -> Array:
-    """Return P = W^+ V (U^T V)^{-1} U^T W, Theorem 1 as printed, in NumPy.
+    """Return SPLINCE by Theorem 1 as printed, P = W^+ V (U^T V)^{-1} U^T W, in NumPy.
 
-    U spans colsp(W Sz)^perp, V spans colsp(W Sy) + colsp([W Sz, W Sy])^perp; both come from
-    complete QR decompositions. The whitening is W = diag(lambda)^{-1/2} Q^T with
-    S = Q diag(lambda) Q^T, which needs no further product. Concept and task are binary, so Sz and
-    Sy have rank one.
+    The columns of U span colsp(W Sz)^perp, the columns of V span
+    colsp(W Sy) + colsp([W Sz, W Sy])^perp. Both matrices come from complete QR decompositions. The
+    whitening is W = diag(lambda)^{-1/2} Q^T with S = Q diag(lambda) Q^T; this choice saves a d x d
+    product. Concept and task are binary, so Sz and Sy have rank one. The theorem is due to
     Holstege, Ravfogel and Wouters (NeurIPS 2025).
     """
     eigenvalues, Q = np.linalg.eigh(S)
@@ -126,7 +133,10 @@ def explicit_splince(S: Array, Sz: Array, Sy: Array) -> Array:
 
 
 def erase_numpy(data: Problem) -> Contender:
-    """Compute SPLINCE by Theorem 1 from float64 covariances, and apply it by one product."""
+    """Return a contender that computes SPLINCE by Theorem 1 and applies it by one product.
+
+    The covariances are float64.
+    """
 
     def run() -> Array:
         X = data.X.astype(np.float64)
@@ -143,7 +153,10 @@ def erase_numpy(data: Problem) -> Contender:
 
 @needs("torch", "concept_erasure")
 def solve_concept_erasure(data: Problem) -> Contender:
-    """Compute `LeaceFitter.eraser`, exact LEACE, without its cached result."""
+    """Return a contender that computes `LeaceFitter.eraser`, exact LEACE.
+
+    The result that the fitter caches is removed before each call.
+    """
     from concept_erasure import LeaceFitter
 
     fitter = LeaceFitter.fit(*_tensors(data), **_PLAIN)
@@ -156,12 +169,12 @@ def solve_concept_erasure(data: Problem) -> Contender:
 
 
 def _factors(X: Array, eraser: sf.Projection) -> list[Array]:
-    """Return left factor, right factor and mean of an eraser in the dtype of the rows."""
+    """Return left factor, right factor and mean of an eraser, in the dtype of the rows."""
     return [np.ascontiguousarray(a, X.dtype) for a in (eraser.left, eraser.right, eraser.mean)]
 
 
 def apply_numpy(X: Array, eraser: sf.Projection, out: Array | None = None) -> Contender:
-    """Compute X - ((X - mean) right) left^T in NumPy."""
+    """Return a contender that computes X - ((X - mean) right) left^T in NumPy."""
     left, right, mean = _factors(X, eraser)
     return Contender(
         lambda: np.subtract(X, ((X - mean) @ right) @ left.T, out=out), len(X), answer=np.asarray
@@ -170,7 +183,10 @@ def apply_numpy(X: Array, eraser: sf.Projection, out: Array | None = None) -> Co
 
 @needs("torch", "concept_erasure")
 def apply_concept_erasure(X: Array, eraser: sf.Projection) -> Contender:
-    """Apply a `LeaceEraser` with the factors of `eraser`; it returns a new array."""
+    """Return a contender that applies a `LeaceEraser` with the factors of `eraser`.
+
+    The result is a new array.
+    """
     import torch
     from concept_erasure import LeaceEraser
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.smoke [TEXT ...]      only jobs whose name contains one of the texts
 
-The page of the results is written to a temporary folder. Without TEXT, and if asv is installed,
-every benchmark that asv finds then runs with its first job.
+The page of the results is written to a temporary folder. Without TEXT, every benchmark that asv
+finds then runs with its first job, if asv is installed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from benchmarks import compare, machine, page
 def run(texts: list[str]) -> None:
     """Run the jobs whose names contain one of the texts, all jobs if `texts` is empty.
 
-    Each job uses one thread: at tiny sizes, more threads only add synchronisation.
+    Jobs use one thread by default: at tiny sizes, more threads only add synchronisation.
     """
-    os.environ["SPLINCE_FAST_BENCH"] = "smoke"  # also for child processes
+    os.environ["SPLINCE_FAST_BENCH"] = "smoke"  # child processes inherit the variable
     os.environ.setdefault("SPLINCE_FAST_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -26,13 +26,13 @@ from numpy.typing import NDArray
 
 import splince_fast as sf
 
-_LEAST_SECONDS = 0.02  # shortest sample
-_PAUSE_SECONDS = 0.1  # time for which idle BLAS threads spin
-# The first call, a warm-up, is the only sample if it takes at least this time and the budget.
+_LEAST_SECONDS = 0.02  # minimum duration of a sample
+_PAUSE_SECONDS = 0.1  # idle BLAS threads spin for this time
+# If the first call takes at least this time and the budget, it is the only sample of a contender.
 _LONG_SECONDS = 2.0
 _ROUNDS = (3, 9)  # smallest and largest number of rounds
 
-config = cache(sf.show_config)  # measured once
+config = cache(sf.show_config)  # cached, because show_config measures rates
 
 T = TypeVar("T")
 Call = Callable[..., Any]
@@ -40,7 +40,7 @@ Seconds = NDArray[np.float64]  # seconds per unit of work, one value per round
 
 
 def smoke() -> bool:
-    """Return whether sizes are tiny, for a test run whose results mean nothing."""
+    """Return whether this is a test run at tiny sizes, whose timings mean nothing."""
     return os.environ.get("SPLINCE_FAST_BENCH") == "smoke"
 
 
@@ -51,19 +51,19 @@ def pick(full: T, tiny: T) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One implementation of a job."""
+    """One implementation of the work of a job."""
 
     run: Callable[[], Any]
     units: float = 1.0  # units of work per call (rows, solves)
-    # Function from the result to an array that must be equal for all contenders of a job; None for
-    # contenders that do only a part of the job, such as floors.
+    # Function from the result to an array. These arrays must be equal for all contenders of a job.
+    # None for contenders that do only a part of the job, such as floors.
     answer: Call | None = None
 
 
 def each(blocks: Sequence[Any], work: Call, answer: Call | None = None) -> Contender:
-    """Return a contender that calls `work` on the items of each block; the first item is rows.
+    """Return a contender that calls `work` on the items of each block.
 
-    Its result is that of the last call.
+    The first item of a block is its rows. The result of the contender is that of the last call.
     """
     rows = sum(len(block[0]) for block in blocks)
     return Contender(lambda: deque(starmap(work, blocks), maxlen=1).pop(), rows, answer)
@@ -71,29 +71,29 @@ def each(blocks: Sequence[Any], work: Call, answer: Call | None = None) -> Conte
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """A contender that is left out, with the reason."""
+    """A contender that cannot be measured, with the reason."""
 
     reason: str
 
 
 def spread(values: Iterable[float]) -> dict[str, float]:
-    """Return median and quartiles over rounds, to six digits."""
+    """Return median and quartiles of values, rounded to six digits."""
     quantiles = np.quantile(list(values), (0.25, 0.5, 0.75))
     low, middle, high = (float(f"{value:.6g}") for value in quantiles)
     return {"median": middle, "low": low, "high": high}
 
 
 def ratio(numerator: Seconds, denominator: Seconds) -> dict[str, float]:
-    """Return median and quartiles of numerator / denominator, round by round."""
+    """Return median and quartiles, over rounds, of numerator / denominator."""
     return spread(np.divide(numerator, denominator))
 
 
 def interleave(contenders: Mapping[str, Contender], *, budget: float = 8.0) -> dict[str, Seconds]:
-    """Time all contenders alternately.
+    """Time all contenders alternately; return the seconds per unit of work in each round.
 
-    After a warm-up call of each contender, 3 to 9 rounds run, about as many as fit into `budget`
-    seconds. If the warm-up call of a contender exceeds the budget without compiling, its time is
-    the only sample.
+    Each contender first makes a warm-up call; the call is repeated if it compiled code or was very
+    short. Then 3 to 9 rounds run, about as many as fit into `budget` seconds. A warm-up call that
+    exceeds both the budget and 2 seconds is the only sample of its contender.
     """
     equal_threads()
     least, pause, most = (0.0, 0.0, 1) if smoke() else (_LEAST_SECONDS, _PAUSE_SECONDS, _ROUNDS[1])
@@ -120,7 +120,7 @@ def interleave(contenders: Mapping[str, Contender], *, budget: float = 8.0) -> d
 
 
 def equal_threads() -> None:
-    """Set the number of threads of all loaded thread pools to that of splince_fast."""
+    """Give all loaded thread pools as many threads as splince_fast uses."""
     count = config().threads
     threadpoolctl.threadpool_limits(count)
     if "torch" in sys.modules:
@@ -130,7 +130,7 @@ def equal_threads() -> None:
 
 
 def _rest(step: float) -> None:
-    """Wait until this process uses less than a tenth of a core, for at most 25 steps."""
+    """Wait, at most 25 steps, until this process uses less than a tenth of a core."""
     for _ in range(25 if step else 0):
         before = process_time()
         sleep(step)

@@ -1,10 +1,11 @@
-"""Checks: functions with evidence on a statement, their verdicts and their mutants.
+"""Checks: functions with evidence on one statement each, their verdicts and their mutants.
 
-A check is a function that receives a :class:`Bench` and reports residuals to it. The bench derives
-the verdict from the residuals, and :func:`run_check` compares it with the expected verdict, with
-which the check is registered. The formulas under test are keyword arguments of the check; a mutant
-replaces some of them by wrong formulas, and the check must then miss its expected verdict.
-FINDINGS.md states, under the number of the check, the statement as printed and its true form.
+A check is a function that computes residuals, which are 0 where a formula holds, and reports them
+to a :class:`Bench`. The bench derives a verdict from the residuals, and :func:`run_check` compares
+this verdict with the expected verdict of the check. The formulas under test are keyword arguments
+of the check. A mutant replaces some of them by wrong formulas; the check must then miss its
+expected verdict. FINDINGS.md states, under the number of the check, the statement as printed in the
+paper and its true form.
 """
 
 from __future__ import annotations
@@ -37,11 +38,14 @@ class Verdict(StrEnum):
 
 
 class _Stopped(Exception):
-    """Raised when the evidence contradicts the expected verdict, to end the run of a mutant."""
+    """Ends the run of a mutant when the evidence contradicts the expected verdict."""
 
 
 def excess(residual: object, tolerance: float) -> float:
-    """Return the largest |residual| / tolerance; for tolerance 0, 0 if all are 0, else inf."""
+    """Return the largest |residual| / tolerance; inf if a residual is NaN.
+
+    For tolerance 0, the result is 0 if all residuals are 0, else inf.
+    """
     worst = 0.0
     for value in np.asarray(residual, dtype=object).flat:
         exact = 0.0 if value == 0 else np.inf
@@ -58,9 +62,9 @@ class Bench:
     rng
         Generator of all random problems.
     quick
-        Draw fewer problems.
+        Whether to draw fewer problems.
     expected
-        Expected verdict. If not None, the run stops at the first contradicting evidence.
+        Expected verdict. If not None, the run stops at the first evidence against it.
     """
 
     def __init__(self, rng: Rng, *, quick: bool, expected: Verdict | None = None) -> None:
@@ -82,13 +86,13 @@ class Bench:
     def samples(
         self, full: int, quick: int, families: tuple[str, ...] = tuple(FAMILIES)
     ) -> Iterator[Sample]:
-        """Yield random samples, ``full`` or, for a quick run, ``quick`` of each family."""
+        """Yield ``full`` random samples of each family, or ``quick`` samples in a quick run."""
         for i in self.repeats(full, quick):
             for family in families:
                 yield sample(self.rng, family, 4 + i % 3)
 
     def corrected(self, residual: object, tolerance: float = 0.0, *, label: str = "") -> None:
-        """Add evidence on the true form of the statement: the residual must be within tolerance."""
+        """Add evidence on the true form of the statement; it holds if |residual| <= tolerance."""
         self.cases += 1
         ratio = excess(residual, tolerance)
         self.worst = max(self.worst, ratio)
@@ -104,12 +108,12 @@ class Bench:
         lacking: str | None = None,
         deployed: bool = False,
     ) -> None:
-        """Add evidence on the statement as printed.
+        """Add evidence on the statement as printed in the paper.
 
-        ``lacking`` names a condition that the paper omits and this case violates: the case must
-        refute the statement. ``deployed`` marks a case of the deployed reading, in which the
-        eraser maps x to Px, while the paper applies P to the head: the case must refute the
-        deployed reading. Any other case meets all conditions.
+        ``lacking`` names a condition that the paper omits and that this case violates; the residual
+        must then refute the statement. ``deployed`` marks a case of the deployed reading, in which
+        the eraser maps x to Px (the paper applies P to the head); the residual must then refute
+        that reading. All other cases meet all conditions.
         """
         self.cases += 1
         ratio = excess(residual, tolerance)
@@ -129,7 +133,7 @@ class Bench:
                 self._stop()
 
     def cited(self, *figures: object) -> None:
-        """Record values that FINDINGS.md must quote; a test searches for them in its text."""
+        """Record values that FINDINGS.md must contain; a test searches its text for them."""
         self.figures += map(str, figures)
 
     def _stop(self) -> None:
@@ -165,7 +169,7 @@ class Check:
     run
         Function that reports the evidence; its keyword arguments are the formulas under test.
     mutants
-        Wrong formulas by name of the mutant; with them the expected verdict must not follow.
+        Wrong formulas, by name of the mutant; they must not lead to the expected verdict.
     """
 
     key: str
@@ -190,7 +194,7 @@ class Outcome:
 
     @property
     def reproduced(self) -> bool:
-        """Return whether the expected verdict followed and all mutants were caught."""
+        """Return whether the expected verdict followed and the check rejected all mutants."""
         return not self.problems
 
 
@@ -216,13 +220,13 @@ def check(
 
 
 def _bench(item: Check, seed: int, quick: bool, *, stop: bool) -> Bench:
-    """Return a bench whose random problems depend only on the seed and the check."""
+    """Return a bench whose random problems depend only on the seed and the check's number."""
     rng = np.random.default_rng([seed, zlib.crc32(item.key.encode())])
     return Bench(rng, quick=quick, expected=item.expected if stop else None)
 
 
 def survives(item: Check, mutant: str, *, seed: int) -> bool:
-    """Return whether the check reaches its expected verdict with the wrong formulas of a mutant."""
+    """Return whether the check reaches its expected verdict despite the mutant's formulas."""
     bench = _bench(item, seed, True, stop=True)
     try:
         item.run(bench, **item.mutants[mutant])
@@ -239,9 +243,9 @@ def run_check(item: Check, *, seed: int = 0, quick: bool = False) -> Outcome:
     problems: list[str] = []
     verdict = None
     try:
-        # one thread: the matrices are small
+        # one thread, because the matrices are small
         with threadpool_limits(1), warnings.catch_warnings():
-            # Samples with features of very different units cause this warning by design.
+            # Samples whose features differ much in scale cause this warning by design.
             warnings.filterwarnings("ignore", "the eraser is sensitive", PrecisionWarning)
             item.run(bench)
             verdict = bench.verdict()

@@ -1,4 +1,4 @@
-"""Random problems with small integer data, whose moments are exact fractions."""
+"""Random problems with small integer data, so that their moments are exact fractions."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ Rng = np.random.Generator
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Rows of features with two labels.
+    """Rows of features with labels of the concept and of the task.
 
     ``x`` (n, d), ``z`` (n, k_z) and ``y`` (n, k_y) are exact numbers. ``z_labels`` and
-    ``y_labels`` are the same labels as a user passes them: 2-D floats, or classes.
+    ``y_labels`` are the same labels in the form that a user passes: 2-D floats, or classes.
     """
 
     family: str
@@ -43,7 +43,7 @@ class Sample:
 
     @cached_property
     def covariances(self) -> Covariances:
-        """Exact mean and covariances, divided by n."""
+        """Exact mean and covariances of the rows, with divisor n."""
         n = len(self.x)
         mean = self.x.sum(axis=0, keepdims=True) / n
         centred = self.x - mean
@@ -56,30 +56,33 @@ class Sample:
 
     @cached_property
     def features(self) -> NDArray[np.float64]:
-        """Features in float64, without rounding error."""
+        """The features in float64; the conversion is exact."""
         return to_float(self.x)
 
 
 def continuous(x: NDArray[Any], z: NDArray[Any], y: NDArray[Any], family: str) -> Sample:
-    """Return a sample of integer arrays with continuous label columns."""
+    """Return a sample from integer arrays, with continuous label columns."""
     x_exact, z_exact, y_exact = (rational(v) for v in (x, z, y))
     return Sample(family, x_exact, z_exact, y_exact, z.astype(np.float64), y.astype(np.float64))
 
 
 def classes(x: NDArray[Any], z: NDArray[Any], y: NDArray[Any], family: str) -> Sample:
-    """Return a sample with integer classes as labels; ``z`` and ``y`` are one-hot."""
+    """Return a sample from integer classes; ``z`` and ``y`` are one-hot.
+
+    The classes of ``z_labels`` are strings, those of ``y_labels`` are integers.
+    """
     one_hot = [rational((v[:, None] == np.unique(v)).astype(int)) for v in (z, y)]
     names = np.array(["zero", "one", "two", "three"])
     return Sample(family, rational(x), one_hot[0], one_hot[1], names[z], y)
 
 
 def _features(rng: Rng, n: int, d: int) -> NDArray[np.int64]:
-    """Draw integer rows with a nonzero mean."""
+    """Draw integer rows; each column has a random offset."""
     return rng.integers(-4, 5, (n, d)) + rng.integers(-3, 4, d)
 
 
 def _labels(rng: Rng, x: NDArray[np.int64], k: int) -> NDArray[np.int64]:
-    """Draw k integer columns that depend on x, with noise."""
+    """Draw k integer label columns: linear functions of x plus noise."""
     noise = rng.integers(-3, 4, (len(x), k))
     return np.asarray(x @ rng.integers(-2, 3, (x.shape[1], k)) + noise, dtype=np.int64)
 
@@ -105,7 +108,7 @@ def _fewer_rows(rng: Rng, d: int) -> Sample:
 
 
 def _one_hot(rng: Rng, d: int) -> Sample:
-    n, d = 4 * d + 8, max(d, 5)  # Sz and Sy have rank 2 each, so d >= 5
+    n, d = 4 * d + 8, max(d, 5)  # Sz and Sy have rank 2 each, so d exceeds 4
     z, y = rng.integers(0, 3, n), rng.integers(0, 3, n)
     y = np.where(rng.random(n) < 0.4, z, y)
     shift = rng.integers(-2, 3, (2, 3, d))
@@ -145,12 +148,12 @@ FAMILIES: dict[str, Callable[[Rng, int], Sample]] = {
 
 
 def ordinary(c: Covariances) -> bool:
-    """Return whether a problem is feasible with Sz, Sy and C_zy not 0."""
+    """Return whether a problem is feasible and none of Sz, Sy and C_zy is 0."""
     return bool(c.z.size and c.y.size) and c.feasible and not is_zero(c.gram(c.z, c.y))
 
 
 def sample(rng: Rng, family: str, d: int) -> Sample:
-    """Draw from a family until the problem is feasible and Sz, Sy and C_zy are not 0."""
+    """Draw from a family until a problem is feasible and none of Sz, Sy and C_zy is 0."""
     while True:
         drawn = FAMILIES[family](rng, d)
         if ordinary(drawn.covariances):
@@ -165,7 +168,8 @@ def integers(rng: Rng, rows: int, columns: int, bound: int = 3) -> Matrix:
 def problem(rng: Rng, d: int, m: int, k_z: int = 1, k_y: int = 1) -> Covariances:
     """Draw exact moments S = F F^T, Sz = F a, Sy = F b with rank(S) = m.
 
-    The covariances of any (x, z, y) have this form, and conversely.
+    The covariances of any (x, z, y) have this form, and all matrices of this form are covariances
+    of some (x, z, y).
     """
     while True:
         f = integers(rng, d, m)
@@ -183,7 +187,7 @@ def rotation(rng: Rng, d: int) -> Matrix:
 
 
 def rooted(rng: Rng, d: int, m: int, k_z: int = 1, k_y: int = 1) -> tuple[Matrix, Covariances]:
-    """Draw a problem whose S has a rational square root; return (S^{1/2}, problem)."""
+    """Draw a problem whose S has a rational square root; return the root and the problem."""
     while True:
         orthogonal = rotation(rng, d)
         root = (

@@ -1,16 +1,17 @@
 """Linear heads: least squares and ridge in exact arithmetic, logistic and softmax to 40 digits.
 
-A certificate bounds the distance of logistic and softmax heads from the minimiser. Along any
-direction v the loss f satisfies |f'''| <= R |v| f'' (logistic: R = max |x_i|, since
-|sigma''| <= sigma'; softmax: R = sqrt(2) max |x_i|, since a third cumulant is at most the range
-times the variance). Hence f''(w + t v) >= exp(-R t |v|) f''(w). Let H = f''(w), let
-nu = |f'(w)|_{H^-1} be the Newton decrement, and |v|_H = 1, so that |v| <= lambda_min(H)^{-1/2}.
-Then the slope at distance t in direction v is at least
+A certificate bounds the distance between a computed logistic or softmax head w and the minimiser of
+its loss f. Along any direction v, |f'''| <= R |v| f''. For logistic heads R = max |x_i|, since
+|sigma''| <= sigma'. For softmax heads R = sqrt(2) max |x_i|, since a third cumulant is at most the
+range times the variance. Hence f''(w + t v) >= exp(-R t |v|) f''(w). Let H = f''(w), let
+nu = |f'(w)|_{H^-1} be the Newton decrement, and let |v|_H = 1, so that |v| <= lambda_min(H)^{-1/2}.
+Then the slope of f at distance t from w in direction v is at least
 
     -nu + (1 - exp(-rho t)) / rho,    rho = R / sqrt(lambda_min(H)),
 
-which is positive for t = 2 nu if nu rho <= 1/2. Then a minimiser exists, is unique, and has at most
-distance 2 nu from w in the norm of H. The error of the score of x is at most 2 nu |x|_{H^-1}.
+which is positive for t = 2 nu if nu rho <= 1/2. In this case a minimiser exists, is unique, and has
+a distance of at most 2 nu from w in the norm of H. The error of the score of x is then at most
+2 nu |x|_{H^-1}.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ DIGITS = 40
 
 
 def with_ones(x: Matrix) -> Matrix:
-    """Return [x, 1]."""
+    """Return [x, 1], the rows with a column of ones."""
     ones = np.empty((len(x), 1), dtype=object)
     ones[...] = rational([[1]])[0, 0]
     return np.hstack([x, ones])
@@ -49,25 +50,31 @@ def least_squares(features: Matrix, y: Matrix) -> Matrix:
 
 
 def ridge(features: Matrix, y: Matrix, penalty: Matrix) -> Matrix:
-    """Return the minimiser w of |y - F w|^2 + w^T penalty w, F = ``features``."""
+    """Return the minimiser w of |y - F w|^2 + w^T penalty w, where F is ``features``."""
     return inverse(features.T @ features + penalty) @ features.T @ y
 
 
 def range_coordinates(p: Matrix) -> Matrix:
-    """Return a basis V of range(P): a head theta = V eta on Px is the head P^T V eta on x."""
+    """Return a matrix V whose columns are a basis of range(P).
+
+    A head theta = V eta on Px is the head P^T V eta on x.
+    """
     return column_basis(p)
 
 
 @dataclass(frozen=True)
 class Certified:
-    """Scores of the test rows, (t, classes - 1), and a bound on their error for each row."""
+    """Scores of t test rows, (t, classes - 1), and a bound on the error for each row."""
 
     scores: Matrix
     error: list[Number]
 
 
 def _gradient_and_hessian(f: Matrix, y: Matrix, w: Matrix, ridge: float) -> tuple[Matrix, Matrix]:
-    """Return gradient and Hessian of the softmax loss in column-stacked w; class 0 is reference."""
+    """Return gradient and Hessian of the softmax loss with respect to the stacked columns of w.
+
+    Class 0 is the reference class, whose score is 0.
+    """
     scores = f @ w
     k, classes = w.shape
     weights = np.empty(scores.shape, dtype=object)
@@ -88,7 +95,7 @@ def _gradient_and_hessian(f: Matrix, y: Matrix, w: Matrix, ridge: float) -> tupl
 
 
 def _float_start(f: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return softmax coefficients from damped Newton steps in float64, as a start."""
+    """Return softmax coefficients in float64, from damped Newton steps."""
     w = np.zeros((f.shape[1], y.shape[1]))
     for _ in range(60):
         powers = np.exp(f @ w)
@@ -111,13 +118,13 @@ def softmax(features: Matrix, y: Matrix, test: Matrix, *, ridge: float = 0.0) ->
     Parameters
     ----------
     features, test
-        Training rows, (n, k), and test rows, (t, k), of mpf numbers; the last column is 1. Call
-        under ``workdps``.
+        Training rows, (n, k), and test rows, (t, k), of mpf numbers; the last column is 1. The
+        caller sets the precision by ``mpmath.workdps``.
     y
         Class indicators (n, classes - 1) without the reference class.
     ridge
-        Adds ridge / 2 times the squared coefficients, without the intercepts. The certificate is
-        still valid, as the third derivative of the penalty is 0.
+        The penalty is ridge / 2 times the sum of squared coefficients, without the intercepts. The
+        certificate is still valid, as the third derivative of the penalty is 0.
 
     Raises
     ------
@@ -125,7 +132,7 @@ def softmax(features: Matrix, y: Matrix, test: Matrix, *, ridge: float = 0.0) ->
         The certificate fails: the classes are separable or the columns linearly dependent.
     """
     w = np.vectorize(mpmath.mpf, otypes=[object])(_float_start(to_float(features), to_float(y)))
-    for _ in range(30):  # Newton converges in a few steps from the float64 start
+    for _ in range(30):  # a few Newton steps from the float64 start suffice
         gradient, hessian = _gradient_and_hessian(features, y, w, ridge)
         bowl = inverse(hessian)
         decrement = mpmath.sqrt((gradient.T @ bowl @ gradient)[0, 0])
@@ -143,7 +150,10 @@ def softmax(features: Matrix, y: Matrix, test: Matrix, *, ridge: float = 0.0) ->
 
 
 def widest_margin(rows: Matrix, metric: Matrix) -> Matrix | None:
-    """Return the exact minimiser of w^T metric w under rows @ w >= 1; enumerates active rows."""
+    """Return the exact minimiser of w^T metric w under the constraints rows @ w >= 1.
+
+    All sets of active constraints are tried. Returns None if the constraints have no solution.
+    """
     n, k = rows.shape
     best, least = None, None
     for size in range(1, k + 1):

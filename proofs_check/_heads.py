@@ -1,4 +1,8 @@
-"""Linear heads on erased features: frozen, refitted or penalised; random erasers to compare."""
+"""Linear heads on erased features (frozen, refitted or penalised), and random erasers.
+
+A head theta scores theta^T x. The effective head of theta behind an eraser is the head on x that
+gives the same scores without the eraser.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +29,15 @@ from proofs_check._reference import Covariances
 
 
 def head(c: Covariances) -> Matrix:
-    """Return beta = S^+ Sy, the least-squares head of all columns of y."""
+    """Return beta = S^+ Sy, the least-squares head; its columns belong to the columns of y."""
     return c.s_pinv @ c.sy
 
 
 def excess(c: Covariances, read: Matrix, beta: Matrix) -> Matrix:
-    """Return the excess risk matrix of the effective head ``read``, whose scores are read^T x."""
+    """Return the matrix of the excess risk of an effective head over the head beta.
+
+    ``read`` is the effective head; its scores are read^T x.
+    """
     gap = read - beta
     return gap.T @ c.s @ gap
 
@@ -41,7 +48,10 @@ def deployed(p: Matrix, theta: Matrix) -> Matrix:
 
 
 def literal(p: Matrix, theta: Matrix) -> Matrix:
-    """Return P theta, the effective head in the printed proof, X Q^T beta with Q^T = P."""
+    """Return P theta, the effective head of theta in the printed proof.
+
+    The proof writes the scores as X Q^T beta with Q^T = P.
+    """
     return p @ theta
 
 
@@ -56,7 +66,7 @@ def whitened_problem(bench: Bench, d: int, k_z: int = 1, k_y: int = 1) -> Covari
 
 
 def random_guarded(bench: Bench, c: Covariances) -> Matrix:
-    """Draw a matrix that maps colsp(Sz) to 0."""
+    """Draw a matrix P with P Sz = 0."""
     free = null_basis(c.z.T)
     return integers(bench.rng, c.d, free.shape[1]) @ free.T
 
@@ -73,16 +83,16 @@ def random_range(bench: Bench, c: Covariances) -> Matrix:
 
 
 def other_kernel(c: Covariances) -> Matrix:
-    """Return LEACE of another concept, z plus the first column of y."""
+    """Return LEACE of another concept: the sum of z and the first column of y."""
     return _reference.leace(Covariances(c.s, c.sz + c.sy[:, :1], c.sy, c.mean))
 
 
 def predictions(
     p: Matrix, sample: Sample, test: Matrix, y: Matrix, *, intercept: bool, offset: bool, fit: Fit
 ) -> Matrix:
-    """Fit a head theta in range(P) on r(x) = Px + b; return its predictions for ``test``.
+    """Fit a head theta in range(P) to r(x) = Px + b; return its predictions for ``test``.
 
-    b is E x - P E x with ``offset``, else 0. ``fit`` maps (features, y) to coefficients.
+    If ``offset``, b = E x - P E x; else b = 0. ``fit`` maps (features, y) to coefficients.
     """
     shift = (eye(len(p)) - p) @ sample.covariances.mean if offset else 0 * sample.covariances.mean
     basis = range_coordinates(p)
@@ -95,18 +105,27 @@ def predictions(
 
 
 def constrained(sample: Sample, test: Matrix, y: Matrix) -> Matrix:
-    """Return the reference predictions: phi fitted on x under Sz^T phi = 0, with intercept."""
+    """Return the reference predictions, those of least squares on x under Sz^T phi = 0.
+
+    phi is the head; the fit includes an intercept.
+    """
     basis = null_basis(sample.covariances.z.T)
     return with_ones(test @ basis) @ least_squares(with_ones(sample.x @ basis), y)
 
 
 def penalty_metric(p: Matrix) -> Matrix:
-    """Return (P^T P)^+; |theta|^2 = phi^T (P^T P)^+ phi for phi = P^T theta, theta in range(P)."""
+    """Return (P^T P)^+, the metric of the ridge penalty on effective heads.
+
+    For theta in range(P) and phi = P^T theta, |theta|^2 = phi^T (P^T P)^+ phi.
+    """
     return pinv(p.T @ p)
 
 
 def ridge_head(c: Covariances, p: Matrix, strength: Number) -> Matrix:
-    """Return the effective head P^T theta of the ridge fit theta in range(P) on Px."""
+    """Return the effective head P^T theta of a ridge head theta on Px.
+
+    theta is restricted to range(P); ``strength`` is the ridge penalty.
+    """
     basis = range_coordinates(p)
     rows_of_head = p.T @ basis
     eta = (

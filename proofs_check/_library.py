@@ -20,10 +20,10 @@ Fitted = Callable[[Sample], Matrix]
 def accumulated(
     blocks: Iterable[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]], **options: Any
 ) -> sf.Moments:
-    """Accumulate moments of blocks (x, z, y)."""
+    """Return the moments of blocks (x, z, y)."""
     blocks = iter(blocks)
     first = next(blocks)
-    # Float labels are continuous, even if they have few distinct, integer values.
+    # Declare float labels continuous; the library would take few distinct integers for classes.
     kinds = {k: "continuous" for k, v in zip("zy", first[1:], strict=True) if v.dtype.kind == "f"}
     out = sf.Moments(kinds=kinds, **options)
     for x, z, y in chain([first], blocks):
@@ -32,7 +32,7 @@ def accumulated(
 
 
 def moments(sample: Sample) -> sf.Moments:
-    """Accumulate moments of a sample in two blocks."""
+    """Return the moments of a sample, accumulated in two blocks."""
     half = len(sample.x) // 2
     columns = (sample.features, sample.z_labels, sample.y_labels)
     return accumulated(
@@ -43,14 +43,14 @@ def moments(sample: Sample) -> sf.Moments:
 
 
 def fit(method: str, sample: Sample, **options: Any) -> sf.Projection:
-    """Fit the eraser of a method: splince, leace, sal or mean_projection."""
+    """Fit an eraser; the method is splince, leace, sal or mean_projection."""
     keep = {"keep": "y"} if method == "splince" else {}
     fitted: sf.Projection = getattr(sf, method)(moments(sample), erase="z", **keep, **options)
     return fitted
 
 
 def report(sample: Sample) -> sf.Report:
-    """Return the report of SPLINCE from the library."""
+    """Return the library's report on SPLINCE."""
     result = fit("splince", sample).report
     if result is None:
         raise ValueError("the eraser carries no report")
@@ -58,34 +58,37 @@ def report(sample: Sample) -> sf.Report:
 
 
 def splince(sample: Sample, **options: Any) -> Matrix:
-    """Return the SPLINCE projector of the library, its float64 entries as exact numbers."""
+    """Return the library's SPLINCE projector; its float64 entries are converted to fractions."""
     return rational(fit("splince", sample, **options).matrix())
 
 
 def leace(sample: Sample, **options: Any) -> Matrix:
-    """Return the LEACE projector of the library, as exact numbers."""
+    """Return the library's LEACE projector in fractions."""
     return rational(fit("leace", sample, **options).matrix())
 
 
 def sal(sample: Sample) -> Matrix:
-    """Return the SAL projector of the library, as exact numbers."""
+    """Return the library's SAL projector in fractions."""
     return rational(fit("sal", sample).matrix())
 
 
 def mean_projection(sample: Sample) -> Matrix:
-    """Return the mean projection of the library, as exact numbers."""
+    """Return the library's mean projection in fractions."""
     return rational(fit("mean_projection", sample).matrix())
 
 
 def repaired(sample: Sample, method: str = "leace", **options: Any) -> Matrix:
-    """Return B P of the library: its eraser P, then its repair B fitted to the erased rows."""
+    """Return B P, where P is the library's eraser and B its repair, fitted to erased rows."""
     before, eraser = moments(sample), fit(method, sample)
     after = accumulated([(eraser(sample.features), sample.z_labels, sample.y_labels)])
     return rational((sf.repair(after, before=before, keep="y", **options) @ eraser).matrix())
 
 
 def with_labels(sample: Sample, keep: str | None = "y", **options: Any) -> Matrix:
-    """Return E of the library's oracle r(x, z) = x - E (w - mean w), w = (x, one-hot z)."""
+    """Return E of the library's oracle eraser.
+
+    The eraser is r(x, z) = x - E (w - mean w) with w = (x, one-hot z).
+    """
     by_class = accumulated([(sample.features, sample.z_labels, sample.y_labels)], by="z")
     eraser = sf.oracle(by_class, erase="z", keep=keep, missing="raise", **options)
     (shift,) = eraser.shifts
@@ -97,7 +100,7 @@ def with_labels(sample: Sample, keep: str | None = "y", **options: Any) -> Matri
 
 
 def quadratic(sample: Sample, **options: Any) -> NDArray[np.float64]:
-    """Return the maps of the library's quadratic eraser, one per sorted class; y is kept."""
+    """Return the maps of the library's quadratic eraser that keeps y, by sorted class."""
     columns = (sample.features, sample.z_labels[:, 0].astype(int), sample.y_labels)
     parts = {
         int(c): accumulated([[column[columns[1] == c] for column in columns]])
@@ -112,7 +115,7 @@ def quadratic(sample: Sample, **options: Any) -> NDArray[np.float64]:
 def isotropic(
     x: NDArray[Any], z: NDArray[Any], *, method: str = "isotropic", **options: Any
 ) -> NDArray[np.float64]:
-    """Return the matrix of an eraser of the library for two classes; no task is kept."""
+    """Return the matrix of a library eraser for two classes that keeps no task."""
     by_class = accumulated([(x, z, z)], by="z")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", sf.UnseenRowsWarning)
@@ -122,8 +125,9 @@ def isotropic(
 def professions(aligned: bool) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Return shipped activations, stereotype scores (to erase) and factual scores (to keep).
 
-    The two scores are uncorrelated over all nouns. ``aligned`` leaves out nouns whose scores have
-    opposite signs, so that the scores correlate.
+    Each row is an activation at a profession noun. The two scores are uncorrelated over all nouns.
+    With ``aligned``, nouns whose scores have opposite signs are left out; the scores then
+    correlate.
     """
     from splince_fast.experiments.demo.professions import load
 
@@ -136,7 +140,7 @@ def professions(aligned: bool) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]
 def certified(
     x: NDArray[Any], z: NDArray[Any], *, by: str | None = "z"
 ) -> tuple[NDArray[Any], float]:
-    """Return LEACE of a two-class concept from the library, and its 95 % certificate."""
+    """Return the library's LEACE matrix for a two-class concept, and its 95 % certificate."""
     eraser = sf.leace(accumulated([(x, z, z)], by=by), erase="z")
     if eraser.report is None:
         raise ValueError("the eraser carries no report")

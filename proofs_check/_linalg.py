@@ -1,8 +1,9 @@
 """Linear algebra in exact or 60-digit arithmetic: object arrays of Fraction or of mpf.
 
-All routines accept both kinds of number. Results with fractions are exact, ranks included. With
-mpf, a pivot below eps^(2/3), eps the working precision, counts as zero. A matrix holds one kind of
-number: mpmath 1.3 neither subtracts nor compares a fraction and an mpf.
+All routines accept both kinds of number. Results with fractions are exact, including ranks. With
+mpf, a pivot counts as zero if it is at most eps^(2/3) times the largest entry, where eps is the
+working precision. All entries of a matrix are of one kind, because mpmath 1.3 neither subtracts nor
+compares a fraction and an mpf.
 """
 
 from __future__ import annotations
@@ -54,12 +55,12 @@ def to_float(a: Matrix) -> NDArray[np.float64]:
 
 
 def _of_mpf(a: Matrix | None) -> bool:
-    """Return whether the entries are mpf numbers."""
+    """Return whether the entries of a matrix are mpf numbers."""
     return a is not None and isinstance(next(iter(a.flat), None), mpmath.mpf)
 
 
 def eye(d: int, like: Matrix | None = None) -> Matrix:
-    """Return the d x d identity in the kind of number of ``like``, by default fractions."""
+    """Return the d x d identity in the kind of number of ``like``; fractions by default."""
     out = zeros(d, d, like)
     np.fill_diagonal(out, mpmath.mpf(1) if _of_mpf(like) else Fraction(1))
     return out
@@ -73,7 +74,7 @@ def zeros(rows: int, columns: int, like: Matrix | None = None) -> Matrix:
 
 
 def beside(a: Matrix, b: Matrix) -> Matrix:
-    """Return [a, b]; both may have no columns."""
+    """Return [a, b], the columns of a and of b; a or b may have no columns."""
     out = zeros(a.shape[0], a.shape[1] + b.shape[1])
     out[:, : a.shape[1]], out[:, a.shape[1] :] = a, b
     return out
@@ -98,7 +99,7 @@ def equal(a: Matrix, b: Matrix) -> bool:
 
 
 def trace(a: Matrix) -> Number:
-    """Return the trace."""
+    """Return the trace of a matrix."""
     return sum(a[i, i] for i in range(len(a)))
 
 
@@ -110,7 +111,7 @@ def _negligible(a: Matrix) -> Number:
 
 
 def row_reduce(a: Matrix) -> tuple[Matrix, list[int]]:
-    """Return the reduced row echelon form and its pivot columns."""
+    """Return the reduced row echelon form and the indices of the pivot columns."""
     r = a.copy()
     tiny = _negligible(a)
     rows, columns = r.shape
@@ -133,7 +134,7 @@ def row_reduce(a: Matrix) -> tuple[Matrix, list[int]]:
 
 
 def rank(a: Matrix) -> int:
-    """Return the rank."""
+    """Return the rank of a matrix."""
     return len(row_reduce(a)[1]) if a.size else 0
 
 
@@ -196,11 +197,17 @@ def pinv(a: Matrix) -> Matrix:
 
 
 def oblique(onto: Matrix, along: Matrix) -> Matrix:
-    """Return the projector with range colsp(onto) and kernel colsp(along), a complement."""
+    """Return the projector with range colsp(onto) and kernel colsp(along).
+
+    Raises ValueError if the two spaces are not complementary.
+    """
     v, u = column_basis(onto), complement(along)
     return v @ inverse(u.T @ v) @ u.T
 
 
 def kron(a: Matrix, b: Matrix) -> Matrix:
-    """Return the Kronecker product: ``kron(B.T, A) vec(X) = vec(A X B)``, vec column-stacked."""
+    """Return the Kronecker product.
+
+    ``kron(B.T, A) vec(X) = vec(A X B)``, where vec stacks the columns of a matrix.
+    """
     return np.block([[value * b for value in row] for row in a])

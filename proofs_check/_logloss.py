@@ -1,14 +1,14 @@
-"""Excess log-loss of a head on erased Gaussian features, reduced to one dimension.
+"""Excess log-loss of a head on erased Gaussian features, as one-dimensional integrals.
 
-Model: x ~ N(mu, S), score s = a + beta^T (x - mu), loss A(t) - y t, E[y | x] = A'(s), A'' >= 0
-(logistic: A(s) = log(1 + e^s)). Let l(w) = E A(a + sqrt(w) u) and k(w) = E A''(a + sqrt(w) u) with
-u standard normal, and v = beta^T S beta. Stein's lemma gives Sy = k(v) S beta, and for any
-effective head phi, with score a + phi^T (x - mu),
+Model: x ~ N(mu, S), score s = a + beta^T (x - mu), loss A(t) - y t of a score t, E[y | x] = A'(s),
+and A'' >= 0 (logistic: A(s) = log(1 + e^s)). Let l(w) = E A(a + sqrt(w) u) and
+k(w) = E A''(a + sqrt(w) u) with u standard normal, and v = beta^T S beta. Stein's lemma gives
+Sy = k(v) S beta. An effective head phi, with score a + phi^T (x - mu), has the excess loss
 
     Delta(phi) = l(phi^T S phi) - l(v) - (phi^T S beta - v) k(v),        l' = k / 2.
 
-LEACE maps beta to phi_L with phi_L^T S phi_L = phi_L^T S beta = (1 - rho) v, and SPLINCE into
-phi_L / (1 - rho). Only one-dimensional integrals remain.
+LEACE maps beta to phi_L with phi_L^T S phi_L = phi_L^T S beta = (1 - rho) v. SPLINCE maps beta to
+phi_L / (1 - rho).
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ Integral = Callable[[Number, Number], tuple[Number, Number]]
 
 @dataclass(frozen=True)
 class Family:
-    """Canonical loss with functions l and k of (a, v), which return value and error bound."""
+    """Canonical loss with its functions l (``mean``) and k (``curvature``).
+
+    Both are functions of (a, v) that return a value and its error bound.
+    """
 
     name: str
     mean: Integral
@@ -42,7 +45,7 @@ class Family:
 def _closed(
     f: Callable[[Number, Number], Number],
 ) -> Callable[[Number, Number], tuple[Number, Number]]:
-    """Return ``f`` with an error bound: the rounding error of a closed form at 40 digits."""
+    """Return a function that gives ``f`` and a bound on its rounding error at 40 digits."""
 
     def value(a: Number, v: Number) -> tuple[Number, Number]:
         out = f(mpmath.mpf(a), mpmath.mpf(v))
@@ -75,7 +78,7 @@ FAMILIES = (LOGISTIC, POISSON, GAUSSIAN, DIFFERENCE)
 def excess(
     family: Family, a: Number, beta: Matrix, phi: Matrix, s: Matrix
 ) -> tuple[Number, Number]:
-    """Return Delta(phi) and its error bound."""
+    """Return the excess loss Delta(phi) and its error bound."""
     v = mpf((beta.T @ s @ beta)[0, 0])
     own, cross = mpf((phi.T @ s @ phi)[0, 0]), mpf((phi.T @ s @ beta)[0, 0])
     curve, curve_error = family.curvature(a, v)
@@ -111,10 +114,11 @@ CORRELATED = rational([[1, "4/5"], ["4/5", 1]])
 def in_plane(a: float, beta: Matrix, phi: Matrix, s: Matrix) -> tuple[float, float]:
     """Return Delta(phi) of the logistic loss for d = 2 from its definition, and its error bound.
 
-    The definition is E[A(t) - A'(s) t] - E[A(s) - A'(s) s] over x = K g with S = K K^T; Stein's
-    lemma is not used. For |Im g_i| <= pi / (4 w), w the largest coefficient of a g_i in a score,
-    both scores have |Im| <= pi / 2, |A'| <= 1 and each of the four terms is at most
-    log 2 + pi + |score|, so the integrand is below 8 + 4 (2 w) (|g_1| + |g_2|) for |a| <= 1.
+    The definition is E[A(t) - A'(s) t] - E[A(s) - A'(s) s] with the score t of phi, over x = K g
+    with S = K K^T. Stein's lemma is not used. Let w be the largest coefficient of a g_i in a score.
+    For |Im g_i| <= pi / (4 w), both scores have |Im| <= pi / 2, |A'| is at most 1, and each of the
+    four terms is at most log 2 + pi + |score|. The integrand is therefore below
+    8 + 4 (2 w) (|g_1| + |g_2|) for |a| <= 1.
     """
     root = np.linalg.cholesky(to_float(s))
     one, two = (root.T @ to_float(v)[:, 0] for v in (beta, phi))

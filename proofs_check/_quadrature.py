@@ -2,15 +2,15 @@
 
 Let f be analytic in |Im t| < c, and let the integral of |f(t + i b)| over t be at most M for
 |b| < c. Then the error of the trapezoidal sum with step h is at most 2 M / (exp(2 pi c / h) - 1)
-(Trefethen and Weideman, SIAM Review 56, 2014, theorem 5.1). Here f(t) = F(a + w t) phi(t) with phi
-the normal density and F one of
+(Trefethen and Weideman, SIAM Review 56, 2014, theorem 5.1). Here f(t) = F(a + w t) phi(t), with phi
+the normal density. F is one of two functions, with these bounds in the strip |Im s| <= pi / 2:
 
-    softplus  log(1 + e^s)             |F| <= log 2 + pi / 2 + |Re s|  where |Im s| <= pi / 2,
-    curvature e^s / (1 + e^s)^2        |F| <= 1 / 2                    there,
+    softplus  log(1 + e^s)             |F| <= log 2 + pi / 2 + |Re s|
+    curvature e^s / (1 + e^s)^2        |F| <= 1 / 2
 
-since 1 <= |1 + e^s| <= 1 + e^{Re s} and |e^s / (1 + e^s)^2| <= e^{Re s} / (1 + e^{2 Re s}) in
-that strip. So c = pi / (2 w) is allowed, |phi(t + i b)| = phi(t) e^{b^2 / 2}, and with
-|F| <= B0 + B1 |Re s|
+The bounds follow from 1 <= |1 + e^s| <= 1 + e^{Re s} and
+|e^s / (1 + e^s)^2| <= e^{Re s} / (1 + e^{2 Re s}). So c = pi / (2 w) is allowed. With
+|phi(t + i b)| = phi(t) e^{b^2 / 2} and |F| <= B0 + B1 |Re s|,
 
     M <= e^{c^2 / 2} (B0 + B1 (|a| + w sqrt(2 / pi))).
 
@@ -59,7 +59,7 @@ CURVATURE = Analytic(_curvature, 0.5, 0.0)
 
 @cache
 def gaussian_mean(f: Analytic, a: Number, v: Number) -> tuple[Number, Number]:
-    """Return E F(a + sqrt(v) g), g standard normal, and an error bound.
+    """Return E F(a + sqrt(v) g) for a standard normal g, and an error bound.
 
     Parameters
     ----------
@@ -91,8 +91,8 @@ def plane_mean(
     """Return E f(g1, g2) for independent standard normal g1 and g2, in float64, and an error bound.
 
     ``f`` must be analytic for |Im g_i| <= pi / (2 frequency), with absolute value at most
-    8 + 4 frequency (|g1| + |g2|). The trapezoidal rule is applied in each variable; each error is
-    at most the bound above with the other variable integrated out.
+    8 + 4 frequency (|g1| + |g2|). The trapezoidal rule is applied in each variable. The error in
+    one variable is at most the bound in the module's docstring, averaged over the other variable.
     """
     c = min(np.pi / (2 * frequency), 8.0)
     h = 2 * np.pi * c / (40.0 + c * c / 2)

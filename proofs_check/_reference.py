@@ -1,13 +1,14 @@
 """Closed forms of erasers, independent of the library: covariances in, d x d projectors out.
 
-Notation: S = Cov(x), Sz = Cov(x, z), Sy = Cov(x, y), all centred; C_ab = Sa^T S^+ Sb. An eraser P
-is feasible if P Sz = 0 and P Sy = Sy; E = I - P is the erased part. Functions compute in the
-arithmetic of their input: exactly for fractions, to 60 digits for mpf.
+Notation: S = Cov(x), Sz = Cov(x, z), Sy = Cov(x, y), all centred; C_ab = Sa^T S^+ Sb for a and b
+among z and y. An eraser P is feasible if P Sz = 0 and P Sy = Sy; E = I - P is the erased part.
+Functions compute in the arithmetic of their input: exactly for fractions, to 60 digits for mpf.
 
 Derivation: let A = S^{+1/2} Sz, B = S^{+1/2} Sy and F = E S^{1/2}. P is feasible if and only if
 F [A, B] = [Sz, 0]. One solution F has its rows in colsp[A, B]. Every other solution is F + N with
-N [A, B] = 0, which adds N N^T to F F^T, so the first solution minimises tr(M F F^T) for every
-positive semi-definite M. With G = C_zz - C_zy C_yy^+ C_yz and R = S^+ Sz - S^+ Sy C_yy^+ C_yz it is
+N [A, B] = 0, which adds N N^T to F F^T. So the first solution minimises tr(M F F^T) for every
+positive semi-definite M. With G = C_zz - C_zy C_yy^+ C_yz and R = S^+ Sz - S^+ Sy C_yy^+ C_yz, the
+first solution has
 
     E = Sz G^+ R^T    (SPLINCE),        E = Sz C_zz^+ Sz^T S^+    (LEACE: no y).
 """
@@ -79,7 +80,10 @@ class Covariances:
 
     @property
     def feasible(self) -> bool:
-        """Whether colsp(Sz) and colsp(Sy) intersect in 0 only, as do then the whitened spaces."""
+        """Whether colsp(Sz) and colsp(Sy) intersect in 0 only.
+
+        The whitened spaces then intersect in 0 only, too.
+        """
         return bool(rank(beside(self.z, self.y)) == self.z.shape[1] + self.y.shape[1])
 
     def gram(self, a: Matrix, b: Matrix) -> Matrix:
@@ -100,7 +104,7 @@ def erased_by_leace(c: Covariances) -> Matrix:
 
 
 def erased_by_splince(c: Covariances) -> Matrix:
-    """Return E of SPLINCE, Sz G^+ R^T; raise ValueError if infeasible (G singular)."""
+    """Return E of SPLINCE, Sz G^+ R^T; raise ValueError if G is singular (infeasible)."""
     if not c.z.size:
         return zeros(c.d, c.d, c.s)
     if not c.y.size:
@@ -139,9 +143,9 @@ def leace_drop(c: Covariances) -> Matrix:
 
 
 def printed_splince(root: Matrix, c: Covariances) -> Matrix:
-    """Return the printed SPLINCE, W^+ V (U^T V)^{-1} U^T W, from a square root of S.
+    """Return the printed SPLINCE, W^+ V (U^T V)^{-1} U^T W, where ``root`` is S^{1/2}.
 
-    W = (S^{1/2})^+; U is a basis of colsp(W Sz)^perp, V a basis of colsp(W Sy) plus
+    W = root^+; U is a basis of colsp(W Sz)^perp, V a basis of colsp(W Sy) plus
     colsp[W Sz, W Sy]^perp. The matrix does not depend on the choice of the bases. Raises ValueError
     if U^T V is not invertible.
     """
@@ -153,7 +157,7 @@ def printed_splince(root: Matrix, c: Covariances) -> Matrix:
 
 
 def printed_leace(root: Matrix, c: Covariances) -> Matrix:
-    """Return the printed LEACE, W^+ U U^T W with orthonormal U, from a square root of S."""
+    """Return the printed LEACE, W^+ U U^T W with orthonormal U; ``root`` is S^{1/2}."""
     w = pinv(root)
     a = column_basis(w @ c.sz)
     u = complement(a)
@@ -161,7 +165,7 @@ def printed_leace(root: Matrix, c: Covariances) -> Matrix:
 
 
 def erased(c: Covariances, p: Matrix, x: Matrix) -> Matrix:
-    """Return the rows r(x) = P x + b with b = E x - P E x."""
+    """Return the erased rows r(x) = P x + b with b = E x - P E x."""
     return (x - c.mean.T) @ p.T + c.mean.T
 
 
@@ -172,19 +176,25 @@ def distortion(c: Covariances, p: Matrix, m: Matrix) -> Number:
 
 
 def lost(c: Covariances) -> Matrix:
-    """Return T = E_L Sy, the task covariance that LEACE removes, for independent columns of Sy."""
+    """Return T = E_L Sy, the task covariance that LEACE removes (E_L: E of LEACE).
+
+    The columns of T belong to independent columns of Sy.
+    """
     return erased_by_leace(c) @ c.y
 
 
 def unexplained(c: Covariances) -> Matrix:
-    """Return H = C_yy - C_yz C_zz^+ C_zy, the part of C_yy that the concept does not explain."""
+    """Return H = C_yy - C_yz C_zz^+ C_zy, the part of C_yy that z does not explain."""
     if not c.z.size:
         return c.gram(c.y, c.y)
     return c.gram(c.y, c.y) - c.gram(c.y, c.z) @ inverse(c.gram(c.z, c.z)) @ c.gram(c.z, c.y)
 
 
 def repair(c: Covariances) -> Matrix:
-    """Return SPLINCE - LEACE as T H^{-1} K^T with K = S^+ Sy - S^+ Sz C_zz^+ C_zy."""
+    """Return SPLINCE - LEACE as T H^{-1} K^T, with K = S^+ Sy - S^+ Sz C_zz^+ C_zy.
+
+    T is returned by `lost`, H by `unexplained`.
+    """
     k = c.s_pinv @ (c.y - c.z @ inverse(c.gram(c.z, c.z)) @ c.gram(c.z, c.y))
     return lost(c) @ inverse(unexplained(c)) @ k.T
 
@@ -200,7 +210,7 @@ def same_kernel_projector(c: Covariances, onto: Matrix) -> Matrix:
 
 
 def restored(t: Matrix, ty: Matrix, sy: Matrix) -> Matrix:
-    """Return the repair B = I + X H^+ K^T, X = Sy - Ty, K = T^+ Ty, H = Ty^T K.
+    """Return the repair B = I + X H^+ K^T with X = Sy - Ty, K = T^+ Ty and H = Ty^T K.
 
     T = Cov(t) and Ty = Cov(t, y) are covariances of the erased features t.
     """
@@ -209,7 +219,7 @@ def restored(t: Matrix, ty: Matrix, sy: Matrix) -> Matrix:
 
 
 def null_space_minimum(c: Covariances, m: Matrix) -> Number:
-    """Return the smallest tr(M E S E^T) over all feasible E."""
+    """Return the smallest tr(M E S E^T) over the E of all feasible erasers."""
     values = beside(c.z, zeros(c.d, c.y.shape[1], c.s))
     return constrained_minimum(c.s, m, beside(c.z, c.y), values)
 
@@ -217,9 +227,10 @@ def null_space_minimum(c: Covariances, m: Matrix) -> Number:
 def constrained_minimum(s: Matrix, m: Matrix, constraints: Matrix, values: Matrix) -> Number:
     """Return the smallest tr(M E S E^T) over all E with E C = W.
 
-    Uses neither S^+ nor whitening: E = E0 + N Z^T with a particular solution E0 and a basis Z of
-    colsp(C)^perp. The normal equations for N, M N (Z^T S Z) = -M E0 S Z, are one linear system in
-    vec(N). Raises ValueError if no E exists.
+    C is ``constraints`` and W is ``values``. The computation uses neither S^+ nor whitening. Every
+    E is E0 + N Z^T, with a particular solution E0 and a basis Z of colsp(C)^perp. The normal
+    equations for N, M N (Z^T S Z) = -M E0 S Z, are one linear system in vec(N). Raises ValueError
+    if no E exists.
     """
     e0 = solve(constraints.T, values.T).T
     basis = null_basis(constraints.T)

@@ -1,28 +1,32 @@
 """Tolerances of the library checks: bounds on the rounding error of a float64 eraser.
 
-Let u = 2^-53, n rows, d features. A sum of n products carries a relative error of about sqrt(n) u
-(Higham and Mary, SIAM J. Sci. Comput. 41, 2019: below lambda sqrt(n) u with probability
-1 - 2 exp(-lambda^2 / 2); lambda = 4 here). A difference x - mean has relative error u. The mean of
-a block has error u |mean|, which enters S at first order only in products with a difference of
-block means, of size std / sqrt(n). By Cauchy-Schwarz, the error of each computed covariance is
+Let u = 2^-53, and let x have n rows and d features. The relative error of a sum of n products is
+about sqrt(n) u (Higham and Mary, SIAM J. Sci. Comput. 41, 2019: below lambda sqrt(n) u with
+probability 1 - 2 exp(-lambda^2 / 2); lambda = 4 here). The relative error of a difference x - mean
+is u. The error of the mean of a block is u |mean|; to first order it enters S only in products with
+a difference of block means, of size std / sqrt(n). By Cauchy-Schwarz, the error of each computed
+covariance is
 
-    |Delta S_ij| <= gamma std_i std_j,   gamma = 4 sqrt(n + d) u max(1 + |mean| / (std sqrt(n))),
+    |Delta S_ij| <= gamma std_i std_j,   gamma = 4 sqrt(n + d) u max(1 + |mean| / (std sqrt(n))).
 
-and a Cholesky or eigenvalue factorisation of S adds a backward error of the same form (the d in the
-root). In coordinates where S is the identity, with kappa = 1 / lambda_min of the correlation
-matrix on its support,
+The d in the root accounts for the backward error of a Cholesky or eigenvalue factorisation of S,
+which has the same form. Let kappa = 1 / lambda_min, lambda_min being the smallest non-zero
+eigenvalue of the correlation matrix of x, and let z have k columns. In coordinates where S is I,
 
     |S^{-1/2} Delta S S^{-1/2}|_2 <= delta_S = 2 sqrt(d) gamma kappa,
     |S^{-1/2} Delta Sz|_F         <= delta_z = gamma sqrt(d k kappa) |std_z|_F.
 
-The first rotates a whitened subspace by at most delta_S, the second by delta_z / sigma_r(A), with
-sigma_r the smallest non-zero singular value of A = S^{-1/2} Sz. An oblique projector of norm
-1 / s, s the sine of the smallest angle between kernel and kept subspace, changes by at most 1 / s^2
-times these angles (to first order; a factor 2 covers higher orders). So, whitened,
+Delta S rotates the whitened subspace of the concept by at most delta_S. Delta Sz rotates it by at
+most angle_z = delta_z / sigma_r(A), where sigma_r is the smallest non-zero singular value of
+A = S^{-1/2} Sz, and r its rank. The task has angle_y in the same way. Let s be the sine of the
+smallest angle between kernel and kept subspace of an oblique projector. Its norm is 1 / s, and it
+changes by at most 1 / s^2 times these angles (to first order; a factor 2 covers higher orders). So,
+in whitened coordinates,
 
-    |S^{-1/2} (E_float - E) S^{1/2}|_F <= 2 (angle_z + angle_y + 3 delta_S) sqrt(r) / s^2.
+    |S^{-1/2} (E_float - E) S^{1/2}|_F <= 2 (angle_z + angle_y + 3 delta_S) sqrt(r) / s^2
 
-SAL does not whiten: its error is d gamma / sigma_r(Sz), independent of S.
+for SPLINCE. For LEACE, angle_y = 0 and s = 1. SAL does not whiten: its error is at most
+4 sqrt(r) gamma |std| |std_z| / sigma_r(Sz).
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ UNIT = 2.0**-53
 
 
 def _smallest(values: NDArray[np.float64], size: int) -> float:
-    """Return the smallest value above rounding error."""
+    """Return the smallest value above the rounding error of the largest value."""
     top = float(values.max())
     return float(values[values > top * size * 4 * UNIT].min())
 
@@ -54,11 +58,11 @@ class Rounding:
     gamma
         Relative error bound of one covariance.
     kappa
-        Condition number of the correlation matrix on its support.
+        1 / smallest non-zero eigenvalue of the correlation matrix.
     cond
         Condition number of S on its support.
     sine
-        Sine of the smallest angle between the whitened subspaces.
+        Sine of the smallest angle between the whitened subspaces of concept and task.
     splince, leace
         Tolerances of the whitened Frobenius error of E.
     sal
@@ -89,7 +93,7 @@ def rounding(x: NDArray[np.float64], z: NDArray[np.float64], y: NDArray[np.float
     root = vectors[:, positive] / np.sqrt(values[positive])
 
     def angle(labels: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        """Return the angle error of one whitened subspace, and its orthonormal basis."""
+        """Return the rotation of one whitened subspace by rounding, and its orthonormal basis."""
         centred_labels = labels - labels.mean(0)
         a = root.T @ (centred.T @ centred_labels / n)
         left, sizes, _ = np.linalg.svd(a, full_matrices=False)
@@ -119,7 +123,10 @@ def rounding(x: NDArray[np.float64], z: NDArray[np.float64], y: NDArray[np.float
 
 
 def whitened_error(c: Covariances, p: Matrix, exact: Matrix) -> float:
-    """Return |S^{-1/2} (P - P_exact) S^{1/2}|_F, exact up to the square root."""
+    """Return |S^{-1/2} (P - P_exact) S^{1/2}|_F.
+
+    It is exact except for the conversion to float64 and the square root.
+    """
     gap = p - exact
     return float(np.sqrt(float(trace(c.s_pinv @ gap @ c.s @ gap.T))))
 

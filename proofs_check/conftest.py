@@ -1,4 +1,4 @@
-"""Pytest mark of the checks that examine the mathematics of the paper only."""
+"""The pytest mark ``paper``, for checks that never call the library."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import pytest
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the mark; ``-m "not paper"`` deselects checks that never call the library."""
+    """Register the mark ``paper``; ``-m "not paper"`` deselects these checks."""
     config.addinivalue_line("markers", "paper: a statement whose check never calls the library")

@@ -29,7 +29,7 @@ FINDINGS = Path(__file__).with_name("FINDINGS.md")
 
 
 class Statement(NamedTuple):
-    """One entry of FINDINGS.md: heading, source and convention, verdict, text."""
+    """One entry of FINDINGS.md; ``source`` holds source and convention."""
 
     title: str
     source: str
@@ -38,7 +38,7 @@ class Statement(NamedTuple):
 
 
 def statements(document: str) -> dict[str, Statement]:
-    """Parse the entries of FINDINGS.md, by number.
+    """Return the entries of FINDINGS.md by number.
 
     An entry is ``### 1.2 title``, then a paragraph ``*source; convention.* **Verdict.**``, then
     its text, up to the next heading.
@@ -53,7 +53,7 @@ def statements(document: str) -> dict[str, Statement]:
 
 
 def checks(keys: Sequence[str] = ()) -> list[Check]:
-    """Return the registered checks in order; ``keys`` selects statements or sections.
+    """Return the registered checks in order of number; ``keys`` selects statements or sections.
 
     Raises
     ------
@@ -73,14 +73,14 @@ def checks(keys: Sequence[str] = ()) -> list[Check]:
 
 
 def residual(worst: float) -> str:
-    """Format the largest residual / tolerance as the next power of ten."""
+    """Format the largest |residual| / tolerance by an upper bound, the next power of ten."""
     if worst == 0:
         return "0"
     return f"< 1e{math.floor(math.log10(worst)) + 1}" if math.isfinite(worst) else "wrong"
 
 
 def table(outcomes: Sequence[Outcome], entries: dict[str, Statement]) -> str:
-    """Return a plain-text table, with reasons below verdicts that were not reproduced."""
+    """Return a plain-text table; the reasons follow a verdict that was not reproduced."""
     layout = "{:<4} {:<29} {:>8} {:>6} {:>8} {:>6}  {}"
     lines = [layout.format("no.", "verdict", "residual", "cases", "mutants", "s", "statement")]
     for o in outcomes:

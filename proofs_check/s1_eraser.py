@@ -35,7 +35,7 @@ from proofs_check._rounding import tolerances, whitened_error
 
 
 def _unwhitened(c: Covariances) -> Matrix:
-    """Return SPLINCE with I in place of S, which meets both constraints."""
+    """Return SPLINCE with I in place of S; it meets both constraints, at a higher cost."""
     return _reference.splince(replace(c, s=eye(c.d)))
 
 
@@ -92,10 +92,13 @@ def closed_form(
     fitted_leace: Fitted = _library.leace,
     fitted_sal: Fitted = _library.sal,
 ) -> None:
-    """Compare printed and closed form exactly, for S with a rational square root. Compare the
-    library with the exact eraser of the same data, within the whitened tolerance of ``_rounding``.
-    The whitened norm is 0 off the support of x, so for singular S the Euclidean norm is compared
-    as well, with a tolerance larger by a factor sqrt(cond S)."""
+    """Compare the printed formula with the closed form, and the library with the exact eraser.
+
+    The formulas are compared exactly, for S with a rational square root. The library's error is
+    compared with the whitened tolerance of ``_rounding``. The whitened norm is 0 off the support of
+    x; for singular S the Euclidean norm is therefore compared, too, with a tolerance larger by the
+    factor sqrt(cond S).
+    """
     for _ in bench.repeats(60, 12):
         m = int(bench.rng.integers(3, 6))
         d = m + int(bench.rng.integers(0, 3))
@@ -149,10 +152,16 @@ def optimality(
     gap: Callable[[Covariances, Matrix, Matrix], Number] = lambda c, m, n: trace(m @ n @ c.s @ n.T),
     fitted: Fitted = _library.splince,
 ) -> None:
-    """Exact: compare the distortion with an independent quadratic programme and with random
-    feasible erasers; check the certificate E S B = 0, B an orthonormal basis of
-    colsp[Sz, Sy]^perp. Library: for E_float = E + D the certificate is D S B, of norm at most
-    |D S^{1/2}| |S^{1/2}|; with rows measured by S^+, the whitened tolerance times |S^{1/2}|_2."""
+    """Check that SPLINCE has the least distortion among feasible erasers.
+
+    Exact: compare the distortion with an independent quadratic programme and with random feasible
+    erasers; check the certificate E S B = 0, where the columns of B are a basis of
+    colsp[Sz, Sy]^perp.
+
+    Library: let D be the error of E, and B orthonormal. The certificate is then D S B, of norm at
+    most |D S^{1/2}| |S^{1/2}|. In the metric S^+ this is at most the whitened tolerance times
+    |S^{1/2}|_2.
+    """
     for i in bench.repeats(60, 12):
         m = 3 + i % 2
         c = problem(bench.rng, m + (i // 2) % 2, m, 1, 1 + i % 2)
@@ -185,7 +194,7 @@ def _solvable(c: Covariances) -> bool:
 
 
 def _overlapping(bench: Bench, d: int) -> Sample:
-    """Draw data whose task has a column that is a linear combination of concept columns."""
+    """Draw data with a task column that is a linear combination of concept columns."""
     rng = bench.rng
     x = rng.integers(-3, 4, (3 * d, d))
     z = x @ rng.integers(-2, 3, (d, 2))
@@ -225,8 +234,12 @@ def assumption(
     criterion: Callable[[Covariances], bool] = lambda c: c.feasible,
     refuses: Callable[[Sample], bool] = _raises,
 ) -> None:
-    """Exact: compare the solvability of the linear system with the rank criterion, on feasible and
-    infeasible problems. Library: it must raise an error iff the exact problem is infeasible."""
+    """Check that SPLINCE exists if and only if colsp(Sz) and colsp(Sy) intersect in 0 only.
+
+    Exact: compare the solvability of the linear system for E with the rank criterion, on feasible
+    and infeasible problems. Library: it must raise an error if and only if the problem is
+    infeasible.
+    """
     for i in bench.repeats(60, 12):
         d = 4 + i % 2
         c = problem(bench.rng, d, d - i % 2, 1 + i % 2, 1)
@@ -251,7 +264,10 @@ def assumption(
 
 
 def _dimension(d: int, m: int, r: int, weight_rank: int) -> int:
-    """Return the dimension of the set of minimisers."""
+    """Return the dimension of the set of minimisers E.
+
+    m is rank S, r is rank Sz + rank Sy, and ``weight_rank`` is the rank of the weight matrix M.
+    """
     return d * (d - r) - weight_rank * (m - r)
 
 
@@ -268,9 +284,12 @@ def _dimension(d: int, m: int, r: int, weight_rank: int) -> int:
 def uniqueness(
     bench: Bench, *, dimension: Callable[[int, int, int, int], int] = _dimension
 ) -> None:
-    """Compare the dimension with the nullity of the quadratic form (Z^T S Z) kron M on feasible
-    directions, for 3 to 6 features of which up to two are redundant, r = 2, 3 and 4, and M of rank
-    d, d - 1 and d - 2."""
+    """Compare the formula for the dimension with the nullity of the distortion's quadratic form.
+
+    On feasible directions the form is (Z^T S Z) kron M, where Z is a basis of colsp[Sz, Sy]^perp.
+    The problems have 3 to 6 features, of which up to two are redundant, r = 2, 3 and 4, and M of
+    rank d, d - 1 and d - 2.
+    """
     sizes = [
         (d, d - gap, k_z, k_y)
         for d in (3, 4, 5, 6)
@@ -318,7 +337,11 @@ def kernel(
     drop: Eraser = _reference.splince_drop,
     fitted_drop: Fitted = lambda s: _library.splince(s, null_space="drop"),
 ) -> None:
-    """Compare exact ranks; the library has the tolerance of 1.1 times sqrt(cond S) (Euclidean)."""
+    """Check by exact ranks when ker P = colsp(Sz); off the support of x, P is zero or the identity.
+
+    The library with ``null_space="drop"`` is compared in the Euclidean norm. The tolerance is that
+    of 1.1 times sqrt(cond S).
+    """
     for i in bench.repeats(40, 10):
         d = 4 + i % 2
         c = problem(bench.rng, d, d - i % 3, 1, 1)
@@ -361,10 +384,15 @@ def constant_term(
     constant: Callable[[Matrix, Matrix], Matrix] = _constant,
     applied: Callable[[Sample, Matrix], Matrix] = _library_map,
 ) -> None:
-    """Exact: E|Px + b - x|_M^2 = D(P) + |(P - I) mu + b|_M^2 has the gradient
-    2 M ((P - I) mu + b) in b. Library: r(x) - r_exact(x) = D (x - mu) with the error D of P. Over
-    the fitted rows, its root mean square in the metric S^+ is the whitened norm of D S^{1/2},
-    bounded as in 1.1; the rounding error of x - mu adds gamma |x|."""
+    """Check that b = E x - P E x is the best constant term.
+
+    Exact: E|Px + b - x|_M^2 = D(P) + |(P - I) mu + b|_M^2 has the gradient 2 M ((P - I) mu + b)
+    with respect to b.
+
+    Library: r(x) - r_exact(x) = D (x - mu), where D is the error of P. Over the fitted rows, its
+    root mean square in the metric S^+ is the whitened norm of D S^{1/2}, bounded as in 1.1. The
+    rounding error of x - mu is much smaller than this bound.
+    """
     for i in bench.repeats(40, 10):
         c = problem(bench.rng, 4, 4 - i % 2)
         p, w = _reference.splince(c), weight(bench.rng, 4, 4 - i % 3)
@@ -376,7 +404,7 @@ def constant_term(
         def cost(
             b: Matrix, e: Matrix, w: Matrix = w, c: Covariances = c, raw: Matrix = second_moment
         ) -> Number:
-            """Return E|(P - I) x + b|_M^2, computed from raw second moments, E = I - P."""
+            """Return E|(P - I) x + b|_M^2 from raw second moments; ``e`` is I - P."""
             return trace(w @ (e @ raw @ e.T - 2 * e @ c.mean @ b.T + b @ b.T))
 
         e = eye(4) - p
@@ -403,18 +431,21 @@ def _minimum(c: Covariances, m: Matrix) -> Number:
 
 
 def _surplus(c: Covariances, m: Matrix) -> Number:
-    """Return the excess distortion over LEACE, tr(M T H^+ T^T), T = E_L Sy."""
+    """Return the excess distortion over LEACE, tr(M T H^+ T^T) with T = E_L Sy."""
     x = _reference.lost(c)
     return trace(m @ x @ inverse(_reference.unexplained(c)) @ x.T)
 
 
 def _inflation(rho: Number) -> Number:
-    """Return the distortion of SPLINCE divided by that of LEACE for scalar z and y."""
+    """Return the ratio of the distortions of SPLINCE and LEACE, for scalar z and y."""
     return 1 / (1 - rho)
 
 
 def _reported(sample: Sample) -> tuple[float, float, float]:
-    """Return reported amplification and distortions of SPLINCE and LEACE, as fractions of tr S."""
+    """Return the reported amplification, and the reported distortions of SPLINCE and LEACE.
+
+    The distortions are fractions of tr S.
+    """
     report = _library.report(sample)
     if report.distortion_leace is None:
         raise ValueError("the report gives no distortion of LEACE")
@@ -454,10 +485,14 @@ def minimum_distortion(
     fitted: Fitted = _library.splince,
     reported: Callable[[Sample], tuple[float, float, float]] = _reported,
 ) -> None:
-    """Exact comparisons of distortions. Library: the error of |M^{1/2} E S^{1/2}|_F is at most
-    |M^{1/2} S^{1/2}|_2 times the whitened tolerance: the tolerance itself for M = S^+, and
-    |S|_2^{1/2} times the tolerance for M = I, where the report divides by tr S. The error of the
-    reported 1 / s, the norm of the whitened projector, is at most the tolerance."""
+    """Compare formulas of the distortion with its definition, and with the library's report.
+
+    The formulas are compared exactly. Library: the error of |M^{1/2} E S^{1/2}|_F is at most
+    |M^{1/2} S^{1/2}|_2 times the whitened tolerance. The factor is 1 for M = S^+, and |S|_2^{1/2}
+    for M = I. The report gives the distortion for M = I, divided by tr S. The reported
+    amplification 1 / s is the norm of the whitened projector; its error is at most the whitened
+    tolerance.
+    """
     for i in bench.repeats(60, 12):
         d = 4 + i % 2
         c = problem(bench.rng, d, d - i % 2, 1 + i % 2, 1 + (i // 2) % 2)
@@ -517,7 +552,7 @@ def _orthogonal_before_whitening(bench: Bench, d: int) -> Covariances:
 
 
 def _whitened_orthogonal(c: Covariances) -> bool:
-    """Return whether the whitened spaces are orthogonal."""
+    """Return whether the whitened spaces of concept and task are orthogonal."""
     return is_zero(c.gram(c.z, c.y))
 
 
@@ -547,7 +582,10 @@ def repair_of_leace(
     repair: Callable[[Covariances], Matrix] = _reference.repair,
     fitted: Fitted = _library.splince,
 ) -> None:
-    """Exact. Library: if C_zy = 0, SPLINCE - LEACE is within the sum of both tolerances."""
+    """Compare SPLINCE - LEACE with its formula exactly; it is 0 if and only if C_zy = 0.
+
+    Library: if C_zy = 0, SPLINCE - LEACE must be within the sum of both tolerances.
+    """
     for i in bench.repeats(40, 10):
         d = 4 + i % 2
         general = problem(bench.rng, d, d - i % 2, 1 + i % 2, 1 + (i // 2) % 2)

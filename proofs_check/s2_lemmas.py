@@ -33,7 +33,7 @@ from proofs_check._rounding import tolerances
 
 
 def integer_rows(a: Matrix) -> list[list[int]]:
-    """Return nested lists of integers, for printing."""
+    """Return an integer matrix as nested lists, for printing."""
     return [[int(v) for v in row] for row in a]
 
 
@@ -45,7 +45,7 @@ def embed(a: Matrix, d: int) -> Matrix:
 
 
 def _padded(c: Covariances, d: int) -> Covariances:
-    """Return the problem with d - m additional constant features."""
+    """Return the problem with constant features appended, so that there are d features."""
 
     def tall(a: Matrix) -> Matrix:
         return np.vstack([a, zeros(d - len(a), a.shape[1])])
@@ -69,7 +69,10 @@ def decomposition(
     reduced: Eraser = _reference.splince,
     cost: Callable[[Matrix, Matrix, Matrix], object] = lambda w, n, s: trace(w @ n @ s @ n.T),
 ) -> None:
-    """Compare exactly with the quadratic programme of 1.2 in d coordinates."""
+    """Solve a problem on the support of x, pad with zeros, and compare exactly with the optimum.
+
+    The optimum is that of the quadratic programme of 1.2 in d coordinates.
+    """
     for i in bench.repeats(40, 10):
         m, extra = 3, 1 + i % 2
         d = m + extra
@@ -112,7 +115,11 @@ def _oblique(a: Matrix, b: Matrix) -> Matrix:
 def set_equivalence(
     bench: Bench, *, projection: Callable[[Matrix, Matrix], Matrix] = _oblique
 ) -> None:
-    """Check exactly both inclusions for random members, and equal dimensions of the affine sets."""
+    """Check that the intersection of C1 and C2 is the set {B P_obl : B in C2}, exactly.
+
+    C1 and C2 are the sets of matrices that meet the kernel constraint and the range constraint.
+    Random members show both inclusions; the affine sets must also have equal dimensions.
+    """
     for i in bench.repeats(40, 10):
         m = 3 + i % 2
         root, c = rooted(bench.rng, m, m, 1, 1 + i % (m - 2) if m > 3 else 1)
@@ -142,7 +149,10 @@ def set_equivalence(
     },
 )
 def whitener_misprint(bench: Bench, *, whitener: Callable[[Matrix], Matrix] = inverse) -> None:
-    """Compare exactly with the quadratic programme of 1.2."""
+    """Compare the distortion with whitening by S~^{-1/2} and by S~, exactly.
+
+    The reference is the quadratic programme of 1.2.
+    """
 
     def projected(w: Matrix, c: Covariances) -> Matrix:
         return inverse(w) @ _oblique(w @ c.sz, w @ c.sy) @ w
@@ -165,7 +175,7 @@ def whitener_misprint(bench: Bench, *, whitener: Callable[[Matrix], Matrix] = in
 
 
 def _gradient(w_inverse: Matrix, p: Matrix) -> Matrix:
-    """Return the gradient of |B P_obl - W~^{-1}|_F^2 at B = W~^{-1}."""
+    """Return the gradient of |B P_obl - W~^{-1}|_F^2 in B, at B = W~^{-1}."""
     return 2 * (w_inverse @ p - w_inverse) @ p.T
 
 
@@ -181,8 +191,11 @@ def _gradient(w_inverse: Matrix, p: Matrix) -> Matrix:
 def unconstrained_step(
     bench: Bench, *, gradient: Callable[[Matrix, Matrix], Matrix] = _gradient
 ) -> None:
-    """Exact. The loss is quadratic, so loss(B + N) - loss(B) - |N P_obl|^2 equals the derivative
-    along N exactly; the gradient formula is compared with this derivative."""
+    """Compare the formula for the gradient with the derivative of the loss, exactly.
+
+    The loss is quadratic, so its derivative along N is exactly
+    loss(B + N) - loss(B) - |N P_obl|_F^2.
+    """
     for i in bench.repeats(30, 8):
         m = 3 + i % 2
         root, c = rooted(bench.rng, m, m)
@@ -232,9 +245,11 @@ def adapted_basis(
         inside.T @ w @ outside
     ),
 ) -> None:
-    """Exact. In any adapted basis the entries of the off-diagonal block of M are u^T M v with u in
-    the support of x and v orthogonal to the support; the block is zero in one adapted basis iff it
-    is zero in all."""
+    """Check that M is block-diagonal in a basis adapted to supp(x) iff M maps supp(x) into itself.
+
+    The entries of the off-diagonal block are u^T M v, with u in the support of x and v orthogonal
+    to it. So the block is zero in one adapted basis iff it is zero in all. The check is exact.
+    """
     for i in bench.repeats(24, 8):
         c = problem(bench.rng, 4, 3)
         block = c.support @ weight(bench.rng, 4, 4) @ c.support
@@ -271,8 +286,12 @@ def _pair(c: Covariances, bench: Bench) -> Matrix:
 def common_kernel(
     bench: Bench, *, second: Eraser = _reference.splince, fitted: Fitted = _library.sal
 ) -> None:
-    """Exact. Library: |P_B P_A - P_B| = |P_B (I - P_A)| is at most |P_B| tol_A + tol_B |I - P_A|
-    for the errors of P_A and P_B, whose Euclidean tolerances have a factor sqrt(cond S)."""
+    """Check that P_B P_A = P_B for projectors P_A and P_B with the same kernel.
+
+    The reference projectors are compared exactly. Library: |P_B P_A - P_B| = |P_B (I - P_A)| is at
+    most |P_B| tol_A + tol_B |I - P_A|, where tol_A and tol_B are Euclidean tolerances, which have
+    the factor sqrt(cond S).
+    """
     for i in bench.repeats(40, 10):
         d = 4 + i % 2
         c = problem(bench.rng, d, d - i % 2, 1 + i % 2, 1)

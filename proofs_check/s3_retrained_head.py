@@ -49,7 +49,7 @@ from proofs_check._rounding import UNIT, tolerances
 
 
 def _ridge_fit(features: Matrix, y: Matrix) -> Matrix:
-    """Fit by ridge with penalty 1/100 on all coefficients except the intercept."""
+    """Return ridge coefficients, with penalty 1/100 on all except the intercept."""
     penalty = eye(features.shape[1]) / 100
     penalty[-1, -1] = 0 * penalty[-1, -1]
     return ridge(features, y, penalty)
@@ -75,11 +75,14 @@ def retrained_least_squares(
     fit: Fit = least_squares,
     fitted: Callable[[Sample], NDArray[np.float64]] = lambda s: to_float(_library.splince(s)),
 ) -> None:
-    """Exact. Library, in whitened coordinates, where the features have Gram matrix n I: a whitened
-    error e of P changes the features by sqrt(n) e, hence the coefficients by at most 2 e times the
-    sum of |y| / sqrt(n) and the norm of the coefficients, which are both at most std(y). The
-    prediction of a test row of whitened norm t changes by at most 4 e t std(y). The QR
-    factorisation of the refit adds n d UNIT cond(S)^(1/2) to e."""
+    """Compare retrained least-squares heads behind several erasers with the constrained fit.
+
+    The exact erasers must agree exactly. Library: let e be the whitened error of P, t the norm of a
+    whitened test row with a 1 appended, and q = std(y) + |mean(y)|. In whitened coordinates the
+    Gram matrix of the features is n I. The features change by sqrt(n) e, hence the coefficients by
+    at most 2 e q, and the prediction of the test row by at most 4 e t q. The QR factorisation of
+    the refit adds n d UNIT cond(S)^(1/2) to e.
+    """
     for s in bench.samples(12, 3, REGULAR):
         c = s.covariances
         test = integers(bench.rng, 3, c.d, 9)
@@ -105,7 +108,10 @@ def retrained_least_squares(
 
 
 def _class_data(bench: Bench, classes: int) -> tuple[Sample, Matrix]:
-    """Draw features with random classes, and class indicators without the reference class."""
+    """Draw features and random classes.
+
+    Returns a sample with the features, and class indicators without the reference class.
+    """
     while True:
         s = sample(bench.rng, "full rank", 4)
         labels = bench.rng.integers(0, classes, len(s.x))
@@ -114,7 +120,10 @@ def _class_data(bench: Bench, classes: int) -> tuple[Sample, Matrix]:
 
 
 def _library_slack(scores: Matrix, s: Sample, rows: Matrix, error: float) -> float:
-    """Return the bound on the change of scores by a whitened error of P; see ``_classifier``."""
+    """Return the bound on the change of scores by a whitened error of P.
+
+    ``_classifier`` derives the bound.
+    """
     values = to_float(scores)
     powers = np.hstack([np.ones((len(values), 1)), np.exp(values)])
     curve = float((powers / powers.sum(1, keepdims=True)).min()) / powers.shape[1]
@@ -132,15 +141,18 @@ def _classifier(
     penalty: float = 0.0,
     fitted: Callable[[Sample], Matrix] = _library.splince,
 ) -> None:
-    """Compare scores of refitted heads with those of phi fitted on x under Sz^T phi = 0.
+    """Compare the scores of refitted heads with those of a head phi fitted on x under Sz^T phi = 0.
 
-    Both are computed to 40 digits. Tolerance: the two certificates, plus 1e-30 for rounding errors.
-    Library: the entries of its P are exact numbers, and V is a basis of the exact range, so the
-    only error is the whitened error e of P. Whitened features have Gram matrix n I and change by
-    sqrt(n) e (P^T does not shrink range(P)). The Hessian is at least n times the smallest curvature
-    of the log-loss, which is at least (smallest class probability) / classes. The score of a test
-    row of whitened norm t changes by at most e t ((2 + |w| / 2) / curvature + |w|), |w| the
-    standard deviation of the scores; the tolerance is twice this bound.
+    All heads are computed to 40 digits. The tolerance is the sum of the two certificates, plus
+    1e-30 for rounding errors.
+
+    Library: the entries of its P are taken as exact numbers, and the head is restricted to a basis
+    of the exact range. So the only error is the whitened error e of P. The Gram matrix of the
+    whitened features is n I, and the features change by sqrt(n) e, as P^T does not shrink range(P).
+    The Hessian is at least n times the smallest curvature of the log-loss, which is at least
+    (smallest class probability) / classes. The score of a test row of whitened norm t changes by at
+    most e t ((2 + |w| / 2) / curvature + |w|), where |w| is the standard deviation of the scores.
+    The tolerance is twice this bound.
     """
     with mpmath.workdps(DIGITS):
         certified, n_needed = 0, len(bench.repeats(6, 1))
@@ -156,7 +168,10 @@ def _classifier(
                 test: Matrix = test,
                 target: Matrix = target,
             ) -> tuple[Matrix, float]:
-                """Return scores and certificate; infinite scores without a certified minimiser."""
+                """Return the scores of a refitted head and their certificate.
+
+                The scores are infinite if no minimiser is certified.
+                """
                 rows, new = (high_precision(with_ones(x @ weights)) for x in (s.x, test))
                 try:
                     head = softmax(rows, target, new, ridge=ridge)
@@ -166,7 +181,7 @@ def _classifier(
 
             expected, slack = refit(null_basis(c.z.T))
             if expected[0, 0] == np.inf:
-                continue  # separable classes have no minimiser; Theorem 2 does not apply
+                continue  # separable classes: no minimiser exists, Theorem 2 does not apply
             certified += 1
             for p in (eraser(c), _reference.leace(c), _reference.sal(c), random_range(bench, c)):
                 scores, more = refit(p.T @ range_coordinates(p), penalty)
@@ -194,7 +209,7 @@ def retrained_logistic(
     penalty: Callable[[], float] = lambda: 0.0,
     fitted: Callable[[Sample], Matrix] = _library.splince,
 ) -> None:
-    """Compare retrained logistic heads; see ``_classifier``."""
+    """Compare retrained logistic heads with a constrained fit; see ``_classifier``."""
     _classifier(bench, 2, eraser=eraser, penalty=penalty(), fitted=fitted)
 
 
@@ -214,14 +229,18 @@ def retrained_softmax(
     penalty: Callable[[], float] = lambda: 0.0,
     fitted: Callable[[Sample], Matrix] = _library.splince,
 ) -> None:
-    """Compare retrained softmax heads of three classes; see ``_classifier``."""
+    """Compare retrained softmax heads (3 classes) with a constrained fit; see ``_classifier``."""
     _classifier(bench, 3, eraser=eraser, penalty=penalty(), fitted=fitted)
 
 
 def _margins(
     bench: Bench, metric: Callable[[Matrix], Matrix]
 ) -> tuple[Matrix, list[Matrix]] | None:
-    """Draw signed rows, separable after erasure; return rows and margins of SPLINCE and SAL."""
+    """Draw rows that are separable after erasure; return them and their widest-margin heads.
+
+    The rows are multiplied by the sign of their class. The two heads are those behind SPLINCE and
+    behind SAL. Returns None if the draw is not suitable.
+    """
     x = bench.rng.integers(-3, 4, (8, 4))
     z = x[:, :1] + bench.rng.integers(-2, 3, (8, 1))
     s = continuous(x, z, x[:, 1:2] + x[:, :1], "separable")
@@ -242,10 +261,10 @@ def _margins(
 
 
 def _separable(bench: Bench, metric: Callable[[Matrix], Matrix]) -> None:
-    """Check that SPLINCE and SAL have different widest margins if the classes are separable.
+    """Check that the widest margins behind SPLINCE and SAL differ if the classes are separable.
 
-    Three support vectors in three dimensions determine the margin for any metric; such draws are
-    skipped, at most 20 times.
+    If three support vectors determine the margin in three dimensions, both margins agree whatever
+    the metric. Such draws are repeated, up to 20 draws in all.
     """
     for _ in bench.repeats(6, 2):
         apart = 0
@@ -273,10 +292,10 @@ def _few_rows(bench: Bench, rows: Callable[[int], int], d: int) -> Sample:
 
 
 def _least_norm(s: Sample, y: Matrix, test: Matrix, p: Matrix, within: Matrix | None) -> Matrix:
-    """Return predictions of the head of smallest |theta| on Px + b, with unpenalised intercept.
+    """Return predictions of the least-squares head of smallest |theta| on Px + b.
 
-    Centring the rows eliminates the intercept and b. ``within`` restricts theta to the column space
-    of a matrix.
+    The intercept is not penalised; centring the rows eliminates it, and b as well. ``within``
+    restricts theta to the column space of a matrix.
     """
     mean = s.covariances.mean.T
     rows = (s.x - mean) @ p.T
@@ -285,7 +304,7 @@ def _least_norm(s: Sample, y: Matrix, test: Matrix, p: Matrix, within: Matrix | 
 
 
 def _library_erasers(s: Sample) -> list[tuple[Matrix, float]]:
-    """Return SPLINCE, LEACE and SAL of the library with their Euclidean tolerances."""
+    """Return SPLINCE, LEACE and SAL of the library, each with its Euclidean tolerance."""
     splince, leace, sal, cond = tolerances(s)
     root = float(np.sqrt(cond))
     return [
@@ -319,16 +338,20 @@ def unique_minimiser(
     eraser: Callable[[Bench, Covariances], Matrix] = lambda bench, c: _reference.splince(c),
     fitted: Callable[[Sample], list[tuple[Matrix, float]]] = _library_erasers,
 ) -> None:
-    """Exact. The widest margin minimises |theta|^2 = phi^T (P^T P)^+ phi over the heads of margin
-    one, by enumeration of the active sets. Only margins are computed here. Penalised heads
-    converge to the widest margin as the penalty vanishes (Rosset, Zhu and Hastie, NeurIPS 2003),
-    and so does gradient descent (Soudry et al., JMLR 19, 2018).
+    """Check that retrained heads agree if the minimiser is unique, and can differ otherwise.
+
+    Without a unique minimiser, the heads are of least norm (few rows) or of widest margin
+    (separable classes). The widest margin minimises |theta|^2 = phi^T (P^T P)^+ phi over all heads
+    of margin one; it is computed exactly, by enumeration of the active sets. Penalised heads
+    converge to it as the penalty vanishes (Rosset, Zhu and Hastie, NeurIPS 2003), and so does
+    gradient descent (Soudry et al., JMLR 19, 2018); neither is computed here.
 
     Library: theta is fitted in the exact space P supp(x), where the fit is unique. A Euclidean
-    error e of P changes the erased rows by e |X| and theta relatively by at most 2 e |X| / sigma,
-    sigma the smallest singular value of the exact erased rows. The prediction of a test row
-    changes by its norm times the change of theta, plus its norm times e |theta|; the tolerance is
-    twice this bound."""
+    error e of P changes the erased rows by e |X|, and theta relatively by at most 2 e |X| / sigma,
+    where sigma is the smallest singular value of the exact erased rows. The prediction of a test
+    row changes by its norm times the change of theta, plus its norm times e |theta|. The tolerance
+    is twice this bound.
+    """
     for _ in bench.repeats(10, 3):
         s = sample(bench.rng, "full rank", 4)
         y, test = integers(bench.rng, len(s.x), 1), integers(bench.rng, 3, 4, 9)
@@ -342,7 +365,7 @@ def unique_minimiser(
         s = _few_rows(bench, rows, d)
         c, n = s.covariances, len(s.x)
         test = integers(bench.rng, 3, d, 9)
-        while True:  # a zero head is the same for all ranges
+        while True:  # a zero head would agree for all ranges
             y = integers(bench.rng, n, 1)
             expected = _least_norm(s, y, test, _reference.leace(c), None)
             if not is_zero(expected - y.sum() / n):
@@ -385,7 +408,10 @@ def restriction_to_range(
     offset: Callable[[], bool] = lambda: True,
     intercept: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Compare heads behind SPLINCE and SAL exactly, with and without constant and intercept."""
+    """Compare heads behind SPLINCE and SAL exactly, with and without b and an intercept.
+
+    b is the constant of r(x) = Px + b.
+    """
     for _ in bench.repeats(16, 5):
         s = sample(bench.rng, "full rank", 4)
         c = s.covariances
@@ -429,7 +455,10 @@ def guarded_methods(
         Covariances(c.s, beside(c.sz, c.s[:, :1]), c.sy, c.mean)
     ),
 ) -> None:
-    """Compare retrained heads exactly, for kernels equal to and larger than colsp(Sz)."""
+    """Compare retrained heads behind guarded erasers exactly.
+
+    The heads agree if the kernel of the eraser is colsp(Sz), and differ if it is larger.
+    """
     for _ in bench.repeats(16, 5):
         s = sample(bench.rng, "full rank", 4)
         c = s.covariances

@@ -1,9 +1,9 @@
 """Section 4: Theorem 3, the squared error of a frozen head, literal and deployed.
 
-Model: y = beta^T x + noise with E[x noise] = 0, x centred with any distribution, so beta = S^+ Sy
-on the support of x. A head theta after the eraser x -> P x has the scores
-theta^T P x = (P^T theta)^T x. Its excess risk over beta is |S^{1/2} (P^T theta - beta)|^2, as the
-noise is uncorrelated with x.
+Model: y = beta^T x + noise with E[x noise] = 0, where x is centred with any distribution. So
+beta = S^+ Sy on the support of x. A head theta after the eraser x -> P x has the scores
+theta^T P x = (P^T theta)^T x. Its excess risk over beta is |S^{1/2} (P^T theta - beta)|^2, because
+the noise is uncorrelated with x.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def literal_regression(
     closed: Eraser = _reference.splince,
     leak: Callable[[Covariances, Matrix], Matrix] = lambda c, p: c.sz.T @ p @ head(c),
 ) -> None:
-    """Compute excess risks in the literal reading exactly."""
+    """Compute excess risks in the literal reading (P applied to the head) exactly."""
     for i in bench.repeats(40, 10):
         c = whitened_problem(bench, 3 + i % 3)
         beta = head(c)
@@ -92,7 +92,7 @@ def _risk_splince(c: Covariances) -> Matrix:
 
 
 def _penalty(rho: Number) -> Number:
-    """Return the excess risk of SPLINCE divided by that of LEACE, for a scalar task."""
+    """Return the ratio of the excess risks of SPLINCE and LEACE, for a scalar task."""
     return 1 / (1 - rho)
 
 
@@ -104,8 +104,9 @@ def semidefinite(a: Matrix) -> bool:
 def _ratio_is_sharp(c: Covariances, low: Matrix, risk: Matrix) -> bool:
     """Return whether 1 / (1 - rho) is the largest ratio of both risks over combinations of outputs.
 
-    rho may be irrational, so two rationals 2^-30 apart bracket it: dR(LEACE) - (1 - t) dR(SPLINCE)
-    must have no negative eigenvalue for t above rho, and must have one for t below rho.
+    The matrix dR(LEACE) - (1 - t) dR(SPLINCE) must have no negative eigenvalue for t above rho, and
+    must have one for t below rho. Two rational values of t, 2^-30 apart, bracket rho, which may be
+    irrational.
     """
     explained = inverse(c.gram(c.z, c.z)) @ c.gram(c.z, c.y)
     shared = explained @ inverse(c.gram(c.y, c.y)) @ c.gram(c.y, c.z)
@@ -139,8 +140,11 @@ def deployed_regression(
     risk_splince: Callable[[Covariances], Matrix] = _risk_splince,
     fitted: Fitted = _library.splince,
 ) -> None:
-    """Exact. Library: the error of P^T beta in the norm of S, and so the error of the square root
-    of the risk, is at most the whitened error of P times |beta|_S = sqrt(C_yy)."""
+    """Compare excess risks in the deployed reading (x -> Px) with their formulas exactly.
+
+    Library: the error of P^T beta in the norm of S is at most the whitened error of P times
+    |beta|_S = sqrt(C_yy). The square root of the excess risk has the same bound.
+    """
     for i in bench.repeats(60, 12):
         scalar = i % 3 < 2
         if i % 2:
@@ -194,13 +198,13 @@ def deployed_regression(
 def advantage(q: Number, v: Number, h: Number) -> Number:
     """Return MSE(SPLINCE) - MSE(LEACE) for a frozen head theta and scalar y.
 
-    q = theta^T E_L Sy, v = Cov(theta^T x, y), h = H = (1 - rho) C_yy.
+    q = theta^T E_L Sy, v = Cov(theta^T x, y) and h = H = (1 - rho) C_yy.
     """
     return q / h * (2 * v - q - 2 * h)
 
 
 def threshold(rho: Number) -> Number:
-    """Return the factor g below which SPLINCE is better for the frozen head g beta."""
+    """Return the g below which SPLINCE is better than LEACE for the frozen head g beta."""
     return 2 * (1 - rho) / (2 - rho)
 
 
@@ -213,7 +217,7 @@ def _library_report(sample: Sample) -> tuple[float, float, float]:
 
 
 def mean_square(c: Covariances, p: Matrix, theta: Matrix) -> Number:
-    """Return E(y - theta^T P x)^2 - Var(y) for scalar y."""
+    """Return E(y - theta^T P x)^2 - Var(y), for a frozen head theta and scalar y."""
     read = deployed(p, theta)
     return (read.T @ c.s @ read - 2 * read.T @ c.sy)[0, 0]
 
@@ -249,9 +253,12 @@ def other_heads(
     limit: Callable[[Number], Number] = threshold,
     reported: Callable[[Sample], tuple[float, float, float]] = _library_report,
 ) -> None:
-    """Exact. Report of the library: rho = 1 - s^2 with s = sin(angle), and the error of the angle
-    is below tol s^2 / 2 (see ``_rounding``), so |d rho| <= s^3 tol. The relative error of
-    1 / (1 - rho) is at most s tol, the error of the threshold at most 2 s^3 tol."""
+    """Compare SPLINCE and LEACE exactly, for frozen heads other than beta.
+
+    Report of the library: rho = 1 - s^2 with s = sin(angle). The error of the angle is below tol
+    s^2 / 2 (see ``_rounding``), so |d rho| <= s^3 tol. The relative error of 1 / (1 - rho) is at
+    most s tol, and the error of the threshold at most 2 s^3 tol.
+    """
     for i in bench.repeats(60, 12):
         c = whitened_problem(bench, 4) if i % 2 else problem(bench.rng, 4, 4 - i % 3 // 2)
         p, least, beta = _reference.splince(c), _reference.leace(c), head(c)
@@ -306,8 +313,11 @@ def preserved(
         s.features
     ),
 ) -> None:
-    """Exact. Library: the whitened error of the centroid of n_k of n rows is at most sqrt(n / n_k)
-    times the root mean square of r(x) - r_exact(x), which is bounded in 1.6."""
+    """Check exactly that SPLINCE preserves Cov(score, y) and the centroids of the task classes.
+
+    Library: the whitened error of the centroid of n_k of n rows is at most sqrt(n / n_k) times the
+    root mean square of r(x) - r_exact(x), which 1.6 bounds.
+    """
     for s in bench.samples(8, 3, ("one-hot",)):
         c = s.covariances
         p = closed(c)

@@ -58,8 +58,12 @@ def literal_logistic(
     reading: Reading = literal,
     formula: Callable[[Family, Number, Matrix, Matrix, Matrix], tuple[Number, Number]] = excess,
 ) -> None:
-    """Quadrature at 30 digits with the error bound of ``_quadrature``. The integral over the plane,
-    in float64 with its own error bound, does not use Stein's lemma."""
+    """Compute the excess log-loss in the literal reading for counterexamples.
+
+    The quadrature has 30 digits and the error bound of ``_quadrature``. It is compared with an
+    integral over the plane in float64, which has its own error bound and does not use Stein's
+    lemma.
+    """
     a = mpmath.mpf(0)
     for i in bench.repeats(3, 1):
         beta = rational([[3 - i], [0]])
@@ -106,7 +110,10 @@ def literal_leace(
     power: Callable[[], int] = lambda: 2,
     touches: Callable[[Matrix, Matrix], bool] = lambda p, b: not is_zero(p @ b),
 ) -> None:
-    """Quadrature at 30 digits; differences within the error bound do not decide inequalities."""
+    """Check bounds on the excess log-loss of the head (I - P_z) beta, by quadrature at 30 digits.
+
+    Differences within the error bound do not decide an inequality.
+    """
     a = mpmath.mpf(0)
 
     def last_line(s: Matrix, beta: Matrix, p_z: Matrix) -> Number:
@@ -163,7 +170,7 @@ GRID = [
 
 
 def _grid(bench: Bench) -> list[tuple[Number, Number, Number]]:
-    """Return intercepts, score variances and squared cosines as 40-digit mpf."""
+    """Return triples of intercept, score variance and squared cosine, as 40-digit mpf."""
     chosen = GRID[::5] if bench.quick else GRID
     a, v, rho = ([mpf(Fraction(value)) for value in column] for column in zip(*chosen, strict=True))
     return list(zip(a, v, rho, strict=True))
@@ -201,10 +208,13 @@ def deployed_logistic(
         k * k * high + low - 2 * base
     ),
 ) -> None:
-    """Quadrature at 30 digits with the error bound of ``_quadrature``, or closed forms. The problem
-    in R^2 is S = I, Sz = e1, and beta at the angle with squared cosine rho. Tolerance: the error
-    bounds of both sides, which must not exceed the differences that decide an order. The plane
-    integral has its own error bound."""
+    """Compare the excess log-loss in the deployed reading with its formulas, for LEACE and SPLINCE.
+
+    The problem in R^2 is S = I, Sz = e1, with rho the squared cosine of the angle between beta and
+    Sz. The losses are closed forms, or quadratures at 30 digits with the error bound of
+    ``_quadrature``. The tolerance is the sum of the error bounds of both sides; LEACE and SPLINCE
+    must differ by more. The plane integral has its own error bound.
+    """
     with mpmath.workdps(40):
         for a, v, rho in _grid(bench):
             beta = np.array([[mpmath.sqrt(rho * v)], [mpmath.sqrt((1 - rho) * v)]], dtype=object)
@@ -264,9 +274,12 @@ def logistic_bounds(
     eighth: Callable[[], Number] = lambda: mpmath.mpf(1) / 8,
     half: Callable[[], Number] = lambda: mpmath.mpf(1) / 2,
 ) -> None:
-    """Quadrature at 30 digits. The first pair of bounds follows from l' = k / 2 <= 1 / 8, the
-    second from k decreasing in v. The grid includes small v, where the bounds are sharp: with half
-    the factor they fail."""
+    """Check upper bounds on the excess log-loss, by quadrature at 30 digits.
+
+    The first two bounds follow from l' = k / 2 <= 1 / 8. The other two hold for a = 0, because k
+    decreases in v. The grid includes small v, where the bounds are sharp: with half the factor they
+    fail.
+    """
     rows = [*_grid(bench), *(tuple(map(mpmath.mpf, ("0", "0.01", r))) for r in ("0.01", "0.9"))]
     with mpmath.workdps(40):
         for a, v, rho in rows:
@@ -287,7 +300,7 @@ def logistic_bounds(
         base = drop_leace(LOGISTIC, 0, v, rho)[0]
 
         def shrunk(scale: Number, keep: Number) -> Number:
-            """Return Delta of the head with ``scale`` times the score of LEACE.
+            """Return Delta of the head whose score is ``scale`` times the score of LEACE.
 
             ``keep`` is (1 - rho) v.
             """

@@ -43,13 +43,19 @@ Metric = Callable[[Matrix], Matrix]
 
 
 def _by_metric(c: Covariances, p: Matrix, strength: Number, metric: Metric) -> Matrix:
-    """Return the ridge head on x under Sz^T phi = 0 with penalty phi^T metric phi."""
+    """Return the ridge head phi on x under Sz^T phi = 0.
+
+    The penalty is ``strength`` times phi^T metric(P) phi.
+    """
     n = null_basis(c.z.T)
     return n @ inverse(n.T @ (c.s + strength * metric(p)) @ n) @ n.T @ c.sy
 
 
 def _mirrored(c: Covariances, p: Matrix) -> Matrix:
-    """Return the projector with the kernel of P and the range of P reflected at ker(P)^perp."""
+    """Return the projector with the kernel of P and the range of P reflected at ker(P)^perp.
+
+    A reflection at a subspace changes the sign of the orthogonal component.
+    """
     orthogonal = _reference.sal(c)
     return 2 * orthogonal - p
 
@@ -71,7 +77,7 @@ def ridge_ranges(
     metric: Metric = penalty_metric,
     twin: Callable[[Covariances, Matrix], Matrix] = _mirrored,
 ) -> None:
-    """Compare ridge heads behind projectors with one kernel and several ranges exactly."""
+    """Compare ridge heads behind projectors of one kernel and several ranges exactly."""
     for i in bench.repeats(24, 8):
         c = problem(bench.rng, 4, 4)
         strength = rational([[f"1/{10 ** (i % 4)}"]])[0, 0]
@@ -99,7 +105,10 @@ def ridge_ranges(
 
 
 def _effective(rho: Number, strength: Number) -> Number:
-    """Return the penalty of LEACE that gives the head of SPLINCE at ``strength``, for S = I."""
+    """Return the penalty at which LEACE has the ridge head that SPLINCE has at ``strength``.
+
+    The features are whitened, S = I.
+    """
     return strength * (1 - rho)
 
 
@@ -121,9 +130,11 @@ def ridge_whitened(
     effective: Callable[[Number, Number], Number] = _effective,
     closed: Callable[[Covariances], Matrix] = _reference.splince,
 ) -> None:
-    """Exact. Let u be the part of Sy orthogonal to Sz. Then P_S u = Sy and
-    |P_S u|^2 = |u|^2 / (1 - rho), so the metric of 6.1 is (1 - rho) along u; the fit differs from
-    0 only along u."""
+    """Compare ridge heads behind SPLINCE and LEACE exactly, for whitened features.
+
+    Let u be the part of Sy orthogonal to Sz. Then P_S u = Sy and |P_S u|^2 = |u|^2 / (1 - rho). So
+    the penalty metric of 6.1 is (1 - rho) along u, and the head has a component only along u.
+    """
     for i in bench.repeats(30, 8):
         c = whitened_problem(bench, 3 + i % 3)
         rho, strength = _reference.squared_cosine(c), rational([[f"{1 + i % 5}/{1 + i % 3}"]])[0, 0]
@@ -223,8 +234,11 @@ def covariance_ratio(
     leace_ratio: Callable[[Covariances], Number] | None = None,
     fitted: Fitted = _library.splince,
 ) -> None:
-    """Exact. Library: |sqrt(ratio) - 1| <= |D Sy| / |Sy| for the error D of P, and
-    |D Sy| <= |S^{1/2}|_2 |S^{-1/2} D S^{1/2}| |S^{-1/2} Sy| <= sqrt(cond S) |Sy| x tolerance."""
+    """Compare the ratio |P Sy|^2 / |Sy|^2 of several erasers with formulas exactly.
+
+    Library: |sqrt(ratio) - 1| <= |D Sy| / |Sy|, where D is the error of P, and
+    |D Sy| <= |S^{1/2}|_2 |S^{-1/2} D S^{1/2}| |S^{-1/2} Sy| <= sqrt(cond S) |Sy| x tolerance.
+    """
 
     def direct(c: Covariances) -> Number:
         covariance = c.sy - c.z @ inverse(c.gram(c.z, c.z)) @ c.gram(c.z, c.sy)
@@ -262,7 +276,7 @@ def _binary(rng: Rng, d: int) -> Sample:
 
 
 def _along_means(s: Sample) -> Matrix:
-    """Return I - w w^T / |w|^2, w the difference of the two class means."""
+    """Return I - w w^T / |w|^2, where w is the difference of the two class means."""
     first, second = (s.z[:, k : k + 1].T @ s.x / sum(s.z[:, k]) for k in (0, 1))
     w = (first - second).T
     return eye(len(w)) - w @ inverse(w.T @ w) @ w.T
@@ -292,7 +306,7 @@ def mean_projection(
     spectral: Callable[[Covariances], Matrix] = _reference.sal,
     fitted: Fitted = _library.mean_projection,
 ) -> None:
-    """Compare mean projection and SAL exactly; the library has the tolerance of SAL."""
+    """Compare mean projection and SAL exactly; the library has SAL's tolerance."""
     for i in bench.repeats(20, 5):
         s = _binary(bench.rng, 4 + i % 2)
         bench.printed(along(s) - _reference.sal(s.covariances))

@@ -1,4 +1,4 @@
-"""Section 7: rounding errors of the library, against 60 digits and on real activations."""
+"""Section 7: rounding errors of the library, on hard problems and on real activations."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ Floats = NDArray[np.float64]
 
 
 def _mapped(c: Covariances, linear: Matrix) -> Covariances:
-    """Return the moments of L x."""
+    """Return the moments of L x, where L is ``linear``."""
     return Covariances(linear @ c.s @ linear.T, linear @ c.sz, linear @ c.sy, linear @ c.mean)
 
 
 def _recoded(sample: Sample, bench: Bench) -> Sample:
-    """Return the data with invertible affine maps of the labels and one redundant column."""
+    """Return the data with recoded labels.
+
+    z and y are mapped by invertible affine maps; y gets one redundant column.
+    """
     z = to_float(sample.z) @ to_float(invertible(bench.rng, sample.z.shape[1])) + 7
     y = -3 * to_float(sample.y) + 1
     y = np.hstack([y, 2 * y[:, :1] - 5])
@@ -58,7 +61,10 @@ def invariances(
     sal_map: Callable[[Bench], Matrix] = lambda bench: rotation(bench.rng, 4),
     fitted: Fitted = _library.splince,
 ) -> None:
-    """Exact. Library: erasers from two codings of the labels agree within both tolerances."""
+    """Check exactly which changes of labels, features and S leave erasers or constraints unchanged.
+
+    Library: erasers from two codings of the labels agree within the sum of both tolerances.
+    """
     for i in bench.repeats(40, 10):
         c = problem(bench.rng, 4, 4, 1 + i % 2, 1)
         p = closed(c)
@@ -87,7 +93,10 @@ def invariances(
 
 
 def _hard_sample(rng: np.random.Generator, d: int, kappa: float, gap: float) -> Sample:
-    """Draw data with condition number kappa and an angle of about ``gap`` between both spaces."""
+    """Draw data with condition number kappa, whose whitened concept and task are nearly parallel.
+
+    The angle between the two whitened spaces is about ``gap``.
+    """
     n = 3 * d
     scale = np.geomspace(1, kappa**-0.5, d)
     x = rng.normal(size=(n, d)) * scale @ np.linalg.qr(rng.normal(size=(d, d)))[0]
@@ -101,7 +110,7 @@ def _hard_sample(rng: np.random.Generator, d: int, kappa: float, gap: float) -> 
 
 
 def _exact(a: Floats) -> Matrix:
-    """Convert float64 numbers to 60-digit numbers, exactly."""
+    """Convert float64 numbers to mpf numbers, exactly."""
     out = np.empty(a.shape, dtype=object)
     for index, value in np.ndenumerate(a):
         out[index] = mpmath.mpf(float(value))
@@ -109,12 +118,12 @@ def _exact(a: Floats) -> Matrix:
 
 
 def _library_matrix(sample: Sample) -> Matrix:
-    """Return SPLINCE of the library, in 60-digit numbers."""
+    """Return the library's SPLINCE in 60-digit numbers."""
     return _exact(np.asarray(_library.fit("splince", sample).matrix(), dtype=np.float64))
 
 
 def _lost_direction(sample: Sample) -> Matrix:
-    """Return SPLINCE without the eigenvector of S with the smallest eigenvalue."""
+    """Return SPLINCE computed without the smallest eigenvalue of S and its eigenvector."""
     x = to_float(sample.x)
     centred = x - x.mean(0)
     values, vectors = np.linalg.eigh(centred.T @ centred / len(x))
@@ -142,7 +151,10 @@ def _lost_direction(sample: Sample) -> Matrix:
 def high_precision_error(
     bench: Bench, *, fitted: Callable[[Sample], Matrix] = _library_matrix
 ) -> None:
-    """Compare the library with 60-digit arithmetic, whose moments are exact to 1e-55."""
+    """Compare the library with 60-digit arithmetic.
+
+    The error of the 60-digit moments is about 1e-55.
+    """
     grid = [(10.0, 1.0), (1e3, 1.0), (1e5, 0.3), (1e7, 0.1), (10.0, 1e-2), (1e4, 1e-3), (10, 1e-4)]
     with mpmath.workdps(60):
         for i in bench.repeats(3, 1):
@@ -160,7 +172,7 @@ class Real:
 
     ``std`` holds the standard deviations of the features. ``sz`` and ``sy`` are Cov(x, z) and
     Cov(x, y) of standardised features and labels. ``root`` is R with R^T R = Cov(x). ``a`` and
-    ``b`` are unit vectors along R^{-T} Sz and R^{-T} Sy. ``least`` is LEACE of the library in
+    ``b`` are unit vectors along R^{-T} Sz and R^{-T} Sy. ``least`` is the library's LEACE in
     whitened coordinates. ``figures`` holds condition numbers and tolerances.
     """
 
@@ -176,13 +188,13 @@ class Real:
     figures: Rounding
 
     def white(self, p: Floats) -> Floats:
-        """Return R^{-T} P R^T, the map in whitened coordinates."""
+        """Return R^{-T} P R^T, the map P in whitened coordinates."""
         return np.asarray(np.linalg.solve(self.root.T, p @ self.root.T))
 
 
 @cache
 def _professions(aligned: bool) -> Real:
-    """Load the activations and compute the reference values, once for all mutants."""
+    """Load the activations and compute the reference values, cached for all mutants."""
     x, z, y = _library.professions(aligned)
     z, y = z.reshape(-1, 1), y.reshape(-1, 1)
     centred, std = x - x.mean(0, dtype=np.float64), x.std(0, dtype=np.float64)
@@ -205,7 +217,7 @@ def _real_leace(moments: sf.Moments) -> Floats:
 
 
 def _diagonal_splince(moments: sf.Moments) -> Floats:
-    """Return SPLINCE with diag(S) in place of S, in floating point."""
+    """Return SPLINCE in float64, with diag(S) in place of S."""
     s = np.diag(np.asarray(moments.covariance(ddof=0)))
     sz, sy = (np.asarray(moments.cross_covariance(name, ddof=0)) for name in "zy")
     gain = (sy.T @ (sz / s[:, None])) / (sy.T @ (sy / s[:, None]))
@@ -232,14 +244,17 @@ def real_activations(
     fitted: Callable[[sf.Moments], Any] = _real_splince,
     inflation: Callable[[float], float] = lambda rho: 1 / (1 - rho),
 ) -> None:
-    """Compare the library with reference values computed from the rows.
+    """Compare the library with reference values computed from the rows of real activations.
 
-    Constraints are checked for standardised features and labels, with tolerances that do not
-    depend on the condition number: relative residuals of at most 8 d eps |P|^2 for the covariance
-    and 8 d eps |P|^3 for P P - P (one column each, eps = 2^-52), plus the difference between the
-    Sz of the rows and the accumulated Sz, at most gamma per entry, times |P| + 1. The other values
-    are whitened by a QR factorisation of the rows and have the tolerance of 1.1, which grows with
-    the condition number."""
+    Constraints are checked for standardised features and labels, where tolerances do not depend on
+    the condition number. z and y have one column each; eps = 2^-52. The relative residual may be
+    8 d eps |P|^2 for a covariance, and 8 d eps |P|^3 for P P - P. The tolerance of a covariance has
+    a second term, because the accumulated Sz differs from the Sz of the rows: at most gamma per
+    entry, times |P| + 1.
+
+    The other values are whitened by a QR factorisation of the rows. They have the tolerance of 1.1,
+    which grows with the condition number.
+    """
     for aligned in (False, True):
         real = _professions(aligned)
         p, d = fitted(real.moments), len(real.std)

@@ -1,4 +1,4 @@
-"""Section 8: beyond the paper. Repair, equal class covariances, held-out rows."""
+"""Section 8: beyond the paper (repair, equal class covariances, held-out rows)."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from proofs_check._linalg import (
 from proofs_check._rounding import tolerances, whitened_error
 
 Floats = NDArray[np.float64]
-# f(classes, Lam)
+# the function f of (classes, Lam)
 Value = Callable[["Classes", Floats], float]
-# (T, Ty, Sy) -> B
+# function from (T, Ty, Sy) to the repair B
 Repair = Callable[[Matrix, Matrix, Matrix], Matrix]
 
 
 def _erased_moments(bench: Bench, i: int) -> tuple[Matrix, Matrix, Matrix]:
-    """Draw T = F F^T of any rank, Ty = F b, and Sy with ker Ty in ker Sy.
+    """Draw T = F F^T of any rank, Ty = F b, and Sy such that ker Sy contains ker Ty.
 
     Some draws have redundant label columns.
     """
     d, k = 3 + i % 3, 1 + (i // 3) % 2
     f = integers(bench.rng, d, d - i % 2)
     ty, sy = f @ integers(bench.rng, f.shape[1], k), integers(bench.rng, d, k)
-    if i % 4 == 3:  # add a linear combination of the label columns
+    if i % 4 == 3:  # append a redundant label column
         mix = integers(bench.rng, k, 1)
         ty, sy = beside(ty, ty @ mix), beside(sy, sy @ mix)
     if rank(ty) < k:
@@ -61,7 +61,7 @@ def _with_h_of_sy(t: Matrix, ty: Matrix, sy: Matrix) -> Matrix:
 
 
 def _cost(t: Matrix, ty: Matrix, sy: Matrix, m: Matrix) -> Number:
-    """Return the cost of the repair, tr(M X H^+ X^T), X = Sy - Ty."""
+    """Return the cost of the repair, tr(M X H^+ X^T) with X = Sy - Ty."""
     x = sy - ty
     return trace(m @ x @ pinv(ty.T @ pinv(t) @ ty) @ x.T)
 
@@ -103,11 +103,15 @@ def least_change(
     criterion: Callable[[Matrix, Matrix], bool] = lambda ty, sy: is_zero(sy @ null_basis(ty)),
     fitted: Fitted = _library.repaired,
 ) -> None:
-    """Exact: check the constraint and the certificate; compare the cost with a quadratic programme
-    that does not use T^+ and with random feasible repairs; check partial strength. Library: compare
-    its repair of LEACE with the exact SPLINCE. The repair is fitted to rounded erased rows; its
-    tolerance is the sum of both tolerances, times 4 for the second accumulation and the
-    composition."""
+    """Check that the repair B restores Cov(x, y) at the least cost.
+
+    Exact: check the constraint and the certificate. Compare the cost with a quadratic programme
+    that does not use T^+, and with random feasible repairs. Check a repair of strength 1/2.
+
+    Library: compare its repair of LEACE with the exact SPLINCE. The repair is fitted to erased
+    rows, which are rounded. The tolerance is the sum of the tolerances of both erasers, times 4 for
+    the second accumulation and the composition of both maps.
+    """
     for i in bench.repeats(60, 12):
         t, ty, sy = _erased_moments(bench, i)
         d, b = len(t), closed(t, ty, sy)
@@ -125,7 +129,8 @@ def least_change(
         bench.corrected(gap, label="price of a competitor")
         half = eye(d) + change / 2
         bench.corrected(half @ ty - (ty + sy) / 2, label="strength 1/2")
-        # For rank-one Ty: Sy with the same redundant combination of columns, or with another.
+        # In the last two cases, the columns of Ty are multiples of one column. The columns of Sy
+        # are multiples of another column, by the same factors (feasible) or by other factors.
         row = integers(bench.rng, 1, 2)
         once = integers(bench.rng, d, 1)
         for lost, expected in (
@@ -152,7 +157,7 @@ def least_change(
 
 
 def _ridge_fit(features: Matrix, y: Matrix) -> Matrix:
-    """Fit by ridge with penalty 1/100 on all coefficients except the intercept."""
+    """Return ridge coefficients, with penalty 1/100 on all except the intercept."""
     penalty = eye(features.shape[1]) / 100
     penalty[-1, -1] = Fraction(0)
     return ridge(features, y, penalty)
@@ -184,15 +189,18 @@ def refitted_heads(
     crossed: Repair = _crossed,
     fitted: Fitted = _library.repaired,
 ) -> None:
-    """Exact, for heads on rows erased by LEACE and by SAL. Library: |B P Sz| / |Sz| must be at most
-    8 d eps q |B P|^2 for each of the two maps, with condition number q <= 4 here."""
+    """Compare heads refitted before and after a repair, exactly, on rows erased by LEACE or SAL.
+
+    Library: |B P Sz| / |Sz| must be at most 8 d eps q |B P|^2 for each of the maps B and P, where q
+    is the condition number of the whitened covariances; q <= 4 here.
+    """
     for s in bench.samples(8, 2, ("full rank", "multi-output")):
         c = s.covariances
         test, y = integers(bench.rng, 3, c.d, 9), s.y + integers(bench.rng, *s.y.shape)
         for p in (_reference.leace(c), _reference.sal(c)):
             t, ty = p @ c.s @ p.T, p @ c.y
             plain = predictions(p, s, test, y, intercept=True, offset=True, fit=least_squares)
-            # The repair is not invertible for Sy orthogonal to Ty in the metric T^+.
+            # The second Sy is orthogonal to Ty in the metric T^+: its repair is not invertible.
             off_ty = t @ null_basis(ty.T)
             for sy in (c.y, off_ty[:, :1] @ integers(bench.rng, 1, ty.shape[1])):
                 b = _reference.restored(t, ty, sy)
@@ -213,7 +221,11 @@ def refitted_heads(
 
 @dataclass(frozen=True)
 class Classes:
-    """Covariances S_c and S_cy of two equally large classes with one task column; target Sy."""
+    """Covariances of two equally large classes with one task column, and the target Sy.
+
+    ``s`` holds S_c = Cov(x | c), ``s_y`` holds S_cy = Cov(x, y | c). The maps A_c of the classes
+    must yield sum p_c A_c S_cy = Sy.
+    """
 
     s: Floats
     s_y: Floats
@@ -221,11 +233,11 @@ class Classes:
 
     @property
     def b(self) -> Floats:
-        """B_c = S_c^-1 S_cy of each class."""
+        """B_c = S_c^-1 S_cy for each class c."""
         return np.array([np.linalg.solve(s, c) for s, c in zip(self.s, self.s_y, strict=True)])
 
     def tilde(self, lam: Floats) -> list[Floats]:
-        """Return I + Lam B_c^T for each class."""
+        """Return I + Lam B_c^T for each class c; Lam is the dual variable."""
         return [np.eye(len(self.sy)) + np.outer(lam, b) for b in self.b]
 
     def cost(self, maps: list[Floats]) -> float:
@@ -238,7 +250,10 @@ class Classes:
         return np.mean([a @ c for a, c in zip(maps, self.s_y, strict=True)], axis=0)
 
     def feasible(self, turned: Floats) -> list[Floats]:
-        """Return the maps R O_c S_c^-1/2 of least cost for the rotations O = (I, turned)."""
+        """Return feasible maps R O_c S_c^-1/2 with the rotations O = (I, ``turned``).
+
+        R is chosen for the least cost.
+        """
         roots, rotations = [_root(s) for s in self.s], [np.eye(len(turned)), turned]
         r0 = np.mean([r @ o.T for r, o in zip(roots, rotations, strict=True)], axis=0)
         vq = np.mean([o @ r @ b for o, r, b in zip(rotations, roots, self.b, strict=True)], axis=0)
@@ -252,28 +267,28 @@ def _root(matrix: Floats) -> Floats:
 
 
 def _transport(a: Floats, b: Floats) -> Floats:
-    """Return the positive definite T with T a T = b."""
+    """Return the positive definite matrix T with T a T = b."""
     root = _root(a)
     inverse = np.linalg.inv(root)
     return np.asarray(inverse @ _root(root @ b @ root) @ inverse)
 
 
 def _trace_of_mean(a: Floats, b: Floats) -> float:
-    """Return the trace of the Bures barycentre, (I + T) a (I + T) / 4 with T a T = b.
+    """Return the trace of the Bures barycentre of a and b.
 
-    `a` may be singular.
+    The barycentre is (I + T) a (I + T) / 4 with T a T = b. `a` may be singular.
     """
     root = _root(a)
     return float(np.trace(a) + np.trace(b) + 2 * np.trace(_root(root @ b @ root))) / 4
 
 
 def _moved(c: Classes, lam: Floats) -> list[Floats]:
-    """Return S~_c = (I + Lam B_c^T) S_c (I + Lam B_c^T)^T of each class."""
+    """Return S~_c = (I + Lam B_c^T) S_c (I + Lam B_c^T)^T for each class c."""
     return [t @ s @ t.T for t, s in zip(c.tilde(lam), c.s, strict=True)]
 
 
 def _value(c: Classes, lam: Floats) -> float:
-    """Return f(Lam) = tr Sigma - 2 <Lam, Sy>, Sigma the barycentre of the S~_c."""
+    """Return the dual function f(Lam) = tr Sigma - 2 <Lam, Sy>, Sigma the barycentre of S~_c."""
     return _trace_of_mean(*_moved(c, lam)) - 2 * float(lam @ c.sy)
 
 
@@ -288,7 +303,10 @@ def _slope(c: Classes, lam: Floats) -> Floats:
 
 
 def _grid_minimum(c: Classes) -> float:
-    """Return the least cost over all orthogonal 2 x 2 matrices as relative rotation."""
+    """Return the least cost over all relative rotations of the two classes.
+
+    The rotations are all orthogonal 2 x 2 matrices.
+    """
 
     def cost(angle: float, sign: float) -> float:
         turned = np.array(
@@ -317,8 +335,8 @@ def _drawn(bench: Bench) -> Classes:
     return Classes(s, s_y, s_y.mean(axis=0) + 0.5 * bench.rng.normal(size=2))
 
 
-# Sy nearly opposes the task covariance of the first class: a determinant 1 + Lam^T B_c is 0 at the
-# minimiser of f, and the duality gap is 0.32 of the cost.
+# Sy is nearly opposite to the task covariance of the first class. At the minimiser of f, a
+# determinant 1 + Lam^T B_c is 0, and the duality gap is 0.32 of the cost.
 _KINK = Classes(
     np.array([np.eye(2), [[2.0, 1.0], [1.0, 1.0]]]), np.array([[0.0, -1.0], [1.0, 1.0]]),
     np.array([0.1, 0.05]),
@@ -326,7 +344,10 @@ _KINK = Classes(
 
 
 def _minimum(c: Classes, value: Value) -> tuple[Floats, float]:
-    """Return minimiser and minimum of the convex f, which may be non-smooth, in two dimensions."""
+    """Return the minimiser and the minimum of f in two dimensions.
+
+    f is convex and may be non-smooth.
+    """
     result = optimize.minimize(
         lambda lam: value(c, lam), np.zeros(2), method="Nelder-Mead",
         options={"xatol": 1e-9, "fatol": 1e-13, "maxiter": 2000, "maxfev": 4000},
@@ -363,11 +384,16 @@ def equal_covariances(
     slope: Callable[[Classes, Floats], Floats] = _slope,
     fitted: Callable[[Sample], Floats] = _library.quadratic,
 ) -> None:
-    """In floating point: compare the gradient of f with finite differences, its values with the
-    costs of random feasible maps, and its minimum with the minimum over all rotations of the plane.
-    The error of differences is about step^2 + eps / step, that of the minimiser the square root of
-    fatol. Library, for two classes in the plane and continuous y: its maps must be feasible, with
-    the cost of the best rotation."""
+    """Check the dual function f of equal class covariances, in float64.
+
+    Its gradient is compared with finite differences, its values with the costs of random feasible
+    maps, and its minimum with the minimum over all rotations of the plane. The error of the
+    differences is about step^2 + eps / step; the error of the minimiser is about the square root of
+    fatol.
+
+    Library, for two classes in the plane and continuous y: its maps must be feasible, and their
+    cost must equal that of the best rotation.
+    """
     for i in bench.repeats(30, 8):
         c = _drawn(bench)
         variance = float(np.mean([np.trace(s) for s in c.s]))
@@ -425,7 +451,10 @@ def _orthogonal(bench: Bench, d: int) -> Matrix:
 
 
 def _definite(matrix: Matrix) -> bool:
-    """Return whether a symmetric matrix is positive or negative definite, by leading minors."""
+    """Return whether a symmetric matrix is positive or negative definite.
+
+    The criterion is the sign of the leading minors.
+    """
     return any(
         all(_determinant(sign * matrix[:k, :k]) > 0 for k in range(1, len(matrix) + 1))
         for sign in (1, -1)
@@ -449,9 +478,10 @@ def _determinant(matrix: Matrix) -> Number:
 
 
 def _paired(roots: list[int], signs: list[int], u: Matrix) -> Matrix:
-    """Return u_k for w_k = 0, and sqrt(-w_j) u_i + sqrt(w_i) u_j for pairs w_i > 0 > w_j.
+    """Return a basis of an isotropic space of D = sum w_i u_i u_i^T, with w = sign root^2.
 
-    The weights are w = sign root^2.
+    The basis consists of u_k for each w_k = 0, and of sqrt(-w_j) u_i + sqrt(w_i) u_j for pairs
+    w_i > 0 > w_j.
     """
     order = range(len(roots))
     plus = [i for i in order if signs[i] > 0]
@@ -463,7 +493,7 @@ def _paired(roots: list[int], signs: list[int], u: Matrix) -> Matrix:
 
 
 def _unweighted(roots: list[int], signs: list[int], u: Matrix) -> Matrix:
-    """Return the columns of ``_paired`` with u_i + u_j for the pairs."""
+    """Return the columns of ``_paired``, but u_i + u_j for each pair."""
     return _paired([1] * len(roots), signs, u)
 
 
@@ -498,11 +528,16 @@ def isotropic_map(
     projected: Callable[[Matrix, Matrix], Matrix] = _surviving,
     fitted: Callable[[NDArray[np.int64], NDArray[np.int64]], Floats] = _library.isotropic,
 ) -> None:
-    """Exact, for S_w = L L^T, S_1 - S_0 = L D L^T with D = a u_0^T + u_0 a^T + sum w_i u_i u_i^T
-    and m_1 - m_0 = L u_0. After the map, class means and covariances are equal; its change is the
-    least for its functionals; its rank is n_0 + min(n_+, n_-). D is definite on all functionals
-    that could be added, so by Witt's theorem no isotropic space is larger. Library, on integer
-    rows: the rank must agree with the signature of D."""
+    """Check that the isotropic map equalises two classes and has the largest rank.
+
+    Exact, for S_w = L L^T, S_1 - S_0 = L D L^T with D = a u_0^T + u_0 a^T + sum w_i u_i u_i^T, and
+    m_1 - m_0 = L u_0. After the map, class means and covariances are equal. The map changes the
+    rows least among maps with the same functionals. Its rank is n_0 + min(n_+, n_-), where n_0, n_+
+    and n_- count the w_i that are 0, positive and negative. D is definite on all functionals that
+    could be added, so by Witt's theorem no isotropic space is larger.
+
+    Library, on integer rows: the rank must agree with the signature of D.
+    """
     for i in bench.repeats(40, 12):
         d = 3 + i % 4
         turned, scale = _orthogonal(bench, d), integers(bench.rng, d, d)
@@ -517,7 +552,7 @@ def isotropic_map(
         c = kept(roots, signs, u)
         least = signs.count(0) + min(signs.count(1), signs.count(-1))
         bench.printed(Fraction(c.shape[1] - least))
-        # Functionals orthogonal, also with respect to D, to the kept ones, and 0 on u_0.
+        # functionals that are 0 on u_0 and orthogonal to the columns of c, also with respect to D
         free = null_basis(beside(beside(u0, inner @ c), c).T)
         bench.printed(Fraction(int(not _definite(free.T @ inner @ free))))
         if not c.shape[1]:
@@ -549,20 +584,24 @@ def isotropic_map(
         )
 
 
-# Number of features and rows, fraction and standard deviation of the rare class, distance of the
-# class means.
+# Simulated population: number of features, number of rows, fraction and standard deviation of the
+# rare class, distance of the class means.
 D, ROWS, RARE, WIDE, GAP = 8, 1000, 0.05, 3.0, 12.0
 
 
 def _by_angle(s: Matrix, true: Matrix, fitted: Matrix, variance: Number) -> Number:
-    """Return R0^2 sin^2 of the angle between Sz and the fitted columns in the metric S^+."""
+    """Return R0^2 sin^2(angle), the R^2 of the concept on erased rows of the population.
+
+    The angle is that between Sz of the population and the fitted columns, in the metric S^+. R0^2
+    is the R^2 of the concept on the rows before erasure.
+    """
     inner = true.T @ pinv(s) @ fitted
     across = true.T @ pinv(s) @ true - inner @ pinv(fitted.T @ pinv(s) @ fitted) @ inner.T
     return across[0, 0] / variance
 
 
 def _by_cosine(s: Matrix, true: Matrix, fitted: Matrix, variance: Number) -> Number:
-    """Return R0^2 cos^2 of the angle."""
+    """Return R0^2 cos^2(angle), with R0 and the angle of ``_by_angle``."""
     r2 = (true.T @ pinv(s) @ true)[0, 0] / variance
     return r2 - _by_angle(s, true, fitted, variance)
 
@@ -586,7 +625,10 @@ def _population() -> tuple[Floats, Floats, float]:
 
 
 def _tau() -> float:
-    """Return tau = tr(S^+ sum_c w_c S_c) on the complement of Sz, w_c = 1 - p_c."""
+    """Return tau = tr(S^+ sum_c w_c S_c) on the complement of Sz.
+
+    The weights are w_c = 1 - p_c, with p_c the fraction of class c.
+    """
     return (D - 1) * ((1 - RARE) * WIDE**2 + RARE) / (RARE * WIDE**2 + 1 - RARE)
 
 
@@ -610,9 +652,13 @@ def new_rows(
     tau: Callable[[], float] = _tau,
     certified: Callable[[Floats, NDArray[np.int64]], tuple[Floats, float]] = _library.certified,
 ) -> None:
-    """Exact: compute R^2 after projectors with one kernel, for S of any rank. Simulation: the mean
-    of n t over fits is within 4 standard errors of tau, and the coverage of the library's 95 %
-    certificate at most 3 standard errors below 0.95."""
+    """Check R^2 of the concept on held-out rows, and the library's certificate.
+
+    Exact: compute R^2 after projectors with the same kernel, for S of any rank. Simulation: let t
+    be the squared whitened length of the noise of sz across Sz. The mean of n t over fits must be
+    within 4 standard errors of tau. The coverage of the library's 95 % certificate may be at most 3
+    standard errors below 0.95.
+    """
     for i in bench.repeats(60, 15):
         d, k = 3 + i % 3, 1 + i % 2
         f = integers(bench.rng, d, d - (i // 2) % 2)
@@ -639,7 +685,7 @@ def new_rows(
         n_covered += r2 <= limit
         noises.append(ROWS * r2_of_x * r2 / (r2_of_x - r2))
     error = float(np.std(noises)) / len(fits) ** 0.5
-    # The tolerance includes terms of order 1 / n_c, n_c = 50 rows of the rarest class.
+    # The tolerance includes terms of order 1 / n_c; the rarest class has n_c = 50 rows.
     bench.corrected(np.mean(noises) / tau() - 1, 4 * error / tau() + 1 / (RARE * ROWS), label="tau")
     coverage = n_covered / len(fits)
     bench.corrected(

@@ -1,4 +1,4 @@
-"""Section 8, continued: erasers that also take the labels of the concept."""
+"""Section 8, continued: erasers that use the concept labels of the rows that they erase."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from proofs_check._rounding import rounding
 
 
 class Joint(NamedTuple):
-    """Covariances of x, z and y, with w = (x, z)."""
+    """Covariances of features x, concept z and task y; w denotes (x, z)."""
 
     s: Matrix
     sz: Matrix
@@ -47,7 +47,7 @@ class Joint(NamedTuple):
 
     @property
     def covariances(self) -> Covariances:
-        """Covariances for erasers without labels."""
+        """The covariances for erasers that do not use labels."""
         return Covariances(self.s, self.sz, self.sy, zeros(len(self.s), 1))
 
     @property
@@ -67,41 +67,44 @@ class Joint(NamedTuple):
 
     @property
     def t(self) -> Matrix:
-        """Cov(x | z), the covariance of the residuals of the linear regression of x on z."""
+        """Cov(x | z): covariance of the residuals of the linear regression of x on z."""
         return self.s - self.sz @ pinv(self.zz) @ self.sz.T
 
     @property
     def ty(self) -> Matrix:
-        """Cov(x, y | z)."""
+        """Cov(x, y | z): covariance of y with the residuals of the linear regression of x on z."""
         return self.sy - self.sz @ pinv(self.zz) @ self.zy
 
 
-# Function from Joint to E, (d, d + k_z), of the eraser r(x, z) = x - E (w - mean w).
+# function from Joint to the matrix E, (d, d + k_z), of the eraser r(x, z) = x - E (w - mean w)
 Eraser = Callable[[Joint], Matrix]
 
 
 def _behind(j: Joint, b: Matrix) -> Matrix:
-    """Return E of the composition of x -> x - Sz Szz^+ (z - mean z), then B."""
+    """Return E of two maps in sequence: x -> x - Sz Szz^+ (z - mean z), then B."""
     return beside(eye(len(b)) - b, b @ j.sz @ pinv(j.zz))
 
 
 def o_leace(j: Joint) -> Matrix:
-    """Return E of o-LEACE."""
+    """Return E of o-LEACE, the oracle eraser that keeps no task."""
     return _behind(j, eye(len(j.s)))
 
 
 def o_splince(j: Joint) -> Matrix:
-    """Return E of o-SPLINCE by its second form, the repair of o-LEACE."""
+    """Return E of o-SPLINCE, computed as the repair of o-LEACE."""
     return _behind(j, _reference.restored(j.t, j.ty, j.sy))
 
 
 def _with_s(j: Joint) -> Matrix:
-    """Return E with S in place of Cov(x | z); both constraints hold."""
+    """Return E of o-SPLINCE with S in place of Cov(x | z); both constraints still hold."""
     return _behind(j, _reference.restored(j.s, j.ty, j.sy))
 
 
 def _without_labels(j: Joint) -> Matrix:
-    """Return E of SPLINCE, which has C_zz in place of Szz; o-SPLINCE if infeasible."""
+    """Return E of SPLINCE, or of o-SPLINCE if SPLINCE is infeasible.
+
+    SPLINCE has C_zz in place of Szz.
+    """
     c = j.covariances
     if not c.feasible:
         return o_splince(j)
@@ -109,7 +112,10 @@ def _without_labels(j: Joint) -> Matrix:
 
 
 def _by_residual(j: Joint) -> Matrix:
-    """Return E by the first form: Sz G_o^+ times the residual of z on the prediction of y."""
+    """Return E of o-SPLINCE by Theorem 1 for w = (x, z).
+
+    E (w - mean w) is Sz G_o^+ times the residual of z after regression on the prediction of y.
+    """
     predictor = j.wy.T @ pinv(j.w)
     gain = j.zy @ pinv(predictor @ j.wy)
     selected = beside(zeros(len(j.zz), len(j.s)), eye(len(j.zz)))
@@ -126,28 +132,28 @@ def _solvable(j: Joint) -> bool:
 
 
 def _carried(j: Joint) -> bool:
-    """Return whether ker Cov(x, y | z) is in ker Sy."""
+    """Return whether ker Sy contains ker Cov(x, y | z)."""
     return is_zero(j.sy @ null_basis(j.ty))
 
 
 def _factored(bench: Bench, d: int, m: int, k_z: int, k_y: int) -> Joint:
-    """Draw x = F u, z = A u, y = B u with white u of m + 2 entries; S has rank min(d, m)."""
+    """Draw x = F u, z = A u, y = B u for white u of length m + 2; rank S is min(d, m)."""
     f = beside(integers(bench.rng, d, m), zeros(d, 2))
     a, b = integers(bench.rng, k_z, m + 2), integers(bench.rng, k_y, m + 2)
     return Joint(f @ f.T, f @ a.T, f @ b.T, a @ a.T, a @ b.T)
 
 
 def _problem(bench: Bench, i: int) -> Joint:
-    """Draw a feasible problem with Sy and Sz Szz^+ Szy not 0, for S of any rank.
+    """Draw a feasible problem in which neither Sy nor Sz Szz^+ Szy is 0, for S of any rank.
 
     Some draws have redundant columns of z, or Sz and Sy with equal column spaces.
     """
     while True:
         j = _factored(bench, 3 + i % 3, 3 + i % 2, 1 + (i // 2) % 2, 1 + (i // 4) % 2)
-        if i % 5 == 3:  # add a linear combination of the columns of z
+        if i % 5 == 3:  # append a redundant column of z
             mix = beside(eye(len(j.zz)), integers(bench.rng, len(j.zz), 1))
             j = j._replace(sz=j.sz @ mix, zz=mix.T @ j.zz @ mix, zy=mix.T @ j.zy)
-        if i % 5 == 4:  # Sy in the column space of Sz
+        if i % 5 == 4:  # put Sy into the column space of Sz
             y = integers(bench.rng, len(j.zz), 1)
             j = j._replace(sy=j.sz @ y, zy=integers(bench.rng, len(j.zz), 1))
         if (
@@ -159,12 +165,15 @@ def _problem(bench: Bench, i: int) -> Joint:
 
 
 def _cost(j: Joint, e: Matrix, m: Matrix) -> Number:
-    """Return E|r(x, z) - x|_M^2."""
+    """Return the cost E|r(x, z) - x|_M^2 of an eraser."""
     return trace(m @ e @ j.w @ e.T)
 
 
 def _least(j: Joint, m: Matrix) -> Number:
-    """Return the smallest cost; E is padded by zero rows to a square matrix."""
+    """Return the smallest cost of a feasible eraser, by a quadratic programme.
+
+    The programme needs a square matrix, so rows of zeros are added to the eraser's matrix E.
+    """
     d, k = j.sz.shape
     metric = np.vstack([beside(m, zeros(d, k)), zeros(k, d + k)])
     values = np.vstack([beside(j.sz, 0 * j.sy), zeros(k, k + j.sy.shape[1])])
@@ -172,7 +181,7 @@ def _least(j: Joint, m: Matrix) -> Number:
 
 
 def _sample(bench: Bench, d: int) -> tuple[Sample, Joint]:
-    """Draw data with one-hot labels for which SPLINCE of x and of w are feasible."""
+    """Draw data with one-hot labels for which SPLINCE of x, and of w, is feasible."""
     while True:
         drawn = next(bench.samples(1, 1, ("one-hot",)))
         j = Joint.of(drawn.x, drawn.z, drawn.y)
@@ -204,8 +213,11 @@ def erased_with_labels(
     residual_form: Eraser = _by_residual,
     fitted: Fitted = _library.with_labels,
 ) -> None:
-    """Exact: check the constraints and the first form; compare the cost with a quadratic programme
-    on (x, z). Library: compare with the exact map, within the tolerance of SPLINCE of w."""
+    """Check that o-SPLINCE meets its constraints at the least cost.
+
+    Exact: check the constraints; compare both formulas of o-SPLINCE, and its cost with a quadratic
+    programme on (x, z). Library: compare with the exact map, within the tolerance of SPLINCE of w.
+    """
     for i in bench.repeats(60, 20):
         j = _problem(bench, i)
         d, e = len(j.s), closed(j)
@@ -227,8 +239,8 @@ def erased_with_labels(
 def _of_kind(bench: Bench, kind: int) -> Joint:
     """Draw a problem of kind 0 to 3.
 
-    Kinds: 0 unrestricted, 1 y a linear function of z, 2 Cov(x, y | z) = 0, 3 Sy in the column
-    space of Sz.
+    Kind 0 is unrestricted. In kind 1, y is a linear function of z; in kind 2, Cov(x, y | z) = 0; in
+    kind 3, Sy is in the column space of Sz.
     """
     while True:
         j = _factored(bench, 4, 4, 1 + kind % 2, 1)
@@ -260,8 +272,10 @@ def _of_kind(bench: Bench, kind: int) -> Joint:
     },
 )
 def feasible_with_labels(bench: Bench, *, criterion: Callable[[Joint], bool] = _carried) -> None:
-    """Exact, for four kinds of problem, by solving the linear system for E. SPLINCE of x must be
-    infeasible for all problems of the last kind."""
+    """Compare the feasibility criterion with the solvability of the linear system for E, exactly.
+
+    The problems are of four kinds. For all problems of the last kind, SPLINCE of x is infeasible.
+    """
     for i in bench.repeats(80, 24):
         j = _of_kind(bench, i % 4)
         bench.printed(int(criterion(j) != _solvable(j)))
@@ -272,18 +286,24 @@ def feasible_with_labels(bench: Bench, *, criterion: Callable[[Joint], bool] = _
 
 
 def _rho(j: Joint) -> Number:
-    """Return corr(z, y)^2 / R^2(y on x, z) for single columns; the variance of y cancels."""
+    """Return corr(z, y)^2 / R^2(y on x, z) for single columns z and y.
+
+    The variance of y cancels in the ratio.
+    """
     explained = (j.wy.T @ pinv(j.w) @ j.wy)[0, 0]
     return j.zy[0, 0] ** 2 / (j.zz[0, 0] * explained)
 
 
 def _rho_without_fit(j: Joint) -> Number:
-    """Return corr(z, y)^2 for y with an additional variance of 1 that x and z do not explain."""
+    """Return corr(z, y)^2 with additional noise in y.
+
+    The noise has variance 1 and is uncorrelated with x and z.
+    """
     explained = (j.wy.T @ pinv(j.w) @ j.wy)[0, 0]
     return j.zy[0, 0] ** 2 / (j.zz[0, 0] * (explained + 1))
 
 
-# Pairs of (smaller, larger) cost: o-LEACE oL, LEACE L, o-SPLINCE oS, SPLINCE S.
+# pairs (smaller cost, larger cost) of o-LEACE oL, LEACE L, o-SPLINCE oS and SPLINCE S
 _ORDER = (("oL", "L"), ("L", "S"), ("oL", "oS"), ("oS", "S"))
 
 
@@ -304,8 +324,11 @@ def cost_with_labels(
     rho: Callable[[Joint], Number] = _rho,
     order: Callable[[], tuple[tuple[str, str], ...]] = lambda: _ORDER,
 ) -> None:
-    """Exact: check the ratio of costs for a single task column, and the order of costs in many
-    metrics of rank 1, which implies the Loewner order."""
+    """Compare the costs of erasers with and without labels, exactly.
+
+    The ratio of costs is checked for a single task column. The order of costs is checked in I and
+    in random metrics of rank 1; an order in all metrics of rank 1 is the Loewner order.
+    """
     n_problems = 0
     while n_problems < len(bench.repeats(60, 20)):
         j = _factored(bench, 4, 4 - n_problems % 2, 1, 1)
@@ -371,11 +394,14 @@ def relation_within_classes(
     closed: Eraser = o_leace,
     both: Callable[[Joint], bool] = lambda j: is_zero(j.sz @ pinv(j.zz) @ j.zy),
 ) -> None:
-    """Exact, for rows of three classes. A linear system decides whether some E keeps both the total
-    and the pooled covariance with y, also for class means of y that are equal."""
+    """Check exactly that o-LEACE keeps Cov(x, y) within each of three classes.
+
+    A linear system decides whether some E keeps both the total covariance with y and the pooled
+    covariance within classes. In half of the problems, the class means of y are equal.
+    """
     for i in bench.repeats(30, 8):
         x, z, y = _classes(bench)
-        if i % 2:  # equal class means of y
+        if i % 2:  # make the class means of y equal
             for c in range(3):
                 members = [k for k in range(len(z)) if z[k, c] == 1]
                 y[members] -= y[members].sum(axis=0, keepdims=True) / len(members)
@@ -399,7 +425,7 @@ def relation_within_classes(
 
 
 def _splince(j: Joint) -> Matrix:
-    """Return P for unlabelled rows: SPLINCE, or LEACE if infeasible."""
+    """Return P for rows without labels: SPLINCE, or LEACE if SPLINCE is infeasible."""
     c = j.covariances
     return eye(len(j.s)) - (
         _reference.erased_by_splince(c) if c.feasible else _reference.erased_by_leace(c)
@@ -407,7 +433,10 @@ def _splince(j: Joint) -> Matrix:
 
 
 def _left(j: Joint) -> Matrix:
-    """Return Cov(x, z) after erasing with predicted labels: (1 - R^2(z on x)) Sz, one column."""
+    """Return Cov(x, z) after erasure with predicted labels, for a single column z.
+
+    It is (1 - R^2(z on x)) Sz.
+    """
     explained = (j.sz.T @ pinv(j.s) @ j.sz)[0, 0]
     return (1 - explained / j.zz[0, 0]) * j.sz
 
@@ -428,8 +457,12 @@ def rows_without_labels(
     fallback: Callable[[Joint], Matrix] = _splince,
     left: Callable[[Joint], Matrix] = _left,
 ) -> None:
-    """Exact sums over a finite population, in which labels are missing with a probability per class
-    or per row. A label predicted from x does not replace a missing label."""
+    """Check exactly that rows and z are uncorrelated if SPLINCE erases the rows without labels.
+
+    The rows with labels are erased by o-SPLINCE. The sums run over a finite population, in which
+    labels are missing with a probability per class, or per row. In the second case the covariance
+    need not be 0. A label predicted from x does not replace a missing label.
+    """
     for _ in bench.repeats(30, 10):
         while True:
             x, z, y = _classes(bench)
@@ -440,7 +473,7 @@ def rows_without_labels(
         unlabelled = mean + (x - mean) @ fallback(j).T
         per_class = z @ (integers(bench.rng, 3, 1) + 4) / 8
         bench.printed(Joint.of(labelled + per_class * (unlabelled - labelled), z, y).sz)
-        # Missing labels: in the first class, the half of the rows with the largest first feature.
+        # In the first class, the half of the rows with the largest first feature lacks labels.
         members = sorted((i for i in range(len(x)) if z[i, 0] == 1), key=lambda i: x[i, 0])
         missing = zeros(len(x), 1)
         missing[members[len(members) // 2 :]] = Fraction(1)

@@ -1,4 +1,4 @@
-"""The checks as tests, the library against exact arithmetic on random data, and the harness."""
+"""Tests: all checks, the library on random data against exact arithmetic, and the harness."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ def test_verdict_is_reproduced_and_every_mutant_caught(
     assert [figure for figure in outcome.figures if figure not in text] == []
 
 
-# The library on data from hypothesis, which shrinks failing examples.
+# The library on data that hypothesis draws; hypothesis shrinks failing examples.
 
 
 @st.composite
 def samples(draw: st.DrawFn) -> Sample:
-    """Draw integer data with continuous or class labels, often rank-deficient or nearly so."""
+    """Draw integer data with continuous or class labels; many are (nearly) rank-deficient."""
     d = draw(st.integers(2, 5))
     n = draw(st.integers(d, 3 * d + 3))
     entry = st.integers(-4, 4)
@@ -107,7 +107,7 @@ def test_library_equals_the_exact_eraser_on_drawn_data(sample: Sample) -> None:
     computed, exact = _library.splince(sample), _reference.splince(c)
     assert whitened_error(c, computed, exact) <= splince
     assert whitened_error(c, _library.leace(sample), _reference.leace(c)) <= leace
-    # The whitened error is 0 off the support of x, where P must be the identity.
+    # Off the support of x, P must be the identity; the whitened error is always 0 there.
     assert np.linalg.norm(to_float(computed - exact)) <= splince * np.sqrt(cond)
 
 
@@ -128,7 +128,7 @@ def test_library_sees_a_rank_deficiency_that_small_pivots_hide() -> None:
 
 
 def _toy(expected: Verdict = Verdict.HOLDS, **changes: object) -> Check:
-    """Return a check of 2 + 2 = 4 with two mutants: one that it catches, one that it cannot."""
+    """Return a check of 2 + 2 = 4 that catches its mutant."""
 
     def run(bench: Bench, *, total: int = 4, unused: int = 0) -> None:
         bench.printed(rational([[2 + 2 - total]]))
@@ -190,7 +190,7 @@ def _verdict(*reports: tuple[str, float, str | None]) -> Verdict | None:
         ([("printed", 2 * FAR, None), ("corrected", 0.5, None)], Verdict.FALSE),
         ([("printed", 2.0, None)], None),  # neither within tolerance nor above FAR
         ([("printed", 0.5, None), ("printed", 2 * FAR, "c")], Verdict.CONDITIONAL),
-        ([("printed", 0.5, None), ("printed", 0.5, "c")], None),  # holds without the condition, too
+        ([("printed", 0.5, None), ("printed", 0.5, "c")], None),  # holds without the condition
         ([("printed", 2 * FAR, "c")], None),  # no case meets all conditions
         ([("printed", 2 * FAR, None), ("printed", 2 * FAR, "c")], None),
         ([("printed", float("nan"), None)], Verdict.FALSE),
@@ -220,7 +220,7 @@ def test_every_check_is_documented_and_has_mutants() -> None:
         assert item.run.__doc__
 
 
-# Number of mutants of every check: none may be removed.
+# Number of mutants of every check, so that none is removed unnoticed.
 MUTANTS = {
     "1.1": 10, "1.2": 5, "1.3": 4, "1.4": 3, "1.5": 3, "1.6": 4, "1.7": 8, "1.8": 4,
     "2.1": 3, "2.2": 3, "2.3": 2, "2.4": 2, "2.5": 2, "2.6": 3,
@@ -242,13 +242,13 @@ def test_no_mutant_is_taken_out() -> None:
 
 
 def _formulas(item: Check) -> dict[str, Any]:
-    """Return the erasers of the library that a check examines, by argument name."""
+    """Return the library functions that a check examines, by argument name."""
     parameters = inspect.signature(item.run).parameters.values()
     defaults = {p.name: p.default for p in parameters if p.name.startswith("fitted")}
     return {name: default for name, default in defaults.items() if callable(default)}
 
 
-# Statements that do not depend on the scale of P: on kernels and retrained heads.
+# Statements on kernels and retrained heads, which do not depend on the scale of P.
 SCALE_FREE = ("2.6", "3.1", "3.2", "3.3", "3.4", "8.6")
 ERASERS_EXAMINED = [
     (item, name) for item in CHECKS for name in _formulas(item) if item.key not in SCALE_FREE
@@ -259,7 +259,7 @@ ERASERS_EXAMINED = [
     ("item", "name"), ERASERS_EXAMINED, ids=[f"{i.key}-{n}" for i, n in ERASERS_EXAMINED]
 )
 def test_an_error_of_a_millionth_is_noticed(item: Check, name: str) -> None:
-    """Guards against checks of squared residuals, which would not notice the error."""
+    """Guards against checks of squared residuals, in which an error of 1e-6 would be 1e-12."""
     formula = _formulas(item)[name]
 
     def wrong(*args: Any, **options: Any) -> Any:
@@ -280,7 +280,7 @@ def test_a_mutant_that_is_the_true_formula_fails_the_check(item: Check) -> None:
     assert outcome.problems == (f"mutant survived: {name}",)
 
 
-# Controls of every check: cases that violate a condition and must refute the statement.
+# Controls of every check: cases that violate a condition, so that the statement must fail.
 DEPLOYED = "the deployed reading"
 CONTROLS = {
     "1.4": {"M singular", "S singular"},
@@ -306,7 +306,10 @@ CONTROLS = {
 
 
 def _with_controls(item: Check, seen: set[str], *, disabled: str = "") -> Check:
-    """Return the check with its controls added to `seen`; the disabled control has residual 0."""
+    """Return a check that records its controls in `seen`.
+
+    The residual of the control `disabled` is replaced by 0.
+    """
 
     def run(bench: Bench, **formulas: Any) -> None:
         printed = bench.printed
@@ -334,7 +337,7 @@ def _with_controls(item: Check, seen: set[str], *, disabled: str = "") -> Check:
 def test_a_control_that_is_disabled_is_noticed(item: Check) -> None:
     seen: set[str] = set()
     assert run_check(_with_controls(item, seen), quick=True).verdict is item.expected
-    assert seen == CONTROLS.get(item.key, set())  # also notices one missing control of several
+    assert seen == CONTROLS.get(item.key, set())  # no control is missing
     assert bool(seen) == (item.expected in (Verdict.CONDITIONAL, Verdict.DEPLOYED))
     for control in seen:
         outcome = run_check(_with_controls(item, set(), disabled=control), quick=True)
@@ -342,7 +345,7 @@ def test_a_control_that_is_disabled_is_noticed(item: Check) -> None:
         assert not outcome.reproduced
 
 
-# Exact arithmetic and quadrature: tests by identities.
+# Exact arithmetic and quadrature: tests by mathematical identities.
 
 
 @given(st.lists(st.lists(st.integers(-3, 3), min_size=3, max_size=3), min_size=1, max_size=5))
@@ -379,7 +382,7 @@ def test_infeasible_reference_problem_is_refused() -> None:
 @pytest.mark.parametrize("v", [0.05, 1.0, 30.0])
 @pytest.mark.parametrize("a", [0.0, -3.0])
 def test_quadrature_agrees_with_identities_within_its_bound(a: float, v: float) -> None:
-    # E softplus(s) - E softplus(-s) = E s = a, and the curvature is even in a
+    # E softplus(s) - E softplus(-s) = E s = a, and the mean curvature is even in a
     up, up_error = gaussian_mean(SOFTPLUS, a, v)
     down, down_error = gaussian_mean(SOFTPLUS, -a, v)
     assert abs(up - down - a) <= up_error + down_error
@@ -387,7 +390,8 @@ def test_quadrature_agrees_with_identities_within_its_bound(a: float, v: float) 
     assert gaussian_mean(CURVATURE, a, v)[0] == pytest.approx(
         float(gaussian_mean(CURVATURE, -a, v)[0]), rel=1e-14
     )
-    # heat equation: dL / dv = C / 2, by a central difference whose error is below h^2 L''' / 6
+    # Heat equation: the derivative of E softplus in v is half the mean curvature. The error of the
+    # central difference is below h^2 / 6 times the third derivative.
     h = 1e-4 * v
     slope = (gaussian_mean(SOFTPLUS, a, v + h)[0] - gaussian_mean(SOFTPLUS, a, v - h)[0]) / (2 * h)
     assert abs(slope - gaussian_mean(CURVATURE, a, v)[0] / 2) < 1e-7
