@@ -200,7 +200,7 @@ class IterativeEraser(ErasingTransformer):
         self, X: Any, y: Any, concept: Any, sample_weight: ArrayLike | None, validation: Validation
     ) -> ErasureData:
         """Validate the inputs, split off the validation rows, and subtract the training mean."""
-        columns = self._concept(y, concept)
+        columns = self._concept_columns(y, concept)
         if len(columns) != 1:
             raise LabelError(
                 f"the concept holds the variables {sorted(columns)}; {type(self).__name__} erases "
@@ -211,7 +211,7 @@ class IterativeEraser(ErasingTransformer):
             (y, "y"), (concept, "concept"), (sample_weight, "sample_weight"), (mask, "validation")
         ):  # fmt: skip
             check_index(X, column, role)
-        rows = self._rows(X, reset=True, least=2)
+        rows = self._rows(X, reset=True, min_rows=2)
         ((name, values),) = columns.items()
         inputs, names = [rows, values], "X, concept"
         if self._uses_task():
@@ -222,15 +222,16 @@ class IterativeEraser(ErasingTransformer):
             if len(concept_columns) == 1:
                 validation = (validation[0], *concept_columns.values(), *validation[2:])
         inputs, sample_weight, validation = append_validation(
-            validation, inputs, names, sample_weight, lambda X: self._rows(X, reset=False, least=1)
-        )
+            validation, inputs, names, sample_weight,
+            lambda X: self._rows(X, reset=False, min_rows=1),
+        )  # fmt: skip
         rows, values, *task_columns = inputs
         classes, codes = observed_classes(values, len(rows), str(name), "concept")
         weight = normalised_weights(sample_weight, len(rows))
         task = None
         if task_columns:
             if task_columns[0] is None:
-                self._refuse_missing_y("by_task draws one of its classes per round")
+                self._refuse_missing_y("by_task draws a class of y per round")
             _, task = observed_classes(task_columns[0], len(rows), "task", "task")
         usable = (codes >= 0) & (weight > 0)
         rng = as_generator(self.random_state)

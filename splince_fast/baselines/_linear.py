@@ -105,7 +105,7 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
     ) -> CellData:
         """Validate the inputs, encode the cells and split off the validation rows."""
         if y is None:
-            self._refuse_missing_y("it is the task")
+            self._refuse_missing_y("y is the task")
         name = type(self).__name__
         if groups is None and self.groups_from is None:
             raise InputError(
@@ -123,7 +123,7 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
             (y, "y"), (groups, "groups"), (sample_weight, "sample_weight"), (mask, "validation")
         ):  # fmt: skip
             check_index(X, column, role)
-        rows = self._rows(X, reset=True, least=2)
+        rows = self._rows(X, reset=True, min_rows=2)
         labels = fit_labels = _check_y(y)
         if isinstance(validation, tuple):
             inputs, input_names = [rows, labels], "X, y"
@@ -133,7 +133,7 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
                 validation = (*validation[:2], *validation_groups)
             inputs, sample_weight, validation = append_validation(
                 validation, inputs, input_names, sample_weight,
-                lambda X: self._rows(X, reset=False, least=1),
+                lambda X: self._rows(X, reset=False, min_rows=1),
             )  # fmt: skip
             rows, labels, *columns = inputs
             if columns:
@@ -192,7 +192,7 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
             infinity.
         """
         check_is_fitted(self)
-        rows = float_rows(self._rows(X, reset=False, least=1))
+        rows = float_rows(self._rows(X, reset=False, min_rows=1))
         scores = rows @ self.coef_.T + self.intercept_
         return np.asarray(scores[:, 0] if scores.shape[1] == 1 else scores)
 
