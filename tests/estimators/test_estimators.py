@@ -486,7 +486,7 @@ def test_blocks_name_the_same_variables(data: Data) -> None:
         estimator.partial_fit(X, y, concept={"a": z})
     with pytest.raises(LabelError, match=r"keep \['task'\]"):
         estimator.partial_fit(X, {"job": y}, concept={"a": z, "b": z % 2})
-    with pytest.raises(LabelError, match=r"got \[1, 'a'\]"):
+    with pytest.raises(LabelError, match=r"gets \[1, 'a'\]"):
         estimator.partial_fit(X, y, concept={"a": z, 1: z})
     assert estimator.n_samples_seen_ == 800
 
