@@ -24,7 +24,7 @@ from splince_fast.exceptions import InputError
 # From scikit-learn 1.8 on, `l1_ratio=1` replaces `penalty="l1"`.
 _HAS_PENALTY = inspect.signature(LogisticRegression).parameters["penalty"].default == "l2"
 # A feature counts as constant if its range is at most _ROUNDINGS * eps times its largest absolute
-# value: a column that was computed as a constant differs by a few roundings of at most eps / 2.
+# value. A rounding has a relative error of at most eps / 2, so this allows for 128 of them.
 _ROUNDINGS = 64
 _L1: dict[str, str | float] = {"penalty": "l1"} if _HAS_PENALTY else {"l1_ratio": 1.0}
 
