@@ -16,7 +16,7 @@ from splince_fast.exceptions import FileFormatError, FoldError, InputError, Labe
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, class_key, encode
 from splince_fast.labels.containers import variables_of
 from splince_fast.labels.names import listed, names_from_json, names_to_json
-from splince_fast.labels.positions import along, check_index
+from splince_fast.labels.positions import check_index, take_positions
 from splince_fast.projection import Projection, from_record, rows_mask_and_out, to_record
 
 if TYPE_CHECKING:
@@ -303,7 +303,7 @@ class ConditionalEraser:
         if len(lead) > 1:
             all_rows = np.arange(n)
             columns |= {
-                name: along(column, lead, all_rows, f"labels[{name!r}]")
+                name: take_positions(column, lead, all_rows, f"labels[{name!r}]")
                 for name, column in columns.items()
                 if hasattr(column, "__len__")  # `encode` raises an error for other types
             }

@@ -16,12 +16,12 @@ from splince_fast.baselines._inputs import (
     RandomState,
     Validation,
     append_validation,
+    as_generator,
     check_validation_share,
     float_rows,
-    generator,
+    normalised_weights,
     observed_classes,
-    validation_rows,
-    weights_of,
+    validation_mask,
 )
 from splince_fast.estimators.base import ErasingTransformer, columns_by_name
 from splince_fast.exceptions import LabelError, NotEnoughDataError, NothingErasedWarning
@@ -107,7 +107,7 @@ class ErasureData:
     n_validation: int
     mean: Float
     sum_of_squares: float  # weighted sum of squares of the centred training rows
-    cross: Float  # (d, K), covariance of x with the indicators of the K classes
+    cross_covariance: Float  # (d, K), covariance of x with the indicators of the K classes
     classes: tuple[ClassName, ...]
     task: NDArray[np.intp] | None
     selection_task: NDArray[np.intp] | None
@@ -122,7 +122,8 @@ class ErasureRun:
     rounds: int
     stop: str
     accuracies: list[float]
-    removed: float  # weighted sum of squares of the training rows, projected onto the basis
+    # Weighted sum of squares of the training rows, projected onto the basis.
+    removed_sum_of_squares: float
 
 
 class IterativeEraser(ErasingTransformer):
@@ -159,9 +160,9 @@ class IterativeEraser(ErasingTransformer):
         sample_weight : array-like of shape (n_samples,), optional
             Non-negative frequencies; rows of weight 0 are left out.
         validation : array-like of bool, shape (n_samples,), or tuple (X, concept), optional
-            Mask of the validation rows, or separate validation rows. Probes are evaluated on these
-            rows, but never trained on them. By default the fraction ``validation_share`` of each
-            class is drawn at random.
+            Mask of the validation rows, or separate validation rows. Separate rows have weight 1.
+            Probes are evaluated on these rows, but never trained on them. By default the fraction
+            ``validation_share`` of each class is drawn at random.
 
         Returns
         -------
@@ -176,7 +177,7 @@ class IterativeEraser(ErasingTransformer):
         with self._restored_on_error():
             self._check_parameters()
             data = self._read(X, y, concept, sample_weight, validation)
-            self._conclude(data, self._erase(data))
+            self._set_results(data, self._erase(data))
         return self
 
     def _check_parameters(self) -> None:
@@ -187,7 +188,7 @@ class IterativeEraser(ErasingTransformer):
         """Return the subspace to remove; may overwrite the rows of `data`."""
         raise NotImplementedError
 
-    def _reads_task(self) -> bool:
+    def _uses_task(self) -> bool:
         """Return whether the fit needs the labels y of the task."""
         return False
 
@@ -199,7 +200,7 @@ class IterativeEraser(ErasingTransformer):
         self, X: Any, y: Any, concept: Any, sample_weight: ArrayLike | None, validation: Validation
     ) -> ErasureData:
         """Validate the inputs, split off the validation rows, and subtract the training mean."""
-        columns = self._concept(y, concept)
+        columns = self._concept_columns(y, concept)
         if len(columns) != 1:
             raise LabelError(
                 f"the concept holds the variables {sorted(columns)}; {type(self).__name__} erases "
@@ -210,40 +211,48 @@ class IterativeEraser(ErasingTransformer):
             (y, "y"), (concept, "concept"), (sample_weight, "sample_weight"), (mask, "validation")
         ):  # fmt: skip
             check_index(X, column, role)
-        rows = self._rows(X, reset=True, least=2)
+        rows = self._rows(X, reset=True, min_rows=2)
         ((name, values),) = columns.items()
         inputs, names = [rows, values], "X, concept"
-        if self._reads_task():
+        if self._uses_task():
             inputs, names = [rows, values, y], "X, concept, y"
         if isinstance(validation, tuple) and len(validation) > 1:
-            held_out = columns_by_name(validation[1], "concept")
-            if len(held_out) == 1:  # `concept` may also be a frame or mapping with one column
-                validation = (validation[0], *held_out.values(), *validation[2:])
+            # The concept may also be a frame or mapping with one column.
+            concept_columns = columns_by_name(validation[1], "concept")
+            if len(concept_columns) == 1:
+                validation = (validation[0], *concept_columns.values(), *validation[2:])
         inputs, sample_weight, validation = append_validation(
-            validation, inputs, names, sample_weight, lambda X: self._rows(X, reset=False, least=1)
-        )
-        rows, values, *tasks = inputs
+            validation, inputs, names, sample_weight,
+            lambda X: self._rows(X, reset=False, min_rows=1),
+        )  # fmt: skip
+        rows, values, *task_columns = inputs
         classes, codes = observed_classes(values, len(rows), str(name), "concept")
-        weight = weights_of(sample_weight, len(rows))
+        weight = normalised_weights(sample_weight, len(rows))
         task = None
-        if tasks:
-            if tasks[0] is None:
-                self._refuse_missing_y("by_task draws one of its classes per round")
-            _, task = observed_classes(tasks[0], len(rows), "task", "task")
+        if task_columns:
+            if task_columns[0] is None:
+                self._refuse_missing_y("by_task draws a class of y per round")
+            _, task = observed_classes(task_columns[0], len(rows), "task", "task")
         usable = (codes >= 0) & (weight > 0)
-        rng = generator(self.random_state)
-        mask = validation_rows(validation, self.validation_share, codes, usable, rng)
+        rng = as_generator(self.random_state)
+        mask = validation_mask(validation, self.validation_share, codes, usable, rng)
         in_mean = ~mask & (weight > 0)
         rows = float_rows(rows)
         mean = weight[in_mean] @ rows[in_mean] / weight[in_mean].sum()
         rows -= mean
         in_train, in_validation = usable & ~mask, usable & mask
-        for mask_of_role, role in ((in_train, "training"), (in_validation, "validation")):
-            if mask_of_role.any() and len(np.unique(codes[mask_of_role])) < 2:
-                raise LabelError(f"the {role} rows hold a single class of the concept; mark others")
+        for role_mask, role in ((in_train, "training"), (in_validation, "validation")):
+            if role_mask.any() and len(np.unique(codes[role_mask])) < 2:
+                raise LabelError(
+                    f"the {role} rows hold a single class of the concept; mark other rows for "
+                    "validation"
+                )
         train = ClassRows(rows[in_train], codes[in_train], weight[in_train])
         if len(train) < 2 or len(np.unique(train.codes)) < len(classes):
-            raise NotEnoughDataError("a class of the concept has no training row; mark others")
+            raise NotEnoughDataError(
+                "a class of the concept has no training row; mark other rows for validation, or "
+                "leave the class out"
+            )
         n_validation = int(in_validation.sum())
         selection, in_selection = train, in_train
         if n_validation:
@@ -263,19 +272,19 @@ class IterativeEraser(ErasingTransformer):
             rng,
         )
 
-    def _conclude(self, data: ErasureData, run: ErasureRun) -> None:
+    def _set_results(self, data: ErasureData, run: ErasureRun) -> None:
         """Set `projection_` and `report_`."""
-        cross, basis = data.cross, run.basis
-        size = float(np.linalg.norm(cross))
-        residual = float(np.linalg.norm(cross - basis @ (basis.T @ cross)))
-        notes = []
+        cross_covariance, basis, total = data.cross_covariance, run.basis, data.sum_of_squares
+        erased_covariance = cross_covariance - basis @ (basis.T @ cross_covariance)
+        norm = float(np.linalg.norm(cross_covariance))
+        warning_texts = []
         if not basis.shape[1]:
-            notes.append(
-                "nothing was erased: no probe reads the concept from the rows of selection "
-                f"(accuracies {', '.join(f'{a:.3f}' for a in run.accuracies[:3])}; majority "
-                f"{data.selection.majority():.3f}), so the eraser is the identity"
+            accuracies = ", ".join(f"{accuracy:.3f}" for accuracy in run.accuracies[:3])
+            warning_texts.append(
+                f"nothing was erased, so the eraser is the identity: {run.stop} (accuracies "
+                f"{accuracies or '-'}; majority {data.selection.majority():.3f})"
             )
-            warn(notes[-1], NothingErasedWarning)
+            warn(warning_texts[-1], NothingErasedWarning)
         self._projection = Projection(basis, basis, data.mean, method=type(self).__name__)
         self.report_ = ErasureReport(
             method=type(self).__name__,
@@ -287,10 +296,10 @@ class IterativeEraser(ErasingTransformer):
             stop=run.stop,
             majority=data.selection.majority(),
             accuracies=tuple(run.accuracies),
-            residual=residual / size if size else 0.0,
-            distortion=run.removed / data.sum_of_squares if data.sum_of_squares else 0.0,
-            cosine_sal=_smallest_cosine(cross, basis),
-            warnings=tuple(notes),
+            residual=float(np.linalg.norm(erased_covariance)) / norm if norm else 0.0,
+            distortion=run.removed_sum_of_squares / total if total else 0.0,
+            cosine_sal=_smallest_cosine(cross_covariance, basis),
+            warnings=tuple(warning_texts),
         )
 
 
@@ -299,49 +308,50 @@ def sum_of_squares(part: ClassRows, rows: Float) -> float:
     return float(part.weight @ np.einsum("ij,ij->i", rows, rows))
 
 
-def _cross_covariance(train: ClassRows, k: int) -> Float:
+def _cross_covariance(train: ClassRows, n_classes: int) -> Float:
     """Return the (d, K) covariance of x with the indicators of the K classes."""
-    fractions = np.bincount(train.codes, train.weight, k) / train.weight.sum()
+    fractions = np.bincount(train.codes, train.weight, n_classes) / train.weight.sum()
     weighted = train.weight[:, None] * train.rows
-    sums = np.stack([weighted[train.codes == c].sum(axis=0) for c in range(k)], axis=1)
+    sums = np.stack([weighted[train.codes == c].sum(axis=0) for c in range(n_classes)], axis=1)
     total = train.weight.sum()
     return np.asarray(sums / total - np.outer(weighted.sum(axis=0) / total, fractions))
 
 
-def _smallest_cosine(cross: Float, basis: Float) -> float:
+def _smallest_cosine(cross_covariance: Float, basis: Float) -> float:
     """Return the smallest cosine of the principal angles between two column spaces.
 
-    The spaces are those of `cross` and `basis`. The cosine is 0 if one space has dimension 0.
+    The spaces are those of `cross_covariance` and `basis`. The cosine is 0 if one space has
+    dimension 0.
     """
-    span = orthonormal(cross)
-    if not span.shape[1] or not basis.shape[1]:
+    cross_basis = orthonormal_basis(cross_covariance)
+    if not cross_basis.shape[1] or not basis.shape[1]:
         return 0.0
-    if span.shape[1] > basis.shape[1]:
-        return float(np.linalg.svd(span.T @ basis, compute_uv=False).min())
-    return float(min(1.0, np.linalg.svd(basis.T @ span, compute_uv=False).min()))
+    if cross_basis.shape[1] > basis.shape[1]:
+        return float(np.linalg.svd(cross_basis.T @ basis, compute_uv=False).min())
+    return float(min(1.0, np.linalg.svd(basis.T @ cross_basis, compute_uv=False).min()))
 
 
-def orthonormal(columns: Float, against: Float | None = None) -> Float:
-    """Return an orthonormal basis of the span of (I - A A^T) `columns`, with A = `against`.
+def orthonormal_basis(columns: Float, orthogonal_to: Float | None = None) -> Float:
+    """Return an orthonormal basis of the span of (I - A A^T) `columns`, with A = `orthogonal_to`.
 
     `columns` has shape (d, k), and A has orthonormal columns. Singular values of the projected
     columns below ``max(d, k) eps`` times the largest norm of a column count as zero. The projection
     is applied twice, because one projection leaves rounding errors in the span of A.
     """
-    if against is None:
-        against = np.empty((len(columns), 0))
-    size = np.linalg.norm(columns, axis=0).max(initial=0.0)
+    if orthogonal_to is None:
+        orthogonal_to = np.empty((len(columns), 0))
+    largest_norm = np.linalg.norm(columns, axis=0).max(initial=0.0)
     residual = columns
     for _ in range(2):
-        residual = residual - against @ (against.T @ residual)
+        residual = residual - orthogonal_to @ (orthogonal_to.T @ residual)
     left, values, _ = np.linalg.svd(residual, full_matrices=False)
-    basis = left[:, values > max(columns.shape) * _EPS * size]
-    if against.shape[1] and basis.shape[1]:
-        basis = np.linalg.qr(basis - against @ (against.T @ basis)).Q
+    basis = left[:, values > max(columns.shape) * _EPS * largest_norm]
+    if orthogonal_to.shape[1] and basis.shape[1]:
+        basis = np.linalg.qr(basis - orthogonal_to @ (orthogonal_to.T @ basis)).Q
     return np.asarray(basis)
 
 
-def probe(part: ClassRows, alpha: float) -> LogisticRegression:
+def fit_probe(part: ClassRows, alpha: float) -> LogisticRegression:
     """Fit a logistic probe, which minimises mean log-loss + alpha / 2 |w|^2.
 
     The number of coefficients is d, or d K for K > 2 classes. The solver is Newton's method, which

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from splince_fast.baselines._erasing import orthonormal
+from splince_fast.baselines._erasing import orthonormal_basis
 from splince_fast.baselines._inputs import Float
 
 _EPS = float(np.finfo(np.float64).eps)
@@ -26,70 +26,70 @@ class LowRankFantope:
     def __init__(self, start: Float) -> None:
         self.d, self.k = start.shape
         self.basis = start
-        self.values: Float = np.ones(self.k)
-        self.rest = 0.0
+        self.eigenvalues: Float = np.ones(self.k)
+        self.c = 0.0  # eigenvalue of P on the orthogonal complement of U
 
-    def complement(self, rows: Float) -> Float:
+    def erase(self, rows: Float) -> Float:
         """Return (I - P) x for each row x."""
-        inside = (rows @ self.basis) * (self.values - self.rest)
-        complement = rows - inside @ self.basis.T
-        if self.rest:
-            complement -= self.rest * rows
-        return np.asarray(complement)
+        coordinates = (rows @ self.basis) * (self.eigenvalues - self.c)
+        erased = rows - coordinates @ self.basis.T
+        if self.c:
+            erased -= self.c * rows
+        return np.asarray(erased)
 
-    def step(self, first: Float, second: Float, size: float, decay: float) -> None:
-        """Replace P by the point of the Fantope nearest to decay P + size (A^T B + B^T A) / 2.
+    def step(self, first: Float, second: Float, step_size: float, decay: float) -> None:
+        """Replace P by the point of the Fantope nearest to decay P + t (A^T B + B^T A) / 2.
 
         Parameters
         ----------
         first, second : ndarray of shape (K, d)
             A and B.
-        size, decay : float
-            Factors of the added matrix and of P.
+        step_size, decay : float
+            Factors: t of the added matrix, and of P.
         """
-        added = orthonormal(np.concatenate([first, second]).T, self.basis)
-        span = np.concatenate([self.basis, added], axis=1)
+        new_directions = orthonormal_basis(np.concatenate([first, second]).T, self.basis)
+        span = np.concatenate([self.basis, new_directions], axis=1)
         product = (first @ span).T @ (second @ span)
-        inner = (0.5 * size) * (product + product.T)
+        reduced = (0.5 * step_size) * (product + product.T)
         r = self.basis.shape[1]
-        inner[np.arange(r), np.arange(r)] += decay * (self.values - self.rest)
-        values, vectors = np.linalg.eigh(inner)
-        rest = decay * self.rest
-        values = values + rest
-        n_rest = self.d - span.shape[1]
-        cut = fantope_cut(values, rest, n_rest, self.k)
-        values, rest = np.clip(values - cut, 0.0, 1.0), float(np.clip(rest - cut, 0.0, 1.0))
-        if not n_rest:
-            rest = 0.0
-        distinct = np.abs(values - rest) > 64 * _EPS
-        self.basis = span @ vectors[:, distinct]
-        self.values, self.rest = values[distinct], rest
+        reduced[np.arange(r), np.arange(r)] += decay * (self.eigenvalues - self.c)
+        eigenvalues, eigenvectors = np.linalg.eigh(reduced)
+        c = decay * self.c
+        eigenvalues = eigenvalues + c
+        multiplicity = self.d - span.shape[1]
+        shift = fantope_shift(eigenvalues, c, multiplicity, self.k)
+        eigenvalues, c = np.clip(eigenvalues - shift, 0.0, 1.0), float(np.clip(c - shift, 0.0, 1.0))
+        if not multiplicity:
+            c = 0.0
+        distinct = np.abs(eigenvalues - c) > 64 * _EPS
+        self.basis = span @ eigenvectors[:, distinct]
+        self.eigenvalues, self.c = eigenvalues[distinct], c
 
     def reorthonormalise(self) -> None:
         """Orthonormalise U again, because rounding errors accumulate over the steps."""
         self.basis = np.linalg.qr(self.basis).Q if self.basis.shape[1] else self.basis
 
-    def truncated(self) -> Float:
+    def leading_eigenvectors(self) -> Float:
         """Return the k columns of U with the largest eigenvalues, or all if U has fewer than k."""
-        order = np.argsort(-self.values, kind="stable")[: self.k]
+        order = np.argsort(-self.eigenvalues, kind="stable")[: self.k]
         return np.linalg.qr(self.basis[:, order]).Q
 
 
-def fantope_cut(values: Float, rest: float, n_rest: int, k: int) -> float:
+def fantope_shift(eigenvalues: Float, c: float, multiplicity: int, k: int) -> float:
     """Return the shift t of the eigenvalues that projects a symmetric matrix onto the Fantope.
 
-    The matrix has the eigenvalues `values`, and the eigenvalue `rest` with multiplicity `n_rest`.
+    The matrix has the eigenvalues `eigenvalues`, and the eigenvalue c `multiplicity` times.
     Each eigenvalue v becomes clip(v - t, 0, 1), and t makes the sum of the results equal to k. The
     sum is a decreasing, piecewise linear function of t with breakpoints v and v - 1 for each v.
     Bisection over the breakpoints gives the interval that contains t; linear interpolation gives t.
     """
-    levels = np.append(values, rest)
-    counts = np.append(np.ones(len(values)), n_rest)
+    values = np.append(eigenvalues, c)
+    multiplicities = np.append(np.ones(len(eigenvalues)), multiplicity)
 
     def total(t: float) -> float:
-        return float(counts @ np.clip(levels - t, 0.0, 1.0))
+        return float(multiplicities @ np.clip(values - t, 0.0, 1.0))
 
-    breakpoints = np.sort(np.concatenate([levels, levels - 1.0]))
+    breakpoints = np.sort(np.concatenate([values, values - 1.0]))
     low, high = 0, len(breakpoints) - 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -97,8 +97,8 @@ def fantope_cut(values: Float, rest: float, n_rest: int, k: int) -> float:
             low = middle
         else:
             high = middle
-    above, below = total(breakpoints[low]), total(breakpoints[high])
-    if above == below:
+    sum_low, sum_high = total(breakpoints[low]), total(breakpoints[high])
+    if sum_low == sum_high:
         return float(breakpoints[low])
-    fraction = (above - k) / (above - below)
+    fraction = (sum_low - k) / (sum_low - sum_high)
     return float(breakpoints[low] + fraction * (breakpoints[high] - breakpoints[low]))

@@ -47,7 +47,7 @@ def check_validation_share(value: object) -> None:
         raise InputError(f"validation_share is {value!r}; it must be a number in [0, 1)")
 
 
-def candidates(parameter: float | Sequence[float], name: str) -> list[float]:
+def candidate_values(parameter: float | Sequence[float], name: str) -> list[float]:
     """Return the candidate values of a parameter: a positive number, or a sequence of such numbers.
 
     Raises
@@ -65,7 +65,7 @@ def candidates(parameter: float | Sequence[float], name: str) -> list[float]:
     return values
 
 
-def generator(random_state: RandomState) -> np.random.Generator:
+def as_generator(random_state: RandomState) -> np.random.Generator:
     """Return a Generator from a `random_state`.
 
     An integer seeds the Generator, a RandomState draws the seed, and a Generator is returned as is.
@@ -73,13 +73,13 @@ def generator(random_state: RandomState) -> np.random.Generator:
     try:
         if random_state is None or isinstance(random_state, int | np.integer | np.random.Generator):
             return np.random.default_rng(random_state)
-        source = check_random_state(random_state)
+        legacy_state = check_random_state(random_state)
     except ValueError as error:
         raise InputError(
             f"random_state is {random_state!r}; it must be None, a non-negative integer, a "
             "Generator or a RandomState"
         ) from error
-    return np.random.default_rng(source.randint(2**31 - 1))
+    return np.random.default_rng(legacy_state.randint(2**31 - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +120,11 @@ def observed_classes(
     """
     column = observed(encode_one(values, n, name=name, kind="classes"))
     if not column.classes:
-        raise LabelError(f"the {role} has no label")
+        raise LabelError(f"every label of the {role} is missing; pass at least two classes")
     if len(column.classes) == 1:
-        raise LabelError(f"the {role} has only one class: {column.classes[0]!r}")
+        raise LabelError(
+            f"the {role} has only one class, {column.classes[0]!r}; pass at least two classes"
+        )
     return column.classes, column.codes
 
 
@@ -138,7 +140,7 @@ def float_rows(X: NDArray[np.generic]) -> Float:
     return np.array(X, dtype=np.float64, order="C")
 
 
-def weights_of(sample_weight: ArrayLike | None, n: int) -> Float:
+def normalised_weights(sample_weight: ArrayLike | None, n: int) -> Float:
     """Return the weights divided by the mean of the positive weights; n ones for None.
 
     Raises
@@ -157,7 +159,7 @@ def weights_of(sample_weight: ArrayLike | None, n: int) -> Float:
     return np.asarray(weight / weight[weight > 0].mean())
 
 
-def validation_rows(
+def validation_mask(
     validation: ArrayLike | None,
     fraction: float,
     codes: Index,
@@ -184,17 +186,17 @@ def validation_rows(
             )
         if not (mask & usable).any() or not (~mask & usable).any():
             raise InputError(
-                "validation marks all of the usable rows, or none; mark some, and leave the rest "
-                "for training"
+                "validation marks all of the usable rows (labelled, of positive weight), or none; "
+                "mark some of them, and leave others for training"
             )
         return mask
     mask = np.zeros(len(codes), dtype=np.bool_)
     n_classes = 0
     for code in np.unique(codes[usable]) if fraction else ():
         members = np.flatnonzero(usable & (codes == code))
-        count = min(round(fraction * len(members)), len(members) - 1)
-        mask[rng.permutation(members)[:count]] = True
-        n_classes += count > 0
+        n_drawn = min(round(fraction * len(members)), len(members) - 1)
+        mask[rng.permutation(members)[:n_drawn]] = True
+        n_classes += n_drawn > 0
     return mask if n_classes > 1 else np.zeros(len(codes), dtype=np.bool_)
 
 
@@ -235,20 +237,23 @@ def append_validation(
     for column, extra in pairs:
         if column.shape[1:] != extra.shape[1:]:
             raise InputError(
-                f"validation holds an array of shape {extra.shape} beside one of {column.shape}; "
-                f"pass ({names}) of the same width"
+                f"validation holds an array of shape {extra.shape}, and the fit one of shape "
+                f"{column.shape}; pass ({names}) of the same width"
             )
-        kinds = {column.dtype.kind, extra.dtype.kind}
-        if kinds & set("UST") and kinds - set("USTO"):
+        dtype_kinds = {column.dtype.kind, extra.dtype.kind}
+        if dtype_kinds & set("UST") and dtype_kinds - set("USTO"):
             raise InputError(
-                f"validation holds an array of {extra.dtype} beside one of {column.dtype}: text "
-                "equals no number; convert one of them"
+                f"validation holds an array of {extra.dtype}, and the fit one of {column.dtype}: "
+                "text never equals a number; convert one of the arrays"
             )
     sizes = [(len(column), len(extra)) for column, extra in pairs]
     if len(set(sizes)) != 1:
-        raise InputError(f"validation holds arrays of {[b for _, b in sizes]} rows; one number")
+        raise InputError(
+            f"({names}) of the fit have {[a for a, _ in sizes]} rows, and those of validation "
+            f"{[b for _, b in sizes]}; all arrays must have the same number of rows as their X"
+        )
     n, n_validation = sizes[0]
     if sample_weight is not None:
-        sample_weight = np.append(weights_of(sample_weight, n), np.ones(n_validation))
+        sample_weight = np.append(normalised_weights(sample_weight, n), np.ones(n_validation))
     mask = np.arange(n + n_validation) >= n
     return [np.concatenate(pair) for pair in pairs], sample_weight, mask

@@ -22,12 +22,12 @@ from splince_fast.baselines._inputs import (
     RandomState,
     Validation,
     append_validation,
+    as_generator,
     check_validation_share,
     float_rows,
-    generator,
+    normalised_weights,
     observed_classes,
-    validation_rows,
-    weights_of,
+    validation_mask,
 )
 from splince_fast.estimators.base import CheckedEstimator, columns_by_name
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
@@ -74,7 +74,7 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
         """Fit the classifier to validated inputs, and set `coef_` and `intercept_`."""
         raise NotImplementedError
 
-    def _selects(self) -> bool:
+    def _needs_validation_rows(self) -> bool:
         """Return whether the fit selects a parameter or an epoch on validation rows."""
         raise NotImplementedError
 
@@ -105,7 +105,7 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
     ) -> CellData:
         """Validate the inputs, encode the cells and split off the validation rows."""
         if y is None:
-            self._refuse_missing_y("it is the task")
+            self._refuse_missing_y("y is the task")
         name = type(self).__name__
         if groups is None and self.groups_from is None:
             raise InputError(
@@ -114,23 +114,26 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
                 "classes of y alone"
             )
         if groups is not None and self.groups_from == "y":
-            raise InputError(f"{name} has groups_from='y' and was given groups, too; leave out one")
+            raise InputError(
+                f"{name} has groups_from='y' and was given groups, too; leave out groups= or "
+                "groups_from='y'"
+            )
         mask = None if isinstance(validation, tuple) else validation
         for column, role in (
             (y, "y"), (groups, "groups"), (sample_weight, "sample_weight"), (mask, "validation")
         ):  # fmt: skip
             check_index(X, column, role)
-        rows = self._rows(X, reset=True, least=2)
-        labels = fit_labels = _labels(y)
+        rows = self._rows(X, reset=True, min_rows=2)
+        labels = fit_labels = _check_y(y)
         if isinstance(validation, tuple):
             inputs, input_names = [rows, labels], "X, y"
             if groups is not None:
                 inputs, input_names = [*inputs, _group_array(groups)], "X, y, groups"
-                others = (_group_array(_in_order_of(groups, g)) for g in validation[2:])
-                validation = (*validation[:2], *others)
+                validation_groups = (_group_array(_align_groups(groups, g)) for g in validation[2:])
+                validation = (*validation[:2], *validation_groups)
             inputs, sample_weight, validation = append_validation(
                 validation, inputs, input_names, sample_weight,
-                lambda X: self._rows(X, reset=False, least=1),
+                lambda X: self._rows(X, reset=False, min_rows=1),
             )  # fmt: skip
             rows, labels, *columns = inputs
             if columns:
@@ -138,13 +141,13 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
         n = len(rows)
         classes, codes = observed_classes(labels, n, "y", "y")
         if (codes < 0).any():
-            raise LabelError(f"y misses {(codes < 0).sum()} labels; leave those rows out")
-        weight = weights_of(sample_weight, n)
-        cells, names = _cells(classes, codes, groups, n)
-        rng = generator(self.random_state)
+            raise LabelError(f"y has {(codes < 0).sum()} missing labels; leave those rows out")
+        weight = normalised_weights(sample_weight, n)
+        cells, names = _encode_cells(classes, codes, groups, n)
+        rng = as_generator(self.random_state)
         usable = weight > 0
-        fraction = self.validation_share if self._selects() else 0.0
-        mask = validation_rows(validation, fraction, cells, usable, rng)
+        fraction = self.validation_share if self._needs_validation_rows() else 0.0
+        mask = validation_mask(validation, fraction, cells, usable, rng)
         all_rows = CellRows(float_rows(rows), codes, weight, cells)
         train = all_rows.take(usable & ~mask)
         empty = sorted(set(range(len(names))) - set(train.cells))
@@ -158,15 +161,15 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
         self.cells_ = names
         return CellData(train, all_rows.take(usable & mask) if mask.any() else train, names, rng)
 
-    def _worst_and_mean(self, part: CellRows, coef: Float, intercept: Float) -> tuple[float, float]:
+    def _accuracies(self, part: CellRows, coef: Float, intercept: Float) -> tuple[float, float]:
         """Return the lowest accuracy over the non-empty cells, and the accuracy over all rows."""
         scores = part.rows @ coef.T + intercept
         y_pred = (scores[:, 0] > 0).astype(np.intp) if len(coef) == 1 else scores.argmax(axis=1)
-        hits = part.weight * (y_pred == part.codes)
-        totals = np.bincount(part.cells, part.weight)
-        cell_hits = np.bincount(part.cells, hits)
-        accuracies = cell_hits[totals > 0] / totals[totals > 0]
-        return float(accuracies.min()), float(hits.sum() / totals.sum())
+        correct_weight = part.weight * (y_pred == part.codes)
+        cell_weight = np.bincount(part.cells, part.weight)
+        cell_correct_weight = np.bincount(part.cells, correct_weight)
+        accuracies = cell_correct_weight[cell_weight > 0] / cell_weight[cell_weight > 0]
+        return float(accuracies.min()), float(correct_weight.sum() / cell_weight.sum())
 
     def decision_function(self, X: object) -> Float:
         """Return the decision scores of rows.
@@ -189,7 +192,7 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
             infinity.
         """
         check_is_fitted(self)
-        rows = float_rows(self._rows(X, reset=False, least=1))
+        rows = float_rows(self._rows(X, reset=False, min_rows=1))
         scores = rows @ self.coef_.T + self.intercept_
         return np.asarray(scores[:, 0] if scores.shape[1] == 1 else scores)
 
@@ -232,7 +235,7 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
         return np.asarray(proba / proba.sum(axis=1, keepdims=True))
 
 
-def _labels(y: object) -> NDArray[np.generic]:
+def _check_y(y: object) -> NDArray[np.generic]:
     """Return y as an (n,) array of classes; raise LabelError with the text of scikit-learn."""
     try:
         labels = column_or_1d(y, warn=True)
@@ -259,41 +262,43 @@ def _group_array(groups: Any) -> NDArray[Any]:
     if len({len(array) for array in arrays}) > 1:
         raise InputError(
             f"the columns of groups have {[len(array) for array in arrays]} rows; pass columns of "
-            "one length"
+            "the same length"
         )
     return np.stack([array.astype(object) for array in arrays], axis=1)
 
 
-def _in_order_of(groups: Any, others: Any) -> Any:
+def _align_groups(training_groups: Any, validation_groups: Any) -> Any:
     """Return the groups of the validation rows, with columns in the order of the training groups.
 
-    `groups` belong to the training rows, `others` to the validation rows. Columns of mappings and
-    frames are matched by name. If one argument is a tuple, `others` is returned unchanged.
+    Columns of mappings and frames are matched by name. If one argument is a tuple,
+    `validation_groups` is returned unchanged.
 
     Raises
     ------
     InputError
-        `groups` and `others` have several columns with different names.
+        The arguments have several columns with different names.
     """
-    if isinstance(groups, tuple) or isinstance(others, tuple):
-        return others
-    first, second = (columns_by_name(columns, "groups") for columns in (groups, others))
-    if len(first) != len(second) or len(first) == 1:
-        return others
-    if set(first) != set(second):
+    if isinstance(training_groups, tuple) or isinstance(validation_groups, tuple):
+        return validation_groups
+    training_columns, validation_columns = (
+        columns_by_name(columns, "groups") for columns in (training_groups, validation_groups)
+    )
+    if len(training_columns) != len(validation_columns) or len(training_columns) == 1:
+        return validation_groups
+    if set(training_columns) != set(validation_columns):
         raise InputError(
-            f"validation has the groups {list(second)} and the fit {list(first)}; pass columns of "
-            "the same names"
+            f"validation has the groups {list(validation_columns)} and the fit "
+            f"{list(training_columns)}; pass columns of the same names"
         )
-    return {name: second[name] for name in first}
+    return {name: validation_columns[name] for name in training_columns}
 
 
-def _cells(
+def _encode_cells(
     classes: Sequence[ClassName], codes: Index, groups: object, n: int
 ) -> tuple[Index, list[tuple[ClassName, ...]]]:
     """Return the cell code of each row, and the cells (class, group, ...) ordered by code."""
-    keys: list[Index] = [codes]
-    names: list[Sequence[ClassName]] = [classes]
+    code_columns: list[Index] = [codes]
+    class_names: list[Sequence[ClassName]] = [classes]
     if isinstance(groups, tuple):
         columns = {f"groups[{i}]": column for i, column in enumerate(groups)}
     else:
@@ -306,9 +311,9 @@ def _cells(
                 f"{name} has no group for {missing} rows; leave those rows out, or give them a "
                 "group of their own"
             )
-        keys.append(column.codes)
-        names.append(column.classes)
-    unique, cells = np.unique(np.stack(keys, axis=1), axis=0, return_inverse=True)
+        code_columns.append(column.codes)
+        class_names.append(column.classes)
+    unique, cells = np.unique(np.stack(code_columns, axis=1), axis=0, return_inverse=True)
     return cells.reshape(-1), [
-        tuple(values[code] for values, code in zip(names, row, strict=True)) for row in unique
+        tuple(values[code] for values, code in zip(class_names, row, strict=True)) for row in unique
     ]

@@ -15,7 +15,7 @@ from splince_fast.baselines._inputs import (
     Index,
     RandomState,
     Validation,
-    candidates,
+    candidate_values,
     check_count,
 )
 from splince_fast.baselines._linear import BalancedClassifier, CellData, CellRows
@@ -23,6 +23,8 @@ from splince_fast.exceptions import InputError
 
 # From scikit-learn 1.8 on, `l1_ratio=1` replaces `penalty="l1"`.
 _HAS_PENALTY = inspect.signature(LogisticRegression).parameters["penalty"].default == "l2"
+# A feature counts as constant if its range is at most _ROUNDINGS * eps times its largest absolute
+# value. A rounding has a relative error of at most eps / 2, so this allows for 128 of them.
 _ROUNDINGS = 64
 _L1: dict[str, str | float] = {"penalty": "l1"} if _HAS_PENALTY else {"l1_ratio": 1.0}
 
@@ -130,8 +132,8 @@ class DFR(BalancedClassifier):
             Groups, which form the cells together with y. With several columns, a group is a
             combination of values, one from each column.
         validation : array-like of bool, shape (n_samples,), or tuple (X, y, groups), optional
-            Mask of the validation rows, or separate validation rows. C is selected on these rows;
-            no head is fitted to them.
+            Mask of the validation rows, or separate validation rows. All rows have weight 1. C is
+            selected on these rows; no head is fitted to them.
 
         Returns
         -------
@@ -150,10 +152,10 @@ class DFR(BalancedClassifier):
         if self.penalty not in ("l1", "l2"):
             raise InputError(f"penalty is {self.penalty!r}; it must be 'l1' or 'l2'")
         check_count(self.n_subsets, "n_subsets")
-        candidates(self.C, "C")
+        candidate_values(self.C, "C")
 
-    def _selects(self) -> bool:
-        return len(candidates(self.C, "C")) > 1
+    def _needs_validation_rows(self) -> bool:
+        return len(candidate_values(self.C, "C")) > 1
 
     def _uses_softmax(self) -> bool:
         return self.penalty == "l2"
@@ -173,11 +175,11 @@ class DFR(BalancedClassifier):
             np.concatenate([data.rng.permutation(rows)[: counts.min()] for rows in members])
             for _ in range(self.n_subsets)
         ]
-        values = candidates(self.C, "C")
-        n_fits = self.n_subsets + len(values) - (len(values) == 1)
+        C_values = candidate_values(self.C, "C")
+        n_fits = self.n_subsets + len(C_values) - (len(C_values) == 1)
         with Progress(n_fits * len(subsets[0]), label="DFR", show=self.progress) as bar:
 
-            def head(index: Index, C: float) -> tuple[Float, Float]:
+            def fit_subset(index: Index, C: float) -> tuple[Float, Float]:
                 part = train.take(index)
                 part.rows[...] -= mean
                 part.rows[...] /= scale
@@ -186,14 +188,14 @@ class DFR(BalancedClassifier):
                 coef = coef / scale
                 return coef, intercept - coef @ mean
 
-            self.C_ = float(values[0])
-            if len(values) > 1:
+            self.C_ = float(C_values[0])
+            if len(C_values) > 1:
                 scores = {
-                    (*self._worst_and_mean(data.selection, *head(subsets[0], value)), -value)
-                    for value in values
+                    (*self._accuracies(data.selection, *fit_subset(subsets[0], C)), -C)
+                    for C in C_values
                 }
                 self.C_ = float(-max(scores)[2])
-            heads = [head(index, self.C_) for index in subsets]
+            heads = [fit_subset(index, self.C_) for index in subsets]
         self.coef_ = np.mean([coef for coef, _ in heads], axis=0)
         self.intercept_ = np.mean([intercept for _, intercept in heads], axis=0)
 

@@ -17,7 +17,7 @@ from splince_fast.baselines._inputs import (
     Float,
     RandomState,
     Validation,
-    candidates,
+    candidate_values,
     check_count,
     check_number,
 )
@@ -180,8 +180,8 @@ class GroupDRO(BalancedClassifier):
         sample_weight : array-like of shape (n_samples,), optional
             Non-negative weights of the rows in the mean loss of a cell.
         validation : array-like of bool, shape (n_samples,), or tuple (X, y, groups), optional
-            Mask of the validation rows, or separate validation rows. alpha and the epoch are
-            selected on these rows; no head is fitted to them.
+            Mask of the validation rows, or separate validation rows. Separate rows have weight 1.
+            alpha and the epoch are selected on these rows; no head is fitted to them.
 
         Returns
         -------
@@ -214,9 +214,9 @@ class GroupDRO(BalancedClassifier):
 
     def _alphas(self) -> list[float]:
         """Return the candidate values of alpha, largest first."""
-        return sorted(candidates(self.alpha, "alpha"), reverse=True)
+        return sorted(candidate_values(self.alpha, "alpha"), reverse=True)
 
-    def _selects(self) -> bool:
+    def _needs_validation_rows(self) -> bool:
         return len(self._alphas()) > 1 or self.solver == "sgd"
 
     def _fit_cells(self, data: CellData) -> None:
@@ -226,22 +226,22 @@ class GroupDRO(BalancedClassifier):
         mean = np.average(train.rows, axis=0, weights=train.weight)
         for rows in {id(part): part.rows for part in (train, data.selection)}.values():
             rows -= mean
-        best: tuple[float, float] | None = None
+        best_score: tuple[float, float] | None = None
         with Progress(label="GroupDRO", show=self.progress) as bar:
             packed: Float | None = None
             for alpha in self._alphas():
                 problem = Minimax(
                     train, len(self.classes_), alpha=alpha, margin=self.margin,
-                    tick=lambda: bar.advance(len(train), train.rows.nbytes),
+                    advance_progress=lambda: bar.advance(len(train), train.rows.nbytes),
                 )  # fmt: skip
                 if self.solver == "exact":
                     packed, sharpness = minimise(problem, packed, self.tol)
                 else:
-                    packed, sharpness = self._online(problem, data), 1000.0
+                    packed, sharpness = self._fit_sgd(problem, data), 1000.0
                 coef, intercept = problem.unpack(packed)
-                score = self._worst_and_mean(data.selection, coef, intercept)
-                if best is None or score > best:
-                    best = score
+                score = self._accuracies(data.selection, coef, intercept)
+                if best_score is None or score > best_score:
+                    best_score = score
                     self.report_ = MinimaxReport(alpha, *problem.certificate(packed, sharpness))
                     self.coef_, self.intercept_ = coef, intercept - coef @ mean
         if self.solver == "exact" and self.report_.gap > self.tol:
@@ -251,16 +251,16 @@ class GroupDRO(BalancedClassifier):
                 ConvergenceWarning,
             )
 
-    def _online(self, problem: Minimax, data: CellData) -> Float:
+    def _fit_sgd(self, problem: Minimax, data: CellData) -> Float:
         """Run the "sgd" solver; return the packed head of the epoch with the best accuracies.
 
         Heads are compared by the worst-cell accuracy on the validation rows, then by the accuracy.
         """
         rng, train, n_cells = data.rng, data.train, len(self.cells_)
-        packed, log_q = problem.zeros(), np.full(n_cells, -np.log(n_cells))
+        packed, log_q = problem.zero_head(), np.full(n_cells, -np.log(n_cells))
         members = [np.flatnonzero(train.cells == cell) for cell in range(n_cells)]
         cumulative = [np.cumsum(train.weight[rows]) for rows in members]
-        best_score, best, idle = (-1.0, -1.0), packed, 0
+        best_score, best, no_improvement_count = (-1.0, -1.0), packed, 0
         for _ in range(self.max_epochs):
             for _ in range(max(1, len(train) // self.batch_size)):
                 counts = np.bincount(rng.integers(n_cells, size=self.batch_size), minlength=n_cells)
@@ -270,7 +270,7 @@ class GroupDRO(BalancedClassifier):
                         for rows, sums, n in zip(members, cumulative, counts, strict=True)
                     ]
                 )
-                losses, gradients, present = problem.batch(packed, index)
+                losses, gradients, present = problem.batch_gradients(packed, index)
                 log_q[present] += self.eta * losses[present]
                 log_q = log_softmax(log_q)
                 step = np.exp(log_q) @ gradients + problem.penalty_gradient(packed)
@@ -280,10 +280,10 @@ class GroupDRO(BalancedClassifier):
                         f"the steps of solver='sgd' diverge at alpha = {problem.alpha:g}: pass a "
                         f"step_size below {self.step_size:g}, a smaller alpha, or solver='exact'"
                     )
-            score = self._worst_and_mean(data.selection, *problem.unpack(packed))
-            idle += 1
+            score = self._accuracies(data.selection, *problem.unpack(packed))
+            no_improvement_count += 1
             if score > best_score:
-                best_score, best, idle = score, packed, 0
-            if idle == self.patience:
+                best_score, best, no_improvement_count = score, packed, 0
+            if no_improvement_count == self.patience:
                 break
         return best

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ from splince_fast.baselines._erasing import (
     ErasureData,
     ErasureRun,
     IterativeEraser,
-    orthonormal,
-    probe,
+    fit_probe,
+    orthonormal_basis,
     sum_of_squares,
 )
 from splince_fast.baselines._inputs import ClassRows, Float, RandomState, check_count, check_number
@@ -44,7 +45,8 @@ class INLP(IterativeEraser):
         at most `tol`.
     by_task : bool
         Train each probe on the rows of one class of y, drawn at random. A class of y is no longer
-        drawn after a probe on its rows is at chance level; the fit ends when no class is left.
+        drawn after a probe on its rows is at chance level, or if its rows allow no probe. The fit
+        ends when no class is left.
     probe : classifier, optional
         Linear classifier to train instead of the default logistic probe. Each round fits a clone,
         which must have ``coef_`` after ``fit``. The authors of INLP used
@@ -126,7 +128,7 @@ class INLP(IterativeEraser):
         if self.by_task and self.concept_from == "y":
             raise InputError("by_task needs a task as y, and concept_from='y' makes y the concept")
 
-    def _reads_task(self) -> bool:
+    def _uses_task(self) -> bool:
         return self.by_task
 
     def _erase(self, data: ErasureData) -> ErasureRun:
@@ -134,49 +136,57 @@ class INLP(IterativeEraser):
         limit = min(d, _MAX_RANK) if self.max_rank is None else min(d, int(self.max_rank))
         basis: Float = np.empty((d, 0))
         accuracies: list[float] = []
-        removed = 0.0
-        # Task classes to draw from. After a probe at chance level, the task class is deleted for
-        # good, because later rounds only remove further directions.
+        removed_sum_of_squares = 0.0
+        # Task classes to draw from. A task class that gives no directions is deleted for good,
+        # because later rounds only remove further directions.
         tasks = [-1] if data.task is None else list(np.unique(data.task[data.task >= 0]))
-        stop = "no probe beats the majority on the rows of selection"
+        n_tasks, reasons = len(tasks), Counter[str]()
         with Progress(label="INLP", show=self.progress) as bar:
             while tasks:
                 task_index = 0 if data.task is None else int(data.rng.integers(len(tasks)))
                 train, selection = _rows_of_task(data, tasks[task_index])
                 directions = self._directions(train, selection, basis, accuracies)
                 bar.advance(len(train), train.rows.nbytes)
-                if directions is None:
+                if isinstance(directions, str):
+                    reasons[directions] += 1
                     del tasks[task_index]
                     continue
                 directions = directions[:, : limit - basis.shape[1]]
                 basis = np.concatenate([basis, directions], axis=1)
-                removed += sum_of_squares(data.train, _deflate(data.train, directions))
+                removed_sum_of_squares += sum_of_squares(
+                    data.train, _deflate(data.train, directions)
+                )
                 if data.n_validation:
                     _deflate(data.selection, directions)
                 if basis.shape[1] == limit:
                     stop = f"the largest rank, {limit}, is reached"
                     break
-        return ErasureRun(basis, len(accuracies), stop, accuracies, removed)
+            else:
+                stop = _stop_reason(reasons, n_tasks)
+        return ErasureRun(basis, len(accuracies), stop, accuracies, removed_sum_of_squares)
 
     def _directions(
         self, train: ClassRows, selection: ClassRows, basis: Float, accuracies: list[float]
-    ) -> Float | None:
+    ) -> Float | str:
         """Train a probe, and return the orthonormal directions that extend `basis`.
 
-        Return None if the probe is at chance level, or if no probe can be trained or evaluated.
+        Return the reason as a text if the probe is at chance level or gives no new direction, or
+        if no probe can be trained or evaluated.
         """
-        if len(np.unique(train.codes)) < 2 or not len(selection):
-            return None
-        model = probe(train, self.alpha) if self.probe is None else self._fit_user_probe(train)
+        if len(np.unique(train.codes)) < 2:
+            return "the training rows hold a single class of the concept"
+        if not len(selection):
+            return "there are no selection rows to evaluate a probe"
+        model = fit_probe(train, self.alpha) if self.probe is None else self._fit_user_probe(train)
         accuracies.append(selection.fraction(model.predict(selection.rows) == selection.codes))
         if accuracies[-1] <= selection.majority() + self.tol:
-            return None
+            return "no probe beats the majority on the selection rows"
         weights = np.atleast_2d(np.asarray(model.coef_, dtype=np.float64))
         if self.probe is None and len(weights) > 1:
             # Only differences of the scores determine the softmax, so their mean is removed.
             weights = weights - weights.mean(axis=0)
-        directions = orthonormal(weights.T, basis)
-        return directions if directions.shape[1] else None
+        directions = orthonormal_basis(weights.T, basis)
+        return directions if directions.shape[1] else "a probe gives no new direction"
 
     def _fit_user_probe(self, train: ClassRows) -> Any:
         """Fit a clone of the user's probe; pass the row weights only if they are not all equal."""
@@ -195,6 +205,15 @@ class INLP(IterativeEraser):
                 f"the probe {type(model).__name__} has no coef_ after fit; INLP needs a linear one"
             )
         return model
+
+
+def _stop_reason(reasons: Counter[str], n_tasks: int) -> str:
+    """Return the text of `ErasureReport.stop`, with the number of task classes per reason."""
+    if not n_tasks:
+        return "no training row has a label of the task"
+    if n_tasks == 1:
+        return next(iter(reasons))
+    return "; ".join(f"{text} ({n} of {n_tasks} task classes)" for text, n in reasons.items())
 
 
 def _rows_of_task(data: ErasureData, task: int) -> tuple[ClassRows, ClassRows]:

@@ -13,8 +13,8 @@ from splince_fast.baselines._erasing import (
     ErasureData,
     ErasureRun,
     IterativeEraser,
-    orthonormal,
-    probe,
+    fit_probe,
+    orthonormal_basis,
     sum_of_squares,
 )
 from splince_fast.baselines._fantope import LowRankFantope
@@ -152,70 +152,71 @@ class RLACE(IterativeEraser):
             check_count(getattr(self, name), name)
 
     def _erase(self, data: ErasureData) -> ErasureRun:
-        d, k = data.train.rows.shape[1], len(data.classes)
+        d, n_classes = data.train.rows.shape[1], len(data.classes)
         if self.rank > d:
             raise InputError(f"rank is {self.rank}, and X has only {d} features")
         rng = data.rng
-        player = LowRankFantope(orthonormal(rng.normal(size=(d, self.rank))))
-        predictor = _Predictor(d, k, self, rng)
+        relaxed_projection = LowRankFantope(orthonormal_basis(rng.normal(size=(d, self.rank))))
+        predictor = _Predictor(d, n_classes, self, rng)
         decay = 1.0 - self.step_size * self.weight_decay
-        best: Float = player.truncated()
+        best_basis: Float = relaxed_projection.leading_eigenvectors()
         accuracies: list[float] = []
-        largest, idle, step, stop = -np.inf, 0, 0, "the largest number of steps is reached"
+        largest_loss, no_improvement_count, step = -np.inf, 0, 0
+        stop = "the largest number of steps is reached"
         with Progress(self.max_steps * self.batch_size, "R-LACE", show=self.progress) as bar:
             for rows, codes in _batches(data.train, self.batch_size, rng):
                 # The derivative of the log-loss with respect to P is the symmetric part of -W^T G.
                 # W are the weights of the predictor, G = errors^T rows is `gradient`.
-                gradient = predictor.errors(player.complement(rows), codes).T @ rows
-                player.step(-predictor.weights, gradient, self.step_size, decay)
-                predictor.step(player.complement(rows), codes)
+                gradient = predictor.errors(relaxed_projection.erase(rows), codes).T @ rows
+                relaxed_projection.step(-predictor.weights, gradient, self.step_size, decay)
+                predictor.step(relaxed_projection.erase(rows), codes)
                 step += 1
                 bar.advance(len(rows), rows.nbytes)
                 if step % self.check_every and step < self.max_steps:
                     continue
-                player.reorthonormalise()
-                candidate = player.truncated()
-                accuracy, loss = self._probe(data, candidate)
+                relaxed_projection.reorthonormalise()
+                candidate = relaxed_projection.leading_eigenvectors()
+                accuracy, loss = self._score_probe(data, candidate)
                 accuracies.append(accuracy)
-                idle += 1
-                if loss > largest:
-                    best, largest, idle = candidate, loss, 0
+                no_improvement_count += 1
+                if loss > largest_loss:
+                    best_basis, largest_loss, no_improvement_count = candidate, loss, 0
                 if abs(accuracy - data.selection.majority()) < self.tol:
-                    best, stop = candidate, "a probe is no better than the majority"
+                    best_basis, stop = candidate, "a probe is no better than the majority"
                     break
-                if idle == self.patience:
-                    stop = f"{idle} probes in a row did not raise the loss"
+                if no_improvement_count == self.patience:
+                    stop = f"{self.patience} probes in a row did not raise the loss"
                     break
                 if step >= self.max_steps:
                     break
-        removed = sum_of_squares(data.train, data.train.rows @ best)
-        return ErasureRun(best, step, stop, accuracies, removed)
+        removed_sum_of_squares = sum_of_squares(data.train, data.train.rows @ best_basis)
+        return ErasureRun(best_basis, step, stop, accuracies, removed_sum_of_squares)
 
-    def _probe(self, data: ErasureData, basis: Float) -> tuple[float, float]:
+    def _score_probe(self, data: ErasureData, basis: Float) -> tuple[float, float]:
         """Train a probe on rows from which the span of `basis` is projected out.
 
         Return the accuracy and the log-loss of the probe on the selection rows.
         """
-        train, part = (
+        train, selection = (
             ClassRows(part.rows - (part.rows @ basis) @ basis.T, part.codes, part.weight)
             for part in (data.train, data.selection)
         )
-        proba = probe(train, self.alpha).predict_proba(part.rows)
+        proba = fit_probe(train, self.alpha).predict_proba(selection.rows)
         loss = log_loss(
-            part.codes, proba, sample_weight=part.weight, labels=np.arange(proba.shape[1])
+            selection.codes, proba, sample_weight=selection.weight, labels=np.arange(proba.shape[1])
         )
-        return part.fraction(proba.argmax(axis=1) == part.codes), float(loss)
+        return selection.fraction(proba.argmax(axis=1) == selection.codes), float(loss)
 
 
 class _Predictor:
     """Linear predictor of the game: logistic for two classes, softmax for more."""
 
-    def __init__(self, d: int, k: int, options: RLACE, rng: np.random.Generator) -> None:
-        self.binary = k == 2
-        width = 1 if self.binary else k
-        self.weights: Float = 0.1 / np.sqrt(d) * rng.normal(size=(width, d))
-        self.bias: Float = np.zeros(width)
-        self.targets: Float = np.arange(2.0)[:, None] if self.binary else np.eye(k)
+    def __init__(self, d: int, n_classes: int, options: RLACE, rng: np.random.Generator) -> None:
+        self.binary = n_classes == 2
+        n_outputs = 1 if self.binary else n_classes
+        self.weights: Float = 0.1 / np.sqrt(d) * rng.normal(size=(n_outputs, d))
+        self.bias: Float = np.zeros(n_outputs)
+        self.indicators: Float = np.arange(2.0)[:, None] if self.binary else np.eye(n_classes)
         self.velocity: Float = np.zeros_like(self.weights)
         self.bias_velocity: Float = np.zeros_like(self.bias)
         self.options = options
@@ -227,7 +228,7 @@ class _Predictor:
         """
         scores = erased @ self.weights.T + self.bias
         proba = expit(scores) if self.binary else softmax(scores, axis=1)
-        return np.asarray((proba - self.targets[codes]) / len(codes))
+        return np.asarray((proba - self.indicators[codes]) / len(codes))
 
     def step(self, erased: Float, codes: Index) -> None:
         """Update the predictor by one gradient step on erased rows."""

@@ -61,19 +61,19 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
             if name.startswith("_") or name in cls.__dict__:
                 continue
             if isinstance(function, FunctionType) and function.__module__.startswith(_PACKAGE):
-                copy: Any = _renamed(function, f"{cls.__qualname__}.{name}")
+                copy: Any = _copy_function(function, f"{cls.__qualname__}.{name}")
                 setattr(cls, name, classmethod(copy) if attribute is not function else copy)
 
     @property
-    def _takes_sparse(self) -> bool:
+    def _accepts_sparse(self) -> bool:
         """Whether rows may be a sparse matrix."""
         return False
 
-    def _rows(self, X: object, *, reset: bool, least: int) -> Any:
+    def _rows(self, X: object, *, reset: bool, min_rows: int) -> Any:
         """Return X as an array or CSR matrix, without a copy if possible.
 
         The number and the names of the features are checked against those of the fit, or, with
-        `reset`, stored. `least` is the smallest valid number of rows.
+        `reset`, stored. `min_rows` is the smallest valid number of rows.
 
         Raises
         ------
@@ -83,12 +83,12 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
         refuse_lazy(X, "X")
         names = column_names(X)
         if isinstance(X, np.ndarray) or hasattr(X, "to_numpy"):
-            X = _unpacked(X)
+            X = _stack_vectors(X)
         try:
             # The values are checked for NaN and infinity later, in the pass that reads them.
             rows = validate_data(
-                self, X=X, reset=reset, ensure_all_finite=False, ensure_min_samples=least,
-                accept_sparse="csr" if self._takes_sparse else False,
+                self, X=X, reset=reset, ensure_all_finite=False, ensure_min_samples=min_rows,
+                accept_sparse="csr" if self._accepts_sparse else False,
             )  # fmt: skip
         except TypeError as error:
             advice = self._sparse_advice if is_sparse(X) else ""
@@ -119,7 +119,7 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = self._takes_sparse
+        tags.input_tags.sparse = self._accepts_sparse
         return tags
 
     def _refuse_missing_y(self, reason: str) -> NoReturn:
@@ -139,21 +139,22 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
     _keeps_task: ClassVar[bool] = False  # whether the eraser keeps the covariance of X with y
     _needs_task: ClassVar[bool] = False  # whether `fit` raises if y is None
 
-    def _concept(self, y: object, concept: object) -> dict[str, Any]:
+    def _concept_columns(self, y: object, concept: object) -> dict[str, Any]:
         """Return the variables to erase, by name: `concept`, or y with ``concept_from="y"``."""
         name = type(self).__name__
         if self.concept_from == "y":
             if concept is not None:
                 raise InputError(
-                    f"{name} has concept_from='y' and was given a concept, too; leave out one"
+                    f"{name} has concept_from='y' and was given a concept, too; leave out concept= "
+                    "or concept_from='y'"
                 )
             if y is None:
-                self._refuse_missing_y("concept_from='y' makes it the concept")
+                self._refuse_missing_y("with concept_from='y', y is the concept")
             return columns_by_name(y, "concept")
         if concept is None:
             task = "y, " if self._keeps_task else ""
             use = "keeps" if self._keeps_task else "does not keep"
-            remedy = f"; {name}(concept_from='y') asks for that"
+            remedy = f"; with {name}(concept_from='y'), y is the concept"
             raise InputError(
                 f"{name} was given no concept to erase. Pass fit(X, {task}concept=z), or in a "
                 f"pipeline pipe.fit(X, y, {name.lower()}__concept=z). y is the task, which {name} "
@@ -180,8 +181,8 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
             features.append((part.n_features_in_, list(getattr(part, "feature_names_in_", ()))))
         if features[0] != features[1]:
             raise IncompatibleMomentsError(
-                "the estimators were fitted to different features (number and names): {} and {}"
-                "".format(*features)
+                "the estimators were fitted to different features (number and names): {} and {}; "
+                "fit both to the same features in the same order".format(*features)
             )
 
     def _solve(self) -> Projection:
@@ -232,7 +233,7 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
         check_is_fitted(self)
         if hasattr(X, "map_blocks"):  # X is a dask array
             return self.projection_(X)
-        rows = self._rows(X, reset=False, least=0)
+        rows = self._rows(X, reset=False, min_rows=0)
         projection = self.projection_
         if is_sparse(rows):
             rows = _as_dense(rows)
@@ -273,7 +274,7 @@ def _as_dense(rows: Any) -> NDArray[Any]:
     return np.asarray(rows.astype(dtype, copy=False).toarray())
 
 
-def _renamed(function: FunctionType, qualname: str) -> FunctionType:
+def _copy_function(function: FunctionType, qualname: str) -> FunctionType:
     """Return a copy of `function` with the qualified name `qualname`."""
     copy = FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__,
@@ -286,7 +287,7 @@ def _renamed(function: FunctionType, qualname: str) -> FunctionType:
     return copy
 
 
-def _unpacked(X: Any) -> Any:
+def _stack_vectors(X: Any) -> Any:
     """Return one column whose entries are vectors as a matrix; return other input unchanged."""
     shape = getattr(X, "shape", ())
     if len(shape) != 1 and shape[1:] != (1,):

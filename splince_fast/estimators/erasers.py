@@ -61,9 +61,9 @@ class _Eraser(ErasingTransformer):
     _extendable: bool
 
     _method: ClassVar[str]
-    _held_out: ClassVar[bool] = True  # whether `fit` reports the effect on held-out rows
+    _reports_held_out: ClassVar[bool] = True  # whether `fit` reports the effect on held-out rows
     _concept_kind: ClassVar[str | None] = None
-    _sparse_advice = " Or pass sketch_size=0, or a larger one, which takes it as it is."
+    _sparse_advice = " Or pass sketch_size=0 or more: X may then be sparse."
 
     # With metadata routing, scikit-learn passes `concept` without `set_fit_request`.
     __metadata_request__fit: ClassVar = {"concept": True}
@@ -71,7 +71,7 @@ class _Eraser(ErasingTransformer):
 
     # -- hooks of a subclass -----------------------------------------------------------
 
-    def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: object) -> Any:
+    def _compute_eraser(self, moments: Data, erase: Selection, keep: Keep, **refine: object) -> Any:
         """Compute the eraser; ``**refine`` are the arguments `refine` and `passes`, or none."""
         return METHODS[self._method].function(moments, erase=erase, **self._options(), **refine)
 
@@ -81,7 +81,7 @@ class _Eraser(ErasingTransformer):
         return {name: getattr(self, name) for name in names if hasattr(self, name)}
 
     @property
-    def _takes_sparse(self) -> bool:
+    def _accepts_sparse(self) -> bool:
         moments = getattr(self, "moments_", None)
         if self.sketch_size is not None:
             return True
@@ -141,17 +141,17 @@ class _Eraser(ErasingTransformer):
             self.__dict__.pop("moments_", None)
             self._check_parameters(groups)
             check_index(X, groups, "groups")
-            rows, erased, kept = self._read(X, y, concept, sample_weight, least=2)
-            parameters = self._begin(erased, kept)
+            rows, erased, kept = self._read(X, y, concept, sample_weight, min_rows=2)
+            parameters = self._begin_fit(erased, kept)
             n, d = rows.shape
             if groups is not None:  # without folds, nothing else checks the length of the groups
                 check_length(groups, n, "groups", "X")
             exact = self.subsample == 1 and self.sketch_size is None
-            split = self._needs_folds or (self._held_out and exact and use_folds(n, d))
+            split = self._needs_folds or (self._reports_held_out and exact and use_folds(n, d))
             parameters["subsample"] = subsample_for(self.subsample, n, d, "X", 2 if split else 1)
             moments: Moments | Folds
             if split:
-                moments = _split(rows, erased | kept, sample_weight, groups, parameters)
+                moments = _accumulate_folds(rows, erased | kept, sample_weight, groups, parameters)
             else:
                 moments = Moments(**parameters)
                 moments.update(rows, erased | kept, sample_weight=sample_weight)
@@ -167,7 +167,7 @@ class _Eraser(ErasingTransformer):
                 weight = None if sample_weight is None else as_weights(sample_weight, n)
                 source = from_arrays(rows, sample_weight=weight)
                 refine = {"refine": source, "passes": self.passes}
-            self._projection = self._project(moments, self.erased_, self.kept_, **refine)
+            self._projection = self._compute_eraser(moments, self.erased_, self.kept_, **refine)
             if isinstance(moments, Folds):
                 moments = moments._total()
             self.moments_ = moments
@@ -207,11 +207,11 @@ class _Eraser(ErasingTransformer):
             self._check_extendable()
             self._check_parameters()
             self._check_incremental()
-            rows, erased, kept = self._read(X, y, concept, sample_weight, least=0)
+            rows, erased, kept = self._read(X, y, concept, sample_weight, min_rows=0)
             if self.__sklearn_is_fitted__():
                 self._check_variables(list(erased), list(kept), LabelError)
             else:
-                self.moments_ = Moments(**self._begin(erased, kept))
+                self.moments_ = Moments(**self._begin_fit(erased, kept))
             self.moments_.update(rows, erased | kept, sample_weight=sample_weight)
             name_features(self.moments_, getattr(self, "feature_names_in_", None))
             self._projection = None
@@ -249,17 +249,17 @@ class _Eraser(ErasingTransformer):
         return self
 
     def _read(
-        self, X: object, y: object, concept: object, sample_weight: object, *, least: int
+        self, X: object, y: object, concept: object, sample_weight: object, *, min_rows: int
     ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
         """Return the validated rows, the variables to erase and the variables to keep, by name."""
         first = not self.__sklearn_is_fitted__()
         check_index(X, y, "y")
         check_index(X, concept, "concept")
         check_index(X, sample_weight, "sample_weight")
-        erased, kept = self._labels(y, concept)
-        return self._rows(X, reset=first, least=least), erased, kept
+        erased, kept = self._erased_and_kept(y, concept)
+        return self._rows(X, reset=first, min_rows=min_rows), erased, kept
 
-    def _begin(self, erased: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
+    def _begin_fit(self, erased: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
         """Store the names of the variables of a new fit; return the arguments of its Moments."""
         kinds = self.kinds
         if self._concept_kind is not None:
@@ -281,29 +281,29 @@ class _Eraser(ErasingTransformer):
         """Raise InputError for parameters that need all rows at once, which only `fit` has."""
         if self._needs_folds:
             raise InputError(
-                "shrinkage='cv' is chosen on folds, which only fit makes; pass the intensity that "
+                "shrinkage='cv' is chosen by cross-validation in fit only; pass the intensity that "
                 "fit chose (report_.shrinkage), or 'oas'"
             )
         if self.passes:
             raise InputError(
-                f"passes={self.passes} reads the rows again, which only fit can do; leave it out, "
-                "or fit moments and pass refine= to the method"
+                f"passes={self.passes} needs extra passes over the rows, which are possible in fit "
+                "only; leave out passes, or fit Moments and pass refine= to the method"
             )
         if isinstance(self.subsample, str):
             raise InputError(
-                "subsample='auto' needs the number of rows, which only fit knows; pass a number, "
-                "such as 22 * d / n for d features and about n rows"
+                "subsample='auto' depends on the number of all rows and is possible in fit only; "
+                "pass a number, such as 22 * d / n for d features and about n rows"
             )
 
-    def _labels(self, y: object, concept: object) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _erased_and_kept(self, y: object, concept: object) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the variables to erase and the variables to keep, each by name."""
-        erased = self._concept(y, concept)
+        erased = self._concept_columns(y, concept)
         if self.concept_from == "y" or not self._keeps_task:
             return erased, {}
         if y is None and not self._needs_task:
             return erased, {}
         if y is None:
-            self._refuse_missing_y("y is the task that is kept; LEACE erases without keeping one")
+            self._refuse_missing_y("y is the task to keep; LEACE erases without a task")
         kept = columns_by_name(y, "task")
         if shared := erased.keys() & kept.keys():
             raise LabelError(
@@ -324,14 +324,15 @@ class _Eraser(ErasingTransformer):
 
     def _check_variables(self, erased: Any, kept: Any, error: type[SplinceError]) -> None:
         """Raise `error` unless the variables have the same names as in earlier blocks."""
-        earlier, now = (
+        earlier, current = (
             [sorted(names or (), key=str) for names in pair]
             for pair in ((self.erased_, self.kept_), (erased, kept))
         )
-        if earlier != now:
+        if earlier != current:
             raise error(
-                f"{type(self).__name__} has erased {earlier[0]} and kept {earlier[1]} so far, and "
-                f"got {now[0]} and {now[1]}; pass the same variables under the same names"
+                f"{type(self).__name__} was fitted to erase {earlier[0]} and keep {earlier[1]}; "
+                f"now it gets {current[0]} and {current[1]}; pass the same variables under the "
+                "same names"
             )
 
     def _check_extendable(self) -> None:
@@ -384,8 +385,8 @@ class _Eraser(ErasingTransformer):
         >>> sf.LEACE.from_moments(moments, erase=["a", "b"]).transform(X).shape
         (200, 5)
         """
-        copy = _checked(moments).copy()
-        return cls._prepared(keep, params)._solved(copy, copy, erase, keep)
+        copy = _check_moments(moments).copy()
+        return cls._unfitted(keep, params)._fit_from(copy, copy, erase, keep)
 
     @classmethod
     def search(
@@ -430,19 +431,22 @@ class _Eraser(ErasingTransformer):
         try:
             points = list(ParameterGrid(grid))
         except (TypeError, ValueError) as error:
-            raise InputError(f"the grid cannot be read: {error}") from error
-        shared = _checked(moments).copy()
+            raise InputError(
+                f"the grid cannot be read: {error}. Pass a mapping of names to lists, or a list of "
+                "such mappings"
+            ) from error
+        shared = _check_moments(moments).copy()
         estimators = []
         factored: dict[tuple[object, ...], Factored] = {}
         for point in points:
             params = dict(point)
             if "erase" not in params:
-                raise InputError(f"the grid point {point} does not say what to erase")
+                raise InputError(f"the grid point {point} has no 'erase'; add it to the grid")
             try:
                 erase, keep = params.pop("erase"), params.pop("keep", None)
-                estimator = cls._prepared(keep, params)
-                source = estimator._source(shared, factored)
-                estimators.append(estimator._solved(shared, source, erase, keep))
+                estimator = cls._unfitted(keep, params)
+                method_input = estimator._method_input(shared, factored)
+                estimators.append(estimator._fit_from(shared, method_input, erase, keep))
             except SplinceError as error:
                 error.add_note(f"at the grid point {point}")
                 raise
@@ -485,7 +489,7 @@ class _Eraser(ErasingTransformer):
         >>> [eraser.n_samples_seen_ for eraser in sf.LEACE.from_folds(folds, erase="z")]
         [60, 60, 60]
         """
-        parts = [_checked(fold) for fold in folds] if isinstance(folds, Iterable) else []
+        parts = [_check_moments(fold) for fold in folds] if isinstance(folds, Iterable) else []
         if len(parts) < 2:
             raise InputError(
                 f"{len(parts)} fold(s) leave nothing to fit to; pass a sequence of two or more "
@@ -493,10 +497,10 @@ class _Eraser(ErasingTransformer):
             )
         total = sum(parts[1:], parts[0])
         others = [total - part for part in parts]
-        return [cls._prepared(keep, params)._solved(rest, rest, erase, keep) for rest in others]
+        return [cls._unfitted(keep, params)._fit_from(rest, rest, erase, keep) for rest in others]
 
     @classmethod
-    def _prepared(cls, keep: Keep, params: Mapping[str, object]) -> Self:
+    def _unfitted(cls, keep: Keep, params: Mapping[str, object]) -> Self:
         """Return an unfitted estimator with parameters that are valid for a fit from moments."""
         estimator = cls(**params)
         estimator._check_parameters()
@@ -504,15 +508,17 @@ class _Eraser(ErasingTransformer):
         if estimator.subsample != 1 or estimator.sketch_size is not None:
             raise InputError(
                 "subsample and sketch_size determine how moments are accumulated, and these are "
-                "accumulated already; pass them to Moments"
+                "accumulated already; pass subsample and sketch_size to Moments"
             )
         if keep is None and cls._needs_task:
-            raise InputError("keep is missing: SPLINCE keeps a task; LEACE erases without one")
+            raise InputError(
+                "keep is missing: SPLINCE keeps a task; pass keep=, or use LEACE, which keeps none"
+            )
         if keep is not None and not cls._keeps_task:
             raise InputError(f"{cls.__name__} keeps nothing; leave out keep=, or use SPLINCE")
         return estimator
 
-    def _source(
+    def _method_input(
         self, moments: Moments, factored: dict[tuple[object, ...], Factored]
     ) -> Moments | Factored:
         """Return the argument from which the method computes the eraser.
@@ -529,14 +535,14 @@ class _Eraser(ErasingTransformer):
             factored[key] = moments.factored(key[0], solver=key[1], min_scale=key[2])
         return factored[key]
 
-    def _solved(
-        self, moments: Moments, source: Moments | Factored, erase: Selection, keep: Keep
+    def _fit_from(
+        self, moments: Moments, method_input: Moments | Factored, erase: Selection, keep: Keep
     ) -> Self:
-        """Compute the eraser from `source`, and store `moments` and the fitted attributes.
+        """Compute the eraser, and store `moments` and the fitted attributes.
 
-        `source` is `moments`, or the snapshot of `moments` that `_source` returns.
+        `method_input` is `moments`, or the snapshot of `moments` that `_method_input` returns.
         """
-        self._projection = self._project(source, erase, keep)
+        self._projection = self._compute_eraser(method_input, erase, keep)
         self.moments_, self.erased_, self.kept_ = moments, erase, keep
         self.n_features_in_ = self._projection.n_features
         if moments.feature_names is not None:
@@ -547,7 +553,7 @@ class _Eraser(ErasingTransformer):
     # -- fitted attributes -------------------------------------------------------------------
 
     def _solve(self) -> Projection:
-        return cast(Projection, self._project(self.moments_, self.erased_, self.kept_))
+        return cast(Projection, self._compute_eraser(self.moments_, self.erased_, self.kept_))
 
     @property
     def report_(self) -> Report:
@@ -682,7 +688,9 @@ class SPLINCE(_Eraser):
     kinds: Mapping[str, str] | None = None
     concept_from: str | None = None
 
-    def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: Any) -> Projection:
+    def _compute_eraser(
+        self, moments: Data, erase: Selection, keep: Keep, **refine: Any
+    ) -> Projection:
         options = self._options()
         if keep is not None:
             return splince(moments, erase=erase, keep=keep, **options, **refine)
@@ -884,7 +892,8 @@ class OracleSPLINCE(_Eraser):
     sketch_size = None
     concept_from = None
     _keeps_task = True
-    _held_out = False
+    _reports_held_out = False
+    _sparse_advice = ""  # there is no parameter `sketch_size`
     _method = "oracle"
 
     strength: float = 1
@@ -897,14 +906,14 @@ class OracleSPLINCE(_Eraser):
         """Fitted map, the same object as `projection_`; raises as `projection_`."""
         return cast(ConditionalEraser, self.projection_)
 
-    def _begin(self, erased: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
-        parameters = super()._begin(erased, kept)
+    def _begin_fit(self, erased: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
+        parameters = super()._begin_fit(erased, kept)
         # `oracle` raises InputError for `classwise` with a task and several variables to erase.
         if self.classwise and len(erased) == 1:
             parameters["by"] = next(iter(erased))
         return parameters
 
-    def _project(self, moments: Data, erase: Selection, keep: Keep, **refine: object) -> Any:
+    def _compute_eraser(self, moments: Data, erase: Selection, keep: Keep, **refine: object) -> Any:
         return oracle(
             moments, erase=erase, keep=cast("Selection | None", keep),
             strength=self.strength,
@@ -958,12 +967,12 @@ class OracleSPLINCE(_Eraser):
         check_is_fitted(self)
         if concept is None:
             raise InputError(
-                "OracleSPLINCE reads the concept of each row when it erases, and was given none. "
-                "Pass transform(X, concept=z); a pipeline passes it on after "
-                "sklearn.set_config(enable_metadata_routing=True). SPLINCE needs no labels"
+                "OracleSPLINCE needs the concept of each row to erase, and was given none. Pass "
+                "transform(X, concept=z); a pipeline passes the concept to transform after "
+                "sklearn.set_config(enable_metadata_routing=True). SPLINCE needs no labels to erase"
             )
         check_index(X, concept, "concept")
-        rows = self._rows(X, reset=False, least=0)
+        rows = self._rows(X, reset=False, min_rows=0)
         clean = self.eraser_(rows, columns_by_name(concept, "concept"))
         if not np.isfinite(clean).all():
             with self._restored_on_error():
@@ -971,7 +980,7 @@ class OracleSPLINCE(_Eraser):
         return clean
 
 
-def _split(
+def _accumulate_folds(
     rows: NDArray[np.generic],
     labels: dict[str, Any],
     sample_weight: ArrayLike | None,
@@ -989,7 +998,7 @@ def _split(
     return folds._update(rows, labels, sample_weight, merge_all=True)
 
 
-def _checked(moments: Moments) -> Moments:
+def _check_moments(moments: Moments) -> Moments:
     """Return `moments`; raise InputError if it is not a Moments object."""
     if not isinstance(moments, Moments):
         raise InputError(

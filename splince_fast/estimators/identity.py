@@ -59,7 +59,7 @@ class Identity(ErasingTransformer):
     __metadata_request__partial_fit: ClassVar = {"concept": True}
 
     @property
-    def _takes_sparse(self) -> bool:
+    def _accepts_sparse(self) -> bool:
         return True
 
     def fit(
@@ -98,7 +98,7 @@ class Identity(ErasingTransformer):
         """
         with self._restored_on_error():
             self.__dict__.pop("_projection", None)
-            self._add(X, sample_weight, least=1)
+            self._add(X, sample_weight, min_rows=1)
             if not self.n_samples_seen_:
                 raise NotEnoughDataError(
                     "every sample_weight is zero, so no row is left to fit to; give some rows a "
@@ -131,7 +131,7 @@ class Identity(ErasingTransformer):
             The data are invalid, or have other features than earlier blocks.
         """
         with self._restored_on_error():
-            self._add(X, sample_weight, least=0)
+            self._add(X, sample_weight, min_rows=0)
         return self
 
     def merge(self, other: Self) -> Self:
@@ -159,10 +159,10 @@ class Identity(ErasingTransformer):
         self._weight += other._weight
         return self
 
-    def _add(self, X: object, sample_weight: ArrayLike | None, *, least: int) -> None:
+    def _add(self, X: object, sample_weight: ArrayLike | None, *, min_rows: int) -> None:
         """Check a block of rows, and add the number and weights of its rows to the state."""
         first = not self.__sklearn_is_fitted__()
-        rows = self._rows(X, reset=first, least=least)
+        rows = self._rows(X, reset=first, min_rows=min_rows)
         n, d = rows.shape
         if is_sparse(rows):
             SparseRows.of(rows).check()

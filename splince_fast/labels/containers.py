@@ -86,7 +86,7 @@ def variables_of(labels: object, default_name: str) -> Mapping[Any, Any]:
         return labels
     if isinstance(labels, np.ndarray | Sequence):
         return {default_name: labels}
-    table = _tabular(labels, default_name)
+    table = _as_narwhals(labels, default_name)
     if table is None:
         return {default_name: labels}
     if hasattr(table, "columns"):
@@ -109,10 +109,10 @@ def read_column(values: Any, name: str, kind: str | None) -> Raw:
     if isinstance(values, Mapping | Set):
         refuse(name, f"is a {type(values).__name__}, which has no rows; pass a list or an array")
     if hasattr(values, "detach"):
-        return _read_array(_host_array(values, name), name)
+        return _read_array(_tensor_to_numpy(values, name), name)
     if hasattr(values, "tocsr"):  # a SciPy sparse matrix, such as from OneHotEncoder
         return _read_array(values.toarray(), name)
-    table = _tabular(values, name)
+    table = _as_narwhals(values, name)
     if table is not None:
         is_frame = hasattr(table, "columns")
         return _read_frame(table, name, kind) if is_frame else _read_series(table, name)
@@ -131,7 +131,7 @@ def read_column(values: Any, name: str, kind: str | None) -> Raw:
     refuse(name, f"is {values!r:.80}, not a column; pass a list or array of one label per row")
 
 
-def _host_array(tensor: Any, name: str) -> NDArray[Any]:
+def _tensor_to_numpy(tensor: Any, name: str) -> NDArray[Any]:
     """Convert a tensor to a NumPy array; bfloat16, which NumPy lacks, becomes float32."""
     try:
         tensor = tensor.detach().cpu()
@@ -141,12 +141,12 @@ def _host_array(tensor: Any, name: str) -> NDArray[Any]:
             return np.asarray(tensor.float().numpy())
     except (TypeError, RuntimeError) as error:
         raise LabelError(
-            f"variable {name!r}: the tensor gives no NumPy array ({error}); pass a dense one that "
-            "holds values"
+            f"variable {name!r}: the tensor gives no NumPy array ({error}); pass a dense tensor "
+            "with values"
         ) from error
 
 
-def _tabular(values: object, name: str) -> Any:
+def _as_narwhals(values: object, name: str) -> Any:
     """Wrap a series or frame of any library in narwhals; return None for other values."""
     module = type(values).__module__.partition(".")[0]
     library: Any = sys.modules.get(module)
@@ -165,7 +165,7 @@ def _tabular(values: object, name: str) -> Any:
         return nw.from_native(values, eager_only=True, allow_series=True)
     except DuplicateError as error:
         raise LabelError(
-            f"the frame of {name!r} has two columns of one name; rename one"
+            f"the frame of {name!r} has two columns of the same name; rename one of them"
         ) from error
     except TypeError:
         return None
@@ -180,8 +180,8 @@ def _read_series(series: Any, name: str) -> Raw:
     dtype = series.dtype
     if dtype.is_temporal():
         refuse(name, _TIME)
-    wide = dtype in (nw.Int128, nw.UInt128)  # NumPy has no integers of 128 bits
-    if dtype == nw.Boolean or dtype.is_float() or (dtype.is_integer() and not wide):
+    is_128_bit = dtype in (nw.Int128, nw.UInt128)  # NumPy has no integers of 128 bits
+    if dtype == nw.Boolean or dtype.is_float() or (dtype.is_integer() and not is_128_bit):
         missing = series.is_null().to_numpy()
         if not missing.any():
             return _read_array(series.to_numpy(), name)
@@ -190,7 +190,7 @@ def _read_series(series: Any, name: str) -> Raw:
         return Raw(filled.to_numpy(), missing)
     if dtype in (nw.Categorical, nw.Enum) and series.implementation.is_pyarrow():
         native = series.to_native()  # an Arrow dictionary is only an encoding, not declared classes
-        return _read_series(_tabular(native.cast(native.type.value_type), name), name)
+        return _read_series(_as_narwhals(native.cast(native.type.value_type), name), name)
     return _read_sequence(series.to_list(), name)
 
 
@@ -232,7 +232,7 @@ def _enum_classes(categories: Any) -> tuple[ClassName, ...]:
     return entry[1]
 
 
-_NESTED = (tuple, list, Mapping, Set)
+_NESTED_TYPES = (tuple, list, Mapping, Set)
 
 # Cache of the class names of pandas categoricals. The key is the id of the Index of categories; the
 # value is a weak reference to the Index, and the class names.
@@ -258,12 +258,12 @@ def _categorical_classes(index: Any, name: str) -> tuple[ClassName, ...]:
 
 def _category_names(categories: list[Any], name: str) -> tuple[ClassName, ...]:
     """Convert declared categories to class names, in the declared order."""
-    nested = [kind for kind in set(map(type, categories)) if issubclass(kind, _NESTED)]
-    if nested:
-        example = next(category for category in categories if type(category) in nested)
+    nested_types = [cls for cls in set(map(type, categories)) if issubclass(cls, _NESTED_TYPES)]
+    if nested_types:
+        example = next(category for category in categories if type(category) in nested_types)
         refuse(
             name,
-            f"has the category {example!r:.80}, which is no name; cast the categories to strings "
+            f"has the category {example!r:.80}, which cannot name a class; cast it to a string "
             "(joint=((name, name),) makes joint classes of two variables)",
         )
     raw = _read_sequence(categories, name)
@@ -277,7 +277,7 @@ def _category_names(categories: list[Any], name: str) -> tuple[ClassName, ...]:
 def _read_frame(frame: Any, name: str, kind: str | None) -> Raw:
     columns = tuple(str(column) for column in frame.columns)
     if not columns:
-        refuse(name, "is a frame without columns; pass at least one, or leave the variable out")
+        refuse(name, "is a frame without columns; pass at least one column, or omit the variable")
     raws = [_read_series(series, name) for series in frame.iter_columns()]
     if len(raws) == 1:
         return raws[0]._replace(columns=columns)
@@ -312,7 +312,7 @@ def _read_array(array: NDArray[Any], name: str) -> Raw:
 # Largest bit length of an integer that names a class: files store class names as text, and Python
 # limits the conversion of integers to text (to 4300 digits by default).
 _MAX_BITS = 4096
-_PLAIN = frozenset({str, bool, int, float, NoneType})
+_PLAIN_TYPES = frozenset({str, bool, int, float, NoneType})
 
 
 def _read_sequence(values: list[Any], name: str) -> Raw:
@@ -324,17 +324,17 @@ def _read_sequence(values: list[Any], name: str) -> Raw:
         return Raw(np.array(values))
     if types == {str} or types == {str, NoneType}:
         return Raw(values)
-    if not types <= _PLAIN:
-        values = [_unpacked(value, name) for value in values]
+    if not types <= _PLAIN_TYPES:
+        values = [_as_scalar_or_list(value, name) for value in values]
         if any(isinstance(value, list | tuple) for value in values):
             return _read_rows(values, name)
     return _read_objects(values, (len(values),), name)
 
 
-def _unpacked(value: object, name: str) -> object:
+def _as_scalar_or_list(value: object, name: str) -> object:
     """Convert an entry that is an array or tensor to a scalar or list; return others unchanged."""
     if hasattr(value, "detach"):
-        value = _host_array(value, name)
+        value = _tensor_to_numpy(value, name)
     if isinstance(value, np.ndarray) and value is not np.ma.masked:
         return value[()] if value.ndim == 0 else list(value)
     return value
@@ -347,52 +347,56 @@ def _read_rows(values: list[Any], name: str) -> Raw:
     with contextlib.suppress(ValueError):  # raised for rows of different shapes
         table = np.array([[None] * width if v is None else v for v in values], dtype=object)
     if table.ndim != 2 or width == 0:
-        refuse(name, "has rows of unlike or zero length, or rows within rows; make them (n, k)")
+        refuse(name, "has rows of different or zero length, or nested rows; pass shape (n, k)")
     return _read_objects(table.ravel().tolist(), table.shape, name)
 
 
 def _read_objects(values: list[Any], shape: tuple[int, ...], name: str) -> Raw:
     """Read Python objects by their types; `values` are the entries of an array in C order."""
-    families = {kind: _type_family(kind) for kind in set(map(type, values))}
-    missing_types = {kind for kind, family in families.items() if family == "missing"}
-    nan_types = {kind for kind, family in families.items() if family in ("float", "time")}
-    absent = [
+    family_of_type = {cls: _type_family(cls) for cls in set(map(type, values))}
+    missing_types = {cls for cls, family in family_of_type.items() if family == "missing"}
+    nan_types = {cls for cls, family in family_of_type.items() if family in ("float", "time")}
+    missing_flags = [
         type(value) in missing_types or (type(value) in nan_types and _is_nan(value))
         for value in values
     ]
     example = {
-        families[type(v)]: v for v, is_absent in zip(values, absent, strict=True) if not is_absent
+        family_of_type[type(v)]: v
+        for v, is_missing in zip(values, missing_flags, strict=True)
+        if not is_missing
     }
-    present = set(example)
-    missing = np.array(absent, dtype=np.bool_).reshape(shape) if any(absent) else None
+    value_families = set(example)
+    missing = np.array(missing_flags, dtype=np.bool_).reshape(shape) if any(missing_flags) else None
     for family, advice in _OBJECT_ADVICE.items():
-        if family in present:
+        if family in value_families:
             refuse(name, f"{advice} (found {example[family]!r:.80})")
-    if not present:
+    if not value_families:
         return Raw(np.full(shape, np.nan), unknown=True)
-    if not (len(present) == 1 or present == {"int", "float"}):
+    if not (len(value_families) == 1 or value_families == {"int", "float"}):
         mixture = " and ".join(f"{v!r:.80} ({type(v).__name__})" for v in example.values())
-        refuse(name, f"mixes types that do not agree: {mixture}; cast it to one type")
-    if "str" in present:
+        refuse(name, f"mixes types that do not agree: {mixture}; cast all labels to one type")
+    if "str" in value_families:
         if shape[1:] not in ((), (1,)):
             refuse(name, f"has several columns of strings; {SPLIT_ADVICE}")
-        pairs = zip(values, absent, strict=True)
-        return Raw([None if is_absent else str.__str__(value) for value, is_absent in pairs])
-    filled = [0 if is_absent else v for v, is_absent in zip(values, absent, strict=True)]
-    if "float" in present:
+        pairs = zip(values, missing_flags, strict=True)
+        return Raw([None if is_missing else str.__str__(value) for value, is_missing in pairs])
+    filled = [0 if is_missing else v for v, is_missing in zip(values, missing_flags, strict=True)]
+    if "float" in value_families:
         try:
             floats = np.array([float(value) for value in filled])
         except OverflowError:
             refuse(name, "holds numbers that are too large for a float")
         return Raw(floats.reshape(shape), missing)
-    if "bool" in present:
+    if "bool" in value_families:
         return Raw(np.array(filled, dtype=np.bool_).reshape(shape), missing)
     integers = _integers([int(value) for value in filled], name)
     if isinstance(integers, np.ndarray):
         return Raw(integers.reshape(shape), missing)
     if shape[1:] not in ((), (1,)):
         refuse(name, "has several columns of integers beyond 64 bits; cast them to float")
-    return Raw([None if is_absent else v for v, is_absent in zip(integers, absent, strict=True)])
+    return Raw(
+        [None if is_missing else v for v, is_missing in zip(integers, missing_flags, strict=True)]
+    )
 
 
 def _is_nan(value: object) -> bool:
@@ -414,12 +418,12 @@ def _integers(values: list[int], name: str) -> NDArray[np.int64] | list[int]:
         return values
 
 
-def _type_family(kind: type) -> str:
+def _type_family(cls: type) -> str:
     """Return the family of a type.
 
     A variable has labels of one family; the families "int" and "float" may be mixed.
     """
-    if kind is NoneType or kind is type(np.ma.masked) or kind.__name__ in ("NAType", "NaTType"):
+    if cls is NoneType or cls is type(np.ma.masked) or cls.__name__ in ("NAType", "NaTType"):
         return "missing"
     times = (np.datetime64, np.timedelta64, datetime.date, datetime.time, datetime.timedelta)
     # The first match counts: bool and np.timedelta64 are also Integral, and integers are also Real.
@@ -432,7 +436,7 @@ def _type_family(kind: type) -> str:
         ("float", (numbers.Real, Decimal)),
         ("complex", (numbers.Complex,)),
     ):
-        if issubclass(kind, types):
+        if issubclass(cls, types):
             return family
     return "other"
 
@@ -444,15 +448,15 @@ def whole_numbers(
 
     Return the integers, and the mask of the missing labels, or None if no label is missing.
     """
-    absent = np.isnan(values) if missing is None else np.isnan(values) | missing
-    values = np.where(absent, 0, values)
+    is_missing = np.isnan(values) if missing is None else np.isnan(values) | missing
+    values = np.where(is_missing, 0, values)
     refuse_infinite(values, name)
     fractional = values != np.floor(values)
     if fractional.any():
         refuse(
             name,
             f"is to be classes but holds {values[fractional][0]}, which is no whole number; cast "
-            "it to strings to make each value a class, or bin it",
+            "the labels to strings to make each value a class, or bin them",
         )
     # From 2**(nmant + 1) on, several integers round to the same float.
     limit = 2.0 ** min(np.finfo(values.dtype).nmant + 1, 53)
@@ -460,9 +464,9 @@ def whole_numbers(
         refuse(
             name,
             f"is to be classes but holds values from {limit:.0f} on, where {values.dtype} cannot "
-            "tell integers apart; keep them as integers or strings",
+            "tell integers apart; pass integers or strings",
         )
-    return values.astype(np.int64), absent if absent.any() else None
+    return values.astype(np.int64), is_missing if is_missing.any() else None
 
 
 def check_indicators(
@@ -501,7 +505,7 @@ def refuse_infinite(values: NDArray[np.generic], name: str) -> None:
     if infinite.any():
         rows = np.flatnonzero(infinite.reshape(len(values), -1).any(axis=1))
         raise NonFiniteError(
-            f"variable {name!r} is infinite in row(s) {listed(rows.tolist())} of the block; often "
-            "a logarithm or division by zero made it so: repair it, or use NaN where the value "
-            "is unknown"
+            f"variable {name!r} is infinite in row(s) {listed(rows.tolist())} of the block; a "
+            "common cause is a logarithm or a division by zero. Correct the values, or pass NaN "
+            "where the value is unknown"
         )

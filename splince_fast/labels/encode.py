@@ -240,12 +240,13 @@ def encode_one(values: object, n_rows: int, *, name: str, kind: str | None = Non
 
 def _warn_of_missing_as_text(classes: Sequence[object], name: str) -> None:
     """Warn if the name of a class is the text of a missing value, such as "nan"."""
-    found = sorted(_MISSING_AS_TEXT.intersection(classes))
-    if found:
+    matches = sorted(_MISSING_AS_TEXT.intersection(classes))
+    if matches:
         warn(
-            f"variable {name!r} has the class {found[0]!r}, which looks like a missing value that "
-            "was converted to text. Pass None or NaN for missing labels; if it is a class, "
-            f"kinds={{{name!r}: 'classes'}} is silent (on the command line: --kind {name}=classes)",
+            f"variable {name!r} has the class {matches[0]!r}, which looks like a missing value "
+            "that was converted to text. Pass None or NaN for missing labels; if it is a class, "
+            f"kinds={{{name!r}: 'classes'}} silences this warning (on the command line: --kind "
+            f"{name}=classes)",
             MissingLabelWarning,
         )
 
@@ -284,12 +285,12 @@ def _warn_of_whole_numbers(columns: Columns, name: str) -> None:
 
 def _class_codes_of_list(values: list[Any]) -> ClassCodes:
     """Encode a list of class names; None is a missing label."""
-    present = dict.fromkeys(values)
-    present.pop(None, None)
-    classes = tuple(sorted(present))
-    position: dict[Any, int] = {name: index for index, name in enumerate(classes)}
-    position[None] = -1
-    codes = np.fromiter(map(position.__getitem__, values), dtype=np.intp, count=len(values))
+    distinct_names = dict.fromkeys(values)
+    distinct_names.pop(None, None)
+    classes = tuple(sorted(distinct_names))
+    code_of_name: dict[Any, int] = {name: index for index, name in enumerate(classes)}
+    code_of_name[None] = -1
+    codes = np.fromiter(map(code_of_name.__getitem__, values), dtype=np.intp, count=len(values))
     return ClassCodes(classes, codes)
 
 
@@ -338,9 +339,9 @@ def _columns(
     present = None
     if not np.isfinite(values).all():
         refuse_infinite(values, name)
-        absent: NDArray[np.bool_] = np.asarray(np.isnan(values).any(axis=1))
-        values[absent] = 0.0
-        present = ~absent
+        missing_rows: NDArray[np.bool_] = np.asarray(np.isnan(values).any(axis=1))
+        values[missing_rows] = 0.0
+        present = ~missing_rows
     if names is None:
         names = ("0",) if values.shape[1] == 1 else tuple(map(str, range(values.shape[1])))
     return Columns(names, values, present)
@@ -383,8 +384,8 @@ def _joint_cells(members: Sequence[ClassCodes]) -> ClassCodes:
     codes = members[0].codes
     cells: list[tuple[Any, ...]] = [(name,) for name in members[0].classes]
     for member in members[1:]:
-        width = len(member.classes)
+        n_classes = len(member.classes)
         missing = (codes < 0) | (member.codes < 0)
-        observed, codes = _distinct(codes * width + member.codes, missing)
-        cells = [(*cells[cell // width], member.classes[cell % width]) for cell in observed]
+        distinct, codes = _distinct(codes * n_classes + member.codes, missing)
+        cells = [(*cells[cell // n_classes], member.classes[cell % n_classes]) for cell in distinct]
     return ClassCodes(tuple(cells), codes)

@@ -46,8 +46,8 @@ def names_array(classes: Iterable[ClassName]) -> NDArray[Any]:
         if plain.tolist() == names:
             return plain
     array = np.empty(len(names), dtype=object)
-    for place, name in enumerate(names):  # array[:] = names would unpack tuples
-        array[place] = name
+    for i, name in enumerate(names):  # array[:] = names would unpack tuples
+        array[i] = name
     return array
 
 

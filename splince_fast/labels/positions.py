@@ -32,19 +32,21 @@ def check_index(X: Any, labels: Any, name: str = "labels", *, of: str = "X") -> 
     columns = columns if isinstance(columns, Mapping) else {None: columns}
     for key, column in columns.items():
         other: Any = getattr(column, "index", None)
-        named = hasattr(other, "symmetric_difference") and type(other).__name__ != "RangeIndex"
-        if not named or index.equals(other):
+        has_index = hasattr(other, "symmetric_difference") and type(other).__name__ != "RangeIndex"
+        if not has_index or index.equals(other):
             continue
         if len(index) == len(other) and index.is_unique and index.symmetric_difference(other).empty:
-            shown = name if key is None else f"{name}[{key!r}]"
+            column_name = name if key is None else f"{name}[{key!r}]"
             raise LabelError(
-                f"{shown} has the index of {of} in another order, and rows are matched by "
-                f"position; pass {shown}.loc[{of}.index], or {shown}.to_numpy() if the positions "
-                "agree"
+                f"{column_name} has the index of {of} in another order, and rows are matched by "
+                f"position; pass {column_name}.loc[{of}.index], or {column_name}.to_numpy() if the "
+                "positions agree"
             )
 
 
-def along(column: Any, lead: tuple[int, ...], positions: NDArray[np.intp], name: str) -> Any:
+def take_positions(
+    column: Any, leading: tuple[int, ...], positions: NDArray[np.intp], name: str
+) -> Any:
     """Return the labels of a column at given positions of X.
 
     A position is a row of X, such as a token; a sequence is an entry of X along the first axis. A
@@ -54,10 +56,10 @@ def along(column: Any, lead: tuple[int, ...], positions: NDArray[np.intp], name:
     ----------
     column
         Array, tensor, list or column of a frame, with one label per position, or one per sequence.
-    lead : tuple of int
+    leading : tuple of int
         Shape of X without the axis of the features, such as (batch, token).
     positions : (m,) intp
-        Flat indices into an array of shape `lead`.
+        Flat indices into an array of shape `leading`.
     name : str
         Name of the column in the error message.
 
@@ -66,31 +68,31 @@ def along(column: Any, lead: tuple[int, ...], positions: NDArray[np.intp], name:
     InputError
         The column has neither one label per position nor one label per sequence.
     """
-    n, sequences = int(np.prod(lead)), lead[0]
+    n, n_sequences = int(np.prod(leading)), leading[0]
     if is_tensor(column):
         column = torch_to_numpy(column)
     is_sequence = isinstance(column, Sequence) and not isinstance(column, str | bytes)
     if is_sequence and len(column) and isinstance(column[0], list | tuple | np.ndarray):
-        column = _nested(column)
+        column = _stack_lists(column)
     shape = getattr(column, "shape", None)
     if shape is None:
         shape = (len(column),)
-    if tuple(shape[: len(lead)]) == lead:
-        if len(lead) > 1:
-            column = column.reshape(n, *shape[len(lead) :])
+    if tuple(shape[: len(leading)]) == leading:
+        if len(leading) > 1:
+            column = column.reshape(n, *shape[len(leading) :])
     elif shape[:1] == (n,):
         pass
-    elif shape[:1] == (sequences,):
-        positions = positions // (n // sequences)
+    elif shape[:1] == (n_sequences,):
+        positions = positions // (n // n_sequences)
     else:
         raise InputError(
-            f"{name} has shape {tuple(shape)} for rows of shape {lead}; pass one entry per "
-            f"sequence, {(sequences,)}, or one per position, {lead}"
+            f"{name} has shape {tuple(shape)} for rows of shape {leading}; pass one entry per "
+            f"sequence, {(n_sequences,)}, or one per position, {leading}"
         )
-    return taken(column, positions)
+    return take_entries(column, positions)
 
 
-def _nested(column: Any) -> Any:
+def _stack_lists(column: Any) -> Any:
     """Convert a list of equally long lists to a 2-D array of objects; the entries are unchanged."""
     lengths = {len(part) for part in column}
     if len(lengths) != 1:
@@ -101,7 +103,7 @@ def _nested(column: Any) -> Any:
     return array
 
 
-def taken(column: Any, index: NDArray[np.intp]) -> Any:
+def take_entries(column: Any, index: NDArray[np.intp]) -> Any:
     """Return entries of a column, or rows of a frame, by position."""
     if isinstance(column, np.ndarray):
         return column[index]

@@ -24,7 +24,7 @@ from splince_fast._runtime.arrays import (
 from splince_fast._runtime.sparse import SparseRows
 from splince_fast.exceptions import InputError
 from splince_fast.labels import Encoded, VariableName, encode
-from splince_fast.labels.positions import along, check_index, taken
+from splince_fast.labels.positions import check_index, take_entries, take_positions
 from splince_fast.moments.accumulator import Accumulator
 
 Float = NDArray[np.float64]
@@ -86,10 +86,11 @@ def _flattened(X: Any, labels: Any, sample_weight: Any, mask: Any) -> tuple[Any,
     selected = np.arange(n) if mask is None else np.flatnonzero(as_mask(mask, leading))
     if labels is not None:
         labels = _map_columns(
-            labels, lambda column, description: along(column, leading, selected, description)
+            labels,
+            lambda column, description: take_positions(column, leading, selected, description),
         )
     if sample_weight is not None:
-        sample_weight = along(sample_weight, leading, selected, "sample_weight")
+        sample_weight = take_positions(sample_weight, leading, selected, "sample_weight")
     return rows if mask is None else rows[selected], labels, sample_weight
 
 
@@ -112,6 +113,6 @@ def _taken_labels(labels: Any, index: NDArray[np.intp], n: int) -> Any:
             length = shape[0] if shape else len(column)
         except TypeError:
             return column
-        return taken(column, index) if length == n else column
+        return take_entries(column, index) if length == n else column
 
     return _map_columns(labels, select)

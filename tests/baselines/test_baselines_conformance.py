@@ -35,7 +35,7 @@ def expected_failures(estimator: Any) -> dict[str, str]:
     drawn = (
         isinstance(estimator, RLACE)
         or (isinstance(estimator, INLP) and estimator.validation_share)
-        or (isinstance(estimator, GroupDRO) and estimator._selects())
+        or (isinstance(estimator, GroupDRO) and estimator._needs_validation_rows())
     )
     return {_WEIGHTS: _DRAWN} if drawn else {}
 

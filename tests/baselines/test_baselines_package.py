@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from baseline_data import draw
 
 from splince_fast import baselines
+from splince_fast.baselines import INLP
 
 
 def test_importing_it_loads_no_scikit_learn() -> None:
@@ -22,3 +26,20 @@ def test_importing_it_loads_no_scikit_learn() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'JSE'"):
         baselines.JSE  # noqa: B018
+
+
+@pytest.mark.parametrize("name", baselines.__all__)
+def test_the_weight_of_validation_rows_is_documented(name: str) -> None:
+    text = inspect.getdoc(getattr(baselines, name).fit) or ""
+    _, _, validation = text.partition("\nvalidation : ")
+    assert "rows have weight 1." in validation.partition("\nReturns")[0]
+
+
+def test_separate_validation_rows_have_weight_1() -> None:
+    data = draw(n=200)
+    rows = np.arange(200)
+    train = rows < 150
+    options = {"concept": data.z[train], "sample_weight": 1.0 + rows[train] % 3}
+    validation = (data.X[~train], data.z[~train])
+    report = INLP(random_state=0).fit(data.X[train], **options, validation=validation).report_
+    assert report.majority == np.bincount(data.z[~train]).max() / 50

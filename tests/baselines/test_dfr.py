@@ -186,7 +186,7 @@ def test_validation_labels_of_another_type_change_no_class() -> None:
         assert other.classes_.dtype == data.y.dtype
         np.testing.assert_array_equal(other.coef_, plain.coef_)
     for bad in ((y.astype(str), z), (y, z.astype(str))):
-        with pytest.raises(InputError, match="text equals no number"):
+        with pytest.raises(InputError, match="text never equals a number"):
             fitted(*bad)
 
 

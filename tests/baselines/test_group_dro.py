@@ -85,7 +85,7 @@ def test_control_the_certificate_of_a_bad_head_is_large() -> None:
     cells = 2 * data.y + data.z
     rows = CellRows(data.X - data.X.mean(axis=0), data.y, np.ones(300), cells)
     problem = Minimax(rows, 2, alpha=0.05)
-    _, gap, _, _ = problem.certificate(problem.zeros(), 1000.0)
+    _, gap, _, _ = problem.certificate(problem.zero_head(), 1000.0)
     assert gap > 0.05
 
 
@@ -97,8 +97,8 @@ def test_the_gap_is_a_number_where_probabilities_round_up(ulps: int) -> None:
     problem = Minimax(CellRows(rows, codes, np.ones(40), codes), 2, alpha=0.1)
     above = np.full((40, 2), np.log(0.5 * (1 + ulps * np.finfo(float).eps)))
     with mock.patch.object(problem, "log_proba", return_value=above):
-        _, gap, _, _ = problem.certificate(problem.zeros(), 4.0)
-    assert gap == pytest.approx(problem.certificate(problem.zeros(), 4.0)[1], rel=1e-13)
+        _, gap, _, _ = problem.certificate(problem.zero_head(), 4.0)
+    assert gap == pytest.approx(problem.certificate(problem.zero_head(), 4.0)[1], rel=1e-13)
 
 
 def test_weights_are_repetitions_and_offsets_do_not_matter() -> None:

@@ -71,8 +71,8 @@ def test_rounds_equal_the_definition_with_intersected_null_spaces() -> None:
 def test_an_independent_concept_erases_nothing() -> None:
     rng = np.random.default_rng(0)
     X, z = rng.normal(size=(20_000, 5)), rng.integers(0, 2, size=20_000)
-    # 4,000 rows of selection: the accuracy of a guess has a standard error of .008.
-    with pytest.warns(NothingErasedWarning, match="no probe reads"):
+    # 4,000 selection rows: the accuracy of a guess has a standard error of .008.
+    with pytest.warns(NothingErasedWarning, match="the identity: no probe beats the majority"):
         eraser = INLP(tol=0.03, random_state=0).fit(X, concept=z)
     assert eraser.report_.rank == 0
     assert eraser.report_.residual == 1.0
@@ -141,6 +141,51 @@ def test_by_task_reads_within_classes_of_the_task() -> None:
     found = INLP(by_task=True, random_state=0).fit(X, y, concept=z)
     assert found.report_.rank >= 1
     assert abs(found.projection_.left[1, 0]) > 0.9
+
+
+def test_the_report_names_task_classes_without_a_probe() -> None:
+    """Class 1 of the task has no validation row; class 2 has a single class of the concept."""
+    rng = np.random.default_rng(0)
+    y, z = np.arange(900) % 3, rng.integers(0, 2, size=900)
+    z[y == 2] = 1
+    X = rng.normal(size=(900, 3))
+    mask = (np.arange(900) < 450) & (y != 1)
+    options: dict[str, Any] = {"by_task": True, "tol": 0.1, "random_state": 0}
+    with pytest.warns(NothingErasedWarning, match=r"the identity: .*\(1 of 3 task classes\)"):
+        report = INLP(**options).fit(X, y, concept=z, validation=mask).report_
+    assert len(report.accuracies) == 1
+    assert set(report.stop.split("; ")) == {
+        "no probe beats the majority on the selection rows (1 of 3 task classes)",
+        "there are no selection rows to evaluate a probe (1 of 3 task classes)",
+        "the training rows hold a single class of the concept (1 of 3 task classes)",
+    }
+    with pytest.warns(NothingErasedWarning):
+        report = INLP(**options).fit(X, np.where(y == 0, None, z), concept=z).report_
+    assert report.stop == (
+        "the training rows hold a single class of the concept (2 of 2 task classes)"
+    )
+    task, concept = [*z[:300].tolist(), *[None] * 600], [*[None] * 300, *z[300:].tolist()]
+    with pytest.warns(NothingErasedWarning, match="accuracies -"):
+        report = INLP(**options).fit(X, task, concept=concept).report_
+    assert report.stop == "no training row has a label of the task"
+
+
+def test_a_probe_without_new_directions_is_the_reason_of_the_stop() -> None:
+    class FirstFeature(LogisticRegression):  # type: ignore[misc]
+        """A probe that reads all features, but reports the weights of the first one only."""
+
+        def fit(self, X: Any, y: Any) -> Any:
+            self.model_ = LogisticRegression().fit(X, y)
+            self.coef_ = np.eye(1, X.shape[1])
+            return self
+
+        def predict(self, X: Any) -> Any:
+            return self.model_.predict(X)
+
+    data = draw()
+    report = INLP(probe=FirstFeature(), random_state=0).fit(data.X, concept=data.z).report_
+    assert (report.rank, report.rounds) == (1, 2)
+    assert report.stop == "a probe gives no new direction"
 
 
 def test_a_probe_may_be_any_linear_classifier() -> None:
@@ -242,7 +287,7 @@ def test_validation_of_one_class_is_refused() -> None:
 
 def test_ctrl_c_leaves_the_estimator_unfitted(monkeypatch: pytest.MonkeyPatch) -> None:
     data, calls = draw(k=3, d=9), []
-    original = inlp.probe
+    original = inlp.fit_probe
 
     def interrupted(*args: Any) -> Any:
         calls.append(None)
@@ -250,7 +295,7 @@ def test_ctrl_c_leaves_the_estimator_unfitted(monkeypatch: pytest.MonkeyPatch) -
             raise KeyboardInterrupt
         return original(*args)
 
-    monkeypatch.setattr(inlp, "probe", interrupted)
+    monkeypatch.setattr(inlp, "fit_probe", interrupted)
     eraser = INLP(random_state=0)
     with pytest.raises(KeyboardInterrupt):
         eraser.fit(data.X, concept=data.z)

@@ -15,7 +15,7 @@ from sklearn.linear_model import LogisticRegression
 
 from splince_fast import InputError, LabelError
 from splince_fast.baselines import RLACE, rlace
-from splince_fast.baselines._fantope import LowRankFantope, fantope_cut
+from splince_fast.baselines._fantope import LowRankFantope, fantope_shift
 
 Float = NDArray[np.float64]
 
@@ -27,29 +27,29 @@ class DenseFantope:
         self.k = start.shape[1]
         self.P = start @ start.T
 
-    def complement(self, rows: Float) -> Float:
+    def erase(self, rows: Float) -> Float:
         return rows - rows @ self.P
 
-    def step(self, first: Float, second: Float, size: float, decay: float) -> None:
+    def step(self, first: Float, second: Float, step_size: float, decay: float) -> None:
         product = first.T @ second
-        values, vectors = np.linalg.eigh(decay * self.P + 0.5 * size * (product + product.T))
+        values, vectors = np.linalg.eigh(decay * self.P + 0.5 * step_size * (product + product.T))
 
         def excess(t: float) -> float:
             return float(np.clip(values - t, 0, 1).sum()) - self.k
 
-        cut = brentq(excess, values.min() - 1, values.max(), xtol=1e-14)
-        self.P = (vectors * np.clip(values - cut, 0, 1)) @ vectors.T
+        shift = brentq(excess, values.min() - 1, values.max(), xtol=1e-14)
+        self.P = (vectors * np.clip(values - shift, 0, 1)) @ vectors.T
 
     def reorthonormalise(self) -> None:
         self.P = (self.P + self.P.T) / 2
 
-    def truncated(self) -> Float:
+    def leading_eigenvectors(self) -> Float:
         return np.linalg.eigh(self.P)[1][:, -self.k :]
 
 
-def matrix(player: LowRankFantope) -> Float:
+def matrix(fantope: LowRankFantope) -> Float:
     """P itself."""
-    return np.eye(player.d) - player.complement(np.eye(player.d))
+    return np.eye(fantope.d) - fantope.erase(np.eye(fantope.d))
 
 
 @given(
@@ -58,13 +58,15 @@ def matrix(player: LowRankFantope) -> Float:
     st.integers(0, 30),
     st.integers(1, 4),
 )
-def test_the_cut_gives_the_trace(values: list[float], rest: float, n_rest: int, k: int) -> None:
+def test_the_shift_gives_the_trace(
+    values: list[float], c: float, multiplicity: int, k: int
+) -> None:
     array = np.array(values)
-    k = min(k, len(values) + n_rest)
-    cut = fantope_cut(array, rest, n_rest, k)
-    trace = np.clip(array - cut, 0, 1).sum() + n_rest * np.clip(rest - cut, 0, 1)
+    k = min(k, len(values) + multiplicity)
+    shift = fantope_shift(array, c, multiplicity, k)
+    trace = np.clip(array - shift, 0, 1).sum() + multiplicity * np.clip(c - shift, 0, 1)
     # Each of the n terms is rounded at the size of its argument, at most 4.
-    assert abs(trace - k) <= 8 * (len(values) + n_rest + 1) * np.finfo(float).eps * 4
+    assert abs(trace - k) <= 8 * (len(values) + multiplicity + 1) * np.finfo(float).eps * 4
 
 
 @given(st.integers(0, 2**20), st.integers(1, 3), st.integers(1, 3), st.booleans())
@@ -74,7 +76,7 @@ def test_steps_equal_those_of_the_dense_form(seed: int, k: int, classes: int, fl
     start = np.linalg.qr(rng.normal(size=(d, k))).Q
     low, dense = LowRankFantope(start), DenseFantope(start)
     if flat:  # the start of the original: every direction alike
-        low.basis, low.values, low.rest = np.empty((d, 0)), np.empty(0), k / d
+        low.basis, low.eigenvalues, low.c = np.empty((d, 0)), np.empty(0), k / d
         dense.P = k / d * np.eye(d)
     ranks = []
     for _ in range(30):
@@ -89,7 +91,7 @@ def test_steps_equal_those_of_the_dense_form(seed: int, k: int, classes: int, fl
     assert values.max() < 1 + 1e-12
     assert values.sum() == pytest.approx(k, abs=1e-9)
     rows = rng.normal(size=(5, d))
-    np.testing.assert_allclose(low.complement(rows), dense.complement(rows), atol=1e-8)
+    np.testing.assert_allclose(low.erase(rows), dense.erase(rows), atol=1e-8)
 
 
 def test_control_a_step_in_too_small_a_span_is_seen() -> None:
@@ -109,8 +111,8 @@ def test_384_features_give_the_result_of_the_dense_form(
     mask = np.arange(900) % 4 == 0
     X = data.X - data.X.mean(axis=0)
     found: dict[str, tuple[RLACE, float]] = {}
-    for name, player in (("low", LowRankFantope), ("dense", DenseFantope)):
-        monkeypatch.setattr(rlace, "LowRankFantope", player)
+    for name, fantope_class in (("low", LowRankFantope), ("dense", DenseFantope)):
+        monkeypatch.setattr(rlace, "LowRankFantope", fantope_class)
         eraser = RLACE(step_size=0.3, max_steps=20, check_every=20, random_state=0).fit(
             X, concept=data.z, validation=mask
         )

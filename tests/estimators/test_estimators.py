@@ -482,11 +482,11 @@ def test_blocks_name_the_same_variables(data: Data) -> None:
     X, y, z = data
     estimator = SPLINCE().fit(X, y, concept={"a": z, "b": z % 2})
     estimator.partial_fit(X, y, concept={"b": z % 2, "a": z})  # in any order
-    with pytest.raises(LabelError, match=r"erased \['a', 'b'\].*got \['a'\]"):
+    with pytest.raises(LabelError, match=r"erase \['a', 'b'\].*gets \['a'\]"):
         estimator.partial_fit(X, y, concept={"a": z})
-    with pytest.raises(LabelError, match=r"kept \['task'\]"):
+    with pytest.raises(LabelError, match=r"keep \['task'\]"):
         estimator.partial_fit(X, {"job": y}, concept={"a": z, "b": z % 2})
-    with pytest.raises(LabelError, match=r"got \[1, 'a'\]"):
+    with pytest.raises(LabelError, match=r"gets \[1, 'a'\]"):
         estimator.partial_fit(X, y, concept={"a": z, 1: z})
     assert estimator.n_samples_seen_ == 800
 
@@ -496,7 +496,7 @@ def test_ambiguous_labels_are_refused(data: Data) -> None:
     with pytest.raises(LabelError, match="both hold a variable 'same'"):
         SPLINCE().fit(X, {"same": y}, concept={"same": z})
     twice = pd.DataFrame(np.stack([z, z], axis=1), columns=["a", "a"])
-    with pytest.raises(LabelError, match="two columns of one name"):
+    with pytest.raises(LabelError, match="two columns of the same name"):
         LEACE().fit(X, concept=twice)
     with pytest.raises(InputError, match="holds no variable"):
         LEACE().fit(X, concept=pd.DataFrame(index=range(len(X))))
@@ -849,7 +849,7 @@ def test_search_says_which_combination_failed(moments: sf.Moments) -> None:
     with pytest.raises(InfeasibleError) as caught:
         SPLINCE.search(moments, {"erase": ["z"], "keep": ["y", "half"]})
     assert "'keep': 'half'" in caught.value.__notes__[0]
-    with pytest.raises(InputError, match="what to erase"):
+    with pytest.raises(InputError, match="has no 'erase'"):
         LEACE.search(moments, {"shrinkage": [0.1]})
     with pytest.raises(InputError, match="cannot be read"):
         LEACE.search(moments, {"erase": "z"})

@@ -529,7 +529,7 @@ def test_a_missing_value_that_was_converted_to_text_warns(text: str) -> None:
 
     values = ["a", "b", text]
     for column in (values, np.array(values), pd.Categorical(values), pl.Series(values)):
-        with pytest.warns(MissingLabelWarning, match=r"kinds=\{'z': 'classes'\} is silent"):
+        with pytest.warns(MissingLabelWarning, match=r"kinds=\{'z': 'classes'\} silences"):
             assert len(encode_one(column, 3, name="z").classes) == 3
         encode_one(column, 3, name="z", kind="classes")
     encode({"z": ["none", "na", "unknown", "male "]}, 4)  # names of classes in common data sets
@@ -678,7 +678,7 @@ MIXTURES = [
 
 @pytest.mark.parametrize(("values", "match"), MIXTURES)
 def test_mixed_types_are_refused_with_an_example_of_both(values: list[Any], match: str) -> None:
-    with pytest.raises(LabelError, match=f"'z' mixes types.*{match}.*cast it to one type"):
+    with pytest.raises(LabelError, match=f"'z' mixes types.*{match}.*cast all labels to one type"):
         encode_one(values, len(values), name="z")
     if not isinstance(values[0], list):
         with pytest.raises(LabelError, match=match):
@@ -700,11 +700,11 @@ REFUSED = [
     ({1, 2}, "is a set, which has no rows"),
     (np.zeros((2, 0)), r"has the shape \(2, 0\)"),
     (np.zeros((2, 2, 2)), r"has the shape \(2, 2, 2\)"),
-    ([[], []], "rows of unlike or zero length"),
-    ([[1, 2], [3]], "rows of unlike or zero length"),
+    ([[], []], "rows of different or zero length"),
+    ([[1, 2], [3]], "rows of different or zero length"),
     ([np.zeros((2, 2)), np.zeros((2, 3))], "neither names nor numbers"),
-    ([[np.zeros((2, 2))], [np.zeros((2, 3))]], "rows of unlike or zero length"),
-    ([[[1.0]], [[2.0]]], "rows within rows"),
+    ([[np.zeros((2, 2))], [np.zeros((2, 3))]], "rows of different or zero length"),
+    ([[[1.0]], [[2.0]]], "nested rows"),
     (np.array([[1, 2], [[3], 4]], dtype=object), "neither names nor numbers"),
     ([b"a", "b"], r"bytes; decode.*b'a'"),
     (np.array([b"a", b"b"]), r"bytes; decode"),
@@ -851,7 +851,7 @@ def test_frames_that_are_no_labels() -> None:
     pd, pl = pytest.importorskip("pandas"), pytest.importorskip("polars")
     twice = pd.DataFrame([[1, 2]], columns=["a", "a"])
     for labels in (twice, {"z": twice}):
-        with pytest.raises(LabelError, match="two columns of one name"):
+        with pytest.raises(LabelError, match="two columns of the same name"):
             encode(labels, 1)
     with pytest.raises(LabelError, match="variable name 0 is not a string"):
         encode(pd.DataFrame([[1, 2]]), 1)
@@ -1092,7 +1092,7 @@ def test_several_columns_of_integers_are_no_quantities(dtype: str) -> None:
 
 def test_names_that_are_none() -> None:
     pandas = pytest.importorskip("pandas")
-    with pytest.raises(LabelError, match=r"category \(1, 2\), which is no name"):
+    with pytest.raises(LabelError, match=r"category \(1, 2\), which cannot name a class"):
         encode_one(pandas.Categorical([(1, 2), (1, 3)]), 2, name="z")
     with pytest.raises(LabelError, match="use strings as names"):
         encode_one([10**5000, 1], 2, name="z")
