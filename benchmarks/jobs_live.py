@@ -160,7 +160,7 @@ def _state_bytes() -> Numbers:
         model, _BLOCKS, labels=_label, tokens="all", side="output", feature_dim=-1,
         output=None, heads=None, weight="token", skip_ids=(), device="model", options={},
     )  # fmt: skip
-    with collector.attached(model), collector.one_batch(short[0]):
+    with collector.attached(model), collector.batch_scope(short[0]):
         _forward(model, short[:1]).run()
     nbytes = sum(state.nbytes for state in collector.sums.values())
     return {OURS: nbytes / (8 * model.config.num_hidden_layers * model.config.hidden_size**2)}

@@ -53,15 +53,15 @@ _FAST_FLOAT64 = ((8, 0), (9, 0), (10, 0))
 class RowLabels:
     """Encoded labels and weights of the n rows that one call selects.
 
-    `batch` is the index of the batch. `weight`, (n,), holds the weights of the rows, or is None if
-    all weights are 1. `sequence`, (n,), holds the index, within the batch, of each row's sequence.
+    `weight`, (n,), holds the weights of the rows, or is None if all weights are 1.
+    `sequence_index`, (n,), holds the index, within the batch, of each row's sequence.
     """
 
     n: int
-    batch: int
+    batch_index: int
     weight: Float | None
     encoded: Mapping[VariableName, Encoded]
-    sequence: NDArray[np.intp]
+    sequence_index: NDArray[np.intp]
 
 
 def accumulation_device(device: torch.device) -> torch.device:
@@ -103,7 +103,7 @@ class SiteSums:
     ) -> None:
         self.name, self.width, self.device = name, width, device
         self._parameters, self._work = parameters, work
-        self._batches: list[tuple[int, int]] = []  # index of the first row, and of the batch
+        self._batch_starts: list[tuple[int, int]] = []  # indices of first row and of batch
         self._on_host = on_host(device)
         itemsize = max(4, dtype.itemsize) if self._on_host else dtype.itemsize
         buffered = replace(parameters, block_rows=rows_per_buffer(width, itemsize))
@@ -123,7 +123,7 @@ class SiteSums:
         error is raised only when the buffer is full.
         """
         start = self.accumulator.n_rows
-        self._batches.append((start, labels.batch))
+        self._batch_starts.append((start, labels.batch_index))
         rows = rows.to(self.device)
         try:
             self.accumulator.update(
@@ -142,11 +142,12 @@ class SiteSums:
 
     def _non_finite_error(self, row: int) -> NonFiniteError:
         """Return an error with the site, the batch and the position in the batch of a row."""
-        first, batch = self._batches[bisect_right(self._batches, row, key=itemgetter(0)) - 1]
+        i = bisect_right(self._batch_starts, row, key=itemgetter(0)) - 1
+        start, batch_index = self._batch_starts[i]
         return NonFiniteError(
-            f"the site {self.name!r} gave NaN or infinity in row {row - first} of batch {batch} "
-            "(rows count the selected tokens); in float16 this is often an overflow: run the "
-            "model in bfloat16 or float32"
+            f"the site {self.name!r} gave NaN or infinity in row {row - start} of batch "
+            f"{batch_index} (rows count the selected tokens); in float16 this is often an "
+            "overflow: run the model in bfloat16 or float32"
         )
 
     def result(self) -> Moments:
@@ -199,7 +200,7 @@ class DeviceAccumulator(Accumulator):
         """Merge the buffered rows, and copy the scatter to the host."""
         self.flush()
         if self.state is not None and isinstance(self.state.second, DeviceScatter):
-            self.state.second = self.state.second.on_host()
+            self.state.second = self.state.second.to_host()
 
     def _empty_state(self, width: int) -> State:
         second = DeviceScatter(width, self.device)
@@ -226,7 +227,7 @@ class DeviceAccumulator(Accumulator):
         """
         state, n = batch.state, len(block)
         rows: Tensor = block.rows
-        exact = rows.dtype == torch.float64 or _fast_float64(self.device)
+        use_float64 = rows.dtype == torch.float64 or _fast_float64(self.device)
         requests = [
             batch.variables[name].request(z, block.weight) for name, z in block.labels.items()
         ]
@@ -234,7 +235,7 @@ class DeviceAccumulator(Accumulator):
         coefficients = _coefficients(block.weight, codes, n_sums, values)
         totals = coefficients.sum(axis=1)
         with no_autocast(rows):
-            if not (exact or self._precision_checked):
+            if not (use_float64 or self._precision_checked):
                 _check_precision(self.device, n, state.width)
                 self._precision_checked = True
             rows64 = rows.to(torch.float64)
@@ -250,8 +251,8 @@ class DeviceAccumulator(Accumulator):
             residual = sums[1] / totals[0]
             sums = sums[1:] + np.outer(totals, sums[0] - reference)
             reduced = Reduced(
-                n, float(totals[0]), sums[0], residual, y if exact else y.to(torch.float32), None,
-                sums[1 : 1 + n_sums], sums[1 + n_sums :],
+                n, float(totals[0]), sums[0], residual, y if use_float64 else y.to(torch.float32),
+                None, sums[1 : 1 + n_sums], sums[1 + n_sums :],
             )  # fmt: skip
             state.merge_block(reference, reduced, None)
         self._commit(batch, block, {}, requests, reduced.class_sums, reduced.products)
@@ -268,21 +269,21 @@ def _coefficients(
     and holds the weights of the rows of this class, and 0 for other rows. `values` is (q, n).
     """
     n = codes.shape[1]
-    by_class = np.zeros((2 + n_sums, n))
-    by_class[0] = 1.0 if weight is None else weight
-    by_class[codes + 1, np.arange(n)] = by_class[0]
-    return np.concatenate([by_class[:-1], values])
+    class_weights = np.zeros((1 + n_sums, n))
+    class_weights[0] = 1.0 if weight is None else weight
+    class_weights[codes + 1, np.arange(n)] = class_weights[0]
+    return np.concatenate([class_weights, values])
 
 
-def _check_precision(device: torch.device, rows: int, width: int) -> None:
+def _check_precision(device: torch.device, n_rows: int, width: int) -> None:
     """Raise InputError if float32 products are rounded to fewer bits (TF32, bfloat16).
 
     The test product has the shape of the product of the first panel, because BLAS libraries choose
     the algorithm by the shape.
     """
-    probe = torch.zeros(rows, width, dtype=torch.float32, device=device)
-    probe[0] = 1.0 + 2.0**-12
-    product = torch.mm(probe[:, : _panel_width(width)].T, probe).to(torch.float64)
+    test_matrix = torch.zeros(n_rows, width, dtype=torch.float32, device=device)
+    test_matrix[0] = 1.0 + 2.0**-12
+    product = torch.mm(test_matrix[:, : _rows_per_panel(width)].T, test_matrix).to(torch.float64)
     if not bool(((product - (1.0 + 2.0**-11)).abs() < 2.0**-13).all()):
         raise InputError(
             f"matrix products of float32 on {device} are rounded to fewer bits (TF32 or "
@@ -291,7 +292,7 @@ def _check_precision(device: torch.device, rows: int, width: int) -> None:
         )
 
 
-def _panel_width(width: int) -> int:
+def _rows_per_panel(width: int) -> int:
     return -(-width // _PANELS) if width >= _MIN_PANEL_WIDTH else width
 
 
@@ -303,10 +304,10 @@ class DeviceScatter(Scatter):
 
     def __init__(self, width: int, device: torch.device) -> None:
         super().__init__(np.empty((width, 0)), EPS64)
-        self._step = _panel_width(width)
+        n_rows = self._panel_rows = _rows_per_panel(width)
         self._panels = [
-            torch.zeros(min(self._step, width - i), width - i, dtype=torch.float64, device=device)
-            for i in range(0, width, self._step)
+            torch.zeros(min(n_rows, width - i), width - i, dtype=torch.float64, device=device)
+            for i in range(0, width, n_rows)
         ]
 
     @property
@@ -318,24 +319,24 @@ class DeviceScatter(Scatter):
 
         `shifted` (n, d) holds centred rows, multiplied by the square roots of their weights.
         """
-        signed = coefficients[:, None] * vectors
-        outer = to_device(torch.from_numpy(np.stack([signed, vectors])), shifted.device)
+        scaled = coefficients[:, None] * vectors
+        factors = to_device(torch.from_numpy(np.stack([scaled, vectors])), shifted.device)
         for k, panel in enumerate(self._panels):
-            i = k * self._step
-            part = shifted[:, i : i + len(panel)].T
+            i = k * self._panel_rows
+            panel_columns = shifted[:, i : i + len(panel)].T
             if shifted.dtype == torch.float64:
-                panel.addmm_(part, shifted[:, i:])
+                panel.addmm_(panel_columns, shifted[:, i:])
             else:
-                panel += torch.mm(part, shifted[:, i:])
-            panel.addmm_(outer[0, :, i : i + len(panel)].T, outer[1, :, i:])
+                panel += torch.mm(panel_columns, shifted[:, i:])
+            panel.addmm_(factors[0, :, i : i + len(panel)].T, factors[1, :, i:])
         if shifted.dtype == torch.float32:
             self.unit_roundoff = EPS32
 
-    def on_host(self) -> Scatter:
+    def to_host(self) -> Scatter:
         """Return a copy of the scatter on the host."""
         upper = np.zeros((self.width, self.width))
         for k, panel in enumerate(self._panels):
-            i = k * self._step
+            i = k * self._panel_rows
             upper[i : i + len(panel), i:] = panel.cpu().numpy()
         scatter = Scatter(upper.T, self.unit_roundoff)
         # Rounding can make the variance of a constant column negative: replace it by 0.

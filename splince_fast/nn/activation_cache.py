@@ -39,7 +39,7 @@ Candidate = tuple["CachePoint", "ActivationCache"]
 # Default size limit of the cache, as a fraction of the free memory of the device.
 _MEMORY_FRACTION = 0.25
 # Integer dtypes that read the bits of floats, by item size in bytes.
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_INTEGER_DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Trace:
 
     order: list[str] = field(default_factory=list)
     calls: dict[str, int] = field(default_factory=dict)
-    _start: dict[str, int] = field(default_factory=dict)  # time of the first call, by site
+    _site_starts: dict[str, int] = field(default_factory=dict)  # time of the first call, by site
     _checksums: dict[str, tuple[Tensor, Tensor] | None] = field(default_factory=dict)
     _runs: dict[int, _ModuleRun] = field(default_factory=dict)  # runs by id of the module
 
@@ -90,31 +90,31 @@ class Trace:
         """Trace one call of a model with temporary hooks on all modules."""
         trace, time = cls(calls=dict.fromkeys(modules, 0)), 0
 
-        def enter(module: Module, args: object) -> None:
+        def record_start(module: Module, args: object) -> None:
             trace._runs.setdefault(id(module), _ModuleRun(time))
 
-        def leave(module: Module, args: object, output: object) -> None:
+        def record_end(module: Module, args: object, output: object) -> None:
             nonlocal time
             time += 1
             run = trace._runs[id(module)]
             run.stop, run.calls = time, run.calls + 1
             run.cacheable &= _tensors(output) is not None
 
-        def reach(name: str, value: object) -> None:
+        def record_site(name: str, value: object) -> None:
             trace.calls[name] += 1
-            if name not in trace._start:
+            if name not in trace._site_starts:
                 trace.order.append(name)
-                trace._start[name] = time
+                trace._site_starts[name] = time
                 trace._checksums[name] = _checksums(sites.pick_rows(name, value, placement)[0])
 
         with ExitStack() as stack:
             for module in model.modules():
                 if isinstance(module, torch.jit.ScriptModule):  # ScriptModules take no hooks
                     continue
-                stack.callback(module.register_forward_pre_hook(enter).remove)
-                stack.callback(module.register_forward_hook(leave).remove)
+                stack.callback(module.register_forward_pre_hook(record_start).remove)
+                stack.callback(module.register_forward_hook(record_end).remove)
             for name, module in modules.items():
-                hook = sites.add_hook(name, module, placement.side, partial(reach, name))
+                hook = sites.add_hook(name, module, placement.side, partial(record_site, name))
                 stack.callback(hook.remove)
             call()
         return trace
@@ -132,24 +132,24 @@ class Trace:
     def cache_points(self, modules: Mapping[str, Module], name: str) -> list[CachePoint]:
         """Return the cache points before a site, in descending order of saved module calls."""
         points = []
-        parts = name.split(".")
-        for depth in range(len(parts), 0, -1):
-            parent = modules.get(".".join(parts[: depth - 1]))
+        name_parts = name.split(".")
+        for depth in range(len(name_parts), 0, -1):
+            parent = modules.get(".".join(name_parts[: depth - 1]))
             if parent is None:
                 continue
-            earlier = [
+            siblings = [
                 (run, child)
                 for child in parent.children()
                 if (run := self._runs.get(id(child))) is not None
-                and run.stop <= self._start[name]
+                and run.stop <= self._site_starts[name]
                 and run.calls == 1
                 and run.cacheable
             ]
-            if earlier:
-                earlier.sort(key=lambda pair: pair[0].stop)
-                saved = sum(run.stop - run.start for run, _ in earlier)
-                *skipped, last = (child for _, child in earlier)
-                points.append((saved, CachePoint(last, tuple(skipped))))
+            if siblings:
+                siblings.sort(key=lambda pair: pair[0].stop)
+                n_saved = sum(run.stop - run.start for run, _ in siblings)
+                *skipped, last = (child for _, child in siblings)
+                points.append((n_saved, CachePoint(last, tuple(skipped))))
         return [point for _, point in sorted(points, key=lambda pair: -pair[0])]
 
 
@@ -190,17 +190,19 @@ class ActivationCache:
             yield batch
 
     @contextmanager
-    def one_pass(self, start: CachePoint | None, store: CachePoint | None) -> Iterator[None]:
-        """Use the cached outputs of `start`, and cache the outputs of `store`.
+    def pass_scope(
+        self, start_point: CachePoint | None, store_point: CachePoint | None
+    ) -> Iterator[None]:
+        """Use the cached outputs of `start_point`, and cache the outputs of `store_point`.
 
         Both apply to the calls of the model inside the ``with`` block.
         """
-        points = [point for point in (start, store) if point is not None]
+        points = [point for point in (start_point, store_point) if point is not None]
         modules = {id(m): m for point in points for m in (*point.skipped, point.module)}
         forwards = [(module, module.__dict__.get("forward")) for module in modules.values()]
         try:
             for module, _ in forwards:
-                module.forward = self._forward(module, start, store)
+                module.forward = self._forward(module, start_point, store_point)
             yield
         finally:
             for module, forward in forwards:
@@ -209,26 +211,28 @@ class ActivationCache:
                 elif "forward" in module.__dict__:
                     del module.forward
 
-    def _forward(self, module: Module, start: CachePoint | None, store: CachePoint | None) -> Call:
+    def _forward(
+        self, module: Module, start_point: CachePoint | None, store_point: CachePoint | None
+    ) -> Call:
         """Return the function that replaces the forward method of a module during one pass.
 
-        If the output of `start` is cached for the batch, the function returns this output for the
-        module of `start`, and NaN for a skipped module. Otherwise it runs the module.
+        If the output of `start_point` is cached for the batch, the function returns this output for
+        the module of `start_point`, and NaN for a skipped module. Otherwise it runs the module.
         """
         original = module.forward
-        is_start = start is not None and module is start.module
-        is_skipped = start is not None and any(module is other for other in start.skipped)
+        is_start = start_point is not None and module is start_point.module
+        is_skipped = start_point is not None and any(m is module for m in start_point.skipped)
 
         def forward(*args: object, **kwargs: object) -> Any:
             cached = self._outputs.get(self._batch) if is_start or is_skipped else None
             key = self._batch, id(module)
-            if cached is None or cached.point is not start or not cached.unchanged:
+            if cached is None or cached.point is not start_point or not cached.unchanged:
                 output = original(*args, **kwargs)
                 self._placeholders[key] = _placeholder(output)
             else:
                 output = self._placeholders[key] if is_skipped else cached.output
-            if store is not None and module is store.module:
-                self._store(store, output)
+            if store_point is not None and module is store_point.module:
+                self._store(store_point, output)
             return output
 
         return forward
@@ -275,8 +279,8 @@ def _tensors(output: Any) -> list[Tensor] | None:
         return [output] if output.is_floating_point() else None
     if type(output) not in (tuple, list):
         return None
-    parts = [_tensors(part) for part in output]
-    return None if None in parts else [t for part in parts for t in part or ()]
+    nested = [_tensors(element) for element in output]
+    return None if None in nested else [t for tensors in nested for t in tensors or ()]
 
 
 def _checksums(x: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -286,7 +290,7 @@ def _checksums(x: Tensor) -> tuple[Tensor, Tensor] | None:
     """
     if type(x) is not Tensor or x.ndim == 0:
         return None
-    bits = x.detach().contiguous().view(_BITS[x.dtype.itemsize]).reshape(-1, x.shape[-1])
+    bits = x.detach().contiguous().view(_INTEGER_DTYPES[x.dtype.itemsize]).reshape(-1, x.shape[-1])
     return bits.sum(0, dtype=torch.int64), bits.sum(1, dtype=torch.int64)
 
 
@@ -297,7 +301,7 @@ def choose_cache_points(
     model: Module,
     call: Call,
     trace: Trace,
-    selected: Mapping[str, Module],
+    site_modules: Mapping[str, Module],
     placement: Placement,
     limit: int,
 ) -> list[CachePoint | None]:
@@ -319,16 +323,16 @@ def choose_cache_points(
         """
         results = []
 
-        def reach(value: object) -> None:
+        def check(value: object) -> None:
             results.append(trace.matches(name, sites.pick_rows(name, value, placement)[0]))
             raise StopForward
 
         with ExitStack() as stack:
             if candidate is not None:
-                stack.enter_context(candidate[1].one_pass(candidate[0], None))
+                stack.enter_context(candidate[1].pass_scope(candidate[0], None))
             for point, cache in next_candidates:
-                stack.enter_context(cache.one_pass(None, point))
-            stack.callback(sites.add_hook(name, selected[name], placement.side, reach).remove)
+                stack.enter_context(cache.pass_scope(None, point))
+            stack.callback(sites.add_hook(name, site_modules[name], placement.side, check).remove)
             with suppress(StopForward):
                 call()
         return results == [True]

@@ -65,7 +65,7 @@ class CallSelections:
         self.ran_compiled = False
         # Selections of the running calls for compiled code: a linked list, innermost call first.
         self._compiled_stack: tuple[Selection, Any] | None = None
-        self._checkpointed = False  # whether any call recorded gradients and needed a mask
+        self._needs_lookup = False  # whether any call recorded gradients and needed a mask
         self._thread = _ThreadState()
         self._by_input: dict[int, tuple[StorageWeakRef, Selection]] = {}  # by address of the input
         self._handles: list[RemovableHandle] = []
@@ -86,23 +86,24 @@ class CallSelections:
         Outside of a call, returns the selection of all rows, or raises SiteError if the token rule
         needs the arguments of a call.
         """
-        selection = self._current()
+        selection = self._running_selection()
         if selection is not None:
             return selection
-        if self.token_rule.rule in (None, "all") and not (self._checkpointed and in_backward()):
+        if self.token_rule.rule in (None, "all") and not (self._needs_lookup and in_backward()):
             return ALL_ROWS
         if in_backward():
             raise SiteError(
-                f"the site {name!r} runs again in a backward pass, and its call is not known; "
-                "checkpoint whole modules (not functions that call parts of them), or pass "
+                f"the site {name!r} runs again in a backward pass, and the call of the model to "
+                "which this run belongs is unknown. The likely cause is the checkpoint of a "
+                "function that calls parts of a module: checkpoint complete modules, or pass "
                 "tokens='all'"
             )
         raise SiteError(
-            f"the site {name!r} runs outside of a call that shows its tokens; call the model "
-            "with input_ids or attention_mask, or pass tokens='all'"
+            f"the site {name!r} runs outside of a call of the model, so its tokens are unknown; "
+            "call the model with input_ids or attention_mask, or pass tokens='all'"
         )
 
-    def _current(self) -> Selection | None:
+    def _running_selection(self) -> Selection | None:
         if torch.compiler.is_compiling():
             return None if self._compiled_stack is None else self._compiled_stack[0]
         stack = self._thread.stack
@@ -115,18 +116,20 @@ class CallSelections:
         ancestors = sorted({"", *(ancestor for name in names for ancestor in prefixes(name))})
         # A selection is computed by the model and by each ancestor that takes tokens, such as the
         # model inside a wrapper.
-        entries = [
+        token_modules = [
             (name, module)
             for raw_name, module in model.named_modules(remove_duplicate=False)
             if (name := without_infixes(raw_name)) in ancestors
             and (module is model or "input_ids" in parameters_of(module).names)
         ]
-        inner = [part for part in ancestors if part not in dict(entries)]
-        for name, module in entries:
+        others = [ancestor for ancestor in ancestors if ancestor not in dict(token_modules)]
+        for name, module in token_modules:
             prefix = f"{name}." if name else ""
-            parts = tuple(part.removeprefix(prefix) for part in inner if part.startswith(prefix))
-            enter = EnterCall(self, parameters_of(module).names, parts, is_root=module is model)
-            self._hook(module, enter, self.leave_call)
+            inner = tuple(
+                other.removeprefix(prefix) for other in others if other.startswith(prefix)
+            )
+            enter = EnterCall(self, parameters_of(module).names, inner, is_root=module is model)
+            self._add_hooks(module, enter, self.leave_call)
 
     def detach(self) -> None:
         """Remove all hooks."""
@@ -134,31 +137,31 @@ class CallSelections:
             handle.remove()
         self._handles = []
 
-    def _hook(self, module: Module, enter: Any, leave: Any) -> None:
+    def _add_hooks(self, module: Module, enter: Any, leave: Any) -> None:
         self._handles += [
             module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True),
             module.register_forward_hook(leave, always_call=True),
         ]
 
-    def attach_parts(self, module: Module, parts: Iterable[str]) -> None:
-        """Add hooks to the submodules `parts` of a module, unless they already have the hooks.
+    def attach_ancestors(self, module: Module, names: Iterable[str]) -> None:
+        """Add hooks to the submodules `names` of a module, unless they already have the hooks.
 
-        `parts` are names, relative to the module, of ancestors of sites.
+        `names`, relative to the module, are those of ancestors of sites.
         """
         modules = named_modules(module)
         with _lock:
-            for part in filter(None, map(modules.get, parts)):
-                if self.enter_part not in part._forward_pre_hooks.values():
-                    self._hook(part, self.enter_part, self.leave)
+            for ancestor in filter(None, map(modules.get, names)):
+                if self.enter_ancestor not in ancestor._forward_pre_hooks.values():
+                    self._add_hooks(ancestor, self.enter_ancestor, self.leave)
 
     def enter_call(self, module: Module, arguments: Mapping[str, object], hook: EnterCall) -> None:
         """Select the tokens of a call, and make it the running call."""
         has_tokens = any(arguments.get(key) is not None for key in ("input_ids", "inputs_embeds"))
         # A call of the model has no outer call: an entry on the stack is then the remainder of a
         # call that a KeyboardInterrupt ended.
-        outer = None if hook.is_root else self._current()
-        if outer is not None and not has_tokens:
-            selection = outer
+        outer_selection = None if hook.is_root else self._running_selection()
+        if outer_selection is not None and not has_tokens:
+            selection = outer_selection
         else:
             selection = select(self.token_rule, arguments, hook.parameters)
         self._compiled_stack = (selection, None if hook.is_root else self._compiled_stack)
@@ -170,14 +173,16 @@ class CallSelections:
         if torch.is_grad_enabled() and (selection.mask is not None or selection.error):
             # Inputs are stored until the call ends, even while gradients are disabled, because
             # reentrant checkpoints disable gradients when they first run a module.
-            self._checkpointed = self._thread.store_inputs = True
+            self._needs_lookup = self._thread.store_inputs = True
             with _lock:
                 self._by_input = {k: v for k, v in self._by_input.items() if not v[0].expired()}
-            if hook.parts:
-                self.attach_parts(module, hook.parts)
-                hook.parts = ()
+            if hook.inner_ancestors:
+                self.attach_ancestors(module, hook.inner_ancestors)
+                hook.inner_ancestors = ()
 
-    def enter_part(self, module: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def enter_ancestor(
+        self, module: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
         """Store the selection of the running call by the memory address of a module's input.
 
         In a backward pass, look up the stored selection. In both cases the module becomes the
@@ -185,9 +190,9 @@ class CallSelections:
         """
         if torch.compiler.is_compiling():
             return
-        selection = self._current()
+        selection = self._running_selection()
         tensor = next((v for v in (*args, *kwargs.values()) if is_row_tensor(v)), None)
-        if tensor is not None and self._checkpointed and in_backward():
+        if tensor is not None and self._needs_lookup and in_backward():
             stored = self._by_input.get(tensor.data_ptr())
             if stored is not None and not stored[0].expired():
                 selection = stored[1]
@@ -219,20 +224,20 @@ class CallSelections:
 class EnterCall:
     """Pre-hook of the model, and of each ancestor of a site that takes tokens.
 
-    `parameters` are the parameter names of the module's forward method. `parts` are the names,
-    relative to the module, of the other ancestors of sites inside the module.
+    `parameters` are the parameter names of the module's forward method. `inner_ancestors`
+    are the names, relative to the module, of the other ancestors of sites inside the module.
     """
 
     def __init__(
         self,
         selections: CallSelections,
         parameters: tuple[str, ...],
-        parts: tuple[str, ...],
+        inner_ancestors: tuple[str, ...],
         *,
         is_root: bool,
     ) -> None:
-        self.selections, self.parameters, self.parts = selections, parameters, parts
-        self.is_root = is_root
+        self.selections, self.parameters = selections, parameters
+        self.inner_ancestors, self.is_root = inner_ancestors, is_root
 
     def __call__(self, module: Module, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
         compiling = torch.compiler.is_compiling()
@@ -246,4 +251,4 @@ class EnterCall:
             arguments = {**dict(zip(self.parameters, args, strict=False)), **kwargs}
             self.selections.enter_call(module, arguments, self)
         else:
-            self.selections.enter_part(module, args, kwargs)
+            self.selections.enter_ancestor(module, args, kwargs)

@@ -15,7 +15,7 @@ from splince_fast.methods.table import Function
 from splince_fast.moments import Moments
 from splince_fast.moments.moments import from_record, to_record
 from splince_fast.nn.erasers import Erasers, block_diagonal, fit_site
-from splince_fast.nn.spec import BySite, CollectionSpec, Site, table
+from splince_fast.nn.spec import BySite, CollectionSpec, Site, format_table
 from splince_fast.projection import Projection
 
 
@@ -51,8 +51,8 @@ class Collected(BySite):
     """
 
     _KIND = "collected"
-    _RECORD = (to_record, from_record)
-    _FURTHER = {"n_sequences": int}  # noqa: RUF012
+    _CONVERTERS = (to_record, from_record)
+    _EXTRA_ATTRIBUTES = {"n_sequences": int}  # noqa: RUF012
 
     def __init__(
         self,
@@ -99,8 +99,8 @@ class Collected(BySite):
         if n_sites > 1:
             warn(
                 f"{n_sites} sites were fitted in one pass: each eraser is exact if it is "
-                "installed alone; together they leave part of the concept, possibly more than "
-                "without erasers. Use fit_layers to install them together",
+                "installed alone. Installed together, the erasers leave part of the concept, "
+                "possibly more than without erasers: fit them with fit_layers instead",
                 OnePassWarning,
             )
         fitted = self._fit(method, erase, keep, options)
@@ -137,12 +137,14 @@ class Collected(BySite):
     def __add__(self, other: Collected) -> Collected:
         """Return the moments of the rows of two collections, for instance from two workers."""
         if not isinstance(other, Collected):
-            raise InputError(f"Collected adds to Collected, not to {type(other).__name__}")
+            raise InputError(
+                f"a Collected can be added only to a Collected, not to {type(other).__name__}"
+            )
         self._check_compatible(other._description())
         other_sites = {site.name: site for site in other._sites}
         return Collected(
             {name: moments + other[name] for name, moments in self.items()},
-            [_merged(site, other_sites[site.name]) for site in self._sites],
+            [_sum_of_sites(site, other_sites[site.name]) for site in self._sites],
             self._recipe,
             self.n_sequences + other.n_sequences,
         )
@@ -152,12 +154,13 @@ class Collected(BySite):
         names = sorted((site.name, site.module_class) for site in self._sites)
         return names, self._recipe.to_dict()
 
-    def _check_compatible(self, other: tuple[object, ...]) -> None:
+    def _check_compatible(self, other_description: tuple[object, ...]) -> None:
         description = self._description()
-        if description != other:
+        if description != other_description:
             raise IncompatibleMomentsError(
-                f"these were collected differently: {description} and {other}; use the same sites "
-                "and the same tokens, side, output and weight"
+                "the two collections have different sites or arguments: "
+                f"{description} and {other_description}; use the same sites, tokens, side, output "
+                "and weight for both"
             )
 
     def all_reduce(self, group: object = None) -> Collected:
@@ -184,33 +187,33 @@ class Collected(BySite):
         import torch.distributed as dist
 
         rank, size = dist.get_rank(group), dist.get_world_size(group)
-        world = [dist.get_global_rank(group, r) if group is not None else r for r in range(size)]
-        gathered: list[Any] = [None] * size
-        local = (self._description(), self._sites, self.n_sequences)
-        dist.all_gather_object(gathered, local, group=group)
-        for description, _, _ in gathered:
+        ranks = [dist.get_global_rank(group, r) if group is not None else r for r in range(size)]
+        records: list[Any] = [None] * size
+        record = (self._description(), self._sites, self.n_sequences)
+        dist.all_gather_object(records, record, group=group)
+        for description, _, _ in records:
             self._check_compatible(description)
         sites = {site.name: site for site in self._sites}
-        for _, other_sites, _ in gathered[:rank] + gathered[rank + 1 :]:
+        for _, other_sites, _ in records[:rank] + records[rank + 1 :]:
             for site in other_sites:
-                sites[site.name] = _merged(sites[site.name], site)
+                sites[site.name] = _sum_of_sites(sites[site.name], site)
         totals = {}
         for name in sorted(self):
             total, step = self[name], 1
             while step < size:
                 if rank % (2 * step) == step:
-                    dist.send_object_list([total], world[rank - step], group=group)
+                    dist.send_object_list([total], ranks[rank - step], group=group)
                     break
                 if rank + step < size:
                     received: list[Any] = [None]
-                    dist.recv_object_list(received, world[rank + step], group=group)
+                    dist.recv_object_list(received, ranks[rank + step], group=group)
                     total = total + received[0]
                 step *= 2
             received = [total if rank == 0 else None]
-            dist.broadcast_object_list(received, world[0], group=group)
+            dist.broadcast_object_list(received, ranks[0], group=group)
             totals[name] = received[0]
         ordered = {site.name: totals[site.name] for site in self._sites}
-        n_sequences = sum(count for _, _, count in gathered)
+        n_sequences = sum(count for _, _, count in records)
         return Collected(ordered, sites.values(), self._recipe, n_sequences)
 
     # -- association -----------------------------------------------------------------------
@@ -256,7 +259,7 @@ class Collected(BySite):
             matplotlib is not installed.
         """
         if not isinstance(after, Collected | None):
-            raise InputError(f"after is {after!r}; pass what collect returns, or None")
+            raise InputError(f"after is {after!r}; pass the result of collect, or None")
         figures = require("matplotlib.figure", "demo")
         figure = figures.Figure(figsize=(7.5, 4.2), layout="constrained")
         ax = figure.subplots()
@@ -286,12 +289,13 @@ class Collected(BySite):
             f"tokens {self._recipe.to_dict()['tokens']}, weight {self._recipe.weight}, "
             f"{self.n_sequences:,} sequences"
         )
-        return table(heading, ("site", "module", "width", "rows", "calls", "variables"), rows)
+        columns = ("site", "module", "width", "rows", "calls", "variables")
+        return format_table(heading, columns, rows)
 
     __repr__ = __str__
 
 
-def _merged(first: Site, second: Site) -> Site:
+def _sum_of_sites(first: Site, second: Site) -> Site:
     """Return the record of one site for the sum of two collections."""
     width = first.width or second.width
     return replace(first, width=width, calls=first.calls + second.calls)

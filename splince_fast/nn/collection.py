@@ -99,7 +99,7 @@ class Collector:
         # The attributes below are the state of the current batch.
         self._batch_labels: dict[str, object] = {}
         self._selected: dict[object, SelectedRows] = {}  # by mask and shape of the rows
-        self._reached: set[str] = set()
+        self._called_sites: set[str] = set()
         self._stopped = False
 
     @classmethod
@@ -126,8 +126,8 @@ class Collector:
         unknown = set(options) - {"kinds", "joint"}
         if unknown:
             raise InputError(
-                f"collect takes no {sorted(unknown)}; of the parameters of Moments it takes kinds "
-                "and joint"
+                f"unknown arguments {sorted(unknown)}; of the parameters of Moments, only kinds "
+                "and joint can be passed here"
             )
         if not (callable(labels) or isinstance(labels, Iterable)):
             raise InputError(
@@ -135,7 +135,7 @@ class Collector:
                 "function"
             )
         if weight not in ("token", "sequence"):
-            raise InputError(f"weight is {weight!r}; it is 'token' or 'sequence'")
+            raise InputError(f"weight is {weight!r}; it must be 'token' or 'sequence'")
         return cls(
             modules=sites.find(model, at),
             token_rule=TokenRule.of(
@@ -161,10 +161,10 @@ class Collector:
             Progress(unit="sequences", show=progress) as bar,
         ):
             for batch in batches:
-                before = self.n_sequences
-                with self.one_batch(batch):
+                n_before = self.n_sequences
+                with self.batch_scope(batch):
                     running.call(model, running.batch_to(batch, device), keys, forward)
-                bar.advance(self.n_sequences - before)
+                bar.advance(self.n_sequences - n_before)
         if not self.n_batches:
             raise InputError("batches is empty; a generator is empty when it is read a second time")
         return self._result()
@@ -183,15 +183,15 @@ class Collector:
             yield
 
     @contextmanager
-    def one_batch(self, batch: object) -> Iterator[None]:
+    def batch_scope(self, batch: object) -> Iterator[None]:
         """Prepare the collector for a batch; the model runs on it inside the ``with`` block."""
         self._batch_labels = read_labels(batch, self.labels)
-        self._selected, self._reached, self._stopped = {}, set(), False
-        before = dict(self.calls)
+        self._selected, self._called_sites, self._stopped = {}, set(), False
+        calls_before = dict(self.calls)
         with suppress(running.StopForward):
             yield
         if self.once_per_batch is None:
-            self.once_per_batch = all(self.calls[name] == before[name] + 1 for name in self.calls)
+            self.once_per_batch = all(n == calls_before[k] + 1 for k, n in self.calls.items())
         self._selected = {}
         self.n_batches += 1
 
@@ -213,32 +213,32 @@ class Collector:
         flat, labels = self._select(name, rows, selection)
         if labels.n:
             keys = self._keys(name)
-            for key, part in zip(keys, flat.chunk(len(keys), dim=1), strict=True):
-                self._sums_of(key, part).add(part, labels)
+            for key, head_rows in zip(keys, flat.chunk(len(keys), dim=1), strict=True):
+                self._sums_of(key, head_rows).add(head_rows, labels)
         self.widths[name] = int(rows.shape[-1])
-        self._reached.add(name)
-        if self._may_stop and self.once_per_batch and len(self._reached) == len(self.modules):
+        self._called_sites.add(name)
+        if self._may_stop and self.once_per_batch and len(self._called_sites) == len(self.modules):
             self._stopped = True
             raise running.StopForward
 
     def _select(self, name: str, rows: Tensor, selection: Selection) -> tuple[Tensor, RowLabels]:
         """Return the selected rows (n, d) of a tensor (..., d), and the labels of these rows."""
         mask = selection.mask_for(name, rows)
-        tokens = selection.mask
-        if mask is not None and tokens is not None and mask.ndim < tokens.ndim:
-            rows, mask = rows.unflatten(0, tokens.shape), mask.view(tokens.shape)
-        means = selection.rule == "mean"
+        token_mask = selection.mask
+        if mask is not None and token_mask is not None and mask.ndim < token_mask.ndim:
+            rows, mask = rows.unflatten(0, token_mask.shape), mask.view(token_mask.shape)
+        is_mean = selection.rule == "mean"
         key = (None if mask is None else selection, tuple(rows.shape[:-1]))
         selected = self._selected.get(key)
         if selected is None:
-            selected = self._index(tuple(rows.shape[:-1]), mask, selection)
+            selected = self._index_rows(tuple(rows.shape[:-1]), mask, selection)
             if not self._selected:
                 self.n_sequences += selected.n_sequences
             self._selected[key] = selected
-        flat = _means(rows, mask) if means else rows.reshape(-1, rows.shape[-1])
+        flat = _sequence_means(rows, mask) if is_mean else rows.reshape(-1, rows.shape[-1])
         return selected.select(flat), selected.labels
 
-    def _index(
+    def _index_rows(
         self, shape: tuple[int, ...], mask: Tensor | None, selection: Selection
     ) -> SelectedRows:
         """Return indices and labels of the selected rows of a tensor with the given `shape`.
@@ -287,14 +287,16 @@ class Collector:
         never_called = [name for name, count in self.calls.items() if not count]
         if never_called:
             raise NeverCalledError(
-                f"the model ran {self.n_batches} batches and the sites {never_called} never ran; "
-                "choose the module around them, or another path through the model"
+                f"the model ran on {self.n_batches} batches, but the sites {never_called} never "
+                "ran. Likely causes: other code reads their weights without calling them, or the "
+                "batches take another path through the model. Choose the modules that contain "
+                "these sites"
             )
 
     def _result(self) -> Collected:
         """Return the moments of all sites, and remove the sums."""
         self.check_called()
-        collected, moments = [], {}
+        collected_sites, moments = [], {}
         for name, width in self.widths.items():
             keys, kind = self._keys(name), type(self.modules[name]).__name__
             for key in keys:
@@ -304,15 +306,15 @@ class Collector:
                     if sums is None
                     else sums.result()
                 )
-                collected.append(Site(key, kind, width // len(keys), self.calls[name]))
+                collected_sites.append(Site(key, kind, width // len(keys), self.calls[name]))
         rule = self.token_rule.rule
-        recipe = CollectionSpec(
+        spec = CollectionSpec(
             self.placement,
             rule if callable(rule) else self.applied_rule,
             self.token_rule.skip_ids,
             "sequence" if self.by_sequence else "token",
         )
-        return Collected(moments, collected, recipe, self.n_sequences)
+        return Collected(moments, collected_sites, spec, self.n_sequences)
 
 
 def _device(device: Any) -> torch.device:
@@ -322,13 +324,13 @@ def _device(device: Any) -> torch.device:
         raise InputError(f"device is {device!r}; it must be 'model' or a torch.device") from error
 
 
-def _means(rows: Tensor, mask: Tensor | None) -> Tensor:
+def _sequence_means(rows: Tensor, mask: Tensor | None) -> Tensor:
     """Return the mean over the selected tokens of each sequence; 0 if no token is selected."""
-    wide = rows.to(torch.float64 if rows.dtype == torch.float64 else torch.float32)
+    values = rows.to(torch.float64 if rows.dtype == torch.float64 else torch.float32)
     if mask is None:
-        return wide.reshape(len(rows), -1, rows.shape[-1]).mean(1)
+        return values.reshape(len(rows), -1, rows.shape[-1]).mean(1)
     selected = mask.unsqueeze(-1)
-    return (wide * selected).sum(1) / selected.sum(1).clamp(min=1)
+    return (values * selected).sum(1) / selected.sum(1).clamp(min=1)
 
 
 # -- labels --------------------------------------------------------------------------------
@@ -358,10 +360,10 @@ def read_labels(batch: Any, labels: Labels) -> dict[str, Any]:
         batch = batch[1]
     if keys and not isinstance(batch, Mapping):
         raise LabelError(
-            f"labels= names {list(keys)}, and labels come as {type(batch).__name__}; pass batches "
-            "that are mappings, or pairs (inputs, labels) whose second entry is a mapping of names "
-            "to labels, or for a single name the labels; or pass a function of the batch that "
-            "returns such a mapping"
+            f"labels= names {list(keys)}, but a batch, or the second entry of a pair, is of type "
+            f"{type(batch).__name__}; pass batches that are mappings, or pairs (inputs, labels) "
+            "whose second entry is a mapping of names to labels, or for a single name the labels; "
+            "or pass a function of the batch that returns such a mapping"
         )
     missing = [key for key in keys if key not in batch]
     if missing:
@@ -390,7 +392,7 @@ def _label_rows(
     )
     if not per_token and not per_sequence:
         raise LabelError(
-            f"the labels {name!r} have shape {array.shape}, and the site's rows are {shape}; pass "
+            f"the labels {name!r} have shape {array.shape}, and the rows of the site {shape}; pass "
             f"one label per sequence, ({shape[0]},), or one per token, {shape}"
         )
     column = array.reshape(-1)[positions] if per_token else array[sequence]

@@ -203,20 +203,20 @@ class Effect:
             matplotlib is not installed.
         """
         figure = require("matplotlib.figure", "demo").Figure(figsize=(7.5, 6), layout="constrained")
-        above, below = figure.subplots(2, sharex=True)
+        probe_ax, change_ax = figure.subplots(2, sharex=True)
         positions = range(len(self.sites))
         for i, probe in enumerate(self.sites[0].probes):
             probes = [site.probes[i] for site in self.sites]
             style = {"color": _COLOURS[probe.role], "marker": "os^v"[i % 4]}
             label = f"{probe.variable}, {probe.role}"
-            above.plot(positions, [p.before for p in probes], linestyle="--", alpha=0.6, **style)
-            above.plot(positions, [p.after for p in probes], label=label, **style)
+            probe_ax.plot(positions, [p.before for p in probes], linestyle="--", alpha=0.6, **style)
+            probe_ax.plot(positions, [p.after for p in probes], label=label, **style)
         metrics = dict.fromkeys(probe.metric for probe in self.sites[0].probes)
-        above.set_ylabel(f"probe, {' or '.join(metrics)}")
-        above.legend(frameon=False)
-        below.bar(positions, [site.change for site in self.sites], color="0.6")
-        below.set_ylabel("relative change of the activations")
-        below.set_xticks(positions, [s.site for s in self.sites], rotation=90, fontsize=7)
+        probe_ax.set_ylabel(f"probe, {' or '.join(metrics)}")
+        probe_ax.legend(frameon=False)
+        change_ax.bar(positions, [site.change for site in self.sites], color="0.6")
+        change_ax.set_ylabel("relative change of the activations")
+        change_ax.set_xticks(positions, [s.site for s in self.sites], rotation=90, fontsize=7)
         return figure
 
     def _table(self) -> Table:
@@ -262,8 +262,8 @@ def _plain(value: object) -> object:
 # -- rows ----------------------------------------------------------------------------------
 
 
-# Keys of three columns of a sample: random keys, rows and sequences. All others hold labels.
-_KEYS, _ROWS, _SEQUENCE = object(), object(), object()
+# Keys of three columns of a sample: random keys, rows and sequences. The others hold labels.
+_RANDOM_KEY, _ROWS, _SEQUENCE = object(), object(), object()
 
 
 class _RowSample:
@@ -277,36 +277,38 @@ class _RowSample:
     def __init__(self, width: int, max_rows: int, random_state: int) -> None:
         self.width, self._max_rows, self._random_state = width, max_rows, random_state
         self._max_key = math.inf
-        self._parts: list[dict[Any, NDArray[Any]]] = []
+        self._chunks: list[dict[Any, NDArray[Any]]] = []
         self._n = 0
 
     def add(self, rows: Tensor, labels: RowLabels) -> None:
         """Add rows (n, d), and keep the rows with the smallest keys."""
-        seed = (self._random_state, labels.batch // 2, labels.n)
+        seed = (self._random_state, labels.batch_index // 2, labels.n)
         keys = np.random.default_rng(seed).random(labels.n)
         index = np.flatnonzero(keys <= self._max_key)
         if not len(index):
             return
         values = rows[torch.from_numpy(index).to(rows.device)].float().cpu().numpy()
         columns = {name: _label_column(column)[index] for name, column in labels.encoded.items()}
-        batch = np.full(len(index), labels.batch // 2)
-        sequence = np.stack([batch, labels.sequence[index]], axis=1)
-        self._parts.append({_KEYS: keys[index], _ROWS: values, _SEQUENCE: sequence, **columns})
+        batch_index = np.full(len(index), labels.batch_index // 2)
+        sequence = np.stack([batch_index, labels.sequence_index[index]], axis=1)
+        self._chunks.append(
+            {_RANDOM_KEY: keys[index], _ROWS: values, _SEQUENCE: sequence, **columns}
+        )
         self._n += len(index)
         if self._n > 2 * self._max_rows:
-            self._parts = [self.columns()]
+            self._chunks = [self.columns()]
             self._n = self._max_rows
-            self._max_key = float(self._parts[0][_KEYS].max())
+            self._max_key = float(self._chunks[0][_RANDOM_KEY].max())
 
     def columns(self) -> dict[Any, NDArray[Any]]:
         """Return the columns of the sample: random keys, rows, sequences and labels.
 
         Rows are in the order of the data.
         """
-        joined = {k: np.concatenate([p[k] for p in self._parts]) for k in self._parts[0]}
+        joined = {k: np.concatenate([chunk[k] for chunk in self._chunks]) for k in self._chunks[0]}
         if self._n <= self._max_rows:
             return joined
-        index = np.sort(np.argsort(joined[_KEYS], kind="stable")[: self._max_rows])
+        index = np.sort(np.argsort(joined[_RANDOM_KEY], kind="stable")[: self._max_rows])
         return {name: column[index] for name, column in joined.items()}
 
 
@@ -395,9 +397,10 @@ def effect(
     tokens : {"body", "all", "first", "last"} or function, optional
         Tokens to erase and measure; by default as for :func:`install`.
     loss : function, optional
-        ``loss(output, batch)`` returns the mean loss of a batch, which is averaged over sequences.
-        By default the cross-entropy of the next token, in nats per attended token, for models that
-        generate text from ``input_ids``; other models have no loss.
+        ``loss(output, batch)`` returns the mean loss of a batch, which is averaged over sequences;
+        the tensors of `batch`, labels included, are on the model's device. By default the
+        cross-entropy of the next token, in nats per attended token, for models that generate text
+        from ``input_ids``; other models have no loss.
     forward : function, optional
         ``forward(model, batch)`` runs the model and returns its output.
     max_rows : int
@@ -436,34 +439,39 @@ def effect(
     True
     """
     inner = running.unwrap(model)
-    by_site, recipe = read_erasers(erasers)
+    by_site, spec = read_erasers(erasers)
     if not is_integer(max_rows) or max_rows < 2:
         raise InputError(f"max_rows is {max_rows!r}; it must be an integer of at least 2")
     running.check_inputs(texts, forward, "texts")
     if loss is not None and not callable(loss):
         raise InputError(f"loss is {loss!r}; it must be a function of output and batch")
     roles = _roles(by_site, erase, keep)
-    rule = recipe.applied if tokens is None else tokens
-    names = [*roles, *([] if groups is None else [groups])]
+    rule = spec.applied if tokens is None else tokens
+    label_names = [*roles, *([] if groups is None else [groups])]
     collector = _SampleCollector(
         modules=sites.find(inner, list(by_site) if at is None else at),
-        token_rule=TokenRule.of(rule, recipe.skip_ids),
-        placement=recipe.placement,
-        labels=names if labels is None else labels,
+        token_rule=TokenRule.of(rule, spec.skip_ids),
+        placement=spec.placement,
+        labels=label_names if labels is None else labels,
         by_sequence=False,
         device=None,
         parameters=Parameters.of(None, kinds, (), False),
         max_rows=int(max_rows),
         random_state=check_random_state(random_state),
     )
-    losses = _run(inner, by_site, texts, collector, tokens, loss, forward, progress)
+    losses = _run_batches(inner, by_site, texts, collector, tokens, loss, forward, progress)
     before, after = collector.samples
-    first = next(iter(before.values()), None)
-    if first is None:
-        raise InputError("texts have no rows at any site; pass batches with selected tokens")
-    missing = [name for name in names if name not in first.columns()]
+    first_sample = next(iter(before.values()), None)
+    if first_sample is None:
+        raise InputError(
+            "no token of texts was selected at any site; pass batches with selected tokens"
+        )
+    missing = [name for name in label_names if name not in first_sample.columns()]
     if missing:
-        raise LabelError(f"the labels of texts have no {missing}; labels= must return all of them")
+        raise LabelError(
+            f"texts have no labels {missing}; labels= must include the variables to probe, and "
+            "`groups`"
+        )
     effects = tuple(
         _site_effect(
             name, sample.columns(), after[name].columns(), roles, groups, collector.random_state
@@ -492,7 +500,7 @@ def _roles(erasers: Mapping[str, Any], erase: Any, keep: Any) -> dict[str, str]:
     return roles
 
 
-def _run(
+def _run_batches(
     model: Module,
     erasers: Mapping[str, object],
     texts: Iterable[object],
@@ -521,7 +529,7 @@ def _run(
             for phase in (_BEFORE, _AFTER):
                 collector.phase = phase
                 disabled = installed.disabled() if phase == _BEFORE else nullcontext()
-                with disabled, collector.one_batch(batch):
+                with disabled, collector.batch_scope(batch):
                     output = running.call(model, inputs, keys, forward)
                 if loss is None:
                     total, weight = _next_token_loss(model, inputs, output)
@@ -575,11 +583,11 @@ def _site_effect(
 ) -> SiteEffect:
     """Compare the sampled rows of one site without and with erasers, and probe both samples."""
     rows = [columns[_ROWS].astype(np.float64) for columns in (before, after)]
-    for values, when in zip(rows, ("without", "with"), strict=True):
+    for values, condition in zip(rows, ("without", "with"), strict=True):
         if not np.isfinite(values).all():
             raise NonFiniteError(
-                f"the activations at the site {name!r} hold NaN or infinity {when} the erasers; "
-                "run the model in bfloat16 or float32 if it is in float16"
+                f"the activations at the site {name!r} hold NaN or infinity {condition} the "
+                "erasers; run the model in bfloat16 or float32 if it is in float16"
             )
     centred = rows[0] - rows[0].mean(axis=0)
     total = float(np.sum(centred**2))
@@ -597,10 +605,12 @@ def _site_effect(
                 for values in rows
             ]  # fmt: skip
         metric, reason = "accuracy" if results[0].n_classes else "R2", results[0].reason
-        first, second = (
+        value_before, value_after = (
             math.nan if result.reason else getattr(result["linear"], metric.lower())
             for result in results
         )
         chance = math.nan if reason else results[0]["linear"].chance
-        probes.append(ProbeEffect(variable, role, metric, chance, first, second, reason))
+        probes.append(
+            ProbeEffect(variable, role, metric, chance, value_before, value_after, reason)
+        )
     return SiteEffect(name, len(rows[0]), change, tuple(probes))

@@ -191,8 +191,8 @@ class Eraser(torch.nn.Module):  # type: ignore[misc]
 
 def no_autocast(x: Tensor) -> AbstractContextManager[object]:
     """Return a context manager that disables autocast, which would round products to 16 bits."""
-    kind = x.device.type
-    if kind == "meta" or not torch.is_autocast_enabled(kind):
+    device_type = x.device.type
+    if device_type == "meta" or not torch.is_autocast_enabled(device_type):
         return nullcontext()
-    disabled: AbstractContextManager[object] = torch.autocast(kind, enabled=False)
+    disabled: AbstractContextManager[object] = torch.autocast(device_type, enabled=False)
     return disabled

@@ -15,7 +15,7 @@ from splince_fast.exceptions import InputError, OtherTokensWarning, SplinceError
 from splince_fast.methods.table import Function, method_of
 from splince_fast.moments import Moments
 from splince_fast.nn.eraser import check_projection
-from splince_fast.nn.spec import BySite, CollectionSpec, Site, table
+from splince_fast.nn.spec import BySite, CollectionSpec, Site, format_table
 from splince_fast.projection import Projection, from_record, to_record
 
 
@@ -54,8 +54,8 @@ class Erasers(BySite):
     """
 
     _KIND = "erasers"
-    _RECORD = (to_record, from_record)
-    _FURTHER = {"sequential": bool}  # noqa: RUF012
+    _CONVERTERS = (to_record, from_record)
+    _EXTRA_ATTRIBUTES = {"sequential": bool}  # noqa: RUF012
 
     def __init__(
         self,
@@ -79,11 +79,11 @@ class Erasers(BySite):
         If the rule of the fit was a function, erasers from a file give no warning, because files do
         not store functions.
         """
-        fitted = self.apply_to
-        if self.sequential and len(self) > 1 and tokens != fitted and fitted != "a function":
+        fit_rule = self.apply_to
+        if self.sequential and len(self) > 1 and tokens != fit_rule and fit_rule != "a function":
             warn(
                 f"these erasers of {len(self)} sites were fitted one after the other with tokens "
-                f"{fitted!r} erased, and tokens {tokens!r} are erased now: later sites have "
+                f"{fit_rule!r} erased, and tokens {tokens!r} are erased now: later sites have "
                 "other activations than in the fit and keep part of the concept. Fit them with "
                 f"fit_layers(..., apply_to={tokens!r})",
                 OtherTokensWarning,
@@ -105,15 +105,15 @@ class Erasers(BySite):
                     "-" if worst is None else f"{worst.bound:.1e}",
                 ]
             rows.append((name, str(projection.rank), *cells))
-        fit = "layer by layer" if self.sequential else "in one pass"
+        fit_order = "layer by layer" if self.sequential else "in one pass"
         rules = self._recipe.to_dict()
-        heading = f"fitted {fit}, tokens {rules['tokens']}"
+        heading = f"fitted {fit_order}, tokens {rules['tokens']}"
         if rules["apply_to"] is not None:
             heading += f", applied to {rules['apply_to']}"
         if rules["bias"] == "drop":
             heading += ", means dropped"
         columns = ("site", "rank", "rows", "distortion", "amplification", "residual", "bound")
-        return table(heading, columns, rows)
+        return format_table(heading, columns, rows)
 
     __repr__ = __str__
 
@@ -130,11 +130,11 @@ def read_erasers(erasers: Any) -> tuple[Mapping[Any, Any], CollectionSpec]:
         if hasattr(erasers, "label_kinds"):
             check_projection(erasers)
         raise InputError(
-            f"erasers is {type(erasers).__name__}; pass Erasers, the path of their file, or a "
-            "mapping of names to projections, such as {'norm': projection}"
+            f"erasers is {type(erasers).__name__}; pass Erasers, the path of a file with Erasers, "
+            "or a mapping of names to projections, such as {'norm': projection}"
         )
-    recipe = erasers.recipe if isinstance(erasers, Erasers) else CollectionSpec(tokens=None)
-    return erasers, recipe
+    spec = erasers.recipe if isinstance(erasers, Erasers) else CollectionSpec(tokens=None)
+    return erasers, spec
 
 
 def linear_part(projection: Projection) -> Projection:
@@ -163,14 +163,17 @@ def fit_site(
     options: Mapping[str, object],
 ) -> Projection:
     """Fit the eraser of one site; error messages include the name of the site."""
-    entry = method_of(method, keep)
-    if entry.needs_labels:
-        raise InputError(f"{entry.label} needs labels while a model runs; use 'leace' or 'splince'")
-    check_keywords(options, entry.function, without=("moments", "erase", "keep"))
+    method_entry = method_of(method, keep)
+    if method_entry.needs_labels:
+        raise InputError(
+            f"the erasers of {method_entry.label} need labels, which a running model does not "
+            "have; use 'leace' or 'splince'"
+        )
+    check_keywords(options, method_entry.function, without=("moments", "erase", "keep"))
     if keep is not None:
         options = {**options, "keep": keep}
     try:
-        return cast(Projection, entry.function(moments, erase=erase, **options))
+        return cast(Projection, method_entry.function(moments, erase=erase, **options))
     except SplinceError as error:
         text = f"at the site {name!r}: {error}"
         error.args = (text, *error.args[1:])

@@ -32,7 +32,7 @@ from splince_fast.nn.verification import (
     attended,
     check_activations,
     difference,
-    hooked,
+    erasing_hooks,
     installed_outputs,
     outputs_of,
     tolerance,
@@ -43,9 +43,9 @@ from splince_fast.projection import Projection
 # "out" for a layer that returns them.
 Changes = list[tuple[Layer, str]]
 
-# Largest difference between the folded and the hooked model that counts as rounding error in 32
-# bits, relative to the range of an output.
-_TOLERANCE = 1e-4
+# Largest difference between the folded model and the model with hooks that counts as rounding error
+# in 32 bits, relative to the range of an output.
+_OUTPUT_TOLERANCE = 1e-4
 # Modules that return their input in evaluation mode.
 _IDENTITIES = (torch.nn.Identity, torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d)
 
@@ -81,17 +81,21 @@ class Folded:
     untied: tuple[str, ...]
 
     def __str__(self) -> str:
-        installed = "not compared with install(model, erasers), which cannot select tokens here"
-        if self.from_installed is not None:
-            installed = f"{self.from_installed:.1e} from install(model, erasers)"
         lines = [
-            f"folded; differs by {self.difference:.1e} of the range from hooks at every token, "
-            f"{installed}"
+            "folded; largest difference of the outputs, relative to their range:",
+            f"  {self.difference:.1e} from hooks at every token",
         ]
+        if self.from_installed is None:
+            lines += [
+                "  not compared with install(model, erasers), because its token rule cannot be "
+                "applied to the example"
+            ]
+        else:
+            lines += [f"  {self.from_installed:.1e} from install(model, erasers)"]
         lines += [f"  {site} -> {', '.join(layers)}" for site, layers in self.layers.items()]
         lines += [f"  untied: {name}" for name in self.untied]
         lines += [
-            f"  {site}: mean shifted by {size:.3g} (no bias to hold it)"
+            f"  {site}: outputs shifted by {size:.3g}, because bias='drop' leaves the mean out"
             for site, size in self.shift.items()
             if size
         ]
@@ -103,7 +107,7 @@ def _readers(
 ) -> dict[str, list[str]]:
     """Return, by site, the names of the innermost modules that read the output of the site."""
     modules = sites.named_modules(model)
-    ran: set[str] = set()
+    called: set[str] = set()
     outputs: dict[str, Tensor] = {}
     readers: dict[str, list[str]] = {name: [] for name in site_modules}
 
@@ -111,7 +115,7 @@ def _readers(
         outputs[name], _ = sites.pick(name, output, None)
 
     def find_readers(name: str, module: Module, args: Any, kwargs: Any) -> None:
-        ran.add(name)
+        called.add(name)
         inputs = [v for v in (*args, *kwargs.values()) if sites.is_row_tensor(v)]
         for site, tensor in outputs.items():
             if any(_share_memory(tensor, v) for v in inputs) and name != site:
@@ -128,7 +132,7 @@ def _readers(
         outputs_of(model, example)
     # A module is innermost if none of its submodules ran. A quantised layer may be innermost: its
     # submodules hold weights and do not run.
-    parents = {name[:i] for name in ran for i, letter in enumerate(name) if letter == "."}
+    parents = {name[:i] for name in called for i, character in enumerate(name) if character == "."}
     return {site: [n for n in names if n not in parents] for site, names in readers.items()}
 
 
@@ -199,26 +203,28 @@ def fold(
     """
     model = running.unwrap(model)
     if bias not in ("error", "add", "drop"):
-        raise InputError(f"bias is {bias!r}; it is 'error', 'add' or 'drop'")
-    erasers, recipe = read_erasers(erasers)
+        raise InputError(f"bias is {bias!r}; it must be 'error', 'add' or 'drop'")
+    erasers, spec = read_erasers(erasers)
     if tokens not in (None, "all"):
         raise InputError(f"tokens is {tokens!r}; a fold erases at every token: pass 'all'")
     if isinstance(erasers, Erasers):
         if erasers.apply_to != "all" and tokens != "all":
             raise InputError(
-                f"these erasers are for tokens={erasers.apply_to!r}, and weights cannot know "
-                "positions; pass tokens='all' to erase at every token"
+                f"these erasers are for tokens={erasers.apply_to!r}, and folded weights erase at "
+                "every token, because weights do not depend on positions; pass tokens='all' to "
+                "accept this, or use install"
             )
         if tokens == "all":
             erasers._check_tokens(tokens)
         if erasers.placement.output is not None:
             raise FoldError(
-                "only inputs and whole outputs of modules are folded; use install for this site"
+                f"these erasers are for the element {erasers.placement.output!r} of outputs, and "
+                "only inputs and complete outputs of modules can be folded; use install"
             )
     site_modules: dict[str, Module] = {}
     projections: dict[str, Projection] = {}
-    for at, projection in erasers.items():
-        for name, module in sites.find(model, at).items():
+    for pattern, projection in erasers.items():
+        for name, module in sites.find(model, pattern).items():
             site_modules[name] = module
             projections[name] = (
                 projection @ projections[name] if name in projections else projection
@@ -227,36 +233,36 @@ def fold(
         raise InputError("erasers is empty; pass at least one projection by the name of a site")
     example = running.batch_to(example, running.device_of(model))
     replacement = WeightReplacement(model)
-    placement = recipe.placement if isinstance(erasers, Erasers) else None
+    placement = spec.placement if isinstance(erasers, Erasers) else None
     with running.evaluating(model):
-        at_input = recipe.placement.side == "input"
+        at_input = spec.placement.side == "input"
         changes = _changes(
             model, site_modules, None if at_input else _readers(model, example, site_modules)
         )
-        drops = {
+        drop_mean = {
             name: bias == "drop" and bool(_layers_without_bias(site_changes, projections[name]))
             for name, site_changes in changes.items()
         }
-        folded = {n: linear_part(p) if drops[n] else p for n, p in projections.items()}
-        with hooked(model, site_modules, folded, placement) as without_means:
+        applied = {n: linear_part(p) if drop_mean[n] else p for n, p in projections.items()}
+        with erasing_hooks(model, site_modules, applied, placement) as without_means:
             expected = outputs_of(model, example)
-        if any(drops.values()) and len(site_modules) > 1:
-            with hooked(model, site_modules, projections, placement) as with_means:
+        if any(drop_mean.values()) and len(site_modules) > 1:
+            with erasing_hooks(model, site_modules, projections, placement) as with_means:
                 outputs_of(model, example)
             for name in site_modules:
                 check_activations(name, with_means[name], without_means[name], example)
-        installed = installed_outputs(model, erasers, example)
+        outputs_installed = installed_outputs(model, erasers, example)
         try:
             shift = {
                 name: _fold_site(
-                    name, projections[name], site_changes, replacement, bias, drops[name]
+                    name, projections[name], site_changes, replacement, bias, drop_mean[name]
                 )
                 for name, site_changes in changes.items()
             }
             outputs = outputs_of(model, example)
             distance = difference(expected, outputs)
             limit = max(
-                tolerance(layer.module.weight.dtype, _TOLERANCE)
+                tolerance(layer.module.weight.dtype, _OUTPUT_TOLERANCE)
                 for site_changes in changes.values()
                 for layer, _ in site_changes
             )
@@ -268,19 +274,20 @@ def fold(
                 )
             if not distance <= limit:
                 raise FoldError(
-                    f"the folded model differs from the hooked one by {distance:.1e} of the range "
-                    f"of its output (at most {limit:.0e} is rounding error): other operations than "
-                    f"the linear layers read {list(site_modules)}, such as a residual connection. "
-                    "Erase the outputs of norms that feed linear layers only, or use install"
+                    f"the outputs of the folded model differ by {distance:.1e} of their range from "
+                    f"those of the model with hooks (at most {limit:.0e} is rounding error). The "
+                    "likely cause is that other operations than linear layers, such as a residual "
+                    f"connection, read {list(site_modules)}. Erase the outputs of norms that only "
+                    "linear layers read, or use install"
                 )
         except BaseException:
             replacement.undo()
             raise
     layers = {name: tuple(layer.name for layer, _ in pairs) for name, pairs in changes.items()}
     from_installed = None
-    if installed is not None:
+    if outputs_installed is not None:
         from_installed = difference(
-            *([attended(example, t) for t in tensors] for tensors in (installed, outputs))
+            *([attended(example, t) for t in tensors] for tensors in (outputs_installed, outputs))
         )
     _warn(replacement)
     return Folded(layers, distance, from_installed, shift, tuple(replacement.untied))
@@ -296,7 +303,7 @@ def _changes(
     not linear.
     """
     modules = sites.named_modules(model)
-    count = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
+    n_occurrences = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
     changes: dict[str, Changes] = {}
     for name, module in site_modules.items():
         site_layer = layer_of(name, module)
@@ -304,7 +311,7 @@ def _changes(
             if site_layer is None or site_layer.kind == "embedding":
                 raise FoldError(
                     f"{name!r}, a {type(module).__name__}, is not linear, and only the inputs of "
-                    "linear layers are folded; use install"
+                    "linear layers can be folded; use install"
                 )
             site_changes = [(site_layer, "in")]
         elif site_layer is not None:
@@ -318,8 +325,8 @@ def _changes(
                 if layer is None or layer.kind == "embedding":
                     raise FoldError(
                         f"{name!r} is read by {reader!r}, a {type(modules[reader]).__name__}, "
-                        "which is not linear; fold the outputs of norms that feed linear layers "
-                        "only, or use install"
+                        "which is not linear; fold the outputs of norms that only linear layers "
+                        "read, or use install"
                     )
                 site_changes.append((layer, "in"))
         if not site_changes:
@@ -329,10 +336,10 @@ def _changes(
                 "the norms after it, or use install"
             )
         for layer, _ in site_changes:
-            if count[id(layer.module)] > 1:
+            if n_occurrences[id(layer.module)] > 1:
                 raise FoldError(
-                    f"{layer.name!r} occurs {count[id(layer.module)]} times in the model, and a "
-                    "fold would change all occurrences; use install"
+                    f"{layer.name!r} occurs {n_occurrences[id(layer.module)]} times in the model, "
+                    "and a fold would change all occurrences; use install"
                 )
         changes[name] = site_changes
     return changes
@@ -358,22 +365,23 @@ def _fold_site(
     changes: Changes,
     replacement: WeightReplacement,
     bias: str,
-    drop: bool,
+    drop_mean: bool,
 ) -> float:
     """Fold the eraser of one site into its layers.
 
     Returns the largest norm of the vector that is left out of the output of a layer; 0 if the mean
     is not dropped.
     """
-    missing = _layers_without_bias(changes, projection)
-    if missing and bias == "error":
+    without_bias = _layers_without_bias(changes, projection)
+    if without_bias and bias == "error":
         raise FoldError(
-            f"the layers {missing} have no bias for the mean of {name!r}; pass "
-            "bias='drop' to shift the mean (at one site the erasing is as exact; fit several by "
-            "fit_layers(..., bias='drop')), or bias='add'"
+            f"the layers {without_bias} have no bias, which the mean of {name!r} needs. Pass "
+            "bias='drop' to leave the mean out: the concept is erased as exactly at one site; fit "
+            "erasers of several sites with fit_layers(..., bias='drop'). Or pass bias='add' to add "
+            "biases"
         )
     left, right = projection.left, projection.right
-    offset = np.zeros(len(left)) if drop else np.asarray(projection.offset)
+    offset = np.zeros(len(left)) if drop_mean else np.asarray(projection.offset)
     largest = 0.0
     for layer, role in changes:
         matrix = layer.matrix()
@@ -384,19 +392,19 @@ def _fold_site(
             )
         if role == "in":
             folded = matrix - (matrix @ left) @ right.T
-            shift = matrix @ offset
+            bias_change = matrix @ offset
         else:
             folded = matrix - left @ (right.T @ matrix)
             old_bias = getattr(layer.module, "bias", None)
-            values = np.zeros(len(matrix)) if old_bias is None else to_numpy(old_bias)
-            shift = offset - left @ (right.T @ values)
+            bias_values = np.zeros(len(matrix)) if old_bias is None else to_numpy(old_bias)
+            bias_change = offset - left @ (right.T @ bias_values)
         if layer.kind == "embedding":  # the columns are embedding vectors
             folded += offset[:, None]
-        if drop:
+        if drop_mean:
             mean = np.asarray(projection.offset)
             largest = max(largest, float(np.linalg.norm(matrix @ mean if role == "in" else mean)))
-        no_bias = _lacks_bias(layer) and not shift.any()
-        replacement.replace(layer, folded, None if no_bias else shift)
+        no_bias = _lacks_bias(layer) and not bias_change.any()
+        replacement.replace(layer, folded, None if no_bias else bias_change)
     return largest
 
 
@@ -404,14 +412,16 @@ def _warn(replacement: WeightReplacement) -> None:
     """Warn about untied weights, and about biases that the configuration does not record."""
     if replacement.untied:
         warn(
-            f"the weights of {replacement.untied} were tied to others and are separate now "
-            "(config.tie_word_embeddings is False): the model has that many parameters more",
+            f"the weights of {replacement.untied} were tied to weights of other layers and are "
+            "separate now: the model has more parameters, and tie_word_embeddings in its "
+            "configuration, if it has one, is False",
             SplinceWarning,
         )
-    if replacement.added:
+    if replacement.with_added_bias:
         warn(
-            f"the biases of {replacement.added} were added, and the configuration has none: "
-            "from_pretrained drops them, and other engines do, too. Save the erasers and install "
-            "them after loading, or fold with bias='drop'",
+            f"biases were added to the layers {replacement.with_added_bias}, and the configuration "
+            "of the model has no biases: from_pretrained and other inference engines drop the "
+            "added biases. Save the erasers and install them after loading, or fold with "
+            "bias='drop'",
             SplinceWarning,
         )

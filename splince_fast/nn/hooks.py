@@ -39,7 +39,7 @@ class SiteEraser:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_packed": None}
 
-    def on(self, device: torch.device) -> Eraser:
+    def copy_on(self, device: torch.device) -> Eraser:
         """Return the copy of the eraser on a device; make it on first use."""
         eraser = self._copies.get(device)
         if eraser is None:
@@ -50,11 +50,11 @@ class SiteEraser:
 
     def set_gate(self, value: float) -> float:
         """Set the gate of every copy to 0 or 1; return the previous value."""
-        before = float(self._copies[_CPU].gate)
+        previous = float(self._copies[_CPU].gate)
         self._enabled = value == 1.0
         for eraser in self._copies.values():
             eraser.gate.fill_(value)
-        return before
+        return previous
 
     def erase(self, value: object) -> Any:
         """Return an output or input of the module with the selected rows erased."""
@@ -74,11 +74,11 @@ class SiteEraser:
                 self._packed = self._pack()
             erased = erased_in_memory(self._packed, rows)
         if erased is None:
-            erased = self.on(rows.device).forward(rows)
+            erased = self.copy_on(rows.device).forward(rows)
         return erased if mask is None else torch.where(mask.unsqueeze(-1), erased, rows)
 
     def _pack(self) -> PackedFactors:
-        eraser = self.on(_CPU)
+        eraser = self.copy_on(_CPU)
         left, right, neg_bias = (
             t.double().numpy() for t in (eraser.left, eraser.right, eraser.neg_bias)
         )

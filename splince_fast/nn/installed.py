@@ -137,9 +137,10 @@ class Installed:
         selections = self._erasers[0][1].selections
         if selections.n_calls or selections.ran_compiled:
             raise NeverCalledError(
-                f"the model ran {selections.n_calls} times and the sites {never_called} never did, "
-                "so nothing was erased there: their weights are read without calling them, or "
-                "another path through the model was taken; choose the module around them"
+                f"the model ran {selections.n_calls} times, but the sites {never_called} never "
+                "ran, so nothing was erased there. Likely causes: other code reads their weights "
+                "without calling them, or the calls take another path through the model. Choose "
+                "the modules that contain these sites"
             )
 
     @contextmanager
@@ -163,12 +164,12 @@ class Installed:
         self._depth += 1
         return self
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(self, error_type: object, error: object, traceback: object) -> None:
         self._depth -= 1
         if self._depth:
             return
         try:
-            if kind is None:
+            if error_type is None:
                 self.check()
         finally:
             self.remove()
@@ -275,29 +276,29 @@ def install(
     model = running.unwrap(model)
     if isinstance(erasers, Projection):
         if at is None:
-            raise InputError("a single Projection needs at=, the names of the sites it is for")
-        pairs, recipe = [(at, erasers)], CollectionSpec(tokens=None)
+            raise InputError("a single Projection needs at=, the names of the sites to erase")
+        pairs, spec = [(at, erasers)], CollectionSpec(tokens=None)
     else:
-        erasers, recipe = read_erasers(erasers)
+        erasers, spec = read_erasers(erasers)
         if at is not None:
             raise InputError("at= is for a single Projection; these erasers name their sites")
         pairs = list(erasers.items())
     placement = Placement.of(side, feature_dim, output)
-    tokens = recipe.applied if tokens is None else tokens
+    tokens = spec.applied if tokens is None else tokens
     if isinstance(erasers, Erasers):
         if placement != Placement():
             raise InputError(
-                "side=, feature_dim= and output= are for projections; these erasers store theirs: "
-                f"{recipe.placement}"
+                "side=, feature_dim= and output= are for projections; Erasers store the values of "
+                f"their fit: {spec.placement}"
             )
-        placement = recipe.placement
+        placement = spec.placement
         erasers._check_tokens(tokens)
         if tokens == "mean":
             raise InputError(
                 "these erasers were fitted on the mean over tokens, which is no token; pass "
                 "tokens=, the rule for the tokens to change ('all' is the usual choice)"
             )
-    selections = CallSelections(TokenRule.of(tokens, recipe.skip_ids))
+    selections = CallSelections(TokenRule.of(tokens, spec.skip_ids))
     site_erasers: list[tuple[Module, SiteEraser]] = []
     rank_zero = []
     for at_site, projection in pairs:
@@ -308,7 +309,7 @@ def install(
             _check_weight(name, module, eraser.n_features, placement.heads or 1)
             site_eraser = SiteEraser(name, eraser, selections, placement)
             for device in running.devices_of(module) or running.devices_of(model):
-                site_eraser.on(device)  # compiled calls do not keep copies that they make
+                site_eraser.copy_on(device)  # compiled calls do not keep copies that they make
             site_erasers.append((module, site_eraser))
             rank_zero += [] if eraser.rank else [name]
     if rank_zero:
@@ -326,10 +327,10 @@ def _check_weight(name: str, module: Module, width: int, heads: int) -> None:
     LSTM, for instance, has twice the width of its parameters.
     """
     weight: Any = getattr(module, "weight", None)
-    plain = type(weight) is torch.nn.Parameter and weight.is_floating_point() and weight.numel()
-    if plain and not {width, width // heads} & set(weight.shape):
+    is_plain = type(weight) is torch.nn.Parameter and weight.is_floating_point() and weight.numel()
+    if is_plain and not {width, width // heads} & set(weight.shape):
         raise SiteError(
             f"the eraser for {name!r} has width {width}, and the weight of this "
-            f"{type(module).__name__} has shape {tuple(weight.shape)}: it was fitted for another "
-            "model"
+            f"{type(module).__name__} has shape {tuple(weight.shape)}: the eraser was fitted for "
+            "another model"
         )

@@ -51,11 +51,11 @@ def layer_of(name: str, module: Module) -> Layer | None:
 
     Raises FoldError if the weights are quantised, offloaded or distributed.
     """
-    kind = type(module)
+    module_class = type(module)
     weight: Any = getattr(module, "weight", None)
     if isinstance(module, torch.nn.Linear):
         layout = "linear"
-    elif kind.__name__ == "Conv1D" and hasattr(module, "nf"):
+    elif module_class.__name__ == "Conv1D" and hasattr(module, "nf"):
         layout = "conv1d"
     elif isinstance(module, torch.nn.Conv2d):
         if module.kernel_size != (1, 1) or module.groups != 1:
@@ -64,29 +64,30 @@ def layer_of(name: str, module: Module) -> Layer | None:
     elif isinstance(module, torch.nn.Embedding):
         layout = "embedding"
     elif callable(weight) or hasattr(module, "qweight"):
-        raise FoldError(_QUANTISED.format(name=name, kind=kind.__name__))
+        raise FoldError(_QUANTISED.format(name=name, kind=module_class.__name__))
     else:
         return None
     # Subclasses with another forward method are accepted for convolutions only. Such subclasses
     # often only add padding, and the fold is verified on the example.
     base_classes = {torch.nn.Linear, torch.nn.Embedding}
     standard_forward = any(
-        isinstance(module, k) and kind.forward is k.forward for k in base_classes
+        isinstance(module, base) and module_class.forward is base.forward for base in base_classes
     )
     if not (standard_forward or layout in ("conv1d", "conv2d")):
         raise FoldError(
-            f"{name!r} is a {kind.__name__}, which changes what its weights mean (quantised, or "
-            "with an adapter); merge or dequantise it first, or use install"
+            f"{name!r} is a {module_class.__name__}, whose forward method differs from that of a "
+            "plain layer, for instance because it is quantised or has an adapter; dequantise its "
+            "weights or merge the adapter first, or use install"
         )
     if hasattr(weight, "device_mesh") or getattr(weight, "is_meta", False):
         raise FoldError(
-            f"the weights of {name!r} are not here (offloaded, on the meta device, or "
-            "distributed); load the whole model on one device first"
+            f"the weights of {name!r} are not in the memory of one device: they are offloaded, on "
+            "the meta device, or distributed; load the complete model on one device first"
         )
     # Quantisers replace the weight by a tensor of another class.
-    plain = type(weight) in (Tensor, torch.nn.Parameter) and weight.is_floating_point()
-    if not plain or weight.dtype.itemsize < _MIN_ITEMSIZE:
-        raise FoldError(_QUANTISED.format(name=name, kind=kind.__name__))
+    is_plain = type(weight) in (Tensor, torch.nn.Parameter) and weight.is_floating_point()
+    if not is_plain or weight.dtype.itemsize < _MIN_ITEMSIZE:
+        raise FoldError(_QUANTISED.format(name=name, kind=module_class.__name__))
     return Layer(name, module, layout)
 
 
@@ -95,14 +96,14 @@ class WeightReplacement:
 
     Attributes
     ----------
-    untied, added : list of str
+    untied, with_added_bias : list of str
         Names of the layers whose weights were tied to weights of other layers, and of the layers to
         which a bias was added.
     """
 
     def __init__(self, model: Module) -> None:
         self.untied: list[str] = []
-        self.added: list[str] = []
+        self.with_added_bias: list[str] = []
         self._config: Any = getattr(model, "config", None)
         self._untied_config = False
         self._originals: list[tuple[Module, Any, Any]] = []
@@ -111,10 +112,11 @@ class WeightReplacement:
             for parameter in module.parameters(recurse=False):
                 self._n_owners[id(parameter)] = self._n_owners.get(id(parameter), 0) + 1
 
-    def replace(self, layer: Layer, matrix: Float, shift: Float | None) -> None:
-        """Replace the weight of a layer by a matrix (outputs, inputs), and add `shift` to the bias.
+    def replace(self, layer: Layer, matrix: Float, bias_change: Float | None) -> None:
+        """Replace the weight of a layer by a matrix (outputs, inputs), and change the bias.
 
-        The bias does not change if `shift` is None, or if the layer is an embedding.
+        `bias_change` is added to the bias. The bias does not change if `bias_change` is None, or if
+        the layer is an embedding.
         """
         module = layer.module
         bias = getattr(module, "bias", None)
@@ -126,13 +128,13 @@ class WeightReplacement:
         weight = torch.nn.Parameter(layer.to_weight(matrix), module.weight.requires_grad)
         module.weight = weight
         self._n_owners[id(weight)] = 1
-        if layer.kind == "embedding" or shift is None:
+        if layer.kind == "embedding" or bias_change is None:
             return
         if bias is None:
-            self.added.append(layer.name)
+            self.with_added_bias.append(layer.name)
         else:
-            shift = shift + to_numpy(bias)
-        values = torch.from_numpy(shift).to(weight.device, weight.dtype)
+            bias_change = bias_change + to_numpy(bias)
+        values = torch.from_numpy(bias_change).to(weight.device, weight.dtype)
         module.bias = torch.nn.Parameter(values, weight.requires_grad)
 
     def undo(self) -> None:

@@ -55,17 +55,17 @@ class _RepeatedBatches:
             if not count:
                 digest = _digest(read_labels(batch, self._labels))
                 if self._first_pass is not None and digest != self._first_pass[1]:
-                    self._refuse("the labels of the first batch differ")
+                    self._raise_changed("other labels in the first batch")
             count += 1
             yield batch
         if self._first_pass is not None and count != self._first_pass[0]:
-            self._refuse(f"there are {count} batches after {self._first_pass[0]}")
+            self._raise_changed(f"{count} batches instead of {self._first_pass[0]}")
         self._first_pass = (count, digest)
 
-    def _refuse(self, reason: str) -> NoReturn:
+    def _raise_changed(self, change: str) -> NoReturn:
         raise InputError(
-            f"batches yielded other data in the second pass: {reason}; every site must be fitted "
-            "on the same rows: switch shuffling off, or fix its seed"
+            f"batches yielded other data in a later pass than in the first pass: {change}. Every "
+            "site must be fitted on the same rows: disable shuffling, or fix its seed"
         )
 
 
@@ -183,7 +183,7 @@ def fit_layers(
     (['0', '2'], True)
     """
     if bias not in ("keep", "drop"):
-        raise InputError(f"bias is {bias!r}; it is 'keep' or 'drop'")
+        raise InputError(f"bias is {bias!r}; it must be 'keep' or 'drop'")
     running.check_inputs(batches, forward)
     inner = running.unwrap(model)
     options = {} if on_infeasible is None else {"on_infeasible": on_infeasible}
@@ -196,7 +196,7 @@ def fit_layers(
     )  # fmt: skip
     if apply_to is not None:
         TokenRule.of(apply_to)
-    plan = _plan(inner, batches, collector, forward, memory)
+    plan = _plan_passes(inner, batches, collector, forward, memory)
     if tokens == "mean" and apply_to is None:
         raise InputError(
             "tokens='mean' selects no token that an eraser could change; pass apply_to=, the "
@@ -204,32 +204,34 @@ def fit_layers(
         )
     cache = ActivationCache(plan.cache_limit)
 
-    def collect_site(name: str, start: CachePoint | None, store: CachePoint | None) -> Collected:
-        at_site = replace(
+    def collect_site(
+        name: str, start_point: CachePoint | None, store_point: CachePoint | None
+    ) -> Collected:
+        site_collector = replace(
             collector,
             modules={name: collector.modules[name]},
             once_per_batch=plan.once_per_batch[name],
         )
-        with cache.one_pass(start, store):
-            return at_site.run(inner, cache.number_batches(repeated), forward, progress)
+        with cache.pass_scope(start_point, store_point):
+            return site_collector.run(inner, cache.number_batches(repeated), forward, progress)
 
     projections: dict[str, Projection] = {}
     fitted_sites: list[Site] = []
     installed: Installed | None = None
-    start: CachePoint | None = None
+    start_point: CachePoint | None = None
     applied_rule: object = None
     try:
-        for name, store in zip(plan.order, [*plan.cache_points, None], strict=True):
+        for name, store_point in zip(plan.order, [*plan.cache_points, None], strict=True):
             try:
-                collected = collect_site(name, start, store)
+                collected = collect_site(name, start_point, store_point)
             except NonFiniteError:
-                if start is None:
+                if start_point is None:
                     raise
                 # Either a module read the NaN that a skipped module returns, or the model itself
                 # computes NaN. Without the cache, only the model can raise the error again.
                 cache = ActivationCache(0)
                 collected = collect_site(name, None, None)
-            start = store
+            start_point = store_point
             applied_rule = collected.tokens if applied_rule is None else applied_rule
             if apply_to is None and collected.tokens != applied_rule:
                 raise SiteError(
@@ -240,8 +242,8 @@ def fit_layers(
             ((site, projection),) = collected._fit(method, erase, keep, options)
             projections[site.name] = linear_part(projection) if bias == "drop" else projection
             fitted_sites.append(site)
-            recipe = replace(collected.recipe, apply_to=apply_to, bias=bias)
-            erasers = Erasers(projections, fitted_sites, recipe, sequential=True)
+            spec = replace(collected.recipe, apply_to=apply_to, bias=bias)
+            erasers = Erasers(projections, fitted_sites, spec, sequential=True)
             if installed is not None:
                 installed.remove()
             installed = install(inner, erasers)
@@ -251,7 +253,7 @@ def fit_layers(
     return erasers
 
 
-class _Plan(NamedTuple):
+class _PassPlan(NamedTuple):
     """Sites in the order in which they run, and the cache points at which passes start."""
 
     order: list[str]
@@ -260,17 +262,17 @@ class _Plan(NamedTuple):
     cache_limit: int
 
 
-def _plan(
+def _plan_passes(
     model: Module, batches: Iterable[Any], collector: Collector, forward: Any, memory: int | None
-) -> _Plan:
+) -> _PassPlan:
     """Return the plan of all passes; the model runs on the first batch to make it."""
     device = running.device_of(model)
     modules, placement = collector.modules, collector.placement
     no_points: list[CachePoint | None] = [None] * (len(modules) - 1)
-    first = list(itertools.islice(batches, 1))
-    if not first:  # empty batches: the pass of the first site raises the error
-        return _Plan(list(modules), dict.fromkeys(modules, False), no_points, 0)
-    batch = running.batch_to(first[0], device)
+    first_batches = list(itertools.islice(batches, 1))
+    if not first_batches:  # empty batches: the pass of the first site raises the error
+        return _PassPlan(list(modules), dict.fromkeys(modules, False), no_points, 0)
+    batch = running.batch_to(first_batches[0], device)
 
     def call() -> object:
         return running.call(model, batch, label_keys(collector.labels), forward)
@@ -282,4 +284,4 @@ def _plan(
         if limit and len(trace.order) == len(modules) > 1:
             points = choose_cache_points(model, call, trace, modules, placement, limit)
     order = trace.order + [name for name in modules if name not in trace.order]
-    return _Plan(order, {name: n == 1 for name, n in trace.calls.items()}, points, limit)
+    return _PassPlan(order, {name: n == 1 for name, n in trace.calls.items()}, points, limit)

@@ -14,8 +14,8 @@ def free_memory(device: torch.device) -> int | None:
     """Return the free memory of a device in bytes, or None if it is unknown."""
     if device.type == "cuda":
         # Memory that torch has reserved but does not use is free for new tensors.
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0] + cached)
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0] + unused)
     if device.type != "cpu":
         return None
     try:

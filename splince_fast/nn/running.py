@@ -80,8 +80,8 @@ def may_stop_early(model: Module, forward: Callable[..., object] | None) -> bool
 
 def check_inputs(batches: object, forward: object, name: str = "batches") -> None:
     """Raise InputError unless `batches` is iterable, and `forward` is a function or None."""
-    readable = isinstance(batches, Iterable) or hasattr(type(batches), "__len__")
-    if not readable or isinstance(batches, str | bytes):
+    is_iterable = isinstance(batches, Iterable) or hasattr(type(batches), "__len__")
+    if not is_iterable or isinstance(batches, str | bytes):
         raise InputError(
             f"{name} is {batches!r}; pass the batches themselves, such as a list, a DataLoader or "
             "text_batches(...)"
@@ -122,13 +122,13 @@ def _positional(model: Module, batch: Sequence[object]) -> Sequence[object]:
     Returns only the inputs of a pair (inputs, labels) if the model has one parameter. Raises
     InputError if the batch has more entries than the model has parameters.
     """
-    count = parameters_of(model).n_positional
-    if len(batch) <= count:
+    n_positional = parameters_of(model).n_positional
+    if len(batch) <= n_positional:
         return batch
-    if (len(batch), count) == (2, 1):
+    if (len(batch), n_positional) == (2, 1):
         return batch[:1]
     raise InputError(
-        f"a batch has {len(batch)} entries and {type(model).__name__}.forward takes {count} "
+        f"a batch has {len(batch)} entries and {type(model).__name__}.forward takes {n_positional} "
         "argument(s); pass mappings, pairs (inputs, labels) with the names of the labels, or "
         "forward=lambda model, batch: ..."
     )

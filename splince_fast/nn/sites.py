@@ -21,7 +21,7 @@ Key = int | str | None
 
 # Parts of a dotted name that wrappers insert.
 _INFIXES = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-_PEFT = "base_model.model."
+_PEFT_PREFIX = "base_model.model."
 # Names of the input of a module that receives its input by keyword, in order of preference.
 _INPUT_KEYWORDS = ("hidden_states", "input", "x")
 
@@ -40,7 +40,7 @@ def named_modules(model: Module) -> dict[str, Module]:
 def without_infixes(name: str) -> str:
     """Return a dotted name without the parts that wrappers insert."""
     parts = [part for part in name.split(".") if part not in _INFIXES]
-    return ".".join(parts).removeprefix(_PEFT)
+    return ".".join(parts).removeprefix(_PEFT_PREFIX)
 
 
 def find(model: Module, at: str | Module | Iterable[str | Module]) -> dict[str, Module]:
@@ -70,7 +70,10 @@ def _matching(modules: Mapping[str, Module], site: object) -> list[str]:
     if isinstance(site, Module):
         matches = [name for name, module in modules.items() if module is site][:1]
         if not matches:
-            raise SiteError(f"at holds a {type(site).__name__} that is no module of this model")
+            raise SiteError(
+                f"at holds a module of type {type(site).__name__} that is not in this model; pass "
+                "a submodule of the model, or its dotted name"
+            )
         return matches
     if not isinstance(site, str):
         raise SiteError(
@@ -100,8 +103,8 @@ def _regex(pattern: str) -> str:
         elif token == "?":
             parts.append(r"[^.]")
         elif len(token) > 1 and token.startswith("["):
-            inner = token[1:-1].replace("\\", r"\\").replace("^", r"\^")
-            parts.append(f"[{'^' + inner[1:] if inner.startswith('!') else inner}]")
+            characters = token[1:-1].replace("\\", r"\\").replace("^", r"\^")
+            parts.append(f"[{'^' + characters[1:] if characters.startswith('!') else characters}]")
         else:
             parts.append(re.escape(token))
     return "".join(parts)
@@ -114,13 +117,13 @@ def _check_called(model: Module, modules: Mapping[str, Module], name: str) -> No
     for parent in [model, *(modules[p] for p in prefixes(name) if p in modules)]:
         if isinstance(parent, torch.jit.ScriptModule):
             raise SiteError(
-                f"{name!r} is inside a ScriptModule, which does not run hooks set from outside; "
-                "hook the model before it is scripted or traced"
+                f"{name!r} is inside a ScriptModule, which runs no hooks that are added later; "
+                "pass the model before it is scripted or traced"
             )
         if isinstance(parent, torch.fx.GraphModule):
             raise SiteError(
-                f"{name!r} is inside an exported or traced graph, which calls no modules; hook "
-                "the model before it is exported"
+                f"{name!r} is inside an exported or traced graph, which calls no modules; pass "
+                "the model before it is exported or traced"
             )
     if type(module).forward is torch.nn.Module.forward or kind in (
         "ModuleList", "ModuleDict", "ParameterList", "ParameterDict"
@@ -163,8 +166,8 @@ def pick(name: str, output: object, key: Key, feature_dim: int = -1) -> tuple[Te
     """
     if key is None and is_row_tensor(output):
         return output, None
-    tensor, place = _element(output, key)
-    if key is None and place != "last_hidden_state" and isinstance(output, Mapping):
+    tensor, tensor_key = _element(output, key)
+    if key is None and tensor_key != "last_hidden_state" and isinstance(output, Mapping):
         fields = [k for k, v in output.items() if _same_width(v, tensor, feature_dim)]
         if len(fields) > 1:
             raise SiteError(
@@ -178,7 +181,7 @@ def pick(name: str, output: object, key: Key, feature_dim: int = -1) -> tuple[Te
         raise SiteError(
             f"the site {name!r} has no floating tensor: {element}{describe(output)}{hint}"
         )
-    return tensor, place
+    return tensor, tensor_key
 
 
 def _element(output: object, key: Key) -> tuple[Any, Key]:
@@ -300,10 +303,10 @@ def pick_rows(
     the rows have another width than `width`, unless `width` is None.
     """
     axis, heads = placement.feature_dim, placement.heads
-    tensor, place = pick(name, value, placement.output, axis)
+    tensor, key = pick(name, value, placement.output, axis)
     rows = tensor if heads is None else merge_heads(name, tensor, heads)
     check_width(name, rows, axis, width)
-    return rows if axis in (-1, rows.ndim - 1) else rows.movedim(axis, -1), tensor, place
+    return rows if axis in (-1, rows.ndim - 1) else rows.movedim(axis, -1), tensor, key
 
 
 def replace_rows(
@@ -314,13 +317,13 @@ def replace_rows(
     function: Callable[[Tensor], Tensor],
 ) -> Any:
     """Return a copy of an output or input of a module in which a function has mapped the rows."""
-    rows, tensor, place = pick_rows(name, value, placement, width)
+    rows, tensor, key = pick_rows(name, value, placement, width)
     new, axis = function(rows), placement.feature_dim
     if placement.heads is not None:
         new = new.reshape(tensor.shape)
     elif axis not in (-1, new.ndim - 1):
         new = new.movedim(-1, axis)
-    return put(value, place, new)
+    return put(value, key, new)
 
 
 def check_width(name: str, x: Tensor, feature_dim: int, width: int | None) -> None:
@@ -332,10 +335,10 @@ def check_width(name: str, x: Tensor, feature_dim: int, width: int | None) -> No
         raise SiteError(f"the site {name!r} has shape {tuple(x.shape)}, without axis {feature_dim}")
     if width not in (None, x.shape[feature_dim]):
         axes = [axis for axis, size in enumerate(x.shape) if size == width]
-        hint = f"; axis {axes} has it: pass feature_dim" if axes else ""
+        hint = f"; axis {axes} has this width: pass feature_dim" if axes else ""
         raise SiteError(
-            f"the site {name!r} has shape {tuple(x.shape)}, and axis {feature_dim} must have the "
-            f"eraser's width {width}{hint}"
+            f"the site {name!r} has shape {tuple(x.shape)}, and axis {feature_dim} must have "
+            f"width {width}, as the eraser or earlier activations{hint}"
         )
 
 
@@ -353,8 +356,8 @@ def number_of_heads(model: Module, heads: object) -> int | None:
         return None
     if not is_integer(number) or number < 1:
         raise InputError(
-            f"heads is {heads!r}; it is a positive integer, or the name of one in the model's "
-            "configuration, such as 'num_attention_heads' or 'num_key_value_heads'"
+            f"heads is {heads!r}; it must be a positive integer, or an attribute of the model's "
+            "configuration that holds one, such as 'num_attention_heads' or 'num_key_value_heads'"
         )
     return int(number)
 

@@ -27,15 +27,15 @@ class Placement:
     ) -> Placement:
         """Return the placement for arguments of :func:`collect`; raise InputError if invalid."""
         if side not in ("input", "output"):
-            raise InputError(f"side is {side!r}; it is 'input' or 'output'")
+            raise InputError(f"side is {side!r}; it must be 'input' or 'output'")
         if not is_integer(feature_dim):
-            raise InputError(f"feature_dim is {feature_dim!r}; it is the number of an axis")
+            raise InputError(f"feature_dim is {feature_dim!r}; it must be the number of an axis")
         if output is not None and (
             side == "input" or not (is_integer(output) or isinstance(output, str))
         ):
             raise InputError(
-                f"output is {output!r}; it is the index or the name of an element of the module's "
-                "output, for side='output'"
+                f"output is {output!r}; it must be the index or the name of an element of the "
+                "module's output, and side must be 'output'"
             )
         if heads is not None and feature_dim != -1:
             raise InputError("heads= splits the last axis; leave feature_dim at -1")
@@ -113,10 +113,10 @@ class BySite(Mapping[str, Any]):
 
     _KIND: ClassVar[str]  # name of this kind of object in files
     # Two functions: one converts a value to a record of a file, the other a record to a value.
-    _RECORD: ClassVar[tuple[Callable[[Any], files.Record], Callable[[Any, Any], Any]]]
+    _CONVERTERS: ClassVar[tuple[Callable[[Any], files.Record], Callable[[Any, Any], Any]]]
     # Types, by name, of the further attributes that are saved. Each attribute is also an argument
     # of the constructor.
-    _FURTHER: ClassVar[Mapping[str, type]]
+    _EXTRA_ATTRIBUTES: ClassVar[Mapping[str, type]]
 
     def __init__(
         self, values: Mapping[str, object], sites: Iterable[Site], recipe: CollectionSpec
@@ -173,14 +173,14 @@ class BySite(Mapping[str, Any]):
         tensors: files.Tensors = {}
         records = {}
         for i, (name, value) in enumerate(self._values.items()):
-            site_tensors, records[name] = self._RECORD[0](value)
+            site_tensors, records[name] = self._CONVERTERS[0](value)
             tensors |= {f"{i}.{key}": tensor for key, tensor in site_tensors.items()}
         metadata = {
             "order": list(records),  # `records` is written with sorted keys
             "records": records,
             "sites": [asdict(site) for site in self._sites],
             "recipe": self._recipe.to_dict(),
-            **{name: getattr(self, name) for name in self._FURTHER},
+            **{name: getattr(self, name) for name in self._EXTRA_ATTRIBUTES},
         }
         files.write(path, self._KIND, 1, tensors, metadata)
 
@@ -215,14 +215,16 @@ class BySite(Mapping[str, Any]):
                 site_tensors = {
                     k[len(prefix) :]: t for k, t in tensors.items() if k.startswith(prefix)
                 }
-                values[name] = cls._RECORD[1](site_tensors, metadata["records"][name])
+                values[name] = cls._CONVERTERS[1](site_tensors, metadata["records"][name])
             sites = [Site(**site) for site in metadata["sites"]]
-            recipe = CollectionSpec.from_dict(metadata["recipe"])
-            further = {name: kind(metadata[name]) for name, kind in cls._FURTHER.items()}
-            return cls(values, sites, recipe, **further)
+            spec = CollectionSpec.from_dict(metadata["recipe"])
+            extra = {
+                name: convert(metadata[name]) for name, convert in cls._EXTRA_ATTRIBUTES.items()
+            }
+            return cls(values, sites, spec, **extra)
 
 
-def table(heading: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+def format_table(heading: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     """Format a table as text; the first column is aligned to the left, the others to the right."""
     lines = [columns, *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

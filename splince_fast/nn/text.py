@@ -67,15 +67,15 @@ class TextBatches:
         return f"TextBatches({len(self._encoded)} texts, {len(self)} batches)"
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for rows in self._batches:
+        for index in self._batches:
             padded = self._tokenizer.pad(
-                {key: [self._encoded[i][key] for i in rows] for key in self._encoded[rows[0]]},
+                {key: [self._encoded[i][key] for i in index] for key in self._encoded[index[0]]},
                 return_tensors="pt",
             )
             batch = dict(padded)
             length = batch["input_ids"].shape[1]
             for name, values in self._labels.items():
-                batch[name] = self._collate([values[i] for i in rows], length)
+                batch[name] = self._collate([values[i] for i in index], length)
             yield batch
 
     def _collate(self, values: list[Any], length: int) -> object:
@@ -194,15 +194,15 @@ def text_batches(
     for name, values in columns.items():
         if words:
             values = [
-                _align(name, i, encodings.word_ids(i), values[i], len(texts[i]))
+                _align_labels(name, i, encodings.word_ids(i), values[i], len(texts[i]))
                 for i in range(len(texts))
             ]
-        columns[name] = _same_kind(values)
-    order = np.argsort([len(text["input_ids"]) for text in encoded], kind="stable")
+        columns[name] = _common_dtype(values)
+    order = np.argsort([len(encoding["input_ids"]) for encoding in encoded], kind="stable")
     batches = [order[i : i + batch_size].tolist() for i in range(0, len(order), batch_size)]
     if random_state is not None:
-        shuffled = np.random.default_rng(random_state).permutation(len(batches))
-        batches = [batches[i] for i in shuffled]
+        permutation = np.random.default_rng(random_state).permutation(len(batches))
+        batches = [batches[i] for i in permutation]
     return TextBatches(encoded, columns, tokenizer, batches)
 
 
@@ -235,7 +235,7 @@ def _as_list(column: Any) -> list[Any]:
     return list(column.tolist() if hasattr(column, "tolist") else column)
 
 
-def _same_kind(labels: list[Any]) -> list[Any]:
+def _common_dtype(labels: list[Any]) -> list[Any]:
     """Return the labels of all texts; numbers become floats if any text has floats."""
     if not all(isinstance(values, np.ndarray) or is_number(values) for values in labels):
         return labels
@@ -247,7 +247,7 @@ def _same_kind(labels: list[Any]) -> list[Any]:
     ]
 
 
-def _align(name: str, i: int, word_ids: Any, values: Any, n_words: int) -> Any:
+def _align_labels(name: str, i: int, word_ids: Any, values: Any, n_words: int) -> Any:
     """Return one label per token of text `i`, computed from one label per word.
 
     A single label for the text is returned unchanged.

@@ -44,7 +44,7 @@ class TokenRule:
         rules = [r for r in RULES if allow_mean or r != "mean"]
         if not (rule is None or callable(rule) or rule in rules):
             raise InputError(
-                f"tokens is {rule!r}; it is one of {rules} or a function of the call's inputs "
+                f"tokens is {rule!r}; it must be one of {rules} or a function of the call's inputs "
                 "that returns a bool tensor (B, T)"
             )
         try:
@@ -161,8 +161,8 @@ def _length_of(cache: object) -> int | Tensor | None:
         with suppress(ValueError):  # raised by a cache that holds recurrent states only
             return cache.get_seq_length()
     if hasattr(cache, "has_previous_state"):
-        before = cache.has_previous_state
-        return int(bool(before() if callable(before) else before))
+        has_previous = cache.has_previous_state
+        return int(bool(has_previous() if callable(has_previous) else has_previous))
     if hasattr(cache, "seqlen_offset"):
         return cache.seqlen_offset
     if isinstance(cache, tuple | list):
@@ -185,13 +185,15 @@ def select(
     if callable(rule):
         mask = rule(arguments)
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-            raise SiteError("the function tokens= must return a bool tensor, such as (B, T)")
+            raise SiteError(
+                "the function tokens= must return a bool tensor, for instance of shape (B, T)"
+            )
         return Selection(mask, "a function")
     # In an encoder-decoder model, the encoder and the decoder have nested calls with their own
     # tokens; all other modules, such as the head, have the tokens of the decoder.
-    role = "decoder_" if {"input_ids", "decoder_input_ids"} <= set(parameters) else ""
+    prefix = "decoder_" if {"input_ids", "decoder_input_ids"} <= set(parameters) else ""
     ids, embeds, mask = (
-        arguments.get(role + key) for key in ("input_ids", "inputs_embeds", "attention_mask")
+        arguments.get(prefix + key) for key in ("input_ids", "inputs_embeds", "attention_mask")
     )
     if isinstance(mask, Mapping):
         mask = mask.get("full_attention", next(iter(mask.values()), None))
@@ -209,10 +211,10 @@ def select(
         return Selection(None, str(rule), error=error)
     rule = "body" if rule is None else rule
     if skip_ids and rule == "body" and tokens is not ids:
-        raise SiteError("skip_ids needs a call with input_ids, and it has only embeddings")
-    past = _past_length(arguments)
+        raise SiteError("skip_ids needs a call with input_ids, and this call has none")
+    n_past = _past_length(arguments)
     length = tokens.shape[1]
-    if past is None:
+    if n_past is None:
         covers_past = isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape[1] > length
         if rule in ("body", "first") and not covers_past:
             names = [key for key, value in arguments.items() if _is_cache(key, value)]
@@ -221,26 +223,26 @@ def select(
                 "find the first token; pass an attention_mask over all tokens so far, "
                 "tokens='all', or a function of the call's inputs"
             )
-        past = 0
-    if length == 1 and isinstance(past, int) and past > 0:
+        n_past = 0
+    if length == 1 and isinstance(n_past, int) and n_past > 0:
         if rule == "first":
             return Selection(_constant(tokens, False), rule)
         if not (skip_ids and rule == "body"):
             return Selection(None, rule)
-    attended, rank, total = _attended(tokens, mask, past)
+    attended, rank, largest_rank = _attended(tokens, mask, n_past)
     if rule in ("all", "mean"):
         if mask is None:
             return Selection(None, rule)
         return Selection(attended, rule, _selects_all(attended))
-    first = rank == 1
+    is_first = rank == 1
     position_ids = arguments.get("position_ids")
     if position_ids is not None and position_ids.shape[-1] == length and position_ids.ndim == 2:
-        first = first | (position_ids == 0)
+        is_first = is_first | (position_ids == 0)
     if rule == "first":
-        return Selection(attended & first, rule)
+        return Selection(attended & is_first, rule)
     if rule == "last":
-        return Selection(attended & (rank == total), rule)
-    body = attended & ~first
+        return Selection(attended & (rank == largest_rank), rule)
+    body = attended & ~is_first
     for skip_id in skip_ids:
         body = body & (ids != skip_id)
     return Selection(body, rule)
@@ -248,15 +250,15 @@ def select(
 
 def _selects_all(mask: Tensor) -> bool:
     """Return whether a mask on the CPU selects every row; False for other devices."""
-    readable = mask.device.type == "cpu" and not torch.compiler.is_compiling()
-    return readable and bool(mask.all())
+    on_host = mask.device.type == "cpu" and not torch.compiler.is_compiling()
+    return on_host and bool(mask.all())
 
 
 def _constant(tokens: Tensor, value: bool) -> Tensor:
     return torch.full(tokens.shape[:2], value, dtype=torch.bool, device=tokens.device)
 
 
-def _attended(tokens: Tensor, mask: Tensor | None, past: object) -> tuple[Tensor, Tensor, Tensor]:
+def _attended(tokens: Tensor, mask: Tensor | None, n_past: object) -> tuple[Tensor, Tensor, Tensor]:
     """Return the mask of attended tokens, the rank of each token, and the largest ranks.
 
     The rank of a token is the number of attended tokens of its sequence up to and including the
@@ -265,28 +267,28 @@ def _attended(tokens: Tensor, mask: Tensor | None, past: object) -> tuple[Tensor
     tokens.
     """
     length = tokens.shape[1]
-    positions = torch.arange(length, device=tokens.device) + past
+    positions = torch.arange(length, device=tokens.device) + n_past
     if mask is None:
         rank = (positions + 1).expand(tokens.shape[0], length)
         return _constant(tokens, True), rank, rank[:, -1:]
     if mask.ndim == 2:
-        full = mask != 0
+        attended = mask != 0
     else:
         # The mask has shape (B, queries, keys) or (B, heads, queries, keys), and the last query
         # attends to all tokens so far. A float mask is added to attention scores: 0 marks an
         # attended token.
         last_query = (mask[:, 0] if mask.ndim == 4 else mask)[:, -1]
-        full = last_query == 0 if last_query.is_floating_point() else last_query != 0
-    if full.shape[1] < length:
+        attended = last_query == 0 if last_query.is_floating_point() else last_query != 0
+    if attended.shape[1] < length:
         raise SiteError(
-            f"attention_mask has length {full.shape[1]} for {length} tokens; pass one entry per "
-            "token, the cached ones included"
+            f"attention_mask has length {attended.shape[1]} for {length} tokens; pass one entry "
+            "per token, cached tokens included"
         )
-    count = full.cumsum(1)
+    ranks = attended.cumsum(1)
     if mask.ndim == 2:
-        if full.shape[1] == length:  # the mask leaves out cached tokens
-            count = count + past
-        return full[:, -length:], count[:, -length:], count[:, -1:]
+        if attended.shape[1] == length:  # the mask leaves out cached tokens
+            ranks = ranks + n_past
+        return attended[:, -length:], ranks[:, -length:], ranks[:, -1:]
     # The mask of a static cache also has entries for later tokens, so that the tokens of this call
     # are not the last ones.
-    return full[:, positions], count[:, positions], count[:, -1:]
+    return attended[:, positions], ranks[:, positions], ranks[:, -1:]

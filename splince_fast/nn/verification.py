@@ -23,12 +23,12 @@ from splince_fast.projection import Projection
 _ACTIVATION_TOLERANCE = 1e-5
 
 
-def tolerance(dtype: torch.dtype, in_32_bits: float) -> float:
+def tolerance(dtype: torch.dtype, float32_tolerance: float) -> float:
     """Return the largest relative difference that counts as rounding error for a dtype.
 
-    `in_32_bits` is the result for dtypes of at least 32 bits.
+    `float32_tolerance` is the result for dtypes of at least 32 bits.
     """
-    return in_32_bits if dtype.itemsize >= 4 else 2e-2
+    return float32_tolerance if dtype.itemsize >= 4 else 2e-2
 
 
 def outputs_of(model: Module, example: object) -> list[Tensor]:
@@ -40,8 +40,8 @@ def _floating_tensors(value: object) -> Iterator[Tensor]:
     if sites.is_row_tensor(value):
         yield value
     elif isinstance(value, Mapping | list | tuple):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from _floating_tensors(part)
+        for element in value.values() if isinstance(value, Mapping) else value:
+            yield from _floating_tensors(element)
 
 
 def _to_float64(tensor: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ def difference(first: list[Tensor], second: list[Tensor]) -> float:
 
 
 @contextmanager
-def hooked(
+def erasing_hooks(
     model: Module,
     modules: Mapping[str, Module],
     projections: Mapping[str, Projection],
@@ -89,24 +89,28 @@ def hooked(
     Yields one list per site. Each call of a site appends its activations (..., d) before erasure to
     the list of the site.
     """
-    received: dict[str, list[Tensor]] = {name: [] for name in modules}
+    activations: dict[str, list[Tensor]] = {name: [] for name in modules}
     with ExitStack() as stack:
         for name, module in modules.items():
-            channels = isinstance(module, torch.nn.Conv2d | torch.nn.BatchNorm2d)
-            at = placement or Placement(feature_dim=1 if channels else -1)
+            channels_first = isinstance(module, torch.nn.Conv2d | torch.nn.BatchNorm2d)
+            location = placement or Placement(feature_dim=1 if channels_first else -1)
             eraser = Eraser(projections[name]).to(running.device_of(model))
 
             def erase(
-                rows: Tensor, eraser: Eraser = eraser, rows_of: list[Tensor] = received[name]
+                rows: Tensor, eraser: Eraser = eraser, tensors: list[Tensor] = activations[name]
             ) -> Tensor:
-                rows_of.append(rows)
+                tensors.append(rows)
                 return eraser(rows)
 
             replace = partial(
-                sites.replace_rows, name, placement=at, width=eraser.n_features, function=erase
+                sites.replace_rows,
+                name,
+                placement=location,
+                width=eraser.n_features,
+                function=erase,
             )
-            stack.callback(sites.add_hook(name, module, at.side, replace).remove)
-        yield received
+            stack.callback(sites.add_hook(name, module, location.side, replace).remove)
+        yield activations
 
 
 def check_activations(
@@ -126,14 +130,14 @@ def check_activations(
     change = after - before
     if len(change) > 1:
         before, change = before - before.mean(0), change - change.mean(0)
-    total = float(before.norm())
-    relative = float(change.norm()) / total if total else 0.0
+    norm = float(before.norm())
+    relative = float(change.norm()) / norm if norm else 0.0
     if not relative <= tolerance(with_means[0].dtype, _ACTIVATION_TOLERANCE):
         raise FoldError(
-            f"without the means of the sites before it, the activations at {name!r} change by "
-            f"{relative:.1e} of their standard deviation: its eraser was fitted on other "
-            "activations and would leave part of the concept. Fit the erasers with "
-            "fit_layers(..., bias='drop') and fold those, or use install"
+            f"without the means of earlier sites, the activations at {name!r} change by "
+            f"{relative:.1e} of their standard deviation. The eraser of this site was fitted on "
+            "activations with these means, and would leave part of the concept. Fit the erasers "
+            "with fit_layers(..., bias='drop') before folding, or use install"
         )
 
 

@@ -345,7 +345,7 @@ def test_rows_of_a_recomputation_are_not_counted() -> None:
         output=None, heads=None, weight="token", skip_ids=(), device="model", options={},
     )  # fmt: skip
     with collector.attached(model):
-        with collector.one_batch(batch):
+        with collector.batch_scope(batch):
             out = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"],
                         use_cache=False)  # fmt: skip
         out.logits.sum().backward()
@@ -508,7 +508,7 @@ def test_collections_add_and_survive_a_file(tmp_path: Path) -> None:
     for name in whole:
         assert np.array_equal(loaded[name].covariance(), whole[name].covariance())
     other = snn.collect(model, text_batches(n=64), at, labels=LABELS, tokens="last")
-    with pytest.raises(sf.IncompatibleMomentsError, match="collected differently"):
+    with pytest.raises(sf.IncompatibleMomentsError, match="different sites or arguments"):
         whole + other
     with pytest.raises(sf.FileFormatError):
         snn.Erasers.load(tmp_path / "a.safetensors")

@@ -98,10 +98,11 @@ def test_any_row_of_a_block_that_is_not_finite_is_named(bad: int, size: int, sum
 
 @pytest.mark.parametrize("width", [8, 70])
 def test_sums_on_a_device_equal_those_of_the_core(width: int, sums: Any) -> None:
-    """Weights, classes, columns and a reference point far away, to the rounding of float32."""
+    """Weights, classes, missing labels, columns and a reference point far away, in float32."""
     rng = np.random.default_rng(0)
     X = (rng.normal(size=(9000, width)) + 50 + np.linspace(0, 3, 9000)[:, None]).astype(np.float32)
     labels = {"z": rng.integers(0, 3, 9000), "y": rng.normal(size=(9000, 2))}
+    labels["missing"] = np.ma.masked_equal(rng.integers(0, 3, 9000), 0)
     weight = rng.uniform(0.5, 2, 9000)
     found = SiteSums("a", width, torch.float32, CPU, PARAMETERS, Workspace())
     for batch, part in enumerate(np.split(np.arange(9000), [10, 5000, 5001])):
@@ -129,19 +130,19 @@ def test_sums_on_a_device_equal_those_of_the_core(width: int, sums: Any) -> None
 
 
 def test_erasers_are_copied_when_they_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, list[Any]] = {}
+    copied: dict[str, list[Any]] = {}
 
-    def on(self: SiteEraser, device: Any) -> None:
-        asked.setdefault(self.name, []).append(device)
+    def copy_on(self: SiteEraser, device: Any) -> None:
+        copied.setdefault(self.name, []).append(device)
 
-    monkeypatch.setattr(SiteEraser, "on", on)
+    monkeypatch.setattr(SiteEraser, "copy_on", copy_on)
     parts = [torch.nn.Linear(16, 16, device="meta") for device in GPUS]
     with FakeTensorMode():
         for part, device in zip(parts, GPUS, strict=True):
             part.weight = torch.nn.Parameter(torch.empty(16, 16, device=device))
     snn.install(torch.nn.Sequential(*parts, torch.nn.ReLU()), {"?": projection()})
     # A module without weights may get its input from any of them.
-    assert asked == {"0": GPUS[:1], "1": GPUS[1:], "2": GPUS}
+    assert copied == {"0": GPUS[:1], "1": GPUS[1:], "2": GPUS}
 
 
 def test_copies_to_a_gpu_are_asynchronous_and_those_to_the_host_are_not(fake: None) -> None:

@@ -173,9 +173,9 @@ def test_batches_that_differ_between_passes_are_errors() -> None:
                 order = self.rng.permutation(100)
                 yield {k: v[order] for k, v in batch.items()}
 
-    with pytest.raises(sf.InputError, match="batches after"):
+    with pytest.raises(sf.InputError, match="batches instead of"):
         snn.fit_layers(model, Fewer(), SITES, sf.leace, **options)
-    with pytest.raises(sf.InputError, match="labels of the first batch"):
+    with pytest.raises(sf.InputError, match="labels in the first batch"):
         snn.fit_layers(model, Shuffled(), SITES, sf.leace, **options)
     with pytest.raises(sf.InputError, match="no token"):
         snn.fit_layers(model, batches, SITES, sf.leace, tokens="mean", **options)
