@@ -121,7 +121,7 @@ def test_constraints_hold_to_rounding_at_a_hundredth(seed: int) -> None:
     # Sums over n rows carry sqrt(n) roundings, of x over the size of its cross-covariance.
     assert max(residuals(eraser, full)) < 200 * 100 * EPS
     # Control: class means of the sampled rows alone.
-    alone = splince(sf.Moments._around(sample_of(moments).rows.copy()))
+    alone = splince(sf.Moments._wrap(sample_of(moments).rows.copy()))
     assert max(residuals(alone, full)) > 1e-3
 
 
@@ -432,7 +432,7 @@ def close(a: sf.Moments, b: sf.Moments, roundings: float = 1e4) -> None:
         )
     one, other = sample_of(a), sample_of(b)
     assert one.rows.n_rows == other.rows.n_rows
-    assert abs(one.effective / other.effective - 1) < 1e-9
+    assert abs(one.n_effective / other.n_effective - 1) < 1e-9
 
 
 def test_sums_and_differences() -> None:
@@ -625,10 +625,12 @@ def test_snapshots_folds_and_other_methods() -> None:
 
 def test_too_few_rows_for_the_formula_state_no_excess() -> None:
     """excess = (1 - f) p / (m - p - 2), of m = 10 rows and p regressors."""
-    sample = covariance_estimate.Sampled(np.zeros(2), np.zeros((0, 2)), 10, 10.0, 0.1, 0, EPS, None)
+    sample = covariance_estimate.SampleStatistics(
+        np.zeros(2), np.zeros((0, 2)), 10, 10.0, 0.1, 0, EPS, None
+    )
     one = np.array([[1.0, 0.0]])
-    assert sample.change(one, one, np.eye(1), 8)[1] is None
-    assert sample.change(one, one, np.eye(1), 7)[1] == pytest.approx(0.9 * 7)
+    assert sample.distortion(one, one, np.eye(1), 8)[1] is None
+    assert sample.distortion(one, one, np.eye(1), 7)[1] == pytest.approx(0.9 * 7)
 
 
 def test_what_is_given_up_costs_no_rows() -> None:
