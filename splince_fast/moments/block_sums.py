@@ -144,15 +144,9 @@ class BlockSums:
 
         def work(first: int, last: int) -> None:
             row_kernels.sum_block(
-                self._block,
-                inverse,
-                piece_width,
-                STRIPE,
-                self._sums,
-                scratch,
-                self.leverage,
+                self._block, inverse, piece_width, STRIPE, self._sums, scratch, self.leverage,
                 counter,
-            )
+            )  # fmt: skip
 
         threads.split(work, max(n_segments, n_pieces), grain=1)
         with np.errstate(over="ignore", invalid="ignore"):  # `check` reports overflow

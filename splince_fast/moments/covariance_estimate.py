@@ -143,10 +143,10 @@ def _refuse_below(sampled: SampledAccumulator, needed: int) -> None:
     rows, state = sampled.sample.rows.n_rows, sampled.nonempty_state()
     if rows < needed:
         raise NotEnoughDataError(
-            f"the covariance of {state.width} features rests on {rows:,} sampled rows of "
+            f"the covariance of {state.width} features is estimated from {rows:,} sampled rows of "
             f"{state.n_rows:,} (subsample={sampled.parameters.subsample:g}), and {needed:,} are "
             f"needed: {LEAST_ROWS} for each feature that varies. Accumulate with a larger "
-            "subsample= (1 takes all rows), add rows, or pass shrinkage='oas'"
+            "subsample= (1 uses all rows), add rows, or pass shrinkage='oas'"
         )
 
 

@@ -300,10 +300,8 @@ class LabelTable:
 
 def _products(first: _Features, second: _Features, weight: Float | None) -> Float:
     """Return sum w f g^T, with f and g the label features of two variables."""
-    (first_index, first_codes, first_values), (second_index, second_codes, second_values) = (
-        first,
-        second,
-    )
+    first_index, first_codes, first_values = first
+    second_index, second_codes, second_values = second
     if first_codes is not None and second_codes is not None:
         shape = len(first_index) + 1, len(second_index) + 1
         cells = np.bincount(first_codes * shape[1] + second_codes, weight, shape[0] * shape[1])

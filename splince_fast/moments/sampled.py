@@ -130,13 +130,13 @@ class SampledAccumulator(DiagonalAccumulator):
         requests = [batch.variables[name].request(z, weight) for name, z in block.labels.items()]
         codes, n_sums, values = joined_requests(requests, n)
         block_sums = BlockSums(rows, weight, shift, codes, n_sums, values, index)
-        first = not state.weight
-        block_sums.compute(np.zeros(len(shift)) if first else _inverse_variances(state))
+        is_first = not state.weight
+        block_sums.compute(np.zeros(len(shift)) if is_first else _inverse_variances(state))
         block_sums.check()
         scatter = Diagonal(block_sums.centred_squares)
         total = block_sums.total.copy()
         block_state = State(shift, n, block_sums.weight_sum, total, scatter, None)
-        if first:
+        if is_first:
             block_sums.compute(_inverse_variances(block_state))
         common = self._common_reference(state, block_state)
         leverage = block_sums.leverage.sum(axis=0)
@@ -156,8 +156,8 @@ class SampledAccumulator(DiagonalAccumulator):
         if len(values):
             self.sample.all_labels.add(block.labels, batch.variables, weight)
         else:  # add one row per cell of equal class codes, with the weight sum of the cell
-            first, weights = block_sums.cells
-            labels_of_cells = {name: column[first] for name, column in block.labels.items()}
+            cell_rows, weights = block_sums.cells
+            labels_of_cells = {name: column[cell_rows] for name, column in block.labels.items()}
             self.sample.all_labels.add(labels_of_cells, batch.variables, weights)
         if len(sampled):
             self.sample.labels.add(labels, batch.variables, sample_weight)
@@ -268,9 +268,8 @@ def arguments_of_part(arguments: Mapping[str, object], first: int) -> dict[str, 
     """
     if not first or arguments["subsample"] == 1:
         return dict(arguments)
-    mixed = splitmix64(
-        splitmix64(np.array([arguments["random_state"]], np.uint64)) + np.uint64(first)
-    )
+    key = splitmix64(np.array([arguments["random_state"]], np.uint64))
+    mixed = splitmix64(key + np.uint64(first))
     return {**arguments, "random_state": int(mixed[0] >> np.uint64(1))}
 
 

@@ -325,7 +325,7 @@ def test_a_checkpoint_serves_either_engine(
     def interrupted(engine: str, limit: int, path: Path) -> None:
         from splince_fast.moments.stream import Run
 
-        method = "fold" if engine == "cluster" else "add"
+        method = "add_state" if engine == "cluster" else "add"
         original, calls = getattr(Run, method), []
 
         def counted(self: Any, *arguments: Any) -> None:
