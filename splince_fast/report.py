@@ -562,7 +562,7 @@ class Report:
         if cross.shape[1] != (2 if task.kind == "classes" else 1):
             raise InputError(
                 f"strength_for is for one task column or two classes, and {keep[0]!r} is "
-                f"{task.described}; a head with several outputs has no single strength"
+                f"{task.description}; a head with several outputs has no single strength"
             )
         theta = as_reals(head, "head")
         theta = theta[0] if theta.shape == (1, self.n_features) else theta

@@ -180,7 +180,7 @@ def evaluate_folds(call: MethodCall, folds: Sequence[Moments]) -> FoldEvaluation
         if len(parts) == 2:
             training = tests[::-1]
         else:  # merging the other folds avoids the cancellation of total - part
-            training = read(Moments._merged(parts[:i] + parts[i + 1 :]) for i in range(len(parts)))
+            training = read(Moments._sum_of(parts[:i] + parts[i + 1 :]) for i in range(len(parts)))
         return _evaluated(call, training, tests)
 
 

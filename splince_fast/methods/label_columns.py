@@ -53,7 +53,7 @@ class LabelColumns(NamedTuple):
         assert isinstance(variable, ColumnSums)
         deviation = variable.deviations()
         used = np.flatnonzero(deviation > 0)
-        return cls(name, variable, used, variable.reference_mean()[used], deviation[used])
+        return cls(name, variable, used, variable.mean()[used], deviation[used])
 
     @property
     def terms(self) -> list[str]:
@@ -95,7 +95,7 @@ class LabelColumns(NamedTuple):
             means = np.append(part.weights / part.weights.sum(), 0.0)[positions]
         else:
             assert isinstance(part, ColumnSums)
-            columns, means = cross[:, self.used], part.reference_mean()[self.used]
+            columns, means = cross[:, self.used], part.mean()[self.used]
         return columns / self.deviation, means / self.deviation
 
 

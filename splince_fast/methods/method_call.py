@@ -416,7 +416,7 @@ def _change(stats: Statistics, solution: Solution, shrunk: bool) -> tuple[float,
         return float(np.vdot(left @ left.T, gram)), None
     kept = solution.rank_y - solution.dropped
     regressors = solution.rank_covariance - solution.rank_z - kept
-    return sample.change(left, right, gram, regressors)
+    return sample.distortion(left, right, gram, regressors)
 
 
 def _left_in_small_features(stats: Statistics, solution: Solution, span: Float) -> float:

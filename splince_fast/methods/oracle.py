@@ -418,7 +418,7 @@ def _shifts(columns: list[LabelColumns], predicted: Float) -> list[Shift]:
             shifts.append(Shift(str(column.name), classes, mean, matrix[occurring]))
             continue
         assert isinstance(column.variable, ColumnSums)
-        mean = column.variable.reference_mean()
+        mean = column.variable.mean()
         shifts.append(Shift(str(column.name), None, mean, matrix))
     return shifts
 

@@ -257,7 +257,7 @@ def _factor(erased: Statistics, deviations: Float, memory: Float | None) -> Fact
         `erased` is a `Factored` whose factor includes features whose variation is rounding error.
     """
     if isinstance(erased, Snapshot):
-        return erased.factored_above(deviations, memory)
+        return erased.factored_after_erasure(deviations, memory)
     factor, least = erased.factor, tolerances.computed(deviations, 0.0)
     noise = (factor.inverse_scale > 0.0) & (np.sqrt(erased.variances) <= least)
     noise[factor.left_out] = False

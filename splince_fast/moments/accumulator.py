@@ -47,20 +47,20 @@ def check_column(variable: Variable, column: object, name: object) -> None:
     """
     kind = KIND_OF_COLUMN[type(column)]
     if type(variable) is kind:
-        variable.begin(column, name)
-    elif kind.new(variable.width, column).begin(column, name)[0] is not None:
+        variable.encode(column, name)
+    elif kind.new(variable.width, column).encode(column, name)[0] is not None:
         raise contradiction(name, variable.kind, kind.kind)
 
 
 def merged_variables(
     ours: Mapping[VariableName, Variable],
     theirs: Mapping[VariableName, Variable],
-    shift: NDArray[np.float64],
+    offset: NDArray[np.float64],
     sign: int,
 ) -> dict[VariableName, Variable]:
     """Return the sum (sign 1) or difference (sign -1) of the variables of two accumulators.
 
-    `shift` is the reference point of `theirs` minus the reference point of `ours`. Variables that
+    `offset` is the reference point of `theirs` minus the reference point of `ours`. Variables that
     only `ours` has are returned without a copy. If the sign is -1, variables that only `theirs` has
     raise IncompatibleMomentsError.
     """
@@ -70,11 +70,11 @@ def merged_variables(
         if ours_or_empty is None:
             if sign < 0:
                 raise IncompatibleMomentsError(
-                    f"cannot remove moments with the variable {name!r}, which the whole does not "
-                    "have: they are not a part of the whole"
+                    f"cannot remove rows labelled with {name!r}: no labels of this variable were "
+                    "added; subtract only moments that were added"
                 )
             ours_or_empty = variable.empty_like()
-        result[name] = ours_or_empty.merged(variable, shift, sign, name)
+        result[name] = ours_or_empty.merged(variable, offset, sign, name)
     return result
 
 
@@ -84,9 +84,9 @@ class Batch:
 
     block: LabelledRows
     variables: dict[VariableName, Variable]  # registered and new variables
-    new_names: dict[VariableName, Any]  # argument of `Variable.learn`, if names are new
+    new_names: dict[VariableName, Any]  # argument of `Variable.register`, if names are new
     state: State  # state of the accumulator, or an empty state before the first rows
-    learned: bool = False  # whether the accumulator has registered `new_names`
+    registered: bool = False  # whether the accumulator has registered `new_names`
 
 
 class Accumulator:
@@ -106,7 +106,7 @@ class Accumulator:
     """
 
     # Whether every update preserves the row order, as with `in_order=True`.
-    ordered = False
+    always_in_order = False
 
     def __init__(self, parameters: Parameters, work: Workspace | None = None) -> None:
         self.parameters = parameters
@@ -114,7 +114,7 @@ class Accumulator:
         self.variables: dict[VariableName, Variable] = {}
         self.buffer: Buffer | None = None
         self.feature_names: tuple[str, ...] | None = None
-        self.pairs = LabelTable()  # sums of products of labels of two variables
+        self.label_products = LabelTable()  # sums of products of labels of two variables
         self._work = Workspace() if work is None else work
 
     @property
@@ -146,7 +146,7 @@ class Accumulator:
         total = self._work.nbytes
         total += 0 if self.state is None else self.state.nbytes
         total += 0 if self.buffer is None else self.buffer.nbytes
-        total += self.pairs.nbytes
+        total += self.label_products.nbytes
         return total + sum(variable.nbytes for variable in self.variables.values())
 
     def nonempty_state(self) -> State:
@@ -171,9 +171,9 @@ class Accumulator:
         """
         return look_up(self.variables, name)
 
-    def described(self) -> dict[VariableName, str]:
+    def descriptions(self) -> dict[VariableName, str]:
         """Return the kind and size of each variable as text, including buffered rows."""
-        return {name: variable.described for name, variable in self.variables.items()}
+        return {name: variable.description for name, variable in self.variables.items()}
 
     def workspace(self, size: int) -> AbstractContextManager[Float]:
         """Return a context manager that yields an uninitialised float64 array, (size,)."""
@@ -211,7 +211,7 @@ class Accumulator:
         NonFiniteError, InputError, LabelError
             The input is invalid; nothing has changed.
         """
-        in_order = in_order or self.ordered
+        in_order = in_order or self.always_in_order
         n, width = rows.array.shape
         if index is not None:
             n = len(index)
@@ -276,7 +276,7 @@ class Accumulator:
             self.state.row_eps = max(self.state.row_eps, eps_of(X.dtype))
         return appended
 
-    def n_missing(self, rows: Rows) -> int:
+    def n_to_full_block(self, rows: Rows) -> int:
         """Return how many rows complete the buffered block, or fill a block if none is buffered.
 
         `rows` gives the width and dtype of a new block.
@@ -294,11 +294,11 @@ class Accumulator:
         state = self.state
         if state is None:
             state = self._empty_state(width)
-        batch = Batch(block, {}, {}, state, learned=state is self.state)
+        batch = Batch(block, {}, {}, state, registered=state is self.state)
         for name, column in encoded.items():
             kind, existing = KIND_OF_COLUMN[type(column)], self.variables.get(name)
             variable = existing if type(existing) is kind else kind.new(width, column)
-            labels, new_names = variable.begin(column, name)
+            labels, new_names = variable.encode(column, name)
             if labels is None:
                 continue
             if existing is not None and existing is not variable:
@@ -307,7 +307,7 @@ class Accumulator:
             batch.variables[name] = variable
             if new_names is not None or name not in self.variables:
                 batch.new_names[name] = new_names
-                batch.learned = False
+                batch.registered = False
         return batch
 
     def _empty_state(self, width: int) -> State:
@@ -335,35 +335,37 @@ class Accumulator:
             return buffer
         if buffer.filled >= capacity:
             self.flush()
-        if buffer.offers(capacity, dtype):
+        if buffer.try_resize(capacity, dtype):
             return buffer
         self._reserve(width, dtype)
-        return buffer.widened(capacity, dtype)
+        return buffer.converted(capacity, dtype)
 
     # -- commit ----------------------------------------------------------------------------
 
-    def _learn(self, batch: Batch) -> None:
+    def _register(self, batch: Batch) -> None:
         """Register the new variables and classes of the batch."""
         for name, new_names in batch.new_names.items():
             variable = batch.variables[name]
             if new_names is not None:
-                variable.learn(new_names)
+                variable.register(new_names)
             self.variables[name] = variable
         self.state = batch.state
-        batch.learned = True
+        batch.registered = True
 
     def _append_to_buffer(self, batch: Batch, block: LabelledRows, buffer: Buffer) -> None:
         """Append rows to the buffer, then register their new variables and classes."""
-        blanks = {name: variable.blank for name, variable in batch.variables.items()}
+        missing_labels = {
+            name: variable.missing_label for name, variable in batch.variables.items()
+        }
         filled = buffer.filled
         try:
-            buffer.append(block, blanks)
+            buffer.append(block, missing_labels)
         except BaseException:
             buffer.filled = filled
-            buffer.forget(self.variables)
+            buffer.remove_unregistered(self.variables)
             raise
-        if not batch.learned:
-            self._learn(batch)
+        if not batch.registered:
+            self._register(batch)
         self.buffer = buffer
 
     def flush(self) -> None:
@@ -374,7 +376,7 @@ class Accumulator:
             if (self.state.width, dtype) not in self._work.capacities:
                 self._reserve(self.state.width, dtype)
             variables = {name: self.variables[name] for name in block.labels}
-            self._merge(Batch(block, variables, {}, self.state, learned=True), block)
+            self._merge(Batch(block, variables, {}, self.state, registered=True), block)
             buffer.clear()
 
     def _merge(self, batch: Batch, block: LabelledRows) -> None:
@@ -403,7 +405,7 @@ class Accumulator:
         state.fourth = fourth
         self._commit(batch, block, moved, requests, reduced.class_sums, reduced.products)
         if len(block.labels) > 1:
-            self.pairs.add(block.labels, batch.variables, weight, within=False)
+            self.label_products.add(block.labels, batch.variables, weight, within=False)
 
     def _commit(
         self,
@@ -422,15 +424,17 @@ class Accumulator:
         if moved:
             self.variables.update(moved)
             batch.variables.update({name: moved[name] for name in block.labels if name in moved})
-        if not batch.learned:
-            self._learn(batch)
-        first = row = 0
+        if not batch.registered:
+            self._register(batch)
+        class_start = product_start = 0
         for name, request in zip(block.labels, requests, strict=True):
             k = 0 if request.values is None else len(request.values)
             batch.variables[name].commit(
-                request, class_sums[first : first + request.n_sums], products[row : row + k]
+                request,
+                class_sums[class_start : class_start + request.n_sums],
+                products[product_start : product_start + k],
             )
-            first, row = first + request.n_sums, row + k
+            class_start, product_start = class_start + request.n_sums, product_start + k
 
     def _moved(self, state: State, reference: Float) -> dict[VariableName, Variable]:
         """Return copies of all variables about a new reference point.
@@ -439,12 +443,12 @@ class Accumulator:
         """
         if not state.weight or reference is state.reference:
             return {}
-        step = state.reference - reference
-        return {name: variable.moved(step) for name, variable in self.variables.items()}
+        offset = state.reference - reference
+        return {name: variable.moved(offset) for name, variable in self.variables.items()}
 
     # -- algebra ---------------------------------------------------------------------------
 
-    def check_like(self, other: Accumulator) -> None:
+    def check_compatible(self, other: Accumulator) -> None:
         """Raise IncompatibleMomentsError if two accumulators cannot be combined."""
         ours, theirs = self.width, other.width
         if ours is not None and theirs is not None and ours != theirs:
@@ -457,34 +461,34 @@ class Accumulator:
         ):
             raise IncompatibleMomentsError(
                 "one side was accumulated with ledoit_wolf=True and the other without; accumulate "
-                "both alike"
+                "both with the same ledoit_wolf="
             )
 
     def add(self, other: Accumulator) -> None:
         """Add the sums of another accumulator, in place. Both buffers must be empty."""
-        self.check_like(other)
+        self.check_compatible(other)
         theirs = other.state
         if theirs is None:
             return
         if self.state is None:
             state = theirs.copy()
             self.variables = {name: v.copy() for name, v in other.variables.items()}
-            self.state, self.pairs = state, other.pairs.copy()
+            self.state, self.label_products = state, other.label_products.copy()
             self.feature_names = self.feature_names or other.feature_names
             return
         state = self.state
         reference = state.reference_with(theirs)
         ours = {**self.variables, **self._moved(state, reference)}
         variables = merged_variables(ours, other.variables, theirs.reference - reference, 1)
-        pairs = self.pairs.copy()
-        pairs.merge(other.pairs, 1, variables, other.variables)
+        label_products = self.label_products.copy()
+        label_products.merge(other.label_products, 1, variables, other.variables)
         state.add(theirs, reference)
-        self.variables, self.pairs = variables, pairs
+        self.variables, self.label_products = variables, label_products
         self.feature_names = self.feature_names or other.feature_names
 
     def without(self, part: Accumulator) -> Accumulator:
         """Return a copy from which the rows of `part` are removed. Both buffers must be empty."""
-        self.check_like(part)
+        self.check_compatible(part)
         result = self.copy()
         theirs, state = part.state, result.state
         if theirs is None:
@@ -492,27 +496,30 @@ class Accumulator:
         if state is None:
             if theirs.n_rows:
                 raise IncompatibleMomentsError(
-                    "cannot remove a part from empty moments: it is not a part of them"
+                    "cannot remove rows from empty moments; subtract only moments that were added"
                 )
             return result
-        shift = theirs.reference - state.reference
-        variables = merged_variables(result.variables, part.variables, shift, -1)
+        offset = theirs.reference - state.reference
+        variables = merged_variables(result.variables, part.variables, offset, -1)
         constant, rounding = state.remove(theirs)
         for name, variable in variables.items():
             if variable.n_rows > state.n_rows:
                 raise IncompatibleMomentsError(
-                    f"cannot remove this part: more rows would carry the variable {name!r} than "
-                    "are left, so it is not a part of the whole"
+                    f"cannot remove these moments: {state.n_rows} rows would remain, and "
+                    f"{variable.n_rows} rows labelled with {name!r}; subtract only moments that "
+                    "were added"
                 )
             # In `constant` features the remaining scatter is within rounding error. A feature whose
             # mean differs between labels is not constant: sums per label are accurate to float64.
-            constant = constant[~variable.varies(constant, state.mean_deviation, rounding)]
+            constant = constant[
+                ~variable.depends_on_label(constant, state.mean_deviation, rounding)
+            ]
         if len(constant):
-            state.second.clear(constant)
+            state.second.make_constant(constant)
             for variable in variables.values():
-                variable.clear(constant, state.mean_deviation)
+                variable.make_constant(constant, state.mean_deviation)
         result.variables = variables
-        result.pairs.merge(part.pairs, -1, variables, part.variables)
+        result.label_products.merge(part.label_products, -1, variables, part.variables)
         return result
 
     def copy(self) -> Accumulator:
@@ -520,17 +527,17 @@ class Accumulator:
         other = type(self)(self.parameters)
         other.state = None if self.state is None else self.state.copy()
         other.variables = {name: v.copy() for name, v in self.variables.items()}
-        other.pairs = self.pairs.copy()
+        other.label_products = self.label_products.copy()
         other.feature_names = self.feature_names
         if self.buffer is not None and self.buffer.filled:
-            other.buffer = self.buffer.widened(len(self.buffer.rows), self.buffer.rows.dtype)
+            other.buffer = self.buffer.converted(len(self.buffer.rows), self.buffer.rows.dtype)
         return other
 
     def scale(self, factor: float) -> None:
         """Multiply every weight by a factor. The buffer must be empty."""
         if self.state is not None:
             self.state.scale(factor)
-        self.pairs.gram *= factor
+        self.label_products.gram *= factor
         for variable in self.variables.values():
             variable.scale(factor)
 
@@ -539,7 +546,7 @@ class Accumulator:
         if self.state is not None:
             old = cast(ClassSums, self.variables.get(name, ClassSums(self.state.width)))
             new = self.variables[name] = old.in_order(order)
-            self.pairs.reorder(name, old, new)
+            self.label_products.reorder(name, old, new)
 
     def restore(self, buffered: LabelledRows) -> None:
         """Replace the buffer by rows whose labels are encoded with the registered classes."""
@@ -548,10 +555,10 @@ class Accumulator:
             raise RuntimeError("buffered rows need a state")
         dtype = buffered.rows.dtype
         capacity = self.parameters.capacity(state.width, dtype.itemsize)
-        blanks = {name: self.variables[name].blank for name in buffered.labels}
+        missing_labels = {name: self.variables[name].missing_label for name in buffered.labels}
         # Files of earlier versions may hold more buffered rows than a block has now.
         self.buffer = Buffer(max(capacity, len(buffered)), state.width, dtype)
-        self.buffer.append(buffered, blanks)
+        self.buffer.append(buffered, missing_labels)
         if not self.buffer.n_free or len(self.buffer.rows) > capacity:
             self.flush()
             self.buffer = None

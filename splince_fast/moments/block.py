@@ -98,7 +98,7 @@ class Gram:
     Attributes
     ----------
     size : int
-        Least length of the argument of `place`.
+        Least length of the argument of `set_memory`.
     """
 
     shifted = None
@@ -111,7 +111,7 @@ class Gram:
         numbers = (2 * (self._chunk + _GAP_ROWS) + padded) * padded
         self.size = -(-numbers * dtype.itemsize // 8) + _LINE // 8
 
-    def place(self, memory: Float) -> Gram:
+    def set_memory(self, memory: Float) -> Gram:
         """Use the float64 array `memory` as work memory, and return this object.
 
         Other code may overwrite the memory between two blocks.
@@ -126,7 +126,7 @@ class Gram:
         return self
 
     @staticmethod
-    def serves(block_rows: int, width: int, dtype: np.dtype[np.generic]) -> bool:
+    def is_used_for(block_rows: int, width: int, dtype: np.dtype[np.generic]) -> bool:
         """Return whether this class, and not BLAS, multiplies blocks of this shape and dtype.
 
         The processor must have wide registers. A float64 product must also take no more memory than
@@ -176,7 +176,9 @@ class Workspace:
     def reserve(self, block_rows: int, width: int, dtype: np.dtype[np.generic]) -> None:
         """Allocate memory for blocks of this shape and dtype."""
         size = -(-buffer_rows(block_rows) * width * dtype.itemsize // 8)
-        gram = Gram(block_rows, width, dtype) if Gram.serves(block_rows, width, dtype) else None
+        gram = (
+            Gram(block_rows, width, dtype) if Gram.is_used_for(block_rows, width, dtype) else None
+        )
         if gram is not None:
             size = max(size, gram.size)
         if self._memory.size < size:
@@ -184,7 +186,7 @@ class Workspace:
             self._grams.clear()
             self.capacities.clear()
         if gram is not None:
-            self._grams[width, dtype] = gram.place(self._memory)
+            self._grams[width, dtype] = gram.set_memory(self._memory)
         elif dtype == np.float32 and (self.product is None or len(self.product) != width):
             self.capacities.clear()
             self.product = np.empty((width, width), np.float32, order="F")
@@ -230,7 +232,7 @@ def buffer_rows(block_rows: int) -> int:
 
 
 @dataclass(slots=True)
-class Sample:
+class BlockSample:
     """Weighted mean and sum of squares of a sample of the rows of a block."""
 
     shift: Float  # (d,): weighted mean of the sampled rows
@@ -260,8 +262,10 @@ def rows_of(rows: NDArray[np.generic], index: Codes | None, start: int, stop: in
     return rows[start:stop] if index is None else rows[index[start:stop]]
 
 
-def sample_block(rows: NDArray[Any], weight: Float | None, index: Codes | None = None) -> Sample:
-    """Return the `Sample` of about 4 sqrt(n) rows of a block; NaN and infinity raise no error.
+def sample_block(
+    rows: NDArray[Any], weight: Float | None, index: Codes | None = None
+) -> BlockSample:
+    """Return a sample of about 4 sqrt(n) rows of a block; NaN and infinity raise no error.
 
     Parameters
     ----------
@@ -274,14 +278,14 @@ def sample_block(rows: NDArray[Any], weight: Float | None, index: Codes | None =
     stride = math.ceil(n**0.5 / 4)
     shift, squares = row_kernels.sample_columns(rows, index, weight, stride)
     if weight is None:
-        return Sample(shift, squares, float(-(-n // stride)), float(n))
-    return Sample(shift, squares, float(weight[::stride].sum()), float(weight.sum()))
+        return BlockSample(shift, squares, float(-(-n // stride)), float(n))
+    return BlockSample(shift, squares, float(weight[::stride].sum()), float(weight.sum()))
 
 
 def reduce_block(
     rows: NDArray[np.generic],
     weight: Float | None,
-    sample: Sample,
+    sample: BlockSample,
     reference: Float,
     codes: NDArray[np.intp],
     n_codes: int,
@@ -309,7 +313,7 @@ def reduce_block(
     ----------
     rows : (m, d) float32 or float64, C-contiguous; not yet validated
     weight : (n,) float64 > 0, or None for unit weights
-    sample : Sample
+    sample : BlockSample
         Sample of the block; a second pass overwrites its shift.
     reference : (d,) float64
         Reference point of the sums: x - reference is summed.
@@ -338,9 +342,9 @@ def reduce_block(
         rows, index, weight, shift, offset, codes, n_codes, values[:0] if by_matrix else values,
         part_rows(d, rows.itemsize),
     )  # fmt: skip
-    lightest, heaviest = (1.0, 1.0) if weight is None else (weight.min(), weight.max())
+    least_weight, largest_weight = (1.0, 1.0) if weight is None else (weight.min(), weight.max())
     memory.reduce(block)
-    weights = weight_sum, lightest, heaviest
+    weights = weight_sum, least_weight, largest_weight
     needs_check, off_centre, needs_float64 = block.check_sums(sample.squares, *weights, _EXCESS)
     if needs_check:
         check_values(rows_of(rows, index, 0, n))

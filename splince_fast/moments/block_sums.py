@@ -26,7 +26,7 @@ Float = NDArray[np.float64]
 _GRAIN = 3 << 17
 # All values of a block with weights of at least 1 are valid if the sum of squares of each feature
 # about a finite point is at most this.
-_LARGEST = 1e280
+_LARGEST_SQUARES = 1e280
 # Largest number of segments (see `_segment_rows`) of a block: a few threads saturate the memory
 # bandwidth. The number is odd because the first of two threads starts earlier, and sums one segment
 # more than the second.
@@ -113,7 +113,7 @@ class BlockSums:
         self._rows, self._index, self._codes, self._n_codes = rows, index, codes, n_codes
         self.leverage = np.empty((-(-d // STRIPE), n))
         self.weight_sum = float(n) if weight is None else float(weight.sum())
-        self._least = 1.0 if weight is None else min(1.0, weight.min())
+        self._least_weight = 1.0 if weight is None else min(1.0, weight.min())
         self._values = values
         self._products: Float | None = None
         if len(values) >= MATRIX_PRODUCT_FROM:
@@ -136,18 +136,19 @@ class BlockSums:
 
         `leverage[s, i]` is the sum of inverse_j (x_ij - shift_j)^2 over the features j of stripe s.
         """
-        n, (segments, _, d), pieces = self._block.n, self._sums.shape, 1
-        if segments == 1:
-            pieces = max(1, min(d // max(STRIPE, _GRAIN // n), threads.thread_count()))
-        width = -(-d // (pieces * STRIPE)) * STRIPE
-        scratch, counter = aligned((segments, 4, -(-d // 8) * 8)), np.zeros(1, np.int64)
+        n, (n_segments, _, d), n_pieces = self._block.n, self._sums.shape, 1
+        if n_segments == 1:
+            n_pieces = max(1, min(d // max(STRIPE, _GRAIN // n), threads.thread_count()))
+        piece_width = -(-d // (n_pieces * STRIPE)) * STRIPE
+        scratch, counter = aligned((n_segments, 4, -(-d // 8) * 8)), np.zeros(1, np.int64)
 
         def work(first: int, last: int) -> None:
             row_kernels.sum_block(
-                self._block, inverse, width, STRIPE, self._sums, scratch, self.leverage, counter
-            )
+                self._block, inverse, piece_width, STRIPE, self._sums, scratch, self.leverage,
+                counter,
+            )  # fmt: skip
 
-        threads.split(work, max(segments, pieces), grain=1)
+        threads.split(work, max(n_segments, n_pieces), grain=1)
         with np.errstate(over="ignore", invalid="ignore"):  # `check` reports overflow
             sums = functools.reduce(np.add, self._sums)  # fixed order: reproducible sums
         self.total: Float = sums[0]
@@ -157,11 +158,11 @@ class BlockSums:
 
     def check(self) -> None:
         """Raise the error of :func:`check_values` if a value of the rows is invalid."""
-        if not self.squares.max() <= _LARGEST * self._least:
+        if not self.squares.max() <= _LARGEST_SQUARES * self._least_weight:
             check_values(rows_of(self._rows, self._index, 0, self._block.n))
 
     @property
-    def variances(self) -> Float:
+    def centred_squares(self) -> Float:
         """Sums of squares about the mean of the block, (d,), not divided by the weight sum."""
         return np.maximum(0.0, self.squares - self.total**2 / self.weight_sum)
 

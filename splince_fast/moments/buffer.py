@@ -59,7 +59,7 @@ class LabelledRows:
 class Buffer:
     """Memory for the labelled rows of a block that is not full yet.
 
-    A buffer has one dtype: :meth:`widened` converts the rows when a row of a wider dtype is added,
+    A buffer has one dtype: :meth:`converted` converts the rows if a row of a wider dtype is added,
     and rows of a narrower dtype are converted when they are added. Alternating dtypes therefore
     cost no more than the wider dtype alone.
 
@@ -92,7 +92,7 @@ class Buffer:
         flat: NDArray[np.generic] = self._memory.view(dtype)
         return flat[: capacity * self._width].reshape(capacity, self._width)
 
-    def offers(self, capacity: int, dtype: np.dtype[np.generic]) -> bool:
+    def try_resize(self, capacity: int, dtype: np.dtype[np.generic]) -> bool:
         """Set the capacity and dtype of the buffer, if it is empty and its memory suffices.
 
         Return whether they were set.
@@ -111,22 +111,24 @@ class Buffer:
         others = [self._weight, *self._labels.values()]
         return self._memory.nbytes + sum(a.nbytes for a in others if a is not None)
 
-    def widened(self, capacity: int, dtype: np.dtype[np.generic]) -> Buffer:
+    def converted(self, capacity: int, dtype: np.dtype[np.generic]) -> Buffer:
         """Return a new buffer of this capacity and dtype with a copy of the buffered rows."""
-        wide = Buffer(capacity, self._width, dtype)
+        result = Buffer(capacity, self._width, dtype)
         if self.filled:
             contents = self.contents()
-            wide.append(contents, {name: _blank(v) for name, v in contents.labels.items()})
-        return wide
+            result.append(
+                contents, {name: _missing_label(v) for name, v in contents.labels.items()}
+            )
+        return result
 
-    def append(self, block: LabelledRows, blanks: Mapping[VariableName, float]) -> None:
+    def append(self, block: LabelledRows, missing_labels: Mapping[VariableName, float]) -> None:
         """Copy a block of at most `n_free` rows into the buffer.
 
         `filled` changes last, so that an error leaves the buffered rows intact.
 
         Parameters
         ----------
-        blanks : dict
+        missing_labels : dict
             Code or value of a missing label, for each variable of the block.
         """
         capacity, start = len(self.rows), self.filled
@@ -141,13 +143,13 @@ class Buffer:
         for name, labels in block.labels.items():
             column = self._labels.get(name)
             if column is None:
-                column = np.full((capacity, *labels.shape[1:]), blanks[name], labels.dtype)
+                column = np.full((capacity, *labels.shape[1:]), missing_labels[name], labels.dtype)
                 self._labels[name] = column
             column[start:stop] = labels
         if len(self._labels) > len(block.labels):
             for name in self._labels.keys() - block.labels.keys():
                 column = self._labels[name]
-                column[start:stop] = _blank(column)
+                column[start:stop] = _missing_label(column)
         self.filled = stop
 
     def append_row(self, X: NDArray[np.generic], codes: Mapping[VariableName, int]) -> bool:
@@ -192,11 +194,11 @@ class Buffer:
         self._weight = None
         self._labels.clear()
 
-    def forget(self, registered: Container[VariableName]) -> None:
+    def remove_unregistered(self, registered: Container[VariableName]) -> None:
         """Remove the variables that are not in `registered`, after a failed append."""
         self._labels = {name: v for name, v in self._labels.items() if name in registered}
 
 
-def _blank(labels: Labels) -> float:
+def _missing_label(labels: Labels) -> float:
     """Return the missing label of an array of labels: NaN for values, -1 for class codes."""
     return np.nan if labels.dtype.kind == "f" else -1

@@ -25,14 +25,14 @@ MOST_CLASSES = 64
 class ClassAccumulator(Accumulator):
     """One accumulator, a part, per class of a variable, and one for the rows without a label.
 
-    `state`, `variables` and `pairs` hold the total, which is the sum of all parts. `merge_pending`
-    computes the total in the order of the class names, so that the total is reproducible.
+    `state`, `variables` and `label_products` hold the total, which is the sum of all parts.
+    `merge_pending` computes the total in the order of the class names, for reproducible results.
     """
 
     def __init__(self, parameters: Parameters) -> None:
         self.parts: dict[ClassName | None, Accumulator] = {}
-        self._total: dict[VariableName, Variable] = {}
-        self._merged = True
+        self._total_variables: dict[VariableName, Variable] = {}
+        self._total_is_current = True
         super().__init__(parameters)
 
     @property
@@ -43,15 +43,15 @@ class ClassAccumulator(Accumulator):
         classes and sums may be incomplete.
         """
         if not self.has_pending:
-            return self._total
+            return self._total_variables
         return {name: v for part in self.parts.values() for name, v in part.variables.items()}
 
     @variables.setter
     def variables(self, variables: dict[VariableName, Variable]) -> None:
-        self._total = variables
+        self._total_variables = variables
 
-    def described(self) -> dict[VariableName, str]:
-        texts = super().described()
+    def descriptions(self) -> dict[VariableName, str]:
+        texts = super().descriptions()
         keys: dict[VariableName, set[object]] = {}  # class keys in any part
         for part in self.parts.values():
             for name, variable in part.variables.items():
@@ -72,7 +72,7 @@ class ClassAccumulator(Accumulator):
     @property
     def has_pending(self) -> bool:
         """Whether rows are buffered, or the total does not contain all rows of the parts."""
-        return not self._merged or any(part.has_pending for part in self.parts.values())
+        return not self._total_is_current or any(part.has_pending for part in self.parts.values())
 
     @property
     def nbytes(self) -> int:
@@ -87,8 +87,9 @@ class ClassAccumulator(Accumulator):
         total = Accumulator(self.parameters)
         for name in _sorted(self.parts):
             total.add(self.parts[name])
-        self.state, self._total, self.pairs = total.state, total.variables, total.pairs
-        self._merged = True
+        self.state, self._total_variables = total.state, total.variables
+        self.label_products = total.label_products
+        self._total_is_current = True
 
     def update(
         self,
@@ -106,31 +107,34 @@ class ClassAccumulator(Accumulator):
             rows.check()
         n = len(rows.array) if index is None else len(index)
         numbers = np.arange(n) if index is None else index
-        classes = {k: v for k, v in self._classes_of(encoded, n).items() if len(v)}
-        parts = self.parts | {k: self._empty_part() for k in classes if k not in self.parts}
+        rows_by_class = {k: v for k, v in self._rows_by_class(encoded, n).items() if len(v)}
+        parts = self.parts | {k: self._empty_part() for k in rows_by_class if k not in self.parts}
         if len(parts) > MOST_CLASSES + (None in parts):
             raise InputError(
-                f"by={self.parameters.by!r} has more than {MOST_CLASSES} classes, and each keeps a "
-                "d x d matrix; name a variable of fewer classes"
+                f"by={self.parameters.by!r} has more than {MOST_CLASSES} classes, and each class "
+                "needs a d x d matrix; pass a variable of fewer classes"
             )
         for key, column in encoded.items():  # raise LabelError before any part changes
             for part in self.parts.values():
                 if key in part.variables:
                     check_column(part.variables[key], column, key)
-        self._merged = False
+        self._total_is_current = False
         self.parts = parts
-        for name, positions in classes.items():
+        for name, rows_of_class in rows_by_class.items():
             parts[name].update(
                 rows,
-                None if weight is None else weight[positions],
-                {key: _present(rows_of(column, positions)) for key, column in encoded.items()},
+                None if weight is None else weight[rows_of_class],
+                {
+                    key: _without_empty_classes(take_labels(column, rows_of_class))
+                    for key, column in encoded.items()
+                },
                 in_order=in_order,
                 checked=True,
-                index=np.ascontiguousarray(numbers[positions]),
+                index=np.ascontiguousarray(numbers[rows_of_class]),
                 merge_all=merge_all,
             )
 
-    def _classes_of(
+    def _rows_by_class(
         self, encoded: Mapping[VariableName, Encoded], n: int
     ) -> dict[ClassName | None, NDArray[np.intp]]:
         """Return the positions of the rows of each class, by class name.
@@ -162,13 +166,13 @@ class ClassAccumulator(Accumulator):
     def add_part(self, name: ClassName | None, part: Accumulator) -> None:
         """Add an accumulator that holds the rows of a new class."""
         part._work = self._work
-        self.parts[name], self._merged = part, False
+        self.parts[name], self._total_is_current = part, False
 
     def append_row(self, X: NDArray[np.generic], labels: object) -> bool:
         """Return False: there is no fast path, and the caller must call `update`."""
         return False
 
-    def n_missing(self, rows: Rows) -> int:
+    def n_to_full_block(self, rows: Rows) -> int:
         """Return the number of rows of a full block; buffered rows do not count."""
         return self.parameters.capacity(rows.width, rows.dtype.itemsize)
 
@@ -176,14 +180,14 @@ class ClassAccumulator(Accumulator):
 
     def add(self, other: Accumulator) -> None:
         """Add the parts of another accumulator. Neither accumulator may have pending rows."""
-        self.check_like(other)
+        self.check_compatible(other)
         theirs = _parts_of(other)
         parts = dict(self.parts)
         for name in theirs:
             part = parts[name].copy() if name in parts else self._empty_part()
             part.add(theirs[name])
             parts[name] = part
-        self.parts, self._merged = parts, False
+        self.parts, self._total_is_current = parts, False
         self.feature_names = self.feature_names or other.feature_names
         self.merge_pending()
 
@@ -192,15 +196,15 @@ class ClassAccumulator(Accumulator):
 
         Neither accumulator may have pending rows.
         """
-        self.check_like(part)
+        self.check_compatible(part)
         result = ClassAccumulator(self.parameters)
         result.feature_names = self.feature_names
         theirs = _parts_of(part)
         for name in theirs:
             if name not in self.parts and theirs[name].n_rows:
                 raise IncompatibleMomentsError(
-                    f"cannot remove moments with rows of the class {name!r}, which the whole does "
-                    "not have: they are not a part of the whole"
+                    f"cannot remove rows of the class {name!r}: no rows of this class were added; "
+                    "subtract only moments that were added"
                 )
         for name, own in self.parts.items():
             result.parts[name] = own.without(theirs[name]) if name in theirs else own.copy()
@@ -213,23 +217,23 @@ class ClassAccumulator(Accumulator):
         other.parts = {name: part.copy() for name, part in self.parts.items()}
         for part in other.parts.values():
             part._work = other._work
-        other._merged, other.feature_names = False, self.feature_names
+        other._total_is_current, other.feature_names = False, self.feature_names
         return other
 
     def scale(self, factor: float) -> None:
         """Multiply every weight by a factor. All buffers must be empty."""
         for part in self.parts.values():
             part.scale(factor)
-        self._merged = False
+        self._total_is_current = False
 
     def sort_classes(self, name: VariableName, order: list[ClassName]) -> None:
         """Reorder the classes of a variable as in `order`, in every part."""
         for part in self.parts.values():
             part.sort_classes(name, order)
-        self._merged = False
+        self._total_is_current = False
 
 
-def rows_of(column: Encoded, index: NDArray[np.intp]) -> Encoded:
+def take_labels(column: Encoded, index: NDArray[np.intp]) -> Encoded:
     """Return the rows `index` of an encoded column; the list of its classes does not change."""
     if isinstance(column, ClassCodes):
         return ClassCodes(column.classes, column.codes[index])
@@ -237,7 +241,7 @@ def rows_of(column: Encoded, index: NDArray[np.intp]) -> Encoded:
     return Columns(column.columns, column.values[index], present)
 
 
-def _present(column: Encoded) -> Encoded:
+def _without_empty_classes(column: Encoded) -> Encoded:
     """Return a column whose list of classes holds only those that occur in its rows."""
     if not isinstance(column, ClassCodes):
         return column

@@ -48,12 +48,12 @@ class ClassSums(Variable):
     """
 
     __slots__ = (
-        "_begun", "_looked_up", "_names", "_positions", "n_columns", "rows", "sums", "weights",
-        "width",
+        "_last_lookup", "_names", "_new_lookup", "_positions", "n_columns", "rows", "sums",
+        "weights", "width",
     )  # fmt: skip
 
     kind = "classes"
-    blank = -1
+    missing_label = -1
 
     def __init__(
         self,
@@ -70,12 +70,12 @@ class ClassSums(Variable):
         self.rows = np.zeros(k, np.int64) if rows is None else rows
         self.weights = np.zeros(k) if weights is None else weights
         self.sums = np.zeros((k, width)) if sums is None else sums
-        # Two caches for columns with the same classes. `_looked_up` holds the classes of the last
+        # Two caches for columns with the same classes. `_last_lookup` holds the classes of the last
         # column, and the position of each class in the sums, followed by -1 for a missing label.
-        # `_begun` holds the same for a column with new classes, and the new classes, until `learn`
-        # registers them.
-        self._looked_up: tuple[tuple[ClassName, ...], Codes] | None = None
-        self._begun: tuple[tuple[ClassName, ...], Codes, list[ClassName]] | None = None
+        # `_new_lookup` holds the same for a column with new classes, and the new classes, until
+        # `register` is called.
+        self._last_lookup: tuple[tuple[ClassName, ...], Codes] | None = None
+        self._new_lookup: tuple[tuple[ClassName, ...], Codes, list[ClassName]] | None = None
 
     @property
     def names(self) -> list[ClassName]:
@@ -101,49 +101,49 @@ class ClassSums(Variable):
     def new(cls, width: int, column: ClassCodes) -> ClassSums:
         return cls(width)
 
-    def begin(
+    def encode(
         self, column: ClassCodes, name: object
     ) -> tuple[Codes | None, list[ClassName] | None]:
-        classes, n_known = column.classes, len(self._names)
+        classes, n_registered = column.classes, len(self._names)
         if not classes:
             return None, None
-        if n_known and type(self._names[0]) is not type(classes[0]):
+        if n_registered and type(self._names[0]) is not type(classes[0]):
             first = self._names[0]
             raise LabelError(
                 f"the classes of {name!r} were of type {type(first).__name__} in earlier "
                 f"blocks (such as {first!r}) and are of type {type(classes[0]).__name__} in "
                 f"this one (such as {classes[0]!r}); use one type throughout"
             )
-        if self._looked_up is not None:
-            before, lookup = self._looked_up
+        if self._last_lookup is not None:
+            before, lookup = self._last_lookup
             # Equality does not suffice for joint classes, which are tuples: (True,) == (1,), but
             # they are different classes.
             if before is classes or (before == classes and type(classes[0]) is not tuple):
                 return lookup.take(column.codes, mode="wrap"), None
         # A missing label has code -1, which indexes the last entry of `lookup`, -1.
         lookup = np.full(len(classes) + 1, -1, np.intp)
-        if n_known:
+        if n_registered:
             positions = map(self.position_by_key.get, _keys(classes), repeat(-1))
             lookup[:-1] = np.fromiter(positions, np.intp, len(classes))
-        unknown = np.flatnonzero(lookup[:-1] < 0)
-        lookup[unknown] = np.arange(n_known, n_known + len(unknown))
-        new_classes = [classes[i] for i in unknown.tolist()] if n_known else list(classes)
+        new = np.flatnonzero(lookup[:-1] < 0)
+        lookup[new] = np.arange(n_registered, n_registered + len(new))
+        new_classes = [classes[i] for i in new.tolist()] if n_registered else list(classes)
         if new_classes:
-            self._begun = classes, lookup, new_classes
+            self._new_lookup = classes, lookup, new_classes
         else:
-            self._looked_up = classes, lookup
+            self._last_lookup = classes, lookup
         return lookup.take(column.codes, mode="wrap"), new_classes or None
 
-    def learn(self, new_names: list[ClassName]) -> None:
+    def register(self, new_names: list[ClassName]) -> None:
         positions, start = self._positions, len(self._names)
         self._names += new_names
         self.n_columns = len(self._names)
         if start and len(positions) == start:
             added = range(start, start + len(new_names))
             positions.update(zip(_keys(new_names), added, strict=True))
-        if self._begun is not None and self._begun[2] is new_names:
-            self._looked_up = self._begun[:2]
-        self._begun = None
+        if self._new_lookup is not None and self._new_lookup[2] is new_names:
+            self._last_lookup = self._new_lookup[:2]
+        self._new_lookup = None
 
     def code_of(self, column: object, name: str) -> int:
         """Return the code of the label in a column of one row.
@@ -156,9 +156,9 @@ class ClassSums(Variable):
                 return -1
             return self.position_by_key.get(class_key(column.item()), -1)
         declared = read_declared(column, name)
-        if declared is None or self._looked_up is None or len(declared.data) != 1:
+        if declared is None or self._last_lookup is None or len(declared.data) != 1:
             return -1
-        classes, lookup = self._looked_up
+        classes, lookup = self._last_lookup
         return int(lookup[declared.data[0]]) if declared.categories is classes else -1
 
     def request(self, labels: Codes, weight: Float | None) -> Request:
@@ -167,21 +167,21 @@ class ClassSums(Variable):
             labels, weight, len(self._names)
         )
         # Allocate the arrays and the scratch memory for `commit` here, because it must not fail.
-        grown = self._grown(size) if size > len(self.rows) else None
+        padded = self._padded_to(size) if size > len(self.rows) else None
         scratch = np.empty((len(present), self.width))
-        return Request(codes, len(present), None, (present, rows, weights, grown, scratch))
+        return Request(codes, len(present), None, (present, rows, weights, padded, scratch))
 
     def commit(self, request: Request, class_sums: Float, products: Float) -> None:
-        present, rows, weights, grown, scratch = request.commit_data
-        if grown is not None:
-            self.rows, self.weights, self.sums = grown
+        present, rows, weights, padded, scratch = request.commit_data
+        if padded is not None:
+            self.rows, self.weights, self.sums = padded
         self.rows[present] += rows
         self.weights[present] += weights
         add_at(self.sums, present, class_sums, scratch)
 
-    def moved(self, step: Float) -> ClassSums:
+    def moved(self, offset: Float) -> ClassSums:
         other = self.copy()
-        other.sums += other.weights[:, None] * step
+        other.sums += other.weights[:, None] * offset
         return other
 
     # -- algebra ---------------------------------------------------------------------------
@@ -198,7 +198,7 @@ class ClassSums(Variable):
         self.weights *= factor
         self.sums *= factor
 
-    def merged(self, other: Variable, shift: Float, sign: int, name: object) -> ClassSums:
+    def merged(self, other: Variable, offset: Float, sign: int, name: object) -> ClassSums:
         refuse_other_kind(name, self, other)
         other = cast(ClassSums, other)
         ours, theirs = self._names, other._names
@@ -210,20 +210,20 @@ class ClassSums(Variable):
         names = ours
         same = self._has_names_of(other)
         if not same:
-            known_keys = self.position_by_key
+            our_keys = self.position_by_key
             others = zip(theirs, _keys(theirs), strict=True)
-            names = [*ours, *(name for name, key in others if key not in known_keys)]
+            names = [*ours, *(name for name, key in others if key not in our_keys)]
         if sign < 0 and len(names) > len(ours):
             raise IncompatibleMomentsError(
-                f"cannot remove moments whose variable {name!r} has the class "
-                f"{names[len(ours)]!r}, which the whole does not have: they are not a part of it"
+                f"cannot remove rows of {name!r} = {names[len(ours)]!r}: no rows of this class "
+                "were added; subtract only moments that were added"
             )
-        result = ClassSums(self.width, names, *self._grown(len(names)))
+        result = ClassSums(self.width, names, *self._padded_to(len(names)))
         positions = slice(None) if same else result.positions(theirs)
         rows, weights, sums = other._padded()
         result.rows[positions] += sign * rows
         result.weights[positions] += sign * weights
-        result.sums[positions] += sign * (sums + weights[:, None] * shift)
+        result.sums[positions] += sign * (sums + weights[:, None] * offset)
         if sign < 0:
             result._check_part(name)
         return result
@@ -239,26 +239,26 @@ class ClassSums(Variable):
         if (self.rows < 0).any():
             worst = self.names[int(np.argmin(self.rows))]
             raise IncompatibleMomentsError(
-                f"cannot remove a part that holds more rows of {name!r} = {worst!r} than the "
-                "whole: it is not a part of it"
+                f"cannot remove more rows of {name!r} = {worst!r} than were added; subtract only "
+                "moments that were added"
             )
         empty = self.rows == 0
         if (self.weights[~empty] <= 0).any():
             raise IncompatibleMomentsError(
-                f"cannot remove moments whose rows of a class of {name!r} have the weight of all "
-                "such rows of the whole, which has more rows: they are not a part of it"
+                f"cannot remove these moments: rows of a class of {name!r} would remain without "
+                "weight; subtract only moments that were added"
             )
         self.weights[empty] = 0.0
         self.sums[empty] = 0.0
 
-    def varies(
+    def depends_on_label(
         self, features: NDArray[np.intp], mean_deviation: Float, rounding: Float
     ) -> NDArray[np.bool_]:
         weights = self.weights[:, None]
-        excess = np.abs(self.sums[:, features] - weights * mean_deviation[features])
-        return np.asarray((excess > weights * rounding[features]).any(axis=0))
+        difference = np.abs(self.sums[:, features] - weights * mean_deviation[features])
+        return np.asarray((difference > weights * rounding[features]).any(axis=0))
 
-    def clear(self, features: NDArray[np.intp], mean_deviation: Float) -> None:
+    def make_constant(self, features: NDArray[np.intp], mean_deviation: Float) -> None:
         self.sums[:, features] = np.outer(self.weights, mean_deviation[features])
 
     def positions(self, names: list[ClassName]) -> NDArray[np.intp]:
@@ -297,7 +297,7 @@ class ClassSums(Variable):
         return float(self.weights.sum())
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         return f"{self.n_columns} classes"
 
     def class_names(self, name: object) -> list[ClassName]:
@@ -310,10 +310,10 @@ class ClassSums(Variable):
         s = sum_c s_c.
         """
         weight = self.weight
-        over = denominator(weight, ddof, name)
+        divisor = denominator(weight, ddof, name)
         total = self.sums.sum(axis=0)
         fractions = self.weights / weight
-        return np.asarray((self.sums - fractions[:, None] * total).T / over)
+        return np.asarray((self.sums - fractions[:, None] * total).T / divisor)
 
     def span(self) -> Float:
         """Return rows (k', d) that span the columns of Cov(x, z), ddof = 0.
@@ -329,9 +329,9 @@ class ClassSums(Variable):
         """Return `rows`, `weights` and `sums`, with zeros for classes that have no sums yet."""
         if len(self._names) == len(self.rows):
             return self.rows, self.weights, self.sums
-        return self._grown(len(self._names))
+        return self._padded_to(len(self._names))
 
-    def _grown(self, size: int) -> tuple[Int, Float, Float]:
+    def _padded_to(self, size: int) -> tuple[Int, Float, Float]:
         """Return copies of `rows`, `weights` and `sums`, padded with zeros to `size` classes.
 
         `numpy.zeros` takes physical memory only for zeros that are written, which matters if most

@@ -20,7 +20,7 @@ from splince_fast._runtime.extras import require
 from splince_fast.exceptions import InputError
 from splince_fast.moments.digest import block_digest
 from splince_fast.moments.parameters import Parameters
-from splince_fast.moments.sampled import part_of_sample
+from splince_fast.moments.sampled import arguments_of_part
 from splince_fast.sources.base import PieceSource, Source
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _WAVES_AHEAD = 2
 # Number of times that dask runs a failed task again.
 _RETRIES = 2
 # Largest size, in bytes, of a source in the memory of this process that is sent to the workers.
-_MOST_SHIPPED = 1 << 26
+_MOST_SENT_BYTES = 1 << 26
 
 
 class Group(NamedTuple):
@@ -59,13 +59,13 @@ def check(client: object, source: Source) -> None:
     if source.block_sizes() is None:
         raise InputError(
             f"{source.name} can only be read in order, by one process; pass sources.from_npy, "
-            "from_parquet or from_dask, or leave client out"
+            "from_parquet or from_dask, or omit client="
         )
     in_memory = isinstance(source, PieceSource) and not source.files
-    if in_memory and (source.nbytes is None or source.nbytes > _MOST_SHIPPED):
+    if in_memory and (source.nbytes is None or source.nbytes > _MOST_SENT_BYTES):
         raise InputError(
             f"{source.name} lies in the memory of this process, and every worker would need a "
-            "copy; save it with numpy.save and pass sources.from_npy(path), or leave client out"
+            "copy; save it with numpy.save and pass sources.from_npy(path), or omit client="
         )
 
 
@@ -92,16 +92,17 @@ def groups_of(source: Source, position: int, width: int) -> Iterator[Group]:
 # -- functions of tasks --------------------------------------------------------------------
 
 
-def state_of(
-    kind: type[Moments], part: Any, like: dict[str, Any], note: str, values: Any = None
-) -> Moments:
+def state_of_part(
+    moments_type: type[Moments], part: Any, arguments: dict[str, Any], blocks: str,
+    values: Any = None,
+) -> Moments:  # fmt: skip
     """Return the moments of a part of a source.
 
     `values` holds the values of the lazy dask collections of the part; None if the part computes
     them itself.
     """
     worker = require("distributed", "dask").get_worker()
-    moments = kind(**like)
+    moments = moments_type(**arguments)
     try:
         with threads.limited(worker.state.nthreads):
             for block in part if values is None else part.filled(values):
@@ -109,44 +110,46 @@ def state_of(
             with moments._locked():
                 pass  # acquiring the lock merges buffered rows
     except Exception as error:
-        error.add_note(f"while {note} were accumulated")
+        error.add_note(f"the error occurred while a worker accumulated {blocks}")
         raise
     return moments.copy()  # without work memory: less to send
 
 
-def state_of_file_blocks(
-    kind: type[Moments], source: Source, first: int, stop: int, like: dict[str, Any], note: str
-) -> Moments:
+def state_of_source_blocks(
+    moments_type: type[Moments], source: Source, first: int, stop: int,
+    arguments: dict[str, Any], blocks: str,
+) -> Moments:  # fmt: skip
     """Return the moments of blocks `first` to `stop` - 1 of a source without a method ``part``."""
-    return state_of(kind, islice(source.iter_from(first), stop - first), like, note)
+    part = islice(source.iter_from(first), stop - first)
+    return state_of_part(moments_type, part, arguments, blocks)
 
 
-def digest_of(part: Any, parameters: Parameters, values: Any = None) -> str:
+def digest_of_part(part: Any, parameters: Parameters, values: Any = None) -> str:
     """Return the digest of the first block of a part."""
     block = next(iter(part if values is None else part.filled(values)))
     return block_digest(block.X, block.labels, block.sample_weight, parameters)
 
 
-def digest_of_file_block(source: Source, number: int, parameters: Parameters) -> str:
+def digest_of_source_block(source: Source, number: int, parameters: Parameters) -> str:
     """Return the digest of block `number` of a source without a method ``part``."""
-    return digest_of(source.iter_from(number), parameters)
+    return digest_of_part(source.iter_from(number), parameters)
 
 
-# -- the engine ----------------------------------------------------------------------------
+# -- tasks ---------------------------------------------------------------------------------
 
 
-class _Engine:
+class _ClusterTasks:
     """Submission of tasks on one source to a cluster; methods return dask futures."""
 
     def __init__(self, client: Any, source: Source, target: Moments) -> None:
         self._client, self._source = client, source
-        self._kind, self._like = type(target), target._arguments()
-        self._handle: object = None
+        self._class, self._arguments = type(target), target._arguments()
+        self._source_future: object = None
         if not hasattr(source, "part"):
             # A task, and not `scatter`, brings the source to the cluster: if a worker is lost, dask
             # repeats its tasks but restores no scattered data.
-            packed = _packed(source)
-            self._handle = client.submit(pickle.loads, packed, pure=False, retries=_RETRIES)
+            pickled = _pickled(source)
+            self._source_future = client.submit(pickle.loads, pickled, pure=False, retries=_RETRIES)
 
     def _submit(self, function: Any, *arguments: Any) -> Any:
         return self._client.submit(function, *arguments, pure=False, retries=_RETRIES)
@@ -167,80 +170,83 @@ class _Engine:
 
     def state(self, group: Group) -> Any:
         """Return a future of the moments of a group."""
-        like = part_of_sample(self._like, group.first)
-        note = f"blocks {group.first} to {group.stop - 1} of {self._source.name}"
-        if self._handle is not None:
+        arguments = arguments_of_part(self._arguments, group.first)
+        blocks = f"blocks {group.first} to {group.stop - 1} of {self._source.name}"
+        if self._source_future is not None:
             return self._submit(
-                state_of_file_blocks, self._kind, self._handle, group.first, group.stop, like, note
-            )
+                state_of_source_blocks, self._class, self._source_future, group.first, group.stop,
+                arguments, blocks,
+            )  # fmt: skip
         part, values = self._part(group.first, group.stop)
-        return self._submit(state_of, self._kind, part, like, note, values)
+        return self._submit(state_of_part, self._class, part, arguments, blocks, values)
 
     def digest(self, number: int, parameters: Parameters) -> Any:
         """Return a future of the digest of a block."""
-        if self._handle is not None:
-            return self._submit(digest_of_file_block, self._handle, number, parameters)
+        if self._source_future is not None:
+            return self._submit(digest_of_source_block, self._source_future, number, parameters)
         part, values = self._part(number, number + 1)
-        return self._submit(digest_of, part, parameters, values)
+        return self._submit(digest_of_part, part, parameters, values)
 
-    def tree(self, states: list[Any]) -> Any:
+    def sum_states(self, states: list[Any]) -> Any:
         """Return a future of the sum of `states`, futures of moments; each task adds `_FAN_IN`."""
         while len(states) > 1:
             states = [
-                self._submit(self._kind._merged, states[i : i + _FAN_IN])
+                self._submit(self._class._sum_of, states[i : i + _FAN_IN])
                 for i in range(0, len(states), _FAN_IN)
             ]
         return states[0]
 
 
-def _packed(source: Source) -> bytes:
-    packed: bytes = require("cloudpickle", "dask").dumps(source)
-    if len(packed) > _MOST_SHIPPED:
+def _pickled(source: Source) -> bytes:
+    pickled: bytes = require("cloudpickle", "dask").dumps(source)
+    if len(pickled) > _MOST_SENT_BYTES:
         raise InputError(
-            f"{source.name} holds {len(packed) / 2**20:.0f} MiB in memory, its labels, which every "
-            "worker would need; pass paths of .npy files of labels, one per shard, or labels as "
+            f"the labels of {source.name} take {len(pickled) / 2**20:.0f} MiB of memory, and every "
+            "worker would need a copy; pass labels as paths of .npy files, one per shard, or as "
             "columns of parquet files"
         )
-    return packed
+    return pickled
 
 
-def fold(run: Run, source: Source, client: Any, bar: Any, write_if_due: Any) -> None:
+def add_remaining(run: Run, source: Source, client: Any, bar: Any, write_if_due: Any) -> None:
     """Add the remaining blocks of a source to `run`, wave by wave and in order."""
-    engine = _Engine(client, source, run.target)
+    tasks = _ClusterTasks(client, source, run.target)
     width = source.n_features
     if width is None:
         block = next(iter(source), None)
         width = 1 if block is None else int(block.X.shape[1])
     waves = _waves(groups_of(source, run.position, width))
-    parameters, checked = run.target.parameters, run.writes
+    parameters, checked = run.target.parameters, run.writes_checkpoint
     pending: deque[tuple[list[Group], Any, Any, Any]] = deque()
 
     def submit() -> None:
         wave = next(waves, None)
         if wave is None:
             return
-        start = engine.digest(0, parameters) if checked and not wave[0].first else None
-        end = engine.digest(wave[-1].stop - 1, parameters) if checked else None
-        pending.append((wave, engine.tree([engine.state(group) for group in wave]), start, end))
+        first = tasks.digest(0, parameters) if checked and not wave[0].first else None
+        last = tasks.digest(wave[-1].stop - 1, parameters) if checked else None
+        pending.append(
+            (wave, tasks.sum_states([tasks.state(group) for group in wave]), first, last)
+        )
 
     try:
         for _ in range(_WAVES_AHEAD):
             submit()
         while pending:
-            wave, state, start, end = pending[0]
+            wave, state, first, last = pending[0]
             blocks = f"blocks {wave[0].first} to {wave[-1].stop - 1}"
             try:
                 total = state.result()
-                digests = tuple("" if d is None else d.result() for d in (start, end))
+                digests = tuple("" if d is None else d.result() for d in (first, last))
             except Exception as error:
-                error.add_note(f"{blocks} of {source.name} were under way on {client}")
+                error.add_note(f"{client} was accumulating {blocks} of {source.name}")
                 raise
             pending.popleft()
-            run.fold(total, wave[-1].stop, *digests)
+            run.add_state(total, wave[-1].stop, *digests)
             rows = sum(group.rows for group in wave)
             per_row = (source.nbytes or 0) // (source.n_rows or 1)
             bar.advance(rows, rows * per_row)
-            del state, start, end, total
+            del state, first, last, total
             submit()
             write_if_due()
     finally:

@@ -27,7 +27,7 @@ from splince_fast.moments.variable import Request, Variable, add_at, denominator
 Float = NDArray[np.float64]
 
 # Largest absolute value of a label: sums of squares of larger labels may overflow float64.
-_LARGEST = 1e140
+_LARGEST_VALUE = 1e140
 
 
 class ColumnSums(Variable):
@@ -55,7 +55,7 @@ class ColumnSums(Variable):
     )  # fmt: skip
 
     kind = "continuous"
-    blank = np.nan
+    missing_label = np.nan
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class ColumnSums(Variable):
     def new(cls, width: int, column: Columns) -> ColumnSums:
         return cls._empty(width, list(column.columns))
 
-    def begin(self, column: Columns, name: object) -> tuple[Float | None, list[str] | None]:
+    def encode(self, column: Columns, name: object) -> tuple[Float | None, list[str] | None]:
         if column.present is not None and not column.present.any():
             return None, None
         names, values = list(column.columns), column.values
@@ -103,16 +103,16 @@ class ColumnSums(Variable):
                 f"has {names} in this one; pass the same columns in the same order"
             )
         largest = max(float(values.max()), -float(values.min())) if values.size else 0.0
-        if largest > _LARGEST:
+        if largest > _LARGEST_VALUE:
             raise LabelError(
                 f"the variable {name!r} holds numbers as large as {largest:.1e}, whose squares "
-                "leave the range of float64; rescale it"
+                "exceed the range of float64; rescale the variable"
             )
         if column.present is not None:
             values = np.where(column.present[:, None], values, np.nan)
         return values, names if unnamed and names != self.names else None
 
-    def learn(self, new_names: list[str]) -> None:
+    def register(self, new_names: list[str]) -> None:
         self.names = new_names
 
     def request(self, labels: Float, weight: Float | None) -> Request:
@@ -143,14 +143,14 @@ class ColumnSums(Variable):
         columns = np.empty((n, k + 1))
         np.subtract(labels, reference, out=columns[:, :k])
         columns[:, k] = 1.0
-        root = None if weight is None and n_present == n else np.sqrt(w)[:, None]
-        if root is not None:
-            columns *= root
+        sqrt_weight = None if weight is None and n_present == n else np.sqrt(w)[:, None]
+        if sqrt_weight is not None:
+            columns *= sqrt_weight
         squares = np.zeros((k + 1, k + 1), order="F")
         blas_kernels.syrk_f64_into(columns, squares)
         blas_kernels.mirror_lower(squares)
-        if root is not None:
-            columns *= root
+        if sqrt_weight is not None:
+            columns *= sqrt_weight
             columns[:, k] = w
         commit_data = (n_present, float(w.sum()), squares[:k, k], squares[:k, :k], reference, None)
         return Request(None, 0, columns.T, commit_data)
@@ -166,10 +166,10 @@ class ColumnSums(Variable):
         self.products += products[:-1]
         self.x_sum += products[-1]
 
-    def moved(self, step: Float) -> ColumnSums:
+    def moved(self, offset: Float) -> ColumnSums:
         other = self.copy()
-        other.x_sum += other._weight * step
-        other.products += np.outer(other.z_sum, step)
+        other.x_sum += other._weight * offset
+        other.products += np.outer(other.z_sum, offset)
         return other
 
     # -- algebra ---------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class ColumnSums(Variable):
         for sums in (self.x_sum, self.z_sum, self.products, self.squares):
             sums *= factor
 
-    def merged(self, other: Variable, shift: Float, sign: int, name: object) -> ColumnSums:
+    def merged(self, other: Variable, offset: Float, sign: int, name: object) -> ColumnSums:
         refuse_other_kind(name, self, other)
         other = cast(ColumnSums, other)
         self._refuse_other_columns(other, sign, name)
@@ -200,20 +200,20 @@ class ColumnSums(Variable):
             return result
         if not self._n_rows:
             result.reference = other.reference.copy()
-        step = other.reference - result.reference
-        z_sum = other.z_sum + other._weight * step
-        x_sum = other.x_sum + other._weight * shift
+        z_offset = other.reference - result.reference
+        z_sum = other.z_sum + other._weight * z_offset
+        x_sum = other.x_sum + other._weight * offset
         products = (
             other.products
-            + np.outer(step, other.x_sum)
-            + np.outer(other.z_sum, shift)
-            + other._weight * np.outer(step, shift)
+            + np.outer(z_offset, other.x_sum)
+            + np.outer(other.z_sum, offset)
+            + other._weight * np.outer(z_offset, offset)
         )
         squares = (
             other.squares
-            + np.outer(step, other.z_sum)
-            + np.outer(other.z_sum, step)
-            + other._weight * np.outer(step, step)
+            + np.outer(z_offset, other.z_sum)
+            + np.outer(other.z_sum, z_offset)
+            + other._weight * np.outer(z_offset, z_offset)
         )
         result._n_rows += sign * other._n_rows
         result._weight += sign * other._weight
@@ -223,8 +223,8 @@ class ColumnSums(Variable):
         result.squares += sign * squares
         if result._weight <= 0:
             raise IncompatibleMomentsError(
-                f"cannot remove moments whose rows labelled with {name!r} have the weight of all "
-                "such rows of the whole, which has more rows: they are not a part of it"
+                f"cannot remove these moments: rows labelled with {name!r} would remain without "
+                "weight; subtract only moments that were added"
             )
         if sign < 0:
             result._clear_rounding(self)
@@ -244,8 +244,8 @@ class ColumnSums(Variable):
             )
         if sign < 0 and other._n_rows > self._n_rows:
             raise IncompatibleMomentsError(
-                f"cannot remove a part with {other._n_rows} rows labelled with {name!r} from a "
-                f"whole with {self._n_rows}: it is not a part of it"
+                f"cannot remove {other._n_rows} rows labelled with {name!r} from {self._n_rows}; "
+                "subtract only moments that were added"
             )
 
     def _clear_rounding(self, before: ColumnSums) -> None:
@@ -256,23 +256,25 @@ class ColumnSums(Variable):
         that the column is constant.
         """
         squares = np.einsum("ii->i", before.squares)
-        noise = EPS64 * (64 + 8 * before._n_rows**0.5) * squares
+        rounding = EPS64 * (64 + 8 * before._n_rows**0.5) * squares
         squares_of_mean = self.z_sum**2 / self._weight
-        constant = np.flatnonzero(np.einsum("ii->i", self.squares) - squares_of_mean <= noise)
+        constant = np.flatnonzero(np.einsum("ii->i", self.squares) - squares_of_mean <= rounding)
         self.reference[constant] += self.z_sum[constant] / self._weight
         self.z_sum[constant] = 0.0
         self.products[constant] = 0.0
         self.squares[constant, :] = 0.0
         self.squares[:, constant] = 0.0
 
-    def varies(
+    def depends_on_label(
         self, features: NDArray[np.intp], mean_deviation: Float, rounding: Float
     ) -> NDArray[np.bool_]:
-        size = np.sqrt(np.maximum(np.diag(self.squares), 0.0) * self._weight)[:, None]
-        excess = np.abs(self.products[:, features] - np.outer(self.z_sum, mean_deviation[features]))
-        return np.asarray((excess > size * rounding[features]).any(axis=0))
+        scale = np.sqrt(np.maximum(np.diag(self.squares), 0.0) * self._weight)[:, None]
+        difference = np.abs(
+            self.products[:, features] - np.outer(self.z_sum, mean_deviation[features])
+        )
+        return np.asarray((difference > scale * rounding[features]).any(axis=0))
 
-    def clear(self, features: NDArray[np.intp], mean_deviation: Float) -> None:
+    def make_constant(self, features: NDArray[np.intp], mean_deviation: Float) -> None:
         self.x_sum[features] = self._weight * mean_deviation[features]
         self.products[:, features] = np.outer(self.z_sum, mean_deviation[features])
 
@@ -292,7 +294,7 @@ class ColumnSums(Variable):
         return _unnamed(self.names)
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         return f"continuous ({self.n_columns} column{'s' if self.n_columns > 1 else ''})"
 
     def class_names(self, name: object) -> NoReturn:
@@ -303,11 +305,11 @@ class ColumnSums(Variable):
 
         It is (sum w (x-r)(z-t)^T - sum w (x-r) sum w (z-t)^T / W) / (W - ddof), with W = sum w.
         """
-        over = denominator(self._weight, ddof, name)
+        divisor = denominator(self._weight, ddof, name)
         columns = self.products - np.outer(self.z_sum / self._weight, self.x_sum)
-        return np.asarray(columns.T / over)
+        return np.asarray(columns.T / divisor)
 
-    def reference_mean(self) -> Float:
+    def mean(self) -> Float:
         """Return the mean of z over the labelled rows, (k,)."""
         return np.asarray(self.reference + self.z_sum / self._weight)
 
@@ -417,9 +419,9 @@ class Indicators:
 
     def label_sums(self) -> tuple[Float, Float]:
         """Return sum w (z - t), (k,), and sum w (z - t)(z - t)^T, (k, k), exactly symmetric."""
-        t, counted = self._reference, np.zeros(len(self._reference) + 1)
-        counted[self._present] = self._weights
-        weights, weight_sum = counted[:-1], float(self._weights.sum())
+        t, class_weights = self._reference, np.zeros(len(self._reference) + 1)
+        class_weights[self._present] = self._weights
+        weights, weight_sum = class_weights[:-1], float(self._weights.sum())
         half = np.outer(t, weights - 0.5 * weight_sum * t)
         squares = -(half + half.T)
         # Computed from non-negative terms, the diagonal is exactly 0 for a constant column.
@@ -458,11 +460,11 @@ def indicator_codes(labels: Float) -> Codes | None:
     codes = np.empty(n, np.intp)
     for start in range(0, n, _PART_ROWS):
         part = labels[start : start + _PART_ROWS]
-        marked = part != 0
-        column = marked.argmax(axis=1)
+        nonzero = part != 0
+        column = nonzero.argmax(axis=1)
         value = np.take_along_axis(part, column[:, None], axis=1)[:, 0]
         ones = value == 1
-        if np.count_nonzero(marked) != np.count_nonzero(ones) or (value[~ones] != 0).any():
+        if np.count_nonzero(nonzero) != np.count_nonzero(ones) or (value[~ones] != 0).any():
             return None
         codes[start : start + len(part)] = np.where(ones, column, k)
     return codes

@@ -43,8 +43,8 @@ Float = NDArray[np.float64]
 
 # x is regressed on label columns, at most this number of them per effective sampled row.
 _COLUMNS_PER_ROW = 0.1
-# `_warn_of` warns if the variances of a feature in all rows and in the sample differ by more than
-# this factor, and by more than this number of Gaussian standard errors.
+# `_warn_of_variances` warns if the variances of a feature in all rows and in the sample differ by
+# more than this factor, and by more than this number of Gaussian standard errors.
 _FACTOR, _ERRORS = 2.0, 6.0
 # The variance of a feature is corrected if the variance in all rows exceeds the estimate by more
 # than this number of Gaussian standard errors.
@@ -55,7 +55,7 @@ _ROUNDINGS = 64.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class SampleStatistics:
     """Properties of the sample from which Cov(x) was estimated, and parts of the estimate.
 
     The module docstring defines the symbols.
@@ -68,7 +68,7 @@ class Sampled:
         Rows r_i with sum r_i r_i^T = R R^T, the part of Cov(x) that the labels explain.
     n_rows : int
         Number of sampled rows.
-    effective : float
+    n_effective : float
         Effective number m of sampled rows, (sum w)^2 / sum w^2.
     fraction : float
         Fraction of all rows that was sampled.
@@ -83,13 +83,13 @@ class Sampled:
     correction: Float
     explained: Float
     n_rows: int
-    effective: float
+    n_effective: float
     fraction: float
     n_labels: int
     unit_roundoff: float
     quartic: float | None
 
-    def change(
+    def distortion(
         self, left: Float, right: Float, gram: Float, regressors: int
     ) -> tuple[float, float | None]:
         """Return unbiased estimates of the distortion E|left^T right (x - mean)|^2 and its excess.
@@ -120,17 +120,17 @@ class Sampled:
         excess : float or None
             Fraction of the least distortion; None if m is too small for the formulas.
         """
-        square = left @ left.T
-        inside = right @ self.explained.T
-        explained = float(np.sum(square * (inside @ inside.T)))
-        rest = max(0.0, float(np.sum(square * gram)) - explained)
-        p, m, k = regressors, self.effective, self.n_labels
+        left_gram = left @ left.T
+        coordinates = right @ self.explained.T
+        explained = float(np.sum(left_gram * (coordinates @ coordinates.T)))
+        residual = max(0.0, float(np.sum(left_gram * gram)) - explained)
+        p, m, k = regressors, self.n_effective, self.n_labels
         if m - p - 2 <= 0 or m - k - p <= 0:
-            return explained + rest, None
-        rest /= 1.0 - (1.0 - self.fraction) * p / (m - k)
+            return explained + residual, None
+        residual /= 1.0 - (1.0 - self.fraction) * p / (m - k)
         excess = (1.0 - self.fraction) * p / (m - p - 2)
-        least = explained + rest
-        return least + rest * excess, rest * excess / least if least else 0.0
+        least = explained + residual
+        return least + residual * excess, residual * excess / least if least else 0.0
 
 
 def refuse_few(sampled: SampledAccumulator) -> None:
@@ -143,14 +143,14 @@ def _refuse_below(sampled: SampledAccumulator, needed: int) -> None:
     rows, state = sampled.sample.rows.n_rows, sampled.nonempty_state()
     if rows < needed:
         raise NotEnoughDataError(
-            f"the covariance of {state.width} features rests on {rows:,} sampled rows of "
+            f"the covariance of {state.width} features is estimated from {rows:,} sampled rows of "
             f"{state.n_rows:,} (subsample={sampled.parameters.subsample:g}), and {needed:,} are "
             f"needed: {LEAST_ROWS} for each feature that varies. Accumulate with a larger "
-            "subsample= (1 takes all rows), add rows, or pass shrinkage='oas'"
+            "subsample= (1 uses all rows), add rows, or pass shrinkage='oas'"
         )
 
 
-def sampled_covariance(sampled: SampledAccumulator) -> tuple[Float, Sampled]:
+def sampled_covariance(sampled: SampledAccumulator) -> tuple[Float, SampleStatistics]:
     """Return the estimate M of Cov(x), and properties of the sample.
 
     M is (d, d), Fortran-ordered; only its lower triangle is valid. The accumulator must not have
@@ -170,24 +170,24 @@ def sampled_covariance(sampled: SampledAccumulator) -> tuple[Float, Sampled]:
 
     _refuse_below(sampled, 2)
     state, sample = sampled.nonempty_state(), sampled.sample
-    sample_state, effective = sample.rows.nonempty_state(), sample.effective
+    sample_state, n_effective = sample.rows.nonempty_state(), sample.n_effective
     variances = state.second.diagonal() / state.weight
     covariance = sample_state.scatter / sample_state.weight
-    names = _regressors(sampled, effective)
+    names = _regressors(sampled, n_effective)
     aligned = {
         name: _aligned(sample.rows.variables.get(name), sampled.variables[name]) for name in names
     }
-    in_sample = _explained(
+    explained_in_sample = _explained(
         aligned, sample.labels, sample_state.weight, names, state.width,
     )  # fmt: skip
     explained = _explained(sampled.variables, sample.all_labels, state.weight, names, state.width)
     sample_variances = np.diagonal(covariance).copy()
     syrk = scipy.linalg.blas.dsyrk
     matrix = covariance
-    if len(in_sample):
-        matrix = syrk(-1.0, in_sample.T, 1.0, covariance, lower=1, overwrite_c=1)
-    matrix *= effective / max(1.0, effective - len(in_sample))
-    sampling_error = _STANDARD_ERRORS * (2.0 / effective) ** 0.5
+    if len(explained_in_sample):
+        matrix = syrk(-1.0, explained_in_sample.T, 1.0, covariance, lower=1, overwrite_c=1)
+    matrix *= n_effective / max(1.0, n_effective - len(explained_in_sample))
+    sampling_error = _STANDARD_ERRORS * (2.0 / n_effective) ** 0.5
     undetermined = _undetermined(sampled, matrix, variances, explained)
     if len(explained):
         matrix = syrk(1.0, explained.T, 1.0, matrix, lower=1, overwrite_c=1)
@@ -198,7 +198,7 @@ def sampled_covariance(sampled: SampledAccumulator) -> tuple[Float, Sampled]:
     correction[correction <= sampling_error * diagonal] = 0.0
     correction[undetermined] = np.maximum(correction, sampling_error * variances)[undetermined]
     diagonal += correction
-    _warn_of(variances, sample_variances, effective, sampled.feature_names)
+    _warn_of_variances(variances, sample_variances, n_effective, sampled.feature_names)
     quartic = None
     if sample_state.fourth is not None:
         quartic = (
@@ -207,9 +207,9 @@ def sampled_covariance(sampled: SampledAccumulator) -> tuple[Float, Sampled]:
             )
             / sample_state.weight
         )
-    return matrix, Sampled(
-        correction, explained, sample_state.n_rows, effective, sample_state.n_rows / state.n_rows,
-        len(in_sample), sample_state.unit_roundoff, quartic,
+    return matrix, SampleStatistics(
+        correction, explained, sample_state.n_rows, n_effective, sample_state.n_rows / state.n_rows,
+        len(explained_in_sample), sample_state.unit_roundoff, quartic,
     )  # fmt: skip
 
 
@@ -246,17 +246,17 @@ def _undetermined(
     import scipy.linalg
 
     sample_state, varies = sampled.sample.rows.nonempty_state(), variances > 0
-    nothing = np.empty(0, np.intp)
+    no_features = np.empty(0, np.intp)
     n_varying = int(np.count_nonzero(varies))
     if not len(explained) or sampled.sample.rows.n_rows < LEAST_ROWS * n_varying:
-        return nothing
-    units = 1.0 / np.sqrt(np.where(varies, variances, np.inf))
+        return no_features
+    scale = 1.0 / np.sqrt(np.where(varies, variances, np.inf))
 
     def scaled() -> Float:
         """Return `matrix` for features of unit variance, with diagonal 1 for constant features."""
         copy = np.array(matrix, order="F")
-        copy *= units
-        copy *= units[:, None]
+        copy *= scale
+        copy *= scale[:, None]
         np.einsum("ii->i", copy)[~varies] = 1.0
         return copy
 
@@ -264,42 +264,45 @@ def _undetermined(
     lapack = scipy.linalg.lapack
     factor, failed = lapack.dpotrf(scaled(), lower=1, overwrite_a=1)
     if not failed and np.diagonal(factor).min() ** 2 > tolerance:
-        return nothing
+        return no_features
     factor, order, rank, _ = lapack.dpstrf(scaled(), tol=tolerance, lower=1, overwrite_a=1)
     order -= 1
-    projected = (explained * units)[:, order]
+    projected = (explained * scale)[:, order]
     combinations = scipy.linalg.solve_triangular(
         factor[:rank, :rank], factor[rank:, :rank].T, lower=True, trans=1
     )
     residual = np.linalg.norm(projected[:, rank:] - projected[:, :rank] @ combinations, axis=0)
-    offset = 1.0 + np.abs(sampled.nonempty_state().mean * units).max()
-    noise = (
-        _ROUNDINGS * sample_state.unit_roundoff * offset * (1.0 + np.abs(combinations).sum(axis=0))
+    largest_mean = 1.0 + np.abs(sampled.nonempty_state().mean * scale).max()
+    rounding = (
+        _ROUNDINGS
+        * sample_state.unit_roundoff
+        * largest_mean
+        * (1.0 + np.abs(combinations).sum(axis=0))
     )
-    return np.asarray(order[rank:][residual > noise], np.intp)
+    return np.asarray(order[rank:][residual > rounding], np.intp)
 
 
-def _regressors(sampled: SampledAccumulator, effective: float) -> list[VariableName]:
+def _regressors(sampled: SampledAccumulator, n_effective: float) -> list[VariableName]:
     """Return the variables on which x is regressed: those of few columns first, up to a limit."""
-    table, n_left = sampled.sample.all_labels, _COLUMNS_PER_ROW * effective
+    table, n_allowed = sampled.sample.all_labels, _COLUMNS_PER_ROW * n_effective
     columns = {n: table.columns_of(n, v) for n, v in sampled.variables.items() if v.n_rows}
     names: list[VariableName] = []
     for name in sorted(columns, key=lambda n: columns[n]):
-        if 0 < columns[name] <= n_left:
+        if 0 < columns[name] <= n_allowed:
             names.append(name)
-            n_left -= columns[name]
+            n_allowed -= columns[name]
     return names
 
 
-def _aligned(variable: Variable | None, of_all: Variable) -> Variable:
-    """Return a variable of the sample with the classes and class order of `of_all`.
+def _aligned(variable: Variable | None, all_rows_variable: Variable) -> Variable:
+    """Return a variable of the sample with the classes and class order of `all_rows_variable`.
 
-    `of_all` is the same variable in all rows. None becomes a variable without rows.
+    `all_rows_variable` is the same variable in all rows. None becomes a variable without rows.
     """
     if variable is None:
-        variable = of_all.empty_like()
+        variable = all_rows_variable.empty_like()
     if isinstance(variable, ClassSums):
-        return variable.in_order(cast(ClassSums, of_all).names)
+        return variable.in_order(cast(ClassSums, all_rows_variable).names)
     return variable
 
 
@@ -315,22 +318,22 @@ def _explained(
         else:
             parts.append(np.zeros((variable.n_columns, width)))
     cross = np.concatenate(parts)
-    square = table.covariance(names, variables, weight)
-    deviations = np.sqrt(np.maximum(np.diagonal(square), 0.0))
-    units = np.divide(1.0, deviations, out=np.zeros_like(deviations), where=deviations > 0)
-    values, vectors = np.linalg.eigh(square * units * units[:, None])
-    least = tolerances.LABELS * len(values)
-    kept = values > least
-    return np.asarray((vectors[:, kept] / np.sqrt(values[kept])).T @ (cross * units[:, None]))
+    label_covariance = table.covariance(names, variables, weight)
+    deviations = np.sqrt(np.maximum(np.diagonal(label_covariance), 0.0))
+    scale = np.divide(1.0, deviations, out=np.zeros_like(deviations), where=deviations > 0)
+    values, vectors = np.linalg.eigh(label_covariance * scale * scale[:, None])
+    tolerance = tolerances.LABELS * len(values)
+    kept = values > tolerance
+    return np.asarray((vectors[:, kept] / np.sqrt(values[kept])).T @ (cross * scale[:, None]))
 
 
-def _warn_of(
-    variances: Float, sampled: Float, effective: float, names: Sequence[str] | None
+def _warn_of_variances(
+    variances: Float, sample_variances: Float, n_effective: float, names: Sequence[str] | None
 ) -> None:
     """Warn of features whose variances differ too much between all rows and the sample."""
-    error = _ERRORS * (2.0 / effective) ** 0.5 * sampled
-    low = (variances > _FACTOR * sampled) & (variances - sampled > error)
-    high = (_FACTOR * variances < sampled) & (sampled - variances > error)
+    error = _ERRORS * (2.0 / n_effective) ** 0.5 * sample_variances
+    low = (variances > _FACTOR * sample_variances) & (variances - sample_variances > error)
+    high = (_FACTOR * variances < sample_variances) & (sample_variances - variances > error)
     features = np.flatnonzero(low | high)
     if len(features):
         shown = abbreviated(features, names)

@@ -91,13 +91,13 @@ from splince_fast.moments.state import EPS32, EPS64, Diagonal, FourthMoment, Sca
 NEWEST = 4
 # Largest number of bytes of a block: a file with larger blocks is rejected as damaged, because the
 # next update would allocate a block.
-_MOST_BYTES = 1 << 35
+_MOST_BLOCK_BYTES = 1 << 35
 
 
 def format_of(accumulator: Accumulator) -> int:
     """Return the oldest file format that can hold the state."""
     parameters = accumulator.parameters
-    if len(accumulator.pairs.gram):
+    if len(accumulator.label_products.gram):
         return 4
     if parameters.by is not None:
         return 4
@@ -147,17 +147,17 @@ def to_tensors(accumulator: Accumulator, *, packed: bool = False) -> Record:
             tensors["scatter.lower"] = state.second.packed()
         else:
             tensors["scatter"] = state.second.full().T
-        if state.lost is not None:
-            tensors["lost"] = state.lost
+        if state.rounding_bound is not None:
+            tensors["lost"] = state.rounding_bound
         if state.fourth is not None:
             tensors |= {"quartic": np.array([state.fourth.quartic]), "cubic": state.fourth.cubic}
     for i, (name, variable) in enumerate(accumulator.variables.items()):
         entry = {"name": list(name) if isinstance(name, tuple) else name}
         metadata["variables"].append(entry | variable.metadata())
         tensors |= {f"variable.{i}.{key}": t for key, t in variable.tensors().items()}
-    if len(accumulator.pairs.gram):
+    if len(accumulator.label_products.gram):
         order = list(accumulator.variables)
-        pairs = accumulator.pairs.tensors(order)
+        pairs = accumulator.label_products.tensors(order)
         metadata["pairs"] = sorted(pairs)
         tensors |= {f"pairs.{key}": tensor for key, tensor in pairs.items()}
     if accumulator.buffer is not None and accumulator.buffer.filled:
@@ -168,15 +168,19 @@ def to_tensors(accumulator: Accumulator, *, packed: bool = False) -> Record:
 def _classes_to_tensors(accumulator: ClassAccumulator, packed: bool) -> Record:
     """Return the tensors of the states of all classes, named by class number, and the metadata."""
     tensors: Tensors = {}
-    described = []
+    class_metadata = []
     for i, part in enumerate(part for part in accumulator.parts.values() if part.n_rows):
         part_tensors, metadata = to_tensors(part, packed=packed)
         tensors |= {f"class.{i}.{key}": tensor for key, tensor in part_tensors.items()}
-        described.append(metadata)
+        class_metadata.append(metadata)
     empty = Accumulator(accumulator.parameters)
     empty.feature_names = accumulator.feature_names
     _, metadata_without_rows = to_tensors(empty)
-    return tensors, {**metadata_without_rows, "by": accumulator.parameters.by, "classes": described}
+    return tensors, {
+        **metadata_without_rows,
+        "by": accumulator.parameters.by,
+        "classes": class_metadata,
+    }
 
 
 def _read_classes(
@@ -184,8 +188,8 @@ def _read_classes(
 ) -> ClassAccumulator:
     """Return the accumulator that `_classes_to_tensors` stored as `tensors` and `metadata`."""
     result, by = ClassAccumulator(parameters), metadata["by"]
-    for i, described in enumerate(metadata["classes"]):
-        part = from_tensors(part_of(tensors, f"class.{i}."), described)
+    for i, part_metadata in enumerate(metadata["classes"]):
+        part = from_tensors(part_of(tensors, f"class.{i}."), part_metadata)
         if isinstance(part, ClassAccumulator) or result.width not in (None, part.width):
             raise FileFormatError("the state of a class has another number of features")
         part.parameters = parameters
@@ -203,12 +207,12 @@ def _sample_to_tensors(
     """Return the tensors of a sample; add the metadata of the sample to `metadata`."""
     sample, order = accumulator.sample, list(accumulator.variables)
     parameters = accumulator.parameters
-    sample_tensors, described = to_tensors(sample.rows, packed=packed)
+    sample_tensors, sample_metadata = to_tensors(sample.rows, packed=packed)
     metadata |= {
         "scatter": parameters.subsample,
         "seed": parameters.random_state,
         "position": sample.position,
-        "sample": described,
+        "sample": sample_metadata,
     }
     tensors: Tensors = {f"sample.{key}": tensor for key, tensor in sample_tensors.items()}
     for prefix, table in (("labels.", sample.labels), ("all_labels.", sample.all_labels)):
@@ -226,7 +230,7 @@ def _read_sample(
     sample_rows = from_tensors(part_of(tensors, "sample."), metadata["sample"])
     position = metadata["position"]
     if not isinstance(position, int) or not 0 <= position < 1 << 62:
-        raise FileFormatError("the position of the sample is not a number of rows")
+        raise FileFormatError(f"the position of the sample is {position!r}, not a number of rows")
     check_tensors(tensors, {"weights.squares": (np.float64, (1,))})
     refuse_negative(tensors, ("weights.squares",))
     if isinstance(sample_rows, SampledAccumulator) or sample_rows.width not in (
@@ -235,7 +239,7 @@ def _read_sample(
     ):
         raise FileFormatError("the sample has another number of features")
     if sample_rows.n_rows > accumulator.n_rows:
-        raise FileFormatError("more rows were sampled than there are")
+        raise FileFormatError("the sample has more rows than the state")
     labels, all_labels = (
         LabelTable.read(part_of(tensors, prefix), accumulator.variables)
         for prefix in ("labels.", "all_labels.")
@@ -284,14 +288,16 @@ def from_tensors(tensors: Tensors, metadata: Mapping[str, Any]) -> Accumulator:
         return accumulator
     if not isinstance(width, int) or width < 1:
         raise FileFormatError(f"the width {width!r} is not a positive integer")
-    if parameters.block_rows is not None and parameters.block_rows * width * 8 > _MOST_BYTES:
+    if parameters.block_rows is not None and parameters.block_rows * width * 8 > _MOST_BLOCK_BYTES:
         raise FileFormatError(
-            f"blocks of {parameters.block_rows:,} rows of {width:,} features exceed any memory; "
-            "the file was edited or damaged"
+            f"a block of {parameters.block_rows:,} rows of {width:,} features would take more than "
+            f"{_MOST_BLOCK_BYTES >> 30} GiB; the file was edited or damaged"
         )
     sampled = accumulator if isinstance(accumulator, SampledAccumulator) else None
     if parameters.sketch_size is not None and parameters.sketch_size > width:
-        raise FileFormatError(f"a sketch of {parameters.sketch_size} for {width} features")
+        raise FileFormatError(
+            f"the sketch has {parameters.sketch_size} columns for {width} features"
+        )
     accumulator.state = _read_state(tensors, metadata, width, parameters)
     accumulator.feature_names = read_feature_names(metadata, width)
     for i, entry in enumerate(metadata["variables"]):
@@ -299,14 +305,14 @@ def from_tensors(tensors: Tensors, metadata: Mapping[str, Any]) -> Accumulator:
         name = tuple(entry["name"]) if isinstance(entry["name"], list) else entry["name"]
         accumulator.variables[name] = KINDS[entry["kind"]].read(width, entry, sums)
         if accumulator.variables[name].n_rows > accumulator.state.n_rows:
-            raise FileFormatError(f"more rows carry the variable {name!r} than there are")
+            raise FileFormatError(f"{name!r} labels more rows than the state has")
     if "pairs" in metadata:
         pairs = part_of(tensors, "pairs.")
         missing = set(metadata["pairs"]) - set(pairs)
         if missing:
             raise FileFormatError(f"the tensor {'pairs.' + min(missing)!r} is missing")
-        accumulator.pairs = LabelTable.read(pairs, accumulator.variables)
-        if not accumulator.pairs.is_compact:
+        accumulator.label_products = LabelTable.read(pairs, accumulator.variables)
+        if not accumulator.label_products.is_compact:
             raise FileFormatError("the table of label pairs has rows that belong to no variable")
     buffered = _read_buffered(tensors, accumulator, width)
     if sampled is not None:
@@ -327,21 +333,21 @@ def _read_state(
     width: int,
     parameters: Parameters,
 ) -> State:
-    rank, sampled = parameters.sketch_size, parameters.subsample < 1
+    sketch_size, sampled = parameters.sketch_size, parameters.subsample < 1
     ledoit_wolf = parameters.ledoit_wolf and not sampled
-    real, packed = np.float64, width * (width + 1) // 2
+    real, n_packed = np.float64, width * (width + 1) // 2
     expected: dict[str, tuple[DTypeLike, tuple[int, ...]]] = {
         "reference": (real, (width,)),
         "weight": (real, (1,)),
         "deviation": (real, (width,)),
     }
-    lower = "scatter.lower" in tensors
-    if rank is not None:
-        expected |= {"variances": (real, (width,)), "images": (real, (width, rank))}
+    is_packed = "scatter.lower" in tensors
+    if sketch_size is not None:
+        expected |= {"variances": (real, (width,)), "images": (real, (width, sketch_size))}
     elif sampled:
         expected["variances"] = (real, (width,))
-    elif lower:
-        expected["scatter.lower"] = (real, (packed,))
+    elif is_packed:
+        expected["scatter.lower"] = (real, (n_packed,))
     else:
         expected["scatter"] = (real, (width,) * 2)
     if ledoit_wolf:
@@ -351,20 +357,20 @@ def _read_state(
     check_tensors(tensors, expected)
     n_rows = metadata["n_rows"]
     if not isinstance(n_rows, int) or not 0 <= n_rows < 1 << 63:
-        raise FileFormatError("the number of rows is negative or no number")
+        raise FileFormatError(f"n_rows is {n_rows!r}, not a number of rows")
     weight = float(tensors["weight"][0])
     if weight < 0 or (weight > 0) != (n_rows > 0):
         raise FileFormatError("the number of rows and their weight contradict each other")
     roundoff = EPS32 if metadata["float32_products"] else EPS64
     second: Scatter
-    if rank is not None:
+    if sketch_size is not None:
         second = Sketch(
             tensors["variances"], roundoff, images=tensors["images"],
-            signs=signs(width, rank, parameters.random_state),
+            signs=signs(width, sketch_size, parameters.random_state),
         )  # fmt: skip
     elif sampled:
         second = Diagonal(tensors["variances"], roundoff)
-    elif lower:
+    elif is_packed:
         second = Scatter.unpacked(tensors["scatter.lower"], width, roundoff)
     else:
         second = Scatter(np.asfortranarray(tensors["scatter"].T), roundoff)
@@ -379,7 +385,7 @@ def _read_state(
     # Files of earlier versions have no entry "row_eps".
     eps = metadata.get("row_eps", EPS32 if metadata["float32_products"] else 0.0)
     if not isinstance(eps, float) or not 0.0 <= eps < 1.0:
-        raise FileFormatError(f"the epsilon of the rows is {eps!r}")
+        raise FileFormatError(f"row_eps is {eps!r}, not a number from 0 to 1")
     return State(
         tensors["reference"], n_rows, weight, tensors["deviation"], second, fourth, lost, eps
     )

@@ -36,8 +36,8 @@ class Update(NamedTuple):
     rows: Rows
     weight: Float | None
     encoded: Mapping[VariableName, Encoded]
-    positions: NDArray[np.intp] | None  # indices of the rows with nonzero weight; None: all
-    n_passed: int  # number of rows, including those of weight zero
+    row_index: NDArray[np.intp] | None  # indices of the rows with nonzero weight; None: all
+    n_input_rows: int  # number of rows, including those of weight zero
     n: int  # number of rows with nonzero weight
     feature_names: tuple[str, ...] | None  # columns of a data frame
 
@@ -65,7 +65,7 @@ def read_update(
     weight = None if sample_weight is None else as_weights(sample_weight, n)
     if weight is not None and not weight.all():
         index = np.flatnonzero(weight)
-        labels = None if labels is None else _taken_labels(labels, index, n)
+        labels = None if labels is None else _select_labels(labels, index, n)
         rows, weight = rows.select(index), weight[index]
     n_kept = n if index is None else len(index)
     encoded = encode(labels, n_kept, kinds=parameters.kinds or None, joint=parameters.joint)
@@ -101,7 +101,7 @@ def _map_columns(labels: Any, function: Any) -> Any:
     return function(labels, "labels")
 
 
-def _taken_labels(labels: Any, index: NDArray[np.intp], n: int) -> Any:
+def _select_labels(labels: Any, index: NDArray[np.intp], n: int) -> Any:
     """Return the labels of the rows `index`.
 
     A column whose length is not n is returned unchanged: `encode` raises an error for it later.

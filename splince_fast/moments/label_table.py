@@ -30,7 +30,7 @@ Index = NDArray[np.intp]
 # variable, the values of its features, (n, k).
 _Features = tuple[Index, Index | None, Float]
 
-_NONE, _NO_INDEX = np.zeros((0, 0)), np.zeros(0, np.intp)
+_NO_VALUES, _NO_INDEX = np.zeros((0, 0)), np.zeros(0, np.intp)
 # A variable with more label features is left out of the table, since the size of the table is
 # quadratic in the number of label features.
 _MAX_FEATURES = 256
@@ -90,11 +90,11 @@ class LabelTable:
             self.gram[:, index] = 0.0
             index = np.zeros(0, np.intp)
         elif n_features > len(index):
-            size, more = len(self.gram), n_features - len(index)
-            gram = np.zeros((size + more, size + more))
+            size, n_added = len(self.gram), n_features - len(index)
+            gram = np.zeros((size + n_added, size + n_added))
             gram[:size, :size] = self.gram
             self.gram = gram
-            index = np.concatenate([index, np.arange(size, size + more)])
+            index = np.concatenate([index, np.arange(size, size + n_added)])
         self.index[name] = index
         return index
 
@@ -120,7 +120,7 @@ class LabelTable:
                     index = self._reserve(name, variable.n_columns)
                 if len(index):
                     # Codes + 1, so that missing labels, with code -1, are counted in bin 0.
-                    features.append((index, column + 1, _NONE))
+                    features.append((index, column + 1, _NO_VALUES))
                 continue
             index = self._reserve(name, variable.n_columns + 1)
             present = np.asarray(~np.isnan(column).any(axis=1))
@@ -163,29 +163,29 @@ class LabelTable:
         in `other`: a column f of `other` becomes f + (t' - t) p, with p the indicator of presence.
         """
         size = len(other.gram)
-        moves: list[tuple[Index, Index, Float]] = []
+        blocks: list[tuple[Index, Index, Float]] = []
         for name, index in other.index.items():
             variable, other_variable = ours[name], theirs[name]
-            columns = isinstance(variable, ColumnSums)
+            continuous = isinstance(variable, ColumnSums)
             # A variable that `other` leaves out must be left out of this table, too: request more
             # label features than the limit.
-            n_further = 1 if columns else 0 if len(index) else _MAX_FEATURES
-            target = self._reserve(name, variable.n_columns + n_further)
+            n_extra = 1 if continuous else 0 if len(index) else _MAX_FEATURES
+            target = self._reserve(name, variable.n_columns + n_extra)
             if not len(target) or not len(index):
                 continue
-            shift = np.eye(len(index))
-            if columns:
+            block = np.eye(len(index))
+            if continuous:
                 origin = other.origins.get(name)
                 if origin is not None:
-                    shift[:-1, -1] = origin - self.origins.setdefault(name, origin.copy())
+                    block[:-1, -1] = origin - self.origins.setdefault(name, origin.copy())
             else:
                 order = cast(ClassSums, variable).positions_of(cast(ClassSums, other_variable))
                 target = target[order][: len(index)]
-            moves.append((target, index, shift))
-        step = np.zeros((len(self.gram), size))
-        for target, index, shift in moves:
-            step[np.ix_(target, index)] = shift
-        self.gram += sign * (step @ other.gram @ step.T)
+            blocks.append((target, index, block))
+        transform = np.zeros((len(self.gram), size))
+        for target, index, block in blocks:
+            transform[np.ix_(target, index)] = block
+        self.gram += sign * (transform @ other.gram @ transform.T)
 
     # -- reading ---------------------------------------------------------------------------
 
@@ -219,12 +219,12 @@ class LabelTable:
                 centred[: len(index)] = np.eye(len(index)) - (sums / (sums.sum() or 1.0))[:, None]
             parts.append(centred)
             indices.append(index)
-        step = np.zeros((sum(map(len, parts)), len(self.gram)))
+        transform = np.zeros((sum(map(len, parts)), len(self.gram)))
         start = 0
         for part, index in zip(parts, indices, strict=True):
-            step[start : start + len(part), index] = part
+            transform[start : start + len(part), index] = part
             start += len(part)
-        return np.asarray(step @ self.gram @ step.T / weight)
+        return np.asarray(transform @ self.gram @ transform.T / weight)
 
     def pair_covariance(
         self, a: VariableName, b: VariableName, variables: Mapping[VariableName, Variable]
@@ -235,22 +235,22 @@ class LabelTable:
         """
         index = [self.index.get(name, _NO_INDEX) for name in (a, b)]
         block = self.gram[np.ix_(*index)]
-        columns = [isinstance(variables[name], ColumnSums) for name in (a, b)]
+        continuous = [isinstance(variables[name], ColumnSums) for name in (a, b)]
         # Sums of each feature over the rows with both labels.
-        first = block[:, -1] if columns[1] else block.sum(axis=1)
-        second = block[-1] if columns[0] else block.sum(axis=0)
-        both = float(first[-1] if columns[0] else first.sum()) if block.size else 0.0
-        if both <= 0:
+        first_sums = block[:, -1] if continuous[1] else block.sum(axis=1)
+        second_sums = block[-1] if continuous[0] else block.sum(axis=0)
+        weight = float(first_sums[-1] if continuous[0] else first_sums.sum()) if block.size else 0.0
+        if weight <= 0:
             return None
-        if columns[0]:
-            block, first = block[:-1], first[:-1]
-        if columns[1]:
-            block, second = block[:, :-1], second[:-1]
+        if continuous[0]:
+            block, first_sums = block[:-1], first_sums[:-1]
+        if continuous[1]:
+            block, second_sums = block[:, :-1], second_sums[:-1]
         covariance = np.zeros([variables[name].n_columns for name in (a, b)])
         covariance[: block.shape[0], : block.shape[1]] = (
-            block / both - np.outer(first, second) / both**2
+            block / weight - np.outer(first_sums, second_sums) / weight**2
         )
-        return covariance, both
+        return covariance, weight
 
     # -- storing ---------------------------------------------------------------------------
 
@@ -280,12 +280,12 @@ class LabelTable:
             index = tensors.get(f"places.{i}")
             if index is None:
                 continue
-            columns = isinstance(variable, ColumnSums)
-            n_features = variable.n_columns + (1 if columns else 0)
-            fits = index.dtype == np.int64 and index.ndim == 1 and len(index) <= n_features
-            if not fits or (len(index) and not 0 <= index.min() <= index.max() < size):
+            continuous = isinstance(variable, ColumnSums)
+            n_features = variable.n_columns + (1 if continuous else 0)
+            valid = index.dtype == np.int64 and index.ndim == 1 and len(index) <= n_features
+            if not valid or (len(index) and not 0 <= index.min() <= index.max() < size):
                 raise FileFormatError(f"the table of labels has no valid index for {name!r}")
-            if columns and len(index) not in (0, n_features):
+            if continuous and len(index) not in (0, n_features):
                 raise FileFormatError(f"the table of labels lacks columns of {name!r}")
             table.index[name] = index.astype(np.intp)
             used += index.tolist()
@@ -294,21 +294,24 @@ class LabelTable:
                 check_tensors(tensors, {key: (np.float64, (variable.n_columns,))})
                 table.origins[name] = tensors[key]
         if len(set(used)) < len(used):
-            raise FileFormatError("the table of labels has a row twice")
+            raise FileFormatError("two label features have the same row in the table of labels")
         return table
 
 
 def _products(first: _Features, second: _Features, weight: Float | None) -> Float:
     """Return sum w f g^T, with f and g the label features of two variables."""
-    (p, codes, values), (q, others, columns) = first, second
-    if codes is not None and others is not None:
-        shape = len(p) + 1, len(q) + 1
-        cells = np.bincount(codes * shape[1] + others, weight, shape[0] * shape[1])
+    first_index, first_codes, first_values = first
+    second_index, second_codes, second_values = second
+    if first_codes is not None and second_codes is not None:
+        shape = len(first_index) + 1, len(second_index) + 1
+        cells = np.bincount(first_codes * shape[1] + second_codes, weight, shape[0] * shape[1])
         return np.asarray(cells.reshape(shape)[1:, 1:], np.float64)
-    if codes is None and others is None:
-        return np.asarray((values if weight is None else values * weight[:, None]).T @ columns)
-    if codes is None:
+    if first_codes is None and second_codes is None:
+        return np.asarray(
+            (first_values if weight is None else first_values * weight[:, None]).T @ second_values
+        )
+    if first_codes is None:
         return _products(second, first, weight).T
-    weighted = columns if weight is None else columns * weight[:, None]
-    sums = [np.bincount(codes, column, len(p) + 1)[1:] for column in weighted.T]
+    weighted = second_values if weight is None else second_values * weight[:, None]
+    sums = [np.bincount(first_codes, column, len(first_index) + 1)[1:] for column in weighted.T]
     return np.array(sums, np.float64).T

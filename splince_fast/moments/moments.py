@@ -30,7 +30,7 @@ from splince_fast.exceptions import (
 )
 from splince_fast.labels import ClassCodes, ClassName, VariableName, class_key
 from splince_fast.moments.accumulator import Accumulator, check_column
-from splince_fast.moments.by_class import ClassAccumulator, rows_of
+from splince_fast.moments.by_class import ClassAccumulator, take_labels
 from splince_fast.moments.format import (
     NEWEST,
     accumulator_of,
@@ -319,11 +319,12 @@ class Moments:
         """
 
         if folds is None and groups is not None:
-            raise InputError("groups says how rows are split into folds; pass folds=2, too")
+            raise InputError("groups= needs folds=: it keeps groups in one fold; pass folds=2, too")
         if folds is not None and client is not None:
             raise InputError(
-                "folds are split by one process; pass folds or client, or fit a source per fold "
-                "on the cluster and pass the list of moments to cross_report"
+                "folds= needs one process, and client= is a cluster; pass folds or client, or "
+                "accumulate one source per fold on the cluster and pass the list of moments to "
+                "cross_report"
             )
         run: dict[str, Any] = {
             "progress": progress, "checkpoint": checkpoint,
@@ -349,14 +350,14 @@ class Moments:
 
     def __add__(self, other: Moments) -> Moments:
         """Return the moments of both data sets together."""
-        self._check_like(other)
+        self._check_compatible(other)
         result = self._merged_copy()
         result += other
         return result
 
     def __iadd__(self, other: Moments) -> Moments:
         """Add the other moments to this object, in place."""
-        self._check_like(other)
+        self._check_compatible(other)
         part = other.copy() if other is self else other
         with Deferred(), self._lock, part._locked() as theirs:
             self._accumulator.merge_pending()
@@ -365,21 +366,21 @@ class Moments:
 
     def __sub__(self, part: Moments) -> Moments:
         """Return the moments without the rows of `part`, all of which must have been added."""
-        self._check_like(part)
+        self._check_compatible(part)
         with self._locked() as ours, part._locked() as theirs:
-            return self._around(ours.without(theirs))
+            return self._wrap(ours.without(theirs))
 
     def __radd__(self, other: object) -> Moments:
         """Return a copy for ``0 + moments``, with which ``sum(parts)`` begins."""
         if isinstance(other, int) and other == 0:
             return self.copy()
-        raise _no_moments(other)
+        raise _operand_error(other)
 
-    def _check_like(self, other: object) -> None:
+    def _check_compatible(self, other: object) -> None:
         if not isinstance(other, Moments):
-            raise _no_moments(other)
+            raise _operand_error(other)
         ours, theirs = self._accumulator, other._accumulator
-        ours.parameters.refuse_unlike(theirs.parameters)
+        ours.parameters.check_compatible(theirs.parameters)
         try:
             check_feature_names(theirs.feature_names, ours.feature_names, "the other moments")
         except InputError as error:
@@ -388,10 +389,10 @@ class Moments:
     @classmethod
     def _empty(cls, parameters: Parameters) -> Moments:
         """Return empty Moments with validated parameters."""
-        return cls._around(accumulator_of(parameters))
+        return cls._wrap(accumulator_of(parameters))
 
     @classmethod
-    def _around(cls, accumulator: Accumulator) -> Moments:
+    def _wrap(cls, accumulator: Accumulator) -> Moments:
         """Return new moments that own an accumulator, without a copy."""
         new = cls.__new__(cls)
         new._accumulator = accumulator
@@ -399,21 +400,21 @@ class Moments:
         return new
 
     @staticmethod
-    def _merged(parts: Sequence[Moments]) -> Moments:
+    def _sum_of(parts: Sequence[Moments]) -> Moments:
         """Return the sum of one or more moments, as a new object."""
         first, *others = parts
         with first._locked() as accumulator:
             total = accumulator.copy()
         for part in others:
-            first._check_like(part)
+            first._check_compatible(part)
             with part._locked() as accumulator:
                 total.add(accumulator)
-        return first._around(total)
+        return first._wrap(total)
 
     def _merged_copy(self) -> Moments:
         """Return a copy with all buffered rows merged into the sums."""
         with self._locked() as accumulator:
-            return self._around(accumulator.copy())
+            return self._wrap(accumulator.copy())
 
     def scaled(self, factor: float) -> Moments:
         """Return the moments of the same rows with every weight multiplied by a factor.
@@ -458,7 +459,7 @@ class Moments:
     def copy(self) -> Moments:
         """Return an independent copy, including buffered rows."""
         with Reading(self._lock):
-            return self._around(self._accumulator.copy())
+            return self._wrap(self._accumulator.copy())
 
     # -- reading ---------------------------------------------------------------------------
 
@@ -522,8 +523,8 @@ class Moments:
         check_ddof(ddof)
         if self.parameters.sketch_size is not None:
             raise InputError(
-                f"moments made with sketch_size={self.parameters.sketch_size} keep no covariance, "
-                "which would be a d x d matrix; accumulate without sketch_size=, if that fits in "
+                f"moments made with sketch_size={self.parameters.sketch_size} do not store the "
+                "d x d covariance; accumulate without sketch_size=, if the covariance fits in "
                 "memory. The variances are in moments.factored().variances"
             )
         with self._locked() as accumulator:
@@ -532,8 +533,8 @@ class Moments:
             state = accumulator.nonempty_state()
             if state.weight - ddof <= 0:
                 raise NotEnoughDataError(
-                    f"a covariance with ddof = {ddof:g} needs a total weight above it, and the "
-                    f"rows seen weigh {state.weight:g}; add rows or pass ddof=0"
+                    f"a covariance with ddof = {ddof:g} needs a total weight above {ddof:g}, and "
+                    f"the rows have {state.weight:g}; add rows or pass ddof=0"
                 )
             full = state.scatter / (state.weight - ddof)
         blas.mirror_lower(full)
@@ -641,7 +642,7 @@ class Moments:
         for part in parts.values():
             part.parameters = parameters
             part.feature_names = accumulator.feature_names
-        return {name: self._around(part) for name, part in parts.items()}
+        return {name: self._wrap(part) for name, part in parts.items()}
 
     @property
     def nbytes(self) -> int:
@@ -719,7 +720,9 @@ class Moments:
     def __repr__(self) -> str:
         if self.n_features is None:
             return "Moments(empty)"
-        variables = ", ".join(f"{n!r}: {text}" for n, text in self._accumulator.described().items())
+        variables = ", ".join(
+            f"{n!r}: {text}" for n, text in self._accumulator.descriptions().items()
+        )
         return (
             f"Moments({self.n_rows:,} rows, {self.n_features} features, {{{variables}}}, "
             f"{self.nbytes / 2**20:.1f} MiB)"
@@ -767,7 +770,7 @@ class Moments:
     def _read(cls, path: str | os.PathLike[str]) -> tuple[Moments, object]:
         tensors, metadata = files.read(path, _KIND, NEWEST)
         with files.consistent(path, "accumulate again"):
-            return cls._around(from_tensors(tensors, metadata)), metadata["stream"]
+            return cls._wrap(from_tensors(tensors, metadata)), metadata["stream"]
 
     def _write_checkpoint(self, path: str | os.PathLike[str], stream: dict[str, object]) -> None:
         """Write the state and the JSON object `stream`, which has the position in the source."""
@@ -787,11 +790,11 @@ class Moments:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         tensors, metadata = state["tensors"], state["metadata"]
-        self.__dict__.update(self._around(from_tensors(tensors, metadata)).__dict__)
+        self.__dict__.update(self._wrap(from_tensors(tensors, metadata)).__dict__)
 
 
-def _no_moments(other: object) -> InputError:
-    return InputError(f"moments combine with moments, not with {type(other).__name__}")
+def _operand_error(other: object) -> InputError:
+    return InputError(f"moments can be combined with moments only, not with {type(other).__name__}")
 
 
 class Folds(Sequence[Moments]):
@@ -870,7 +873,7 @@ class Folds(Sequence[Moments]):
     @property
     def total(self) -> Moments:
         """Moments of all rows, as a new object."""
-        return Moments._merged(self._folds)
+        return Moments._sum_of(self._folds)
 
     def _total(self) -> Moments:
         """Return the moments of all rows, cached: callers must not change them."""
@@ -1004,20 +1007,20 @@ class Folds(Sequence[Moments]):
             n_added = [0] * len(self._folds)
             while any(n < len(rows) for n, rows in zip(n_added, rows_of_fold, strict=True)):
                 for i, fold in enumerate(self._folds):
-                    n_missing = fold._accumulator.n_missing(batch.rows)
-                    index = rows_of_fold[i][n_added[i] : n_added[i] + n_missing]
+                    n_to_full_block = fold._accumulator.n_to_full_block(batch.rows)
+                    index = rows_of_fold[i][n_added[i] : n_added[i] + n_to_full_block]
                     if len(index):
                         fold._accumulator.update(
                             batch.rows,
                             None if batch.weight is None else batch.weight[index],
-                            {name: rows_of(column, index) for name, column in encoded.items()},
+                            {name: take_labels(column, index) for name, column in encoded.items()},
                             in_order=True,
                             checked=True,
                             index=index,
                             merge_all=merge_all,
                         )
                     n_added[i] += len(index)
-            self._position += batch.n_passed
+            self._position += batch.n_input_rows
             name_features(self, batch.feature_names)
         return self
 
@@ -1027,8 +1030,8 @@ class Folds(Sequence[Moments]):
 
     def _fold_of_rows(self, batch: Update, n: int) -> NDArray[np.intp]:
         """Return the fold of each row, (n,)."""
-        index = np.arange(n) if batch.positions is None else batch.positions
-        hashed = splitmix64(index.astype(np.uint64) + np.uint64(self._position))
+        index = np.arange(n) if batch.row_index is None else batch.row_index
+        hashes = splitmix64(index.astype(np.uint64) + np.uint64(self._position))
         if self._groups is not None:
             column = batch.encoded.get(self._groups)
             if not isinstance(column, ClassCodes):
@@ -1036,9 +1039,9 @@ class Folds(Sequence[Moments]):
                     f"groups names {self._groups!r}, which is not a class-coded variable of the "
                     "labels; pass the ids of the groups as strings or integers"
                 )
-            of_class = np.array([*map(_digest, column.classes), 0], np.uint64)
-            hashed = np.where(column.codes >= 0, of_class[column.codes], hashed)
-        return (hashed % np.uint64(len(self._folds))).astype(np.intp)
+            hash_of_class = np.array([*map(_digest, column.classes), 0], np.uint64)
+            hashes = np.where(column.codes >= 0, hash_of_class[column.codes], hashes)
+        return (hashes % np.uint64(len(self._folds))).astype(np.intp)
 
     def _sort_classes(self) -> Folds:
         """Give all folds the same classes in sorted order, whatever the sizes of the blocks."""
@@ -1070,8 +1073,10 @@ class Folds(Sequence[Moments]):
         metadata: list[dict[str, Any]] = []
         for i, fold in enumerate(self._folds):
             with Reading(fold._lock):
-                of_fold, described = to_tensors(fold._accumulator)
-                tensors |= {f"fold.{i}.{key}": tensor.copy() for key, tensor in of_fold.items()}
+                fold_tensors, described = to_tensors(fold._accumulator)
+                tensors |= {
+                    f"fold.{i}.{key}": tensor.copy() for key, tensor in fold_tensors.items()
+                }
                 metadata.append(described)
         described = {"groups": self._groups, "position": self._position, "stream": stream}
         version = max(format_of(fold._accumulator) for fold in self._folds)
@@ -1086,10 +1091,10 @@ class Folds(Sequence[Moments]):
             )  # fmt: skip
             restored = Folds(len(described), groups=groups)
             if not isinstance(position, int) or not 0 <= position < 1 << 63:
-                raise FileFormatError("the position is not a number of rows")
+                raise FileFormatError(f"the position is {position!r}, not a number of rows")
             restored._position = position
             restored._folds = tuple(
-                Moments._around(from_tensors(part_of(tensors, f"fold.{i}."), fold_metadata))
+                Moments._wrap(from_tensors(part_of(tensors, f"fold.{i}."), fold_metadata))
                 for i, fold_metadata in enumerate(described)
             )
             return restored, metadata["stream"]
@@ -1115,8 +1120,8 @@ def from_accumulator(accumulator: Accumulator, parameters: Parameters) -> Moment
     """
     result = Accumulator(parameters)
     result.state, result.variables = accumulator.state, accumulator.variables
-    result.pairs = accumulator.pairs
-    return Moments._around(result)
+    result.label_products = accumulator.label_products
+    return Moments._wrap(result)
 
 
 def to_record(moments: Moments) -> files.Record:
@@ -1127,4 +1132,4 @@ def to_record(moments: Moments) -> files.Record:
 
 def from_record(tensors: files.Tensors, metadata: Mapping[str, Any]) -> Moments:
     """Return the moments that `to_record` stored; errors as for `from_tensors`."""
-    return Moments._around(from_tensors(tensors, metadata))
+    return Moments._wrap(from_tensors(tensors, metadata))

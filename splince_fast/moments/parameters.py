@@ -72,19 +72,19 @@ class Parameters:
         check_moment_options(subsample, sketch_size)
         if isinstance(subsample, str):
             raise InputError(
-                "subsample is 'auto'; it must be a number above 0 and at most 1 here: the number "
-                "of rows is known to Moments.from_blocks of a source, and to fit"
+                "subsample='auto' needs the number of rows, which is unknown here; pass a number "
+                "above 0 and at most 1, or call Moments.from_blocks or fit with a source"
             )
         if by is not None and not isinstance(by, str):
             raise InputError(f"by is {by!r}; it must be the name of a class-coded variable")
         if by is not None and (sketch_size is not None or subsample != 1):
             raise InputError(
-                "by= keeps the d x d scatter of every class; leave subsample= and sketch_size= out"
+                "by= keeps the d x d scatter of every class; omit subsample= and sketch_size="
             )
         if sketch_size is not None and ledoit_wolf:
             raise InputError(
-                f"ledoit_wolf=True needs the whole covariance, and sketch_size={sketch_size} keeps "
-                "none; leave it out, and pass a number as shrinkage= if it is needed"
+                f"ledoit_wolf=True needs the covariance, and sketch_size={sketch_size} stores "
+                "none; omit ledoit_wolf=, and pass a number as shrinkage= to shrink"
             )
         return cls(
             block_rows, dict(kinds or {}), tuple(map(tuple, joint)), bool(ledoit_wolf),
@@ -100,12 +100,13 @@ class Parameters:
         """Return the number of rows per block, for rows of `width` numbers of `itemsize` bytes."""
         return choose_block_rows(self.block_rows, width, itemsize)
 
-    def refuse_unlike(self, other: Parameters) -> None:
+    def check_compatible(self, other: Parameters) -> None:
         """Raise IncompatibleMomentsError unless moments with the two parameters can be combined."""
-        clash = {k for k in self.kinds.keys() & other.kinds if self.kinds[k] != other.kinds[k]}
-        if clash:
+        conflicts = {k for k in self.kinds.keys() & other.kinds if self.kinds[k] != other.kinds[k]}
+        if conflicts:
             raise IncompatibleMomentsError(
-                f"the two sides read {sorted(clash)} by different kinds=; accumulate both alike"
+                f"the two sides have different kinds= for {sorted(conflicts)}; accumulate both "
+                "with the same kinds="
             )
         if (self.subsample < 1) != (other.subsample < 1):
             raise IncompatibleMomentsError(
@@ -115,17 +116,17 @@ class Parameters:
         if self.by != other.by:
             raise IncompatibleMomentsError(
                 f"one side has the scatter by={self.by!r} and the other by={other.by!r}; "
-                "accumulate both alike"
+                "accumulate both with the same by="
             )
         if self.sketch_size != other.sketch_size:
             raise IncompatibleMomentsError(
                 f"one side was made with sketch_size={self.sketch_size} and the other with "
-                f"{other.sketch_size}; accumulate both alike"
+                f"{other.sketch_size}; accumulate both with the same sketch_size="
             )
         if self.sketch_size and self.random_state != other.random_state:
             raise IncompatibleMomentsError(
-                "the two sides have products with other random signs (random_state "
-                f"{self.random_state} and {other.random_state}); accumulate both with the same one"
+                f"the sketches have different random signs (random_state={self.random_state} and "
+                f"{other.random_state}); accumulate both with the same random_state="
             )
 
 

@@ -46,7 +46,7 @@ Float = NDArray[np.float64]
 LEAST_ROWS, GOOD_ROWS = 4, 22
 # Lower bound on the variances v_j, as a fraction of the largest variance. The bound applies to
 # features that were constant in all previous rows.
-_CONSTANT = 1e-20
+_LEAST_VARIANCE = 1e-20
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class SampledRows:
         return SampledRows(self.rows.copy(), self.squares, labels, all_labels, self.position)
 
     @property
-    def effective(self) -> float:
+    def n_effective(self) -> float:
         """Effective number of rows, (sum w)^2 / sum w^2 over the weights of the sampled rows."""
         state = self.rows.state
         weight = 0.0 if state is None else state.weight
@@ -93,7 +93,7 @@ class SampledAccumulator(DiagonalAccumulator):
     """
 
     # Rows are added in the order of the stream, so that the sample is the same for all block sizes.
-    ordered = True
+    always_in_order = True
 
     def __init__(self, parameters: Parameters) -> None:
         super().__init__(parameters)
@@ -120,7 +120,7 @@ class SampledAccumulator(DiagonalAccumulator):
     # -- filling ---------------------------------------------------------------------------
 
     def _empty_state(self, width: int) -> State:
-        return State.of_variances(width)
+        return State.empty_diagonal(width)
 
     def _merge(self, batch: Batch, block: LabelledRows) -> None:
         """Compute the sums of a block, sample its rows, and add both to the state."""
@@ -130,34 +130,34 @@ class SampledAccumulator(DiagonalAccumulator):
         requests = [batch.variables[name].request(z, weight) for name, z in block.labels.items()]
         codes, n_sums, values = joined_requests(requests, n)
         block_sums = BlockSums(rows, weight, shift, codes, n_sums, values, index)
-        first = not state.weight
-        block_sums.compute(np.zeros(len(shift)) if first else _inverse(state))
+        is_first = not state.weight
+        block_sums.compute(np.zeros(len(shift)) if is_first else _inverse_variances(state))
         block_sums.check()
-        variances = Diagonal(block_sums.variances)
+        scatter = Diagonal(block_sums.centred_squares)
         total = block_sums.total.copy()
-        block_state = State(shift, n, block_sums.weight_sum, total, variances, None)
-        if first:
-            block_sums.compute(_inverse(block_state))
+        block_state = State(shift, n, block_sums.weight_sum, total, scatter, None)
+        if is_first:
+            block_sums.compute(_inverse_variances(block_state))
         common = self._common_reference(state, block_state)
-        size = block_sums.leverage.sum(axis=0)
+        leverage = block_sums.leverage.sum(axis=0)
         if weight is not None:
-            size *= weight
-        position = (int(self._key) + self.sample.position) % 2**64
-        sampled, probabilities = row_kernels.choose_rows(size, self.parameters.subsample, position)
+            leverage *= weight
+        start = (int(self._key) + self.sample.position) % 2**64
+        sampled, probabilities = row_kernels.choose_rows(leverage, self.parameters.subsample, start)
         sample_weight = (1.0 if weight is None else weight[sampled]) / probabilities
         labels = {name: column[sampled] for name, column in block.labels.items()}
         names = {name: _names_of(batch, name) for name in labels}
         # Allocate before mutating.
-        positions = sampled if index is None else index[sampled]
-        self._add_to_sample(rows, positions, sample_weight, labels, names)
+        sampled_index = sampled if index is None else index[sampled]
+        self._add_to_sample(rows, sampled_index, sample_weight, labels, names)
         self._add_sums(batch, block, requests, block_state, block_sums.sums, common)
         self.sample.position += n
         self.sample.squares += float(sample_weight @ sample_weight)
         if len(values):
             self.sample.all_labels.add(block.labels, batch.variables, weight)
         else:  # add one row per cell of equal class codes, with the weight sum of the cell
-            first, weights = block_sums.cells
-            labels_of_cells = {name: column[first] for name, column in block.labels.items()}
+            cell_rows, weights = block_sums.cells
+            labels_of_cells = {name: column[cell_rows] for name, column in block.labels.items()}
             self.sample.all_labels.add(labels_of_cells, batch.variables, weights)
         if len(sampled):
             self.sample.labels.add(labels, batch.variables, sample_weight)
@@ -189,7 +189,7 @@ class SampledAccumulator(DiagonalAccumulator):
 
     def add(self, other: Accumulator) -> None:
         """Add the sums and the sample of another accumulator."""
-        self.check_like(other)
+        self.check_compatible(other)
         if other.state is None:
             return
         theirs = cast(SampledAccumulator, other)
@@ -241,35 +241,36 @@ class SampledAccumulator(DiagonalAccumulator):
         return other
 
 
-def _inverse(state: State) -> Float:
+def _inverse_variances(state: State) -> Float:
     """Return the inverse variances, (d,), with variances bounded below; 0 if no feature varies."""
     variances = state.second.diagonal() / state.weight
     largest = variances.max(initial=0.0)
     if not largest > 0.0:
         return np.zeros(state.width)
-    least = np.maximum((64 * EPS64 * state.mean) ** 2, _CONSTANT * largest)
+    least = np.maximum((64 * EPS64 * state.mean) ** 2, _LEAST_VARIANCE * largest)
     return np.asarray(1.0 / np.maximum(variances, least))
 
 
 def _names_of(batch: Batch, name: VariableName) -> tuple[Any, ...]:
     """Return the names of the classes or columns of a variable, including new ones in the batch."""
     variable, new_names = batch.variables[name], batch.new_names.get(name)
-    new = [] if batch.learned or new_names is None else list(new_names)
+    new = [] if batch.registered or new_names is None else list(new_names)
     if isinstance(variable, ClassSums):
         return (*variable.names, *new)
     return tuple(new or cast(ColumnSums, variable).names)
 
 
-def part_of_sample(like: Mapping[str, object], first: int) -> dict[str, Any]:
+def arguments_of_part(arguments: Mapping[str, object], first: int) -> dict[str, Any]:
     """Return the arguments of `Moments` for the part of a source that begins at block `first`.
 
-    `like` holds the arguments for the source. Each part counts its rows from 0 and has another
+    `arguments` holds the arguments for the source. Each part counts its rows from 0 and has another
     random_state, so that the samples of the parts are independent.
     """
-    if not first or like["subsample"] == 1:
-        return dict(like)
-    mixed = splitmix64(splitmix64(np.array([like["random_state"]], np.uint64)) + np.uint64(first))
-    return {**like, "random_state": int(mixed[0] >> np.uint64(1))}
+    if not first or arguments["subsample"] == 1:
+        return dict(arguments)
+    key = splitmix64(np.array([arguments["random_state"]], np.uint64))
+    mixed = splitmix64(key + np.uint64(first))
+    return {**arguments, "random_state": int(mixed[0] >> np.uint64(1))}
 
 
 def with_subsample(parameters: Mapping[str, Any], source: Source, folds: int) -> dict[str, Any]:
@@ -291,19 +292,19 @@ def subsample_for(
     "auto" is the smallest power of 1/2 that leaves 22 sampled rows per feature for an eraser. With
     `folds` above 1, an eraser is fitted to the rows of all folds except one.
     """
-    sized = n_rows is not None and n_features is not None
+    has_shape = n_rows is not None and n_features is not None
     if isinstance(subsample, str):
-        if not sized:
+        if not has_shape:
             raise InputError(
-                f"subsample='auto' needs the number of rows and features beforehand, which {name} "
-                "does not tell; pass a number, such as 22 * d / n for d features and about n rows"
+                f"subsample='auto' needs the number of rows and features, which are unknown for "
+                f"{name}; pass a number, such as 22 * d / n for d features and about n rows"
             )
-        fitted = cast(int, n_rows) * max(1, folds - 1) / folds
-        rate, enough = 1.0, GOOD_ROWS * cast(int, n_features)
-        while rate / 2 * fitted >= enough:
+        n_fitted = cast(int, n_rows) * max(1, folds - 1) / folds
+        rate, needed = 1.0, GOOD_ROWS * cast(int, n_features)
+        while rate / 2 * n_fitted >= needed:
             rate /= 2
         return rate
-    if sized and subsample < 1:
+    if has_shape and subsample < 1:
         expected, needed = subsample * cast(int, n_rows), LEAST_ROWS * cast(int, n_features)
         if expected < needed:
             raise InputError(

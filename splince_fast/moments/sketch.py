@@ -146,18 +146,18 @@ class Sketch(Diagonal):
     signs: Signs = None  # type: ignore[assignment]
 
     @classmethod
-    def of(cls, width: int, sketch_size: int, random_state: int) -> Sketch:
+    def zeros(cls, width: int, sketch_size: int, random_state: int) -> Sketch:
         """Return the sketch of a scatter of zeros."""
         images = np.zeros((width, sketch_size))
         return cls(np.zeros(width), images=images, signs=signs(width, sketch_size, random_state))
 
     @classmethod
-    def of_block(cls, like: Sketch, squares: Float) -> Sketch:
-        """Return a sketch with the diagonal `squares`, zero images, and the signs of `like`."""
-        return cls(squares, images=np.zeros(like.images.shape), signs=like.signs)
+    def of_block(cls, prototype: Sketch, squares: Float) -> Sketch:
+        """Return a sketch with the diagonal `squares`, images 0, and the signs of `prototype`."""
+        return cls(squares, images=np.zeros(prototype.images.shape), signs=prototype.signs)
 
     @property
-    def rank(self) -> int:
+    def sketch_size(self) -> int:
         return int(self.images.shape[1])
 
     @property
@@ -178,7 +178,7 @@ class Sketch(Diagonal):
                 self.images, sign * coefficient, difference, times(difference[None], self.signs)[0]
             )
 
-    def clear(self, features: NDArray[np.intp]) -> None:
+    def make_constant(self, features: NDArray[np.intp]) -> None:
         self.matrix[features] = 0.0
         self.images[features] = 0.0
 
@@ -208,9 +208,9 @@ class SketchAccumulator(DiagonalAccumulator):
         """Raise InputError if the sketch has more columns than the rows have features."""
         if self.sketch_size > width:
             raise InputError(
-                f"sketch_size is {self.sketch_size}, and the rows have {width} features; pass "
-                f"sketch_size=0 to sketch_size={width}, or leave it out: {width} x {width} "
-                "numbers are fewer"
+                f"sketch_size is {self.sketch_size}, and the rows have only {width} features; pass "
+                f"a number from 0 to {width}, or omit sketch_size=: a {width} x {width} covariance "
+                "is smaller than the sketch"
             )
 
     def update(
@@ -247,12 +247,12 @@ class SketchAccumulator(DiagonalAccumulator):
         for start in range(0, len(rows), step):
             self._merge(batch, batch.block.slice(start, min(len(rows), start + step)))
 
-    def n_missing(self, rows: Rows) -> int:
+    def n_to_full_block(self, rows: Rows) -> int:
         """Return the number of rows that complete a block; all of them if the rows are sparse."""
-        return max(1, len(rows)) if isinstance(rows, SparseRows) else super().n_missing(rows)
+        return max(1, len(rows)) if isinstance(rows, SparseRows) else super().n_to_full_block(rows)
 
     def _empty_state(self, width: int) -> State:
-        sketch = Sketch.of(width, self.sketch_size, self.parameters.random_state)
+        sketch = Sketch.zeros(width, self.sketch_size, self.parameters.random_state)
         return State(np.zeros(width), 0, 0.0, np.zeros(width), sketch, None)
 
     def _merge(self, batch: Batch, block: LabelledRows) -> None:
@@ -260,21 +260,21 @@ class SketchAccumulator(DiagonalAccumulator):
         state, n = batch.state, len(block)
         rows = block.rows if block.index is None else rows_of(block.rows, block.index, 0, n)
         weight = None if block.weight is None else np.ascontiguousarray(block.weight)
-        like = cast(Sketch, state.second)
+        prototype = cast(Sketch, state.second)
         requests = [batch.variables[name].request(z, weight) for name, z in block.labels.items()]
         codes, n_sums, values = joined_requests(requests, n)
         reduce = _reduce_sparse if is_sparse(rows) else _reduce_dense
-        block_state, sums = reduce(rows, weight, like, codes, n_sums, values)
+        block_state, sums = reduce(rows, weight, prototype, codes, n_sums, values)
         common = self._common_reference(state, block_state)
         self._add_sums(batch, block, requests, block_state, sums, common)
         if len(block.labels) > 1:
-            self.pairs.add(block.labels, batch.variables, weight, within=False)
+            self.label_products.add(block.labels, batch.variables, weight, within=False)
 
 
 def _reduce_dense(
     rows: NDArray[np.generic],
     weight: Float | None,
-    like: Sketch,
+    prototype: Sketch,
     codes: NDArray[np.intp],
     n_sums: int,
     values: Float,
@@ -287,10 +287,12 @@ def _reduce_dense(
     block_sums = BlockSums(rows, weight, shift, codes, n_sums, values)
     block_sums.compute(np.zeros(len(shift)))
     block_sums.check()
-    sketch = Sketch.of_block(like, block_sums.variances)
-    add_images(rows, weight, shift, like.signs, sketch.images)
+    sketch = Sketch.of_block(prototype, block_sums.centred_squares)
+    add_images(rows, weight, shift, prototype.signs, sketch.images)
     residual = block_sums.total / block_sums.weight_sum
-    add_outer(sketch.images, -block_sums.weight_sum, residual, times(residual[None], like.signs)[0])
+    add_outer(
+        sketch.images, -block_sums.weight_sum, residual, times(residual[None], prototype.signs)[0]
+    )
     total = block_sums.total.copy()
     state = State(shift, len(rows), block_sums.weight_sum, total, sketch, None)
     return state, block_sums.sums
@@ -299,7 +301,7 @@ def _reduce_dense(
 def _reduce_sparse(
     rows: Any,
     weight: Float | None,
-    like: Sketch,
+    prototype: Sketch,
     codes: NDArray[np.intp],
     n_sums: int,
     values: Float,
@@ -333,9 +335,9 @@ def _reduce_sparse(
         rows = subtracted(rows, shift)
         total, squares, class_sums, products = column_sums(rows)
     mean = total / weight_sum
-    sketch = Sketch.of_block(like, squares)
-    left = add_images(rows, weight, mean, like.signs, sketch.images)
-    add_outer(sketch.images, -1.0, mean, left)  # sum w (x - mean)(x - mean)^T O
+    sketch = Sketch.of_block(prototype, squares)
+    projected_sum = add_images(rows, weight, mean, prototype.signs, sketch.images)
+    add_outer(sketch.images, -1.0, mean, projected_sum)  # sum w (x - mean)(x - mean)^T O
     state = State(shift, n, weight_sum, total, sketch, None)
     weights = class_weights(codes, n_sums, row_weights)
     return state, (class_sums, weights, products, values.sum(axis=1))

@@ -29,7 +29,11 @@ from splince_fast.labels import VariableName
 from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.by_class import ClassAccumulator
 from splince_fast.moments.class_sums import ClassSums
-from splince_fast.moments.covariance_estimate import Sampled, refuse_few, sampled_covariance
+from splince_fast.moments.covariance_estimate import (
+    SampleStatistics,
+    refuse_few,
+    sampled_covariance,
+)
 from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.sampled import SampledAccumulator
 from splince_fast.moments.sketch import Sketch, SketchAccumulator
@@ -64,17 +68,17 @@ class Snapshot:
     feature_names : tuple of str or None
     row_eps : float
         Machine epsilon of the rows' dtype; 0 for float64 and integers.
-    sample : Sampled or None
+    sample : SampleStatistics or None
         Sample from which Cov(x) was estimated; None if it was computed from all rows.
     low_rank : LowRank or None
         Approximation of Cov(x) from a sketch; None for moments with a scatter.
     """
 
-    sample: Sampled | None = None
+    sample: SampleStatistics | None = None
     low_rank: LowRank | None = None
 
     def __init__(self, accumulator: Accumulator) -> None:
-        self._accumulator = accumulator
+        self.accumulator = accumulator
         self.variables = accumulator.variables
         self.variable = partial(look_up, self.variables)
         self.interpretation = accumulator.parameters.kinds, accumulator.parameters.joint
@@ -86,7 +90,7 @@ class Snapshot:
 
     def memory(self, whitened: bool) -> AbstractContextManager[Float | None]:
         """Return a context manager that yields work memory for a factor; None unless `whitened`."""
-        return self._accumulator.workspace(len(self.mean) ** 2) if whitened else nullcontext()
+        return self.accumulator.workspace(len(self.mean) ** 2) if whitened else nullcontext()
 
     def class_noise(
         self, names: Sequence[VariableName], factor: Factor | None
@@ -109,7 +113,7 @@ class Snapshot:
         """
         import scipy.linalg.blas
 
-        accumulator, by = self._accumulator, self._accumulator.parameters.by
+        accumulator, by = self.accumulator, self.accumulator.parameters.by
         if not isinstance(accumulator, ClassAccumulator) or by is None or by not in names:
             return {}
         variable = cast(ClassSums, self.variable(by))
@@ -119,13 +123,13 @@ class Snapshot:
             factor = self.factored(Options(min_scale=0.0), 0.0, None)
         if len(states) < 2 or variable.weight <= factor.rank + 1:
             return {}
-        _, sizes, directions = np.linalg.svd(factor.whiten(variable.span()), full_matrices=False)
-        directions = directions[sizes > len(self.mean) * EPS * sizes.max(initial=0.0)]
+        _, s, directions = np.linalg.svd(factor.whiten(variable.span()), full_matrices=False)
+        directions = directions[s > len(self.mean) * EPS * s.max(initial=0.0)]
         if factor.rank <= len(directions):
             return {}
 
-        def across(white: Float) -> Float:
-            return np.asarray(white - (white @ directions.T) @ directions)
+        def remove_directions(whitened: Float) -> Float:
+            return np.asarray(whitened - (whitened @ directions.T) @ directions)
 
         # For a class covariance A of whitened x, tr(A) is the sum of u^T A u over an orthonormal
         # basis. In a high dimension, tr(A) is estimated by the sum over m random orthonormal
@@ -133,26 +137,28 @@ class Snapshot:
         dimension = max(1, factor.rank - len(directions))
         probes, exact = np.eye(len(self.mean)), dimension <= _PROBES
         if not exact:
-            drawn = np.random.default_rng(0).standard_normal((_PROBES, len(self.mean)))
-            on_support = factor.whiten(factor.unwhiten(drawn))
-            probes = np.ascontiguousarray(np.linalg.qr(across(on_support).T)[0].T)
-        probes = across(probes)
-        half = factor.solve(factor.unwhiten(np.ascontiguousarray(probes)))  # L^{+T} u
+            random_vectors = np.random.default_rng(0).standard_normal((_PROBES, len(self.mean)))
+            on_support = factor.whiten(factor.unwhiten(random_vectors))
+            probes = np.ascontiguousarray(np.linalg.qr(remove_directions(on_support).T)[0].T)
+        probes = remove_directions(probes)
+        probes_in_x = factor.solve(factor.unwhiten(np.ascontiguousarray(probes)))  # L^{+T} u
         fraction = 1.0 if exact else len(probes) / dimension
         traces, squares = np.empty(len(states)), np.empty(len(states))
         for i, state in enumerate(states):
-            images = scipy.linalg.blas.dsymm(1.0 / state.weight, state.scatter, half.T, lower=1)
-            images = across(factor.whiten(np.ascontiguousarray(images.T)))
+            images = scipy.linalg.blas.dsymm(
+                1.0 / state.weight, state.scatter, probes_in_x.T, lower=1
+            )
+            images = remove_directions(factor.whiten(np.ascontiguousarray(images.T)))
             traces[i] = np.vdot(probes, images) / fraction
             squares[i] = np.vdot(images, images) / fraction
         weights = np.array([state.weight for state in states])
-        count = None if exact else len(probes)
-        return {by: class_noise(weights, traces, squares, factor.rank, len(directions), count)}
+        n_probes = None if exact else len(probes)
+        return {by: class_noise(weights, traces, squares, factor.rank, len(directions), n_probes)}
 
     @property
     def pairs(self) -> LabelTable:
         """Products of the label features of different variables, over all rows."""
-        return self._accumulator.pairs
+        return self.accumulator.label_products
 
     def identity(self) -> Factor:
         """Return the factor of the identity matrix, for methods that do not whiten."""
@@ -182,19 +188,19 @@ class Snapshot:
         if self.row_eps:
             means = np.square(self.mean)
             if factor.solver == "none":
-                x, deviation = means.sum() + factor.variance, factor.variance
+                second_moment, variance = means.sum() + factor.variance, factor.variance
             else:
                 # The variances are tested, too: after shrinkage, constant features have a nonzero
                 # scale.
                 varies = (factor.inverse_scale > 0) & (self.variances > 0)
-                deviation = float(np.count_nonzero(varies))
-                x = deviation + float(np.sum(means[varies] / self.variances[varies]))
+                variance = float(np.count_nonzero(varies))
+                second_moment = variance + float(np.sum(means[varies] / self.variances[varies]))
             factor.rounding = tolerances.row_rounding(
-                self.row_eps * x**0.5, deviation**0.5, factor.smallest, self.n_rows
+                self.row_eps * second_moment**0.5, variance**0.5, factor.smallest, self.n_rows
             )
         return factor
 
-    def factored_above(self, deviations: Float, memory: Float | None) -> Factor:
+    def factored_after_erasure(self, deviations: Float, memory: Float | None) -> Factor:
         """Return the factor of Cov(x), with x the rows after erasure.
 
         Features that hold rounding errors only are left out. The level of rounding errors is
@@ -214,7 +220,7 @@ class Snapshot:
         second = self._state.second
         return second.matrix, self.weight, self.n_rows, second.unit_roundoff
 
-    def remember(self, factor: Factor) -> None:
+    def store_covariance(self, factor: Factor) -> None:
         """Store Cov(x) in a factor, for `Factor.gram`."""
         factor.remember(self._state.scatter, 1.0 / self.weight)
 
@@ -241,7 +247,6 @@ class SketchSnapshot(Snapshot):
 
     def __init__(self, accumulator: SketchAccumulator) -> None:
         super().__init__(accumulator)
-        self.accumulator = accumulator
         self.sketch = cast(Sketch, self._state.second)
 
     @cached_property
@@ -257,7 +262,7 @@ class SketchSnapshot(Snapshot):
         if options.solver != "auto":
             raise InputError(
                 f"solver={options.solver!r} factors a d x d matrix, which moments made with "
-                "sketch_size= do not keep; leave it at 'auto'"
+                "sketch_size= do not store; leave solver at 'auto'"
             )
         sketch = self.sketch
         left_out = weak_features(
@@ -265,14 +270,14 @@ class SketchSnapshot(Snapshot):
         )
         return self._with_rounding(self.low_rank.factor(intensity, left_out))
 
-    def remember(self, factor: Factor) -> None:
+    def store_covariance(self, factor: Factor) -> None:
         """Do nothing, since `gram` uses `low_rank`."""
 
     def intensity(self, options: Options) -> float:
         if isinstance(options.shrinkage, str):
             raise InputError(
                 f"shrinkage={options.shrinkage!r} needs the whole covariance, which moments made "
-                "with sketch_size= do not keep; pass a number in [0, 1]"
+                "with sketch_size= do not store; pass a number in [0, 1]"
             )
         return float(options.shrinkage or 0.0)
 
@@ -292,12 +297,12 @@ class SampleSnapshot(Snapshot):
         return self._sampled.sample.all_labels
 
     @cached_property
-    def _estimate(self) -> tuple[Float, Sampled]:
+    def _estimate(self) -> tuple[Float, SampleStatistics]:
         """Estimate of Cov(x) and its sample, computed on first use."""
         return sampled_covariance(self._sampled)
 
     @cached_property
-    def sample(self) -> Sampled:  # type: ignore[override]
+    def sample(self) -> SampleStatistics:  # type: ignore[override]
         return self._estimate[1]
 
     def _scatter(self, options: Options) -> tuple[Float, float, int, float]:
@@ -306,7 +311,7 @@ class SampleSnapshot(Snapshot):
         matrix, estimate = self._estimate
         return matrix, 1.0, estimate.n_rows, estimate.unit_roundoff
 
-    def remember(self, factor: Factor) -> None:
+    def store_covariance(self, factor: Factor) -> None:
         factor.remember(self._estimate[0], 1.0)
 
     def intensity(self, options: Options) -> float:
@@ -315,8 +320,8 @@ class SampleSnapshot(Snapshot):
         matrix, estimate = self._estimate
         # `matrix` is Cov(x), not n Cov(x), with n the effective number of rows. `intensity` then
         # needs sum |x - mean|^4 / n^2, and `estimate.quartic` is sum |x - mean|^4 / n.
-        quartic = None if estimate.quartic is None else estimate.quartic / estimate.effective
-        return intensity(options.shrinkage, matrix, estimate.effective, quartic)
+        quartic = None if estimate.quartic is None else estimate.quartic / estimate.n_effective
+        return intensity(options.shrinkage, matrix, estimate.n_effective, quartic)
 
     def gram(self, rows: Float) -> Float:
         import scipy.linalg.blas
@@ -369,7 +374,7 @@ class Factored:
         `kinds` and `joint` of the moments.
     pairs : LabelTable
         Products of the label features of different variables.
-    sample : Sampled or None
+    sample : SampleStatistics or None
         Sample from which Cov(x) was estimated; None if it was computed from all rows.
     low_rank : LowRank or None
         Approximation of Cov(x) from a sketch; None for moments with a scatter.
@@ -396,7 +401,7 @@ class Factored:
         self._requested, self._solver = options.shrinkage, options.solver
         self._min_scale = options.min_scale
         self.factor = snapshot.factored(options, self.shrinkage, None)
-        snapshot.remember(self.factor)
+        snapshot.store_covariance(self.factor)
         self.sample, self.low_rank = snapshot.sample, snapshot.low_rank
         self._identity = snapshot.identity()
         self.interpretation = snapshot.interpretation
@@ -475,17 +480,17 @@ class Factored:
         if options.shrinkage is not None and options.shrinkage != self._requested:
             raise InputError(
                 f"shrinkage is {options.shrinkage!r}, and these moments were factored with "
-                f"{self._requested!r}; pass it to moments.factored(), or pass the moments"
+                f"{self._requested!r}; pass shrinkage= to moments.factored(), or pass the moments"
             )
         if options.solver not in ("auto", self.factor.solver):
             raise InputError(
                 f"solver is {options.solver!r}, and these moments were factored by "
-                f"{self.factor.solver!r}; pass it to moments.factored(), or pass the moments"
+                f"{self.factor.solver!r}; pass solver= to moments.factored(), or pass the moments"
             )
         if options.min_scale not in ("auto", self._min_scale):
             raise InputError(
                 f"min_scale is {options.min_scale!r}, and these moments were factored with "
-                f"{self._min_scale!r}; pass it to moments.factored(), or pass the moments"
+                f"{self._min_scale!r}; pass min_scale= to moments.factored(), or pass the moments"
             )
         return self.factor
 

@@ -21,7 +21,7 @@ from splince_fast._kernels import row_kernels
 from splince_fast._runtime import threads
 from splince_fast._runtime.arrays import check_values
 from splince_fast.exceptions import IncompatibleMomentsError
-from splince_fast.moments.block import Reduced, Sample, rows_of
+from splince_fast.moments.block import BlockSample, Reduced, rows_of
 
 Float = NDArray[np.float64]
 
@@ -40,9 +40,9 @@ _HEAD = 256
 # rounding error of their mean.
 _FAR, _ROUNDINGS = 16.0, 1024 * EPS64
 # The sum of the squares of d numbers of at most this magnitude is finite for every practical d.
-_LARGEST = 1e140
-# If a removal leaves less than this fraction of a sum of squares, precision is lost: `State.lost`
-# then has the rounding error of the sum before the removal.
+_LARGEST_VALUE = 1e140
+# If a removal leaves less than this fraction of a sum of squares, precision is lost:
+# `State.rounding_bound` then has the rounding error of the sum before the removal.
 _CANCELLED = 0.25
 
 
@@ -69,8 +69,8 @@ class Scatter:
         except MemoryError as error:
             raise MemoryError(
                 f"the covariance of {width} features takes {8 * width * width / 2**30:.1f} GiB, "
-                "which could not be allocated; pass sketch_size=64 to the moments, which keep 64 "
-                "numbers per feature in its place, and refine= to the method, or use fewer "
+                "which could not be allocated; pass sketch_size=64 to the moments (64 numbers per "
+                "feature instead of the covariance) and refine= to the method, or use fewer "
                 "features (a random projection or the first principal components)"
             ) from error
 
@@ -129,8 +129,8 @@ class Scatter:
     def add(self, product: NDArray[Any], sign: float, vectors: Float, coefficients: Float) -> None:
         """Add sign product + sum_k coefficients[k] vectors[k] vectors[k]^T.
 
-        `product` is (m, d) with m >= d, float32 or float64, Fortran-ordered; only its lower
-        triangle is read.
+        `product` is (m, m) with m >= d, or `_NO_PRODUCT`; float32 or float64, Fortran-ordered; only
+        its lower triangle is read.
         """
         if product.dtype == np.float32:
             self.unit_roundoff = EPS32
@@ -145,7 +145,7 @@ class Scatter:
 
         threads.split(work, (d + 1) // 2, grain=max(1, _GRAIN // d))
 
-    def clear(self, features: NDArray[np.intp]) -> None:
+    def make_constant(self, features: NDArray[np.intp]) -> None:
         """Make features constant: set their rows and columns to exactly 0."""
         self.matrix[features, :] = 0.0
         self.matrix[:, features] = 0.0
@@ -204,7 +204,7 @@ class Diagonal(Scatter):
     def merge(self, other: Scatter, sign: int, difference: Float, coefficient: float) -> None:
         self.matrix += sign * (other.diagonal() + coefficient * difference * difference)
 
-    def clear(self, features: NDArray[np.intp]) -> None:
+    def make_constant(self, features: NDArray[np.intp]) -> None:
         self.matrix[features] = 0.0
 
 
@@ -243,12 +243,12 @@ class FourthMoment:
             self.quartic += float(weighted @ squares)
             self.cubic += weighted @ deviations
 
-    def moved(self, step: Float, weight: float, deviation: Float, scatter: Float) -> FourthMoment:
-        """Return the sums about the reference point r - step, with r the reference point so far.
+    def moved(self, offset: Float, weight: float, deviation: Float, scatter: Float) -> FourthMoment:
+        """Return the sums about the reference point r - offset, with r the reference point so far.
 
         Parameters
         ----------
-        step : (d,) float64
+        offset : (d,) float64
         weight : float
             Weight sum of the rows.
         deviation : (d,) float64
@@ -256,23 +256,23 @@ class FourthMoment:
         scatter : (d, d) float64
             Scatter about the mean, of which the lower triangle is read.
         """
-        along = _second_moment_times(scatter, deviation, weight, step)
-        square = float(step @ step)
-        total = float(np.einsum("ii->", scatter)) + float(deviation @ deviation) / weight
-        drift = float(deviation @ step)
+        product = _second_moment_times(scatter, deviation, weight, offset)
+        squared_offset = float(offset @ offset)
+        sum_of_squares = float(np.einsum("ii->", scatter)) + float(deviation @ deviation) / weight
+        inner_product = float(deviation @ offset)
         quartic = (
             self.quartic
-            + 4 * float(step @ along)
-            + weight * square**2
-            + 4 * float(self.cubic @ step)
-            + 2 * square * total
-            + 4 * square * drift
+            + 4 * float(offset @ product)
+            + weight * squared_offset**2
+            + 4 * float(self.cubic @ offset)
+            + 2 * squared_offset * sum_of_squares
+            + 4 * squared_offset * inner_product
         )
         cubic = (
             self.cubic
-            + 2 * along
-            + square * deviation
-            + (total + 2 * drift + weight * square) * step
+            + 2 * product
+            + squared_offset * deviation
+            + (sum_of_squares + 2 * inner_product + weight * squared_offset) * offset
         )
         return FourthMoment(quartic, cubic)
 
@@ -302,11 +302,11 @@ class State:
     fourth: FourthMoment | None  # for Ledoit-Wolf shrinkage
     # (d,): bound of the rounding error of each sum of squares; None unless a removal of rows lost
     # precision, for example because their mean is far from the mean of the other rows.
-    lost: Float | None = None
+    rounding_bound: Float | None = None
     row_eps: float = 0.0  # largest machine epsilon of the rows' dtypes; 0 for float64 and integers
 
     @classmethod
-    def of_variances(cls, width: int) -> State:
+    def empty_diagonal(cls, width: int) -> State:
         """Return a state without rows that keeps only the diagonal of the scatter."""
         return cls(np.zeros(width), 0, 0.0, np.zeros(width), Diagonal.empty(width), None)
 
@@ -350,7 +350,7 @@ class State:
             self.deviation.copy(),
             self.second.copy(),
             None if self.fourth is None else self.fourth.copy(),
-            None if self.lost is None else self.lost.copy(),
+            None if self.rounding_bound is None else self.rounding_bound.copy(),
             self.row_eps,
         )
 
@@ -364,7 +364,7 @@ class State:
     # -- the reference point ---------------------------------------------------------------
 
     def reference_for(
-        self, rows: NDArray[np.generic], weight: Float | None, sample: Sample,
+        self, rows: NDArray[np.generic], weight: Float | None, sample: BlockSample,
         index: NDArray[np.intp] | None = None,
     ) -> Float:  # fmt: skip
         """Return the reference point for the sum of the state and a block.
@@ -376,18 +376,20 @@ class State:
         """
         if self.weight == 0.0:
             return head_mean(rows, weight, index)
-        if not self._is_far_with(sample.shift, sample.squares, sample.weight, sample.block_weight):
+        if not self._mean_would_be_far(
+            sample.shift, sample.squares, sample.weight, sample.block_weight
+        ):
             return self.reference
         block = sample.block_weight * (sample.shift - self.reference)
-        drift = (self.deviation + block) / (self.weight + sample.block_weight)
-        return np.asarray(self.reference + drift)
+        mean_deviation = (self.deviation + block) / (self.weight + sample.block_weight)
+        return np.asarray(self.reference + mean_deviation)
 
     def fourth_about(self, reference: Float) -> FourthMoment | None:
         """Return a copy of the fourth moment about `reference`; None if it is not accumulated."""
         if self.fourth is None or reference is self.reference or self.weight == 0.0:
             return None if self.fourth is None else self.fourth.copy()
-        step = self.reference - reference
-        return self.fourth.moved(step, self.weight, self.deviation, self.scatter)
+        offset = self.reference - reference
+        return self.fourth.moved(offset, self.weight, self.deviation, self.scatter)
 
     def reference_with(self, other: State) -> Float:
         """Return the reference point for the sum of two states, by the rule of `reference_for`."""
@@ -396,13 +398,15 @@ class State:
         if not self.weight:
             return other.reference.copy()
         weight = other.weight
-        if not self._is_far_with(other.mean, other.second.diagonal(), weight, weight):
+        if not self._mean_would_be_far(other.mean, other.second.diagonal(), weight, weight):
             return self.reference
-        ahead = other.reference - self.reference
-        drift = self.deviation + other.deviation + weight * ahead
-        return np.asarray(self.reference + drift / (self.weight + weight))
+        offset = other.reference - self.reference
+        deviation = self.deviation + other.deviation + weight * offset
+        return np.asarray(self.reference + deviation / (self.weight + weight))
 
-    def _is_far_with(self, mean: Float, squares: Float, sampled: float, weight: float) -> bool:
+    def _mean_would_be_far(
+        self, mean: Float, squares: Float, sampled: float, weight: float
+    ) -> bool:
         """Return whether the mean would be far from the reference point after an addition of rows.
 
         `weight` is the weight sum of the added rows. A sample of the added rows has the weight sum
@@ -460,11 +464,11 @@ class State:
         if not other.weight:
             return
         deviation = self._deviation_about(reference)
-        shift = other.reference - reference
-        added = other.deviation + other.weight * shift
+        offset = other.reference - reference
+        added = other.deviation + other.weight * offset
         fourth = self.fourth_about(reference)
         if fourth is not None and other.fourth is not None:
-            moved = other.fourth.moved(shift, other.weight, other.deviation, other.scatter)
+            moved = other.fourth.moved(offset, other.weight, other.deviation, other.scatter)
             fourth.quartic += moved.quartic
             fourth.cubic += moved.cubic
         difference, coefficient = self._mean_difference(
@@ -473,7 +477,7 @@ class State:
         total = deviation + added
         self.second.merge(other.second, 1, difference, coefficient)
         self.reference, self.deviation, self.fourth = reference, total, fourth
-        self.lost = _sum_of(self.lost, other.lost)
+        self.rounding_bound = _sum_of(self.rounding_bound, other.rounding_bound)
         self.row_eps = max(self.row_eps, other.row_eps)
         self.n_rows += other.n_rows
         self.weight += other.weight
@@ -495,11 +499,11 @@ class State:
         IncompatibleMomentsError
             The rows are not a part of the rows of this state. The state is invalid afterwards.
         """
-        nothing = np.empty(0, np.intp), np.empty(0)
+        none_constant = np.empty(0, np.intp), np.empty(0)
         if part.n_rows > self.n_rows:
             raise IncompatibleMomentsError(
-                f"cannot remove a part of {part.n_rows} rows from a whole of {self.n_rows}: it is "
-                "not a part of it"
+                f"cannot remove {part.n_rows} rows from {self.n_rows} rows; subtract only moments "
+                "that were added"
             )
         if part.n_rows == self.n_rows:
             self._check_same_rows(part)
@@ -507,22 +511,22 @@ class State:
             self.deviation[...] = 0.0
             self.second.reset()
             self.fourth = None if self.fourth is None else FourthMoment.empty(self.width)
-            self.lost = None
-            return nothing
+            self.rounding_bound = None
+            return none_constant
         if part.weight >= self.weight:
             raise IncompatibleMomentsError(
-                f"cannot remove a part of weight {part.weight:g} from a whole of weight "
-                f"{self.weight:g}: it is not a part of it"
+                f"cannot remove {part.n_rows} rows of weight {part.weight:g} from {self.n_rows} "
+                f"rows of weight {self.weight:g}; subtract only moments that were added"
             )
         if not part.weight:
-            return nothing
+            return none_constant
         squares = self.second.diagonal().copy()
-        impossible, noise, of_means = self._rounding_of_removal(part)
-        had_lost = self.lost is not None or part.lost is not None
-        shift = part.reference - self.reference
-        deviation = part.deviation + part.weight * shift
+        squares_bound, constant_bound, mean_bound = self._rounding_of_removal(part)
+        had_bound = self.rounding_bound is not None or part.rounding_bound is not None
+        offset = part.reference - self.reference
+        deviation = part.deviation + part.weight * offset
         if self.fourth is not None and part.fourth is not None:
-            moved = part.fourth.moved(shift, part.weight, part.deviation, part.scatter)
+            moved = part.fourth.moved(offset, part.weight, part.deviation, part.scatter)
             self.fourth.quartic -= moved.quartic
             self.fourth.cubic -= moved.cubic
         self.n_rows -= part.n_rows
@@ -531,18 +535,18 @@ class State:
         difference, coefficient = self._mean_difference(part.weight, deviation / part.weight)
         self.second.merge(part.second, -1, difference, coefficient)
         diagonal = self.second.diagonal()
-        if (diagonal < -impossible).any():
+        if (diagonal < -squares_bound).any():
             raise IncompatibleMomentsError(
-                "cannot remove these moments: a variance would become negative, so they are "
-                "not a part of the whole"
+                "cannot remove these moments: a variance would become negative; subtract only "
+                "moments that were added"
             )
         # If most of a sum cancels, its rounding error remains that of the sum before the removal.
         # A bound computed from the remaining sum would be too small.
         cancelled = bool((diagonal < _CANCELLED * squares).any())
-        self.lost = impossible if had_lost or cancelled else None
-        constant = np.flatnonzero(diagonal <= noise)
+        self.rounding_bound = squares_bound if had_bound or cancelled else None
+        constant = np.flatnonzero(diagonal <= constant_bound)
         np.maximum(diagonal, 0.0, out=diagonal)
-        return constant, of_means
+        return constant, mean_bound
 
     def _check_same_rows(self, part: State) -> None:
         """Raise IncompatibleMomentsError unless a part with all rows has the same moments.
@@ -550,22 +554,23 @@ class State:
         Weights, means and variances are compared within their rounding errors.
         """
         if self.weight and part.weight:
-            impossible, _, of_means = self._rounding_of_removal(part)
+            squares_bound, _, mean_bound = self._rounding_of_removal(part)
             means = part.reference - self.reference
             means += part.deviation / part.weight - self.deviation / self.weight
             squares = self.second.diagonal() - part.second.diagonal()
             rounding = EPS64 * (512 + 8 * self.n_rows**0.5) * self.weight
             same = bool(
                 abs(self.weight - part.weight) <= rounding
-                and (np.abs(means) <= of_means).all()
-                and (np.abs(squares) <= impossible).all()
+                and (np.abs(means) <= mean_bound).all()
+                and (np.abs(squares) <= squares_bound).all()
             )
         else:
             same = self.weight == part.weight
         if not same:
             raise IncompatibleMomentsError(
-                f"cannot remove moments of {part.n_rows} rows, which is the number of all rows, "
-                "because their weight, means or variances differ: they are moments of other rows"
+                f"cannot remove {part.n_rows} rows, the number of all rows: their weight, means or "
+                "variances differ from those of the rows that were added; subtract only moments "
+                "that were added"
             )
 
     def _rounding_of_removal(self, part: State) -> tuple[Float, Float, Float]:
@@ -575,23 +580,23 @@ class State:
         of a constant feature, and for the mean.
         """
         # A bound of the rounding error of a sum of squares has two terms: a fraction of the sum,
-        # and `of_offset`, which is large if the mean of the rows is far from 0.
+        # and `mean_term`, which is large if the mean of the rows is far from 0.
         squares = self.second.diagonal()
-        offset = np.abs(self.reference) + np.abs(self.deviation / self.weight)
-        of_offset = self.weight * (64 * EPS64 * offset) ** 2
+        abs_mean = np.abs(self.reference) + np.abs(self.deviation / self.weight)
+        mean_term = self.weight * (64 * EPS64 * abs_mean) ** 2
         roundoff = max(self.unit_roundoff, part.unit_roundoff)
         steps = 512 + 8 * self.n_rows**0.5
-        impossible = roundoff * steps * squares + of_offset
-        noise = EPS64 * steps * squares + of_offset
+        squares_bound = roundoff * steps * squares + mean_term
+        constant_bound = EPS64 * steps * squares + mean_term
         if roundoff > EPS64:
-            noise += 64 * EPS32 * squares
-        of_means = EPS64 * steps * np.sqrt(squares / self.weight) + 64 * EPS64 * offset
-        lost = _sum_of(self.lost, part.lost)
-        if lost is not None:
-            impossible += lost
-            noise += lost
-            of_means += np.sqrt(lost / self.weight)
-        return impossible, noise, of_means
+            constant_bound += 64 * EPS32 * squares
+        mean_bound = EPS64 * steps * np.sqrt(squares / self.weight) + 64 * EPS64 * abs_mean
+        rounding_bound = _sum_of(self.rounding_bound, part.rounding_bound)
+        if rounding_bound is not None:
+            squares_bound += rounding_bound
+            constant_bound += rounding_bound
+            mean_bound += np.sqrt(rounding_bound / self.weight)
+        return squares_bound, constant_bound, mean_bound
 
 
 def _sum_of(a: Float | None, b: Float | None) -> Float | None:
@@ -608,7 +613,7 @@ def head_mean(
     head = rows_of(rows, index, 0, _HEAD).astype(np.float64, order="C")
     # The check precedes the subtraction: inf - inf would raise a warning, and the differences of
     # values that are too large may be small.
-    if not (head.max() <= _LARGEST and head.min() >= -_LARGEST):
+    if not (head.max() <= _LARGEST_VALUE and head.min() >= -_LARGEST_VALUE):
         check_values(rows if index is None else rows[index])
     # Average the deviations from the first row, so that the mean of a constant column is exact.
     first = head[0].copy()

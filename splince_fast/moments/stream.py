@@ -72,20 +72,20 @@ def accumulate(
     else:
         checkpoint = as_path(checkpoint)
         run = Run(source, *_resumed(source, empty, checkpoint), os.fspath(checkpoint))
-    written = time.monotonic()
+    last_write = time.monotonic()
 
     def write_if_due() -> None:
-        nonlocal written
-        if checkpoint is not None and time.monotonic() - written >= checkpoint_seconds:
+        nonlocal last_write
+        if checkpoint is not None and time.monotonic() - last_write >= checkpoint_seconds:
             run.write()
-            written = time.monotonic()
+            last_write = time.monotonic()
 
     with Progress(source.n_rows, show=progress) as bar:
         bar.skip(run.target.n_rows)
         try:
             if client is not None:
                 run.check_position()
-                cluster.fold(run, source, client, bar, write_if_due)
+                cluster.add_remaining(run, source, client, bar, write_if_due)
             else:
                 with prefetched(source, run.first_block) as reader:
                     for block in run.remaining(reader):
@@ -116,37 +116,37 @@ def _resumed(source: Source, empty: T, checkpoint: Path) -> tuple[T, dict[str, A
         return empty, None
     target, stream = empty._read_checkpoint(path)
     if stream is None or target._arguments() != empty._arguments():
-        raise _foreign(path, "it was written with other parameters, or without a source")
+        raise _mismatch(path, "it was written with other parameters, or without a source")
     _check_stream(path, stream)
     if stream["source"] != _identity(source):
-        raise _foreign(path, f"it was written for {stream['source']}")
+        raise _mismatch(path, f"it was written for {stream['source']}")
     for name, stamp in file_stamps(source.files).items():
         if stream.get("files", {}).get(name, stamp) != stamp:
-            raise _foreign(path, f"the file {name} was written again later")
+            raise _mismatch(path, f"the file {name} has changed since")
     return target, stream
 
 
-def _foreign(path: str, why: str) -> FileFormatError:
+def _mismatch(path: str, reason: str) -> FileFormatError:
     return FileFormatError(
-        f"the checkpoint {path} is of another source, of other data or of other parameters: {why}; "
-        "delete it, or name another file"
+        f"the checkpoint {path} belongs to another source, other data or other parameters: "
+        f"{reason}; delete the checkpoint, or pass another path"
     )
 
 
 def _check_stream(path: str, stream: Any) -> None:
     """Raise FileFormatError unless `stream` has the form that `Run.write` writes."""
-    fits = isinstance(stream, dict) and isinstance(stream.get("source"), dict)
-    if fits:
+    valid = isinstance(stream, dict) and isinstance(stream.get("source"), dict)
+    if valid:
         position = stream.get("position")
-        fits = isinstance(position, int) and not isinstance(position, bool) and position >= 0
+        valid = isinstance(position, int) and not isinstance(position, bool) and position >= 0
         digests = (stream.get("first", ""), stream.get("last", ""))
-        fits = fits and all(isinstance(digest, str) for digest in digests)
+        valid = valid and all(isinstance(digest, str) for digest in digests)
         files = stream.get("files", {})
-        fits = fits and isinstance(files, dict)
-    if not fits:
+        valid = valid and isinstance(files, dict)
+    if not valid:
         raise FileFormatError(
-            f"the checkpoint {path} has no valid position in its source; it was edited or "
-            "damaged: delete it"
+            f"the checkpoint {path} has no valid position in its source: the file was edited or "
+            "damaged; delete the file"
         )
 
 
@@ -172,22 +172,22 @@ class Run:
         self._files = {} if checkpoint is None else file_stamps(source.files)
         stream = stream or {"position": 0}
         self.position: int = stream["position"]
-        self._written = self.position if self.position else -1
-        self._first: str = stream.get("first", "")
-        self._last: str = stream.get("last", "")
+        self._written_position = self.position if self.position else -1
+        self._first_digest: str = stream.get("first", "")
+        self._last_digest: str = stream.get("last", "")
         self._last_block: Block | None = None
         self._variables = set(target.variables)
         # The variable `groups` of `Folds` is in the labels, but is not accumulated.
         self._not_accumulated = {target._arguments().get("groups")}
-        in_order = isinstance(source, StreamSource)
-        self.first_block = 0 if in_order else max(0, self.position - 1)
-        if self.position > 1 and not in_order and self._first:
-            self._compare(next(iter(source.iter_from(0)), None), self._first, 0)
+        is_stream = isinstance(source, StreamSource)
+        self.first_block = 0 if is_stream else max(0, self.position - 1)
+        if self.position > 1 and not is_stream and self._first_digest:
+            self._compare(next(iter(source.iter_from(0)), None), self._first_digest, 0)
 
     @property
     def unwritten(self) -> bool:
         """Whether blocks were added after the last checkpoint."""
-        return self.position > max(0, self._written)
+        return self.position > max(0, self._written_position)
 
     def remaining(self, reader: Iterator[Block]) -> Iterator[Block]:
         """Yield the blocks from `position` on.
@@ -198,9 +198,9 @@ class Run:
         number = self.first_block
         for block in reader:
             if number == 0 and self.position:
-                self._compare(block, self._first, 0)
+                self._compare(block, self._first_digest, 0)
             if number == self.position - 1:
-                self._compare(block, self._last, number)
+                self._compare(block, self._last_digest, number)
             if number == self.position and number and self._variables:
                 self._check_variables(block)
             number += 1
@@ -208,9 +208,9 @@ class Run:
                 yield block
         if number < self.position:
             raise InputError(
-                f"{self._source.name} has only {number} blocks, so it cannot resume at block "
-                f"{self.position}; the data or their blocks are not those of the first run: pass "
-                "the same ones, or delete the checkpoint"
+                f"{self._source.name} has only {number} blocks, and the checkpoint resumes at "
+                f"block {self.position}: the data or the number of rows per block have changed; "
+                "pass the source of the first run, or delete the checkpoint"
             )
 
     def add(self, block: Block) -> None:
@@ -218,16 +218,16 @@ class Run:
         with Deferred():
             self.target.update(block.X, block.labels, sample_weight=block.sample_weight)
             if not self.position and self._checkpoint is not None:
-                self._first = self._digest(block)
+                self._first_digest = self._digest(block)
             self.position += 1
             self._last_block = block
 
-    def fold(self, state: Any, position: int, first: str, last: str) -> None:
+    def add_state(self, state: Any, position: int, first: str, last: str) -> None:
         """Add the state of the blocks before `position`; `first` and `last` are block digests."""
         with Deferred():
             self.target += state
-            self.position, self._last, self._last_block = position, last, None
-            self._first = self._first or first
+            self.position, self._last_digest, self._last_block = position, last, None
+            self._first_digest = self._first_digest or first
 
     def check_position(self) -> None:
         """Raise FileFormatError if the blocks next to the position contradict the checkpoint."""
@@ -235,7 +235,7 @@ class Run:
             next(self.remaining(islice(self._source.iter_from(self.first_block), 2)), None)
 
     @property
-    def writes(self) -> bool:
+    def writes_checkpoint(self) -> bool:
         """Whether the run writes a checkpoint."""
         return self._checkpoint is not None
 
@@ -244,15 +244,15 @@ class Run:
         if self._checkpoint is None:
             return
         if self._last_block is not None:
-            self._last = self._digest(self._last_block)
-        self._written = self.position
+            self._last_digest = self._digest(self._last_block)
+        self._written_position = self.position
         self.target._write_checkpoint(
             self._checkpoint,
             {
                 "source": _identity(self._source),
                 "position": self.position,
-                "first": self._first,
-                "last": self._last,
+                "first": self._first_digest,
+                "last": self._last_digest,
                 "files": self._files,
             },
         )
@@ -265,7 +265,7 @@ class Run:
         if block is not None and self._variables:
             self._check_variables(block)
         if digest and (block is None or self._digest(block) != digest):
-            raise _foreign(
+            raise _mismatch(
                 str(self._checkpoint), f"block {number} differs from the block that was accumulated"
             )
 
@@ -279,10 +279,10 @@ class Run:
             joint=parameters.joint,
         )
         expected = self._variables | self._not_accumulated
-        foreign = [name for name in variables if name not in expected]
-        if foreign:
+        unexpected = [name for name in variables if name not in expected]
+        if unexpected:
             raise FileFormatError(
-                f"the checkpoint {self._checkpoint} was written with the variables "
-                f"{list(self._variables)}, and the data now bring {foreign}; pass the same labels, "
-                "delete the checkpoint, or name another file"
+                f"the checkpoint {self._checkpoint} has the variables {list(self._variables)}, and "
+                f"the data also have {unexpected}; pass the same labels, delete the checkpoint, or "
+                "pass another path"
             )

@@ -4,7 +4,7 @@ Sums of x are sums of deviations x - r from the reference point r of the state, 
 if the data are far from 0. The sums are not divided by the weight sum, so that states are merged by
 addition.
 
-An update of a variable has three steps: `begin` encodes labels with the classes of the state and
+An update of a variable has three steps: `encode` encodes labels with the classes of the state and
 changes nothing; `request` requests sums over a block; `commit` adds the sums, and cannot fail.
 """
 
@@ -50,7 +50,7 @@ class Variable(ABC):
     Attributes
     ----------
     kind : {"classes", "continuous"}
-    blank : int or float
+    missing_label : int or float
         The code or value of a missing label.
     width : int
         Number of features d of x.
@@ -61,7 +61,7 @@ class Variable(ABC):
     __slots__ = ()
 
     kind: ClassVar[str]
-    blank: ClassVar[float]
+    missing_label: ClassVar[float]
     width: int
     n_columns: int
 
@@ -73,11 +73,11 @@ class Variable(ABC):
         """Return a variable without rows for the labels of a column."""
 
     @abstractmethod
-    def begin(self, column: Any, name: object) -> tuple[Labels | None, Any]:
-        """Return the encoded labels, and the argument of `learn`; change nothing.
+    def encode(self, column: Any, name: object) -> tuple[Labels | None, Any]:
+        """Return the encoded labels, and the argument of `register`; change nothing.
 
-        Both are None for a column without labels. The argument of `learn` is None if the column has
-        no new names.
+        Both are None for a column without labels. The argument of `register` is None if the column
+        has no new names.
 
         Raises
         ------
@@ -86,8 +86,8 @@ class Variable(ABC):
         """
 
     @abstractmethod
-    def learn(self, new_names: Any) -> None:
-        """Register the new names that `begin` returned."""
+    def register(self, new_names: Any) -> None:
+        """Register the new names that `encode` returned."""
 
     @abstractmethod
     def request(self, labels: Labels, weight: Float | None) -> Request:
@@ -98,8 +98,8 @@ class Variable(ABC):
         """Add the sums of a block; cannot fail, since `request` has allocated the memory."""
 
     @abstractmethod
-    def moved(self, step: Float) -> Self:
-        """Return a copy about the reference point r - step, with r the reference point so far."""
+    def moved(self, offset: Float) -> Self:
+        """Return a copy about the reference point r - offset, with r the reference point so far."""
 
     # -- algebra ---------------------------------------------------------------------------
 
@@ -116,14 +116,14 @@ class Variable(ABC):
         """Multiply every weight by a factor."""
 
     @abstractmethod
-    def merged(self, other: Variable, shift: Float, sign: int, name: object) -> Self:
+    def merged(self, other: Variable, offset: Float, sign: int, name: object) -> Self:
         """Return self + sign * other.
 
-        `shift` is the reference point of x in `other` minus the reference point in `self`.
+        `offset` is the reference point of x in `other` minus the reference point in `self`.
         """
 
     @abstractmethod
-    def varies(
+    def depends_on_label(
         self, features: NDArray[np.intp], mean_deviation: Float, rounding: Float
     ) -> NDArray[np.bool_]:
         """Return, for each of `features`, whether its mean depends on the label.
@@ -134,7 +134,7 @@ class Variable(ABC):
         """
 
     @abstractmethod
-    def clear(self, features: NDArray[np.intp], mean_deviation: Float) -> None:
+    def make_constant(self, features: NDArray[np.intp], mean_deviation: Float) -> None:
         """Set the sums as if each of `features` were constant and equal to its mean.
 
         The mean is the reference point plus `mean_deviation`, (d,).
@@ -154,7 +154,7 @@ class Variable(ABC):
 
     @property
     @abstractmethod
-    def described(self) -> str:
+    def description(self) -> str:
         """Kind and size of the variable as text."""
 
     @abstractmethod
@@ -223,7 +223,7 @@ def denominator(weight: float, ddof: float, name: object) -> float:
     if weight - ddof <= 0:
         raise NotEnoughDataError(
             f"the covariance with {name!r} needs a total weight above ddof = {ddof:g}, and its "
-            f"labelled rows weigh {weight:g}; add rows or pass ddof=0"
+            f"labelled rows have {weight:g}; add rows or pass ddof=0"
         )
     return weight - ddof
 
@@ -234,7 +234,11 @@ def look_up(variables: Mapping[VariableName, Variable], name: VariableName) -> V
         return variables[name]
     except (KeyError, TypeError):  # TypeError: the name is not hashable
         names = ", ".join(map(repr, variables)) or "none"
-        hint = f"; Moments(joint=[{name!r}]) does it" if isinstance(name, tuple) else ""
+        hint = (
+            f"; for a joint variable, pass joint=[{name!r}] to Moments"
+            if isinstance(name, tuple)
+            else ""
+        )
         raise UnknownVariableError(
             f"no variable {name!r} was accumulated, or none of its labels is present; the "
             f"variables are: {names}{hint}"

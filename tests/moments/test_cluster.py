@@ -303,8 +303,8 @@ def test_a_task_that_fails_twice_is_tried_again(client: Any, one_file: str, tmp_
     with pytest.raises(OSError, match="the disk is away") as caught:
         Moments.from_blocks(source(10), client=client)
     notes = " ".join(caught.value.__notes__)
-    assert "while blocks 0 to 0 of shaky" in notes
-    assert "under way on" in notes
+    assert "a worker accumulated blocks 0 to 0 of shaky" in notes
+    assert "was accumulating blocks" in notes
 
 
 def test_bad_rows_are_refused_by_number_and_type(client: Any, table: Any, tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ def test_a_checkpoint_serves_either_engine(
     def interrupted(engine: str, limit: int, path: Path) -> None:
         from splince_fast.moments.stream import Run
 
-        method = "fold" if engine == "cluster" else "add"
+        method = "add_state" if engine == "cluster" else "add"
         original, calls = getattr(Run, method), []
 
         def counted(self: Any, *arguments: Any) -> None:
@@ -454,5 +454,5 @@ def test_a_sampled_scatter_has_the_same_bits_whatever_the_workers(
     assert max(v.residual for v in eraser.report.variables) < 1e-12
     # Control: samples that are alike in every group are others.
     like = {"subsample": 0.2, "random_state": 1}
-    assert cluster.part_of_sample(like, 0) == like
-    assert cluster.part_of_sample(like, 3) != cluster.part_of_sample(like, 4)
+    assert cluster.arguments_of_part(like, 0) == like
+    assert cluster.arguments_of_part(like, 3) != cluster.arguments_of_part(like, 4)

@@ -1235,9 +1235,9 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     Moments.from_blocks(blocks_of(), checkpoint=checkpoint)
     kept = checkpoint.read_bytes()
     for arguments in ({"block_rows": 7}, {"kinds": {"z": "classes"}}, {"joint": [("z", "w")]}):
-        with pytest.raises(FileFormatError, match="delete it"):
+        with pytest.raises(FileFormatError, match="delete the checkpoint"):
             Moments.from_blocks(blocks_of(), checkpoint=checkpoint, **arguments)
-    with pytest.raises(FileFormatError, match="delete it"):
+    with pytest.raises(FileFormatError, match="delete the checkpoint"):
         Moments.from_blocks(tuple(blocks_of()), checkpoint=checkpoint)
     Moments().update(*blocks_of()[0]).save(checkpoint)  # a state, but of no stream
     with pytest.raises(FileFormatError):

@@ -371,7 +371,7 @@ def multiplied(block: Block, threads: int) -> reducing.Reduced:
     given = block.weight if block.weight.size else None
     with small_tasks(threads):
         memory = reducing.Gram(n, d, dtype)
-        memory.place(np.full(memory.size, np.nan))
+        memory.set_memory(np.full(memory.size, np.nan))
         found = reducing.reduce_block(
             block.rows, given, reducing.sample_block(block.rows, given), block.reference,
             block.codes, block.n_codes, block.values, memory,
@@ -430,7 +430,7 @@ def test_a_product_of_several_blocks_of_panels(d: int, dtype: Any) -> None:
     n = 300
     block = Block(n, d, dtype)
     memory = reducing.Gram(n, d, block.rows.dtype)
-    memory.place(np.full(memory.size, np.nan))
+    memory.set_memory(np.full(memory.size, np.nan))
     sample = reducing.sample_block(block.rows, None)
     found = reducing.reduce_block(
         block.rows, None, sample, block.reference, block.codes, 0, block.values,
@@ -467,7 +467,7 @@ def test_no_product_is_taken_before_every_stripe_is_centred(
     monkeypatch.setattr(row_kernels, "reduce_chunks", beside_another)
     n, d = 16, 9
     memory = reducing.Gram(n, d, np.dtype(np.float64))
-    memory.place(np.zeros(memory.size)).reduce(Block(n, d).taken())
+    memory.set_memory(np.zeros(memory.size)).reduce(Block(n, d).taken())
     assert seen == [(True, 0)]
 
 

@@ -121,7 +121,7 @@ def test_constraints_hold_to_rounding_at_a_hundredth(seed: int) -> None:
     # Sums over n rows carry sqrt(n) roundings, of x over the size of its cross-covariance.
     assert max(residuals(eraser, full)) < 200 * 100 * EPS
     # Control: class means of the sampled rows alone.
-    alone = splince(sf.Moments._around(sample_of(moments).rows.copy()))
+    alone = splince(sf.Moments._wrap(sample_of(moments).rows.copy()))
     assert max(residuals(alone, full)) > 1e-3
 
 
@@ -149,7 +149,7 @@ def test_rows_are_taken_about_their_labels(monkeypatch: pytest.MonkeyPatch) -> N
     n, d = 6000, 32
     X, labels = gaussian(n, d, 8.0)
     excess = draws(X, labels, 10 * d / n, 15, leace)[0].mean()
-    monkeypatch.setattr(covariance_estimate, "_regressors", lambda held, effective: [])
+    monkeypatch.setattr(covariance_estimate, "_regressors", lambda held, n_effective: [])
     assert draws(X, labels, 10 * d / n, 15, leace)[0].mean() > 8 * excess
 
 
@@ -222,7 +222,7 @@ def test_giant_rows_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert draws(X, labels, 20 * d / n, 12, leace)[0].max() < 0.1
     few = draws(X, labels, 5 * d / n, 20, leace)[0]
     # Control: uniform sampling, by leverages of 0, which misses most of them.
-    monkeypatch.setattr(sampled, "_inverse", lambda state: np.zeros(state.width))
+    monkeypatch.setattr(sampled, "_inverse_variances", lambda state: np.zeros(state.width))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SampledScatterWarning)
         uniform = draws(X, labels, 5 * d / n, 20, leace)[0]
@@ -234,7 +234,7 @@ def test_exact_variances_repair_a_rare_feature(monkeypatch: pytest.MonkeyPatch) 
     """And a warning names the feature; uniform sampling, so that the sample misses the rows."""
     n, d = 6000, 32
     X, labels = with_giants(n, d, axis=True)
-    monkeypatch.setattr(sampled, "_inverse", lambda state: np.zeros(state.width))
+    monkeypatch.setattr(sampled, "_inverse_variances", lambda state: np.zeros(state.width))
     frame = pd.DataFrame(X, columns=[f"f{j}" for j in range(d)])
     with pytest.warns(SampledScatterWarning, match=r"1 feature\(s\) \('f3'\)"):
         repaired = draws(frame, labels, 5 * d / n, 60, leace)[0]
@@ -432,7 +432,7 @@ def close(a: sf.Moments, b: sf.Moments, roundings: float = 1e4) -> None:
         )
     one, other = sample_of(a), sample_of(b)
     assert one.rows.n_rows == other.rows.n_rows
-    assert abs(one.effective / other.effective - 1) < 1e-9
+    assert abs(one.n_effective / other.n_effective - 1) < 1e-9
 
 
 def test_sums_and_differences() -> None:
@@ -625,10 +625,12 @@ def test_snapshots_folds_and_other_methods() -> None:
 
 def test_too_few_rows_for_the_formula_state_no_excess() -> None:
     """excess = (1 - f) p / (m - p - 2), of m = 10 rows and p regressors."""
-    sample = covariance_estimate.Sampled(np.zeros(2), np.zeros((0, 2)), 10, 10.0, 0.1, 0, EPS, None)
+    sample = covariance_estimate.SampleStatistics(
+        np.zeros(2), np.zeros((0, 2)), 10, 10.0, 0.1, 0, EPS, None
+    )
     one = np.array([[1.0, 0.0]])
-    assert sample.change(one, one, np.eye(1), 8)[1] is None
-    assert sample.change(one, one, np.eye(1), 7)[1] == pytest.approx(0.9 * 7)
+    assert sample.distortion(one, one, np.eye(1), 8)[1] is None
+    assert sample.distortion(one, one, np.eye(1), 7)[1] == pytest.approx(0.9 * 7)
 
 
 def test_what_is_given_up_costs_no_rows() -> None:
@@ -677,7 +679,7 @@ def test_auto_takes_what_five_percent_need() -> None:
     with pytest.raises(InputError, match="needs the number of rows"):
         sf.Moments.from_blocks(iter([(X, labels)]), subsample="auto")
     for n, d in ((6000, None), (None, 24)):
-        with pytest.raises(InputError, match="beforehand"):
+        with pytest.raises(InputError, match="unknown for blocks"):
             sampled.subsample_for("auto", n, d, "blocks", 2)
         assert sampled.subsample_for(1e-3, n, d, "blocks", 2) == 1e-3
     with pytest.raises(InputError, match=r"pass at least 0\.0078"):

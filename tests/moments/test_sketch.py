@@ -382,7 +382,7 @@ def test_what_does_not_go_together_is_refused_before_a_row_is_read() -> None:
 
     for parameters, text in (
         ({"sketch_size": 3, "subsample": 0.5}, "two stand-ins"),
-        ({"sketch_size": 3, "ledoit_wolf": True}, "whole"),
+        ({"sketch_size": 3, "ledoit_wolf": True}, "omit ledoit_wolf"),
         ({"sketch_size": 3, "subsample": "auto"}, "two stand-ins"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=text):

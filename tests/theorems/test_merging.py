@@ -148,7 +148,7 @@ def test_removal_of_what_is_no_part_is_refused() -> None:
         "larger spread": Moments().update(1e6 * X[:4]),
     }
     for what, stranger in strangers.items():
-        with pytest.raises(IncompatibleMomentsError, match=r"\w{20}|part|combined|kinds"):
+        with pytest.raises(IncompatibleMomentsError, match=r"were added|combined|kinds"):
             whole - stranger
         assert state_bytes(whole) == kept, what
     with pytest.raises(IncompatibleMomentsError, match="empty"):
