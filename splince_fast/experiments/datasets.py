@@ -75,7 +75,7 @@ def required_folder(name: str, experiment: str) -> Path:
         raise MissingDataError(
             f"the stand-in {name!r} does not ship with the package, and the environment variable "
             f"{VARIABLE} names no folder that holds it. Set it to the folder with {name}/ and run "
-            f"python -m splince_fast.experiments {experiment} again; bios and images run without"
+            f"python -m splince_fast.experiments {experiment} again; bios and images run without it"
         )
     return path
 
@@ -219,7 +219,7 @@ def _waterbirds() -> Dataset:
     raise MissingDataError(
         "Waterbirds has no offline stand-in: no free image set with a background concept is small "
         "enough to ship. With network run python -m splince_fast.experiments waterbirds --data "
-        "paper (reads grodino/waterbirds); the nearest offline is images"
+        "paper (reads grodino/waterbirds); the most similar offline experiment is images"
     )
 
 
