@@ -257,7 +257,7 @@ def best_claim(
     second = max((e for e in means if e != best), key=lambda e: means[e])
     rows = result.differences(metric, reference=best, head=head, p=p)
     largest = max(row.p_holm for row in rows)
-    test = "no test" if math.isnan(largest) else f"p = {largest:.2g} against the least certain"
+    test = "no test" if math.isnan(largest) else f"largest p = {largest:.2g} (Holm)"
     evidence = f"{best} {number(means[best])}, {second} {number(means[second])}, {test}"
     verdicts = [row.difference < 0 if row.significant else None for row in rows]
     return Claim(text, combine_verdicts(verdicts), evidence)

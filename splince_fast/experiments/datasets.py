@@ -56,7 +56,7 @@ def load(name: str, data: str = "offline") -> Dataset:
     if data not in ("offline", "paper"):
         raise InputError(f"data is {data!r}; choose 'offline' or 'paper'")
     if name not in _OFFLINE:
-        raise InputError(f"there is no data set {name!r}; there are {', '.join(_OFFLINE)}")
+        raise InputError(f"there is no data set {name!r}; choose one of {', '.join(_OFFLINE)}")
     if data == "paper":
         return paper_sets.load(name)
     return _OFFLINE[name]()

@@ -135,7 +135,7 @@ def run(options: RunOptions) -> Findings:
             "SPLINCE's factual coefficient is above LEACE's at every depth",
             combine_verdicts([verdict for verdict, _ in over_leace]),
             ", ".join(f"{d} {s[1]:.2f} / {t[1]:.2f}" for d, (s, t) in pairs.items())
-            + f", p = {max(p for _, p in over_leace):.2g} at the least certain depth",
+            + f", largest p = {max(p for _, p in over_leace):.2g} over the depths",
         ),
         Claim(
             "SPLINCE's factual coefficient is far above that of the unerased model (in the paper, "

@@ -53,7 +53,7 @@ def run(options: RunOptions) -> Findings:
             "every eraser brings the stereotype's coefficient nearer to 1",
             combine_verdicts([bounds.above() for bounds in reductions.values()]),
             ", ".join(f"{m} {factor.mean:.2f}" for m, factor in stereotype.items())
-            + "; |log odds| less by: "
+            + "; reduction of |log odds|: "
             + ", ".join(f"{e} {bounds}" for e, bounds in reductions.items()),
         ),
         Claim(

@@ -79,8 +79,9 @@ def run(options: RunOptions) -> Findings:
         ("cosine", "rank erased by INLP"),
         ((f"{cosine:.2e}", f"{inlp.report_.rank}"),),
         (
-            f"LEACE and SPLINCE can differ only where it is above rounding: n = {len(train)} "
-            f"training rows, d = {X.shape[1]}; with n <= d and balanced twins it is 0",
+            f"LEACE and SPLINCE differ only if the cosine is above rounding error: n = {len(train)} "
+            f"training rows, d = {X.shape[1]}; the cosine is 0 if n <= d and "
+            "each sentence occurs in both kinds",
         ),
     )
     table = Table(
