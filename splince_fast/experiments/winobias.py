@@ -79,9 +79,9 @@ def run(options: RunOptions) -> Findings:
         ("cosine", "rank erased by INLP"),
         ((f"{cosine:.2e}", f"{inlp.report_.rank}"),),
         (
-            f"LEACE and SPLINCE differ only if the cosine is above rounding error: n = {len(train)} "
-            f"training rows, d = {X.shape[1]}; the cosine is 0 if n <= d and "
-            "each sentence occurs in both kinds",
+            f"LEACE and SPLINCE differ only if the cosine is above rounding error: n = "
+            f"{len(train)} training rows, d = {X.shape[1]}; the cosine is 0 if n <= d and each "
+            "sentence occurs in a pro- and an anti-stereotypical version",
         ),
     )
     table = Table(
