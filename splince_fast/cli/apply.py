@@ -69,19 +69,19 @@ def run(args: argparse.Namespace) -> None:
     several = len(args.rows) > 1 or (
         os.path.isdir(args.rows[0]) and not rows.is_dataset(args.rows[0])
     )
-    paths = rows.expand(args.rows)
-    rows.check_names(paths, args.key, args.embedding)
-    pairs = _pairs(args, paths, several)
+    paths = rows.expand_folders(args.rows)
+    rows.check_key_and_embedding(paths, args.key, args.embedding)
+    pairs = _path_pairs(args, paths, several)
     labels = _labels(args, eraser, pairs)
     if several and args.output is not None:
         os.makedirs(args.output, exist_ok=True)
 
     def erase(pair: tuple[str, str]) -> str:
         path, target = pair
-        kind = rows.format_of_rows(path)
-        if kind == "parquet":
+        file_format = rows.format_of_rows(path)
+        if file_format == "parquet":
             n = _erase_parquet(eraser, path, target, args.embedding)
-        elif kind == "dataset":
+        elif file_format == "dataset":
             n = _erase_dataset(eraser, path, target, args.embedding)
         else:
             n = _erase_arrays(eraser, path, target, args, labels)
@@ -170,7 +170,7 @@ def _labels(
     return label_files.read_label_files(args.labels, list(kinds), kinds)
 
 
-def _pairs(args: argparse.Namespace, paths: list[str], several: bool) -> list[tuple[str, str]]:
+def _path_pairs(args: argparse.Namespace, paths: list[str], several: bool) -> list[tuple[str, str]]:
     """Check the paths, and return a pair (input path, output path) for each file.
 
     Raises
@@ -200,26 +200,26 @@ def _pairs(args: argparse.Namespace, paths: list[str], several: bool) -> list[tu
         raise InputError("two files have the same name; apply the eraser to one folder at a time")
     inputs = [args.eraser, *label_files.paths_of(args.labels)]
     for path, target in zip(paths, targets, strict=True):
-        kind = rows.format_of_rows(path)
-        is_input = target and os.path.realpath(path) == os.path.realpath(target)
-        if kind == "dataset" and target:
+        file_format = rows.format_of_rows(path)
+        replaces_input = target and os.path.realpath(path) == os.path.realpath(target)
+        if file_format == "dataset" and target:
             if os.path.exists(target):
                 raise InputError(f"{target!r} exists; name a new folder for the data set")
         elif not (several and not os.path.isdir(args.output)):
             # A file may replace its own input: the output has a temporary name until it is
             # complete.
-            others = inputs if is_input else [*inputs, path]
+            others = inputs if replaces_input else [*inputs, path]
             check_outputs({"--output": target}, others, force=args.force)
-        _check_format(path, target, kind)
-        if kind != "array" and args.embedding is None:
+        _check_format(path, target, file_format)
+        if file_format != "array" and args.embedding is None:
             raise rows.embedding_missing(path)
     return list(zip(paths, targets, strict=True))
 
 
-def _check_format(path: str, target: str, kind: str) -> None:
-    """Raise InputError unless rows of the format `kind` can be written to the file `target`."""
-    allowed: tuple[str, ...] = rows.ARRAYS if kind == "array" else rows.TABLES
-    if kind != "dataset" and Path(target).suffix not in allowed:
+def _check_format(path: str, target: str, file_format: str) -> None:
+    """Raise InputError unless rows of `path`, of the given format, can be written to `target`."""
+    allowed: tuple[str, ...] = rows.ARRAYS if file_format == "array" else rows.TABLES
+    if file_format != "dataset" and Path(target).suffix not in allowed:
         raise InputError(
             f"-o {target!r}: the rows of {path!r} can be written as {', '.join(allowed)}"
         )
@@ -334,11 +334,11 @@ def _erase_dataset(eraser: Eraser, path: str, target: str, embedding: str) -> in
                     f"{path!r} has no column {embedding!r}; its columns are {split.column_names}"
                 )
 
-            def erased(table: Table, place: str = f"{path!r} {name}".strip()) -> Table:
+            def erase_batch(table: Table, place: str = f"{path!r} {name}".strip()) -> Table:
                 return _erase_column(eraser, table, embedding, place)
 
             results[name] = split.with_format("arrow").map(
-                erased, batched=True, batch_size=4096, load_from_cache_file=False,
+                erase_batch, batched=True, batch_size=4096, load_from_cache_file=False,
                 cache_file_name=os.path.join(scratch, f"{name or 'rows'}.arrow"),
             )  # fmt: skip
             results[name].reset_format()

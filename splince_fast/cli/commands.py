@@ -27,8 +27,8 @@ def run(argv: Sequence[str] | None) -> int:
     except BrokenPipeError:
         raise
     except (SplinceError, OSError) as error:
-        missing = error.filename if isinstance(error, FileNotFoundError) else None
-        text = str(error) if missing is None else f"there is no file {str(missing)!r}"
+        missing_path = error.filename if isinstance(error, FileNotFoundError) else None
+        text = str(error) if missing_path is None else f"there is no file {str(missing_path)!r}"
         print(f"splince-fast: error: {_with_flags(text, args)}", file=sys.stderr)
         return 2
     return 0

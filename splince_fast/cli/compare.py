@@ -58,13 +58,13 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "concept label of every row; repeatable (default: the first four)")  # fmt: skip
     add("--head", action="append", metavar="NAME",
         help="retrained, frozen or unregularised; repeatable (default: the first two)")  # fmt: skip
-    add("--association", type=_numbers, metavar="P,P,...",
+    add("--association", type=_parse_numbers, metavar="P,P,...",
         help="levels of the association of concept and task in training rows, such as .5,.7,.9 "
         "(default: that of the data)")  # fmt: skip
     add("--aligned-class", metavar="CLASS",
         help="class of the concept that is associated with the second class of the "
         "task")  # fmt: skip
-    add("--sizes", type=_numbers, metavar="N,N,N",
+    add("--sizes", type=_parse_numbers, metavar="N,N,N",
         help="numbers of training, validation and test rows")  # fmt: skip
     add("--association-method", choices=("subsample", "weights"), default="subsample",
         help="reach a level of association by dropping or by weighting training and validation "
@@ -74,7 +74,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add("--seeds", type=int, metavar="N",
         help="number of random splits (default: 5; 1 with --test)")  # fmt: skip
     add("--random-state", type=int, default=0, metavar="N", help="first seed (default: 0)")
-    add("--alphas", type=_numbers, metavar="A,A,...",
+    add("--alphas", type=_parse_numbers, metavar="A,A,...",
         help="candidate L2 penalties of the heads; validation rows select one")  # fmt: skip
     add("--probe", action="append", metavar="NAME",
         help="probe for the concept: linear, quadratic, mlp or boosting; repeatable (default: "
@@ -100,8 +100,8 @@ def run(args: argparse.Namespace) -> None:
         require("jinja2", "evaluate")
     if args.keep in args.erase:
         raise InputError(f"{args.keep!r} is both erased and kept; name two variables")
-    extra = [name for name in (args.groups, args.test) if name is not None]
-    X, labels = _read(args, list(dict.fromkeys([*args.erase, args.keep, *extra])))
+    split_columns = [name for name in (args.groups, args.test) if name is not None]
+    X, labels = _read(args, list(dict.fromkeys([*args.erase, args.keep, *split_columns])))
     from splince_fast.evaluation import compare
 
     concept = {name: labels[name] for name in args.erase}
@@ -183,7 +183,7 @@ def _aligned_class(text: str | None, concept: Mapping[str, object]) -> ClassName
     return next((name for name in names if str(name) == text), text)
 
 
-def _numbers(text: str) -> tuple[float, ...]:
+def _parse_numbers(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError:

@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> None:
     from splince_fast.methods.table import method_of
     from splince_fast.moments import Moments
 
-    embeddings = rows.expand(args.embeddings)
+    embeddings = rows.expand_folders(args.embeddings)
     inputs = [*embeddings, *label_files.paths_of(args.labels)]
     outputs = {
         "--output": args.output,
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> None:
     check_outputs(outputs, inputs, force=args.force, resumed=("--checkpoint",))
     method = method_of(args.method, args.keep)
     options = _options(args, method)
-    reading, passes = _reading(args, options)
+    moment_options, passes = _pop_moment_options(args, options)
     variables = list(dict.fromkeys([*args.erase, *(args.keep or [])]))
     columns = variables if args.groups is None else list(dict.fromkeys([*variables, args.groups]))
     kinds = label_files.parse_kinds(args.kind, columns)
@@ -120,11 +120,13 @@ def run(args: argparse.Namespace) -> None:
         variables=columns,
         labels=lambda: label_files.read_label_files(args.labels, columns, kinds),
     )
-    parameters = {"kinds": kinds, "ledoit_wolf": args.shrinkage == "ledoit-wolf", **reading}
+    parameters = {"kinds": kinds, "ledoit_wolf": args.shrinkage == "ledoit-wolf", **moment_options}
     stream = {"checkpoint": args.checkpoint}
     folds = None
-    plain = reading.get("subsample", 1) == 1 and "sketch_size" not in reading
-    if args.shrinkage == "cv" or (plain and _use_folds(args, source.n_rows, source.n_features)):
+    exact_moments = moment_options.get("subsample", 1) == 1 and "sketch_size" not in moment_options
+    if args.shrinkage == "cv" or (
+        exact_moments and _use_folds(args, source.n_rows, source.n_features)
+    ):
         folds = Moments.from_blocks(source, folds=2, groups=args.groups, **stream, **parameters)
         moments = folds._total()
     else:
@@ -176,7 +178,9 @@ def _options(args: argparse.Namespace, method: Method) -> dict[str, Any]:
     return options
 
 
-def _reading(args: argparse.Namespace, options: dict[str, Any]) -> tuple[dict[str, Any], int]:
+def _pop_moment_options(
+    args: argparse.Namespace, options: dict[str, Any]
+) -> tuple[dict[str, Any], int]:
     """Remove the options of the moments from `options`.
 
     Returns
@@ -191,12 +195,15 @@ def _reading(args: argparse.Namespace, options: dict[str, Any]) -> tuple[dict[st
     InputError
         Two options exclude each other.
     """
-    reading = {name: options.pop(name) for name in MOMENT_OPTIONS if name in options}
+    moment_options = {name: options.pop(name) for name in MOMENT_OPTIONS if name in options}
     check_moment_options(
-        **{name: reading.get(name, option.default) for name, option in MOMENT_OPTIONS.items()},
+        **{
+            name: moment_options.get(name, option.default)
+            for name, option in MOMENT_OPTIONS.items()
+        },
         shrinkage=args.shrinkage,
         solver=args.solver or OPTIONS["solver"].default,
         groups=args.groups,
     )
-    passes = reading.pop("passes", 0)
-    return reading, passes
+    passes = moment_options.pop("passes", 0)
+    return moment_options, passes

@@ -62,9 +62,9 @@ def run(args: argparse.Namespace) -> None:
             "rank": getattr(loaded, "rank", None),
             "report": None if report is None else report.to_dict(),
         }
-    origin = {key: header[key] for key in ("kind", "format_version", "library_version")}
+    file_info = {key: header[key] for key in ("kind", "format_version", "library_version")}
     if args.json:
-        print(json.dumps({**origin, "tensors": shapes, **facts}, indent=1))
+        print(json.dumps({**file_info, "tensors": shapes, **facts}, indent=1))
         return
     print(
         f"{loaded!r}\n  format {header['format_version']}, written by {header['library']} "

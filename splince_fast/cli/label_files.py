@@ -23,7 +23,7 @@ _MAX_DIGITS = 18
 
 
 def read_label_files(
-    texts: Sequence[str], variables: Sequence[str], kinds: Mapping[str, str]
+    options: Sequence[str], variables: Sequence[str], kinds: Mapping[str, str]
 ) -> dict[str, Any]:
     """Read label columns from files.
 
@@ -50,19 +50,19 @@ def read_label_files(
     LabelError
         Several columns have the same name, or a column cannot be read.
     InputError
-        A file cannot be read, or `texts` is empty.
+        A file cannot be read, or `options` is empty.
     """
     columns: dict[str, Any] = {}
     all_names: list[str] = []
-    for text in texts:
-        name, path = _name_and_path(text)
+    for option in options:
+        name, path = _name_and_path(option)
         if path.suffix == ".npy":
             contents: Mapping[str, object] = {name or path.stem: _read_npy(path)}
             all_names += contents
         elif name is not None:
             raise InputError(
-                f"--labels {text!r}: NAME=FILE is for .npy files; the columns of other files have "
-                "names; pass FILE alone"
+                f"--labels {option!r}: NAME=FILE is for .npy files; the columns of other files "
+                "have names; pass FILE alone"
             )
         elif path.suffix in (".csv", ".tsv"):
             names, contents = _read_csv(path, variables, kinds)
@@ -71,18 +71,18 @@ def read_label_files(
             names, contents = _read_parquet(path, variables)
             all_names += names
         else:
-            raise InputError(f"labels come from .npy, .csv, .tsv or .parquet files, not {text!r}")
+            raise InputError(f"labels come from .npy, .csv, .tsv or .parquet files, not {option!r}")
         columns |= contents
-    for name, times in Counter(all_names).items():
-        if times > 1 and name in variables:
+    for name, n_columns in Counter(all_names).items():
+        if n_columns > 1 and name in variables:
             raise LabelError(
-                f"the label files have {times} columns {name!r}; pass one of the files"
+                f"the label files have {n_columns} columns {name!r}; pass one of the files"
             )
     for name in variables:
         if name not in columns:
-            if not texts:
+            if not options:
                 raise InputError(f"no labels of {name!r}; pass --labels FILE")
-            is_array = any(text.endswith(".npy") for text in texts)
+            is_array = any(option.endswith(".npy") for option in options)
             hint = f"; name that of a .npy file by --labels {name}=FILE" if is_array else ""
             raise UnknownVariableError(
                 f"no label file has the variable {name!r}; the variables are "
@@ -91,7 +91,7 @@ def read_label_files(
     return {name: columns[name] for name in variables}
 
 
-def parse_kinds(texts: Sequence[str], variables: Sequence[str]) -> dict[str, str]:
+def parse_kinds(options: Sequence[str], variables: Sequence[str]) -> dict[str, str]:
     """Parse the values ``NAME=KIND`` of ``--kind``; return the kind of each named variable.
 
     Raises
@@ -102,37 +102,40 @@ def parse_kinds(texts: Sequence[str], variables: Sequence[str]) -> dict[str, str
         A name is not in `variables`.
     """
     kinds = {}
-    for text in texts:
-        name, separator, kind = text.rpartition("=")
+    for option in options:
+        name, separator, kind = option.rpartition("=")
         if not separator or kind not in KINDS:
-            raise InputError(f"--kind {text!r} must be NAME=classes or NAME=continuous")
+            raise InputError(f"--kind {option!r} must be NAME=classes or NAME=continuous")
         if name not in variables:
-            raise UnknownVariableError(f"--kind names {name!r}, which is neither erased nor kept")
+            raise UnknownVariableError(
+                f"--kind names {name!r}, which no other option names; the variables are "
+                f"{', '.join(map(repr, variables))}"
+            )
         kinds[name] = kind
     return kinds
 
 
-def refuse_labels_of_tables(texts: Sequence[str]) -> None:
+def refuse_labels_of_tables(options: Sequence[str]) -> None:
     """Raise InputError if ``--labels`` has values; for commands with ``--embedding``."""
-    if texts:
+    if options:
         raise InputError(
             "--labels and --embedding exclude each other: labels are columns of the same files, "
             "as embeddings.merge(labels, on='id').to_parquet(path) makes them in pandas"
         )
 
 
-def paths_of(texts: Sequence[str]) -> list[str]:
+def paths_of(options: Sequence[str]) -> list[str]:
     """Return the paths in the values of ``--labels``."""
-    return [str(_name_and_path(text)[1]) for text in texts]
+    return [str(_name_and_path(option)[1]) for option in options]
 
 
-def _name_and_path(text: str) -> tuple[str | None, Path]:
+def _name_and_path(option: str) -> tuple[str | None, Path]:
     """Split ``NAME=FILE`` into the name and the path.
 
-    The name is None if `text` has no "=" or is the path of an existing file.
+    The name is None if `option` has no "=" or is the path of an existing file.
     """
-    name, separator, path = text.partition("=")
-    return (name, Path(path)) if separator and not Path(text).exists() else (None, Path(text))
+    name, separator, path = option.partition("=")
+    return (name, Path(path)) if separator and not Path(option).exists() else (None, Path(option))
 
 
 def _read_npy(path: Path) -> NDArray[np.generic]:
@@ -157,13 +160,15 @@ def _read_csv(
             cells: dict[str, list[str]] = {name: [] for name in positions}
             # Line number of the first empty line, 0 if there is none. An empty line may only be
             # followed by other empty lines.
-            blank = 0
+            empty_line = 0
             for row in rows:
                 if not row:
-                    blank = blank or rows.line_num
+                    empty_line = empty_line or rows.line_num
                     continue
-                if blank or len(row) != len(names):
-                    raise _ragged(path, blank, blank or rows.line_num, len(row), len(names))
+                if empty_line or len(row) != len(names):
+                    raise _row_error(
+                        path, empty_line, empty_line or rows.line_num, len(row), len(names)
+                    )
                 for name, position in positions.items():
                     cells[name].append(row[position].strip())
     except (csv.Error, UnicodeDecodeError) as error:
@@ -174,21 +179,23 @@ def _read_csv(
     return names, {n: _parse_column(texts, n, path, kinds.get(n)) for n, texts in cells.items()}
 
 
-def _ragged(path: Path, blank: int, line: int, fields: int, expected: int) -> LabelError:
+def _row_error(
+    path: Path, empty_line: int, line_number: int, n_fields: int, n_expected: int
+) -> LabelError:
     """Return the error for an empty line before a row, or for a row with a wrong number of fields.
 
-    `blank` is the line number of the empty line, or 0 if the number of fields is wrong.
+    `empty_line` is the line number of the empty line, or 0 if the number of fields is wrong.
     """
-    if blank:
+    if empty_line:
         advice = (
             'a missing label is "" on a line of its own'
-            if expected == 1
+            if n_expected == 1
             else "delete it, or write the delimiters of missing labels"
         )
-        return LabelError(f"{str(path)!r} has an empty line {line} among its rows; {advice}")
+        return LabelError(f"{str(path)!r} has an empty line {line_number} among its rows; {advice}")
     return LabelError(
-        f"{str(path)!r} has {fields} fields in line {line}, and {expected} in its header; a label "
-        'that is missing is an empty field between delimiters, or ""'
+        f"{str(path)!r} has {n_fields} fields in line {line_number}, and {n_expected} in its "
+        'header; a missing label is an empty field between delimiters, or ""'
     )
 
 

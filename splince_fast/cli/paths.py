@@ -45,11 +45,11 @@ def check_outputs(
             raise InputError(f"there is no folder for {path!r}; make it first")
         if os.path.isdir(path):
             raise InputError(f"{option}: {path!r} is a folder; name a file in it")
-        real = os.path.realpath(path)
-        if real in uses:
-            raise InputError(f"{option}: {path!r} is {uses[real]}, too; name another file")
+        real_path = os.path.realpath(path)
+        if real_path in uses:
+            raise InputError(f"{option}: {path!r} is {uses[real_path]}, too; name another file")
         if os.path.exists(path) and not force and option not in resumed:
             raise InputError(f"{path!r} exists; name another file, or overwrite it with --force")
         if os.path.exists(path) and not os.access(path, os.W_OK):
             raise InputError(f"{path!r} is read-only; name another file")
-        uses[real] = f"the file of {option}"
+        uses[real_path] = f"the file of {option}"

@@ -54,7 +54,7 @@ def format_of_rows(path: str | Path) -> str:
     )
 
 
-def expand(paths: Sequence[str]) -> list[str]:
+def expand_folders(paths: Sequence[str]) -> list[str]:
     """Replace each folder by its files of rows, sorted by name.
 
     A folder that is a saved data set counts as one file of rows.
@@ -70,16 +70,16 @@ def expand(paths: Sequence[str]) -> list[str]:
             format_of_rows(path)
             files.append(path)
             continue
-        members = sorted(
+        folder_files = sorted(
             str(entry)
             for entry in Path(path).iterdir()
             if is_dataset(entry) or entry.suffix in SUFFIXES
         )
-        if not members:
+        if not folder_files:
             raise InputError(
                 f"the folder {path!r} has no file of rows ({', '.join((*ARRAYS, *TABLES))})"
             )
-        files += members
+        files += folder_files
     return files
 
 
@@ -122,7 +122,7 @@ def read_arrays(path: str, key: str | None, mode: Literal["r", "r+"] = "r") -> A
 
         return Arrays(open_npy(path, mode), None, {}, {})
     try:
-        named, metadata = _READERS[suffix](path)
+        arrays, metadata = _READERS[suffix](path)
     except InputError:
         raise
     except Exception as error:  # readers of zip, pickle and safetensors raise various errors
@@ -130,13 +130,13 @@ def read_arrays(path: str, key: str | None, mode: Literal["r", "r+"] = "r") -> A
             f"{path!r} cannot be read as a {suffix} file: {error}. It may be truncated, of another "
             "format, or hold Python objects"
         ) from error
-    if key is None and len(named) == 1:
-        key = next(iter(named))
-    if key not in named:
-        arrays = ", ".join(map(repr, named)) or "none"
+    if key is None and len(arrays) == 1:
+        key = next(iter(arrays))
+    if key not in arrays:
+        names = ", ".join(map(repr, arrays)) or "none"
         reason = "name the array of rows with --key" if key is None else f"no array {key!r}"
-        raise InputError(f"{path!r}: {reason}; its arrays are {arrays}")
-    return Arrays(named.pop(key), key, named, metadata)
+        raise InputError(f"{path!r}: {reason}; its arrays are {names}")
+    return Arrays(arrays.pop(key), key, arrays, metadata)
 
 
 def _read_npz(path: str) -> tuple[dict[str, Any], dict[str, str]]:
@@ -186,26 +186,28 @@ def write_arrays(path: str, arrays: Arrays) -> None:
     from safetensors import SafetensorError
 
     target = Path(path)
-    named = {arrays.key or "X": arrays.X, **arrays.others}
-    tensors = any(hasattr(value, "detach") for value in named.values())
+    contents = {arrays.key or "X": arrays.X, **arrays.others}
+    tensors = any(hasattr(value, "detach") for value in contents.values())
     try:
         with replacing(target) as partial:
             if target.suffix == ".npz":
-                plain: dict[str, Any] = {n: _array(value, path) for n, value in named.items()}
+                numpy_arrays: dict[str, Any] = {
+                    n: _array(value, path) for n, value in contents.items()
+                }
                 with open(partial, "wb") as file:
-                    np.savez(file, **plain)
+                    np.savez(file, **numpy_arrays)
             elif target.suffix == ".safetensors" and not tensors:
                 from safetensors import numpy as safetensors_numpy
 
-                contiguous = {name: np.ascontiguousarray(value) for name, value in named.items()}
+                contiguous = {name: np.ascontiguousarray(value) for name, value in contents.items()}
                 safetensors_numpy.save_file(contiguous, partial, arrays.metadata or None)
             elif target.suffix == ".safetensors":
                 from safetensors import torch as safetensors_torch
 
-                safetensors_torch.save_file(_tensors(named), partial, arrays.metadata or None)
+                safetensors_torch.save_file(_tensors(contents), partial, arrays.metadata or None)
             else:
                 torch = require("torch", "torch")
-                content = _tensors(named)
+                content = _tensors(contents)
                 torch.save(content["X"] if arrays.key == "" else content, partial)
     except (TypeError, SafetensorError) as error:
         raise InputError(f"{path!r} cannot be written: {error}; write .npy") from error
@@ -218,11 +220,11 @@ def _array(value: object, path: str) -> NDArray[np.generic]:
     return np.asarray(value)
 
 
-def _tensors(named: Mapping[str, object]) -> dict[str, Any]:
+def _tensors(contents: Mapping[str, object]) -> dict[str, Any]:
     """Convert arrays and tensors to contiguous tensors; return other values unchanged."""
     torch = require("torch", "torch")
     tensors = {}
-    for name, value in named.items():
+    for name, value in contents.items():
         tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
         tensors[name] = tensor.contiguous() if hasattr(tensor, "contiguous") else tensor
     return tensors
@@ -245,12 +247,12 @@ def new_npy(target: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Itera
         array.flush()
 
 
-def check_names(paths: Sequence[str], key: str | None, embedding: str | None) -> None:
+def check_key_and_embedding(paths: Sequence[str], key: str | None, embedding: str | None) -> None:
     """Raise InputError if `key` or `embedding` is set but applies to none of the files."""
-    kinds = {format_of_rows(path) for path in paths}
-    if embedding is not None and kinds == {"array"}:
+    formats = {format_of_rows(path) for path in paths}
+    if embedding is not None and formats == {"array"}:
         raise InputError("--embedding names a column of tables, and the files hold arrays")
-    if key is not None and ("array" not in kinds or all(p.endswith(".npy") for p in paths)):
+    if key is not None and ("array" not in formats or all(p.endswith(".npy") for p in paths)):
         raise InputError("--key names one of several arrays, and no file holds several")
 
 
@@ -310,22 +312,23 @@ def source_of(
     Raises
     ------
     InputError
-        The files are of several kinds, or an option does not apply to their kind.
+        The files have several formats, or an option does not apply to their format.
     """
     from splince_fast import sources
 
-    kinds = {format_of_rows(path) for path in paths}
-    if len(kinds) > 1:
+    formats = {format_of_rows(path) for path in paths}
+    if len(formats) > 1:
         raise InputError(
-            f"the files are of different kinds: {', '.join(sorted(kinds))}; pass files of one kind"
+            f"the files have different formats: {', '.join(sorted(formats))}; pass files of one "
+            "format"
         )
-    kind = kinds.pop()
-    check_names(paths, key, embedding)
-    if kind == "array":
+    file_format = formats.pop()
+    check_key_and_embedding(paths, key, embedding)
+    if file_format == "array":
         return _array_source(paths, key, labels())
     if embedding is None:
         raise embedding_missing(paths[0])
-    if kind == "parquet":
+    if file_format == "parquet":
         return sources.from_parquet(list(paths), embedding, list(variables))
     if len(paths) > 1:
         raise InputError("several saved data sets; pass one, or concatenate them first")
@@ -349,11 +352,13 @@ def _array_source(paths: Sequence[str], key: str | None, labels: Mapping[str, ob
     if all(path.endswith(".npy") for path in paths):
         return from_npy(list(paths), labels)
 
-    def shard(path: str) -> sharded.Shard:
+    def make_shard(path: str) -> sharded.Shard:
         X = read_arrays(path, key).X
         X = sharded.host_rows(X, path)
         return sharded.Shard(
             path, X.shape, X.dtype, lambda: sharded.host_rows(read_arrays(path, key).X, path)
         )
 
-    return sharded.sharded_source([shard(path) for path in paths], labels)
+    source = sharded.sharded_source([make_shard(path) for path in paths], labels)
+    source.files = tuple(paths)
+    return source

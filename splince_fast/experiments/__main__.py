@@ -49,14 +49,14 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("name", choices=[*NAMES, "all"], metavar="NAME", help="see below, or all")
     add("--data", choices=("offline", "paper"), default="offline")
-    add("--seeds", type=_positive, help="number of seeds")
+    add("--seeds", type=_positive_integer, help="number of seeds")
     add("--quick", action="store_true", help="the smallest setting that runs")
     add("--jobs", type=int, default=1, help="processes (default: 1)")
     add("-o", "--output", type=Path, metavar="FOLDER", help="folder for figures and JSON")
     return parser
 
 
-def _positive(text: str) -> int:
+def _positive_integer(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is no positive number of seeds")
@@ -86,7 +86,7 @@ def _peak_memory() -> str:
         return ""
     unit = 2**30 if sys.platform == "darwin" else 2**20  # bytes on macOS, KiB elsewhere
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
-    return f", at most {peak:.2f} GB resident"
+    return f", at most {peak:.2f} GiB resident"
 
 
 def main(argv: list[str] | None = None) -> int:

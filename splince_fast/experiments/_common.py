@@ -93,7 +93,7 @@ class Bounds(NamedTuple):
 
         The result is None if the interval contains -margin or margin.
         """
-        return all_hold([self.above(-margin), self.below(margin)])
+        return combine_verdicts([self.above(-margin), self.below(margin)])
 
     def __str__(self) -> str:
         if math.isnan(self.low):
@@ -101,7 +101,7 @@ class Bounds(NamedTuple):
         return f"95 % interval {self.low:+.3f} to {self.high:+.3f}"
 
 
-def all_hold(verdicts: Sequence[bool | None]) -> bool | None:
+def combine_verdicts(verdicts: Sequence[bool | None]) -> bool | None:
     """Return the verdict on a claim from the verdicts on its parts.
 
     The result is False if any part is False, True if all parts are True, and None otherwise.
@@ -161,12 +161,12 @@ class Findings:
     def verdicts(self) -> str:
         """Return three lines: the confirmed, the contradicted and the undecided claims."""
         lines = []
-        for start, verdict in (("agrees", True), ("differs", False), ("not decided", None)):
+        for heading, verdict in (("agrees", True), ("differs", False), ("not decided", None)):
             claims = [
                 f"{c.text} ({c.evidence})" for c in self.claims
                 if (None if c.agrees is None else bool(c.agrees)) is verdict
             ]  # fmt: skip
-            lines.append(f"{start:<8}: {'; '.join(claims) or 'nothing'}")
+            lines.append(f"{heading:<8}: {'; '.join(claims) or 'nothing'}")
         return "\n".join(lines)
 
     def __str__(self) -> str:
@@ -257,31 +257,31 @@ def best_claim(
     second = max((e for e in means if e != best), key=lambda e: means[e])
     rows = result.differences(metric, reference=best, head=head, p=p)
     largest = max(row.p_holm for row in rows)
-    test = "no test" if math.isnan(largest) else f"p = {largest:.2g} against the least certain"
+    test = "no test" if math.isnan(largest) else f"largest p = {largest:.2g} (Holm)"
     evidence = f"{best} {number(means[best])}, {second} {number(means[second])}, {test}"
     verdicts = [row.difference < 0 if row.significant else None for row in rows]
-    return Claim(text, all_hold(verdicts), evidence)
+    return Claim(text, combine_verdicts(verdicts), evidence)
 
 
 def seed_differences(
-    result: Comparison, metric: str, eraser: str, reference: str, **where: Any
+    result: Comparison, metric: str, eraser: str, reference: str, **selection: Any
 ) -> dict[int, float]:
     """Return the metric of an eraser minus the metric of a reference eraser, by seed.
 
-    Seeds without a value of both erasers are absent. `where` are the arguments `head`, `p` and
+    Seeds without a value of both erasers are absent. `selection` are the arguments `head`, `p` and
     `alpha` of :meth:`Comparison.values`.
     """
-    values = result.values(metric, eraser=eraser, **where)
-    reference_values = result.values(metric, eraser=reference, **where)
+    values = result.values(metric, eraser=eraser, **selection)
+    reference_values = result.values(metric, eraser=reference, **selection)
     return {s: values[s] - reference_values[s] for s in values if s in reference_values}
 
 
 def difference_bounds(
-    result: Comparison, metric: str, eraser: str, reference: str, **where: Any
+    result: Comparison, metric: str, eraser: str, reference: str, **selection: Any
 ) -> Bounds:
     """Return the 95 % interval of the mean of :func:`seed_differences`."""
-    differences = seed_differences(result, metric, eraser, reference, **where)
-    return corrected_bounds([*differences.values()], result.test_ratio(where.get("p")))
+    differences = seed_differences(result, metric, eraser, reference, **selection)
+    return corrected_bounds([*differences.values()], result.test_ratio(selection.get("p")))
 
 
 def paper_table(label: str, columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:

@@ -1,7 +1,7 @@
 """A small language model: loading, fitting of erasers, hidden states and perplexity.
 
 Erasers in the last blocks of the model do not change the inputs of these blocks. :func:`run_blocks`
-therefore computes these inputs once. :func:`blocks` makes a separate model of the last blocks, to
+therefore computes these inputs once. :func:`submodel` makes a separate model of the last blocks, to
 which the inputs are passed instead of tokens.
 """
 
@@ -87,7 +87,7 @@ def fit_sites(model: Module, batches: Sequence[Batch], sites: Sequence[str], lab
 # -- parts of a model ----------------------------------------------------------------------
 
 
-def blocks(body: Module, start: int, stop: int | None = None) -> Module:
+def submodel(body: Module, start: int, stop: int | None = None) -> Module:
     """Return a model of blocks `start` to `stop` - 1 of a transformer, which shares their weights.
 
     If `stop` is None, the model has all blocks from `start` onwards and the final norm. If `start`
@@ -165,8 +165,8 @@ def prose_batches(tokenizer: PreTrainedTokenizerBase, n_tokens: int) -> list[Bat
     """
     from sklearn import datasets
 
-    makers = (datasets.load_diabetes, datasets.load_wine, datasets.load_breast_cancer)
-    text = "\n".join(" ".join(maker().DESCR.split()) for maker in makers)
+    loaders = (datasets.load_diabetes, datasets.load_wine, datasets.load_breast_cancer)
+    text = "\n".join(" ".join(loader().DESCR.split()) for loader in loaders)
     ids = tokenizer(text, return_tensors="pt")["input_ids"][:, :n_tokens]
     return [{"input_ids": i, "ids": i} for i in ids.split(256, dim=1) if i.shape[1] > 1]
 

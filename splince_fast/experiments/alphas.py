@@ -56,13 +56,13 @@ def run(options: RunOptions) -> Findings:
                 f"{values[f'{metric}/LEACE/{weakest:g}']:+.4f}, {weak}",
             ),
             Claim(
-                f"{metric}: with a strong one SPLINCE is ahead",
+                f"{metric}: with the strongest penalty SPLINCE is better than LEACE",
                 strong.above(),
                 f"{values[f'{metric}/LEACE/{strongest:g}']:+.4f}, {strong}",
             ),
         ]
     return Findings(
-        "Strength of the penalty", data, tables, claims,
+        "Penalty alpha", data, tables, claims,
         notes=[interval_note(len(result.context.seeds))], values=values,
         figures={f"strengths_{e}": result.plot("alphas", reference=e) for e in ("LEACE", "SAL")},
     )  # fmt: skip

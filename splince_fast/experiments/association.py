@@ -47,7 +47,7 @@ def findings(title: str, data: Dataset, result: Comparison) -> Findings:
         best_claim(result, "accuracy", "retrained", p, text.format("accuracy")),
         best_claim(result, "worst_group", "retrained", p, text.format("worst group")),
         Claim(
-            f"its lead over LEACE in the worst group is larger at p = {p} than at {low}",
+            f"SPLINCE's lead over LEACE in the worst group is larger at p = {p} than at {low}",
             bounds.above(),
             f"{np.mean(growth):+.3f}, {bounds}",
         ),

@@ -56,7 +56,7 @@ def load(name: str, data: str = "offline") -> Dataset:
     if data not in ("offline", "paper"):
         raise InputError(f"data is {data!r}; choose 'offline' or 'paper'")
     if name not in _OFFLINE:
-        raise InputError(f"there is no data set {name!r}; there are {', '.join(_OFFLINE)}")
+        raise InputError(f"there is no data set {name!r}; choose one of {', '.join(_OFFLINE)}")
     if data == "paper":
         return paper_sets.load(name)
     return _OFFLINE[name]()
@@ -75,7 +75,7 @@ def required_folder(name: str, experiment: str) -> Path:
         raise MissingDataError(
             f"the stand-in {name!r} does not ship with the package, and the environment variable "
             f"{VARIABLE} names no folder that holds it. Set it to the folder with {name}/ and run "
-            f"python -m splince_fast.experiments {experiment} again; bios and images run without"
+            f"python -m splince_fast.experiments {experiment} again; bios and images run without it"
         )
     return path
 
@@ -219,7 +219,7 @@ def _waterbirds() -> Dataset:
     raise MissingDataError(
         "Waterbirds has no offline stand-in: no free image set with a background concept is small "
         "enough to ship. With network run python -m splince_fast.experiments waterbirds --data "
-        "paper (reads grodino/waterbirds); the nearest offline is images"
+        "paper (reads grodino/waterbirds); the most similar offline experiment is images"
     )
 
 

@@ -60,6 +60,8 @@ class SplitResult:
         Mean of erased minus original training rows, by eraser and by cell of task and concept.
     counts : dict of str to int
         Number of training rows of each cell.
+    sizes : tuple of three int
+        Numbers of training, validation and test rows.
     """
 
     values: dict[tuple[str, str], list[float]]
@@ -67,6 +69,7 @@ class SplitResult:
     erasers: dict[str, Projection]
     shifts: dict[str, dict[str, Float]]
     counts: dict[str, int]
+    sizes: tuple[int, int, int]
 
     def norms(self, eraser: str) -> dict[str, float]:
         """Return the norm of the mean shift of each cell by an eraser."""
@@ -84,7 +87,7 @@ def evaluate_split(data: Dataset, p: float, seed: int) -> SplitResult:
     moments = Moments().update(X[train], {"task": y[train], "concept": z[train]})
     erasers = {e: fit_method(e, moments, erase="concept", keep="task") for e in ERASERS}
     frozen = fit_head(X[train], y[train], alpha=ALPHA, scale=False)
-    total = np.sum((X[train] - X[train].mean(axis=0)) ** 2)
+    total_squares = np.sum((X[train] - X[train].mean(axis=0)) ** 2)
     cells = {data.cell(a, b): (y[train] == a) & (z[train] == b) for a in (0, 1) for b in (0, 1)}
     values, shifts = {}, {}
     for name in ("none", *erasers):
@@ -94,7 +97,7 @@ def evaluate_split(data: Dataset, p: float, seed: int) -> SplitResult:
         ratio = covariance_ratio(erasers[name], moments, "task") if name in erasers else 1.0
         eraser_metrics = [
             ratio,
-            float(np.sum(change**2) / total),
+            float(np.sum(change**2) / total_squares),
             clipped_fraction(erased[train]),
         ]
         retrained = fit_head(erased[train], y[train], alpha=ALPHA, scale=False)
@@ -107,7 +110,7 @@ def evaluate_split(data: Dataset, p: float, seed: int) -> SplitResult:
                 *eraser_metrics,
             ]
     counts = {cell: int(rows.sum()) for cell, rows in cells.items()}
-    return SplitResult(values, train, erasers, shifts, counts)
+    return SplitResult(values, train, erasers, shifts, counts, split.sizes)
 
 
 def draw(data: Dataset, result: SplitResult) -> dict[str, Figure]:
@@ -156,7 +159,7 @@ def run(options: RunOptions) -> Findings:
     def rare_to_common(norm: Mapping[str, float]) -> float:
         return min(norm[cell] for cell in rare) / max(norm[cell] for cell in common)
 
-    test_ratio = data.sizes[2] / data.sizes[0] if data.sizes is not None else 0.0
+    test_ratio = float(np.mean([result.sizes[2] / result.sizes[0] for result in results]))
     ratios = [rare_to_common(result.norms("SPLINCE")) for result in results]
     ratio_bounds = corrected_bounds(ratios, test_ratio)
     leace = norms["LEACE"].values()
@@ -170,8 +173,9 @@ def run(options: RunOptions) -> Findings:
         Claim(
             f"at p = {p} SPLINCE accentuates the task in images of the rare cells",
             ratio_bounds.above(2.0),
-            f"it moves them {rare_to_common(norms['SPLINCE']):.1f} times as far as the common "
-            f"ones, {ratio_bounds}; LEACE's range is {max(leace) / min(leace):.2f}",
+            f"SPLINCE moves them {rare_to_common(norms['SPLINCE']):.1f} times as far as the common "
+            f"ones, {ratio_bounds}; for LEACE the largest shift is "
+            f"{max(leace) / min(leace):.2f} times the smallest",
         ),
         Claim(
             "on images SPLINCE is no better for a retrained head",
@@ -214,17 +218,19 @@ def draw_images(
         Label of each image.
     """
     changes = {name: rows - images for name, rows in erased.items()}
-    limit = max(float(np.abs(rows).max()) for rows in changes.values())
+    limit = max(float(np.abs(change).max()) for change in changes.values())
     columns = ["original", *erased, *(f"{name} - original" for name in erased)]
     figure, axes, colours = _grid(len(images), len(columns), limit, names, columns)
     for i in range(len(images)):
         row_images = [images[i], *(rows[i] for rows in erased.values())]
-        for ax, row in zip(axes[i], row_images, strict=False):
-            ax.imshow(np.clip(row, 0, 1).reshape(shape), cmap="gray", vmin=0, vmax=1)
-        for ax, rows in zip(axes[i, len(row_images) :], changes.values(), strict=True):
-            ax.imshow(rows[i].reshape(shape), **colours)
+        for ax, image in zip(axes[i], row_images, strict=False):
+            ax.imshow(np.clip(image, 0, 1).reshape(shape), cmap="gray", vmin=0, vmax=1)
+        for ax, change in zip(axes[i, len(row_images) :], changes.values(), strict=True):
+            ax.imshow(change[i].reshape(shape), **colours)
     fraction = max(clipped_fraction(rows) for rows in erased.values())
-    _finish(figure, axes, colours, f"grey: clipped to [0, 1] for display, at most {fraction:.1%}")
+    _add_colour_bar(
+        figure, axes, colours, f"grey: clipped to [0, 1] for display, at most {fraction:.1%}"
+    )
     return figure
 
 
@@ -248,7 +254,7 @@ def draw_means(
     for j, cells in enumerate(shifts.values()):
         for i, cell in enumerate(counts):
             axes[i, j].imshow(cells[cell].reshape(shape), **colours)
-    _finish(figure, axes, colours, "mean of erased minus original, training rows")
+    _add_colour_bar(figure, axes, colours, "mean of erased minus original, training rows")
     return figure
 
 
@@ -278,7 +284,9 @@ def _grid(
     return figure, axes, {"cmap": scale, "vmin": -limit, "vmax": limit}
 
 
-def _finish(figure: Figure, axes: NDArray[Any], colours: Mapping[str, Any], text: str) -> None:
+def _add_colour_bar(
+    figure: Figure, axes: NDArray[Any], colours: Mapping[str, Any], text: str
+) -> None:
     """Add the colour bar of differences, and `text` below the axes."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize

@@ -22,8 +22,8 @@ from splince_fast.experiments._common import (
     Claim,
     Findings,
     RunOptions,
-    all_hold,
     cell_texts,
+    combine_verdicts,
     paper_table,
 )
 from splince_fast.experiments.datasets import load
@@ -54,10 +54,10 @@ def run(options: RunOptions) -> Findings:
     names = list(dict.fromkeys(nouns))
     train_names = np.random.default_rng(0).permutation(len(names))[: int(0.7 * len(names))]
     in_train = np.isin(nouns, [names[i] for i in train_names])
-    in_run = (
+    selected = (
         np.arange(len(prompts)) % 8 == 0 if options.quick else np.ones(len(prompts), dtype=bool)
     )
-    train, test = np.flatnonzero(in_train & in_run), np.flatnonzero(~in_train & in_run)
+    train, test = np.flatnonzero(in_train & selected), np.flatnonzero(~in_train & selected)
     # Sort by length to save padding; moments do not depend on the order of rows.
     train = train[np.argsort([len(prompts[i]) for i in train], kind="stable")]
     table = {"text": [prompts[i] for i in train], "concept": z[train], "task": y[train]}
@@ -87,21 +87,23 @@ def run(options: RunOptions) -> Findings:
 
     values: dict[str, tuple[float, float, float]] = {}
     depths = {"last 3": DEPTHS["last 3"]} if options.quick else DEPTHS
-    position = 0
+    n_blocks_run = 0
     # The depths are sorted by their first erased block, so that each depth continues with the
     # states of the previous one.
     for depth in sorted(depths, key=lambda name: -len(depths[name])):
         start = min(depths[depth], default=len(body.layers))
-        between = _language.blocks(body, position, start)
-        batches = {name: _language.run_blocks(between, part) for name, part in batches.items()}
-        last, position = _language.blocks(body, start), start
+        blocks_between = _language.submodel(body, n_blocks_run, start)
+        batches = {
+            name: _language.run_blocks(blocks_between, part) for name, part in batches.items()
+        }
+        last_blocks, n_blocks_run = _language.submodel(body, start), start
         if not values:
-            values["none"] = measure(last, "none")
+            values["none"] = measure(last_blocks, "none")
         sites = [*(f"layers.{block - start}" for block in depths[depth]), "norm"]
         for name in ERASERS:
-            erasers = _language.fit_sites(last, batches["train"], sites, name)
-            with snn.install(last, erasers, tokens="all"):
-                values[f"{depth}/{name}"] = measure(last, f"{depth}/{name}")
+            erasers = _language.fit_sites(last_blocks, batches["train"], sites, name)
+            with snn.install(last_blocks, erasers, tokens="all"):
+                values[f"{depth}/{name}"] = measure(last_blocks, f"{depth}/{name}")
     tables = []
     for depth in depths:
         rows = []
@@ -110,9 +112,9 @@ def run(options: RunOptions) -> Findings:
             rows.append((name, *cell_texts(a, b, math.exp(a), math.exp(b), c)))
         columns = ("eraser", "stereotype", "factual", "exp", "exp", "perplexity")
         tables.append(Table(f"{depth}: coefficients on the test nouns", columns, tuple(rows)))
-    before = values["none"]
+    unerased = values["none"]
     pairs = {d: (values[f"{d}/SPLINCE"], values[f"{d}/LEACE"]) for d in depths}
-    worst = max(v[2] / before[2] for v in values.values())
+    perplexity_ratio = max(v[2] / unerased[2] for v in values.values())
 
     def compare(first: str, second: str) -> tuple[bool | None, float]:
         """Return whether `first` has a larger factual coefficient than `second`, and the p value.
@@ -123,26 +125,29 @@ def run(options: RunOptions) -> Findings:
         return (value > 0 if p < 0.05 else None), p
 
     over_leace = [compare(f"{d}/SPLINCE", f"{d}/LEACE") for d in depths]
-    highest = max(depths, key=lambda d: values[f"{d}/SPLINCE"][1])
-    over_none = compare(f"{highest}/SPLINCE", "none")
-    p_none = holm([compare(f"{d}/SPLINCE", "none")[1] for d in depths])[list(depths).index(highest)]
+    best_depth = max(depths, key=lambda d: values[f"{d}/SPLINCE"][1])
+    over_none = compare(f"{best_depth}/SPLINCE", "none")
+    p_none = holm([compare(f"{d}/SPLINCE", "none")[1] for d in depths])[
+        list(depths).index(best_depth)
+    ]
     claims = [
         Claim(
             "SPLINCE's factual coefficient is above LEACE's at every depth",
-            all_hold([verdict for verdict, _ in over_leace]),
+            combine_verdicts([verdict for verdict, _ in over_leace]),
             ", ".join(f"{d} {s[1]:.2f} / {t[1]:.2f}" for d, (s, t) in pairs.items())
-            + f", p = {max(p for _, p in over_leace):.2g} at the least certain depth",
+            + f", largest p = {max(p for _, p in over_leace):.2g} over the depths",
         ),
         Claim(
-            "it rises far above that of the unerased model (2.4 times exp at last 3)",
+            "SPLINCE's factual coefficient is far above that of the unerased model (in the paper, "
+            "exp is 2.4 times as large for last 3)",
             over_none[0] if p_none < 0.05 else None,
-            f"at most {max(s[1] for s, _ in pairs.values()):.2f}, before {before[1]:.2f}, "
+            f"at most {max(s[1] for s, _ in pairs.values()):.2f}, before {unerased[1]:.2f}, "
             f"p = {p_none:.2g} (Holm)",
         ),
     ]
     notes = [
-        f"perplexity on {n_tokens} tokens of prose: {before[2]:.1f} before, at most "
-        f"{worst:.2f} times that after",
+        f"perplexity on {n_tokens} tokens of prose: {unerased[2]:.1f} before, at most "
+        f"{perplexity_ratio:.2f} times that after",
         f"one split by noun; {len(test)} test prompts of {len(set(nouns[test]))} nouns",
     ]
     return Findings(

@@ -37,10 +37,10 @@ _STAND_INS = {
     "bios_full": "bug_28_professions",
     "multilingual": "toxicity_en_de_fr",
     "winobias": "winobias_smollm2",
-    "professions": "the demonstration's states",
+    "professions": "the states of the demo",
     "layers": "professions_smollm2_layers",
     "images": "faces_cmu or scikit-learn's digits",
-    "waterbirds": "images, the nearest there is",
+    "waterbirds": "none; the most similar experiment is images",
 }
 
 
@@ -56,8 +56,8 @@ def load(name: str) -> Dataset:
     """
     if name not in _LOADERS:
         raise MissingDataError(
-            f"the paper's {name} set is run through Llama models, whose weights need an account; "
-            f"offline stand-in: {_STAND_INS[name]}, python -m splince_fast.experiments {name}"
+            f"the paper's {name} set is run through Llama models, whose weights need an account. "
+            f"{_stand_in(name)}"
         )
     return _LOADERS[name]()
 
@@ -65,9 +65,15 @@ def load(name: str) -> Dataset:
 def _unavailable(source: str, name: str, error: Exception) -> MissingDataError:
     return MissingDataError(
         f"{source} could not be fetched ({type(error).__name__}: {str(error)[:200]}). It needs the "
-        f"network once, or its files in ${VARIABLE}/paper/{source}. Offline stand-in: "
-        f"{_STAND_INS[name]}, python -m splince_fast.experiments {name}"
+        f"network once, or its files in ${VARIABLE}/paper/{source}. {_stand_in(name)}"
     )
+
+
+def _stand_in(name: str) -> str:
+    """Return a text that names the offline stand-in and the command that uses it."""
+    experiment = "images" if name == "waterbirds" else name
+    stand_in = _STAND_INS[name]
+    return f"Offline stand-in: {stand_in}; python -m splince_fast.experiments {experiment}"
 
 
 def read_columns(
@@ -109,14 +115,14 @@ def read_columns(
     return columns
 
 
-def balanced(*columns: NDArray[np.generic], most: int | None = None) -> NDArray[np.intp]:
-    """Return sorted indices of at most `most` random rows of each cell, drawn with seed 0.
+def sample_cells(*columns: NDArray[np.generic], max_rows: int | None = None) -> NDArray[np.intp]:
+    """Return sorted indices of at most `max_rows` random rows of each cell, drawn with seed 0.
 
-    A cell is one combination of values of the columns. By default `most` is :data:`PER_CELL`.
+    A cell is one combination of values of the columns. By default `max_rows` is :data:`PER_CELL`.
     """
     _, cell = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
     rng = np.random.default_rng(0)
-    parts = [rng.permutation(np.flatnonzero(cell.ravel() == c))[: most or PER_CELL]
+    parts = [rng.permutation(np.flatnonzero(cell.ravel() == c))[: max_rows or PER_CELL]
              for c in range(int(cell.max()) + 1)]  # fmt: skip
     return np.sort(np.concatenate(parts))
 
@@ -174,7 +180,9 @@ def _bios_set(
 ) -> Dataset:
     columns = read_columns("LabHC/bias_in_bios", name, ("train", "dev", "test"))
     y, gender = task(np.array(columns["profession"])), np.array(columns["gender"])
-    rows = balanced(y, gender, most=PER_CELL if aligned_class is not None else PER_CELL // 10)
+    rows = sample_cells(
+        y, gender, max_rows=PER_CELL if aligned_class is not None else PER_CELL // 10
+    )
     X = embed_texts([columns["hard_text"][i] for i in rows], "bert-base-uncased", "cls", name)
     return Dataset(
         "LabHC/bias_in_bios", X, {"task": y[rows], "concept": gender[rows]}, None,
@@ -197,7 +205,7 @@ def _multilingual() -> Dataset:
     columns = read_columns(source, "multilingual", LANGUAGES)
     y = np.array(columns["toxic"], dtype=np.intp)
     z = np.array([LANGUAGES.index(split) for split in columns["split"]])
-    rows = balanced(y, z)
+    rows = sample_cells(y, z)
     texts = [f"query: {columns['text'][i]}" for i in rows]
     X = embed_texts(texts, "intfloat/multilingual-e5-base", "mean", "multilingual")
     return Dataset(
@@ -221,7 +229,7 @@ def _celeba() -> Dataset:
         path = root / "paper" / "celeba"
     names, attributes = _attributes(path / "list_attr_celeba.txt")
     y, z = (attributes[c] for c in ("Eyeglasses", "Smiling"))
-    rows = balanced(y, z)
+    rows = sample_cells(y, z)
     X = np.stack([_grey(path / "img_align_celeba" / names[i]) for i in rows])
     return Dataset(
         "CelebA", X, {"task": y[rows], "concept": z[rows]}, None,
@@ -253,7 +261,7 @@ def _grey(path: Path) -> NDArray[np.float32]:
 def _waterbirds() -> Dataset:
     columns = read_columns("grodino/waterbirds", "waterbirds", ("train", "validation", "test"))
     y, z = np.array(columns["label"]), np.array(columns["place"])
-    rows = balanced(y, z)
+    rows = sample_cells(y, z)
     X = embed_images((_image(columns["image"][i]) for i in rows), "waterbirds")
     return Dataset(
         "grodino/waterbirds", X, {"task": y[rows], "concept": z[rows]}, None,
@@ -357,8 +365,8 @@ def first_tokens(tokenizer: Any, names: Sequence[str]) -> list[int]:
     In a text without "the", the space before the name may be a separate token.
     """
     texts = ["the", *(f"the {name}" for name in names)]
-    before, *behind = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts)
-    return [ids[len(before)] for ids in behind]
+    prefix, *with_name = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts)
+    return [ids[len(prefix)] for ids in with_name]
 
 
 _LOADERS: dict[str, Callable[[], Dataset]] = {

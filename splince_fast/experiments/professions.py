@@ -10,7 +10,7 @@ from splince_fast.experiments._common import (
     Claim,
     Findings,
     RunOptions,
-    all_hold,
+    combine_verdicts,
     corrected_bounds,
     paper_table,
 )
@@ -39,10 +39,10 @@ def run(options: RunOptions) -> Findings:
         for field in ("stereotype", "factual")
     )
     distance = {m: np.abs(results.column(m, "stereotype")) for m in experiment.METHODS}
-    nearer = {
+    reductions = {
         e: corrected_bounds(distance["Original"] - distance[e], results.test_ratio) for e in ERASERS
     }
-    order = [
+    factual_leads = [
         corrected_bounds(
             results.column(a, "factual") - results.column(b, "factual"), results.test_ratio
         )
@@ -51,25 +51,25 @@ def run(options: RunOptions) -> Findings:
     claims = [
         Claim(
             "every eraser brings the stereotype's coefficient nearer to 1",
-            all_hold([bounds.above() for bounds in nearer.values()]),
+            combine_verdicts([bounds.above() for bounds in reductions.values()]),
             ", ".join(f"{m} {factor.mean:.2f}" for m, factor in stereotype.items())
-            + "; |log odds| less by: "
-            + ", ".join(f"{e} {bounds}" for e, bounds in nearer.items()),
+            + "; reduction of |log odds|: "
+            + ", ".join(f"{e} {bounds}" for e, bounds in reductions.items()),
         ),
         Claim(
-            "and to less than 1",
-            all_hold([Bounds(*stereotype[e][1:]).below(1.0) for e in ERASERS]),
+            "every eraser brings the stereotype's coefficient below 1",
+            combine_verdicts([Bounds(*stereotype[e][1:]).below(1.0) for e in ERASERS]),
             "95 % intervals "
             + ", ".join(
                 f"{e} {stereotype[e].low:.2f} to {stereotype[e].high:.2f}" for e in ERASERS
             ),
         ),
         Claim(
-            "SPLINCE keeps more of the factual one than LEACE, and LEACE more than SAL",
-            all_hold([bounds.above() for bounds in order]),
+            "SPLINCE keeps more of the factual coefficient than LEACE, and LEACE more than SAL",
+            combine_verdicts([bounds.above() for bounds in factual_leads]),
             f"{', '.join(f'{m} {factor.mean:.2f}' for m, factor in factual.items())}; SPLINCE "
             f"against LEACE p = {table.factual_test(results).p:.2g} (one-tailed), LEACE against "
-            f"SAL {order[1]} of log odds",
+            f"SAL {factual_leads[1]} of log odds",
         ),
     ]
     data = Dataset(
@@ -81,13 +81,14 @@ def run(options: RunOptions) -> Findings:
         for method in experiment.METHODS
         for name, factors in (("stereotype", stereotype), ("factual", factual))
     }
-    ours = Table(
+    results_table = Table(
         f"{n} random splits by family of nouns, mean and 95 % interval",
         ("method", "exp(stereotype)", "exp(factual)"),
         tuple((m, str(stereotype[m]), str(factual[m])) for m in experiment.METHODS),
         (table.paper_comparison(results),),
     )
     return Findings(
-        "Professions", data, [ours], claims, [paper_table("tab. profession_main", COLUMNS, PAPER)],
+        "Professions", data, [results_table], claims,
+        [paper_table("tab. profession_main", COLUMNS, PAPER)],
         notes=["splince-fast demo draws the figure and prints the full table"], values=values,
     )  # fmt: skip

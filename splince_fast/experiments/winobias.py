@@ -42,7 +42,7 @@ def run(options: RunOptions) -> Findings:
         warnings.simplefilter("ignore", NothingErasedWarning)
         inlp = INLP(random_state=0).fit(X[train], concept=z[train], validation=validation)
     maps["INLP"] = inlp.projection_
-    total = np.sum((X[train] - X[train].mean(axis=0)) ** 2)
+    total_squares = np.sum((X[train] - X[train].mean(axis=0)) ** 2)
     rows, values, correct = [], {}, {}
     for name in ("none", *maps):
         erased = maps[name](X) if name in maps else X
@@ -51,7 +51,7 @@ def run(options: RunOptions) -> Findings:
             float(hit[part].mean())
             for hit in (hits, pair_hits) for part in (anti | ~anti, anti, ~anti)
         ]  # fmt: skip
-        values[name].append(float(np.sum((erased - X)[train] ** 2) / total))
+        values[name].append(float(np.sum((erased - X)[train] ** 2) / total_squares))
         rows.append((name, *(f"{v:.4f}" for v in values[name][:-1]), f"{values[name][-1]:.5f}"))
         correct[name] = hits
     report = maps["SPLINCE"].report
@@ -59,7 +59,7 @@ def run(options: RunOptions) -> Findings:
     change = float(np.abs(maps["SPLINCE"](X) - maps["LEACE"](X)).max() / np.abs(X).max())
     gain = values["SPLINCE"][0] - values["LEACE"][0]
     better, first_test = sign_test(correct["SPLINCE"], correct["LEACE"])
-    raised, second_test = sign_test(correct["SPLINCE"][anti], correct["none"][anti])
+    improved, second_test = sign_test(correct["SPLINCE"][anti], correct["none"][anti])
     claims = [
         Claim(
             "SPLINCE improves accuracy more than LEACE",
@@ -69,7 +69,7 @@ def run(options: RunOptions) -> Findings:
         ),
         Claim(
             "erasing raises accuracy on anti-stereotypical sentences",
-            raised,
+            improved,
             f"acc40 {values['SPLINCE'][1]:.4f} after SPLINCE, {values['none'][1]:.4f} before, "
             f"{second_test}",
         ),
@@ -79,8 +79,9 @@ def run(options: RunOptions) -> Findings:
         ("cosine", "rank erased by INLP"),
         ((f"{cosine:.2e}", f"{inlp.report_.rank}"),),
         (
-            f"LEACE and SPLINCE can differ only where it is above rounding: n = {len(train)} "
-            f"training rows, d = {X.shape[1]}; with n <= d and balanced twins it is 0",
+            f"LEACE and SPLINCE differ only if the cosine is above rounding error: n = "
+            f"{len(train)} training rows, d = {X.shape[1]}; the cosine is 0 if n <= d and each "
+            "sentence occurs in a pro- and an anti-stereotypical version",
         ),
     )
     table = Table(
@@ -122,7 +123,7 @@ def sign_test(hits: Mask, reference: Mask) -> tuple[bool | None, str]:
     Both are masks of the same sentences. Return the verdict, None if p >= 0.05, and a text with the
     result of the test.
     """
-    won, lost = int(np.sum(hits & ~reference)), int(np.sum(reference & ~hits))
-    p = float(binomtest(won, won + lost).pvalue) if won + lost else 1.0
-    verdict = won > lost if p < 0.05 else None
-    return verdict, f"{won} won and {lost} lost of {len(hits)}, p = {p:.3g}"
+    gained, lost = int(np.sum(hits & ~reference)), int(np.sum(reference & ~hits))
+    p = float(binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
+    verdict = gained > lost if p < 0.05 else None
+    return verdict, f"{gained} gained and {lost} lost of {len(hits)}, p = {p:.3g}"

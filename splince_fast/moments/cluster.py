@@ -105,7 +105,7 @@ def state_of_part(
     moments = moments_type(**arguments)
     try:
         with threads.limited(worker.state.nthreads):
-            for block in part if values is None else part.filled(values):
+            for block in part if values is None else part.insert_values(values):
                 moments.update(block.X, block.labels, sample_weight=block.sample_weight)
             with moments._locked():
                 pass  # acquiring the lock merges buffered rows
@@ -126,7 +126,7 @@ def state_of_source_blocks(
 
 def digest_of_part(part: Any, parameters: Parameters, values: Any = None) -> str:
     """Return the digest of the first block of a part."""
-    block = next(iter(part if values is None else part.filled(values)))
+    block = next(iter(part if values is None else part.insert_values(values)))
     return block_digest(block.X, block.labels, block.sample_weight, parameters)
 
 
@@ -164,7 +164,7 @@ class _ClusterTasks:
         part = self._source.part(first, stop)  # type: ignore[attr-defined]
         lazy = list(part.lazy)
         if not futures_of(lazy):
-            return part.culled(), None
+            return part.cull(), None
         part.lazy = ()
         return part, self._client.compute(lazy, retries=_RETRIES)
 

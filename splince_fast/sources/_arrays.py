@@ -58,8 +58,8 @@ def from_arrays(
     """
     if not is_matrix(X):
         shape = getattr(X, "shape", None)
-        state = f"is a {type(X).__name__}" if shape is None else f"has shape {tuple(shape)}"
-        raise InputError(f"X {state}; pass an array of shape (n, d), one row per sample")
+        description = f"is a {type(X).__name__}" if shape is None else f"has shape {tuple(shape)}"
+        raise InputError(f"X {description}; pass an array of shape (n, d), one row per sample")
     n = count_rows(X, "X")
     d = int(X.shape[1])
     map_labels(labels, lambda column, name: check_length(column, n, name, "X"))

@@ -33,7 +33,7 @@ class ColumnNames(NamedTuple):
     sample_weight: str | None
 
     @classmethod
-    def of(
+    def from_arguments(
         cls, embedding: str, labels: Sequence[str] | str | None, sample_weight: str | None
     ) -> Self:
         """Return validated names; `labels` may be one name, several names or None.
@@ -57,14 +57,14 @@ class ColumnNames(NamedTuple):
         weight = () if self.sample_weight is None else (self.sample_weight,)
         return list(dict.fromkeys((self.embedding, *self.labels, *weight)))
 
-    def check(self, available: Iterable[str], where: str) -> None:
+    def check(self, available: Iterable[str], place: str) -> None:
         """Raise InputError unless each name occurs exactly once among the available columns."""
         names = list(available)
         for name in self.all():
             if names.count(name) != 1:
-                number = "no column" if name not in names else "several columns"
+                problem = "no column" if name not in names else "several columns"
                 raise InputError(
-                    f"{where} has {number} named {name!r}; its columns are {listed(names)}"
+                    f"{place} has {problem} named {name!r}; its columns are {listed(names)}"
                 )
 
 
@@ -80,12 +80,14 @@ def vector_type(arrow_type: DataType, name: str) -> VectorType:
     types = require("pyarrow", "parquet").types
     # An extension type, such as a fixed-shape tensor, stores its values in another type.
     storage = getattr(arrow_type, "storage_type", arrow_type)
-    fixed = types.is_fixed_size_list(storage)
-    if fixed or types.is_list(storage) or types.is_large_list(storage):
-        value = storage.value_type
-        numeric = types.is_floating(value) or types.is_integer(value)
-        if numeric and not (fixed and storage.list_size == 0):
-            return VectorType(storage.list_size if fixed else None, value.bit_width // 8)
+    is_fixed_size = types.is_fixed_size_list(storage)
+    if is_fixed_size or types.is_list(storage) or types.is_large_list(storage):
+        value_type = storage.value_type
+        numeric = types.is_floating(value_type) or types.is_integer(value_type)
+        if numeric and not (is_fixed_size and storage.list_size == 0):
+            return VectorType(
+                storage.list_size if is_fixed_size else None, value_type.bit_width // 8
+            )
     raise InputError(
         f"{name} has the type {arrow_type}, which is no embedding; it must be a list or "
         "fixed_size_list of floats, with one vector per row"
@@ -244,8 +246,8 @@ def sliced_source(
     width, itemsize = None, 1
     if n:
         column = read_rows(0, 1).column(columns.embedding)
-        first = column_matrix(column, columns.embedding, None, row_namer(name, 0))
-        width, itemsize = first.shape[1], first.itemsize
+        first_vector = column_matrix(column, columns.embedding, None, row_namer(name, 0))
+        width, itemsize = first_vector.shape[1], first_vector.itemsize
     size = choose_block_rows(block_rows, width or 1, itemsize)
 
     def read(_: int, row: int) -> Iterator[Block]:

@@ -77,12 +77,12 @@ def from_dask(X: Array, labels: Any = None, *, sample_weight: object = None) -> 
     sizes = X.chunks[0]
     if hasattr(labels, "to_dask_array") and hasattr(labels, "columns"):
         labels = {name: labels[name] for name in labels.columns}
-    columns = map_labels(labels, lambda column, name: _column(column, name, sizes))
-    weight = None if sample_weight is None else _column(sample_weight, "sample_weight", sizes)
+    columns = map_labels(labels, lambda column, name: _check_column(column, name, sizes))
+    weight = None if sample_weight is None else _check_column(sample_weight, "sample_weight", sizes)
     return DaskSource(X, columns, weight)
 
 
-def _column(column: Any, name: str, sizes: tuple[float, ...]) -> Any:
+def _check_column(column: Any, name: str, sizes: tuple[float, ...]) -> Any:
     """Check and return a column of labels or weights.
 
     A dask column becomes a dask array, whose chunks must be those of the rows of X. A column in
@@ -103,9 +103,15 @@ def _column(column: Any, name: str, sizes: tuple[float, ...]) -> Any:
         raise InputError(f"{name} is a single dask value; pass one entry per row of X")
     chunks = column.chunks[0]
     comparable = sizes_known and not any(math.isnan(size) for size in chunks)
-    if len(chunks) != len(sizes) or (comparable and chunks != sizes):
+    difference = ""
+    if len(chunks) != len(sizes):
+        difference = f"has {len(chunks)} chunks, and X has {len(sizes)}"
+    elif comparable and chunks != sizes:
+        own, other = next(pair for pair in zip(chunks, sizes, strict=True) if pair[0] != pair[1])
+        difference = f"has a chunk of {own} rows where X has a chunk of {other} rows"
+    if difference:
         raise InputError(
-            f"{name} has {len(chunks)} chunks of other rows than X, which has {len(sizes)}; pass "
+            f"{name} must be chunked like the rows of X, but {difference}; pass "
             f"{name}.rechunk(X.chunks[0])"
         )
     return column.rechunk({1: -1}) if len(column.shape) == 2 else column
@@ -158,7 +164,7 @@ class DaskPart(Source):
 
     The tuple `lazy` holds the dask collections of all chunks, and the chunks hold placeholders for
     them. A client can thus compute the collections on the cluster and pass the values to
-    :meth:`filled`.
+    :meth:`insert_values`.
     """
 
     def __init__(self, name: str, chunks: list[Block]) -> None:
@@ -175,9 +181,9 @@ class DaskPart(Source):
         self.lazy = tuple(lazy)
         self._scheduler: str | None = None
 
-    def culled(self) -> DaskPart:
+    def cull(self) -> DaskPart:
         """Remove unneeded tasks and rows from the graphs of the chunks; return the part itself."""
-        self.lazy = require("dask", "dask").optimize(*map(_with_own_rows, self.lazy))
+        self.lazy = require("dask", "dask").optimize(*map(_remove_other_rows, self.lazy))
         self._scheduler = "synchronous"  # compute in the thread of the worker's task
         return self
 
@@ -187,14 +193,14 @@ class DaskPart(Source):
         for chunk in self._chunks[first_block:]:
             indices = list(_placeholders(chunk))
             values = compute(*(self.lazy[i] for i in indices), scheduler=self._scheduler)
-            yield _filled(chunk, dict(zip(indices, values, strict=True)))
+            yield _replace_placeholders(chunk, dict(zip(indices, values, strict=True)))
 
-    def filled(self, values: list[Any]) -> list[Block]:
+    def insert_values(self, values: list[Any]) -> list[Block]:
         """Return the chunks with `values` in place of the collections in `lazy`."""
-        return [_filled(chunk, dict(enumerate(values))) for chunk in self._chunks]
+        return [_replace_placeholders(chunk, dict(enumerate(values))) for chunk in self._chunks]
 
 
-def _with_own_rows(chunk: Array) -> Array:
+def _remove_other_rows(chunk: Array) -> Array:
     """Return the chunk with a graph that holds no rows of other chunks.
 
     ``da.from_array`` slices plain arrays at once. For a memory map, another subclass of ndarray or
@@ -203,8 +209,8 @@ def _with_own_rows(chunk: Array) -> Array:
     """
     core, nodes = require("dask.array.core", "dask"), require("dask._task_spec", "dask")
     getters = (core.getter, core.getter_inline, core.getter_nofancy)
-    culled = chunk.__dask_graph__().cull(chunk.__dask_keys__())
-    graph = nodes.convert_legacy_graph(dict(culled))
+    culled_graph = chunk.__dask_graph__().cull(chunk.__dask_keys__())
+    graph = nodes.convert_legacy_graph(dict(culled_graph))
     changed = False
     for key, node in graph.items():
         if getattr(node, "func", None) not in getters:
@@ -215,8 +221,8 @@ def _with_own_rows(chunk: Array) -> Array:
         array = getattr(source, "value", source)  # a DataNode holds the array in `value`
         if isinstance(array, np.ndarray):
             rows = node(dict.fromkeys(node.dependencies, array))
-            plain = rows.view(np.ndarray) if isinstance(rows, np.memmap) else rows
-            graph[key], changed = nodes.DataNode(key, plain), True
+            own_rows = rows.view(np.ndarray) if isinstance(rows, np.memmap) else rows
+            graph[key], changed = nodes.DataNode(key, own_rows), True
     if not changed:
         return chunk
     rebuild, arguments = chunk.__dask_postpersist__()
@@ -239,5 +245,5 @@ def _placeholders(chunk: Block) -> Iterator[int]:
     yield from (value for value in values if isinstance(value, _Placeholder))
 
 
-def _filled(chunk: Block, values: Mapping[int, object]) -> Block:
+def _replace_placeholders(chunk: Block, values: Mapping[int, object]) -> Block:
     return _map_block(lambda v: values[v] if isinstance(v, _Placeholder) else v, chunk)

@@ -73,7 +73,7 @@ def from_dataset(
         raise InputError(
             f"ds is a {type(ds).__name__}{splits or ', not a datasets.Dataset or IterableDataset'}"
         )
-    columns = ColumnNames.of(embedding, labels, sample_weight)
+    columns = ColumnNames.from_arguments(embedding, labels, sample_weight)
     name = type(ds).__name__
     if ds.column_names is not None:  # None: a stream whose columns are unknown before reading
         columns.check(ds.column_names, f"the {name}")

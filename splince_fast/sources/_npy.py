@@ -10,8 +10,8 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from splince_fast.exceptions import InputError
-from splince_fast.sources._sharded import Shard, sharded_source, sliced
-from splince_fast.sources.base import Source, as_paths, files_name
+from splince_fast.sources._sharded import Shard, sharded_source, split_array
+from splince_fast.sources.base import Source, as_paths, describe_files
 
 
 def from_npy(
@@ -65,7 +65,7 @@ def from_npy(
     >>> source.n_rows, source.nbytes
     (6, 48)
     """
-    shards = [_describe(path) for path in as_paths(paths, "paths")]
+    shards = [_make_shard(path) for path in as_paths(paths, "paths")]
     source = sharded_source(
         shards,
         labels,
@@ -84,8 +84,8 @@ def _split_column(values: object, name: str, shards: list[Shard]) -> Callable[[i
     """
     if not _are_paths(values):
         counts = [shard.shape[0] for shard in shards]
-        return sliced(values, name, counts, files_name([shard.path for shard in shards]))
-    files = [_describe(path) for path in as_paths(values, name)]
+        return split_array(values, name, counts, describe_files([shard.path for shard in shards]))
+    files = [_make_shard(path) for path in as_paths(values, name)]
     if len(files) != len(shards):
         raise InputError(
             f"{name} names {len(files)} files but X has {len(shards)}; pass one per shard, or one "
@@ -117,7 +117,7 @@ def _are_paths(values: object) -> bool:
     )
 
 
-def _describe(path: str) -> Shard:
+def _make_shard(path: str) -> Shard:
     """Return a .npy file as a shard, with the shape and dtype in its header."""
     array = open_npy(path)
     shape, dtype = array.shape, array.dtype

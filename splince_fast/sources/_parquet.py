@@ -23,8 +23,8 @@ from splince_fast.sources.base import (
     PieceSource,
     Source,
     as_paths,
-    files_name,
-    repeatable,
+    describe_files,
+    iterator_factory,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -100,11 +100,11 @@ def from_parquet(
     ([[1.0, 2.0], [3.0, 4.0]], ['f', 'm'])
     """
     pa = require("pyarrow", "parquet")
-    columns = ColumnNames.of(embedding, labels, sample_weight)
+    columns = ColumnNames.from_arguments(embedding, labels, sample_weight)
     if isinstance(paths, pa.RecordBatchReader):
         columns.check(paths.schema.names, "the RecordBatchReader")
         vectors = vector_type(paths.schema.field(embedding).type, f"column {embedding!r}")
-        start = repeatable(iter(paths), "RecordBatchReader")
+        start = iterator_factory(iter(paths), "RecordBatchReader")
         return stream_source(start, columns, block_rows, vectors, "RecordBatchReader")
     if hasattr(paths, "__arrow_c_stream__") or hasattr(paths, "__arrow_c_array__"):
         table = paths if isinstance(paths, pa.Table) else _as_table(paths)
@@ -142,14 +142,14 @@ def _find_files(paths: object) -> list[str]:
             files.append(path)
             continue
         folder = Path(path)
-        in_folder = sorted(
+        folder_files = sorted(
             str(file)
             for file in folder.rglob("*.parquet")
             if not any(part.startswith((".", "_")) for part in file.relative_to(folder).parts)
         )
-        if not in_folder:
+        if not folder_files:
             raise InputError(f"the directory {path!r} holds no file named *.parquet")
-        files += in_folder
+        files += folder_files
     return files
 
 
@@ -175,7 +175,7 @@ def _files_source(paths: list[str], columns: ColumnNames, block_rows: int | None
     itemsize = max((group.itemsize for group in groups), default=1)
     size = choose_block_rows(block_rows, width or mean_width, itemsize)
     source = PieceSource(
-        files_name(paths),
+        describe_files(paths),
         lambda piece, row: _read(groups[piece:], row, columns, size, typed_width),
         [group.n_rows for group in groups],
         size,

@@ -44,7 +44,7 @@ def _read_ahead(
 ) -> Generator[Block, None, None]:
     def read() -> Block | None:
         block = next(blocks, None)
-        return None if block is None else _in_memory(block)
+        return None if block is None else _load_rows(block)
 
     pending = reader.submit(read)
     while (block := pending.result()) is not None:
@@ -53,7 +53,7 @@ def _read_ahead(
         del block  # so that at most two blocks are in memory
 
 
-def _in_memory(block: Block) -> Block:
+def _load_rows(block: Block) -> Block:
     """Return the block with its rows in memory; a memory map is copied."""
     rows = block.X
     # np.array would drop the mask of a masked array. An array with one axis is an object array of

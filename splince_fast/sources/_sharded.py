@@ -13,7 +13,7 @@ from splince_fast._runtime.arrays import torch_to_numpy
 from splince_fast._runtime.blocks import choose_block_rows
 from splince_fast.exceptions import InputError
 from splince_fast.sources._arrays import check_length, map_labels, slice_rows, take_block
-from splince_fast.sources.base import Block, PieceSource, Source, files_name
+from splince_fast.sources.base import Block, PieceSource, Source, describe_files
 
 
 class Shard(NamedTuple):
@@ -52,8 +52,10 @@ def sharded_source(
     _check_shards(shards)
     d = shards[0].shape[1]
     counts = [shard.shape[0] for shard in shards]
-    name = files_name([shard.path for shard in shards])
-    split = split_column or (lambda column, column_name: sliced(column, column_name, counts, name))
+    name = describe_files([shard.path for shard in shards])
+    split = split_column or (
+        lambda column, column_name: split_array(column, column_name, counts, name)
+    )
     label_readers = map_labels(labels, split)
     weight_reader = None if sample_weight is None else split(sample_weight, "sample_weight")
     size = choose_block_rows(block_rows, d, max(shard.dtype.itemsize for shard in shards))
@@ -69,8 +71,8 @@ def sharded_source(
         weight = None if weight_reader is None else weight_reader(index)
         for start in range(row, len(rows), size):
             shards[index].check(rows)
-            plain = rows.view(np.ndarray) if isinstance(rows, np.ndarray) else rows
-            yield take_block(plain, columns, weight, start, min(start + size, len(rows)))
+            array = rows.view(np.ndarray) if isinstance(rows, np.ndarray) else rows
+            yield take_block(array, columns, weight, start, min(start + size, len(rows)))
 
     return PieceSource(
         name,
@@ -82,7 +84,9 @@ def sharded_source(
     )
 
 
-def sliced(values: object, name: str, counts: Sequence[int], rows_of: str) -> Callable[[int], Any]:
+def split_array(
+    values: object, name: str, counts: Sequence[int], rows_of: str
+) -> Callable[[int], Any]:
     """Check that a column has one entry per row of all shards.
 
     Return a function that maps the index of a shard to the shard's part of the column.

@@ -9,7 +9,7 @@ from splince_fast._runtime.arrays import torch_to_numpy
 from splince_fast._runtime.extras import require
 from splince_fast.exceptions import InputError
 from splince_fast.sources._arrays import from_arrays
-from splince_fast.sources.base import Block, Source, StreamSource, is_matrix, repeatable
+from splince_fast.sources.base import Block, Source, StreamSource, is_matrix, iterator_factory
 
 
 def from_torch(
@@ -71,14 +71,14 @@ def from_torch(
             "block_rows= is for a tensor, but data are batches, each of which is a block; set the "
             "batch_size of the DataLoader, 4096 for instance"
         )
-    keys = _BatchKeys.of(embedding, labels, sample_weight)
+    keys = _BatchKeys.from_arguments(embedding, labels, sample_weight)
     name = f"{type(data).__name__} of batches"
     if not isinstance(data, Iterable) or is_matrix(data):
         raise InputError(
             f"data is a {type(data).__name__}, neither a tensor nor batches; pass a DataLoader, an "
             "iterable of batches, or sources.from_arrays(X, labels)"
         )
-    items = repeatable(data, name)
+    items = iterator_factory(data, name)
     source_class = _ShuffledSource if _shuffles(data) else StreamSource
     return source_class(
         name, lambda: map(keys.to_block, enumerate(items())), n_rows=_count_rows(data)
@@ -93,7 +93,7 @@ class _BatchKeys(NamedTuple):
     sample_weight: str | None
 
     @classmethod
-    def of(cls, embedding: str | None, labels: Any, sample_weight: Any) -> Self:
+    def from_arguments(cls, embedding: str | None, labels: Any, sample_weight: Any) -> Self:
         """Return the keys; raise InputError unless those of labels and weights are strings."""
         several = isinstance(labels, Iterable) and not isinstance(labels, str | Mapping)
         names = tuple(labels) if several and not hasattr(labels, "shape") else (labels,)
@@ -110,9 +110,9 @@ class _BatchKeys(NamedTuple):
         """Return the keys of the labels and the weights."""
         return self.labels if self.sample_weight is None else (*self.labels, self.sample_weight)
 
-    def to_block(self, numbered: tuple[int, object]) -> Block:
+    def to_block(self, numbered_batch: tuple[int, object]) -> Block:
         """Convert a pair (number, batch) to a block; the number of the batch is for messages."""
-        number, batch = numbered
+        number, batch = numbered_batch
         if isinstance(batch, Mapping):
             X, entries = self._from_mapping(batch, number)
         else:

@@ -236,13 +236,13 @@ def as_source(blocks: object) -> Source:
             "or a generator, or one of the sources in splince_fast.sources"
         )
     name = f"{type(blocks).__name__} of blocks"
-    start = repeatable(blocks, name)
+    start = iterator_factory(blocks, name)
     once = isinstance(blocks, Iterator)
     return StreamSource(name, lambda: map(_as_block, enumerate(start())), once=once)
 
 
-def _as_block(numbered: tuple[int, object]) -> Block:
-    number, item = numbered
+def _as_block(numbered_item: tuple[int, object]) -> Block:
+    number, item = numbered_item
     block = Block(*item) if isinstance(item, tuple | list) and 1 <= len(item) <= 3 else Block(item)
     if not is_matrix(block.X):
         raise InputError(
@@ -266,7 +266,7 @@ def is_matrix(X: object) -> bool:
     return len(getattr(X, "shape", ())) == 2
 
 
-def repeatable(items: Iterable[T], name: str) -> Callable[[], Iterator[T]]:
+def iterator_factory(items: Iterable[T], name: str) -> Callable[[], Iterator[T]]:
     """Return a function without arguments that returns an iterator over `items`.
 
     If `items` is itself an iterator, such as a generator, a second call raises InputError.
@@ -309,7 +309,7 @@ def as_paths(paths: object, name: str) -> list[str]:
     return [os.fsdecode(path) for path in items]
 
 
-def files_name(paths: Sequence[str]) -> str:
+def describe_files(paths: Sequence[str]) -> str:
     """Return the name of several files in messages: their number and the first path.
 
     The name of a single file is its path.

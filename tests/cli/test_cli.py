@@ -285,6 +285,33 @@ def test_parquet_files_of_embeddings_or_of_labels(
     assert "cannot be read as Parquet" in err
 
 
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors"])
+def test_a_checkpoint_is_refused_after_a_change_of_rows_in_the_middle(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str
+) -> None:
+    """The first and the last block have the same digests; only the time of the file differs."""
+    X, z = np.random.default_rng(0).normal(size=(3 * 4096, 4)), np.arange(3 * 4096) % 2
+    rows, labels, checkpoint = (str(tmp_path / n) for n in ("X" + suffix, "z.npy", "c"))
+    np.save(labels, z)
+    argv = ["fit", rows, "--labels", labels, "--erase", "z", "-o", str(tmp_path / "e")]
+    argv += ["--checkpoint", checkpoint, "--force"]
+
+    def write() -> None:
+        if suffix == ".npy":
+            np.save(rows, X)
+        elif suffix == ".npz":
+            np.savez(rows, X=X)
+        else:
+            safetensors.numpy.save_file({"X": X}, rows)
+
+    write()
+    told(capsys, *argv)
+    told(capsys, *argv)  # control: unchanged files are accepted
+    X[5000] += 1.0
+    write()
+    assert "was written again later" in told(capsys, *argv, code=2)
+
+
 def test_moments_and_checkpoint_are_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     start = ["fit", "X.npy", "--labels", "labels.csv", "--erase", "gender", "--keep", "job"]
     files = ["--save-moments", "m.safetensors", "--checkpoint", "c.safetensors"]
@@ -357,7 +384,10 @@ FIT = ["fit", "X.npy", "--labels", "labels.csv", "--erase", "gender"]
             "splince, leace",
         ),
         ([*FIT, "--keep", "job", "--kind", "job", "-o", "e"], "must be NAME=classes or"),
-        ([*FIT, "--keep", "job", "--kind", "age=classes", "-o", "e"], "neither erased nor kept"),
+        (
+            [*FIT, "--keep", "job", "--kind", "age=classes", "-o", "e"],
+            "the variables are 'gender', 'job'",
+        ),
         ([*FIT, "--keep", "jobs", "-o", "e"], "'jobs'; the variables are 'gender', 'job', 'age'"),
         ([*FIT, "--keep", "job", "-o", "absent/e"], "there is no folder for 'absent/e'"),
         ([*FIT, "--keep", "job", "-o", "a.npy"], "'a.npy' exists"),

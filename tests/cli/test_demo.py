@@ -115,7 +115,7 @@ def test_a_split_depends_on_its_seed_alone(data: ProfessionData) -> None:
 
 def test_scores_that_cannot_be_made_uncorrelated_are_refused(data: ProfessionData) -> None:
     same = dataclasses.replace(data, factual=data.stereotype)
-    with pytest.raises(NotEnoughDataError, match="cannot be thinned to a correlation of 0"):
+    with pytest.raises(NotEnoughDataError, match="does not lead to a correlation of 0"):
         experiment.make_split(same, (0, 0))
     constant = dataclasses.replace(data, factual=np.ones_like(data.factual))
     with pytest.raises(NotEnoughDataError, match="a score is constant"):
@@ -148,7 +148,7 @@ def explicit_projection(method: str, X: Float, z: Float, y: Float) -> Float:
 @pytest.mark.parametrize("method", METHODS)
 def test_one_split_against_the_printed_formulas(data: ProfessionData, method: str) -> None:
     results = experiment.run(data, n_splits=2, random_state=1, train_correlation=0.3)
-    split, outcome = results.splits[1], results.outcomes[method][1]
+    split, outcome = results.splits[1], results.split_values[method][1]
     X = data.activations[split.train]
     z, y = scores(data, split.train)
     P = np.eye(WIDTH) if method == "Original" else explicit_projection(method, X, z, y)
@@ -210,7 +210,7 @@ def made_up(factual: dict[str, list[float]], stereotype: dict[str, list[float]])
     """Results with given coefficients."""
     k = len(factual["LEACE"])
     split = NounSplit(np.arange(30), np.arange(30, 40), 0.26, -0.0004)
-    outcomes = {
+    split_values = {
         method: [
             SplitValues(
                 stereotype[method][i], factual[method][i], 1e-15, 0.75, 0.0123, -0.05, 0.0042
@@ -219,7 +219,7 @@ def made_up(factual: dict[str, list[float]], stereotype: dict[str, list[float]])
         ]
         for method in METHODS
     }
-    return Results(outcomes, [split] * k, 0.26, 7, 3, 0, 0.01)
+    return Results(split_values, [split] * k, 0.26, 7, 3, 0, 0.01)
 
 
 def made_up_like_the_paper(advantage: float, noise: float = 0.01) -> Results:
@@ -256,7 +256,7 @@ def test_paired_test_against_scipy() -> None:
 def test_the_table_has_a_line_per_method_and_its_figures() -> None:
     results = made_up_like_the_paper(0.5)
     lines = table.table(results).splitlines()
-    assert "30 training prompts (thinned)" in lines[0]
+    assert "30 training prompts (a subset)" in lines[0]
     assert "= 0.26" in lines[0]
     for name in ("exp(beta_stereo)", "exp(beta_fact)", "residual z", "kept y", "distortion"):
         assert name in lines[1]
@@ -275,10 +275,10 @@ def test_star_and_reading_follow_the_figures(advantage: float, starred: bool) ->
     said = "significant as in the paper" if starred else "not significant unlike the paper"
     assert f", {said}; " in factual
     difference = np.mean(results.column("SPLINCE", "factual") - results.column("LEACE", "factual"))
-    assert f"SPLINCE's is {np.exp(difference):.2f} times LEACE's" in factual
+    assert f"SPLINCE's factor is {np.exp(difference):.2f} times LEACE's" in factual
     assert "LEACE kept 75.0% of |Cov(x, y)|" in factual
     assert "2.72 becomes SAL 0.82, LEACE 1.00, SPLINCE 1.11: nearer to 1 for all, as" in stereotype
-    assert stereotype.endswith("holds 1 for LEACE.")
+    assert stereotype.endswith("contains 1 for LEACE.")
 
 
 def test_reading_says_where_erasing_did_not_help() -> None:
@@ -286,7 +286,7 @@ def test_reading_says_where_erasing_did_not_help() -> None:
     worse = values | {"SAL": [-2.0, -2.02], "LEACE": [0.5, 0.52]}
     results = made_up(values | {"SPLINCE": [1.0, 1.03]}, worse)
     assert "nearer to 1 for LEACE, unlike the paper" in table.paper_comparison(results)
-    assert "holds 1 for none" in table.paper_comparison(results)
+    assert "contains 1 for none" in table.paper_comparison(results)
 
 
 def test_json_holds_every_split(data: ProfessionData) -> None:

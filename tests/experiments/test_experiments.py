@@ -15,18 +15,18 @@ from splince_fast import evaluation as ev
 from splince_fast import experiments
 from splince_fast.evaluation.statistics import corrected_t
 from splince_fast.experiments import __main__ as command
-from splince_fast.experiments import images, winobias
+from splince_fast.experiments import balanced_heads, images, winobias
 from splince_fast.experiments._common import (
     Bounds,
     Claim,
     Findings,
     RunOptions,
-    all_hold,
     best_claim,
     cell_texts,
+    combine_verdicts,
     corrected_bounds,
 )
-from splince_fast.experiments.dataset import VARIABLE
+from splince_fast.experiments.dataset import VARIABLE, Dataset
 from splince_fast.experiments.datasets import load
 
 
@@ -57,7 +57,7 @@ def test_an_experiment_runs_on_shipped_data(
         "differs :",
         "not decided:",
         "time    :",
-        "GB resident",
+        "GiB resident",
     ):
         assert line in printed
     written = json.loads((tmp_path / f"{name}.json").read_text())
@@ -120,9 +120,9 @@ def test_a_claim_is_decided_by_its_interval() -> None:
     assert Bounds(0.1, 0.3).above(0.2) is None
     assert Bounds(-0.1, 0.5).above() is None  # whatever the sign of its middle
     assert Bounds(-0.5, 0.1).above() is None
-    assert all_hold([True, True]) is True
-    assert all_hold([True, None]) is None
-    assert all_hold([None, False]) is False
+    assert combine_verdicts([True, True]) is True
+    assert combine_verdicts([True, None]) is None
+    assert combine_verdicts([None, False]) is False
     assert corrected_bounds([0.2, 0.3, 0.4], 0.25) == corrected_t([0.2, 0.3, 0.4], 0.25)[2:]
     assert np.isnan(corrected_bounds([0.2, 0.3], 0.25)).all()
     assert str(corrected_bounds([0.2, 0.3], 0.25)) == "no test"
@@ -134,13 +134,13 @@ def test_winobias_is_decided_by_a_sign_test() -> None:
     ours[:4], theirs[4] = True, True
     verdict, text = winobias.sign_test(ours, theirs)
     assert verdict is None
-    assert text == "4 won and 1 lost of 396, p = 0.375"
+    assert text == "4 gained and 1 lost of 396, p = 0.375"
     ours[:20] = True
     theirs[:] = False
     theirs[21] = True
     assert winobias.sign_test(ours, theirs)[0] is True
     assert winobias.sign_test(theirs, ours)[0] is False
-    assert winobias.sign_test(ours, ours) == (None, "0 won and 0 lost of 396, p = 1")
+    assert winobias.sign_test(ours, ours) == (None, "0 gained and 0 lost of 396, p = 1")
 
 
 def test_a_lead_is_decided_by_the_corrected_test() -> None:
@@ -193,6 +193,40 @@ def test_the_image_experiment_measures_shifts_by_cell() -> None:
     assert found.values["kept cov/SPLINCE/retrained/0.9"] == pytest.approx(1.0, abs=1e-6)
     assert found.values["kept cov/LEACE/retrained/0.9"] < 0.9
     assert len(found.claims) == 2
+
+
+def without_sizes() -> Dataset:
+    """Small images whose numbers of training and test rows are not stated, like those of CelebA."""
+    rng = np.random.default_rng(0)
+    y, z = rng.integers(0, 2, 800), rng.integers(0, 2, 800)
+    X = rng.random((800, 6)) + 0.5 * np.outer(y, np.eye(6)[0]) + np.outer(z, np.eye(6)[1])
+    labels = {"task": y, "concept": z}
+    return Dataset("made", X, labels, None, "", "", 1, arrays={"shape": np.array([2, 3])})
+
+
+def test_balanced_heads_take_default_sizes_with_validation_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(balanced_heads, "load", lambda name, data: without_sizes())
+    findings = balanced_heads.vision(RunOptions("paper", seeds=1, quick=True))
+    assert {f"worst_group/{name}/0.9" for name in ("SPLINCE", "DFR", "GDRO")} <= {*findings.values}
+    assert findings.data.sizes is None
+
+
+def test_intervals_of_images_use_the_sizes_of_the_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib draws the figures")
+    data = without_sizes()
+    monkeypatch.setattr(images, "load", lambda name, choice: data)
+    findings = images.run(RunOptions("paper", seeds=3))
+    y, z = data.labels["task"], data.labels["concept"]
+    split = ev.spurious_split(y, z, p=0.9, random_state=0, aligned_class=1)
+    results = [images.evaluate_split(data, 0.9, seed) for seed in range(3)]
+    norms = [list(result.norms("SPLINCE").values()) for result in results]
+    # Task and concept are aligned in the first and the last cell.
+    ratios = [min(b, c) / max(a, d) for a, b, c, d in norms]
+    bounds = corrected_bounds(ratios, len(split.test) / len(split.train))
+    assert str(bounds) in findings.claims[0].evidence
+    assert str(corrected_bounds(ratios, 0.0)) != str(bounds)  # control: no overlap of the splits
 
 
 def test_an_output_that_is_no_folder_is_refused_before_the_work(

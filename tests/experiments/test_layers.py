@@ -94,7 +94,7 @@ def test_stored_states_and_coefficients_of_the_language_model(
     other = np.linalg.norm(np.roll(states, 1, axis=0) - stored, axis=1)
     assert np.all(other > 100 * rounding * size)
     # A whole model in two parts is the same model, bit for bit, with its loss to rounding.
-    first, last = _language.blocks(model.model, 0, 21), _language.blocks(model.model, 21)
+    first, last = _language.submodel(model.model, 0, 21), _language.submodel(model.model, 21)
     np.testing.assert_array_equal(
         _language.states(last, _language.run_blocks(first, prompt_batches)), states
     )
@@ -106,7 +106,7 @@ def test_stored_states_and_coefficients_of_the_language_model(
     found = _language.perplexity(last, model.lm_head, _language.run_blocks(first, prose))
     assert found == pytest.approx(wanted, rel=1e-5)
     # Control: other blocks are another model.
-    other = _language.blocks(model.model, 22)
+    other = _language.submodel(model.model, 22)
     assert (
         _language.perplexity(other, model.lm_head, _language.run_blocks(first, prose)) > found + 1
     )

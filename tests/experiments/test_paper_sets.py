@@ -144,9 +144,9 @@ def test_waterbirds(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_cells_are_cut_alike() -> None:
     y = np.array([0] * 10 + [1] * 3)
-    rows = paper_sets.balanced(y, np.zeros(13, int), most=4)
+    rows = paper_sets.sample_cells(y, np.zeros(13, int), max_rows=4)
     assert np.bincount(y[rows]).tolist() == [4, 3]
-    np.testing.assert_array_equal(rows, paper_sets.balanced(y, np.zeros(13, int), most=4))
+    np.testing.assert_array_equal(rows, paper_sets.sample_cells(y, np.zeros(13, int), max_rows=4))
 
 
 def test_without_network_the_error_names_set_stand_in_and_command(

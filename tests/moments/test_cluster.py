@@ -164,7 +164,7 @@ def test_tasks_do_not_carry_more_than_their_chunks(table: Any, tmp_path: Path, k
     X = X * 2.0 if kind == "transformed map" else X
     source: Any = sources.from_dask(X, {"z": lazy(table)[1]})
     whole = table[0].nbytes
-    part = source.part(3, 4).culled()
+    part = source.part(3, 4).cull()
     assert len(pickle.dumps(part)) < whole / 5
     expected = table[0][1200:1600] * (2.0 if kind == "transformed map" else 1.0)
     np.testing.assert_array_equal(next(iter(part)).X, expected)
@@ -186,7 +186,7 @@ def test_an_array_that_is_read_where_it_is_wanted_is_not_read_here() -> None:
     stored = Stored()
     source: Any = sources.from_dask(da.from_array(stored, chunks=(400, -1)))
     before = stored.read  # dask looks at the kind of what it will hold
-    part = source.part(0, 1).culled()
+    part = source.part(0, 1).cull()
     assert stored.read == before
     assert next(iter(part)).X.shape == (400, D)
     assert stored.read > before
@@ -388,7 +388,11 @@ def test_small_arrays_may_travel(client: Any, table: Any) -> None:
     ("make", "text"),
     [
         (lambda X, z, t: (X.rechunk({1: 6}), z), "rechunk"),
-        (lambda X, z, t: (X, z.rechunk(100)), "chunks"),
+        (lambda X, z, t: (X, z.rechunk(100)), "has 60 chunks, and X has "),
+        (
+            lambda X, z, t: (X.rechunk((N // 2, D)), z.rechunk(((N // 2 - 1, N // 2 + 1),))),
+            f"a chunk of {N // 2 - 1} rows where X has a chunk of {N // 2} rows",
+        ),
         (lambda X, z, t: (X, t[1][:-1]), "rows"),
         (lambda X, z, t: (t[0], z), "dask array"),
         (lambda X, z, t: (X[:, 0], z), "dask array"),

@@ -98,7 +98,7 @@ class Results:
 
     Attributes
     ----------
-    outcomes : dict of str to list of SplitValues
+    split_values : dict of str to list of SplitValues
         Values of each method of :data:`METHODS`, one entry per split.
     splits : list of NounSplit
     train_correlation : float or None
@@ -110,7 +110,7 @@ class Results:
         Mean time to accumulate the moments of a split.
     """
 
-    outcomes: dict[str, list[SplitValues]]
+    split_values: dict[str, list[SplitValues]]
     splits: list[NounSplit]
     train_correlation: float | None
     n_train: int
@@ -125,7 +125,7 @@ class Results:
 
     def column(self, method: str, field: str) -> Float:
         """Return the values of one field of :class:`SplitValues`, one per split."""
-        return np.array([getattr(outcome, field) for outcome in self.outcomes[method]])
+        return np.array([getattr(values, field) for values in self.split_values[method]])
 
 
 def run(
@@ -164,7 +164,7 @@ def run(
     if random_state < 0:
         raise InputError(f"random_state is {random_state}; it must not be negative")
     splits = [make_split(data, (random_state, i), train_correlation) for i in range(n_splits)]
-    outcomes: dict[str, list[SplitValues]] = {method: [] for method in METHODS}
+    split_values: dict[str, list[SplitValues]] = {method: [] for method in METHODS}
     n_rows = sum(len(split.train) for split in splits)
     row_bytes = data.activations[:1].nbytes
     moments_seconds = 0.0
@@ -181,16 +181,16 @@ def run(
         Progress(n_rows, "training prompts", show=progress) as bar,
     ):
         for split in splits:
-            started = time.perf_counter()
+            start = time.perf_counter()
             moments = accumulate(data, split.train)
-            moments_seconds += (time.perf_counter() - started) / n_splits
+            moments_seconds += (time.perf_counter() - start) / n_splits
             for method, values in evaluate(data, split, moments).items():
-                outcomes[method].append(values)
+                split_values[method].append(values)
             bar.advance(len(split.train), len(split.train) * row_bytes)
     n_families = len(set(data.families))
     n_train = train_families(n_families)
     return Results(
-        outcomes,
+        split_values,
         splits,
         train_correlation,
         n_train,
@@ -234,12 +234,12 @@ def make_split(
     names, family = np.unique(data.families, return_inverse=True)
     order = rng.permutation(len(names))
     in_train = np.isin(family, order[: train_families(len(names))])
-    test, test_correlation = thinned(data, np.flatnonzero(~in_train), 0.0, rng)
-    train, correlation = thinned(data, np.flatnonzero(in_train), train_correlation, rng)
+    test, test_correlation = drop_to_correlation(data, np.flatnonzero(~in_train), 0.0, rng)
+    train, correlation = drop_to_correlation(data, np.flatnonzero(in_train), train_correlation, rng)
     return NounSplit(train, test, correlation, test_correlation)
 
 
-def thinned(
+def drop_to_correlation(
     data: ProfessionData, nouns: NDArray[np.intp], target: float | None, rng: np.random.Generator
 ) -> tuple[NDArray[np.intp], float]:
     """Drop prompts of the nouns until the two scores have the target correlation.
@@ -281,9 +281,10 @@ def thinned(
         noun = int(np.argmin(distance))
         if not distance[noun] < abs(correlation - target):
             raise NotEnoughDataError(
-                f"{len(nouns)} nouns cannot be thinned to a correlation of {target:g} between the "
-                f"two scores: {correlation:.2g} is left with {counts.sum()} prompts. There are too "
-                "few nouns, or a score is constant among them; try another seed or more nouns"
+                f"dropping prompts of {len(nouns)} nouns does not lead to a correlation of "
+                f"{target:g} between the two scores: it is {correlation:.2g} with {counts.sum()} "
+                f"prompts. There are too few nouns, or a score is constant among them; "
+                "try another seed or more nouns"
             )
         counts[noun] -= 1
         correlation = float(candidates[noun])
@@ -306,26 +307,26 @@ def evaluate(data: ProfessionData, split: NounSplit, moments: Moments) -> dict[s
     X, train, test = data.activations, split.train, split.test
     z, y = data.stereotype[data.noun_index], data.factual[data.noun_index]
     z_train, y_train = z[train] - z[train].mean(), y[train] - y[train].mean()
-    before = X[train]
-    covariance_z, covariance_y = (np.linalg.norm(c @ before) for c in (z_train, y_train))
-    total = np.sum(np.square(before - before.mean(axis=0)))
+    X_train = X[train]
+    covariance_z, covariance_y = (np.linalg.norm(c @ X_train) for c in (z_train, y_train))
+    total_squares = np.sum(np.square(X_train - X_train.mean(axis=0)))
     values_by_method = {}
     for method in METHODS:
-        started = time.perf_counter()
+        start = time.perf_counter()
         if method == "Original":
             erased = X
         else:
             erased = fit_method(method, moments, erase="stereotype", keep="factual")(X)
-        seconds = time.perf_counter() - started
-        after, held_out = erased[train], erased[test]
-        stereotype, factual = coefficients(data.log_odds(held_out), z[test], y[test])
+        seconds = time.perf_counter() - start
+        erased_train, erased_test = erased[train], erased[test]
+        stereotype, factual = coefficients(data.log_odds(erased_test), z[test], y[test])
         values_by_method[method] = SplitValues(
             stereotype=stereotype,
             factual=factual,
-            residual=float(np.linalg.norm(z_train @ after) / covariance_z),
-            kept=float(np.linalg.norm(y_train @ after) / covariance_y),
-            distortion=float(np.sum(np.square(after - before)) / total),
-            probe_r2=probe_r2(after, z[train], held_out, z[test]),
+            residual=float(np.linalg.norm(z_train @ erased_train) / covariance_z),
+            kept=float(np.linalg.norm(y_train @ erased_train) / covariance_y),
+            distortion=float(np.sum(np.square(erased_train - X_train)) / total_squares),
+            probe_r2=probe_r2(erased_train, z[train], erased_test, z[test]),
             seconds=seconds,
         )
     return values_by_method

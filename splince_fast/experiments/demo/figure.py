@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Colours of Okabe and Ito, safe for colour-blind readers.
 _STEREOTYPE: Final = "#D55E00"
 _FACTUAL: Final = "#0072B2"
-_POINTS: Final = (
+_GENDERS: Final = (
     (-1.0, "#CC79A7", "female"),
     (0.0, "#999999", "neither"),
     (1.0, "#56B4E9", "male"),
@@ -58,29 +58,30 @@ class Plane:
         self.z = data.stereotype[data.noun_index[rows]]
         self.y = data.factual[data.noun_index[rows]]
         centred = data.activations[rows] - moments.mean
-        # For one score, LEACE subtracts left right^T (x - E x), where right^T x is proportional to
-        # the best linear prediction of the score from x.
+        # For one score, LEACE subtracts left right^T (x - E x). right^T x is proportional to the
+        # best linear prediction of the score from x, and left to Cov(x, score). Predictions with
+        # unit variance have the covariances left * scale with x.
         erasers = [leace(moments, erase=name) for name in ("stereotype", "factual")]
-        left = np.concatenate([eraser.left for eraser in erasers], axis=1)
+        covariances = np.concatenate([eraser.left for eraser in erasers], axis=1)
         predictions = centred @ np.concatenate([eraser.right for eraser in erasers], axis=1)
-        size = predictions.std(axis=0)
-        predictions, left = predictions / size, left * size
+        scale = predictions.std(axis=0)
+        predictions, covariances = predictions / scale, covariances * scale
         for j, score in enumerate((self.z, self.y)):
             sign = np.sign(predictions[:, j] @ (score - score.mean()))
             predictions[:, j] *= sign
-            left[:, j] *= sign
+            covariances[:, j] *= sign
         self.cosine = float(np.mean(predictions[:, 0] * predictions[:, 1]))
         # Gram-Schmidt turns the two predictions, which have unit variance, into coordinates with
         # unit covariance.
-        mix = np.array([[1.0, self.cosine], [0.0, np.sqrt(1 - self.cosine**2)]])
-        self.whitened = predictions @ np.linalg.inv(mix)
-        spanning = left @ np.linalg.inv(mix)
-        basis = np.linalg.qr(left)[0]
-        if basis[:, 0] @ left[:, 0] < 0:
+        cholesky = np.array([[1.0, self.cosine], [0.0, np.sqrt(1 - self.cosine**2)]])
+        self.whitened = predictions @ np.linalg.inv(cholesky)
+        whitened_covariances = covariances @ np.linalg.inv(cholesky)
+        basis = np.linalg.qr(covariances)[0]
+        if basis[:, 0] @ covariances[:, 0] < 0:
             basis[:, 0] *= -1
-        if basis[:, 1] @ left[:, 1] < 0:
+        if basis[:, 1] @ covariances[:, 1] < 0:
             basis[:, 1] *= -1
-        self.states = self.whitened @ (basis.T @ spanning).T
+        self.states = self.whitened @ (basis.T @ whitened_covariances).T
         self.erased = {}
         for method in ("SPLINCE", "LEACE"):
             eraser = fit_method(method, moments, erase="stereotype", keep="factual")
@@ -107,16 +108,16 @@ def draw(data: ProfessionData, runs: list[Results], path: str | os.PathLike[str]
     for ax, results in zip(axes, runs, strict=True):
         _coefficients(ax, results)
     axes[-1].set_xlabel("factor on the odds of he to she per unit of score, exp(β)")
-    left.suptitle(f"By which score {data.model}\nchooses he or she", fontsize=11)
+    left.suptitle(f"Dependence of he or she on the two scores,\n{data.model}", fontsize=11)
     _legend(left, axes[0])
     _geometry(right, Plane(data, runs[-1]))
     figure.savefig(path, dpi=150, format="png")
 
 
-def _legend(part: SubFigure, ax: Axes) -> None:
-    """Add the legend of `ax` below all axes of `part`, a subfigure."""
+def _legend(subfigure: SubFigure, ax: Axes) -> None:
+    """Add the legend of `ax` below all axes of `subfigure`."""
     handles, labels = ax.get_legend_handles_labels()
-    part.legend(
+    subfigure.legend(
         handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9
     )
 
@@ -153,9 +154,9 @@ def _coefficients(ax: Axes, results: Results) -> None:
     ax.set_title(f"fitted on prompts whose two scores correlate by {correlation:.2f}", fontsize=10)
 
 
-def _geometry(part: SubFigure, plane: Plane) -> None:
+def _geometry(subfigure: SubFigure, plane: Plane) -> None:
     """Draw the plane before erasure, whitened, after SPLINCE and after LEACE, as in the paper."""
-    part.suptitle(
+    subfigure.suptitle(
         "The plane of Cov(x, z) and Cov(x, y), z the stereotype, y the factual score:\n"
         "LEACE and SPLINCE act in it only",
         fontsize=11,
@@ -166,11 +167,11 @@ def _geometry(part: SubFigure, plane: Plane) -> None:
         ("(c) after SPLINCE", plane.erased["SPLINCE"]),
         ("(d) after LEACE", plane.erased["LEACE"]),
     )
-    axes = np.ravel(part.subplots(2, 2))
+    axes = np.ravel(subfigure.subplots(2, 2))
     for ax, (title, points) in zip(axes, views, strict=True):
         before = plane.whitened if points is plane.whitened else plane.states
         limit = 1.05 * float(np.abs(before).max())
-        for value, colour, label in _POINTS:
+        for value, colour, label in _GENDERS:
             rows = points[plane.y == value]
             ax.scatter(*rows.T, s=6, color=colour, alpha=0.5, linewidths=0, zorder=4)
             ax.scatter([], [], s=30, color=colour, label=label)  # large marker for the legend
@@ -178,7 +179,7 @@ def _geometry(part: SubFigure, plane: Plane) -> None:
         ax.set(xlim=(-limit, limit), ylim=(-limit, limit), aspect="equal")
         ax.set_title(title, fontsize=10)
         ax.tick_params(labelsize=8)
-    _legend(part, axes[0])
+    _legend(subfigure, axes[0])
 
 
 def _arrows(ax: Axes, plane: Plane, before: Float, points: Float, limit: float) -> None:
@@ -195,12 +196,12 @@ def _arrows(ax: Axes, plane: Plane, before: Float, points: Float, limit: float) 
         unerased, erased = (
             0.75 * limit / longest * plane.covariance(p, score) for p in (before, points)
         )
-        zero = np.linalg.norm(erased) < 1e-6 * limit
-        if zero or np.linalg.norm(erased - unerased) > 1e-6 * limit:
+        is_zero = np.linalg.norm(erased) < 1e-6 * limit
+        if is_zero or np.linalg.norm(erased - unerased) > 1e-6 * limit:
             ax.plot(
                 *zip((0, 0), unerased, strict=True), color=colour, linestyle="--", linewidth=1.2
             )
-        if zero:
+        if is_zero:
             ax.plot(0, 0, marker="o", color=colour, zorder=6)
             position = 0.6 * unerased - np.array([0.0, 0.12 * limit])
         else:
@@ -211,7 +212,7 @@ def _arrows(ax: Axes, plane: Plane, before: Float, points: Float, limit: float) 
             )  # fmt: skip
             position = erased * (1 + 0.13 * limit / np.linalg.norm(erased))
         ax.annotate(
-            f"{label} = 0" if zero else label,
+            f"{label} = 0" if is_zero else label,
             position,
             color=colour,
             fontsize=12,

@@ -98,13 +98,13 @@ def table(results: Results) -> str:
     """Return the table of one run: a line about the training prompts, then a line per method."""
     prompts = round(float(np.mean([len(split.train) for split in results.splits])))
     correlation = float(np.mean([split.train_correlation for split in results.splits]))
-    selection = "all" if results.train_correlation is None else "thinned"
+    selection = "all" if results.train_correlation is None else "a subset"
     lines = [
         f"Fitted on {prompts:,} training prompts ({selection}), corr(stereotype, factual) = "
         f"{correlation:.2f}",
-        "method    " + " ".join(f"{name:>{wide}}" for name, wide in _COLUMNS),
+        "method    " + " ".join(f"{name:>{width}}" for name, width in _COLUMNS),
     ]
-    star = "*" if factual_test(results).p < STAR_LEVEL else ""
+    mark = "*" if factual_test(results).p < STAR_LEVEL else ""
     for method in METHODS:
         erased = method in ERASERS
         residual, kept, distortion, probe = (
@@ -113,14 +113,14 @@ def table(results: Results) -> str:
         )
         cells = (
             str(odds_factor(results, method, "stereotype")),
-            f"{odds_factor(results, method, 'factual')}{star if method == 'SPLINCE' else ' '}",
+            f"{odds_factor(results, method, 'factual')}{mark if method == 'SPLINCE' else ' '}",
             f"{residual:.1e}" if erased else "1",
             f"{kept:.3f}" if erased else "1",
             f"{100 * distortion:.2f} %" if erased else "0",
             f"{probe:.2f}",
             f"{np.median(results.column(method, 'seconds')):.3f}" if erased else "-",
         )
-        padded = (f"{cell:>{wide}}" for cell, (_, wide) in zip(cells, _COLUMNS, strict=True))
+        padded = (f"{cell:>{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True))
         lines.append(f"{method:<9} " + " ".join(padded))
     return "\n".join(lines)
 
@@ -139,8 +139,8 @@ def paper_comparison(results: Results) -> str:
     return (
         f"Stereotype: {stereo['Original'].mean:.2f} becomes {erased_texts}: nearer to 1 for "
         f"{'all' if all_nearer else ', '.join(nearer) or 'none'}, {_as_paper(all_nearer)}; the "
-        f"interval holds 1 for {', '.join(neutral) or 'none'}.\n"
-        f"Factual: SPLINCE's is {np.exp(test.difference):.2f} times LEACE's (paper: "
+        f"interval contains 1 for {', '.join(neutral) or 'none'}.\n"
+        f"Factual: SPLINCE's factor is {np.exp(test.difference):.2f} times LEACE's (paper: "
         f"{_PAPER_RATIOS[0]:.2f} to {_PAPER_RATIOS[1]:.2f}), p = {test.p:.1e}, "
         f"{'' if significant else 'not '}significant {_as_paper(significant)}; LEACE kept "
         f"{leace_kept:.1%} of |Cov(x, y)|."
@@ -163,7 +163,7 @@ exp(beta): factor on the odds of he to she per unit of score, from the regressio
 over splits, widened for their
   overlap (Nadeau and Bengio 2003)
 residual z, kept y: |Cov(r(x), .)| / |Cov(x, .)| on the training prompts, z the stereotype, y the
-  factual score; distortion: share of the variance of x
+  factual score; distortion: E|r(x) - x|^2 as a fraction of the variance of x
 R2 of z: of a ridge regression on the training prompts (features standardised, penalty \
 {PROBE_PENALTY:g} per row),
   on the held-out prompts
@@ -205,7 +205,7 @@ def _run_to_dict(results: Results) -> dict[str, object]:
             method: {
                 "exp_beta_stereo": odds_factor(results, method, "stereotype")._asdict(),
                 "exp_beta_fact": odds_factor(results, method, "factual")._asdict(),
-                "per_split": [dict(vars(outcome)) for outcome in results.outcomes[method]],
+                "per_split": [dict(vars(values)) for values in results.split_values[method]],
             }
             for method in METHODS
         },
