@@ -320,7 +320,7 @@ def test_a_large_amplification_warns(noise: float) -> None:
     texts = " ".join(str(w.message) for w in caught)
     assert "max_amplification" in texts
     # A bound of 1 or more promises nothing, and is a warning of its own.
-    assert (eraser.report.variables[0].bound >= 1) == ("rounding may undo" in texts)
+    assert (eraser.report.variables[0].bound >= 1) == ("rounding errors may undo" in texts)
     assert all(str(w.message) in eraser.report.warnings for w in caught)
 
 
