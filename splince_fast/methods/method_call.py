@@ -54,7 +54,8 @@ Float = NDArray[np.float64]
 # Thresholds of the warning about sensitivity to rounding. The warning names the features whose
 # column norm in P - I is at least _AMPLIFYING times the largest. It advises min_scale if the
 # largest standard deviation of the named features is below _SMALL times the root mean square of
-# all standard deviations, and centring if |mean| exceeds _OFFSET times the total standard deviation.
+# all standard deviations, and centring if |mean| exceeds _OFFSET times the total standard
+# deviation.
 _AMPLIFYING, _SMALL, _OFFSET = 0.1, 0.1, 100.0
 # The warning about sensitivity to rounding requires that |P - I| exceeds this multiple of
 # sqrt(rank), the norm of an orthogonal projection.
