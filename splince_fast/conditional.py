@@ -275,9 +275,9 @@ class ConditionalEraser:
         return out
 
     def _encode(
-        self, labels: Any, lead: tuple[int, ...], mask: NDArray[np.bool_] | None
+        self, labels: Any, leading_shape: tuple[int, ...], mask: NDArray[np.bool_] | None
     ) -> list[NDArray[Any]]:
-        """Encode the labels of each variable, for rows with the leading shape `lead`.
+        """Encode the labels of each variable, for rows with the shape `leading_shape`.
 
         Return codes (n,) for classes, with -1 for a missing label, and values (n, k) for a
         continuous variable, with NaN for a missing label.
@@ -301,11 +301,11 @@ class ConditionalEraser:
             raise InputError(f"labels must be a mapping with the columns {listed(names)}")
         else:
             columns = {names[0]: labels}
-        n = int(np.prod(lead))
-        if len(lead) > 1:
+        n = int(np.prod(leading_shape))
+        if len(leading_shape) > 1:
             all_rows = np.arange(n)
             columns |= {
-                name: along(column, lead, all_rows, f"labels[{name!r}]")
+                name: along(column, leading_shape, all_rows, f"labels[{name!r}]")
                 for name, column in columns.items()
                 if hasattr(column, "__len__")  # `encode` raises an error for other types
             }

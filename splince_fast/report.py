@@ -671,7 +671,7 @@ class Report:
             distortion += f" (o-LEACE: {100 * oracle.distortion_leace:.3g} %)"
         facts.append(("distortion", distortion))
         if quadratic is not None and quadratic.gap is not None:
-            text = f"gap {quadratic.gap:.1e}, least determinant {quadratic.determinant:.3g}"
+            text = f"gap {quadratic.gap:.1e}, smallest determinant {quadratic.determinant:.3g}"
             facts.append(("optimality", text))
         if quadratic is not None and quadratic.covariance_difference is not None:
             text = f"squared difference of class covariances {quadratic.covariance_difference:.3g}"

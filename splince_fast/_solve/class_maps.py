@@ -130,8 +130,8 @@ def support_of(pooled: Float, mean: Float, roundoff: float) -> Support:
     if not d:
         empty = np.zeros((width, 0))
         return Support(empty, empty, 1.0, tiny)
-    unit = pooled[np.ix_(varies, varies)] / np.outer(deviations, deviations)
-    values, vectors = linalg.eigh(unit, overwrite_a=True, check_finite=False, driver="evd")
+    correlations = pooled[np.ix_(varies, varies)] / np.outer(deviations, deviations)
+    values, vectors = linalg.eigh(correlations, overwrite_a=True, check_finite=False, driver="evd")
     rounding = tolerances.eigenvalue(d, roundoff)
     kept = values > max(rounding, _TINY_DIRECTION)
     weak = (values > rounding) & ~kept
@@ -323,8 +323,8 @@ def _whitened_size(problem: ClassProblem, columns: Float) -> Float:
     off_range = _off_range(problem.support, columns)
     if off_range is not None:
         sizes = np.linalg.norm(off_range.T @ columns, axis=0)
-        unit = np.sqrt(sum(np.trace(s) for s in problem.covariances) or 1.0)
-        total = np.maximum(total, sizes / unit)
+        deviation = np.sqrt(sum(np.trace(s) for s in problem.covariances) or 1.0)
+        total = np.maximum(total, sizes / deviation)
     return np.asarray(total)
 
 

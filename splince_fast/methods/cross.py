@@ -199,7 +199,7 @@ def cross_report(
     evaluation = evaluate_folds(call, parts)
     evaluation.warn()
     call = call.with_shrinkage(evaluation.shrinkage)
-    eraser = call.fit(Moments._merged(parts), evaluation.added_to)
+    eraser = call.fit(Moments._merged(parts), evaluation.extended)
     return CrossReport(
         entry.label, evaluation.folds, evaluation.shrinkage, eraser, evaluation.weak_features,
         evaluation.rows_per_rank, evaluation.remedies, evaluation.warnings,

@@ -117,7 +117,7 @@ class FoldEvaluation:
         for note in self.warnings:
             warn(note, UnseenRowsWarning)
 
-    def added_to(self, report: Report) -> Report:
+    def extended(self, report: Report) -> Report:
         """Return `report`, that of the eraser fitted to all rows, with the means over the folds."""
         kept = [fold.kept for fold in self.folds if fold.kept is not None]
         return dataclasses.replace(
@@ -153,7 +153,7 @@ def eraser_of(moments: Moments | Factored | Folds, call: MethodCall) -> Projecti
         return call.fit(moments._total())
     evaluation.warn()
     call = call.with_shrinkage(evaluation.shrinkage)
-    return call.fit(moments._total(), evaluation.added_to)
+    return call.fit(moments._total(), evaluation.extended)
 
 
 def evaluate_folds(call: MethodCall, folds: Sequence[Moments]) -> FoldEvaluation:

@@ -181,11 +181,11 @@ def isotropic(
     restoration = None
     if keep is not None:
         span = stats.kept.T
-        white = (span @ whitener) @ kept
+        whitened = (span @ whitener) @ kept
         span_t = span - (span @ inner.right) @ inner.left.T
         units = np.sqrt(stats.variances)
-        solved = white @ (whitener @ kept).T
-        restoration = restore(white, solved, span_t, span, units, 1.0, span - span_t)
+        solved = whitened @ (whitener @ kept).T
+        restoration = restore(whitened, solved, span_t, span, units, 1.0, span - span_t)
         if restoration.lost_combination is not None:
             names = listed([str(columns.name) for columns in coding.kept])
             raise InfeasibleError(
@@ -261,9 +261,10 @@ def _directions(
     i, j = plus[:count], minus[:count]
     up, down = np.sqrt(values[i]), np.sqrt(-values[j])
     norms = np.hypot(up, down)
-    # The sign of `along` makes the eraser independent of the arbitrary signs of the eigenvectors.
-    along = np.einsum("ij,ij->j", root @ vectors[:, i], root @ vectors[:, j])
-    first, second = vectors[:, i], vectors[:, j] * np.copysign(1.0, along)
+    # The sign of `inner_products` makes the eraser independent of the signs of the eigenvectors,
+    # which are arbitrary.
+    inner_products = np.einsum("ij,ij->j", root @ vectors[:, i], root @ vectors[:, j])
+    first, second = vectors[:, i], vectors[:, j] * np.copysign(1.0, inner_products)
     kept = np.hstack([vectors[:, zero], (first * down + second * up) / norms])
     unpaired = np.concatenate([plus[count:], minus[count:]])
     removed = [vectors[:, unpaired], (first * up - second * down) / norms]

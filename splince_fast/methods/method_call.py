@@ -267,10 +267,10 @@ class MethodCall(NamedTuple):
     ) -> str:  # fmt: skip
         """Return a warning that names the features that amplify rounding errors, and remedies."""
         variances = stats.variances
-        unit = float(variances.mean()) ** 0.5
+        rms_deviation = float(variances.mean()) ** 0.5
         order = np.argsort(-norms)
         amplifying = order[norms[order] >= _AMPLIFYING * norms[order[0]]]
-        ratio = float(np.sqrt(variances[amplifying].max())) / unit
+        ratio = float(np.sqrt(variances[amplifying].max())) / rms_deviation
         offset = float(stats.mean @ stats.mean / variances.sum()) ** 0.5
         remedies: list[str] = []
         if self.whitened and self.refinement is None:

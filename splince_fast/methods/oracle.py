@@ -264,8 +264,8 @@ def _rho(whitened: Float, between: Float, span: Float) -> float | None:
     within = basis.T @ (whitened @ whitened.T) @ basis
     values, vectors = np.linalg.eigh(within + basis.T @ between @ basis)
     root = vectors / np.sqrt(np.maximum(values, tolerances.EPS * values[-1]))
-    least = float(np.linalg.eigvalsh(root.T @ within @ root)[0])
-    return 1.0 - min(max(least, 0.0), 1.0)
+    smallest = float(np.linalg.eigvalsh(root.T @ within @ root)[0])
+    return 1.0 - min(max(smallest, 0.0), 1.0)
 
 
 def _at_fixed_labels(

@@ -130,8 +130,8 @@ class ExtraPasses:
             no_sums = np.empty((0, len(mean)))
             kernels.sum_rows(*csr, batch, *no_labels, total, no_sums, no_sums)
             kernels.sum_squares(*csr, batch, mean, weight_sum, squares)
-            left = add_images(array, weight, mean, vectors, out)
-            add_outer(out, -1.0, mean, left)
+            weighted_sum = add_images(array, weight, mean, vectors, out)
+            add_outer(out, -1.0, mean, weighted_sum)
             return total - weight_sum * mean, squares, weight_sum
         array = np.ascontiguousarray(rows.array, rows.dtype)
         no_codes, no_values = np.empty((0, len(array)), np.intp), np.empty((0, len(array)))

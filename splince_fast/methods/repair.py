@@ -258,14 +258,14 @@ def _factor(erased: Statistics, deviations: Float, memory: Float | None) -> Fact
     """
     if isinstance(erased, Snapshot):
         return erased.factored_above(deviations, memory)
-    factor, least = erased.factor, tolerances.erased_rounding(deviations, 0.0)
-    noise = (factor.inverse_scale > 0.0) & (np.sqrt(erased.variances) <= least)
-    noise[factor.left_out] = False
-    if noise.any():
+    factor, rounding = erased.factor, tolerances.erased_rounding(deviations, 0.0)
+    is_noise = (factor.inverse_scale > 0.0) & (np.sqrt(erased.variances) <= rounding)
+    is_noise[factor.left_out] = False
+    if is_noise.any():
         raise InputError(
-            f"{int(noise.sum())} feature(s) of the erased rows vary by the rounding of the "
-            "original ones, and the factor of the snapshot uses them; pass the moments of the "
-            "erased rows, from which repair leaves such features out"
+            f"{int(is_noise.sum())} feature(s) of the erased rows vary by rounding error only, and "
+            "the factor of the snapshot uses them; pass the moments of the erased rows, from which "
+            "repair leaves such features out"
         )
     return factor
 
