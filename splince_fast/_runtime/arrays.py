@@ -437,9 +437,8 @@ def non_finite_error(
     location = f", {listed_columns(columns)}" if columns else ""
     error = NonFiniteError(
         f"{name} contains NaN or infinity in {len(rows)} of {n} rows (rows {abbreviated(rows)})"
-        f"{location}; drop "
-        f"or repair them first{example}, and their labels alike. Half precision overflows to "
-        "infinity above 65504"
+        f"{location}; drop these rows and their labels, or repair them{example}. Half precision "
+        "overflows to infinity above 65504"
     )
     error.columns = tuple(columns)
     return error

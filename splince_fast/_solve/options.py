@@ -245,8 +245,8 @@ def check_moment_options(
         )
     if groups is not None and shrinkage != "cv" and (sketch_size is not None or subsample != 1):
         raise InputError(
-            "groups says how rows are split into folds, and a fit with subsample or sketch_size "
-            "makes none; leave it out, or choose shrinkage 'cv' with subsample"
+            "groups assigns rows to folds, and a fit with subsample or sketch_size has no folds; "
+            "leave groups out, or choose shrinkage 'cv' with subsample"
         )
 
 

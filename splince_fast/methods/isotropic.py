@@ -38,8 +38,8 @@ Float = NDArray[np.float64]
 
 _NOTHING = (
     "nothing was erased: the class means and covariances of {!r} differ by rounding only, so the "
-    "eraser is the identity. If a difference was expected, check that labels and rows belong "
-    "together"
+    "eraser is the identity. If a difference was expected, check that labels and rows are in "
+    "the same order"
 )
 
 
