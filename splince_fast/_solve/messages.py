@@ -33,8 +33,8 @@ def raise_infeasible(
         f"{method} cannot keep {listed(kept)} while it erases {listed(erased)}: a direction of "
         "the kept variables lies in the span of the erased variables, and erasure removes this "
         f"direction (largest principal cosine {cosine:.12g}, amplification {amplification:.1e}; "
-        f"ranks {rank_y} and {rank_z}). Typical causes: a kept and an erased variable are the same or "
-        "functions of each other, or there are fewer rows or features than classes. Keep fewer "
+        f"ranks {rank_y} and {rank_z}). Typical causes: a kept and an erased variable are the same "
+        "or functions of each other, or there are fewer rows or features than classes. Keep fewer "
         "variables, pass on_infeasible='drop' to keep the other directions, limit the cost with "
         "max_amplification=, or use leace, which keeps no variable",
         cosine,

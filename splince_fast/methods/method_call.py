@@ -496,7 +496,8 @@ def _warn(
         notes.append(
             f"nothing was erased: x has no linear association with {listed(erased)} above the "
             f"rounding level ({solution.noise:.1e} in units of correlation), so the eraser is the "
-            "identity. If an association was expected, check that labels and rows are in the same order"
+            "identity. If an association was expected, check that labels and rows "
+            "are in the same order"
         )
         warn(notes[-1], NothingErasedWarning)
     if solution.dropped:
