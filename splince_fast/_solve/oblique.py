@@ -226,27 +226,25 @@ def with_null_space(solution: Solution, kept: Float) -> tuple[Float, Float]:
     kept : (k, d) float64
         Span of the kept variables.
     """
-    left, right, null_basis = solution.left, solution.right, solution.null_basis
-    if null_basis is None or not len(null_basis):
+    left, right, null = solution.left, solution.right, solution.null_basis
+    if null is None or not len(null):
         return left, right
     inverse: Float = solution.inverse_scale
-    dual: Float = null_basis
+    dual: Float = null
     rank = solution.rank_y - solution.dropped
     if rank:
         basis = np.linalg.svd(kept * inverse, full_matrices=False)[2][:rank]
-        scaled = np.divide(null_basis, inverse, out=np.zeros_like(null_basis), where=inverse > 0)
+        scaled = np.divide(null, inverse, out=np.zeros_like(null), where=inverse > 0)
         inside = scaled @ basis.T
         sizes = np.linalg.norm(scaled, axis=1, keepdims=True)
         inside[np.abs(inside) <= 16 * tolerances.EPS * len(inverse) * sizes] = 0.0
         if inside.any():
-            dual = null_basis - (inside @ basis) * inverse
-            dual = np.asarray(np.linalg.solve(dual @ null_basis.T, dual), np.float64)
-    into_null, from_left = right @ null_basis.T, dual @ left.T
+            dual = null - (inside @ basis) * inverse
+            dual = np.asarray(np.linalg.solve(dual @ null.T, dual), np.float64)
+    into_null, from_left = right @ null.T, dual @ left.T
     schur = np.eye(len(left)) - into_null @ from_left
     dual_right: Float = np.asarray(np.linalg.solve(schur, right - into_null @ dual), np.float64)
-    return np.concatenate([left, null_basis]), np.concatenate(
-        [dual_right, dual - from_left @ dual_right]
-    )
+    return np.concatenate([left, null]), np.concatenate([dual_right, dual - from_left @ dual_right])
 
 
 def column_norms(left: Float, right: Float) -> Float:

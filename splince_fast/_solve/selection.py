@@ -141,20 +141,20 @@ def _interpret_classes(weights: Float, total: float) -> Interpretation:
     two facts. The class indicators divided by sqrt(p), where p is the fraction of the class, are
     orthonormal, and the covariances of x with all indicators sum to zero.
     """
-    labelled_fraction = min(1.0, float(weights.sum()) / total)
+    fraction = min(1.0, float(weights.sum()) / total)
     p = weights[weights > 0] / weights.sum()
     most_frequent = int(np.argmax(p))
     others = np.delete(p, most_frequent)
     last = -np.sqrt(others * (1 - others) / p[most_frequent])
-    whitener = labelled_fraction**0.5 * np.concatenate([np.diag(np.sqrt(1 - others)), last[None]])
+    whitener = fraction**0.5 * np.concatenate([np.diag(np.sqrt(1 - others)), last[None]])
     rarest = float(p.min())
-    kind = f"classes ({len(p)}){_labelled_text(labelled_fraction)}"
-    return Interpretation(kind, whitener, (1 - rarest) / rarest, labelled_fraction)
+    kind = f"classes ({len(p)}){_labelled_text(fraction)}"
+    return Interpretation(kind, whitener, (1 - rarest) / rarest, fraction)
 
 
 def _interpret_columns(variable: Any, total: float) -> Interpretation:
     """Return the interpretation of a continuous variable, from its correlation matrix."""
-    labelled_fraction = min(1.0, variable.weight / total)
+    fraction = min(1.0, variable.weight / total)
     deviations = variable.deviations()
     varies = deviations > 0
     units = deviations[varies]
@@ -166,10 +166,8 @@ def _interpret_columns(variable: Any, total: float) -> Interpretation:
     kept = values > tolerance
     count = variable.n_columns
     kind = "continuous (1 column)" if count == 1 else f"continuous ({count} columns)"
-    whitener = (vectors[:, kept] * (labelled_fraction / values[kept]) ** 0.5).T
-    return Interpretation(
-        kind + _labelled_text(labelled_fraction), whitener, labelled_fraction=labelled_fraction
-    )
+    whitener = (vectors[:, kept] * (fraction / values[kept]) ** 0.5).T
+    return Interpretation(kind + _labelled_text(fraction), whitener, labelled_fraction=fraction)
 
 
 def _labelled_text(fraction: float) -> str:

@@ -381,9 +381,7 @@ def _warning_text(
         causes.append("the covariance has directions that few rows determine")
     best = sorted(remedies, key=lambda pair: pair[1])
     settings = ", ".join(f"{name} {100 * value:.3g} %" for name, value in best)
-    advice = (
-        f"Settings with a smaller distortion on these folds: {settings}" if best else "Add rows"
-    )
+    advice = f"Settings with less distortion on these folds: {settings}" if best else "Add rows"
     return (
         f"held-out rows are changed by {100 * held_out:.3g} % of the variance, fitted rows by "
         f"{100 * in_sample:.3g} %: " + " and ".join(causes)
