@@ -242,23 +242,18 @@ class MethodCall(NamedTuple):
             large = 2 * solution.rank_z >= rank or (changed is not None and 2.0 * changed > 1.0)
             if solution.rank_z and variance > 0.0 and large:
                 notes += self._many_classes_warnings(stats, solution.rank_z, rank, changed)
-            fit_values = FitValues(
+            fit = FitValues(
                 self.method, stats.n_rows, stats.weight, shrinkage, whitened, distortions.eraser,
                 distortions.leace, notes, variance,
                 None if sample is None else Sampling(sample.n_rows, distortions.excess),
                 None if sketch is None else SketchedCovariance(sketch, passes, gain),
                 effect, noises, float(options.strength), stats.feature_names,
             )  # fmt: skip
-        report = partial(build_report, fit_values, solution, span_z, span_y, left, right)
+        report = partial(build_report, fit, solution, span_z, span_y, left, right)
         if complete is not None:
             report = partial(_completed, report, complete)
         return Projection._make(
-            left,
-            right,
-            mean,
-            method=self.method,
-            report=report,
-            feature_names=fit_values.feature_names,
+            left, right, mean, method=self.method, report=report, feature_names=fit.feature_names
         )
 
     def _sensitivity_warning(
@@ -515,8 +510,8 @@ def _warn(
         imprecise.append(
             f"{listed(kept)} nearly lies in the span of {listed(erased)}: rows are moved up to "
             f"{amplification:.1e} times as far as by LEACE, and errors due to rounding, noise and "
-            "new rows grow by the same factor. Limit it with max_amplification= (for example "
-            "100), keep fewer variables, or use leace"
+            "new rows grow by the same factor. Limit the factor with max_amplification= (for "
+            "example 100), keep fewer variables, or use leace"
         )
     worst = max(solution.residual_z, solution.residual_y)
     if solution.rank_z and (bound >= 1 or worst > bound):

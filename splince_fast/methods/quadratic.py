@@ -203,28 +203,19 @@ def quadratic(
             "sf.oracle(classwise=True), which does not make the covariances equal",
             1.0,
         )
-    difference_before = difference_after = None
+    before = remaining = None
     if folds:
-        difference_before = shrinking.unbiased_difference(folds)
-        difference_after = shrinking.expected_difference(
-            difference_before, differences, shrunk.intensity, shrunk.eigenvalues
-        )
+        before = shrinking.unbiased_difference(folds)
+        remaining = shrinking.expected_difference(before, differences, *shrunk)
     notes = _noise_warning(
-        name,
-        names,
-        stats.rows,
-        differences,
-        support.rank,
-        shrunk.intensity,
-        difference_before,
-        source.groups,
+        name, names, stats.rows, differences, support.rank, shrunk.intensity, before, source.groups
     )
     for note in notes:
         warn(note, UnseenRowsWarning)
     label = "QLEACE" if keep is None else "q-SPLINCE" if optimal else "repair @ QLEACE"
     report = _report(
-        label, name, stats, support, covariances, solution, coding,
-        (difference_before, difference_after), shrunk.intensity, notes, optimal=optimal,
+        label, name, stats, support, covariances, solution, coding, (before, remaining),
+        shrunk.intensity, notes, optimal=optimal,
     )  # fmt: skip
     empty = np.empty((0, len(stats.mean)))
     feature_names = coding.total.feature_names
@@ -287,7 +278,7 @@ class _Shrinkage(NamedTuple):
 
 def _noise_warning(
     name: VariableName, names: list[ClassName], rows: Float, differences: Float, r: int,
-    intensity: float, difference_before: float | None, groups: str | None,
+    intensity: float, before: float | None, groups: str | None,
 ) -> tuple[str, ...]:  # fmt: skip
     """Return the warning about sampling noise in the class covariances, or an empty tuple.
 
@@ -305,7 +296,7 @@ def _noise_warning(
         Rank of the pooled covariance.
     intensity : float
         Shrinkage intensity.
-    difference_before : float or None
+    before : float or None
         Estimate of dS2, the squared difference between the class covariances, from folds; None
         without folds.
     groups : str or None
@@ -318,7 +309,7 @@ def _noise_warning(
         else "Rows that come in groups, such as prompts of one noun, need folds with groups="
     )
     rare = names[int(np.argmin(rows))]
-    if intensity and difference_before is not None and 1.0 - intensity < _MOSTLY_NOISE:
+    if intensity and before is not None and 1.0 - intensity < _MOSTLY_NOISE:
         return (
             f"only the fraction {1.0 - intensity:.2g} of the differences between the class "
             f"covariances of {name!r} exceeds sampling noise and is removed; the rest remains in "
@@ -327,11 +318,9 @@ def _noise_warning(
     noise = (k - 1) / k**2 * float(np.sum(r * (r + 1) / rows))
     if intensity:
         return ()
-    size = (
-        shrinking.inner_product(differences, differences) - noise
-        if difference_before is None
-        else difference_before
-    )
+    size = before
+    if size is None:
+        size = shrinking.inner_product(differences, differences) - noise
     if noise <= size:
         return ()
     needed = "" if size <= 0 else f"; about {noise / size:.2g} times as many rows would be needed"
@@ -360,7 +349,7 @@ def _report(
     rows, before and after erasure (:class:`~splince_fast.report.QuadraticFit`); both are None
     without folds.
     """
-    difference_before, difference_after = dS2
+    before, remaining = dS2
     p, d = stats.fractions, len(stats.mean)
     means = np.sqrt(p)[:, None] * (stats.means - stats.mean)
     total = float(np.sum(means**2))  # E|r - x|^2 of o-LEACE
@@ -429,7 +418,6 @@ def _report(
         distortion_leace=leace, solver="cholesky",
         tolerance=noise, shrinkage=intensity, warnings=(NEEDS_LABELS, *notes),
         quadratic=QuadraticFit(
-            float(solution.determinants.min()), solution.gap if optimal else None,
-            difference_before, difference_after,
+            float(solution.determinants.min()), solution.gap if optimal else None, before, remaining
         ),
     )  # fmt: skip
