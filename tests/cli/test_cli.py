@@ -349,7 +349,7 @@ FIT = ["fit", "X.npy", "--labels", "labels.csv", "--erase", "gender"]
         ([*FIT, "--keep", "job", "--sketch-size", "2", "--solver", "eigh", "-o", "e"], "at 'auto'"),
         (
             [*FIT, "--keep", "job", "--sketch-size", "2", "--groups", "age", "-o", "e"],
-            "leave it out",
+            "leave groups out",
         ),
         ([*FIT, "--keep", "job", "--passes", "2", "-o", "e"], "pass sketch_size, too"),
         (

@@ -232,7 +232,7 @@ def test_what_only_a_whole_fit_knows(data: Data) -> None:
         with pytest.raises(InputError, match="pass them to Moments"):
             LEACE.from_moments(sf.Moments().update(X, {"z": z}), erase="z", **given)
     for given in ({"subsample": 0.5}, {"sketch_size": 2}):
-        with pytest.raises(InputError, match="leave it out"):
+        with pytest.raises(InputError, match="leave groups out"):
             LEACE(**given).fit("no data", concept=z, groups=z)
     groups = np.arange(N) % 7
     chosen = LEACE(subsample=0.5, shrinkage="cv").fit(X, concept=z, groups=groups)
