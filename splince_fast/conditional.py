@@ -27,8 +27,8 @@ Float = NDArray[np.float64]
 _FORMAT, KIND = 1, "conditional"
 # The first warning in the report of every conditional eraser.
 NEEDS_LABELS = (
-    "the map depends on the label of each row: it needs them for every row that is erased, and "
-    "using them may be unlawful where the concept is a protected attribute"
+    "the map depends on the labels of each row, which must be passed for every row to erase; using "
+    "them may be unlawful if the concept is a protected attribute"
 )
 # Size in bytes of the blocks, in float64, in which rows are mapped.
 _BLOCK_BYTES = 1 << 24
@@ -124,8 +124,8 @@ class ConditionalEraser:
         if fallback is not None and fallback.n_features != d:
             raise InputError(f"the fallback has {fallback.n_features} features, and B has {d}")
         if maps is not None:
-            one = len(shifts) == 1 and shifts[0].classes is not None
-            if not one or maps.shape != (len(shifts[0].matrix), d, d):
+            is_single = len(shifts) == 1 and shifts[0].classes is not None
+            if not is_single or maps.shape != (len(shifts[0].matrix), d, d):
                 raise InputError(
                     f"maps have shape {maps.shape}; with one shift, of k classes, they must be "
                     f"(k, {d}, {d})"
@@ -253,7 +253,9 @@ class ConditionalEraser:
             raise InputError("X is a dask array; erase its blocks one by one, each with its labels")
         if is_tensor(X):
             if X.requires_grad:
-                raise InputError("X records gradients, which this eraser does not; use X.detach()")
+                raise InputError(
+                    "X requires gradients, which this eraser does not compute; use X.detach()"
+                )
             if out is not None:
                 raise InputError("out= is for arrays; assign the result to a tensor")
             from splince_fast._runtime.torch_rows import tensor_like
@@ -273,9 +275,9 @@ class ConditionalEraser:
         return out
 
     def _encode(
-        self, labels: Any, lead: tuple[int, ...], mask: NDArray[np.bool_] | None
+        self, labels: Any, leading_shape: tuple[int, ...], mask: NDArray[np.bool_] | None
     ) -> list[NDArray[Any]]:
-        """Encode the labels of each variable, for rows with the leading shape `lead`.
+        """Encode the labels of each variable, for rows with the shape `leading_shape`.
 
         Return codes (n,) for classes, with -1 for a missing label, and values (n, k) for a
         continuous variable, with NaN for a missing label.
@@ -299,11 +301,11 @@ class ConditionalEraser:
             raise InputError(f"labels must be a mapping with the columns {listed(names)}")
         else:
             columns = {names[0]: labels}
-        n = int(np.prod(lead))
-        if len(lead) > 1:
+        n = int(np.prod(leading_shape))
+        if len(leading_shape) > 1:
             all_rows = np.arange(n)
             columns |= {
-                name: take_positions(column, lead, all_rows, f"labels[{name!r}]")
+                name: take_positions(column, leading_shape, all_rows, f"labels[{name!r}]")
                 for name, column in columns.items()
                 if hasattr(column, "__len__")  # `encode` raises an error for other types
             }
@@ -323,9 +325,9 @@ class ConditionalEraser:
                 unlabelled &= mask
             if self._fallback is None and unlabelled.any():
                 raise LabelError(
-                    f"{int(unlabelled.sum()):,} row(s) have no label of {shift.name!r}, row "
-                    f"{int(np.argmax(unlabelled))} the first; leave them out with mask=, or fit "
-                    "with missing='splince', which sf.oracle takes"
+                    f"{int(unlabelled.sum()):,} row(s) have no label of {shift.name!r}, "
+                    f"the first is row {int(np.argmax(unlabelled))}; leave them out with mask=, or "
+                    "fit with sf.oracle(missing='splince')"
                 )
         return arrays
 
@@ -514,7 +516,7 @@ def _codes_of(
     if len(unknown):
         name = column.classes[int(column.codes[unknown[0]])]
         raise LabelError(
-            f"row {unknown[0]} has the class {name!r} of {shift.name!r}, which the fit has not "
-            f"seen; its classes are {listed(shift.classes)}"
+            f"row {unknown[0]} has the class {name!r} of {shift.name!r}, which is not among the "
+            f"fitted classes {listed(shift.classes)}"
         )
     return codes

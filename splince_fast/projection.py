@@ -468,7 +468,9 @@ class Projection:
         except (TypeError, ValueError):
             valid = False
         if not valid:
-            raise InputError(f"factors are held as float32 or float64, not {dtype!r}")
+            raise InputError(
+                f"dtype is {dtype!r}; the dtype of the factors must be float32 or float64"
+            )
         left, right = (f.astype(dtype).astype(np.float64) for f in (self._left, self._right))
         # `shift` needs no change, because it is an offset of coefficients of x - mean.
         return Projection._make(

@@ -73,7 +73,7 @@ class VariableReport:
         covariance that is not erased, because it is below the rounding level of Cov(x). Here q is
         the condition number of the whitened cross-covariances, and |P| is the spectral norm with
         features scaled to unit standard deviation. If `residual` is far above `bound`, part of a
-        kept variable was given up, or part of an erased variable was left (``rank_tol=``).
+        kept variable was dropped, or part of an erased variable remains (``rank_tol=``).
     kind : str
         Kind of the variable: "classes (4)", "continuous (1 column)", "directions (2)"; empty if the
         report was read from an old file without kinds.
@@ -298,11 +298,11 @@ class Report:
     variables : tuple of VariableReport
         Erased and kept variables.
     dropped : int
-        Number of kept directions that were given up because they lie too close to the erased
+        Number of kept directions that were dropped because they lie too close to the erased
         directions.
     cosines : tuple of float
         Cosines of the principal angles between the whitened spans of the erased and of the kept
-        variables, before any direction was given up.
+        variables, before any direction was dropped.
     amplification : float
         1 / sin of the smallest principal angle, the spectral norm of the whitened projection of
         Theorem 1: how many times longer than by LEACE a row may be moved. For
@@ -423,7 +423,7 @@ class Report:
         except (TypeError, KeyError, IndexError, AttributeError) as error:
             raise FileFormatError(f"a report has missing or unknown fields: {error}") from error
         if not all(v.noise is None or _is_possible(v.noise) for v in new.variables):
-            raise FileFormatError("the noise of a variable holds impossible numbers")
+            raise FileFormatError("the noise of a variable has values out of range")
         if (new.rho is None) != (new.frozen_head is None):
             raise FileFormatError("a report must have both rho and frozen_head, or neither")
         return new
@@ -481,9 +481,9 @@ class Report:
             )
         if self.alpha < 1 or any(v.noise is None for v in erased):
             raise InputError(
-                "there is no certificate of this eraser: some of the association with the concept "
-                "stays (rank_tol=, or a fraction of the change), its map depends on labels, or its "
-                "file is of an older version. Fit it again without these options"
+                "there is no certificate of this eraser: part of the association with the concept "
+                "remains (rank_tol=, or alpha below 1), the map depends on labels, or the file is "
+                "of an older version. Fit the eraser again without these options"
             )
         return {v.name: certificate(v.noise, delta) for v in erased if v.noise is not None}
 
@@ -571,7 +571,7 @@ class Report:
                 f"head has shape {theta.shape}; it must be {self.n_features} finite coefficients, "
                 "one per feature, of one score, such as head.coef_"
             )
-        if self.dropped:  # the kept direction was given up: every strength gives LEACE
+        if self.dropped:  # the kept direction was dropped: every strength gives LEACE
             return 0.0
         span = np.concatenate([factored.variable(name).span() for name in erase])
         column = np.ascontiguousarray(cross[:, -1])
@@ -585,9 +585,9 @@ class Report:
         def variable(v: VariableReport) -> VariableReport:
             # For an erased variable with c = Cov(x, z), P_alpha c = (1 - alpha) c + alpha P c, and
             # P c is 0 up to rounding error.
-            left = alpha * v.residual + (1 - alpha if v.role == "erased" else 0.0)
+            residual = alpha * v.residual + (1 - alpha if v.role == "erased" else 0.0)
             return dataclasses.replace(
-                v, residual=left, expected=None, expected_most=None, noise=None
+                v, residual=residual, expected=None, expected_most=None, noise=None
             )
 
         held_out = self.held_out
@@ -634,7 +634,7 @@ class Report:
         )
 
     @property
-    def _left_out(self) -> str:
+    def _left_out_text(self) -> str:
         """Text on the features that are not whitened: their number and the first few."""
         names = self.left_out_names
         shown = abbreviated(range(len(names)), names) if names else abbreviated(self.left_out)
@@ -664,14 +664,14 @@ class Report:
         sketch, oracle, quadratic = self.sketch, self.oracle, self.quadratic
         if sketch is not None and sketch.passes is not None and sketch.gain is not None:
             passes = f"{sketch.passes} pass{'es' if sketch.passes > 1 else ''}"
-            distortion += f", after {passes} (the last took {sketch.gain:.1%} off)"
+            distortion += f", after {passes} (the last pass reduced it by {sketch.gain:.1%})"
         if self.distortion_leace is not None:
             distortion += f" (LEACE: {100 * self.distortion_leace:.3g} %)"
         if oracle is not None:
             distortion += f" (o-LEACE: {100 * oracle.distortion_leace:.3g} %)"
         facts.append(("distortion", distortion))
         if quadratic is not None and quadratic.gap is not None:
-            text = f"gap {quadratic.gap:.1e}, least determinant {quadratic.determinant:.3g}"
+            text = f"gap {quadratic.gap:.1e}, smallest determinant {quadratic.determinant:.3g}"
             facts.append(("optimality", text))
         if quadratic is not None and quadratic.covariance_difference is not None:
             text = f"squared difference of class covariances {quadratic.covariance_difference:.3g}"
@@ -679,29 +679,29 @@ class Report:
                 text += f", {quadratic.covariance_difference_left:.3g} after erasing"
             facts.append(("new rows", text))
         if self.isotropic is not None:
-            text = f"fraction {self.isotropic.residual:.1e} of the difference left"
+            text = f"fraction {self.isotropic.residual:.1e} of the difference remains"
             facts.append(("class covariances", text))
         if (held_out := self.held_out) is not None:
             text = f"changed {100 * held_out.distortion:.3g} %"
             if held_out.concept is not None and held_out.chance is not None:
-                text += f", trace left R^2 {held_out.concept:.2g} (chance {held_out.chance:.2g})"
+                text += f", remaining R^2 {held_out.concept:.2g} (chance {held_out.chance:.2g})"
             if held_out.kept is not None:
                 text += f", task kept {held_out.kept:.3g}"
             facts.append(("held-out rows", text))
-        if left := ", ".join(
+        if expected := ", ".join(
             f"{v.name} {v.expected:.2g}{_at_most(v, ' (equal class covariances; at most {})')}"
             for v in self.variables
             if v.expected is not None
         ):
-            facts.append(("new rows", f"expected trace left R^2 of {left}"))
+            facts.append(("new rows", f"expected remaining R^2 of {expected}"))
         if self.cosines:
             facts.append(("principal cosines", shortened((f"{c:.4f}" for c in self.cosines), 5)))
             facts.append(("amplification", f"{self.amplification:.4g}"))
         elif not self._erases:
-            lost = f"{self.amplification:.4g} ({math.log10(self.amplification):.1f} digits lost)"
-            facts.append(("amplification", lost))
+            digits = f"{math.log10(self.amplification):.1f} digits lost"
+            facts.append(("amplification", f"{self.amplification:.4g} ({digits})"))
         if self.strength < 1:
-            facts.append(("strength", f"{self.strength:.3g} of the lost covariance given back"))
+            facts.append(("strength", f"{self.strength:.3g} of the lost covariance restored"))
         if oracle is not None and oracle.rho is not None:
             facts.append(("shared with the labels", f"rho_o = {oracle.rho:.4g}"))
         if self.rho is not None and self.frozen_head is not None:
@@ -709,7 +709,7 @@ class Report:
                 (
                     "frozen head",
                     f"rho = {self.rho:.4g}: excess risk of an unregularised head "
-                    f"{self.frozen_head.excess_risk:.4g} x LEACE's; better than LEACE for a head "
+                    f"{self.frozen_head.excess_risk:.4g} times that of LEACE; smaller for a head "
                     f"shrunk below {self.frozen_head.shrinkage_threshold:.3g}",
                 )
             )
@@ -718,11 +718,11 @@ class Report:
                 ("sensitivity", f"float32 rounding moves rows by {self.sensitivity:.2g} deviations")
             )
         if self.left_out:
-            facts.append(("not whitened", f"{self._left_out}, of tiny deviation"))
+            facts.append(("not whitened", f"{self._left_out_text}, of tiny deviation"))
         if self.dropped:
-            facts.append(("given up", f"{self.dropped} kept direction(s)"))
-        if read := "; ".join(v.label for v in self.variables if v.kind):
-            facts.append(("read as", read))
+            facts.append(("dropped", f"{self.dropped} kept direction(s)"))
+        if labels := "; ".join(v.label for v in self.variables if v.kind):
+            facts.append(("read as", labels))
         facts += [("warning", text) for text in self.warnings]
         return facts
 
@@ -734,15 +734,15 @@ class Report:
         ]
         if self.distortion is None:
             lines.append(
-                "By how much it changes the rows (distortion) was not measured: the moments keep "
-                "no covariance. Pass refine=, the source of the rows."
+                "The change of the rows (distortion) was not measured, because the moments keep no "
+                "covariance. Pass refine=, the source of the rows."
             )
         else:
             minimum = self.distortion_leace
             if self.oracle is not None:
                 minimum = self.oracle.distortion_leace
             comparison = (
-                f"; the least that erasing alone takes is {100 * minimum:.3g} %."
+                f"; the minimum for erasure alone is {100 * minimum:.3g} %."
                 if minimum is not None
                 else "."
             )
@@ -752,60 +752,64 @@ class Report:
             )
             if minimum is not None and self.distortion > max(1.0, 2.0 * minimum):
                 lines.append(
-                    "To replace every row by the mean would change the rows by 100 %: the kept "
-                    "variables are nearly determined by the erased ones. Cap the change with "
+                    "To replace every row by the mean would change the rows by 100 %: the erased "
+                    "variables nearly determine the kept ones. Limit the change with "
                     "max_amplification=, keep fewer variables, or use LEACE."
                 )
         if self.held_out is not None:
             lines.append(
-                f"It changes held-out rows by {100 * self.held_out.distortion:.3g} %; a figure far "
-                "above that of the fitted rows would mean that the covariance is not well known."
+                f"It changes held-out rows by {100 * self.held_out.distortion:.3g} %. If this is "
+                "far above the change of the fitted rows, the covariance is poorly estimated."
             )
         quadratic = self.quadratic
         if quadratic is not None and quadratic.gap is not None:
             lines.append(
-                "Of all maps per class that do so, the least change is at most the fraction "
-                f"{quadratic.gap:.1e} below its own (gap)."
+                "The least change by any maps of the classes with these properties is at most the "
+                f"fraction {quadratic.gap:.1e} below the change by this eraser (gap)."
             )
         if quadratic is not None and quadratic.covariance_difference is not None:
-            left = quadratic.covariance_difference_left
+            after = quadratic.covariance_difference_left
             lines.append(
                 "In new rows the class covariances are expected to differ by "
-                f"{quadratic.covariance_difference:.3g} (squared, in white units)"
-                + ("." if left is None else f", and by {left:.3g} after erasing.")
+                f"{quadratic.covariance_difference:.3g} (squared, after whitening)"
+                + ("." if after is None else f", and by {after:.3g} after erasing.")
             )
         if self.isotropic is not None:
             lines.append(
                 f"The fraction {self.isotropic.residual:.1e} of the difference between the class "
-                "covariances of the fitted rows is left; without it no quadratic predictor does "
-                "better than a constant."
+                "covariances of the fitted rows remains; without this difference, no quadratic "
+                "predictor does better than a constant."
             )
         for v in self.variables:
-            read = f", read as {v.kind}," if v.kind else ""
+            kind = f", read as {v.kind}," if v.kind else ""
             strength = f"{v.singular_values[0]:.3g}" if v.singular_values else "0"
             if v.role == "erased" and self.alpha < 1:
                 lines.append(
-                    f"{v.name!r}{read} keeps the fraction {v.residual:.3g} of its covariance with "
-                    "x. A linear probe that is fitted afterwards still reads it, as well as "
-                    "before; only alpha = 1 erases."
+                    f"{v.name!r}{kind} keeps the fraction {v.residual:.3g} of its covariance with "
+                    "x. A linear probe that is fitted afterwards predicts it as well as before; "
+                    "only alpha = 1 erases."
                 )
             elif v.role == "erased" and self.quadratic is not None:
                 lines.append(
-                    f"{v.name!r}{read}: covariances of classes differ by {v.residual:.1e} after "
+                    f"{v.name!r}{kind}: covariances of classes differ by {v.residual:.1e} after "
                     f"erasing (rounding explains {v.bound:.1e}): no quadratic predictor does "
                     "better than a constant on the fitted rows"
-                    + (" if the covariances are those that were shrunk." if self.shrinkage else ".")
+                    + (
+                        " if the class covariances equal the shrunk ones."
+                        if self.shrinkage
+                        else "."
+                    )
                 )
             elif v.role == "erased" and v.residual > v.bound:
                 lines.append(
-                    f"{v.name!r}{read} had a linear association of strength {strength}, and was "
+                    f"{v.name!r}{kind} had a linear association of strength {strength}, and was "
                     f"erased in {v.rank} direction(s); {v.residual:.1e} of its covariance with x "
                     f"is left, more than rounding explains ({v.bound:.1e}): a linear predictor "
-                    "still reads it (rank_tol)."
+                    f"still predicts {v.name!r} (rank_tol)."
                 )
             elif v.role == "erased":
                 lines.append(
-                    f"{v.name!r}{read} had a linear association of strength {strength} in {v.rank} "
+                    f"{v.name!r}{kind} had a linear association of strength {strength} in {v.rank} "
                     f"direction(s); {v.residual:.1e} of its covariance with x is left (rounding "
                     f"explains {v.bound:.1e}): no linear predictor does better than a constant on "
                     "the fitted rows."
@@ -816,35 +820,36 @@ class Report:
                     lines.append(f"No association of {v.name!r} beyond noise was measured.")
                 elif v.expected is not None:
                     lines.append(
-                        f"In new rows of the same kind one is expected to explain {v.expected:.2g} "
-                        f"of the variance of {v.name!r} (R^2): the fit knew {self.n_rows:,} rows "
-                        "only."
+                        "In new rows of the same kind, a linear predictor is expected to explain "
+                        f"{v.expected:.2g} of the variance of {v.name!r} (R^2), because the fit "
+                        f"used only {self.n_rows:,} rows."
                         + _at_most(
                             v,
-                            " That is for classes of equal covariances; for any covariances it is "
-                            "at most {}.",
+                            " This R^2 assumes equal covariances of the classes; for any "
+                            "covariances, it is at most {}.",
                         )
                     )
             elif self._erases and self.strength < 1:
                 lines.append(
-                    f"{v.name!r}{read} loses the fraction {v.residual:.2g} of its covariance with "
-                    f"x: of what LEACE destroys {self.strength:.3g} is given back (strength)."
+                    f"{v.name!r}{kind} loses the fraction {v.residual:.2g} of its covariance with "
+                    f"x: {self.strength:.3g} of the covariance that LEACE removes is restored "
+                    "(strength)."
                 )
             elif self._erases:
                 lines.append(
-                    f"{v.name!r}{read} keeps its covariance with x to {v.residual:.1e} (rounding "
+                    f"{v.name!r}{kind} keeps its covariance with x to {v.residual:.1e} (rounding "
                     f"explains {v.bound:.1e})."
                 )
             else:
                 lines.append(
-                    f"{v.name!r}{read} gets the fraction {self.strength:.3g} of its lost "
-                    f"covariance back, to {v.residual:.1e} (rounding explains {v.bound:.1e})."
+                    f"{v.name!r}{kind}: the fraction {self.strength:.3g} of its lost covariance "
+                    f"with x is restored, to {v.residual:.1e} (rounding explains {v.bound:.1e})."
                 )
         if self.cosines:
             lines.append(
-                f"What is erased and what is kept overlap with a cosine of {self.cosines[0]:.3g}: "
-                f"the longest correction is {self.amplification:.3g} times that of LEACE "
-                "(amplification)."
+                "The spans of the erased and the kept variables have a cosine of "
+                f"{self.cosines[0]:.3g}: a row is moved up to {self.amplification:.3g} times as "
+                "far as by LEACE (amplification)."
             )
         elif not self._erases:
             lines.append(
@@ -853,24 +858,24 @@ class Report:
             )
         if self.frozen_head is not None:
             lines.append(
-                "A linear model that was trained on unchanged rows by least squares and is not "
-                f"retrained has {self.frozen_head.excess_risk:.3g} times the excess risk of that "
-                "model with LEACE (frozen head); a retrained one has no such cost."
+                "A linear model that was fitted to the original rows by least squares and is not "
+                f"refitted has {self.frozen_head.excess_risk:.3g} times the excess risk of the "
+                "same model with LEACE (frozen head). A refitted model has no such cost."
             )
         if self.sensitivity is not None:
             lines.append(
-                f"Rounding the rows to float32 moves what it removes by {self.sensitivity:.2g} of "
-                "the deviation of the rows (sensitivity)."
+                f"Rounding the rows to float32 changes the removed part by {self.sensitivity:.2g} "
+                "of the deviation of the rows (sensitivity)."
             )
         if self.left_out:
             lines.append(
-                f"{self._left_out} vary too little to be whitened: the part of their covariance "
-                "with the concept that the others predict is removed."
+                f"{self._left_out_text} vary too little to be whitened: only the part of their "
+                "covariance with the concept that the other features predict is removed."
             )
         if self.rank_covariance is not None and self.rank_covariance < self.n_features:
             lines.append(
                 f"The features vary in {self.rank_covariance} of {self.n_features} dimensions; the "
-                "others are constant, or copies, or below rounding, or left out."
+                "others are constant, copies of others, below the rounding level, or left out."
             )
         return "\n".join([*lines, *(f"Warning: {text}." for text in self.warnings)])
 
@@ -885,10 +890,10 @@ class Report:
             return text
         if v.kind.startswith("classes"):
             return (
-                f"{text} It takes the covariances of all classes as equal; moments made with "
-                f"Moments(by={v.name!r}) need not."
+                f"{text} The bound assumes that all classes have the same covariance; with "
+                f"moments made with Moments(by={v.name!r}), it does not."
             )
-        return f"{text} It takes the deviation of x as the same for all values of {v.name!r}."
+        return f"{text} The bound assumes the same deviation of x for all values of {v.name!r}."
 
     def __str__(self) -> str:
         facts = self._facts()
@@ -905,8 +910,8 @@ class Report:
 
 def as_text(title: str, facts: Sequence[tuple[str, str]]) -> str:
     """Format a title and, below it, a table of labels and texts."""
-    wide = max(len(label) for label, _ in facts)
-    return "\n".join([title, *(f"  {label:<{wide}}  {text}" for label, text in facts)])
+    width = max(len(label) for label, _ in facts)
+    return "\n".join([title, *(f"  {label:<{width}}  {text}" for label, text in facts)])
 
 
 def as_html(title: str, facts: Sequence[tuple[str, str]]) -> str:
@@ -997,7 +1002,7 @@ def _is_possible(noise: Noise) -> bool:
     )
 
 
-class Facts(NamedTuple):
+class FitValues(NamedTuple):
     """Values of a report that are not in the :class:`Solution` of the solver."""
 
     method: str
@@ -1018,7 +1023,7 @@ class Facts(NamedTuple):
 
 
 def build_report(
-    facts: Facts,
+    fit: FitValues,
     solution: Solution,
     span_z: SpanLike,
     span_y: SpanLike,
@@ -1028,19 +1033,19 @@ def build_report(
     """Build the report of a solution; `left` and `right` are the (r, d) factors of I - P."""
     d = left.shape[1]
     amplification = solution.amplification
-    has_angles = facts.whitened and facts.sketch is None
+    has_angles = fit.whitened and fit.sketch is None
     kept = bool(span_y.names) and has_angles
-    rho, b = max(0.0, 1.0 - 1.0 / amplification**2) if kept else None, facts.strength
+    rho, b = max(0.0, 1.0 - 1.0 / amplification**2) if kept else None, fit.strength
     head = None
     if rho is not None:
         risk = (1 - b**2) + b**2 * amplification**2
         head = FrozenHead(risk, 2 * (1 - rho) / (2 - (2 - b) * rho))
     bound = solution.bound
     size = max(1.0, solution.size)  # |P|, which is 1 for the identity
-    exact = facts.whitened and not facts.shrinkage
+    exact = fit.whitened and not fit.shrinkage
     n_erased = len(span_z.rows)
     variables = []
-    for role, span, white, cut, rank in (
+    for role, span, whitened, cut, rank in (
         ("erased", span_z, solution.whitened[:n_erased], solution.cut_z, solution.rank_z),
         ("kept", span_y, solution.whitened[n_erased:], solution.cut_y, solution.rank_y),
     ):
@@ -1048,35 +1053,35 @@ def build_report(
         # The rounding level of the singular values is `cut`, unless rank_tol= raised `cut`. Then
         # `noises` is empty, and the level is the value that `cut` has for rank_tol="auto".
         rounding = cut
-        if not facts.noises:
-            strongest = float(_singular_values(white).max(initial=0.0))
+        if not fit.noises:
+            strongest = float(_singular_values(whitened).max(initial=0.0))
             rounding = max(solution.noise, tolerances.relative(d, "auto") * strongest)
         for i, (name, count) in enumerate(zip(span.names, span.counts, strict=True)):
             part = slice(start, start + count)
-            values = _singular_values(white[part])
+            values = _singular_values(whitened[part])
             n_used = rank if len(span.names) == 1 else int(np.count_nonzero(values > cut))
             residual = _residual(span.rows[part], left, right, role)
             unused = values[n_used:]
             complete = bool((unused <= rounding).all())
             not_erased = _relative_norm(unused[unused <= rounding], values)
-            if solution.outside is not None and role == "erased":
-                off = np.linalg.norm(solution.outside[part]) / np.linalg.norm(span.rows[part])
-                not_erased += float(off)
-            kind, whitening, largest, labelled = span.interpretations[i]()
+            if solution.off_support is not None and role == "erased":
+                off_support = float(np.linalg.norm(solution.off_support[part]))
+                not_erased += off_support / float(np.linalg.norm(span.rows[part]))
+            kind, whitener, largest_square, labelled = span.interpretations[i]()
             reported, expected, expected_most = values, None, None
-            if facts.whitened:
-                reported = _singular_values(whitening @ white[part])[: len(values)]
+            if fit.whitened:
+                reported = _singular_values(whitener @ whitened[part])[: len(values)]
                 if not kind.startswith("directions"):
                     reported = np.minimum(reported, 1.0)
                 if role == "erased" and exact and has_angles and complete:
                     # The sample size is that of the labelled rows, which determine Cov(x, z).
-                    n_labelled, rank_z = round(labelled * facts.weight), min(whitening.shape)
+                    n_labelled, rank_z = round(labelled * fit.weight), min(whitener.shape)
                     sizes = n_labelled, solution.rank_covariance, rank_z
                     correlations = np.minimum(reported / labelled**0.5, 1.0)
-                    ratio = facts.noises[i].ratio if facts.noises else 1.0
+                    ratio = fit.noises[i].ratio if fit.noises else 1.0
                     expected = expected_r2(correlations, *sizes, ratio, ratio)
-                    if largest is not None and not (facts.noises and facts.noises[i].by_class):
-                        expected_most = expected_r2(correlations, *sizes, largest)
+                    if largest_square is not None and not (fit.noises and fit.noises[i].by_class):
+                        expected_most = expected_r2(correlations, *sizes, largest_square)
             variables.append(
                 VariableReport(
                     name,
@@ -1088,59 +1093,59 @@ def build_report(
                     kind,
                     expected,
                     expected_most,
-                    facts.noises[i] if role == "erased" and facts.noises else None,
+                    fit.noises[i] if role == "erased" and fit.noises else None,
                 )
             )
             start += count
-    scale = 1.0 / facts.variance if facts.variance else 0.0
+    scale = 1.0 / fit.variance if fit.variance else 0.0
 
     def fraction_of_variance(change: float | None) -> float | None:
         return None if change is None else change * scale
 
     return Report(
-        method=facts.method,
-        n_rows=facts.n_rows,
-        weight=facts.weight,
+        method=fit.method,
+        n_rows=fit.n_rows,
+        weight=fit.weight,
         n_features=d,
-        rank_covariance=solution.rank_covariance if facts.whitened else None,
+        rank_covariance=solution.rank_covariance if fit.whitened else None,
         rank=len(left),
         variables=tuple(variables),
         dropped=solution.dropped,
         cosines=tuple(map(float, solution.cosines)),
         amplification=amplification,
         rho=rho,
-        distortion=fraction_of_variance(facts.distortion),
-        distortion_leace=fraction_of_variance(facts.distortion_leace) if exact else None,
+        distortion=fraction_of_variance(fit.distortion),
+        distortion_leace=fraction_of_variance(fit.distortion_leace) if exact else None,
         solver=solution.solver,
         tolerance=solution.noise,
-        shrinkage=facts.shrinkage,
-        warnings=facts.warnings,
+        shrinkage=fit.shrinkage,
+        warnings=fit.warnings,
         frozen_head=head,
-        sampling=facts.sampling,
-        sketch=facts.sketch,
-        sensitivity=facts.sensitivity,
+        sampling=fit.sampling,
+        sketch=fit.sketch,
+        sensitivity=fit.sensitivity,
         left_out=tuple(map(int, solution.left_out)),
-        left_out_names=tuple(facts.feature_names[i] for i in solution.left_out)
-        if facts.feature_names
+        left_out_names=tuple(fit.feature_names[i] for i in solution.left_out)
+        if fit.feature_names
         else (),
-        strength=facts.strength,
+        strength=fit.strength,
     )
 
 
 def correlations_of(
-    span: SpanLike, white: Float
+    span: SpanLike, whitened: Float
 ) -> Iterator[tuple[str, slice, str, tuple[float, ...]]]:
     """Yield the name, row slice, kind and canonical correlations of each variable in `span`.
 
-    `white`, (k, d), holds the whitened rows of `span`, which the row slices index.
+    `whitened`, (k, d), holds the whitened rows of `span`, which the row slices index.
     """
     start = 0
     for name, count, interpretation in zip(
         span.names, span.counts, span.interpretations, strict=True
     ):
         part = slice(start, start + count)
-        kind, whitening = interpretation()[:2]
-        values = np.linalg.svd(whitening @ white[part], compute_uv=False)[:count]
+        kind, whitener = interpretation()[:2]
+        values = np.linalg.svd(whitener @ whitened[part], compute_uv=False)[:count]
         yield name, part, kind, tuple(map(float, np.minimum(values, 1.0)))
         start += count
 

@@ -27,7 +27,7 @@ from splince_fast.report import as_html, as_text, shortened
 Float = NDArray[np.float64]
 
 # `conclusion` states an association for p-values below the first threshold, and less association
-# than chance gives for p-values above the second.
+# than random labels have for p-values above the second.
 _ASSOCIATED = 0.01
 _LESS_THAN_CHANCE = 1.0 - 1e-4
 
@@ -98,13 +98,13 @@ class ConceptStrength:
         """Conclusion in words: there is an association if the p-value is below 0.01.
 
         The p-value is `p_value_permutation` unless it is None. A `p_value` above 0.9999, "less
-        association than chance gives", is typical of rows to which the eraser was fitted.
+        association than random labels have", is typical of rows to which the eraser was fitted.
         """
         if not self.rank_x:
             return f"no linear association with {self.name!r}: x is constant"
         if not self.informative:
             return (
-                f"nothing can be said of {self.name!r}: on {self.n:,} rows x of rank {self.rank_x} "
+                f"no conclusion about {self.name!r}: on {self.n:,} rows, x of rank {self.rank_x} "
                 f"fits any labels of rank {self.rank_z} equally well; add rows or drop features"
             )
         p_permutation = self.p_value_permutation
@@ -112,7 +112,7 @@ class ConceptStrength:
         if p_value < _ASSOCIATED:
             return f"a linear association with {self.name!r} beyond chance"
         if self.p_value > _LESS_THAN_CHANCE:
-            return f"less association with {self.name!r} than chance gives, as after erasing it"
+            return f"less association with {self.name!r} than random labels have, as after erasure"
         return f"no linear association with {self.name!r} beyond chance"
 
     def to_dict(self) -> dict[str, Any]:
@@ -241,16 +241,16 @@ def concept_strength(
     >>> import splince_fast as sf
     >>> from splince_fast.strength import concept_strength
     >>> rng = np.random.default_rng(0)
-    >>> labels = {"there": rng.integers(0, 2, 500), "absent": rng.integers(0, 2, 500)}
-    >>> X = rng.normal(size=(500, 20)) + labels["there"][:, None] / 2
+    >>> labels = {"related": rng.integers(0, 2, 500), "unrelated": rng.integers(0, 2, 500)}
+    >>> X = rng.normal(size=(500, 20)) + labels["related"][:, None] / 2
     >>> moments = sf.Moments().update(X, labels)
-    >>> print(concept_strength(moments, "there").conclusion)
-    a linear association with 'there' beyond chance
-    >>> print(concept_strength(moments, "absent").conclusion)
-    no linear association with 'absent' beyond chance
-    >>> after = sf.Moments().update(sf.leace(moments, erase="there")(X), labels)
-    >>> print(concept_strength(after, "there").conclusion)
-    less association with 'there' than chance gives, as after erasing it
+    >>> print(concept_strength(moments, "related").conclusion)
+    a linear association with 'related' beyond chance
+    >>> print(concept_strength(moments, "unrelated").conclusion)
+    no linear association with 'unrelated' beyond chance
+    >>> after = sf.Moments().update(sf.leace(moments, erase="related")(X), labels)
+    >>> print(concept_strength(after, "related").conclusion)
+    less association with 'related' than random labels have, as after erasure
     """
     if isinstance(moments, Factored) and moments.shrinkage:
         raise InputError(
@@ -261,8 +261,8 @@ def concept_strength(
         isinstance(moments, Factored) and moments.sample is not None
     ):
         raise InputError(
-            "these moments have the covariance of a sample of the rows, and the chance level is "
-            "that for the covariance of all rows; accumulate with subsample=1 for a test"
+            "these moments have the covariance of a sample of the rows, and the chance level "
+            "requires the covariance of all rows; accumulate with subsample=1 for a test"
         )
     if (isinstance(moments, Moments) and moments.parameters.sketch_size is not None) or (
         isinstance(moments, Factored) and moments.low_rank is not None
@@ -281,8 +281,8 @@ def concept_strength(
         variable = stats.variable(name)
         if not len(variable.span()):
             raise ConstantVariableError(
-                f"the variable {name!r} takes a single value (or carries no label), so there is "
-                "nothing that x could be correlated with; check the labels"
+                f"the variable {name!r} takes a single value (or carries no label), so x "
+                "has no correlation with it; check the labels"
             )
         x, z = _whiten_both(stats, variable, name)
         null = _Null(round(stats.weight), x.rank, z.rank)

@@ -54,8 +54,8 @@ class Rows:
     def of(cls, X: object, *, width: int | None = None, name: str = "X") -> Rows:
         """Convert the rows of a caller; parameters and errors are those of :func:`as_rows`."""
         if type(X) is np.ndarray and X.ndim == 2 and X.shape[1]:
-            dtype, fits = X.dtype, width is None or X.shape[1] == width
-            if fits and (dtype is _FLOAT32 or dtype is _FLOAT64):
+            dtype, has_width = X.dtype, width is None or X.shape[1] == width
+            if has_width and (dtype is _FLOAT32 or dtype is _FLOAT64):
                 direct = bool(X.flags.c_contiguous and X.flags.aligned)
                 return cls(X, dtype, direct, _EPS["float32"] if dtype is _FLOAT32 else 0.0)
         return cls.from_array(as_rows(X, width=width, name=name), getattr(X, "dtype", None))
@@ -176,8 +176,8 @@ def check_columns(shape: tuple[int, ...], width: int | None, name: str) -> None:
         raise InputError(f"{name} has no columns (shape {shape}); at least one is needed")
     if width is not None and shape[1] != width:
         raise InputError(
-            f"{name} has {shape[1]} columns, and {width} are expected, as in the data seen "
-            "before; pass rows of the same embedding"
+            f"{name} has {shape[1]} columns, and {width} are expected, as in earlier "
+            "rows; pass rows of the same embedding"
         )
 
 
@@ -272,7 +272,7 @@ def _foreign_rows(X: Any, name: str) -> NDArray[Any]:
         return torch_to_numpy(X)
     if is_sparse(X):
         raise InputError(
-            f"{name} is a sparse matrix, whose covariance is dense; accumulate it as it is with "
+            f"{name} is a sparse matrix, whose covariance is dense; accumulate it with "
             "Moments(sketch_size=0), which keeps no d x d matrix, reduce it first, as "
             f"sklearn.decomposition.TruncatedSVD does, or pass {name}[i:j].toarray() block by block"
         )
@@ -331,12 +331,12 @@ def _cast_rows(X: NDArray[np.generic], name: str, columns: list[Any] | None = No
     """Convert an object array of numbers to float64; raise InputError for other dtypes."""
     if X.dtype == object:
         if _has_text(X.flat):
-            where = ""
+            location = ""
             if X.ndim == 2:
-                text = [j for j in range(X.shape[1]) if _has_text(X[:, j])]
-                where = f" in {listed_columns(text, columns)}"
+                text_columns = [j for j in range(X.shape[1]) if _has_text(X[:, j])]
+                location = f" in {listed_columns(text_columns, columns)}"
             raise InputError(
-                f"{name} holds text{where}; real numbers are needed. Drop columns of labels and "
+                f"{name} holds text{location}; real numbers are needed. Drop columns of labels and "
                 f"ids, and convert texts of digits by {name}.astype(float)"
             )
         try:
@@ -434,12 +434,11 @@ def non_finite_error(
     rows: NDArray[np.intp], n: int, name: str, example: str = "", columns: Sequence[int] = ()
 ) -> NonFiniteError:
     """Return the error for NaN or infinity in the rows with the numbers `rows`, of `n` rows."""
-    where = f", {listed_columns(columns)}" if columns else ""
+    location = f", {listed_columns(columns)}" if columns else ""
     error = NonFiniteError(
         f"{name} contains NaN or infinity in {len(rows)} of {n} rows (rows {abbreviated(rows)})"
-        f"{where}; drop "
-        f"or repair them first{example}, and their labels alike. Half precision overflows to "
-        "infinity above 65504"
+        f"{location}; drop these rows and their labels, or repair them{example}. Half precision "
+        "overflows to infinity above 65504"
     )
     error.columns = tuple(columns)
     return error

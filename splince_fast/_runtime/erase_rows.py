@@ -160,12 +160,12 @@ def erase(
     streamed = out.nbytes >= _STREAMED_BYTES and not uninitialised
     streamed = streamed and out.shape[-1] * out.itemsize >= _STREAMED_ROW
     hidden = progress is False or (progress is None and X.nbytes < _LONG_BYTES)
-    shown = nullcontext() if hidden else Progress(X.size // X.shape[-1], show=progress)
+    bar_context = nullcontext() if hidden else Progress(X.size // X.shape[-1], show=progress)
     matrices = ((X, out, mask, 0),) if X.ndim == 2 else _matrices(X, out, mask, 0)
-    halves = X.dtype.kind == "f" and X.dtype.itemsize == 2
-    work = np.dtype(np.float16) if halves else working_dtype(X.dtype)
+    is_half = X.dtype.kind == "f" and X.dtype.itemsize == 2
+    work = np.dtype(np.float16) if is_half else working_dtype(X.dtype)
     step = max(1, _CHUNK_BYTES // (X.shape[-1] * work.itemsize))
-    with shown as bar:
+    with bar_context as bar:
         for rows, target, selected, first in matrices:
             for start in range(0, len(rows), step):
                 chunk = slice(start, start + step)
@@ -215,10 +215,10 @@ def _erase_chunk(
     n, d = rows.shape
     packed = factors.packed
     step = max(1, _PIECE_BYTES // (d * work.itemsize))
-    readable, written = (
+    rows_are_direct, out_is_direct = (
         mask is None and array.dtype == work and array.flags.aligned for array in (rows, out)
     )
-    direct = readable and written
+    direct = rows_are_direct and out_is_direct
 
     def erase_range(start: int, stop: int) -> int:
         """Erase rows without a copy; return the first row that overflows float16, or -1."""
@@ -229,16 +229,16 @@ def _erase_chunk(
         for first in range(start, stop, step):
             last = min(first + step, stop)
             source, target = rows[first:last], out[first:last]
-            chosen: Any = slice(None) if mask is None else np.flatnonzero(mask[first:last])
-            piece = np.array(source[chosen], work, order="C")
-            into = target if written else piece
-            row = row_kernels.apply_rows(packed, piece, into, 0, len(piece), streamed)
+            selected: Any = slice(None) if mask is None else np.flatnonzero(mask[first:last])
+            piece = np.array(source[selected], work, order="C")
+            destination = target if out_is_direct else piece
+            row = row_kernels.apply_rows(packed, piece, destination, 0, len(piece), streamed)
             if mask is not None:
                 np.copyto(target, source, casting="unsafe")
-            if not written:
-                target[chosen] = piece
+            if not out_is_direct:
+                target[selected] = piece
             if row >= 0:
-                return first + (row if mask is None else int(chosen[row]))
+                return first + (row if mask is None else int(selected[row]))
         return -1
 
     grain = max(1, _GRAIN // d)

@@ -168,7 +168,9 @@ def read(path: str | os.PathLike[str], kind: str, format_version: int) -> Record
     if not target.exists():
         raise FileNotFoundError(f"there is no file {target}")
     if not os.access(target, os.R_OK):
-        raise PermissionError(f"this user may not read {target}; ask its owner for the right to")
+        raise PermissionError(
+            f"this user may not read {target}; ask the owner of the file for permission"
+        )
     try:
         with safe_open(target, framework="numpy") as file:
             header = file.metadata() or {}
@@ -190,7 +192,7 @@ def read(path: str | os.PathLike[str], kind: str, format_version: int) -> Record
         )
     version = header.get("format_version", "")
     if not (version.isascii() and version.isdecimal()) or version.startswith("0"):
-        raise FileFormatError(f"{target} has no legible format version ({version[:20]!r})")
+        raise FileFormatError(f"{target} has no valid format version ({version[:20]!r})")
     if len(version) > len(str(format_version)) or int(version) > format_version:
         raise FileFormatError(
             f"{target} has format {version[:20]}, and this version of {_LIBRARY} "
@@ -199,12 +201,12 @@ def read(path: str | os.PathLike[str], kind: str, format_version: int) -> Record
         )
     if header.get("sha256") != _digest(tensors, header.get("metadata", "")):
         raise FileFormatError(
-            f"{target} is damaged: its numbers are not those that were written; write it again"
+            f"{target} is damaged: its contents do not match its checksum; write it again"
         )
     try:
         metadata = json.loads(header["metadata"], parse_float=_finite, parse_constant=_finite)
     except (KeyError, ValueError, RecursionError) as error:
-        raise FileFormatError(f"{target} has no legible metadata: {error}") from error
+        raise FileFormatError(f"{target} has no valid metadata: {error}") from error
     if not isinstance(metadata, dict):
         raise FileFormatError(f"{target} has metadata that are not a JSON object")
     return tensors, metadata

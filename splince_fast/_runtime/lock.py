@@ -61,14 +61,17 @@ class Deferred:
 
 
 class PendingRows(Protocol):
-    """Protocol of a state that buffers rows and merges them before the state is read."""
+    """Protocol of a state that must be brought up to date before it is read.
+
+    For example, the state buffers rows, or a total over classes is out of date.
+    """
 
     @property
     def has_pending(self) -> bool:
-        """Whether rows are buffered."""
+        """Whether `merge_pending` must be called before the state is read."""
 
     def merge_pending(self) -> None:
-        """Merge the buffered rows."""
+        """Merge the buffered rows, and update totals that are out of date."""
 
 
 class ReadersWriterLock:

@@ -76,7 +76,7 @@ def _check_indices(array: Any, name: str) -> None:
     if not valid or (len(stored) and (stored.min() < 0 or stored.max() >= d)):
         raise InputError(
             f"{name} is a damaged sparse matrix: its indices point outside of {n} x {d}; make it "
-            "again, or see what its check_format() says"
+            "again, or call its check_format() for details"
         )
 
 

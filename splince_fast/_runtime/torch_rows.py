@@ -70,9 +70,9 @@ def erased_in_memory(factors: row_kernels.PackedFactors, x: Tensor) -> Tensor | 
         return None
     x = x.detach() if x.requires_grad else x
     if x.dtype == torch.bfloat16:  # NumPy has no bfloat16
-        wide = x.to(torch.float32, memory_format=torch.contiguous_format)
-        _erase(factors, wide.numpy(), wide.numpy())
-        return wide.to(x.dtype)
+        converted = x.to(torch.float32, memory_format=torch.contiguous_format)
+        _erase(factors, converted.numpy(), converted.numpy())
+        return converted.to(x.dtype)
     result = torch.empty_like(x) if x.is_contiguous() else torch.empty(x.shape, dtype=x.dtype)
     _erase(factors, x.numpy(), result.numpy())
     return result
@@ -165,13 +165,13 @@ def erase_tensor(
         rows = X.detach().numpy()
         erase_rows.erase(factors, rows, result.detach().numpy(), selected, progress, out is None)
         return result
-    wide = torch.float64 if X.device.type == "cpu" or X.dtype == torch.float64 else torch.float32
-    tensors = _factors_as(factors, X.device, wide)
+    dtype = torch.float64 if X.device.type == "cpu" or X.dtype == torch.float64 else torch.float32
+    tensors = _factors_as(factors, X.device, dtype)
     on_device = None if selected is None else torch.from_numpy(selected.copy()).to(X.device)
     if out is None and not plain:
-        return _erased(tensors, X, wide, on_device).to(target_dtype)
+        return _erased(tensors, X, dtype, on_device).to(target_dtype)
     result = torch.empty(X.shape, dtype=target_dtype, device=X.device) if out is None else out
-    _write(tensors, X, result, wide, on_device)
+    _write(tensors, X, result, dtype, on_device)
     return result
 
 

@@ -24,7 +24,7 @@ from splince_fast._solve.class_maps import ClassProblem, Support
 Float = NDArray[np.float64]
 
 # Lower bound of the eigenvalues of the whitened class covariances from `with_eigenvalues`.
-_LEAST = 1e-2
+_MIN_EIGENVALUE = 1e-2
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class ClassStatistics:
         return ClassProblem(self.fractions, covariances, self.crosses, self.kept, support)
 
 
-def product(a: Float, b: Float) -> float:
+def inner_product(a: Float, b: Float) -> float:
     """Return sum_c <A_c - A, B_c - B> / k, where A and B are the means over the k classes.
 
     If both arguments hold the whitened differences D_c, the result is dS2. For two classes, dS2 is
@@ -101,13 +101,13 @@ def product(a: Float, b: Float) -> float:
     return float(np.vdot(a, b)) / len(a)
 
 
-def over_folds(folds: Sequence[Float]) -> float:
+def unbiased_difference(folds: Sequence[Float]) -> float:
     """Return an unbiased estimate of dS2, the squared difference of the class covariances.
 
-    The estimate is the mean of `product` over the pairs of folds, and can be negative. `folds`
-    holds the whitened differences D_c, (k, r, r), of each fold.
+    The estimate is the mean of `inner_product` over the pairs of folds, and can be negative.
+    `folds` holds the whitened differences D_c, (k, r, r), of each fold.
     """
-    pairs = [product(a, b) for i, a in enumerate(folds) for b in folds[:i]]
+    pairs = [inner_product(a, b) for i, a in enumerate(folds) for b in folds[:i]]
     return float(np.mean(pairs))
 
 
@@ -138,30 +138,32 @@ def intensity(fractions: Float, differences: Float, folds: Sequence[Float]) -> f
     return float(np.clip(1.0 - float(np.mean(pairs)) / size, 0.0, 1.0))
 
 
-def left_over(before: float, differences: Float, intensity: float, values: Float | None) -> float:
+def expected_difference(
+    before: float, differences: Float, intensity: float, eigenvalues: Float | None
+) -> float:
     """Return the squared difference of class covariances expected in held-out rows after erasure.
 
     To first order, an eraser fitted to shrunk differences F subtracts F from the differences D of
     held-out rows. The squared difference dS2 after erasure is |D - F|^2 = |D|^2 - 2 <D, F> + |F|^2,
-    with the inner product of :func:`product`. If F is c times the differences of the fitted rows,
-    <D, F> = c |D|^2 in expectation. If the eigenvalues of F were estimated on held-out folds
-    (:func:`eigenvalues`), <D, F> = |F|^2 in expectation.
+    with the inner product of :func:`inner_product`. If F is c times the differences of the fitted
+    rows, <D, F> = c |D|^2 in expectation. If the eigenvalues of F were estimated on held-out folds
+    (:func:`held_out_eigenvalues`), <D, F> = |F|^2 in expectation.
 
     Parameters
     ----------
     before : float
-        |D|^2, estimated by :func:`over_folds`.
+        |D|^2, estimated by :func:`unbiased_difference`.
     differences : ndarray of shape (k, r, r)
         D_c of the fitted rows.
     intensity : float
         Shrinkage intensity 1 - c.
-    values : (r,) ndarray or None
+    eigenvalues : (r,) ndarray or None
         Estimated eigenvalues of D_1 - D_0 for two classes; None for shrinkage by `intensity`.
     """
-    if values is not None:
-        return before - float(values @ values) / 4.0
-    kept = 1.0 - intensity
-    return before * (1.0 - 2.0 * kept) + kept**2 * product(differences, differences)
+    if eigenvalues is not None:
+        return before - float(eigenvalues @ eigenvalues) / 4.0
+    scale = 1.0 - intensity
+    return before * (1.0 - 2.0 * scale) + scale**2 * inner_product(differences, differences)
 
 
 def shrunk(statistics: ClassStatistics, intensity: float) -> Float:
@@ -171,7 +173,7 @@ def shrunk(statistics: ClassStatistics, intensity: float) -> Float:
     return np.asarray(intensity * statistics.pooled + (1.0 - intensity) * statistics.covariances)
 
 
-def eigenvalues(fractions: Float, folds: Sequence[Float]) -> Float:
+def held_out_eigenvalues(fractions: Float, folds: Sequence[Float]) -> Float:
     """Estimate the eigenvalues of D = D_1 - D_0 in the population of two classes, (r,), ascending.
 
     Eigenvalue i is the mean of u^T D u over the folds, where D is the difference in the fold and u
@@ -186,7 +188,7 @@ def eigenvalues(fractions: Float, folds: Sequence[Float]) -> Float:
         means += np.einsum("ij,ij->j", vectors, difference @ vectors) / len(differences)
     values = np.asarray(isotonic_regression(means).x)
     # Limited eigenvalues keep S_1 = S_w + p_0 D and S_0 = S_w - p_1 D positive definite.
-    limit = 1.0 - _LEAST
+    limit = 1.0 - _MIN_EIGENVALUE
     return np.clip(values, -limit / fractions[0], limit / fractions[1])
 
 
@@ -199,6 +201,6 @@ def with_eigenvalues(statistics: ClassStatistics, support: Support, values: Floa
     differences = statistics.differences(support)
     _, vectors = np.linalg.eigh(differences[1] - differences[0])
     pooled, (p0, p1) = statistics.pooled, statistics.fractions
-    sides = pooled @ (support.whitener @ vectors)
-    difference = (sides * values) @ sides.T  # S_1 - S_0
+    columns = pooled @ (support.whitener @ vectors)
+    difference = (columns * values) @ columns.T  # S_1 - S_0
     return np.stack([pooled - p1 * difference, pooled + p0 * difference])

@@ -52,14 +52,14 @@ _ARMIJO = 1e-4  # minimum decrease of f by Armijo's rule, relative to step lengt
 _BARYCENTRE, _BARYCENTRE_STEPS = 1e-8, 200
 # eigh(M^T M) squares the condition number of M. An SVD of M is used instead if the smallest
 # singular value of M is below this fraction of the largest.
-_SQUARED = 1e-6
+_ILL_CONDITIONED = 1e-6
 # Whitening loses half of the digits in directions with an eigenvalue of the correlation matrix
 # below the first value, and in features with a standard deviation below the second value times the
 # root mean square standard deviation. Erasure sets the rows to their mean in these directions.
 _TINY_DIRECTION, _TINY_FEATURE = 1e-8, 1e-6
 # A map violates the constraint R Vq = Sy if |R Vq - Sy| / |Sy| exceeds this value, which is far
 # above rounding error.
-_MISSED = 1e-6
+_INFEASIBLE = 1e-6
 # Newton-Schulz steps make O orthogonal if |I - O^T O| is at most the first value. They converge
 # quadratically: the step is the last if |I - O^T O| before the step is at most the second value.
 _NEARLY_ORTHOGONAL, _LAST_STEP = 0.1, 1e-8
@@ -130,8 +130,8 @@ def support_of(pooled: Float, mean: Float, roundoff: float) -> Support:
     if not d:
         empty = np.zeros((width, 0))
         return Support(empty, empty, 1.0, tiny)
-    unit = pooled[np.ix_(varies, varies)] / np.outer(deviations, deviations)
-    values, vectors = linalg.eigh(unit, overwrite_a=True, check_finite=False, driver="evd")
+    correlations = pooled[np.ix_(varies, varies)] / np.outer(deviations, deviations)
+    values, vectors = linalg.eigh(correlations, overwrite_a=True, check_finite=False, driver="evd")
     rounding = tolerances.eigenvalue(d, roundoff)
     kept = values > max(rounding, _TINY_DIRECTION)
     weak = (values > rounding) & ~kept
@@ -192,7 +192,7 @@ class ClassMaps:
     ----------
     maps : ndarray of shape (k, d, d)
         A_c, which is the identity in directions in which x does not vary within classes. Empty if
-        `lost` is not None or the cost is infinite.
+        `lost_combination` is not None or the cost is infinite.
     cost : float
         sum p_c tr((A_c - I) S_c (A_c - I)^T). Infinite if the search found no feasible map, because
         more combinations of label columns are kept than x has dimensions, or because the
@@ -202,7 +202,7 @@ class ClassMaps:
     determinants : ndarray of shape (k,)
         |det(I + Lam^T B_c)| of each class. If none is 0 at the minimiser Lam of f, the maps are a
         global optimum.
-    lost : ndarray of shape (q,) or None
+    lost_combination : ndarray of shape (q,) or None
         Coefficients of a combination of the kept label columns that covaries with x over all rows
         but within no class, if there is one: then no map is feasible. None otherwise.
     rank : int
@@ -214,7 +214,7 @@ class ClassMaps:
     cost: float
     bound: float
     determinants: Float
-    lost: Float | None = None
+    lost_combination: Float | None = None
     rank: int = 0
 
     @property
@@ -250,17 +250,17 @@ def solve(problem: ClassProblem, *, optimal: bool = True) -> ClassMaps:
         inverse_crosses.append(
             linalg.solve_triangular(root, support.inside(cross), lower=True, check_finite=False)
         )
-    used, lost = _combinations(problem, inverse_crosses)
-    if lost is not None:
+    used, lost_combination = _combinations(problem, inverse_crosses)
+    if lost_combination is not None:
         empty = np.zeros((0, 0, 0))
-        return ClassMaps(empty, 0.0, 0.0, np.zeros(0), lost)
+        return ClassMaps(empty, 0.0, 0.0, np.zeros(0), lost_combination)
     kept = problem.kept @ used
-    outside = _outside(support, kept)
-    if outside is not None:  # Sy has components off the range of S_w
+    off_range = _off_range(support, kept)
+    if off_range is not None:  # Sy has components off the range of S_w
         roots_tall = [
-            np.vstack([root, np.zeros((outside.shape[1], len(root.T)))]) for root in roots
+            np.vstack([root, np.zeros((off_range.shape[1], len(root.T)))]) for root in roots
         ]
-        kept_inside = np.vstack([support.inside(kept), outside.T @ kept])
+        kept_inside = np.vstack([support.inside(kept), off_range.T @ kept])
     else:
         roots_tall, kept_inside = roots, support.inside(kept)
     search = Search(
@@ -275,13 +275,13 @@ def solve(problem: ClassProblem, *, optimal: bool = True) -> ClassMaps:
     basis = support.basis
     for c, (root, rotation) in enumerate(zip(roots, point.rotations, strict=True)):
         inside = linalg.solve_triangular(
-            root, (point.feasible @ rotation).T, lower=True, trans="T", check_finite=False
+            root, (point.feasible_root @ rotation).T, lower=True, trans="T", check_finite=False
         ).T  # fmt: skip
         if basis is None:
             maps[c] = inside
             continue
-        wide = basis if outside is None else np.hstack([basis, outside])
-        np.matmul(wide @ inside, basis.T, out=maps[c])
+        combined_basis = basis if off_range is None else np.hstack([basis, off_range])
+        np.matmul(combined_basis @ inside, basis.T, out=maps[c])
         maps[c] -= basis @ basis.T + support.tiny @ support.tiny.T
         maps[c].flat[:: len(maps[c]) + 1] += 1.0
     determinants = search.determinants(point.multiplier)
@@ -320,15 +320,15 @@ def _whitened_size(problem: ClassProblem, columns: Float) -> Float:
     the norm of the whitened column.
     """
     total = np.linalg.norm(problem.support.whitener.T @ columns, axis=0)
-    outside = _outside(problem.support, columns)
-    if outside is not None:
-        sizes = np.linalg.norm(outside.T @ columns, axis=0)
-        unit = np.sqrt(sum(np.trace(s) for s in problem.covariances) or 1.0)
-        total = np.maximum(total, sizes / unit)
+    off_range = _off_range(problem.support, columns)
+    if off_range is not None:
+        sizes = np.linalg.norm(off_range.T @ columns, axis=0)
+        deviation = np.sqrt(sum(np.trace(s) for s in problem.covariances) or 1.0)
+        total = np.maximum(total, sizes / deviation)
     return np.asarray(total)
 
 
-def _outside(support: Support, columns: Float) -> Float | None:
+def _off_range(support: Support, columns: Float) -> Float | None:
     """Return an orthonormal basis of the components of `columns` off the range of S_w.
 
     The result is None if the components are rounding error.
@@ -351,11 +351,11 @@ class Point:
 
     multiplier: Float  # Lam, (d', q); `Search` defines d'
     rotations: list[Float]  # O_c, (r, r)
-    root: Float  # sum p_c F_c O_c^T = R with R R^T the barycentre
+    barycentre_root: Float  # sum p_c F_c O_c^T = R with R R^T the barycentre
     value: float  # f(Lam)
     gradient: Float  # gradient of f, (d', q)
     metric: Float  # Vq^T Vq
-    feasible: Float  # R of the feasible map
+    feasible_root: Float  # R of the feasible map
     cost: float  # cost of the feasible map
     bound: float  # lower bound of the cost of every feasible map
 
@@ -408,10 +408,10 @@ class Search:
             return self._point(multiplier, [np.eye(0)] * len(factors), root, exact=True)
         if len(factors) == 2:
             # For two classes, only the relative rotation matters, which has a closed form.
-            turned = rotation(factors[1].T @ factors[0])
+            relative = rotation(factors[1].T @ factors[0])
             first, second = self.fractions
-            root = first * factors[0] + second * factors[1] @ turned.T
-            return self._point(multiplier, [np.eye(len(turned)), turned], root, exact=True)
+            root = first * factors[0] + second * factors[1] @ relative.T
+            return self._point(multiplier, [np.eye(len(relative)), relative], root, exact=True)
         for _ in range(_BARYCENTRE_STEPS):
             rotations = [rotation(factor.T @ root) for factor in factors]
             root, previous = self._sum(factors, rotations), root
@@ -423,8 +423,8 @@ class Search:
         """Return the mean of the rotated factors, sum p_c F_c O_c^T."""
         return np.asarray(
             sum(
-                p * factor @ turned.T
-                for p, factor, turned in zip(self.fractions, factors, rotations, strict=True)
+                p * factor @ rotation.T
+                for p, factor, rotation in zip(self.fractions, factors, rotations, strict=True)
             )
         )
 
@@ -432,8 +432,8 @@ class Search:
         """Return Vq = sum p_c O_c L_c^{-1} S_cy for rotations O_c."""
         return np.asarray(
             sum(
-                p * turned @ cross
-                for p, turned, cross in zip(self.fractions, rotations, self.crosses, strict=True)
+                p * rotation @ cross
+                for p, rotation, cross in zip(self.fractions, rotations, self.crosses, strict=True)
             )
         )
 
@@ -449,13 +449,13 @@ class Search:
         metric = vq.T @ vq
         residual = self.kept - root @ vq
         step = solve_metric(metric, residual)
-        feasible = root + step @ vq.T
+        feasible_root = root + step @ vq.T
         r0 = root - multiplier @ vq.T  # sum p_c L_c O_c^T
-        cost = self.variance - 2.0 * float(np.vdot(feasible, r0))
-        cost += float(np.vdot(feasible, feasible))
-        if np.linalg.norm(self.kept - feasible @ vq) > _MISSED * np.linalg.norm(self.kept):
+        cost = self.variance - 2.0 * float(np.vdot(feasible_root, r0))
+        cost += float(np.vdot(feasible_root, feasible_root))
+        if np.linalg.norm(self.kept - feasible_root @ vq) > _INFEASIBLE * np.linalg.norm(self.kept):
             cost = np.inf
-        return multiplier + step, feasible, cost, metric, -2.0 * residual
+        return multiplier + step, feasible_root, cost, metric, -2.0 * residual
 
     def _point(
         self, multiplier: Float, rotations: list[Float], root: Float, *, exact: bool
@@ -464,11 +464,13 @@ class Search:
 
         `exact` says that the root is exact up to rounding, so that f(Lam) gives the lower bound.
         """
-        _, feasible, cost, metric, gradient = self._feasible(multiplier, rotations, root)
+        _, feasible_root, cost, metric, gradient = self._feasible(multiplier, rotations, root)
         linear = 2.0 * float(np.vdot(multiplier, self.kept))
         value = float(np.vdot(root, root)) - linear
         bound = self.variance - value if exact else self.bound(multiplier, root)
-        return Point(multiplier, rotations, root, value, gradient, metric, feasible, cost, bound)
+        return Point(
+            multiplier, rotations, root, value, gradient, metric, feasible_root, cost, bound
+        )
 
     def bound(self, multiplier: Float, root: Float) -> float:
         """Return a lower bound of the cost of every feasible map, for any Lam and root R.
@@ -487,7 +489,7 @@ class Search:
         largest = linalg.eigvalsh(total, sigma, subset_by_index=[len(sigma) - 1, len(sigma) - 1])[0]
         return self.variance - float(largest) * traces + 2.0 * float(np.vdot(multiplier, self.kept))
 
-    def done(self, point: Point) -> bool:
+    def is_optimal(self, point: Point) -> bool:
         """Whether the cost equals the bound, up to the tolerance."""
         rounding = GAP * abs(point.cost) + _ROUNDING * self.variance
         return bool(np.isfinite(point.cost)) and point.cost - point.bound <= rounding
@@ -495,7 +497,7 @@ class Search:
     def minimise(self) -> Point:
         """Return a point with the cheapest map and the largest lower bound of the search."""
         point = self.start()
-        if not self.kept.shape[1] or self.done(point):
+        if not self.kept.shape[1] or self.is_optimal(point):
             return point
         if len(self.roots) > 2:
             point = self._fixed_point(point)
@@ -507,20 +509,20 @@ class Search:
         The iteration updates Lam and the rotations in turn, until the root R changes little or its
         change grows.
         """
-        multiplier, root, rotations = point.multiplier, point.root, point.rotations
-        least = np.inf
+        multiplier, root, rotations = point.multiplier, point.barycentre_root, point.rotations
+        smallest_change = np.inf
         for _ in range(_FIXED_POINT):
             previous = root
             multiplier, root, *_ = self._feasible(multiplier, rotations, root)
             change = _relative_change(root, previous)
-            if change <= _BARYCENTRE or (change > 2 * least):
+            if change <= _BARYCENTRE or (change > 2 * smallest_change):
                 break
-            least = min(least, change)
+            smallest_change = min(smallest_change, change)
             factors = self.factors(multiplier)
             rotations = [rotation(factor.T @ root) for factor in factors]
             root = self._sum(factors, rotations)
         other = self.at(multiplier, root)
-        return _better(other, point) if other.value <= point.value else point
+        return _merge(other, point) if other.value <= point.value else point
 
     def _descend(self, point: Point) -> Point:
         """Minimise f by L-BFGS with Armijo's rule; the first step equals that of `_fixed_point`."""
@@ -528,7 +530,7 @@ class Search:
         best = point
         values = [point.value]
         for _ in range(_DESCENT):
-            if self.done(best) or self._stalled(values, best.cost):
+            if self.is_optimal(best) or self._has_stalled(values, best.cost):
                 break
             direction = -_quasi_newton(point, pairs)
             slope = float(np.vdot(direction, point.gradient))
@@ -537,15 +539,15 @@ class Search:
                     break
                 pairs.clear()
                 continue
-            size, new = 1.0, None
+            step_length, new = 1.0, None
             for _ in range(_HALVINGS):
-                trial = self.at(point.multiplier + size * direction, point.root)
+                trial = self.at(point.multiplier + step_length * direction, point.barycentre_root)
                 rounding = _ROUNDING * abs(trial.value)
-                if trial.value <= point.value + _ARMIJO * size * slope + rounding:
+                if trial.value <= point.value + _ARMIJO * step_length * slope + rounding:
                     new = trial
                     break
-                best = _better(best, trial)
-                size /= 2
+                best = _merge(best, trial)
+                step_length /= 2
             if new is None:
                 if not pairs:
                     break
@@ -557,11 +559,11 @@ class Search:
                 pairs.append((step, change, product))
                 del pairs[:-_MEMORY]
             point = new
-            best = _better(best, point)
+            best = _merge(best, point)
             values.append(point.value)
         return best
 
-    def _stalled(self, values: list[float], cost: float) -> bool:
+    def _has_stalled(self, values: list[float], cost: float) -> bool:
         """Whether f decreased by at most the tolerance over the last `_STALLED` steps."""
         recent = values[-_STALLED - 1 :]
         return len(recent) > _STALLED and recent[0] - recent[-1] <= GAP * min(
@@ -578,12 +580,12 @@ def _relative_change(root: Float, previous: Float) -> float:
     return float(np.linalg.norm(root - previous) / np.linalg.norm(root))
 
 
-def _better(a: Point, b: Point) -> Point:
+def _merge(a: Point, b: Point) -> Point:
     """Merge two points: the cheaper feasible map, and the larger bound with its multiplier."""
     cheaper, larger = (a if a.cost <= b.cost else b), (a if a.bound >= b.bound else b)
     return Point(
-        larger.multiplier, cheaper.rotations, larger.root, larger.value, larger.gradient,
-        larger.metric, cheaper.feasible, cheaper.cost, larger.bound,
+        larger.multiplier, cheaper.rotations, larger.barycentre_root, larger.value, larger.gradient,
+        larger.metric, cheaper.feasible_root, cheaper.cost, larger.bound,
     )  # fmt: skip
 
 
@@ -615,7 +617,7 @@ def rotation(product: Float) -> Float:
     it orthogonal. An SVD, which costs twice as much, is used if M is ill-conditioned.
     """
     values, vectors = linalg.eigh(product.T @ product, check_finite=False, driver="evd")
-    if len(values) and values[0] > _SQUARED**2 * values[-1]:
+    if len(values) and values[0] > _ILL_CONDITIONED**2 * values[-1]:
         factor = (product @ (vectors / np.sqrt(values))) @ vectors.T
         error = _NEARLY_ORTHOGONAL
         while error <= _NEARLY_ORTHOGONAL:

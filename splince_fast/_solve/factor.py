@@ -118,9 +118,9 @@ def weak_features(
     automatic = isinstance(min_scale, str)
     if not min_scale or (automatic and shrinkage):
         return np.asarray(kernels.NONE_LEFT_OUT)
-    least = tolerances.MIN_SCALE if isinstance(min_scale, str) else float(min_scale)
+    scale = tolerances.MIN_SCALE if isinstance(min_scale, str) else float(min_scale)
     relative = roundoff if automatic and roundoff > tolerances.EPS else 0.0
-    if not kernels.count_weak(variances, mean, least, relative):
+    if not kernels.count_weak(variances, mean, scale, relative):
         return np.asarray(kernels.NONE_LEFT_OUT)
-    weak = (variances < least * (least * variances.mean())) | (variances < (relative * mean) ** 2)
+    weak = (variances < scale * (scale * variances.mean())) | (variances < (relative * mean) ** 2)
     return np.flatnonzero(weak & (variances > (tolerances.CONSTANT * mean) ** 2))

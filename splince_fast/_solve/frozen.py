@@ -52,15 +52,15 @@ def best_strength(
         factor = factor.admit(np.concatenate([span_z, cross[None]]))
     u, sizes, _ = np.linalg.svd(factor.whiten(span_z), full_matrices=False)
     cut = tolerances.relative(d, "auto") * sizes.max(initial=0.0)
-    kept = sizes > max(tolerances.noise(d, factor.smallest), cut)
-    left = np.ascontiguousarray((u[:, kept] / sizes[kept]).T @ span_z)
+    used = sizes > max(tolerances.noise(d, factor.smallest), cut)
+    left = np.ascontiguousarray((u[:, used] / sizes[used]).T @ span_z)
     right = factor.solve(left)
-    lost = left.T @ (right @ cross)  # X, the part of Sy that LEACE removes
+    removed = left.T @ (right @ cross)  # X, the part of Sy that LEACE removes
     # K = S^+ (Sy - X)
-    score = factor.solve(np.ascontiguousarray((cross - lost)[None]))[0]
-    explained, q = float(score @ cross), float(theta @ lost)  # H = K^T Sy
+    score = factor.solve(np.ascontiguousarray((cross - removed)[None]))[0]
+    explained, q = float(score @ cross), float(theta @ removed)  # H = K^T Sy
     noise = 16.0 * d * tolerances.EPS
-    if explained <= 0.0 or abs(q) <= noise * float(np.abs(theta) @ np.abs(lost)):
+    if explained <= 0.0 or abs(q) <= noise * float(np.abs(theta) @ np.abs(removed)):
         return 0.0
     a, g = theta - right.T @ (left @ theta), (q / explained) * score
     (_, mixed), (_, square) = gram(np.stack([a, g]))

@@ -108,28 +108,28 @@ def class_noise(
         are exact.
     """
     n = float(weights.sum())
-    q, others = weights / n, np.maximum(weights - 1, 0.0)  # degrees of freedom of S_c
-    shape = max(1, rank_x - rank_z)
+    q, df = weights / n, np.maximum(weights - 1, 0.0)  # degrees of freedom of S_c
+    dimensions = max(1, rank_x - rank_z)
     leverage = np.minimum(traces / n, 1 - 1 / n)
-    factors = (1 - rank_x / n) / (1 - leverage) * weights / np.maximum(others, 1.0)
-    most = np.where(others > 0, np.minimum(factors * traces, shape / q), shape / q)
-    scale = np.divide(most, traces, out=np.ones_like(most), where=traces > 0)
+    factors = (1 - rank_x / n) / (1 - leverage) * weights / np.maximum(df, 1.0)
+    capped = np.where(df > 0, np.minimum(factors * traces, dimensions / q), dimensions / q)
+    scale = np.divide(capped, traces, out=np.ones_like(capped), where=traces > 0)
     # The sample value of |A_c|^2 exceeds the population value by tr(A_c)^2 / (n_c - 1) on average.
-    excess = np.divide(most**2, others, out=np.full_like(most, np.inf), where=others > 0)
-    norms = np.sqrt(np.maximum(squares * scale**2 - excess, most**2 / shape))
-    mixed = np.outer(q / (1 - q), q)
-    np.fill_diagonal(mixed, 1 - q)
+    excess = np.divide(capped**2, df, out=np.full_like(capped, np.inf), where=df > 0)
+    norms = np.sqrt(np.maximum(squares * scale**2 - excess, capped**2 / dimensions))
+    mixing = np.outer(q / (1 - q), q)
+    np.fill_diagonal(mixing, 1 - q)
     if len(weights) == 2:
-        mixed = mixed[:1]
-    taus = mixed @ most
-    variances = 2 * mixed**2 @ (norms**2 / np.maximum(others, 1.0)) / taus**2
-    degrees = (taus / (mixed @ norms)) ** 2
+        mixing = mixing[:1]
+    taus = mixing @ capped
+    variances = 2 * mixing**2 @ (norms**2 / np.maximum(df, 1.0)) / taus**2
+    degrees = (taus / (mixing @ norms)) ** 2
     if probes is not None:
         variances += 2 / (probes * degrees)
-    variances += ((1 - 2 * q) ** 2 / (n * q * (1 - q)))[: len(mixed)]
+    variances += ((1 - 2 * q) ** 2 / (n * q * (1 - q)))[: len(mixing)]
     return Noise(
         n,
-        float((1 - q) @ most) / (max(1, rank_z) * shape),
+        float((1 - q) @ capped) / (max(1, rank_z) * dimensions),
         tuple(map(float, taus)),
         tuple(map(float, degrees)),
         tuple(map(float, 2 / variances)),

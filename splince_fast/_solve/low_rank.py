@@ -118,12 +118,12 @@ def nystroem(
     vectors = images @ (eigenvectors[:, kept] / np.sqrt(values[kept] * weight))
     vectors[~varies] = 0.0
     explained = np.einsum("ij,ij->i", vectors, vectors)
-    least = tolerances.OWN * variances
+    minimum = tolerances.MIN_UNEXPLAINED * variances
     # Scale rows of U down where diag(U U^T) exceeds the exact variance by rounding error.
     over = explained > variances
     vectors[over] *= np.sqrt(variances[over] / explained[over])[:, None]
     explained = np.minimum(explained, variances)
-    unexplained = np.where(varies, np.maximum(variances - explained, least), 0.0)
+    unexplained = np.where(varies, np.maximum(variances - explained, minimum), 0.0)
     return LowRank(variances, mean, unexplained, vectors)
 
 

@@ -31,12 +31,12 @@ def raise_infeasible(
     amplification = np.inf if sine == 0 else 1 / sine
     raise InfeasibleError(
         f"{method} cannot keep {listed(kept)} while it erases {listed(erased)}: a direction of "
-        f"the kept variables lies in the span of the erased ones (largest principal cosine "
-        f"{cosine:.12g}, amplification {amplification:.1e}; ranks {rank_y} and "
-        f"{rank_z}). Erasing would destroy it. Typical causes: both are the same variable "
-        "or functions of each other, or there are fewer rows or features than classes. Keep "
-        "fewer variables, pass on_infeasible='drop' to keep what can be kept, cap the cost with "
-        "max_amplification=, or use leace, which keeps none of it",
+        "the kept variables lies in the span of the erased variables, and erasure removes this "
+        f"direction (largest principal cosine {cosine:.12g}, amplification {amplification:.1e}; "
+        f"ranks {rank_y} and {rank_z}). Typical causes: a kept and an erased variable are the same "
+        "or functions of each other, or there are fewer rows or features than classes. Keep fewer "
+        "variables, pass on_infeasible='drop' to keep the other directions, limit the cost with "
+        "max_amplification=, or use leace, which keeps no variable",
         cosine,
     )
 

@@ -71,7 +71,7 @@ class Solution(NamedTuple):
     uses_left_out : bool
         Whether the change (I - P) x depends on the features in `left_out`. It does, with S taken as
         block diagonal, if the other features alone cannot separate the erased from the kept span.
-    outside : (n_erased, d) float64 or None
+    off_support : (n_erased, d) float64 or None
         Component of the erased span off the support of S; None if S has full rank.
     """
 
@@ -103,7 +103,7 @@ class Solution(NamedTuple):
     null_basis: Float | None
     left_out: NDArray[np.intp]
     uses_left_out: bool
-    outside: Float | None
+    off_support: Float | None
 
     @property
     def bound(self) -> float:
@@ -135,33 +135,35 @@ def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> S
     noise = max(noise, factor.rounding)
     fields = (solver, factor.rank, factor.admitted, factor.variance, factor.inverse_scale)
     if factor.status != status.STATUS_OK:
-        none, flat = np.empty((0, d)), np.empty(0)
+        no_rows, no_values = np.empty((0, d)), np.empty(0)
         return Solution(
-            factor.status, none, none, none, 0, 0, noise, noise, 0, flat, flat,
+            factor.status, no_rows, no_rows, no_rows, 0, 0, noise, noise, 0, no_values, no_values,
             0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, noise, *fields, None, factor.left_out, False,
             None,
         )  # fmt: skip
-    largest = options.max_amplification
+    max_amplification = options.max_amplification
     result = kernels.oblique(
         factor,
         span_z,
         span_y,
         noise=noise,
         relative=tolerances.relative(d, options.rank_tol),
-        drop_below=1.0 / largest if largest else 0.0,  # smallest allowed sine
-        may_drop=options.on_infeasible == "drop" or largest is not None,
+        drop_below=1.0 / max_amplification if max_amplification else 0.0,  # smallest allowed sine
+        may_drop=options.on_infeasible == "drop" or max_amplification is not None,
     )
-    null = None
+    null_basis = None
     if whitened and options.null_space == "drop":
         constant = np.setdiff1d(np.flatnonzero(factor.inverse_scale == 0.0), factor.left_out)
         unit_vectors = np.zeros((len(constant), d))
         unit_vectors[np.arange(len(constant)), constant] = 1.0
-        null = np.concatenate([unit_vectors, factor.null_basis.T])
-    outside = None
+        null_basis = np.concatenate([unit_vectors, factor.null_basis.T])
+    off_support = None
     if factor.n_null:
-        outside = span_z - factor.unwhiten(result[3][: len(span_z)])
-        outside[:, factor.left_out] = 0.0
-    solution = Solution._make((*result, noise, *fields, null, factor.left_out, False, outside))
+        off_support = span_z - factor.unwhiten(result[3][: len(span_z)])
+        off_support[:, factor.left_out] = 0.0
+    solution = Solution._make(
+        (*result, noise, *fields, null_basis, factor.left_out, False, off_support)
+    )
     if not len(factor.left_out) or solver == "refined":
         return solution
     infeasible = solution.status != status.STATUS_OK

@@ -194,8 +194,8 @@ MOMENT_OPTIONS = {
             "sketch_size",
             None,
             lambda r: r is None or (is_integer(r) and 0 <= r < 1 << 31),
-            "an integer from 0 to the number of features, the columns of the sketch that stands "
-            "for the covariance (0: variances alone), or None for all of the covariance",
+            "an integer from 0 to the number of features, the columns of the sketch that "
+            "replaces the covariance (0: variances alone), or None for the complete covariance",
             "low-rank sketch with N columns in place of the d x d covariance, for wide or sparse "
             "rows; 0 stores variances alone",
             number=int,
@@ -221,7 +221,7 @@ def check_moment_options(
     for option, value in zip(MOMENT_OPTIONS.values(), values, strict=True):
         if value is not option.default:
             option.check(value)
-    need = f"needs the whole covariance, and sketch_size={sketch_size} keeps none; "
+    reason = f"needs the complete covariance, and sketch_size={sketch_size} keeps none; "
     if sketch_size is None:
         if passes:
             raise InputError(
@@ -230,23 +230,23 @@ def check_moment_options(
             )
     elif subsample != 1:
         raise InputError(
-            f"sketch_size={sketch_size} and subsample={subsample} are two stand-ins for one "
-            "covariance; pass sketch_size where d x d numbers do not fit in memory, and subsample "
-            "where they do"
+            f"sketch_size={sketch_size} and subsample={subsample} exclude each other, because both "
+            "replace the exact covariance; pass sketch_size if d x d numbers do not fit in memory, "
+            "otherwise subsample"
         )
     elif isinstance(shrinkage, str):
-        raise InputError(f"shrinkage {shrinkage!r} {need}pass a number in [0, 1], or none")
+        raise InputError(f"shrinkage {shrinkage!r} {reason}pass a number in [0, 1], or none")
     elif solver != "auto":
-        raise InputError(f"solver {solver!r} {need}leave it at 'auto'")
+        raise InputError(f"solver {solver!r} {reason}leave it at 'auto'")
     elif passes and shrinkage:
         raise InputError(
-            f"passes is {passes} and shrinkage {shrinkage}: refining takes the covariance as it "
-            "is; leave one of them out"
+            f"passes is {passes} and shrinkage {shrinkage}, but extra passes do not shrink the "
+            "covariance; leave one of them out"
         )
     if groups is not None and shrinkage != "cv" and (sketch_size is not None or subsample != 1):
         raise InputError(
-            "groups says how rows are split into folds, and a fit with subsample or sketch_size "
-            "makes none; leave it out, or choose shrinkage 'cv' with subsample"
+            "groups assigns rows to folds, and a fit with subsample or sketch_size has no folds; "
+            "leave groups out, or choose shrinkage 'cv' with subsample"
         )
 
 

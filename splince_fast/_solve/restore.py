@@ -44,11 +44,11 @@ class Restoration(NamedTuple):
         E|(B - I)(t - E t)|^2 = tr(left left^T right T right^T).
     cut : float
         Rounding level of the singular values of `whitened`.
-    lost : (k,) float64 or None
+    lost_combination : (k,) float64 or None
         Combination v of label columns with Sy v != 0 and Ty v = 0, if there is one: then no map
         exists, and the factors are empty. None otherwise.
     lost_size : float
-        |Sy v| of the combination `lost`, in units of D.
+        |Sy v| of `lost_combination`, in units of D.
     residuals, bounds : (k,) float64
         |B Ty - Ty - b X| of each label column, in units of D, and the bound of its rounding error.
     sizes : (k,) float64
@@ -62,7 +62,7 @@ class Restoration(NamedTuple):
     whitened: Float
     change: float
     cut: float
-    lost: Float | None
+    lost_combination: Float | None
     lost_size: float
     residuals: Float
     bounds: Float
@@ -101,19 +101,21 @@ def restore(
     """
     k, d = span_x.shape
     n_maps = span_t.shape[1] // d
-    wide = np.tile(units, n_maps)
+    tiled_units = np.tile(units, n_maps)
     inverse = np.divide(1.0, units, out=np.zeros(d), where=units > 0)
     noise, relative = tolerances.noise(d, 1.0), tolerances.relative(d, "auto")
     sizes = np.linalg.norm(span_x * inverse, axis=1)
     # Pad with zero columns to at least k columns, so that the SVD returns k singular values.
-    missing = k - whitened.shape[1]
-    padded = np.pad(whitened, ((0, 0), (0, missing))) if missing > 0 else whitened
+    n_missing = k - whitened.shape[1]
+    padded = np.pad(whitened, ((0, 0), (0, n_missing))) if n_missing > 0 else whitened
     combinations, values, _ = np.linalg.svd(padded, full_matrices=False)
     cuts = np.full(k, np.inf)
     nonzero = np.flatnonzero(values > relative * values[0])
     weights = combinations[:, nonzero].T / values[nonzero, None]  # (V / s)^T
     dual, right = weights @ span_t, weights @ solved
-    cuts[nonzero] = np.maximum(noise * np.linalg.norm(right * wide, axis=1), relative * values[0])
+    cuts[nonzero] = np.maximum(
+        noise * np.linalg.norm(right * tiled_units, axis=1), relative * values[0]
+    )
     present = values > cuts
     chosen = present[nonzero]
     weights, dual, right = weights[chosen], dual[chosen], right[chosen]
@@ -137,7 +139,7 @@ def restore(
     left = (basis.T @ change) / lengths
     weights = -strength * lengths * (basis.T @ weights.T) @ corrected
     right, inner = weights @ solved, weights @ whitened
-    size = float(np.linalg.norm(right * wide, 2)) if len(right) else 0.0
+    size = float(np.linalg.norm(right * tiled_units, 2)) if len(right) else 0.0
     condition = float(values[present][0] / values[present][-1]) if present.any() else 1.0
     error = (strength * change + (span_t @ right.T) @ left) * inverse
     both_sizes = sizes + np.linalg.norm(span_t * np.tile(inverse, n_maps), axis=1)

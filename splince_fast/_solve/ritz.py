@@ -42,7 +42,7 @@ class Subspace:
         values, eigenvectors = np.linalg.eigh(scaled)
         # Combinations of columns with a variance below this fraction of the largest are rounding
         # error.
-        kept = values > tolerances.OWN * max(values.max(initial=0.0), 0.0)
+        kept = values > tolerances.MIN_UNEXPLAINED * max(values.max(initial=0.0), 0.0)
         weights = (eigenvectors[:, kept] / np.sqrt(values[kept])).T * units
         self.basis, self.basis_images = weights @ columns, weights @ images
 

@@ -51,21 +51,21 @@ class Interpretation(NamedTuple):
     ----------
     kind : str
         Description of the interpretation, such as "classes (4)".
-    whitening : (q, k) float64
+    whitener : (q, k) float64
         Matrix M such that the singular values of M W, where the rows of W are the whitened span,
         are the canonical correlations of x and the variable over all rows. Rows without a label
         count as rows whose label is the mean.
-    largest : float or None
+    largest_square : float or None
         Square of the largest standardised value of a class indicator, which is that of the rarest
         class; None for other variables.
-    labelled : float
+    labelled_fraction : float
         Fraction of the rows with a label.
     """
 
     kind: str
-    whitening: Float
-    largest: float | None = None
-    labelled: float = 1.0
+    whitener: Float
+    largest_square: float | None = None
+    labelled_fraction: float = 1.0
 
 
 @dataclass(slots=True)
@@ -124,33 +124,35 @@ def span_of(statistics: Statistics, selection: Kept, role: str, whitened: bool) 
         blocks.append(columns)
         counts.append(len(columns))
         if variable.kind == "classes":
-            interpretations.append(partial(_of_classes, variable.weights.copy(), statistics.weight))
+            interpretations.append(
+                partial(_interpret_classes, variable.weights.copy(), statistics.weight)
+            )
         else:
-            interpretations.append(partial(_of_columns, variable.copy(), statistics.weight))
+            interpretations.append(partial(_interpret_columns, variable.copy(), statistics.weight))
     rows = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
     return Span(list(map(str, selection)), rows, counts, interpretations)
 
 
-def _of_classes(weights: Float, total: float) -> Interpretation:
+def _interpret_classes(weights: Float, total: float) -> Interpretation:
     """Return the interpretation of a class-coded variable, from the weights of its classes.
 
     The span has one row for each class other than the most frequent class: the covariance of x with
-    the class indicator, scaled to unit standard deviation. `Interpretation.whitening` follows from
+    the class indicator, scaled to unit standard deviation. `Interpretation.whitener` follows from
     two facts. The class indicators divided by sqrt(p), where p is the fraction of the class, are
     orthonormal, and the covariances of x with all indicators sum to zero.
     """
     fraction = min(1.0, float(weights.sum()) / total)
     p = weights[weights > 0] / weights.sum()
-    largest = int(np.argmax(p))
-    others = np.delete(p, largest)
-    last = -np.sqrt(others * (1 - others) / p[largest])
-    whitening = fraction**0.5 * np.concatenate([np.diag(np.sqrt(1 - others)), last[None]])
+    most_frequent = int(np.argmax(p))
+    others = np.delete(p, most_frequent)
+    last = -np.sqrt(others * (1 - others) / p[most_frequent])
+    whitener = fraction**0.5 * np.concatenate([np.diag(np.sqrt(1 - others)), last[None]])
     rarest = float(p.min())
-    kind = f"classes ({len(p)}){_labelled(fraction)}"
-    return Interpretation(kind, whitening, (1 - rarest) / rarest, fraction)
+    kind = f"classes ({len(p)}){_labelled_text(fraction)}"
+    return Interpretation(kind, whitener, (1 - rarest) / rarest, fraction)
 
 
-def _of_columns(variable: Any, total: float) -> Interpretation:
+def _interpret_columns(variable: Any, total: float) -> Interpretation:
     """Return the interpretation of a continuous variable, from its correlation matrix."""
     fraction = min(1.0, variable.weight / total)
     deviations = variable.deviations()
@@ -160,20 +162,20 @@ def _of_columns(variable: Any, total: float) -> Interpretation:
     values, vectors = np.linalg.eigh(correlations)
     squares = np.diag(variable.squares)[varies] / variable.weight
     cancelled = float(np.max(squares / units**2))
-    least = tolerances.eigenvalue_of_columns(len(units), variable.n_rows, cancelled)
-    kept = values > least
+    tolerance = tolerances.eigenvalue_of_columns(len(units), variable.n_rows, cancelled)
+    kept = values > tolerance
     count = variable.n_columns
     kind = "continuous (1 column)" if count == 1 else f"continuous ({count} columns)"
-    whitening = (vectors[:, kept] * (fraction / values[kept]) ** 0.5).T
-    return Interpretation(kind + _labelled(fraction), whitening, labelled=fraction)
+    whitener = (vectors[:, kept] * (fraction / values[kept]) ** 0.5).T
+    return Interpretation(kind + _labelled_text(fraction), whitener, labelled_fraction=fraction)
 
 
-def _labelled(fraction: float) -> str:
+def _labelled_text(fraction: float) -> str:
     """Return a text for the fraction of labelled rows, empty if all rows have a label."""
     return "" if fraction == 1.0 else f", {fraction:.3g} of the rows labelled"
 
 
-def _of_directions(count: int) -> Interpretation:
+def _interpret_directions(count: int) -> Interpretation:
     return Interpretation(f"directions ({count})", np.eye(count))
 
 
@@ -203,7 +205,7 @@ def _directions(variances: Float, array: NDArray[Any], whitened: bool) -> Span:
     scaled = np.divide(rows, units, out=np.zeros_like(rows), where=units > 0)
     sizes = np.linalg.norm(scaled, axis=1, keepdims=True)
     rows = rows / np.where(sizes > 0, sizes, 1.0)
-    return Span(["directions"], rows, [len(rows)], [partial(_of_directions, len(rows))])
+    return Span(["directions"], rows, [len(rows)], [partial(_interpret_directions, len(rows))])
 
 
 def _as_columns(selection: Any) -> Any:

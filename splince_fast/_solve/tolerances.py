@@ -6,7 +6,7 @@ covariance that is factored.
 ====================== ===================================================================
 `CONSTANT`             standard deviation of a constant feature, at most, relative to its |mean|
 `eigenvalue`           rounding error of the eigenvalues of S scaled to unit diagonal
-`computed`             rounding error of the standard deviations of erased rows
+`erased_rounding`      rounding error of the standard deviations of erased rows
 `noise`                rounding error of whitened spans, due to the rounding of sums
 `noise_unwhitened`     rounding error of spans that are not whitened, due to the rounding of sums
 `row_rounding`         rounding error of spans, due to rows that were rounded to their dtype
@@ -16,8 +16,8 @@ covariance that is factored.
 `SENSITIVITY`          largest effect of float32 rounding on x without a warning
 `MIN_SCALE`            smallest standard deviation of a feature that is whitened by default,
                        relative to the root mean square of the standard deviations
-`NOISE_SHARE`          rounding error, as a fraction of the squared norm of the whitened spans
-`OWN`                  minimum fraction of a variance outside the low-rank part of an approximation
+`NOISE_FRACTION`       rounding error, as a fraction of the squared norm of the whitened spans
+`MIN_UNEXPLAINED`      minimum fraction of a variance outside the low-rank part of an approximation
 `LABELS`               rounding error of the eigenvalues of the correlation matrix of label columns,
                        divided by the number of columns
 ====================== ===================================================================
@@ -59,7 +59,7 @@ MIN_SCALE = 1e-26
 # below this value. For example, rows after a layer norm lie in a hyperplane up to rounding. Along
 # the normal of the hyperplane, their covariance with the labels is below this value, and erasing
 # it adds no distortion.
-NOISE_SHARE = 1e-7
+NOISE_FRACTION = 1e-7
 
 # Eigenvalues of the correlation matrix of label columns are rounding error if they are below this
 # value times the number of columns. x is not regressed on the corresponding combinations of label
@@ -68,7 +68,7 @@ LABELS = 1e-10
 
 # A low-rank approximation of Cov(x) leaves at least this fraction of each variance to its diagonal
 # part. Whitening divides by the root of the fraction, and smaller fractions are rounding error.
-OWN = 1e-10
+MIN_UNEXPLAINED = 1e-10
 
 
 def eigenvalue(d: int, roundoff: float) -> float:
@@ -87,7 +87,7 @@ def eigenvalue(d: int, roundoff: float) -> float:
     return float(4.0 * max(d * EPS, d**0.5 * roundoff if roundoff > EPS else 0.0))
 
 
-def computed(deviations: NDArray[np.float64], roundoff: float) -> NDArray[np.float64]:
+def erased_rounding(deviations: NDArray[np.float64], roundoff: float) -> NDArray[np.float64]:
     """Return the rounding error of the standard deviations of erased features, (d,).
 
     A feature of the erased rows with a smaller standard deviation is rounding error of the eraser.
@@ -159,8 +159,8 @@ def relative(d: int, rank_tol: float | str) -> float:
 
     The threshold is the rounding error of an SVD, or `rank_tol` if that is larger.
     """
-    least = float(16.0 * EPS * d**0.5)
-    return least if isinstance(rank_tol, str) else max(float(rank_tol), least)
+    minimum = float(16.0 * EPS * d**0.5)
+    return minimum if isinstance(rank_tol, str) else max(float(rank_tol), minimum)
 
 
 def residual(d: int, spread: float, size: float) -> float:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._runtime.arrays import abbreviated
 from splince_fast._solve.class_covariances import ClassStatistics
 from splince_fast._solve.selection import Selection, Span, names_of, span_of
 from splince_fast.exceptions import (
@@ -84,7 +85,7 @@ def read_classes(moments: object, name: str, method: str) -> ClassMoments:
         if kinds == {Folds}:
             counts = {len(part) for part in moments.values()}
             if len(counts) > 1:
-                raise InputError("the classes have different numbers of folds; make them alike")
+                raise InputError("the classes have different numbers of folds; use the same number")
             groups = next(iter(moments.values()))._groups
             count = counts.pop()
             folds = [{c: part[i] for c, part in moments.items()} for i in range(count)]
@@ -119,7 +120,7 @@ def read_classes(moments: object, name: str, method: str) -> ClassMoments:
             f"the variable {name!r}, to be erased, has {len(classes)} class with rows: there is "
             "no difference to remove; check the labels"
         )
-    complete = []  # moments of each class in each fold, classes in one order
+    aligned_folds = []  # moments of each class in each fold, classes in one order
     for fold in folds:
         by_key = {class_key(c): part for c, part in fold.items() if part.n_rows}
         for key, c in classes.items():
@@ -128,11 +129,11 @@ def read_classes(moments: object, name: str, method: str) -> ClassMoments:
                     f"a fold has no row of the class {c!r} of {name!r}; use fewer folds, or leave "
                     "the class out"
                 )
-        complete.append({c: by_key[key] for key, c in classes.items()})
-    if len(complete) == 1:
-        return ClassMoments(complete[0], [], groups)
-    all_rows = {c: reduce(add, (fold[c] for fold in complete)) for c in complete[0]}
-    return ClassMoments(all_rows, complete, groups)
+        aligned_folds.append({c: by_key[key] for key, c in classes.items()})
+    if len(aligned_folds) == 1:
+        return ClassMoments(aligned_folds[0], [], groups)
+    all_rows = {c: reduce(add, (fold[c] for fold in aligned_folds)) for c in aligned_folds[0]}
+    return ClassMoments(all_rows, aligned_folds, groups)
 
 
 def _by_class(moments: Moments, name: str, method: str) -> dict[ClassName, Moments]:
@@ -154,7 +155,7 @@ def _by_class(moments: Moments, name: str, method: str) -> dict[ClassName, Momen
             )
         raise InputError(
             f"{method} needs the covariance of x in each class of {name!r}, and these moments "
-            f"keep {'that of all rows alone' if by is None else f'those of {by!r}'}; accumulate "
+            f"keep {'only that of all rows' if by is None else f'those of {by!r}'}; accumulate "
             f"them with sf.Moments(by={name!r})"
         )
     # The key None stands for the rows without a label of the concept.
@@ -205,8 +206,8 @@ class Coding(NamedTuple):
                 if variable.n_rows != stats.n_rows:
                     raise InputError(
                         f"{stats.n_rows - variable.n_rows:,} of {stats.n_rows:,} rows have no "
-                        f"label of {name!r}; the covariances of x and with {name!r} must be of "
-                        "the same rows: leave the others out"
+                        f"label of {name!r}; Cov(x) and the covariance of x with {name!r} must be "
+                        "of the same rows: leave the rows without a label out"
                     )
                 kept.append(LabelColumns.of(name, variable.copy()))
         return cls(kept, span, total)
@@ -232,11 +233,13 @@ def class_statistics(classes: Classes, coding: Coding) -> ClassStatistics:
         task_means.append(np.concatenate(means))
     parts = list(classes.values())
     covariances = np.stack([part.covariance(ddof=0) for part in parts])
-    largest = float(np.einsum("kii->ki", covariances).max())
-    if largest > _LARGEST:
+    variances = np.einsum("kii->ki", covariances).max(axis=0)
+    feature = int(np.argmax(variances))
+    if variances[feature] > _LARGEST:
         raise InputError(
-            f"a feature has the standard deviation {largest**0.5:.1e}, and squares of class "
-            "covariances would overflow: rescale the data"
+            f"feature {abbreviated([feature], coding.total.feature_names)} has the standard "
+            f"deviation {variances[feature] ** 0.5:.1e}, and squares of class covariances would "
+            "overflow: rescale the data"
         )
     return ClassStatistics(
         np.array([part.weight for part in parts]), np.array([part.n_rows for part in parts]),
@@ -264,7 +267,8 @@ def refuse_combination(name: VariableName, coding: Coding, weights: Float, metho
     kept = listed([str(columns.name) for columns in coding.kept])
     raise InfeasibleError(
         f"{method} cannot keep {kept} while it erases {name!r}: in no class of {name!r} does x "
-        f"covary with the combination {combination(weights, coding.kept)}, and over all rows it "
-        "does. Typically it is a function of the concept. Keep fewer variables, or leave keep= out",
+        f"covary with the combination {combination(weights, coding.kept)}, but over all rows it "
+        "does. Typically the combination is a function of the concept. Keep fewer variables, or "
+        "leave keep= out",
         1.0,
     )

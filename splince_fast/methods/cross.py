@@ -93,14 +93,14 @@ class CrossReport:
     def __str__(self) -> str:
         lines = [
             f"{self.method} on held-out rows (shrinkage {self.shrinkage})",
-            f"  {'fold':>4} {'rows':>9} {'changed':>9} {'fitted':>9} {'R^2 left':>9} "
+            f"  {'fold':>4} {'rows':>9} {'changed':>9} {'fitted':>9} {'remaining R^2':>13} "
             f"{'chance':>9} {'kept':>7} {'amplif.':>8}",
         ]
         for i, f in enumerate(self.folds):
             kept = "" if f.kept is None else f"{f.kept:.4f}"
             lines.append(
                 f"  {i:>4} {f.n_rows:>9,} {100 * f.distortion:>8.3g}% "
-                f"{100 * f.distortion_fitted:>8.3g}% {f.concept:>9.3g} {f.chance:>9.3g} "
+                f"{100 * f.distortion_fitted:>8.3g}% {f.concept:>13.3g} {f.chance:>9.3g} "
                 f"{kept:>7} {f.amplification:>8.3g}"
             )
         lines += [f"  with {name}: changed {100 * value:.3g} %" for name, value in self.remedies]
@@ -115,10 +115,11 @@ def cross_report(
     method: str | None = None,
     **options: Any,
 ) -> CrossReport:
-    """Fit one eraser per fold to all other folds, and evaluate it on that fold, from moments alone.
+    """Evaluate the erasers that are fitted to all folds but one, on the held-out folds.
 
-    Let x -> m + P (x - m) with I - P = A B^T be the eraser fitted to the other folds, and let m_f
-    and S_f be the mean and the covariance (ddof = 0) of the held-out fold. The distortion is::
+    The evaluation uses moments only. Let x -> m + P (x - m) with I - P = A B^T be the eraser fitted
+    to all other folds, and let m_f and S_f be the mean and the covariance (ddof = 0) of the
+    held-out fold. The distortion is::
 
         E|(P - I)(x - m)|^2 / tr S_f = (tr(A^T A B^T S_f B) + |A B^T (m_f - m)|^2) / tr S_f
 
@@ -187,7 +188,7 @@ def cross_report(
     entry = method_of(method, keep)
     if entry.function not in (splince, leace, sal, mean_projection):
         raise InputError(
-            f"cross_report solves on folds, which {entry.label} does not; choose one of "
+            f"cross_report cannot evaluate {entry.label} on folds; choose one of "
             + "'splince', 'leace', 'sal', 'mean_projection'"
         )
     check_names(options, entry.options, entry.label)
@@ -198,8 +199,8 @@ def cross_report(
     evaluation = evaluate_folds(call, parts)
     evaluation.warn()
     call = call.with_shrinkage(evaluation.shrinkage)
-    eraser = call.fit(Moments._sum_of(parts), evaluation.added_to)
+    eraser = call.fit(Moments._sum_of(parts), evaluation.extended)
     return CrossReport(
-        entry.label, evaluation.folds, evaluation.shrinkage, eraser, evaluation.degenerate,
+        entry.label, evaluation.folds, evaluation.shrinkage, eraser, evaluation.weak_features,
         evaluation.rows_per_rank, evaluation.remedies, evaluation.warnings,
     )  # fmt: skip

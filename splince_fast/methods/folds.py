@@ -34,9 +34,9 @@ Shrinkage: TypeAlias = float | str | None
 # and by this difference. Random differences are of the order of the removed fraction of the
 # variance.
 _WORSE, _EXCESS = 2.0, 0.02
-# A feature is degenerate if its standard deviation in the fitted rows is below this fraction of
+# A feature is weak if its standard deviation in the fitted rows is below this fraction of
 # its standard deviation in the held-out rows.
-_DEGENERATE = 1e-2
+_WEAK = 1e-2
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class FoldEvaluation:
         Effect on each fold.
     shrinkage : float, str or None
         Shrinkage of the fits; for "cv", the selected shrinkage.
-    degenerate : tuple of int
+    weak_features : tuple of int
         Features whose standard deviation in the fitted rows is below 1 % of that in the held-out
         fold, for at least one fold.
     rows_per_rank : float
@@ -107,7 +107,7 @@ class FoldEvaluation:
 
     folds: tuple[FoldReport, ...]
     shrinkage: Shrinkage
-    degenerate: tuple[int, ...]
+    weak_features: tuple[int, ...]
     rows_per_rank: float
     remedies: tuple[tuple[str, float], ...]
     warnings: tuple[str, ...]
@@ -117,7 +117,7 @@ class FoldEvaluation:
         for note in self.warnings:
             warn(note, UnseenRowsWarning)
 
-    def added_to(self, report: Report) -> Report:
+    def extended(self, report: Report) -> Report:
         """Return `report`, that of the eraser fitted to all rows, with the means over the folds."""
         kept = [fold.kept for fold in self.folds if fold.kept is not None]
         return dataclasses.replace(
@@ -153,11 +153,11 @@ def eraser_of(moments: Moments | Factored | Folds, call: MethodCall) -> Projecti
         return call.fit(moments._total())
     evaluation.warn()
     call = call.with_shrinkage(evaluation.shrinkage)
-    return call.fit(moments._total(), evaluation.added_to)
+    return call.fit(moments._total(), evaluation.extended)
 
 
 def evaluate_folds(call: MethodCall, folds: Sequence[Moments]) -> FoldEvaluation:
-    """Fit one eraser per fold to all other folds, and evaluate it on that fold.
+    """Evaluate the erasers that are fitted to all folds but one, on the held-out folds.
 
     Parameters
     ----------
@@ -197,7 +197,7 @@ def _evaluated(
     # one factor per fold is sufficient.
     factors = [test.factored(unshrunk, 0.0, None) for test in tests] if len(tests) == 2 else None
 
-    def solved(call: MethodCall, shrinkage: Shrinkage) -> list[Solved]:
+    def solve_all(call: MethodCall, shrinkage: Shrinkage) -> list[Solved]:
         call = call.with_shrinkage(shrinkage)
         existing = factors[::-1] if factors and shrinkage is None else [None] * len(training)
         solutions = []
@@ -212,9 +212,9 @@ def _evaluated(
 
     shrinkage = options.shrinkage if whitened else None
     if shrinkage == "cv":
-        tried = {a: distortion(solved(call, a)) for a in (*INTENSITIES, "oas")}
-        shrinkage = min(tried, key=lambda a: tried[a])
-    erasers = solved(call, shrinkage)
+        distortions = {a: distortion(solve_all(call, a)) for a in (*INTENSITIES, "oas")}
+        shrinkage = min(distortions, key=lambda a: distortions[a])
+    erasers = solve_all(call, shrinkage)
     reports = []
     for i, (eraser, stats, test) in enumerate(zip(erasers, training, tests, strict=True)):
         if factors:  # the other eraser was fitted to fold i and has the spans of fold i
@@ -229,8 +229,8 @@ def _evaluated(
     fitted_deviations, held_out_deviations = (
         np.sqrt([stats.variances for stats in group]) for group in (training, tests)
     )
-    low_variance = (fitted_deviations < _DEGENERATE * held_out_deviations).any(axis=0)
-    degenerate = tuple(np.flatnonzero(low_variance).tolist())
+    low_variance = (fitted_deviations < _WEAK * held_out_deviations).any(axis=0)
+    weak_features = tuple(np.flatnonzero(low_variance).tolist())
     held_out = float(np.mean([fold.distortion for fold in reports]))
     in_sample = float(np.mean([fold.distortion_fitted for fold in reports]))
     ranks = [
@@ -245,17 +245,21 @@ def _evaluated(
         reduced = None
         if whitened:
             sal = call._replace(method="SAL", whitened=False, classes_only=False, options=Options())
-            tries: list[tuple[str, MethodCall, Shrinkage]] = [
+            candidates: list[tuple[str, MethodCall, Shrinkage]] = [
                 (f"shrinkage={a!r}", call, a) for a in (1e-3, "oas") if a != shrinkage
             ]
-            tries.append(("SAL", sal, None))
-            values = [(name, distortion(solved(other, a))) for name, other, a in tries]
+            candidates.append(("SAL", sal, None))
+            values = [(name, distortion(solve_all(other, a))) for name, other, a in candidates]
             remedies = [(name, value) for name, value in values if value < held_out]
             reduced = _rank_reduced_by_rounding(ranks, training)
         names = tests[0].feature_names
-        notes = (_text(held_out, in_sample, degenerate, rows_per_rank, reduced, remedies, names),)
+        notes = (
+            _warning_text(
+                held_out, in_sample, weak_features, rows_per_rank, reduced, remedies, names
+            ),
+        )
     return FoldEvaluation(
-        tuple(reports), shrinkage, degenerate, rows_per_rank, tuple(remedies), notes
+        tuple(reports), shrinkage, weak_features, rows_per_rank, tuple(remedies), notes
     )
 
 
@@ -336,7 +340,7 @@ def _pillai(white: Float, span: Span, basis: Float) -> tuple[float, int]:
     residual = white - (white @ basis.T) @ basis
     total, rank, start = 0.0, 0, 0
     for count, interpretation in zip(span.counts, span.interpretations, strict=True):
-        matrix = interpretation().whitening
+        matrix = interpretation().whitener
         total += float(np.sum((matrix @ residual[start : start + count]) ** 2))
         rank += min(matrix.shape)
         start += count
@@ -351,21 +355,21 @@ def _rank_reduced_by_rounding(
     The maximum follows from the numbers of rows and of features that vary. The result is None if
     the rank is the maximum in every fit.
     """
-    most = [min(int(np.count_nonzero(s.variances)), s.n_rows - 1) for s in training]
-    pairs = [pair for pair in zip(ranks, most, strict=True) if pair[0] < pair[1]]
+    max_ranks = [min(int(np.count_nonzero(s.variances)), s.n_rows - 1) for s in training]
+    pairs = [pair for pair in zip(ranks, max_ranks, strict=True) if pair[0] < pair[1]]
     return min(pairs) if pairs else None
 
 
-def _text(
-    held_out: float, in_sample: float, degenerate: tuple[int, ...], rows_per_rank: float,
+def _warning_text(
+    held_out: float, in_sample: float, weak_features: tuple[int, ...], rows_per_rank: float,
     ranks: tuple[int, int] | None, remedies: Sequence[tuple[str, float]],
     names: Sequence[str] | None,
 ) -> str:  # fmt: skip
     """Return the text of the warning: distortions, causes, and remedies with their distortions."""
     causes = []
-    if degenerate:
-        shown = abbreviated(degenerate, names)
-        causes.append(f"{len(degenerate)} feature(s) hardly vary in the fitted rows ({shown})")
+    if weak_features:
+        shown = abbreviated(weak_features, names)
+        causes.append(f"{len(weak_features)} feature(s) hardly vary in the fitted rows ({shown})")
     if rows_per_rank < FEW_ROWS:
         causes.append(f"there are only {rows_per_rank:.2g} fitted rows per dimension of x")
     if ranks is not None:
@@ -376,9 +380,10 @@ def _text(
     if not causes:
         causes.append("the covariance has directions that few rows determine")
     best = sorted(remedies, key=lambda pair: pair[1])
-    advice = ", ".join(f"{name} {100 * value:.3g} %" for name, value in best)
+    settings = ", ".join(f"{name} {100 * value:.3g} %" for name, value in best)
+    advice = f"Settings with less distortion on these folds: {settings}" if best else "Add rows"
     return (
         f"held-out rows are changed by {100 * held_out:.3g} % of the variance, fitted rows by "
         f"{100 * in_sample:.3g} %: " + " and ".join(causes)
-        + (f". On these folds it helps to use: {advice}" if advice else ". Add rows")
+        + f". {advice}"
     )  # fmt: skip

@@ -38,8 +38,8 @@ Float = NDArray[np.float64]
 
 _NOTHING = (
     "nothing was erased: the class means and covariances of {!r} differ by rounding only, so the "
-    "eraser is the identity. If a difference was expected, check that labels and rows belong "
-    "together"
+    "eraser is the identity. If a difference was expected, check that labels and rows are in "
+    "the same order"
 )
 
 
@@ -143,7 +143,8 @@ def isotropic(
     # range, which makes it (L^+)^T.
     row_eps = max(part._state().row_eps for part in classes.values())
     n_rows = stats.rows.astype(np.float64)
-    outside, inside = _outside(support, stats.means, 4.0 * row_eps / float(n_rows.min()) ** 0.5)
+    mean_rounding = 4.0 * row_eps / float(n_rows.min()) ** 0.5
+    off_range, inside = _off_range(support, stats.means, mean_rounding)
     whitener = support.whitener
     if support.basis is not None:
         whitener = support.basis @ (support.basis.T @ whitener)
@@ -156,13 +157,13 @@ def isotropic(
         int(n_rows.sum()),
     )  # fmt: skip
     p = stats.fractions
-    sides = stats.pooled @ whitener  # L, (d, r)
+    root = stats.pooled @ whitener  # L, (d, r)
     kept, removed = _directions(
-        whitener.T @ inside, second - first, sides, float(neutral),
+        whitener.T @ inside, second - first, root, float(neutral),
         max(tolerances.noise(support.rank, support.smallest), rounding / float(np.prod(p)) ** 0.5),
         tolerances.eigenvalue(len(whitener), roundoff) * float(np.sum(1 / p)) / support.smallest,
     )  # fmt: skip
-    left, right = (sides @ removed).T, (whitener @ removed).T
+    left, right = (root @ removed).T, (whitener @ removed).T
     if len(left):
         # Make the first row of `left` parallel to m_1 - m_0, and right @ left.T = I. The map is
         # then a projection that removes m_1 - m_0, regardless of the rounding error of L.
@@ -175,22 +176,22 @@ def isotropic(
     inner = Projection._make(
         np.ascontiguousarray(left), np.ascontiguousarray(right), stats.mean, method="isotropic"
     )
-    if len(outside):
-        inner = inner @ Projection._make(outside, outside, stats.mean, method="isotropic")
+    if len(off_range):
+        inner = inner @ Projection._make(off_range, off_range, stats.mean, method="isotropic")
     restoration = None
     if keep is not None:
         span = stats.kept.T
-        white = (span @ whitener) @ kept
+        whitened = (span @ whitener) @ kept
         span_t = span - (span @ inner.right) @ inner.left.T
         units = np.sqrt(stats.variances)
-        solved = white @ (whitener @ kept).T
-        restoration = restore(white, solved, span_t, span, units, 1.0, span - span_t)
-        if restoration.lost is not None:
+        solved = whitened @ (whitener @ kept).T
+        restoration = restore(whitened, solved, span_t, span, units, 1.0, span - span_t)
+        if restoration.lost_combination is not None:
             names = listed([str(columns.name) for columns in coding.kept])
             raise InfeasibleError(
                 f"isotropic cannot keep {names} while it erases {name!r}: {kept.shape[1]} of "
-                f"{support.rank} dimensions survive, and in none does x covary with the "
-                f"combination {combination(restoration.lost, coding.kept)}. Keep fewer variables, "
+                f"{support.rank} dimensions remain, and in none does x covary with the combination "
+                f"{combination(restoration.lost_combination, coding.kept)}. Keep fewer variables, "
                 "pass neutral= above 0, or use sf.quadratic with the labels of the rows",
                 1.0,
             )
@@ -211,7 +212,7 @@ def isotropic(
         noise = total.class_noise([name], None).get(name)
     # `distance` is |L^+ (m_1 - m_0)|^2, or infinite if the means differ off the range of S_w.
     distance = float(np.sum((whitener.T @ inside) ** 2))
-    if len(outside) > support.tiny.shape[1]:
+    if len(off_range) > support.tiny.shape[1]:
         distance = np.inf
     report = _report(
         name, stats, support, coding, eraser, restoration, noise, notes, distance, kept.shape[1]
@@ -223,7 +224,7 @@ def isotropic(
 
 
 def _directions(
-    shift: Float, difference: Float, sides: Float, neutral: float, shift_noise: float, noise: float
+    shift: Float, difference: Float, root: Float, neutral: float, shift_noise: float, noise: float
 ) -> tuple[Float, Float]:
     """Return orthonormal bases C of the kept, (r, q), and of the removed directions, (r, r - q).
 
@@ -236,7 +237,7 @@ def _directions(
         Whitened m_1 - m_0.
     difference : (r, r) float64
         Whitened S_1 - S_0.
-    sides : (d, r) float64
+    root : (d, r) float64
         L.
     neutral : float
         Eigenvectors with an absolute eigenvalue up to this fraction of the largest are kept.
@@ -260,9 +261,10 @@ def _directions(
     i, j = plus[:count], minus[:count]
     up, down = np.sqrt(values[i]), np.sqrt(-values[j])
     norms = np.hypot(up, down)
-    # The sign of `along` makes the eraser independent of the arbitrary signs of the eigenvectors.
-    along = np.einsum("ij,ij->j", sides @ vectors[:, i], sides @ vectors[:, j])
-    first, second = vectors[:, i], vectors[:, j] * np.copysign(1.0, along)
+    # The sign of `inner_products` makes the eraser independent of the signs of the eigenvectors,
+    # which are arbitrary.
+    inner_products = np.einsum("ij,ij->j", root @ vectors[:, i], root @ vectors[:, j])
+    first, second = vectors[:, i], vectors[:, j] * np.copysign(1.0, inner_products)
     kept = np.hstack([vectors[:, zero], (first * down + second * up) / norms])
     unpaired = np.concatenate([plus[count:], minus[count:]])
     removed = [vectors[:, unpaired], (first * up - second * down) / norms]
@@ -271,7 +273,7 @@ def _directions(
     return kept, np.hstack(removed)
 
 
-def _outside(support: Support, means: Float, rounding: float) -> tuple[Float, Float]:
+def _off_range(support: Support, means: Float, rounding: float) -> tuple[Float, Float]:
     """Return orthonormal rows off the range of S_w, (t, d), and m_1 - m_0 orthogonal to the rows.
 
     The rows are the directions of `support.tiny`, whose variance is too small to whiten, and the
@@ -288,8 +290,8 @@ def _outside(support: Support, means: Float, rounding: float) -> tuple[Float, Fl
         noise = max(tolerances.noise(len(off), support.smallest), rounding)
         if size > noise * float(np.linalg.norm(means)):
             rows.append(off[None] / size)
-    outside = np.ascontiguousarray(np.vstack(rows))
-    return outside, inside - (inside @ outside.T) @ outside
+    off_range = np.ascontiguousarray(np.vstack(rows))
+    return off_range, inside - (inside @ off_range.T) @ off_range
 
 
 def _few_rows(
@@ -338,10 +340,10 @@ def _report(
     bound = tolerances.residual(d, support.smallest**-0.5, amplification)
     size = float(np.linalg.norm(shift))
     rank = int(cosine > tolerances.noise(d, support.smallest))
-    left_over = float(np.linalg.norm(erased(shift))) / size if rank else 0.0
+    mean_residual = float(np.linalg.norm(erased(shift))) / size if rank else 0.0
     variables = [
         VariableReport(
-            name, "erased", rank, (cosine,) * rank, left_over, bound, "classes (2)", noise=noise
+            name, "erased", rank, (cosine,) * rank, mean_residual, bound, "classes (2)", noise=noise
         )
     ]
     if restoration is not None:

@@ -52,15 +52,15 @@ def warn_of_labels(
     role : {"erase", "keep"}
         Role of the variables.
     """
-    least = 1.0 - (_TOLERANCE32 if stats.row_eps >= EPS32 else _TOLERANCE64)
-    if largest_correlation(span.rows, stats.variances) <= least:
+    min_squared_correlation = 1.0 - (_TOLERANCE32 if stats.row_eps >= EPS32 else _TOLERANCE64)
+    if largest_correlation(span.rows, stats.variances) <= min_squared_correlation:
         # With three or more classes, a feature that codes the classes as numbers may correlate with
         # no single class indicator.
         counts = zip(names, span.counts, strict=True)
         if not any(k > 1 and isinstance(stats.variable(name), ClassSums) for name, k in counts):
             return ()
     variances = np.maximum(stats.variances, (CONSTANT * stats.mean) ** 2)
-    least_variances = least * variances
+    min_variances = min_squared_correlation * variances
     notes = []
     for name in names:
         variable = stats.variable(name)
@@ -68,10 +68,10 @@ def warn_of_labels(
             continue
         features = np.empty(0, np.intp)
         if isinstance(variable, ClassSums):
-            features = _coded(variable, variances, least_variances)
+            features = _coded(variable, variances, min_variances)
         elif isinstance(variable, ColumnSums):
             rows = variable.span()[_frequent(variable)]
-            features = np.flatnonzero((rows**2 > least_variances).any(axis=0))
+            features = np.flatnonzero((rows**2 > min_variances).any(axis=0))
         if len(features):
             notes.append(
                 f"feature(s) {abbreviated(features, stats.feature_names)} equal the label "
@@ -96,17 +96,17 @@ def _frequent(variable: ColumnSums) -> NDArray[np.bool_]:
     return np.asarray(~indicator | (rare_rows > _MIN_ROWS - 0.5))
 
 
-def _coded(variable: ClassSums, variances: Float, least: Float) -> NDArray[np.intp]:
+def _coded(variable: ClassSums, variances: Float, min_variances: Float) -> NDArray[np.intp]:
     """Return the features that are constant within classes and differ between all classes.
 
-    A feature counts only if its variance between classes exceeds `least`, (d,).
+    A feature counts only if its variance between classes exceeds `min_variances`, (d,).
     """
     present = variable.weights > 0.0
     if np.count_nonzero(variable.rows[present] >= _MIN_ROWS) < 2:
         return np.empty(0, np.intp)
     p, sums = variable.weights[present] / variable.weight, variable.sums[present] / variable.weight
     between = np.einsum("kj,kj,k->j", sums, sums, 1.0 / p) - sums.sum(axis=0) ** 2
-    features = np.flatnonzero(between > least)
+    features = np.flatnonzero(between > min_variances)
     values = np.sort(sums[:, features] / p[:, None], axis=0)
     gaps = np.diff(values, axis=0).min(axis=0, initial=np.inf)
     # A large variance between classes may come from a single class that is far from the others.

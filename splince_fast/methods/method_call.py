@@ -29,7 +29,7 @@ from splince_fast._solve.oblique import (
 )
 from splince_fast._solve.options import Options
 from splince_fast._solve.selection import Kept, Span, span_of
-from splince_fast._solve.tolerances import AMPLIFICATION, CONSTANT, NOISE_SHARE, SENSITIVITY
+from splince_fast._solve.tolerances import AMPLIFICATION, CONSTANT, NOISE_FRACTION, SENSITIVITY
 from splince_fast.exceptions import (
     DroppedDirectionsWarning,
     InputError,
@@ -47,15 +47,16 @@ from splince_fast.moments import Moments
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.snapshot import Factored, Statistics, statistics
 from splince_fast.projection import Projection
-from splince_fast.report import Facts, Report, Sampling, SketchedCovariance, build_report
+from splince_fast.report import FitValues, Report, Sampling, SketchedCovariance, build_report
 
 Float = NDArray[np.float64]
 
 # Thresholds of the warning about sensitivity to rounding. The warning names the features whose
-# column norm in P - I is at least _BLAMED times the largest. It advises min_scale if the largest
-# standard deviation of the named features is below _SMALL times the root mean square of all
-# standard deviations, and centring if |mean| exceeds _OFFSET times the total standard deviation.
-_BLAMED, _SMALL, _OFFSET = 0.1, 0.1, 100.0
+# column norm in P - I is at least _AMPLIFYING times the largest. It advises min_scale if the
+# largest standard deviation of the named features is below _SMALL times the root mean square of
+# all standard deviations, and centring if |mean| exceeds _OFFSET times the total standard
+# deviation.
+_AMPLIFYING, _SMALL, _OFFSET = 0.1, 0.1, 100.0
 # The warning about sensitivity to rounding requires that |P - I| exceeds this multiple of
 # sqrt(rank), the norm of an orthogonal projection.
 _OBLIQUE = 10.0
@@ -173,7 +174,7 @@ class MethodCall(NamedTuple):
         if whitened and solution.rank_covariance < len(span_z.rows.T):
             _refuse_underflow(stats, span_z)
         if solution.status != STATUS_OK:
-            _refuse(solution, span_z.names, span_y.names, self.method, options)
+            _raise_failure(solution, span_z.names, span_y.names, self.method, options)
         if options.strength != 1:
             solution = with_strength(factor, solution, span_z.rows, span_y.rows, options)
         left, right = solution.left, solution.right
@@ -208,11 +209,11 @@ class MethodCall(NamedTuple):
                 distortions = _Distortions(unmeasured, unmeasured, None)
             else:
                 distortions = _distortions(stats, solved, options)
-            admitted = _admitted(solved) if solution.admitted else 0
-            left_over = 0.0
+            admitted = _count_admitted(solved) if solution.admitted else 0
+            remaining = 0.0
             if not whitened and solution.rank_z < len(span_z.rows) and options.rank_tol == "auto":
-                left_over = _left_in_small_features(stats, solution, span_z.rows)
-            notes = _warn(solution, span_z.names, span_y.names, options, admitted, left_over)
+                remaining = _remaining_in_small_features(stats, solution, span_z.rows)
+            notes = _warn(solution, span_z.names, span_y.names, options, admitted, remaining)
             # With a subsample, `solution.variance` is that of the factored estimate of Cov(x);
             # `stats.variances` uses all rows.
             variance = solution.variance if sample is None else float(stats.variances.sum())
@@ -220,7 +221,7 @@ class MethodCall(NamedTuple):
             # The Frobenius norm of an orthogonal projection is sqrt(rank).
             if effect > SENSITIVITY and norm > _OBLIQUE * len(left) ** 0.5:
                 norms = column_norms(left, right)
-                notes += (self._sensitive(stats, memory, span_z, span_y, norms, effect),)
+                notes += (self._sensitivity_warning(stats, memory, span_z, span_y, norms, effect),)
                 warn(notes[-1], PrecisionWarning)
             noises: tuple[Noise, ...] = ()
             if options.rank_tol == "auto":  # a larger rank_tol may leave part of the association
@@ -235,45 +236,45 @@ class MethodCall(NamedTuple):
             if whitened and not (shrinkage or measured) and stats.n_rows < FEW_ROWS * rank:
                 notes += (_few_rows(stats.n_rows, rank),)
                 warn(notes[-1], UnseenRowsWarning)
-            changed = distortions.of_x
+            changed = distortions.eraser
             if changed is not None:
                 changed = changed / variance if variance else 0.0
             large = 2 * solution.rank_z >= rank or (changed is not None and 2.0 * changed > 1.0)
             if solution.rank_z and variance > 0.0 and large:
-                notes += self._quantities(stats, solution.rank_z, rank, changed)
-            facts = Facts(
-                self.method, stats.n_rows, stats.weight, shrinkage, whitened, distortions.of_x,
-                distortions.unkept, notes, variance,
+                notes += self._many_classes_warnings(stats, solution.rank_z, rank, changed)
+            fit = FitValues(
+                self.method, stats.n_rows, stats.weight, shrinkage, whitened, distortions.eraser,
+                distortions.leace, notes, variance,
                 None if sample is None else Sampling(sample.n_rows, distortions.excess),
                 None if sketch is None else SketchedCovariance(sketch, passes, gain),
                 effect, noises, float(options.strength), stats.feature_names,
             )  # fmt: skip
-        report = partial(build_report, facts, solution, span_z, span_y, left, right)
+        report = partial(build_report, fit, solution, span_z, span_y, left, right)
         if complete is not None:
             report = partial(_completed, report, complete)
         return Projection._make(
-            left, right, mean, method=self.method, report=report, feature_names=facts.feature_names
+            left, right, mean, method=self.method, report=report, feature_names=fit.feature_names
         )
 
-    def _sensitive(
+    def _sensitivity_warning(
         self, stats: Statistics, memory: Float | None, span_z: Span, span_y: Span,
         norms: Float, effect: float,
     ) -> str:  # fmt: skip
         """Return a warning that names the features that amplify rounding errors, and remedies."""
         variances = stats.variances
-        unit = float(variances.mean()) ** 0.5
+        rms_deviation = float(variances.mean()) ** 0.5
         order = np.argsort(-norms)
-        blamed = order[norms[order] >= _BLAMED * norms[order[0]]]
-        ratio = float(np.sqrt(variances[blamed].max())) / unit
+        amplifying = order[norms[order] >= _AMPLIFYING * norms[order[0]]]
+        ratio = float(np.sqrt(variances[amplifying].max())) / rms_deviation
         offset = float(stats.mean @ stats.mean / variances.sum()) ** 0.5
         remedies: list[str] = []
         if self.whitened and self.refinement is None:
-            tries: list[tuple[str, float]] = []
+            candidates: list[tuple[str, float]] = []
             if 0.0 < ratio < _SMALL:
-                tries.append(("min_scale", 10.0 ** (np.floor(np.log10(ratio)) + 1.0)))
+                candidates.append(("min_scale", 10.0 ** (np.floor(np.log10(ratio)) + 1.0)))
             if not self.options.shrinkage:
-                tries.append(("shrinkage", 1e-6))
-            for name, value in tries:
+                candidates.append(("shrinkage", 1e-6))
+            for name, value in candidates:
                 changed: dict[str, Any] = {name: value}
                 options = replace(self.options, **changed)
                 if isinstance(stats, Factored):
@@ -292,7 +293,7 @@ class MethodCall(NamedTuple):
         if offset > _OFFSET:
             remedies.append(f"centred rows (the mean is {offset:.0e} standard deviations from 0)")
         advice = " or ".join(remedies) or "rows in float64"
-        features = abbreviated(blamed, stats.feature_names)
+        features = abbreviated(amplifying, stats.feature_names)
         return (
             "the eraser is sensitive to rounding: errors in the rows of the size of float32 "
             f"rounding change erased rows by {effect:.1e} of their standard deviation, mostly "
@@ -302,7 +303,7 @@ class MethodCall(NamedTuple):
             f"must stay, use {advice}"
         )
 
-    def _quantities(
+    def _many_classes_warnings(
         self, stats: Statistics, rank_z: int, rank: int, changed: float | None
     ) -> tuple[str, ...]:
         """Warn of erased integer variables with many classes; return the texts of the warnings."""
@@ -321,7 +322,7 @@ class MethodCall(NamedTuple):
             f"{name!r} was read as {count} classes, and erasing takes {rank_z} of {rank} "
             f"dimensions of x{variance}. If this is a quantity, pass "
             f"kinds={{{name!r}: 'continuous'}} or cast it to float; if these are classes, "
-            f"kinds={{{name!r}: 'classes'}} is silent"
+            f"pass kinds={{{name!r}: 'classes'}}, which does not warn"
             for name, count in counts.items()
         )
         for note in notes:
@@ -374,30 +375,30 @@ def _noises(
 class _Distortions(NamedTuple):
     """Distortions E|P x - x|^2; None if not known."""
 
-    of_x: float | None  # distortion of the eraser
-    unkept: float | None  # distortion of LEACE, which erases the same variables and keeps none
-    excess: float | None  # expected relative excess of `of_x` over the minimum, due to sampling
+    eraser: float | None  # distortion of the eraser
+    leace: float | None  # distortion of LEACE, which erases the same variables and keeps none
+    excess: float | None  # expected relative excess of `eraser` over the minimum, due to sampling
 
 
 def _distortions(stats: Statistics, solved: Solved, options: Options) -> _Distortions:
     """Return the distortions under Cov(x), even if another matrix than Cov(x) was factored."""
     solution, shrinkage, span_y = solved.solution, solved.shrinkage, solved.span_y
-    distortion, unkept, excess = solution.distortion, solution.distortion_leace, None
+    distortion, distortion_leace, excess = solution.distortion, solution.distortion_leace, None
     approximate = solution.solver != "none" and stats.sample is not None
     approximate = approximate or solution.uses_left_out
     if solution.solver not in ("cholesky", "refined") or shrinkage or approximate:
-        distortion, excess = _change(stats, solution, bool(shrinkage))
+        distortion, excess = _measured_distortion(stats, solution, bool(shrinkage))
         if (solution.admitted or approximate) and span_y.names:
             leace = oblique(solved.factor, solved.span_z.rows, span_y.rows[:0], options)
-            unkept = _change(stats, leace, bool(shrinkage))[0]
-    return _Distortions(distortion, unkept if span_y.names else distortion, excess)
+            distortion_leace = _measured_distortion(stats, leace, bool(shrinkage))[0]
+    return _Distortions(distortion, distortion_leace if span_y.names else distortion, excess)
 
 
-def _admitted(solved: Solved) -> int:
+def _count_admitted(solved: Solved) -> int:
     """Return the number of directions that the spans add to the support of Cov(x).
 
-    The result is 0 if the added directions hold at most the fraction `NOISE_SHARE` of the squared
-    norm of the whitened spans.
+    The result is 0 if the added directions hold at most the fraction `NOISE_FRACTION` of the
+    squared norm of the whitened spans.
     """
     factor, spans = solved.factor, (solved.span_z, solved.span_y)
     # Explicit directions are left out: the caller chose them, and needs no warning if they are off
@@ -405,10 +406,12 @@ def _admitted(solved: Solved) -> int:
     rows = np.concatenate([span.rows for span in spans if span.names != ["directions"]])
     full = factor.admit(rows)
     on_support, total = (float(np.sum(f.whiten(rows) ** 2)) for f in (factor, full))
-    return full.admitted if total - on_support > NOISE_SHARE * total else 0
+    return full.admitted if total - on_support > NOISE_FRACTION * total else 0
 
 
-def _change(stats: Statistics, solution: Solution, shrunk: bool) -> tuple[float, float | None]:
+def _measured_distortion(
+    stats: Statistics, solution: Solution, shrunk: bool
+) -> tuple[float, float | None]:
     """Return the distortion E|P x - x|^2, and its expected relative excess if Cov(x) is sampled."""
     left, right, sample = solution.left, solution.right, stats.sample
     gram = stats.gram(right)
@@ -419,7 +422,7 @@ def _change(stats: Statistics, solution: Solution, shrunk: bool) -> tuple[float,
     return sample.distortion(left, right, gram, regressors)
 
 
-def _left_in_small_features(stats: Statistics, solution: Solution, span: Float) -> float:
+def _remaining_in_small_features(stats: Statistics, solution: Solution, span: Float) -> float:
     """Return the remaining association |P Cov(x, z)| / |Cov(x, z)|, for features of unit variance.
 
     Without whitening, ranks depend on the units of x. A direction that counts as rounding error
@@ -427,9 +430,11 @@ def _left_in_small_features(stats: Statistics, solution: Solution, span: Float) 
     """
     deviations = np.sqrt(stats.variances)
     varies = deviations > CONSTANT * np.abs(stats.mean)
-    left = span - (span @ solution.right.T) @ solution.left
-    rest, total = (float(np.linalg.norm(c[:, varies] / deviations[varies])) for c in (left, span))
-    return rest / total if total else 0.0
+    remaining = span - (span @ solution.right.T) @ solution.left
+    part, total = (
+        float(np.linalg.norm(c[:, varies] / deviations[varies])) for c in (remaining, span)
+    )
+    return part / total if total else 0.0
 
 
 def _check_classes(stats: Statistics, erase: Sequence[VariableName]) -> None:
@@ -455,13 +460,13 @@ def _refuse_underflow(stats: Statistics, span: Span) -> None:
         raise InputError(
             f"the squares of {len(features)} feature(s) "
             f"({abbreviated(features, stats.feature_names)}) underflow: "
-            f"they vary with {listed(span.names)}, by less than 1e-161, and float64 holds no "
-            "variance of theirs. Multiply them by a power of 10 before they are accumulated, such "
-            "as X * 1e150"
+            f"they vary with {listed(span.names)}, by less than 1e-161, and their variances are 0 "
+            "in float64. Multiply these features by a power of 10 before they are accumulated, "
+            "such as X * 1e150"
         )
 
 
-def _refuse(
+def _raise_failure(
     solution: Solution, erased: list[str], kept: list[str], method: str, options: Options
 ) -> NoReturn:
     """Raise the error that the status of a failed solve stands for."""
@@ -478,7 +483,7 @@ def _warn(
     kept: list[str],
     options: Options,
     admitted: int,
-    left_over: float,
+    remaining: float,
 ) -> tuple[str, ...]:
     """Issue the warnings of a solve, and return their texts."""
     notes = []
@@ -486,48 +491,49 @@ def _warn(
         notes.append(
             f"nothing was erased: x has no linear association with {listed(erased)} above the "
             f"rounding level ({solution.noise:.1e} in units of correlation), so the eraser is the "
-            "identity. If an association was expected, check that labels and rows belong together"
+            "identity. If an association was expected, check that labels and rows "
+            "are in the same order"
         )
         warn(notes[-1], NothingErasedWarning)
     if solution.dropped:
         cut = options.max_amplification
         notes.append(
             f"{solution.dropped} of {solution.rank_y} direction(s) of {listed(kept)} were "
-            f"given up: they lie too close to {listed(erased)} "
-            + ("(to rounding)" if cut is None else f"(amplification above {cut:g})")
-            + "; the report shows what is left of each variable"
+            f"dropped: they lie too close to {listed(erased)} "
+            + ("(up to rounding)" if cut is None else f"(amplification above {cut:g})")
+            + "; the report shows the residual of each variable"
         )
         warn(notes[-1], DroppedDirectionsWarning)
     imprecise = []
     amplification, bound = solution.amplification, solution.bound
     if amplification > AMPLIFICATION:
         imprecise.append(
-            f"{listed(kept)} nearly lies in the span of {listed(erased)}: the longest correction "
-            f"is {amplification:.1e} times LEACE's, and so is what rounding, noise and new rows "
-            "add to it. Cap it with max_amplification= (for example 100), keep fewer variables, "
-            "or use leace"
+            f"{listed(kept)} nearly lies in the span of {listed(erased)}: rows are moved up to "
+            f"{amplification:.1e} times as far as by LEACE, and errors due to rounding, noise and "
+            "new rows grow by the same factor. Limit the factor with max_amplification= (for "
+            "example 100), keep fewer variables, or use leace"
         )
     worst = max(solution.residual_z, solution.residual_y)
     if solution.rank_z and (bound >= 1 or worst > bound):
         imprecise.append(
-            f"rounding may undo what was erased or kept: residual {worst:.1e}, bound {bound:.1e} "
+            f"rounding errors may undo the erasure: residual {worst:.1e}, bound {bound:.1e} "
             "(relative to the cross-covariances). Typical causes: variables that nearly determine "
             "each other, or features that are combinations of others; drop such columns, pass "
-            "shrinkage=1e-6, or cap max_amplification="
+            "shrinkage=1e-6, or limit max_amplification="
         )
     if admitted:
         imprecise.append(
             f"x varies by less than its rounding level in {admitted} direction(s) that covary with "
             "the labels; their variance was set to that level. The constraints hold exactly, but "
-            "x is changed more than the least possible, and new rows may be changed far more: drop "
-            "features that are copies of others, accumulate in float64, or pass shrinkage=1e-6"
+            "x is changed more than necessary, and new rows may be changed far more. Drop features "
+            "that are copies of others, accumulate in float64, or pass shrinkage=1e-6"
         )
-    if solution.rank_z and left_over**2 > NOISE_SHARE:
+    if solution.rank_z and remaining**2 > NOISE_FRACTION:
         imprecise.append(
-            f"{left_over:.2%} of the covariance with {listed(erased)} is left, each feature in "
-            "units of its standard deviation: some features are so small beside others that "
-            "their covariance is below the rounding of the total variance. Scale all features "
-            "alike first, or use leace, which does not depend on their units"
+            f"{remaining:.2%} of the covariance with {listed(erased)} is left, for features in "
+            "units of their standard deviations: the covariance of some small features is below "
+            "the rounding error of the total variance. Scale all features to similar variances, "
+            "or use leace, which does not depend on their units"
         )
     for note in imprecise:
         warn(note, PrecisionWarning)

@@ -158,19 +158,19 @@ def oracle(
         spans = np.concatenate([span_z.rows, span_y.rows])
         whitened_spans = factor.whiten(spans)
         k = len(span_z.rows)
-        white = {"erased": whitened_spans[:k], "kept": whitened_spans[k:]}
-        Szz = _blocks(stats, z, z)
+        whitened_by_role = {"erased": whitened_spans[:k], "kept": whitened_spans[k:]}
+        Szz = _correlations(stats, z, z)
         inverse, root = _inverses(Szz)
         predicted = inverse @ span_z.rows  # Szz^+ Sz^T, (k, d)
         shifts = tuple(_shifts(z, predicted))
         restoration = rho = None
-        lost = 1.0
+        precision_loss = 1.0
         if kept:
-            Szy = _blocks(stats, z, y)
+            Szy = _correlations(stats, z, y)
             span_t = span_y.rows - Szy.T @ predicted
             change = span_y.rows - span_t
             if classes is None:
-                whitened, solved, lost = _at_fixed_labels(
+                whitened, solved, precision_loss = _at_fixed_labels(
                     whitened_spans, factor.solve(spans), inverse, root, Szy
                 )
             else:
@@ -180,19 +180,20 @@ def oracle(
                 change,
             )  # fmt: skip
             between = Szy.T @ inverse @ Szy
-            if restoration.lost is not None:
-                within = float(np.sum((restoration.lost @ restoration.whitened) ** 2))
-                fraction = within / (within + float(restoration.lost @ between @ restoration.lost))
+            if restoration.lost_combination is not None:
+                v = restoration.lost_combination
+                within = float(np.sum((v @ restoration.whitened) ** 2))
+                fraction = within / (within + float(v @ between @ v))
                 remedy = (
-                    "leave keep= out: that keeps the relation within classes. SPLINCE cannot keep "
-                    f"it either (1 - rho_o = {fraction:.1e})"
+                    "leave keep= out, which keeps the relation within classes. SPLINCE cannot keep "
+                    f"the combination either (1 - rho_o = {fraction:.1e})"
                 )
                 refuse_lost(restoration, "oracle", y, remedy)
             rho = _rho(restoration.whitened, between, span_y.rows)
         mean, feature_names = stats.mean, stats.feature_names
         report = _report(
-            stats, factor, span_z, span_y, white, predicted, restoration, float(strength), rho,
-            lost, span_z.rows - Szz @ predicted,
+            stats, factor, span_z, span_y, whitened_by_role, predicted, restoration,
+            float(strength), rho, precision_loss, span_z.rows - Szz @ predicted,
         )  # fmt: skip
         fallback = None
         if missing == "splince":
@@ -205,8 +206,8 @@ def oracle(
                 )
             except InfeasibleError as error:
                 raise InfeasibleError(
-                    f"rows without a label would get SPLINCE, which is infeasible: {error}. The "
-                    "map that uses labels exists: pass missing='raise', and labels of every row",
+                    f"the map of rows without a label, SPLINCE, is infeasible: {error}. The map "
+                    "that uses labels exists: pass missing='raise', and labels of every row",
                     error.cosine,
                 ) from error
     empty = np.empty((0, len(mean)))
@@ -240,16 +241,16 @@ class _Reused:
         return nullcontext(self)
 
 
-def _rho(white: Float, between: Float, span: Float) -> float | None:
+def _rho(whitened: Float, between: Float, span: Float) -> float | None:
     """Return the largest rho_o over the combinations v of kept labels that covary with x.
 
-    rho_o = v^T between v / (v^T between v + |v^T white|^2) is the variance of the combination that
-    z predicts, divided by the variance that x and z together predict. The result is None if no
+    rho_o = v^T between v / (v^T between v + |v^T whitened|^2) is the variance of the combination
+    that z predicts, divided by the variance that x and z together predict. The result is None if no
     combination covaries with x.
 
     Parameters
     ----------
-    white : (k, p) float64
+    whitened : (k, p) float64
         Ty, transposed and whitened by T.
     between : (k, k) float64
         Szy^T Szz^+ Szy.
@@ -260,15 +261,15 @@ def _rho(white: Float, between: Float, span: Float) -> float | None:
     basis = basis[:, sizes > tolerances.relative(span.shape[1], "auto") * sizes[0]]
     if not basis.shape[1]:
         return None
-    within = basis.T @ (white @ white.T) @ basis
+    within = basis.T @ (whitened @ whitened.T) @ basis
     values, vectors = np.linalg.eigh(within + basis.T @ between @ basis)
     root = vectors / np.sqrt(np.maximum(values, tolerances.EPS * values[-1]))
-    least = float(np.linalg.eigvalsh(root.T @ within @ root)[0])
-    return 1.0 - min(max(least, 0.0), 1.0)
+    smallest = float(np.linalg.eigvalsh(root.T @ within @ root)[0])
+    return 1.0 - min(max(smallest, 0.0), 1.0)
 
 
 def _at_fixed_labels(
-    white: Float, solved: Float, inverse: Float, root: Float, Szy: Float
+    whitened_spans: Float, solved_spans: Float, inverse: Float, root: Float, Szy: Float
 ) -> tuple[Float, Float, float]:
     """Return Ty whitened by T, T^+ Ty, and the loss of precision of T^+, from a factor of S.
 
@@ -278,15 +279,15 @@ def _at_fixed_labels(
 
     Parameters
     ----------
-    white, solved : (k_z + k_y, p), (k_z + k_y, d) float64
+    whitened_spans, solved_spans : (k_z + k_y, p), (k_z + k_y, d) float64
         L^+ and S^+ times Sz and Sy, transposed.
     inverse, root : (k_z, k_z) float64
         Szz^+ and its symmetric root.
     Szy : (k_z, k_y) float64
         Cov(z, y).
     """
-    k, d = len(inverse), solved.shape[1]
-    combinations, cosines, basis = np.linalg.svd(root @ white[:k], full_matrices=False)
+    k, d = len(inverse), solved_spans.shape[1]
+    combinations, cosines, basis = np.linalg.svd(root @ whitened_spans[:k], full_matrices=False)
     correlated = cosines > tolerances.noise(d, 1.0)
     cosines, basis = np.minimum(cosines[correlated], 1.0), basis[correlated]
     # `gain` is the ratio of T^+ to S^+ in each direction. The gain is 0 in directions that z
@@ -294,10 +295,12 @@ def _at_fixed_labels(
     squared_sines = 1.0 - cosines**2
     inside = squared_sines > d * tolerances.EPS
     gain = np.where(inside, 1.0 / np.where(inside, squared_sines, 1.0), 0.0)
-    dual = (combinations.T[correlated] @ root @ solved[:k]) / cosines[:, None]  # S^+ L basis^T
+    dual = (combinations.T[correlated] @ root @ solved_spans[:k]) / cosines[
+        :, None
+    ]  # S^+ L basis^T
     weights = Szy.T @ inverse
-    residual = white[k:] - weights @ white[:k]  # L^+ Ty, transposed
-    solved_residual = solved[k:] - weights @ solved[:k]
+    residual = whitened_spans[k:] - weights @ whitened_spans[:k]  # L^+ Ty, transposed
+    solved_residual = solved_spans[k:] - weights @ solved_spans[:k]
     along = residual @ basis.T
     whitened = residual + (along * (np.sqrt(gain) - 1.0)) @ basis
     return whitened, solved_residual + (along * (gain - 1.0)) @ dual, float(gain.max(initial=1.0))
@@ -338,7 +341,7 @@ def _in_classes(classes: Classes, columns: list[LabelColumns]) -> tuple[Float, F
 
 
 def _maps(restoration: Restoration, shift: Shift, classes: Classes) -> Float:
-    """Return A_c = I - left^T right_c / sqrt(p_c), (k, d, d), in the order of `shift.classes`.
+    """Return A_c = I - left^T right_c / sqrt(p_c), (m, d, d), in the order of `shift.classes`.
 
     right_c is the block of `restoration.right` for class c, and p_c its fraction of the weight.
     """
@@ -365,12 +368,14 @@ def _check_rows(stats: Statistics, columns: list[LabelColumns]) -> None:
             )
 
 
-def _blocks(stats: Statistics, first: list[LabelColumns], second: list[LabelColumns]) -> Float:
+def _correlations(
+    stats: Statistics, first: list[LabelColumns], second: list[LabelColumns]
+) -> Float:
     """Return the correlations of the label columns `first` with `second`, (k_1, k_2)."""
-    return np.block([[_pair(stats, a, b) for b in second] for a in first])
+    return np.block([[_pair_correlations(stats, a, b) for b in second] for a in first])
 
 
-def _pair(stats: Statistics, a: LabelColumns, b: LabelColumns) -> Float:
+def _pair_correlations(stats: Statistics, a: LabelColumns, b: LabelColumns) -> Float:
     """Return the correlations between the label columns of two variables, (k_a, k_b).
 
     Raises
@@ -383,10 +388,10 @@ def _pair(stats: Statistics, a: LabelColumns, b: LabelColumns) -> Float:
     pair = stats.pairs.pair_covariance(a.name, b.name, {a.name: a.variable, b.name: b.variable})
     if pair is None or not np.isclose(pair[1], stats.weight, rtol=1e-9, atol=0.0):
         raise InputError(
-            f"these moments do not know how the labels of {a.name!r} and {b.name!r} go together: "
-            "they come from a file of an older version, from rows that carry one label only, or "
-            "have a variable of more than 256 classes; accumulate them again, from rows that carry "
-            "both labels"
+            f"these moments hold no covariances between the labels of {a.name!r} and {b.name!r}: "
+            "they come from a file of an older version, from rows with only one of the labels, or "
+            "have a variable of more than 256 classes; accumulate them again, from rows with both "
+            "labels"
         )
     return np.asarray(pair[0][np.ix_(a.used, b.used)] / np.outer(a.deviation, b.deviation))
 
@@ -425,26 +430,27 @@ def _shifts(columns: list[LabelColumns], predicted: Float) -> list[Shift]:
 
 def _report(
     stats: Statistics, factor: Factor, span_z: Span, span_y: Span,
-    white: dict[str, Float], predicted: Float,
-    restoration: Restoration | None, strength: float, rho: float | None, lost: float, left: Float,
+    whitened: dict[str, Float], predicted: Float,
+    restoration: Restoration | None, strength: float, rho: float | None,
+    precision_loss: float, residual_z: Float,
 ) -> Report:  # fmt: skip
     """Return the report of the oracle eraser.
 
     Parameters
     ----------
-    white : dict of str to (k, p) float64
+    whitened : dict of str to (k, p) float64
         Whitened spans of the variables to erase, "erased", and to keep, "kept".
     predicted : (k_z, d) float64
         Szz^+ Sz^T.
-    lost : float
+    precision_loss : float
         Largest 1 / (1 - c^2) over the canonical correlations c of x and z.
-    left : (k_z, d) float64
+    residual_z : (k_z, d) float64
         Cov(t, z), transposed, which is zero up to rounding.
     """
     variance = float(stats.variances.sum())
-    least = float(np.sum(span_z.rows * predicted))
+    minimum = float(np.sum(span_z.rows * predicted))
     d, variables, notes = len(stats.mean), [], [NEEDS_LABELS]
-    cost, amplification = least, 1.0
+    cost, amplification = minimum, 1.0
     if restoration is not None:
         if stats.sample is None and not stats.intensity(Options()):
             cost += restoration.change
@@ -456,10 +462,10 @@ def _report(
         amplification = restoration.amplification
     bound = tolerances.residual(d, 1.0, amplification)
     for role, span in (("erased", span_z), ("kept", span_y)):
-        for name, part, kind, correlations in correlations_of(span, white[role]):
+        for name, part, kind, correlations in correlations_of(span, whitened[role]):
             rank = int(np.count_nonzero(np.array(correlations) > tolerances.noise(d, 1.0)))
             if role == "erased":
-                residual, size = left[part], float(np.linalg.norm(span.rows[part]))
+                residual, size = residual_z[part], float(np.linalg.norm(span.rows[part]))
                 if restoration is not None and restoration.right.shape == restoration.left.shape:
                     residual = residual - (residual @ restoration.right.T) @ restoration.left
                 errors = float(np.linalg.norm(residual)) / size if size else 0.0, bound
@@ -470,14 +476,14 @@ def _report(
     if amplification > tolerances.AMPLIFICATION:
         notes.append(
             f"little of the covariance with {listed(span_y.names)} is left at fixed labels: "
-            f"keeping it enlarges deviations up to {amplification:.1e} times, with their rounding "
-            "and noise; keep fewer variables, or pass strength= below 1"
+            f"keeping it enlarges deviations, with their rounding errors and noise, up to "
+            f"{amplification:.1e} times; keep fewer variables, or pass strength= below 1"
         )
-    if lost > tolerances.AMPLIFICATION:
+    if precision_loss > tolerances.AMPLIFICATION:
         notes.append(
             f"x nearly determines the labels of {listed(span_z.names)}: 1 / (1 - c^2) is "
-            f"{lost:.1e}, and rounding errors of the relation at fixed labels grow by this factor; "
-            "leave out the features that are copies of the labels"
+            f"{precision_loss:.1e}, and rounding errors of the relation at fixed labels grow by "
+            "this factor; leave out the features that are copies of the labels"
         )
     sample = stats.sample
     # The distortion is unknown if a sketch replaces Cov(x), which it may underestimate.
@@ -491,5 +497,5 @@ def _report(
         solver=factor.solver, tolerance=tolerances.noise(d, 1.0), shrinkage=0.0,
         warnings=tuple(notes), strength=strength,
         sampling=None if sample is None else Sampling(sample.n_rows, None),
-        oracle=OracleFit(least * fraction, rho),
+        oracle=OracleFit(minimum * fraction, rho),
     )  # fmt: skip

@@ -171,15 +171,15 @@ def quadratic(
     if source.folds or not shrinkage:
         differences = stats.differences(support)
     folds = [class_statistics(part, coding).differences(support) for part in source.folds]
-    shrunk = _Shrinkage.chosen(shrinkage, stats.fractions, differences, folds)
+    shrunk = _Shrinkage.of_option(shrinkage, stats.fractions, differences, folds)
     covariances = shrunk.covariances(stats, support)
     names = list(source.all_rows)
     if not shrunk.intensity and (stats.rows <= support.rank + 1).any():
         c = int(np.argmin(stats.rows))
         raise NotEnoughDataError(
             f"the class {names[c]!r} of {name!r} has {int(stats.rows[c]):,} rows, and its "
-            f"covariance needs more than {support.rank + 1:,} (rank of x, plus 1): it would "
-            "be singular. Pass folds with shrinkage='cv', a number above 0, or fewer principal "
+            f"covariance is singular unless there are more than {support.rank + 1:,} (rank of x, "
+            "plus 1). Pass folds with shrinkage='cv', a number above 0, or fewer principal "
             "components"
         )
     optimal = method == "optimal"
@@ -191,30 +191,30 @@ def quadratic(
             "varies in other classes: features that are constant in that class, or rows that "
             "repeat. Pass folds with shrinkage='cv', or a number above 0"
         ) from error
-    if solution.lost is not None:
-        refuse_combination(name, coding, solution.lost, "quadratic")
+    if solution.lost_combination is not None:
+        refuse_combination(name, coding, solution.lost_combination, "quadratic")
     if not np.isfinite(solution.cost):
         kept = listed([str(columns.name) for columns in coding.kept])
         raise InfeasibleError(
-            f"quadratic finds no maps that keep {kept} while they give the classes of {name!r} one "
+            f"quadratic found no maps that keep {kept} and give all classes of {name!r} the same "
             f"covariance: {solution.rank} combination(s) of labels are kept, and within the "
-            f"classes x varies in {support.rank} dimension(s), or relations of the classes cancel. "
-            "Keep fewer variables or classes, use more features, or sf.oracle(classwise=True), "
-            "which does not make the covariances equal",
+            f"classes x varies in {support.rank} dimension(s), or the cross-covariances of the "
+            "classes cancel. Keep fewer variables or classes, use more features, or use "
+            "sf.oracle(classwise=True), which does not make the covariances equal",
             1.0,
         )
-    before = left = None
+    before = remaining = None
     if folds:
-        before = shrinking.over_folds(folds)
-        left = shrinking.left_over(before, differences, shrunk.intensity, shrunk.eigenvalues)
-    notes = _notes(
+        before = shrinking.unbiased_difference(folds)
+        remaining = shrinking.expected_difference(before, differences, *shrunk)
+    notes = _noise_warning(
         name, names, stats.rows, differences, support.rank, shrunk.intensity, before, source.groups
     )
     for note in notes:
         warn(note, UnseenRowsWarning)
     label = "QLEACE" if keep is None else "q-SPLINCE" if optimal else "repair @ QLEACE"
     report = _report(
-        label, name, stats, support, covariances, solution, coding, (before, left),
+        label, name, stats, support, covariances, solution, coding, (before, remaining),
         shrunk.intensity, notes, optimal=optimal,
     )  # fmt: skip
     empty = np.empty((0, len(stats.mean)))
@@ -243,7 +243,7 @@ class _Shrinkage(NamedTuple):
     eigenvalues: Float | None = None
 
     @classmethod
-    def chosen(
+    def of_option(
         cls, policy: float | str | None, fractions: Float, differences: Float,
         folds: Sequence[Float],
     ) -> _Shrinkage:  # fmt: skip
@@ -264,7 +264,7 @@ class _Shrinkage(NamedTuple):
             return cls(float(policy or 0.0))
         if policy == "cv":
             return cls(shrinking.intensity(fractions, differences, folds))
-        values = shrinking.eigenvalues(fractions, folds)
+        values = shrinking.held_out_eigenvalues(fractions, folds)
         raw = np.linalg.eigvalsh(differences[1] - differences[0])
         size = float(raw @ raw)
         return cls(float(np.clip(1.0 - values @ raw / size, 0.0, 1.0)) if size else 1.0, values)
@@ -276,7 +276,7 @@ class _Shrinkage(NamedTuple):
         return shrinking.with_eigenvalues(stats, support, self.eigenvalues)
 
 
-def _notes(
+def _noise_warning(
     name: VariableName, names: list[ClassName], rows: Float, differences: Float, r: int,
     intensity: float, before: float | None, groups: str | None,
 ) -> tuple[str, ...]:  # fmt: skip
@@ -311,22 +311,25 @@ def _notes(
     rare = names[int(np.argmin(rows))]
     if intensity and before is not None and 1.0 - intensity < _MOSTLY_NOISE:
         return (
-            f"{1.0 - intensity:.2g} of the differences between the class covariances of {name!r} "
-            "is more than noise, and the rest is left in the rows: use fewer principal components, "
-            f"or more rows. {split}",
+            f"only the fraction {1.0 - intensity:.2g} of the differences between the class "
+            f"covariances of {name!r} exceeds sampling noise and is removed; the rest remains in "
+            f"the rows. Use fewer principal components, or more rows. {split}",
         )
     noise = (k - 1) / k**2 * float(np.sum(r * (r + 1) / rows))
     if intensity:
         return ()
-    size = shrinking.product(differences, differences) - noise if before is None else before
+    size = before
+    if size is None:
+        size = shrinking.inner_product(differences, differences) - noise
     if noise <= size:
         return ()
     needed = "" if size <= 0 else f"; about {noise / size:.2g} times as many rows would be needed"
-    size_text = f"{size:.3g}" if size > 0 else "nothing that is more than noise"
+    size_text = f"{size:.3g}" if size > 0 else "not above noise"
     return (
-        f"without shrinkage the noise of {int(rows.min()):,} rows (class {rare!r}) in "
-        f"covariances of {r} dimensions leaves a squared difference of about {noise:.3g} in new "
-        f"rows, where {size_text} was before{needed}. Pass folds with shrinkage='cv', or fewer "
+        f"without shrinkage, sampling noise leaves a squared difference of about {noise:.3g} "
+        "between the class covariances of new rows; before erasure, the difference is "
+        f"{size_text}. The smallest class, {rare!r}, has {int(rows.min()):,} rows for a covariance "
+        f"of {r} dimensions{needed}. Pass folds with shrinkage='cv', or fewer "
         f"principal components. {split}",
     )
 
@@ -346,7 +349,7 @@ def _report(
     rows, before and after erasure (:class:`~splince_fast.report.QuadraticFit`); both are None
     without folds.
     """
-    before, left = dS2
+    before, remaining = dS2
     p, d = stats.fractions, len(stats.mean)
     means = np.sqrt(p)[:, None] * (stats.means - stats.mean)
     total = float(np.sum(means**2))  # E|r - x|^2 of o-LEACE
@@ -354,22 +357,22 @@ def _report(
         float(q * np.trace(s)) for q, s in zip(p, stats.covariances, strict=True)
     )
     u, sizes, _ = np.linalg.svd(support.whitener.T @ means.T, full_matrices=False)
-    changed, size, products, crosses = total, 1.0, 0.0, 0.0
+    cost, size, product_size, cross_size = total, 1.0, 0.0, 0.0
     after_maps = []
-    for q, a, true, used, mean in zip(
+    for q, a, covariance, shrunk, mean in zip(
         p, solution.maps, stats.covariances, covariances, stats.means, strict=True
     ):
         step = a - np.eye(d)
-        changed += float(q * np.vdot(step @ true, step))
+        cost += float(q * np.vdot(step @ covariance, step))
         norm = 1.0 + float(np.linalg.norm(step))
         size = max(size, norm)
         # Rounding of the rows changes S_c by up to eps |x| |x - m_c|, and A_c S_c A_c^T by up to
         # |A_c|^2 times this change.
-        deviation = float(np.trace(used)) ** 0.5
+        deviation = float(np.trace(shrunk)) ** 0.5
         length = deviation + float(np.linalg.norm(mean))
-        products = max(products, norm**2 * deviation * length)
-        crosses += q * norm * length
-        after_maps.append(a @ used @ a.T)
+        product_size = max(product_size, norm**2 * deviation * length)
+        cross_size += q * norm * length
+        after_maps.append(a @ shrunk @ a.T)
     erased = np.stack(after_maps)
     scale = float(np.linalg.norm(erased[0])) or 1.0
     residual = max(float(np.linalg.norm(c - erased[0])) for c in erased) / scale
@@ -382,22 +385,22 @@ def _report(
     variables = [
         VariableReport(
             str(name), "erased", rank, tuple(map(float, canonical[:rank])), residual,
-            rounding * max(size**2, products / scale), f"classes ({len(p)})",
+            rounding * max(size**2, product_size / scale), f"classes ({len(p)})",
         )
     ]  # fmt: skip
     kept = stats.kept
     after = sum(q * a @ cross for q, a, cross in zip(p, solution.maps, stats.crosses, strict=True))
-    white = support.whitener.T @ kept
-    shrink = 1.0 - 1.0 / np.sqrt(1.0 + sizes**2)
-    white = (white - (u * shrink) @ (u.T @ white)).T  # whitened by Cov(x)
-    for text, part, kind, correlations in correlations_of(coding.span, white):
+    whitened = support.whitener.T @ kept
+    shrinkage = 1.0 - 1.0 / np.sqrt(1.0 + sizes**2)
+    whitened = (whitened - (u * shrinkage) @ (u.T @ whitened)).T  # whitened by Cov(x)
+    for text, part, kind, correlations in correlations_of(coding.span, whitened):
         norm = float(np.linalg.norm(kept[:, part]))
         error = float(np.linalg.norm((after - kept)[:, part]))
         variables.append(
             VariableReport(
                 text, "kept", int(np.count_nonzero(np.array(correlations) > noise)), correlations,
                 error / norm if norm else 0.0,
-                rounding * max(size**2, crosses / norm if norm else 0.0), kind,
+                rounding * max(size**2, cross_size / norm if norm else 0.0), kind,
             )
         )  # fmt: skip
     # If the class means differ only in the range of S_w, LEACE removes the variance
@@ -411,10 +414,10 @@ def _report(
     return Report(
         method=label, n_rows=int(stats.rows.sum()), weight=float(stats.weights.sum()),
         n_features=d, rank_covariance=support.rank, rank=0, variables=tuple(variables), dropped=0,
-        cosines=(), amplification=1.0, rho=None, distortion=changed / variance if variance else 0.0,
+        cosines=(), amplification=1.0, rho=None, distortion=cost / variance if variance else 0.0,
         distortion_leace=leace, solver="cholesky",
         tolerance=noise, shrinkage=intensity, warnings=(NEEDS_LABELS, *notes),
         quadratic=QuadraticFit(
-            float(solution.determinants.min()), solution.gap if optimal else None, before, left
+            float(solution.determinants.min()), solution.gap if optimal else None, before, remaining
         ),
     )  # fmt: skip

@@ -64,9 +64,11 @@ class ExtraPasses:
         self._source, self._stats = source, stats
         d = len(stats.mean)
         if source.n_features not in (None, d):
-            raise _other(source, f"it has {source.n_features} features, and the moments have {d}")
+            raise _other_rows_error(
+                source, f"it has {source.n_features} features, and the moments have {d}"
+            )
         if source.n_rows is not None and source.n_rows < stats.n_rows:
-            raise _other(
+            raise _other_rows_error(
                 source, f"it has {source.n_rows:,} rows, and the moments have {stats.n_rows:,}"
             )
         if passes > 1 and isinstance(source, StreamSource) and source.once:
@@ -128,8 +130,8 @@ class ExtraPasses:
             no_sums = np.empty((0, len(mean)))
             kernels.sum_rows(*csr, batch, *no_labels, total, no_sums, no_sums)
             kernels.sum_squares(*csr, batch, mean, weight_sum, squares)
-            left = add_images(array, weight, mean, vectors, out)
-            add_outer(out, -1.0, mean, left)
+            weighted_sum = add_images(array, weight, mean, vectors, out)
+            add_outer(out, -1.0, mean, weighted_sum)
             return total - weight_sum * mean, squares, weight_sum
         array = np.ascontiguousarray(rows.array, rows.dtype)
         no_codes, no_values = np.empty((0, len(array)), np.intp), np.empty((0, len(array)))
@@ -144,10 +146,12 @@ class ExtraPasses:
         """Raise InputError unless the sums of a pass equal those of the moments, up to rounding."""
         stats, name = self._stats, self._source
         if n_rows != stats.n_rows:
-            raise _other(name, f"it has {n_rows:,} rows, and the moments have {stats.n_rows:,}")
+            raise _other_rows_error(
+                name, f"it has {n_rows:,} rows, and the moments have {stats.n_rows:,}"
+            )
         roundings = EPS64 * (512 + 8 * n_rows**0.5)
         if abs(weight - stats.weight) > roundings * stats.weight:
-            raise _other(
+            raise _other_rows_error(
                 name,
                 f"its weight sum is {weight:.12g}, and that of the moments {stats.weight:.12g}",
             )
@@ -158,8 +162,8 @@ class ExtraPasses:
         variance_differs = np.abs(squares / weight - stats.variances) > bound
         features = np.flatnonzero(mean_differs | variance_differs)
         if len(features):
-            what = "mean" if mean_differs[features[0]] else "variance"
-            raise _other(name, f"the {what} of feature {features[0]} differs")
+            moment = "mean" if mean_differs[features[0]] else "variance"
+            raise _other_rows_error(name, f"the {moment} of feature {features[0]} differs")
         # The product with a sign vector is a sum over all features; its error bound is, too.
         all_deviations, all_offsets = deviation.sum(), offset.sum()
         allowed = (roundings * deviation + offset) * all_deviations
@@ -168,17 +172,17 @@ class ExtraPasses:
         if (gap > allowed[:, None]).any():
             units = deviation[:, None]
             gaps = np.divide(gap, units, out=np.zeros_like(gap), where=units > 0)
-            raise _other(
+            raise _other_rows_error(
                 name,
-                f"its values of feature {gaps.max(axis=1).argmax()} stand beside other values of "
-                "other features; was a column of it shuffled?",
+                f"the covariances of feature {gaps.max(axis=1).argmax()} with the other features "
+                "differ; a column may be shuffled",
             )
 
 
-def _other(source: Source, why: str) -> InputError:
+def _other_rows_error(source: Source, why: str) -> InputError:
     return InputError(
-        f"refine is {source.name}, which is not what the moments have seen: {why}. Pass the source "
-        "that they were accumulated from, all of it, with the same weights"
+        f"refine is {source.name}, which does not have the accumulated rows: {why}. Pass the "
+        "source from which the moments were accumulated, with all rows and the same weights"
     )
 
 
@@ -237,30 +241,30 @@ class Refinement:
                 )
             )
         if options.shrinkage:
-            raise InputError("refine= takes the covariance as it is; leave shrinkage= out")
+            raise InputError("refine= does not shrink the covariance; leave shrinkage= out")
         reader = ExtraPasses(self.source, stats, self.passes)
         first = stats.factored(options, stats.intensity(options), None)
         low_rank, sketch = stats.low_rank, stats.sketch
         inverse = first.inverse_scale
         spans = np.where(inverse > 0, np.concatenate([span_z, span_y]), 0.0)
         n_erased = len(span_z)
-        parts = [first.solve(np.ascontiguousarray(spans)), spans]
+        blocks = [first.solve(np.ascontiguousarray(spans)), spans]
         if low_rank.rank:
-            parts.append(spans * inverse**2)
-        columns = np.concatenate(parts)
+            blocks.append(spans * inverse**2)
+        columns = np.concatenate(blocks)
         k, signs = len(spans), sketch.signs.T * (inverse > 0.0)
         images = reader.images(columns)
 
-        def change(subspace: Subspace) -> tuple[Factor, float]:
+        def evaluate(subspace: Subspace) -> tuple[Factor, float]:
             factor = subspace.factor(low_rank, first)
             solution = oblique(factor, spans[:n_erased], spans[n_erased:], options)
             return factor, solution.distortion if solution.status == STATUS_OK else np.inf
 
-        before = change(Subspace(columns[:k], images[:k]))[1]
+        before = evaluate(Subspace(columns[:k], images[:k]))[1]
         columns = np.concatenate([columns, signs])
         images = np.concatenate([images, sketch.images.T / stats.weight])
         subspace = Subspace(columns, images)
-        factor, after = change(subspace)
+        factor, after = evaluate(subspace)
         for _ in range(1, self.passes):
             new_columns = first.solve(
                 np.ascontiguousarray(subspace.residual(spans) * (inverse > 0))
@@ -268,6 +272,6 @@ class Refinement:
             columns = np.concatenate([columns, new_columns])
             images = np.concatenate([images, reader.images(new_columns)])
             subspace, before = Subspace(columns, images), after
-            factor, after = change(subspace)
+            factor, after = evaluate(subspace)
         gain = 1.0 - after / before if 0.0 < before < np.inf else 0.0
         return factor, max(0.0, gain)

@@ -169,7 +169,7 @@ def repair(
                 factor.whiten(rows), factor.solve(rows), rows, span_x, units, float(strength),
                 span_x - rows,
             )  # fmt: skip
-            if restoration.lost is not None:
+            if restoration.lost_combination is not None:
                 refuse_lost(restoration, "repair", list(map(LabelColumns.of, names, variables)))
             report = _report(
                 erased, factor, restoration, span_t, float(strength), float(variances.sum()),
@@ -258,14 +258,14 @@ def _factor(erased: Statistics, deviations: Float, memory: Float | None) -> Fact
     """
     if isinstance(erased, Snapshot):
         return erased.factored_after_erasure(deviations, memory)
-    factor, least = erased.factor, tolerances.computed(deviations, 0.0)
-    noise = (factor.inverse_scale > 0.0) & (np.sqrt(erased.variances) <= least)
-    noise[factor.left_out] = False
-    if noise.any():
+    factor, rounding = erased.factor, tolerances.erased_rounding(deviations, 0.0)
+    is_noise = (factor.inverse_scale > 0.0) & (np.sqrt(erased.variances) <= rounding)
+    is_noise[factor.left_out] = False
+    if is_noise.any():
         raise InputError(
-            f"{int(noise.sum())} feature(s) of the erased rows vary by the rounding of the "
-            "original ones, and the factor of the snapshot uses them; pass the moments of the "
-            "erased rows, from which repair leaves such features out"
+            f"{int(is_noise.sum())} feature(s) of the erased rows vary by rounding error only, and "
+            "the factor of the snapshot uses them; pass the moments of the erased rows, from which "
+            "repair leaves such features out"
         )
     return factor
 
@@ -274,7 +274,7 @@ def refuse_lost(
     restoration: Restoration, method: str, columns: list[LabelColumns],
     remedy: str = "use an eraser that keeps part of it, such as splince(keep=)",
 ) -> NoReturn:  # fmt: skip
-    """Raise InfeasibleError that names the combination of labels `restoration.lost`.
+    """Raise InfeasibleError that names the combination of labels `restoration.lost_combination`.
 
     Parameters
     ----------
@@ -287,14 +287,14 @@ def refuse_lost(
     remedy : str
         Advice at the end of the message.
     """
-    assert restoration.lost is not None
-    kept, text = listed([str(v.name) for v in columns]), combination(restoration.lost, columns)
+    assert restoration.lost_combination is not None
+    kept = listed([str(v.name) for v in columns])
+    text = combination(restoration.lost_combination, columns)
     raise InfeasibleError(
         f"{method} cannot restore the covariance with {kept}: the rows "
         f"covaried with the combination {text} before erasing (|Cov| {restoration.lost_size:.2g} "
-        "in units of standard deviations), and the erased rows do not, above rounding. "
-        "Nothing linear of it is left to enlarge: typically the concept determines it. Keep fewer "
-        f"variables, or {remedy}",
+        "in units of standard deviations), and the erased rows do not, above rounding. Typically "
+        f"the concept determines the combination. Keep fewer variables, or {remedy}",
         1.0,
     )
 
@@ -324,7 +324,7 @@ def _report(
     worst = max(variables, key=lambda v: v.residual - v.bound)
     if worst.bound >= 1 or worst.residual > worst.bound:
         notes.append(
-            f"rounding may undo what was restored of {worst.name!r}: residual "
+            f"rounding errors may undo the restoration of {worst.name!r}: residual "
             f"{worst.residual:.1e}, bound {worst.bound:.1e} (relative to the covariance)"
         )
     if effect > tolerances.SENSITIVITY and norm > 10.0 * len(left) ** 0.5:

@@ -205,13 +205,13 @@ class Snapshot:
 
         Features that hold rounding errors only are left out. The level of rounding errors is
         computed from `deviations`, (d,), the standard deviations of the features before erasure
-        (`tolerances.computed`).
+        (`tolerances.erased_rounding`).
         """
         roundoff = self._state.second.unit_roundoff
         of_mean = max(tolerances.CONSTANT, roundoff) * np.abs(self.mean)
         other = copy(self)
         # A feature counts as constant if its standard deviation is at most CONSTANT times its mean.
-        other.mean = np.maximum(tolerances.computed(deviations, roundoff), of_mean)
+        other.mean = np.maximum(tolerances.erased_rounding(deviations, roundoff), of_mean)
         other.mean /= tolerances.CONSTANT
         return other.factored(Options(min_scale=tolerances.MIN_SCALE), 0.0, memory)
 

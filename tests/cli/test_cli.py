@@ -225,7 +225,7 @@ def test_rows_sampled_sketched_and_read_again(
 
 @pytest.mark.parametrize(
     ("options", "left"),
-    [(["--on-infeasible", "drop"], "(to rounding)"), (["--max-amplification", "1"], "above 1")],
+    [(["--on-infeasible", "drop"], "(up to rounding)"), (["--max-amplification", "1"], "above 1")],
 )
 def test_what_is_given_up_is_a_warning_of_one_line(
     here: Path, capsys: pytest.CaptureFixture[str], options: list[str], left: str
@@ -234,10 +234,10 @@ def test_what_is_given_up_is_a_warning_of_one_line(
     labels = ["--labels", "gender.npy", "--labels", "same.npy", "--erase", "gender"]
     assert main(["fit", "X.npy", *labels, "--keep", "same", *options, "-o", "e"]) == 0
     out, err = capsys.readouterr()
-    assert err.startswith("splince-fast: warning: 1 of 1 direction(s) of 'same' were given up")
+    assert err.startswith("splince-fast: warning: 1 of 1 direction(s) of 'same' were dropped")
     assert left in err
     assert err.count("\n") == 1
-    assert "given up" in out
+    assert "dropped" in out
 
 
 def test_a_warning_of_every_block_is_told_once(
@@ -367,7 +367,7 @@ FIT = ["fit", "X.npy", "--labels", "labels.csv", "--erase", "gender"]
         ([*FIT, "--keep", "job", "--sketch-size", "1.5", "-o", "e"], "an integer from 0"),
         (
             [*FIT, "--keep", "job", "--sketch-size", "2", "--subsample", "auto", "-o", "e"],
-            "two stand-ins",
+            "exclude each other",
         ),
         (
             [*FIT, "--keep", "job", "--sketch-size", "2", "--shrinkage", "cv", "-o", "e"],
@@ -376,7 +376,7 @@ FIT = ["fit", "X.npy", "--labels", "labels.csv", "--erase", "gender"]
         ([*FIT, "--keep", "job", "--sketch-size", "2", "--solver", "eigh", "-o", "e"], "at 'auto'"),
         (
             [*FIT, "--keep", "job", "--sketch-size", "2", "--groups", "age", "-o", "e"],
-            "leave it out",
+            "leave groups out",
         ),
         ([*FIT, "--keep", "job", "--passes", "2", "-o", "e"], "pass sketch_size, too"),
         (

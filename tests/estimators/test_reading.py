@@ -195,8 +195,8 @@ def test_sparse_rows_that_cannot_be_used(data: Data, monkeypatch: pytest.MonkeyP
         ({"passes": -1}, "passes is -1"),
         ({"passes": True}, "passes is True"),
         ({"passes": 1}, "pass sketch_size, too"),
-        ({"sketch_size": 3, "subsample": 0.5}, "two stand-ins"),
-        ({"sketch_size": 3, "subsample": "auto"}, "two stand-ins"),
+        ({"sketch_size": 3, "subsample": 0.5}, "exclude each other"),
+        ({"sketch_size": 3, "subsample": "auto"}, "exclude each other"),
         ({"sketch_size": 3, "shrinkage": "cv"}, r"pass a number in \[0, 1\]"),
         ({"sketch_size": 3, "shrinkage": "oas"}, r"pass a number in \[0, 1\]"),
         ({"sketch_size": 3, "shrinkage": "ledoit-wolf"}, r"pass a number in \[0, 1\]"),
@@ -232,7 +232,7 @@ def test_what_only_a_whole_fit_knows(data: Data) -> None:
         with pytest.raises(InputError, match="pass subsample and sketch_size to Moments"):
             LEACE.from_moments(sf.Moments().update(X, {"z": z}), erase="z", **given)
     for given in ({"subsample": 0.5}, {"sketch_size": 2}):
-        with pytest.raises(InputError, match="leave it out"):
+        with pytest.raises(InputError, match="leave groups out"):
             LEACE(**given).fit("no data", concept=z, groups=z)
     groups = np.arange(N) % 7
     chosen = LEACE(subsample=0.5, shrinkage="cv").fit(X, concept=z, groups=groups)

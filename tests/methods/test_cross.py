@@ -280,7 +280,7 @@ def test_figures_predict_held_out_rows_of_real_data(
         ({"folds": []}, "two or more"),
         ({"folds": "one"}, "two or more"),
         ({"method": "other"}, "must be one of 'splince'"),
-        ({"method": "none"}, "does not; choose one of"),
+        ({"method": "none"}, "on folds; choose one of"),
         ({"method": "leece"}, "did you mean 'leace'"),
         ({"method": "leace", "keep": "y"}, "keeps nothing"),
     ],

@@ -300,7 +300,7 @@ def test_the_expected_trace_is_that_of_the_advice(name: str) -> None:
         erased, *kept = report.variables
         assert erased.expected == pytest.approx(held_out_trace(moments, name).r2, rel=1e-9)
         assert all(v.expected is None for v in kept)
-        assert "expected trace left R^2 of" in str(report)
+        assert "expected remaining R^2 of" in str(report)
         assert "In new rows" in report.explain()
         assert sf.Report.from_dict(report.to_dict()) == report
     for other in (sf.sal(moments, erase=name), sf.leace(moments, erase=name, shrinkage=0.1)):

@@ -318,7 +318,9 @@ def test_rows_without_a_label_get_the_fallback_or_are_refused() -> None:
     np.testing.assert_array_equal(found[::5], eraser.fallback(X[::5]))
     strict = fitted("raise")[0]
     assert strict.fallback is None
-    with pytest.raises(sf.LabelError, match=r"120 row\(s\) have no label of 'z', row 0"):
+    with pytest.raises(
+        sf.LabelError, match=r"120 row\(s\) have no label of 'z', the first is row 0"
+    ):
         strict(X, {"z": z})
 
 

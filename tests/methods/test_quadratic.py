@@ -192,7 +192,7 @@ def test_groups_of_the_folds_decide_and_are_named():
 def test_few_rows_are_told():
     rng = np.random.default_rng(4)
     labels = {"z": rng.integers(0, 2, 200)}
-    with pytest.warns(UnseenRowsWarning, match=r"noise of .* rows .*groups="):
+    with pytest.warns(UnseenRowsWarning, match=r"sampling noise leaves .* new rows.*groups="):
         raw = sf.quadratic(moments(rng.normal(size=(200, 20)), labels), erase="z", shrinkage=None)
     assert len(raw.report.warnings) == 2
     # Control: with the same classes and many rows there is no warning.

@@ -178,7 +178,7 @@ def _change_a_feature(X: Float) -> Float:
 def test_another_source_is_refused(change: Callable[[Float], Float], text: str) -> None:
     X, labels = rows()
     moments = sf.Moments(sketch_size=4).update(X, labels)
-    with pytest.raises(InputError, match=f"not what the moments have seen: .*{text}"):
+    with pytest.raises(InputError, match=f"does not have the accumulated rows: .*{text}"):
         sf.leace(moments, erase="z", refine=sf.sources.from_arrays(change(X)))
     order = np.random.default_rng(0).permutation(len(X))  # control: the same rows in another order
     assert sf.leace(moments, erase="z", refine=[(X[order[:100]],), (X[order[100:]],)]).rank == 2
@@ -196,7 +196,7 @@ def test_a_shuffled_column_is_refused(convert: Any, dtype: Any) -> None:
     for feature in (0, 7, 39):  # deviations from .02 to 2
         shuffled = X.copy()
         shuffled[:, feature] = X[order, feature]
-        with pytest.raises(InputError, match=f"feature {feature} stand.*shuffled"):
+        with pytest.raises(InputError, match=f"covariances of feature {feature} .*shuffled"):
             sf.leace(moments, erase="z", refine=[convert(shuffled)])
     # Control: the same rows in another order, in other blocks.
     blocks = [convert(X[order[:100]]), convert(X[order[100:]])]

@@ -33,7 +33,7 @@ def population(covariances):
 def size(statistics):
     support = support_of(statistics.pooled, np.zeros(D), 0.0)
     white = statistics.differences(support)
-    return shrinking.product(white, white)
+    return shrinking.inner_product(white, white)
 
 
 def drawn(rng, n):
@@ -43,7 +43,7 @@ def drawn(rng, n):
 def test_two_classes_give_a_quarter_of_the_squared_difference():
     rng = np.random.default_rng(0)
     a, b = rng.normal(size=(2, 2, 5, 5))
-    assert np.isclose(shrinking.product(a, b), np.vdot(a[1] - a[0], b[1] - b[0]) / 4)
+    assert np.isclose(shrinking.inner_product(a, b), np.vdot(a[1] - a[0], b[1] - b[0]) / 4)
 
 
 def test_kept_is_the_covariance_of_all_rows():
@@ -71,9 +71,9 @@ def test_product_of_folds_has_no_noise_and_that_of_all_rows_has():
         whole = statistics(rows)
         support = support_of(whole.pooled, whole.mean, 0.0)
         folds = [statistics([x[i::2] for x in rows]).differences(support) for i in range(2)]
-        found.append(shrinking.over_folds(folds))
+        found.append(shrinking.unbiased_difference(folds))
         own = whole.differences(support)
-        raw.append(shrinking.product(own, own))
+        raw.append(shrinking.inner_product(own, own))
     error = 4 * np.std(found) / 40**0.5
     assert abs(np.mean(found) - true) < error + 0.05 * true
     # Control: two classes of 400 rows carry D (D + 1) / 800 = .53 of noise.
@@ -90,17 +90,20 @@ def test_shrunk_erasers_leave_less_and_the_figure_says_how_much(n):
         support = support_of(whole.pooled, whole.mean, 0.0)
         own = whole.differences(support)
         folds = [statistics([x[i::2] for x in drawn_rows]).differences(support) for i in range(2)]
-        before = shrinking.over_folds(folds)
+        before = shrinking.unbiased_difference(folds)
         share = shrinking.intensity(whole.fractions, own, folds)
-        values = shrinking.eigenvalues(whole.fractions, folds)
+        values = shrinking.held_out_eigenvalues(whole.fractions, folds)
         assert (np.diff(values) >= 0).all()
         row = []
         for used, left in (
-            (whole.covariances, shrinking.left_over(before, own, 0.0, None)),
-            (shrinking.shrunk(whole, share), shrinking.left_over(before, own, share, None)),
+            (whole.covariances, shrinking.expected_difference(before, own, 0.0, None)),
+            (
+                shrinking.shrunk(whole, share),
+                shrinking.expected_difference(before, own, share, None),
+            ),
             (
                 shrinking.with_eigenvalues(whole, support, values),
-                shrinking.left_over(before, own, 0.0, values),
+                shrinking.expected_difference(before, own, 0.0, values),
             ),
         ):
             assert all(np.linalg.eigvalsh(s)[0] > 0 for s in used)

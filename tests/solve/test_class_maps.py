@@ -270,12 +270,12 @@ def test_a_combination_that_no_class_relates_to_x():
     found = solve(
         ClassProblem(case.fractions, case.covariances, crosses, kept + between, case.support)
     )
-    assert found.lost is not None
-    assert np.isclose(abs(found.lost @ lost), 1.0)
+    assert found.lost_combination is not None
+    assert np.isclose(abs(found.lost_combination @ lost), 1.0)
     # x does not covary with it over all rows: nothing is asked.
     feasible = ClassProblem(case.fractions, case.covariances, crosses, kept, case.support)
     found = solve(feasible)
-    assert found.lost is None
+    assert found.lost_combination is None
     assert found.rank == 2
     assert np.allclose(kept_by(feasible, found.maps), kept, atol=1e-9)
 
