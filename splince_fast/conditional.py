@@ -219,7 +219,10 @@ class ConditionalEraser:
         out: Any = None,
         progress: bool | None = None,
     ) -> Any:
-        """Apply the map to rows: O(n d r) time if B removes r dimensions, O(n d^2) with `maps`.
+        """Apply the map to rows.
+
+        The time is O(n d r) if the map removes r dimensions, and O(n d^2) if each class has its own
+        map.
 
         Parameters
         ----------

@@ -880,7 +880,7 @@ class Report:
         return "\n".join([*lines, *(f"Warning: {text}." for text in self.warnings)])
 
     def _bound_in_words(self, v: VariableReport) -> str:
-        """Return sentences on the certificate of one variable, with its assumptions."""
+        """Return sentences that state `certificate` for one variable, with its assumptions."""
         limit = f"{self.certificate()[v.name]:.2g}"
         text = (
             "In 95 % of fits a linear predictor explains at most "

@@ -78,7 +78,7 @@ cdef void set_units(Factor f, const double* variances, Py_ssize_t apart, const d
                     double per_weight, double ridge, double constant) noexcept nogil:
     """Set `scale` to the standard deviations and `inverse` to their inverses.
 
-    The variance of feature j is per_weight variances[j apart] + ridge. A feature with a standard
+    The variance of feature j is per_weight * variances[j * apart] + ridge. A feature with a standard
     deviation below `constant` times |mean| counts as constant, and gets the values 1 and 0.
     """
     cdef Py_ssize_t j
@@ -684,7 +684,7 @@ def dense(
     f.tolerance = tolerance
     set_units(f, &scatter[0, 0], d + 1, &mean[0], per_weight, ridge, constant)
     leave_out(f, left_out)
-    # `inverse_size` inverts small factors in d^2 numbers. For others LAPACK needs 3 d numbers and d
+    # `inverse_size` needs d^2 numbers to invert a small factor. For others LAPACK needs 3 d and d
     # integers.
     work = np.empty(d * d if d <= SMALL else 4 * d)
     short = max_rank < d - f.constants

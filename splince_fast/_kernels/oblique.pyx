@@ -449,7 +449,7 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
 cdef int balanced(Factor f, int rz, int ry, double* Cz, double* Cy, double* Vn, double* R,
                   double* left, double* right, double* K, double* tau, double* spare,
                   double* small, double* work, int lwork, int* pivots) noexcept nogil:
-    """Compute `left`, orthonormal in units of D, and `right`, given R^T (Cz Vn) = I.
+    """Compute `left`, for which D^-1 `left` is orthonormal, and `right`; requires R^T (Cz Vn) = I.
 
     These are the last four lines of equations in the module docstring.
     """

@@ -37,7 +37,8 @@ Float = NDArray[np.float64]
 
 # The search stops if the gap between cost and lower bound is at most this fraction of the cost.
 GAP = 1e-7
-# Relative rounding error of f and of the cost; times d, that of columns projected off the range.
+# Relative rounding error of f and of the cost. d times this value is the relative rounding error of
+# columns from which the projection to the range of the covariances was subtracted.
 _ROUNDING = 64 * tolerances.EPS
 # Maximum numbers of fixed-point iterations (data need 5 to 13), of descent steps, and of halvings
 # of the step length.

@@ -70,7 +70,7 @@ class Restoration(NamedTuple):
     amplification: float
 
     def errors(self, part: slice) -> tuple[float, float]:
-        """Return residual and bound of the label columns `part`, both divided by |Sy| of `part`."""
+        """Return the residual of the label columns `part` and its rounding bound, relative to |Sy|."""
         size, residual, bound = (
             float(np.linalg.norm(v[part])) for v in (self.sizes, self.residuals, self.bounds)
         )
@@ -121,8 +121,8 @@ def restore(
     weights, dual, right = weights[chosen], dual[chosen], right[chosen]
     cut = float(cuts[present].max(initial=noise))
     parts = np.linalg.norm((combinations.T @ span_x) * inverse, axis=1)
-    # A combination counts as absent from the erased rows if Ty v is rounding error. Rounding mixes
-    # at most `mixed` of the present combinations into the absent ones.
+    # A combination v counts as absent from the erased rows if Ty v is rounding error. `mixed`
+    # bounds the part of |Sy v| that rounding adds to an absent combination from present ones.
     mixed = float(np.sum(parts[present] * cuts[present] / values[present]))
     limit = noise + mixed + relative * float(np.linalg.norm(sizes))
     absent = np.where(present, 0.0, parts)

@@ -172,7 +172,9 @@ def _function(function: types.FunctionType, visited: Visited) -> Iterator[bytes]
 
 
 def _attributes(value: object, names: list[str], visited: Visited) -> Iterator[bytes]:
-    """Yield bytes of the variables `names` of a module of the caller; nothing for other values."""
+    """Yield bytes of the attributes `names` of a Python module of the caller's code.
+
+    Nothing is yielded if `value` is not a module, or a module of an installed library."""
     if not isinstance(value, types.ModuleType):
         return
     if value is importlib and "import_module" in names:

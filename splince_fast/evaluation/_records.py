@@ -21,7 +21,8 @@ Codes = NDArray[np.intp]
 Json = dict[str, Any]
 
 # Reserved names. ADVICE is the eraser name in a record of advice. ERASER_ROW is the head name in a
-# record of an eraser itself. PATH is the head name of the values at each alpha in the long format.
+# record of an eraser itself. PATH is the
+# head name of rows of the long format that hold the values at one alpha.
 ADVICE, ERASER_ROW, PATH = "", "", "alphas"
 _FORMAT = 2  # version of the file format of a comparison
 _FILE = "cells.jsonl"  # file name of the journal

@@ -294,7 +294,7 @@ def select_head(
     inside = codes >= 0
     scaled = Scaled.of(rows[inside], feature_names=columns)
     fits = _logistic.fit(scaled.rows, codes[inside], len(task.classes), np.array(alphas))
-    weights = np.ascontiguousarray(fits.weights.reshape(-1, rows.shape[1]).T)  # (d, J alphas x C)
+    weights = np.ascontiguousarray(fits.weights.reshape(-1, rows.shape[1]).T)  # (d, J C): C columns per alpha
     scores = ((validation - scaled.centre) / scaled.scale) @ weights
     y_pred = decide(scores.reshape(len(validation), *fits.intercepts.shape) + fits.intercepts)
     scored = [score(y_true, y_pred[:, j], cells) for j in range(len(alphas))]

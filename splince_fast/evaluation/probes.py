@@ -399,7 +399,7 @@ def _hint(areas: Sequence[float], counts: NDArray[np.intp]) -> str:
 def target_of(
     codes: Codes, n_classes: int, cv: int, groups: Codes | None, random_state: int
 ) -> ProbeTarget:
-    """Return the target of rows that all have a class, with folds or with the reason for none."""
+    """Return the target of rows that all have a class: with folds, or the reason why no fold exists."""
     counts = np.bincount(codes, minlength=n_classes)
     folds: list[Fold] = []
     reason = ""

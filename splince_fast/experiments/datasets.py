@@ -63,7 +63,7 @@ def load(name: str, data: str = "offline") -> Dataset:
 
 
 def required_folder(name: str, experiment: str) -> Path:
-    """Return the folder of a stand-in that does not ship with the package.
+    """Return the folder of an offline data set that does not ship with the package.
 
     Raises
     ------

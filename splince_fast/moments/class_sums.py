@@ -274,7 +274,7 @@ class ClassSums(Variable):
         return slice(None) if self._has_names_of(other) else self.positions(other._names)
 
     def _has_names_of(self, other: ClassSums) -> bool:
-        """Return whether `other` has the same classes in order; False for all joint classes."""
+        """Return whether `other` has the same classes in order; always False for joint classes."""
         names = self._names
         tuples = bool(names) and type(names[0]) is tuple  # joint classes: (True,) == (1,)
         return names == other._names and not tuples

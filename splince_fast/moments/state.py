@@ -574,10 +574,11 @@ class State:
             )
 
     def _rounding_of_removal(self, part: State) -> tuple[Float, Float, Float]:
-        """Return bounds of rounding errors, (d,) each, for `remove`. All weights must be positive.
+        """Return three bounds of rounding errors for `remove`, (d,) each.
 
-        The bounds are for a sum of squares in the precision of both states, for a sum of squares
-        of a constant feature, and for the mean.
+        They bound the errors of a sum of squares (at the larger unit roundoff of the two states),
+        of the sum of squares of a constant feature, and of the mean. The weights of both states
+        must be positive.
         """
         # A bound of the rounding error of a sum of squares has two terms: a fraction of the sum,
         # and `mean_term`, which is large if the mean of the rows is far from 0.

@@ -114,8 +114,8 @@ class CallSelections:
     def attach(self, model: Module, names: Iterable[str]) -> None:
         """Add hooks to a model and to ancestors of the sites `names`."""
         ancestors = sorted({"", *(ancestor for name in names for ancestor in prefixes(name))})
-        # A selection is computed by the model and by each ancestor that takes tokens, such as the
-        # model inside a wrapper.
+        # The modules whose calls compute a selection: the model, and each ancestor of a site that
+        # takes tokens, such as the language model inside a wrapper.
         token_modules = [
             (name, module)
             for raw_name, module in model.named_modules(remove_duplicate=False)

@@ -92,7 +92,7 @@ typedef struct {
     Index height;      /* number of panels of a chunk */
     Index step, chunk; /* `step` numbers per panel; `chunk` rows, a multiple of GROUP */
     Index stripe;      /* columns per centring task, a multiple of `lanes` */
-    /* (height lanes, height lanes): output, Fortran-ordered with a valid lower triangle. */
+    /* (height * lanes, height * lanes): output, Fortran-ordered with a valid lower triangle. */
     void *product;
     Phase *phases; /* (number of chunks + 1,): zeros before the first call */
 } Gram;
@@ -106,7 +106,7 @@ typedef struct {
     double *near;          /* (parts, 4, pitch): work memory that begins at a cache line */
     Index pitch;
     Index columns; /* columns per task, a multiple of `stripe` */
-    Index stripe;  /* columns per partial leverage of a row */
+    Index stripe;  /* number of columns whose sum makes one row of `leverage` */
 } BlockSums;
 
 /* A matrix of any layout; every number is aligned. */
