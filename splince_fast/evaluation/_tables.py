@@ -84,7 +84,7 @@ def wrapped(line: str) -> str:
     return textwrap.fill(line, 100, subsequent_indent="  ", break_on_hyphens=False)
 
 
-def figure_text(interval: Interval) -> str:
+def interval_text(interval: Interval) -> str:
     """Return the text of a mean with the half width of its 95 % interval, as in ``.748 ±.013``.
 
     Without an interval, the text is the mean; without a mean, "-".
@@ -122,11 +122,11 @@ def head_title(result: Comparison, head: str) -> str:
 
 def overview(result: Comparison) -> str:
     """Return the tables and notes of a comparison as text."""
-    remarks = "\n".join(map(wrapped, remarks_of(result)))
+    remarks = "\n".join(map(wrapped, remark_lines(result)))
     return "\n\n".join(filter(None, [heading(result), *map(str, summaries(result)), remarks]))
 
 
-def remarks_of(result: Comparison) -> list[str]:
+def remark_lines(result: Comparison) -> list[str]:
     """Return the lines with the failures, the first eight notes, and the advice."""
     failed = [
         f"! {eraser}{', ' + head if head else ''}: {reason}"
@@ -137,7 +137,7 @@ def remarks_of(result: Comparison) -> list[str]:
 
 def notebook(result: Comparison) -> str:
     """Return the content of `overview` as HTML, for notebooks."""
-    items = "".join(f"<li>{html.escape(line)}</li>" for line in remarks_of(result))
+    items = "".join(f"<li>{html.escape(line)}</li>" for line in remark_lines(result))
     return (
         f"<p style='white-space:pre-line'>{html.escape(heading(result))}</p>"
         + "".join(table._repr_html_() for table in summaries(result))
@@ -150,7 +150,7 @@ def heading(result: Comparison) -> str:
     c = result.context
     sizes = list(result.sizes.values())
     train, validation, test = (_range(counts) for counts in zip(*sizes, strict=True))
-    if c.truth:
+    if c.test_labels:
         meaning = (
             "± half a 95 % bootstrap interval over test rows (conservative for the worst group)"
         )
@@ -204,7 +204,7 @@ def summaries(result: Comparison) -> list[Table]:
     columns = (
         [m for m in _COLUMNS if m in present],
         [m for m in present if m.partition("[")[0] in OF_FAIRNESS],
-        [m for m in context.own_metrics if m in present],
+        [m for m in context.custom_metrics if m in present],
     )
     tables = [
         summary(result, head, p, metrics)
@@ -237,7 +237,7 @@ def summary(result: Comparison, head: str, p: float | None, metrics: Sequence[st
         cells = [eraser + mark + fractions[eraser]]
         for metric, entry in entries.items():
             interval = result.interval(metric, eraser=eraser, head=head, p=p)
-            text = figure_text(interval) if entry.of == "head" else number(interval.mean)
+            text = interval_text(interval) if entry.of == "head" else number(interval.mean)
             if metric == "worst_group" and eraser in unreliable:
                 text += "?"
             cells.append(text + "*" * (starred.get(metric) == eraser))
@@ -250,7 +250,7 @@ def summary(result: Comparison, head: str, p: float | None, metrics: Sequence[st
             f"k/{len(context.seeds)}: k seeds have values, the others failed; erasers are "
             "compared over common seeds"
         )
-    if context.truth:
+    if context.test_labels:
         level = "your test rows"
     else:
         level = "natural split" if p is None else association(context, p)
@@ -308,7 +308,7 @@ def by_level(result: Comparison, metric: str, head: str | None) -> Table:
     rows = []
     for eraser in context.erasers:
         intervals = (result.interval(metric, eraser=eraser, head=head, p=p) for p in context.levels)
-        cells = (figure_text(i) + _fraction(i.n, len(context.seeds)) for i in intervals)
+        cells = (interval_text(i) + _fraction(i.n, len(context.seeds)) for i in intervals)
         rows.append((eraser, *cells))
     levels = ("natural" if p is None else f"p = {p:g}" for p in context.levels)
     title = result.metric(metric).label + (f", {head_name} head" if head_name else "")

@@ -14,14 +14,20 @@ from numpy.typing import NDArray
 from splince_fast._runtime.keywords import as_values
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation import splits
-from splince_fast.evaluation._cells import check_classes, class_codes, columns_of, joint, members
-from splince_fast.evaluation._data import check_finite, fingerprint, labels_of, present, read_rows
-from splince_fast.evaluation._erasers import ERASERS, ConceptLabels, SplitPart, partial_of
-from splince_fast.evaluation._identity import UnreadableError, identity_of
+from splince_fast.evaluation._cells import (
+    check_classes,
+    class_codes,
+    columns_of,
+    fill_missing_groups,
+    joint_classes,
+)
+from splince_fast.evaluation._data import check_finite, fingerprint, has_label, labels_of, read_rows
+from splince_fast.evaluation._digest import UnreadableError, digest_of
+from splince_fast.evaluation._erasers import ERASERS, ConceptLabels, SplitPart, parse_partial
 from splince_fast.evaluation._records import PATH, TestLabels
 from splince_fast.evaluation.heads import ALPHAS, check_alphas, check_rule
 from splince_fast.evaluation.probes import check_probes
-from splince_fast.evaluation.scoring import own_metrics
+from splince_fast.evaluation.scoring import check_metrics
 from splince_fast.evaluation.splits import Protocol, Sizes, Split
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassCodes, Columns, Encoded, encode_one
@@ -45,13 +51,13 @@ _PARTS = {
 class Component:
     """Name, specification and digest of an eraser, head or metric.
 
-    `identity` is the digest of the source code and parameters. If the code cannot be read,
+    `digest` covers the source code and the parameters. If the code cannot be read,
     `unreadable` says why, and the digest is random; otherwise `unreadable` is empty.
     """
 
     name: str
     spec: Any
-    identity: str
+    digest: str
     unreadable: str = ""
 
     @property
@@ -103,11 +109,11 @@ class ComparisonPlan:
     @property
     def usable(self) -> Mask:
         """Mask (n,) of the rows that have every label."""
-        return np.asarray(present(self.task) & self._has_concepts)
+        return np.asarray(has_label(self.task) & self._has_concept_labels)
 
     @property
-    def _has_concepts(self) -> Mask:
-        return np.asarray(np.all([present(c) for c in self.concepts.values()], axis=0))
+    def _has_concept_labels(self) -> Mask:
+        return np.asarray(np.all([has_label(c) for c in self.concepts.values()], axis=0))
 
     def part(self, numbers: Rows, rows: Float, weights: Float | None) -> SplitPart:
         """Combine scaled `rows` and `weights` with the labels of the rows `numbers` of X."""
@@ -117,7 +123,7 @@ class ComparisonPlan:
             task.codes[numbers] if isinstance(task, ClassCodes) else task.values[numbers],
             self._concept_labels(numbers),
             None if self.cells is None else self.cells.codes[numbers],
-            None if self.groups is None else members(self.groups[numbers]),
+            None if self.groups is None else fill_missing_groups(self.groups[numbers]),
             weights,
             {name: labels_of(column, numbers) for name, column in self.variables.items()},
         )
@@ -141,7 +147,7 @@ class ComparisonPlan:
             self.task.codes[numbers],
             None if self.concept_codes is None else self.concept_codes.codes[numbers],
             None if self.cells is None else self.cells.codes[numbers],
-            None if self.groups is None else members(self.groups[numbers]),
+            None if self.groups is None else fill_missing_groups(self.groups[numbers]),
         )
 
     def split(self, seed: int, p: float | None) -> Split:
@@ -166,13 +172,13 @@ class ComparisonPlan:
             return self._fixed_split(seed)
         if p is None or self.protocol is None or self.sizes is None:
             split = splits.natural_split(self.usable, random_state=seed, groups=self.groups)
-            return self._bounded(split, seed)
+            return self._limit_rows(split, seed)
         split = self.protocol.split(
             p, self.sizes, seed, method=self.association_method,
             on_shortage="raise" if self.groups is None else "shrink",
         )  # fmt: skip
         if self.association_method == "weights":
-            return self.protocol.weighted(self._bounded(split, seed))
+            return self.protocol.weighted(self._limit_rows(split, seed))
         return split
 
     def moment_rows(self, split: Split) -> tuple[Rows, Float | None]:
@@ -184,7 +190,7 @@ class ComparisonPlan:
         """
         if not self.unlabelled:
             return split.train, split.weights
-        added = self._has_concepts & ~present(self.task)
+        added = self._has_concept_labels & ~has_label(self.task)
         if self.test is not None:
             added &= self.test == 0
         if self.groups is not None:
@@ -201,11 +207,11 @@ class ComparisonPlan:
         part = np.where(self.usable, self.test, -1)  # type: ignore[arg-type]
         train, validation, test = (np.flatnonzero(part == k) for k in range(3))
         if not len(validation):
-            train, validation = self._validation_of(train, np.random.default_rng(seed))
+            train, validation = self._draw_validation(train, np.random.default_rng(seed))
         missing = len(part) - int(self.usable.sum())
-        return self._bounded(Split(train, validation, test, None, None, missing, ()), seed)
+        return self._limit_rows(Split(train, validation, test, None, None, missing, ()), seed)
 
-    def _validation_of(self, train: Rows, rng: np.random.Generator) -> tuple[Rows, Rows]:
+    def _draw_validation(self, train: Rows, rng: np.random.Generator) -> tuple[Rows, Rows]:
         """Move a tenth of the training rows (whole groups) to a validation part; return both."""
         if self.groups is None:
             order = rng.permutation(train)
@@ -218,7 +224,7 @@ class ComparisonPlan:
             )
         return train[part[train] == 2], train[part[train] == 1]
 
-    def _bounded(self, split: Split, seed: int) -> Split:
+    def _limit_rows(self, split: Split, seed: int) -> Split:
         """Subsample the parts of a split to at most `max_rows` rows in total.
 
         All parts are reduced by the same factor. With association levels, all test rows are kept.
@@ -270,26 +276,27 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
         check_index(X, getattr(settings, name), name)
     rows = read_rows(X)
     n = len(rows)
-    y = _observed(encode_one(settings.task, n, name="task"))
+    y = _drop_empty_classes(encode_one(settings.task, n, name="task"))
     columns = _concept_columns(settings.concept)
     concepts = {
-        name: _observed(encode_one(column, n, name=name)) for name, column in columns.items()
+        name: _drop_empty_classes(encode_one(column, n, name=name))
+        for name, column in columns.items()
     }
     for name, encoded in [("task", y), *((f"concept {name!r}", c) for name, c in concepts.items())]:
         if isinstance(encoded, ClassCodes):
             check_classes(name, encoded)
             continue
-        values = encoded.values[present(encoded)]
+        values = encoded.values[has_label(encoded)]
         if len(values) and not np.ptp(values, axis=0).any():
             raise LabelError(f"the {name} has one value in all of its rows, {values[0].tolist()}")
-    concept_codes = _joint(list(concepts.values()))
+    concept_codes = _joint_classes(list(concepts.values()))
     levels, protocol = _levels(settings, y, concept_codes)
     for name in ("n_seeds", "random_state"):
         value = getattr(settings, name)
         minimum = int(name == "n_seeds")
         if not is_integer(value) or value < minimum:
             raise InputError(f"{name} is {value!r}; it must be an integer of at least {minimum}")
-    parts = None if settings.test is None else _parts(settings.test, n)
+    parts = None if settings.test is None else _encode_parts(settings.test, n)
     splits.check_method(settings.association_method, "association_method")
     if settings.weighted and protocol is None:
         raise InputError(
@@ -310,7 +317,7 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
     codes = None if groups is None else groups.codes
     plan = ComparisonPlan(
         X=rows, max_rows=max_rows if settings.sizes is None else None, task=y, concepts=concepts,
-        concept_codes=concept_codes, cells=_joint([y, *concepts.values()]), groups=codes,
+        concept_codes=concept_codes, cells=_joint_classes([y, *concepts.values()]), groups=codes,
         erasers=_components(settings.erasers, ERASERS, "eraser"),
         heads=_components(settings.heads, HEADS, "head"), levels=levels,
         seeds=tuple(int(settings.random_state) + i for i in range(int(settings.n_seeds))),
@@ -318,7 +325,7 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
         unlabelled=bool(settings.unlabelled), select=settings.select,
         alphas=check_alphas(settings.alphas), probes=probes,
         metrics=tuple(
-            _component(k, m, m.score) for k, m in own_metrics(settings.metrics).items()
+            _component(k, m, m.score) for k, m in check_metrics(settings.metrics).items()
         ),
         test=parts, notes=(note, *notes) if note else notes,
         fingerprint=fingerprint(rows, [y, *concepts.values()], codes, parts),
@@ -350,15 +357,15 @@ def _probe_notes(probes: tuple[str, ...], quantities: list[str]) -> tuple[str, .
     return (f"{text}, not {' or '.join(others)}",)
 
 
-def _observed(column: Encoded) -> Encoded:
+def _drop_empty_classes(column: Encoded) -> Encoded:
     """Return the column without the classes that no row has."""
     return observed(column) if isinstance(column, ClassCodes) else column
 
 
-def _joint(columns: Sequence[Encoded]) -> ClassCodes | None:
+def _joint_classes(columns: Sequence[Encoded]) -> ClassCodes | None:
     """Joint classes of several columns; None if one of them is a quantity."""
     classes = [column for column in columns if isinstance(column, ClassCodes)]
-    return joint(classes) if len(classes) == len(columns) else None
+    return joint_classes(classes) if len(classes) == len(columns) else None
 
 
 def _sizes(
@@ -429,7 +436,7 @@ def _levels(
     return tuple(sorted({float(p) for p in values})), protocol
 
 
-def _parts(test: object, n: int) -> NDArray[np.int8]:
+def _encode_parts(test: object, n: int) -> NDArray[np.int8]:
     """Part of each row (see `ComparisonPlan.test`), from a mask or a column of names."""
     column = class_codes(test, "test", n)
     unknown = [name for name in column.classes if name not in _PARTS]
@@ -448,21 +455,21 @@ def _parts(test: object, n: int) -> NDArray[np.int8]:
 
 def _check_groups_undivided(groups: ClassCodes, parts: NDArray[np.int8]) -> None:
     """Raise InputError if a group has rows in several parts."""
-    inside = groups.codes >= 0
+    grouped = groups.codes >= 0
     size = len(groups.classes)
     in_part = [
-        np.bincount(groups.codes[inside & (parts == k)], minlength=size) > 0 for k in range(3)
+        np.bincount(groups.codes[grouped & (parts == k)], minlength=size) > 0 for k in range(3)
     ]
-    cut = np.flatnonzero(np.sum(in_part, axis=0) > 1)
-    if len(cut):
+    divided = np.flatnonzero(np.sum(in_part, axis=0) > 1)
+    if len(divided):
         raise InputError(
-            f"test= cuts {len(cut):,} of {size:,} groups, such as {groups.classes[cut[0]]!r}: "
+            f"test= cuts {len(divided):,} of {size:,} groups, such as {groups.classes[divided[0]]!r}: "
             "their rows lie in more than one part. Keep each group in one part, or leave groups= "
             "out"
         )
 
 
-def _components(specs: object, choices: tuple[str, ...], role: str) -> tuple[Component, ...]:
+def _components(specs: object, choices: tuple[str, ...], kind: str) -> tuple[Component, ...]:
     """Return the components of erasers or heads.
 
     Raises
@@ -476,46 +483,46 @@ def _components(specs: object, choices: tuple[str, ...], role: str) -> tuple[Com
     components: dict[str, Component] = {}
     for key, spec in pairs:
         if isinstance(spec, str):
-            spec = default_name = _label(spec, choices, role)
+            spec = default_name = _label(spec, choices, kind)
         elif hasattr(spec, "get_params") and hasattr(spec, "fit"):
             default_name = type(spec).__name__
-        elif role == "eraser" and callable(spec):
+        elif kind == "eraser" and callable(spec):
             default_name = getattr(spec, "__name__", type(spec).__name__)
         else:
             raise InputError(
-                f"{spec!r} is no {role}: pass one of {', '.join(choices)}, an estimator"
-                + (", or a function of moments that returns a Projection" * (role == "eraser"))
+                f"{spec!r} is no {kind}: pass one of {', '.join(choices)}, an estimator"
+                + (", or a function of moments that returns a Projection" * (kind == "eraser"))
             )
         name = default_name if key is None else str(key)
         if name in components:
-            raise InputError(f"two {role}s are named {name!r}; pass a dict to name them apart")
+            raise InputError(f"two {kind}s are named {name!r}; pass a dict to name them apart")
         if name in ("", PATH):
-            raise InputError(f"{name!r} is no name for a {role}; pass a dict with another one")
+            raise InputError(f"{name!r} is no name for a {kind}; pass a dict with another one")
         components[name] = (
             Component(name, spec, spec) if isinstance(spec, str) else _component(name, spec, spec)
         )
     if not components:
-        raise InputError(f"no {role} is given; choose from {', '.join(choices)}")
+        raise InputError(f"no {kind} is given; choose from {', '.join(choices)}")
     return tuple(components.values())
 
 
-def _label(text: str, choices: tuple[str, ...], role: str) -> str:
+def _label(text: str, choices: tuple[str, ...], kind: str) -> str:
     """Canonical label of an eraser or head of the library, such as "LEACE" or "LEACE*0.9"."""
     labels = {label.lower(): label for label in choices}
-    base, fraction = text, ""
-    if role == "eraser":
-        if (partial := partial_of(text)) is not None:
-            base, fraction = partial[0], f"*{partial[1]:g}"
+    base, intensity = text, ""
+    if kind == "eraser":
+        if (partial := parse_partial(text)) is not None:
+            base, intensity = partial[0], f"*{partial[1]:g}"
         if (key := key_of(base)) is not None:
-            return METHODS[key].label + fraction
+            return METHODS[key].label + intensity
     if base.lower() not in labels:
-        raise InputError(f"there is no {role} {text!r}; choose from {', '.join(choices)}")
-    return labels[base.lower()] + fraction
+        raise InputError(f"there is no {kind} {text!r}; choose from {', '.join(choices)}")
+    return labels[base.lower()] + intensity
 
 
 def _component(name: str, spec: object, content: object) -> Component:
     """Return a component with the digest of `content`, or a random one for unreadable code."""
     try:
-        return Component(name, spec, identity_of(content))
+        return Component(name, spec, digest_of(content))
     except UnreadableError as error:
         return Component(name, spec, uuid.uuid4().hex, str(error))

@@ -50,9 +50,9 @@ def render(result: Comparison) -> str:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     source = files("splince_fast.evaluation").joinpath(_TEMPLATE).read_text(encoding="utf-8")
-    safe = require("markupsafe", "evaluate").Markup
+    markup = require("markupsafe", "evaluate").Markup
     drawn = {
-        kind: (kind, safe(_svg(figures.draw(result, kind), kind)), caption(result, kind))
+        kind: (kind, markup(_svg(figures.draw(result, kind), kind)), caption(result, kind))
         for kind in figures.available(result)
     }
     first = [drawn.pop(kind) for kind in [k for k in _FIRST if k in drawn][:2]]
@@ -62,8 +62,8 @@ def render(result: Comparison) -> str:
         cards=cards(result),
         definitions=definitions(result),
         first=first,
-        tables=[safe(table.to_html()) for table in _tables.summaries(result)],
-        differences=[safe(table.to_html()) for table in _difference_tables(result)],
+        tables=[markup(table.to_html()) for table in _tables.summaries(result)],
+        differences=[markup(table.to_html()) for table in _difference_tables(result)],
         figures=list(drawn.values()),
         advice=[line.removeprefix("advice: ") for line in _tables.advice_lines(result)],
         failures=result.failures,
@@ -71,7 +71,7 @@ def render(result: Comparison) -> str:
         settings=settings(result),
         versions=_versions(),
     )
-    return figures.visible(page)
+    return figures.escape_unwritable(page)
 
 
 def caption(result: Comparison, kind: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast.evaluation._records import CellCount, OwnMetric, Record, TestLabels
+from splince_fast.evaluation._records import CellCount, CustomMetric, Record, TestLabels
 from splince_fast.evaluation.metrics import (
     average_gap,
     counts_per_code,
@@ -190,10 +190,10 @@ def as_codes(y_pred: NDArray[Any], n: int, classes: Codes) -> Codes:
     """
     if y_pred.shape != (n,):
         raise InputError(f"the head predicts shape {y_pred.shape} for {n} rows; it must be ({n},)")
-    bad = np.flatnonzero(~np.isin(y_pred, classes))
-    if len(bad):
+    unknown = np.flatnonzero(~np.isin(y_pred, classes))
+    if len(unknown):
         raise InputError(
-            f"the head predicts {y_pred[bad[0]]!s}, which is no class that it was fitted to; the "
+            f"the head predicts {y_pred[unknown[0]]!s}, which is no class that it was fitted to; the "
             "task has classes, so pass a classifier"
         )
     return y_pred.astype(np.intp)
@@ -233,10 +233,11 @@ class Erasure:
     ) -> Erasure:
         """Effect of an affine eraser on rows with `moments`; S = Cov(x), (d, d), with ddof 0."""
         left, right = projection.left, projection.right
-        moved = float(np.sum((left.T @ left) * (right.T @ S @ right).T))
-        shift = left @ (right.T @ (moments.mean - projection.mean))
+        change_variance = float(np.sum((left.T @ left) * (right.T @ S @ right).T))
+        mean_change = left @ (right.T @ (moments.mean - projection.mean))
         variance = float(np.trace(S))
-        distortion = (moved + float(shift @ shift)) / variance if variance else math.nan
+        mean_square = change_variance + float(mean_change @ mean_change)
+        distortion = mean_square / variance if variance else math.nan
         ratios = {v: covariance_ratio(projection, moments, v) for v in (task, *concepts)}
         return cls(ratios, task, distortion, projection.rank)
 
@@ -433,7 +434,7 @@ def reason_of(error: Exception) -> str:
     return str(error) if isinstance(error, SplinceError) else f"{type(error).__name__}: {error}"
 
 
-def own_metrics(metrics: object) -> dict[str, Metric]:
+def check_metrics(metrics: object) -> dict[str, Metric]:
     """Validate the custom metrics, and give each a label.
 
     Raises
@@ -483,7 +484,7 @@ def concept_key(key: str, concept: str, concepts: Sequence[str]) -> str:
     return f"{key}[{concept}]" if len(concepts) > 1 else key
 
 
-def metric_of(key: str, custom: Mapping[str, OwnMetric]) -> TableMetric:
+def metric_of(key: str, custom: Mapping[str, CustomMetric]) -> TableMetric:
     """Return the metric of a key, without its function; its label includes "[...]" of the key."""
     base, bracket, name = key.partition("[")
     if key in custom:

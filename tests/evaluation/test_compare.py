@@ -421,7 +421,7 @@ def test_predicted_quantities_of_another_shape_are_a_row() -> None:
 
 def test_equal_rows_have_no_distortion_and_heads_at_the_majority() -> None:
     _, y, z = data(400)
-    with pytest.warns(SplinceWarning, match="occur among its training rows"):
+    with pytest.warns(SplinceWarning, match="test rows of a split equal training rows"):
         result = run(np.full((400, 3), 0.5), y, z, erasers=("none", "LEACE"), heads=("retrained",))
     assert not result.failures
     assert np.isnan(result.mean("distortion", eraser="LEACE"))
@@ -555,7 +555,7 @@ def test_rows_without_a_label_are_left_out() -> None:  # case 9
 
 def test_rows_that_occur_twice_are_counted() -> None:  # case 12
     X, y, z = data(300)
-    with pytest.warns(SplinceWarning, match="test rows of a split occur among its training rows"):
+    with pytest.warns(SplinceWarning, match="test rows of a split equal training rows"):
         run(np.r_[X, X], np.r_[y, y], np.r_[z, z], n_seeds=1)
     groups = np.tile(np.arange(300), 2)  # control: kept together they share no side; no warning
     run(np.r_[X, X], np.r_[y, y], np.r_[z, z], n_seeds=1, groups=groups)
@@ -666,11 +666,11 @@ def test_classes_as_a_task_go_with_a_quantity_as_concept(n: int) -> None:
 
 
 def test_without_cells_accuracy_chooses_alpha() -> None:
-    from splince_fast.evaluation.heads import choose
+    from splince_fast.evaluation.heads import select_best
 
     scored = [(float("nan"), accuracy) for accuracy in (0.6, 0.8, 0.7)]
     for rule in ("worst_group", "accuracy"):
-        assert choose(scored, (1.0, 0.1, 0.01), rule) == 1
+        assert select_best(scored, (1.0, 0.1, 0.01), rule) == 1
 
 
 def test_estimators_get_classes_beside_a_quantity_as_columns_of_a_mapping() -> None:

@@ -17,8 +17,8 @@ import splince_fast as sf
 from splince_fast import evaluation as ev
 from splince_fast.baselines import INLP, RLACE, GroupDRO
 from splince_fast.evaluation import Comparison
-from splince_fast.evaluation._erasers import writable
-from splince_fast.evaluation._identity import identity_of
+from splince_fast.evaluation._digest import digest_of
+from splince_fast.evaluation._erasers import copy_arguments
 
 
 def run(X: Any, y: Any, z: Any, **options: Any) -> Comparison:
@@ -199,12 +199,12 @@ def test_a_function_that_closes_over_something_is_run_again_when_that_changes(
         assert resumed.mean("distortion", eraser="cut") == pytest.approx(known[name])
     assert known["first"] != pytest.approx(known["second"], rel=1e-3)
     large = np.zeros(5000)
-    assert identity_of(removing(large)) == identity_of(removing(large.copy()))
+    assert digest_of(removing(large)) == digest_of(removing(large.copy()))
     large_too = large.copy()
     large_too[2500] = 1.0  # repr() leaves the middle of long arrays out
-    assert identity_of(removing(large)) != identity_of(removing(large_too))
+    assert digest_of(removing(large)) != digest_of(removing(large_too))
     partials = [functools.partial(sf.leace, erase=name) for name in ("a", "b")]
-    assert identity_of(partials[0]) != identity_of(partials[1])
+    assert digest_of(partials[0]) != digest_of(partials[1])
 
 
 def test_estimators_and_classifiers_that_overwrite_their_arguments_change_no_other_figure() -> None:
@@ -244,7 +244,7 @@ def test_estimators_and_classifiers_that_overwrite_their_arguments_change_no_oth
 
 def test_the_library_s_estimators_get_the_rows_without_a_copy() -> None:
     for value in (sf.LEACE(), INLP(), RLACE(), GroupDRO()):
-        assert writable(value, data) is data
+        assert copy_arguments(value, data) is data
 
 
 def test_an_estimator_without_a_projection_is_a_row() -> None:

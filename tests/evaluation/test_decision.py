@@ -11,7 +11,7 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 from splince_fast.evaluation import Comparison, statistics
-from splince_fast.evaluation._decision import MIN_GAIN, _Chooser, cards, sampling_accuracy
+from splince_fast.evaluation._decision import MIN_GAIN, _Choice, cards, sampling_accuracy
 
 SEEDS = 6
 
@@ -85,11 +85,11 @@ def test_cards_give_the_reasons_for_a_probe_above_chance(plain: Comparison) -> N
     assert "chance .5" in concept.text
     assert "unerased" in concept.text
     assert "no linear predictor" not in concept.text
-    assert float(concept.figure) > 0.55
+    assert float(concept.value) > 0.55
     assert "Sampling of the training rows alone leaves R2" in concept.text
     assert "shift: association p = 0.8" in concept.text or "explains it" in concept.text
     cost = cards(plain)[-1]
-    assert cost.figure.endswith("%")
+    assert cost.value.endswith("%")
     assert "of the variance of the rows is changed" in cost.text
 
 
@@ -140,8 +140,8 @@ def test_partial_iterative_erasers_are_never_chosen() -> None:
 
 def test_the_least_gain_of_a_bounded_metric_is_absolute(plain: Comparison) -> None:
     for metric in ("accuracy", "class_accuracy", "equalized_odds"):
-        chooser = _Chooser(plain, metric, "retrained", 0.8, "none", ["LEACE", "SAL"])
-        assert chooser.min_gain == MIN_GAIN, metric
+        choice = _Choice(plain, metric, "retrained", 0.8, "none", ["LEACE", "SAL"])
+        assert choice.min_gain == MIN_GAIN, metric
 
 
 def test_an_iterative_eraser_that_removed_nothing_is_never_chosen() -> None:

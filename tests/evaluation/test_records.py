@@ -67,8 +67,8 @@ def test_labels_of_a_split_of_ones_own_are_in_the_file(tmp_path: Path) -> None:
     part = np.arange(300) % 3 == 0
     result = run(X, y, z, n_seeds=1, test=part, groups=np.arange(300))
     assert isinstance(result.context, Context)
-    assert result.context.truth is not None
-    assert np.array_equal(result.context.truth.task, y[part])
+    assert result.context.test_labels is not None
+    assert np.array_equal(result.context.test_labels.task, y[part])
     result.save(tmp_path / "result.json")
     loaded = Comparison.load(tmp_path / "result.json")
     assert loaded.context == result.context
@@ -77,4 +77,4 @@ def test_labels_of_a_split_of_ones_own_are_in_the_file(tmp_path: Path) -> None:
         "accuracy", eraser="LEACE"
     )
     other = Labels(y[part], None, None)  # control
-    assert result.context.truth != other
+    assert result.context.test_labels != other

@@ -244,7 +244,7 @@ def test_fairness_metrics_are_those_of_fairlearn_and_of_counting() -> None:
     test = np.arange(len(X)) % 3 == 0
     result = run(X, y, names, test=test, n_seeds=1, heads=("retrained",), erasers=("none", "LEACE"))
     for record in (r for r in result.records if r.predictions is not None):
-        truth = result.context.truth
+        truth = result.context.test_labels
         group, predicted, actual = truth.concept, record.predictions, truth.task
         passed = {"y_true": actual, "y_pred": predicted, "sensitive_features": group}
         assert record.values["demographic_parity"] == pytest.approx(
