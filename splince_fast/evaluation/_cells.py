@@ -68,8 +68,8 @@ def common_codes(first: ClassCodes, second: ClassCodes) -> tuple[Codes, Codes]:
     kinds = [{isinstance(name, str) for name in column.classes} for column in (first, second)]
     if kinds in ([{True}, {False}], [{False}, {True}]):
         raise LabelError(
-            f"the true labels are such as {first.classes[0]!r} and the predicted ones such as "
-            f"{second.classes[0]!r}: text equals no number; convert one of the columns"
+            f"true labels such as {first.classes[0]!r} never equal predicted labels such as "
+            f"{second.classes[0]!r}, because text equals no number; convert one of the columns"
         )
     index = {name: i for i, name in enumerate(first.classes)}
     for name in second.classes:
@@ -120,7 +120,7 @@ def texts_of(classes: Sequence[ClassName]) -> tuple[str, ...]:
 def cells_of_groups(groups: object, n: int) -> ClassCodes:
     """Return the cells of the argument `groups`: one column, or a tuple, mapping or frame."""
     if isinstance(groups, Mapping) and not groups:
-        raise InputError("groups holds no column; pass at least one")
+        raise InputError("groups has no column; pass at least one")
     columns = columns_of(groups, "groups")
     return joint_classes(
         [class_codes(c, str(name), n, declared=True) for name, c in columns.items()]

@@ -43,8 +43,8 @@ def read_rows(X: object) -> Matrix:
                 return as_rows(np.load(path, mmap_mode="r", allow_pickle=False))
             except (ValueError, EOFError) as error:
                 raise InputError(
-                    f"{str(path)!r} cannot be read as a .npy array: {error}. It may be truncated, "
-                    "of another format, or hold Python objects"
+                    f"{str(path)!r} cannot be read as a .npy array: {error}. The file may be "
+                    "truncated, have another format, or contain Python objects"
                 ) from error
         if path.suffix != ".parquet":
             raise InputError(f"{str(path)!r} is neither a .npy nor a .parquet file")
@@ -52,7 +52,7 @@ def read_rows(X: object) -> Matrix:
             X = sources.from_parquet(path, embedding="embedding")
         except InputError as error:
             error.add_note(
-                "compare reads the column 'embedding'; for another pass "
+                "compare reads the column 'embedding'; for another column, pass X="
                 f"splince_fast.sources.from_parquet({str(path)!r}, COLUMN)"
             )
             raise

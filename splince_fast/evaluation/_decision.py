@@ -96,16 +96,17 @@ def decision(
     if not erasers:
         reason = "no eraser has a value"
         if partial:
-            reason = f"{_join_names(partial)} leave the concept in the rows"
+            reason = "more than 1 % of the covariance with the concept remains after "
+            reason += _join_names(partial)
         return Decision(NOT_DECIDED, None, metric, head, f"Not decided: {reason}.")
     unerased = unerased if unerased in order else None
     choice = _Choice(result, metric, head, p, unerased, erasers).decide()
     sentence = choice.sentence
     if verdict.n_seeds < len(result.context.seeds):
-        sentence += f" Ordered over the {verdict.n_seeds} seeds that all have."
+        sentence += f" Order over the {verdict.n_seeds} seeds at which all erasers have values."
     if partial:
         sentence += (
-            " Left out, as more than 1 % of the covariance with the concept stays: "
+            " Not considered, because more than 1 % of the covariance with the concept remains: "
             f"{_join_names(partial)}."
         )
     return dataclasses.replace(choice, sentence=sentence)
@@ -260,9 +261,9 @@ class _Choice:
 
     def _untested(self, eraser: str) -> str:
         n = min(test.n for test in self.tests.values())
-        reason = "the differences are equal at all seeds, so that no test can be made"
+        reason = "the differences are equal at all seeds, so they cannot be tested"
         if n < MIN_SEEDS:
-            reason = f"{n} seed(s), and a test takes {MIN_SEEDS}"
+            reason = f"a test needs at least {MIN_SEEDS} seeds, and {n} have values"
         return (
             f"Not decided: {reason}. {self.best} has the best mean so far "
             f"({self._setting_text()}: {self._value_text(self.best)}); {eraser} changes the rows "
@@ -313,8 +314,8 @@ class _Choice:
         count = statistics.seeds_for(deviation, self.result.test_ratio(self.p), self.min_gain)
         if count is None:
             return (
-                f"No number of seeds narrows the interval to {target}: the splits share rows; that "
-                "takes more rows."
+                f"More seeds cannot narrow the interval to {target}, because the splits share "
+                "rows; more rows are needed."
             )
         return f"About {count} seeds would narrow the interval to {target}."
 
@@ -336,7 +337,7 @@ class _Choice:
             leader = next((e for e in order if e in self.erasers), None)
             if leader is not None and leader != self.best:
                 texts.setdefault(leader, []).append(text)
-        return " ".join(f"{leader} leads {_join_names(by)}." for leader, by in texts.items())
+        return " ".join(f"{leader} is best {_join_names(by)}." for leader, by in texts.items())
 
 
 def _join_names(names: Sequence[str]) -> str:
@@ -380,10 +381,10 @@ def _concept_cards(result: Comparison, eraser: str) -> list[Card]:
             f"{number(chance)}{before}). "
         )
         if interval.mean - chance < MIN_GAIN:
-            text += "It is at chance."
+            text += "The probe is at chance level."
         else:
             if interval.low <= chance:
-                text += "Its interval over seeds includes chance. "
+                text += "The interval over seeds includes the chance level. "
             two_classes = sizes.get(name, 2) == 2
             majority = chance if kind == "accuracy" and two_classes else math.nan
             text += _excess_text(result, eraser, name, interval.mean, majority)
@@ -401,26 +402,26 @@ def _excess_text(result: Comparison, eraser: str, name: str, accuracy: float, ch
     """
     residual = result.mean("residual", eraser=eraser) if "residual" in result.metrics else 0.0
     if residual > MAX_RESIDUAL:
-        return f"The fraction {number(residual)} of the covariance with the concept stays."
-    text = (
-        "The covariance with the concept is zero on the training rows; new rows differ from them. "
-    )
+        return f"The fraction {number(residual)} of the covariance with the concept remains."
+    text = "The covariance with the concept is zero on the training rows, but not on new rows. "
     key = concept_key("expected_r2", name, result.context.concepts)
     r2 = result.advice().get(key, math.nan)
     expected = sampling_accuracy(r2, chance)
     if not math.isnan(r2):
-        text += f"Sampling of the training rows alone leaves R2 {number(r2)}"
+        text += "From the sampling error of the training rows alone, the best linear predictor has "
+        text += f"an expected R2 of {number(r2)}"
         if not math.isnan(expected):
-            text += f" to the best linear predictor, an accuracy of about {number(expected)}"
+            text += f" and an accuracy of about {number(expected)}"
         text += ". "
     if expected >= accuracy:
-        return text + "That explains it."
+        return text + "The sampling error explains the accuracy."
     p = result.level()
     if p is None or p == 0.5:
-        return text + "Anything beyond that is a difference between training and test rows."
+        return text + "A higher probe score comes from a difference between training and test rows."
     return text + (
-        f"Anything beyond that is shift: {association(result.context, p)} of task and {name} in "
-        "the training rows, .5 in the test rows."
+        "A higher probe score comes from a shift of distribution: "
+        f"{association(result.context, p)} of task and {name} in the training rows, p = .5 in the "
+        "test rows."
     )
 
 
@@ -449,7 +450,7 @@ def _cost_cards(result: Comparison, eraser: str, head: str) -> list[Card]:
         parts.append(f"of the variance of the rows is changed by {eraser}.")
     if "kept_covariance" in result.metrics:
         kept = result.mean("kept_covariance", eraser=eraser)
-        parts.append(f"It keeps {100 * kept:.3g} % of the squared covariance with the task.")
+        parts.append(f"{eraser} keeps {100 * kept:.3g} % of the squared covariance with the task.")
     unerased = result.context.eraser_as("none")
     for metric in ("accuracy", "r2"):
         if metric in result.metrics and unerased is not None:

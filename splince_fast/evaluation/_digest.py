@@ -176,7 +176,7 @@ def _attributes(value: object, names: list[str], visited: Visited) -> Iterator[b
     if not isinstance(value, types.ModuleType):
         return
     if value is importlib and "import_module" in names:
-        raise UnreadableError("it reads variables by importlib.import_module()")
+        raise UnreadableError("the function reads variables by importlib.import_module()")
     if _is_library(value.__name__):
         return
     for name in names:
@@ -251,7 +251,7 @@ def _c_function(value: object) -> bytes:
     if not _is_library(module):
         if isinstance(value, types.GetSetDescriptorType | types.MemberDescriptorType):
             return f"slot:{name}".encode()
-        raise UnreadableError(f"{name} is compiled, and {module} is no installed library")
+        raise UnreadableError(f"{name} is compiled, and {module} is not an installed library")
     return f"{name}:{_version(str(module))}".encode()
 
 

@@ -68,7 +68,7 @@ def parse_partial(name: str) -> tuple[str, float] | None:
     except ValueError:
         intensity = math.nan
     if not 0.0 <= intensity <= 1.0:
-        raise InputError(f"{name!r} has no number between 0 and 1 behind the '*'")
+        raise InputError(f"{name!r} has no number between 0 and 1 after the '*'")
     return base.strip(), intensity
 
 
@@ -207,7 +207,7 @@ def fit_eraser(spec: object, data: FitData) -> Projection | LabelEraser:
     if isinstance(spec, str) and (partial := parse_partial(spec)) is not None:
         fitted = fit_eraser(partial[0], data)
         if isinstance(fitted, LabelEraser):
-            raise InputError(f"{spec!r}: an eraser that depends on labels has no fraction")
+            raise InputError(f"{spec!r}: an eraser that uses labels cannot be applied partially")
         return fitted.scaled(partial[1])
     if isinstance(spec, str) and spec.endswith(_REPAIR_SUFFIX):
         return _fit_repaired(spec.removesuffix(_REPAIR_SUFFIX), data)
@@ -228,8 +228,8 @@ def _fit_to_moments(spec: Any, data: FitData) -> FittedEraser:
     eraser: FittedEraser = spec(data.moments.copy())  # a copy: the function may change it
     if not isinstance(eraser, FittedEraser):
         raise InputError(
-            f"the eraser returned {type(eraser).__name__}; it must map moments to a Projection, or "
-            "to a ConditionalEraser"
+            f"the eraser function returned {type(eraser).__name__}; it must return a Projection or "
+            "a ConditionalEraser"
         )
     return eraser
 
@@ -257,8 +257,8 @@ def _fit_to_folds(name: str, data: FitData) -> FittedEraser:
     train, concept = data.train, data.concepts[0]
     if len(data.concepts) > 1 or not isinstance(train.labels[concept], ClassCodes):
         raise InputError(
-            f"{name!r} erases the classes of one concept; make one column of the joint cells of "
-            "several, and classes of a quantity"
+            f"{name!r} erases one concept of classes; combine several concepts to one column of "
+            "their joint classes, and divide a quantity into classes"
         )
     labels, groups = dict(train.labels), None
     if train.groups is not None:
@@ -323,8 +323,8 @@ def _fit_estimator(spec: object, data: FitData) -> FittedEraser:
     projection = getattr(model, "projection_", None)
     if not isinstance(projection, FittedEraser):
         raise InputError(
-            f"{type(model).__name__} has no projection_ after fit; erasers must be affine maps: an "
-            "estimator with a Projection in projection_, or a function of moments"
+            f"{type(model).__name__} has no projection_ after fit; an eraser must be an estimator "
+            "that sets projection_ to a Projection, or a function of moments"
         )
     return projection
 
@@ -384,8 +384,7 @@ def weight_argument(model: Any, weights: Float | None) -> dict[str, Float]:
         return {}
     if "sample_weight" not in inspect.signature(model.fit).parameters:
         raise InputError(
-            f"{type(model).__name__}.fit takes no sample_weight, so that "
-            "association_method='weights' cannot give it the association; compare it with "
-            "association_method='subsample'"
+            f"{type(model).__name__}.fit has no parameter sample_weight, which "
+            "association_method='weights' needs; pass association_method='subsample'"
         )
     return {"sample_weight": weights}

@@ -197,7 +197,7 @@ class Job:
             before, after = map(data.training_moments, (train.rows, rows.train))
             change = np.average(np.sum((rows.train - train.rows) ** 2, 1), weights=train.weights)
             erasure = Erasure.of_rows(before, after, float(change), data.task, data.concepts)
-            notes = (f"{NEEDS_LABELS}; the test rows were erased with theirs",)
+            notes = (f"{NEEDS_LABELS}; the test rows were erased with their labels",)
         values, probe_notes = self._leakage(rows.eraser_map(rows.test))
         values |= scores(OF_ERASERS, erasure)
         records = [self._record(name, ERASER_ROW, values=values, notes=notes + probe_notes)]
@@ -221,8 +221,8 @@ class Job:
                 leakage = probes.probe_classes(rows, target, plan.probes, constant_tol=ROUNDING)
                 if n_unused:
                     notes.append(
-                        f"{n_unused} test rows have classes of {name!r} unseen in training: the "
-                        "probes leave them out"
+                        f"{n_unused} test rows have a class of {name!r} that no training row has; "
+                        "the probes leave these rows out"
                     )
             else:
                 quantity = concept.values[self.split.test]
@@ -230,7 +230,7 @@ class Job:
                     erased, quantity, cv=_PROBE_FOLDS, groups=groups, constant_tol=ROUNDING
                 )
             if leakage.reason:
-                notes.append(f"leakage of {name!r} not measurable: {leakage.reason}")
+                notes.append(f"leakage of {name!r} cannot be measured: {leakage.reason}")
                 if leakage.n_classes and isinstance(concept, ClassCodes):
                     counts = np.bincount(concept.codes[self.split.test])
                     key = concept_key("probe_chance", name, self.data.concepts)
@@ -309,8 +309,8 @@ class Job:
         notes: list[str] = []
         if self._has_few_validation_rows():
             notes.append(
-                f"validation cells have fewer than {heads.MIN_CELL} rows: {FOLDS} folds of the "
-                "training rows chose alpha"
+                f"a validation cell has fewer than {heads.MIN_CELL} rows, so alpha was selected by "
+                f"{FOLDS}-fold cross-validation on the training rows"
             )
             scored = self._scores_by_folds(rows, notes)
         else:
@@ -379,11 +379,14 @@ class Job:
         folds = [f for f in range(FOLDS) if len(np.unique(codes[fold != f])) == len(self.classes)]
         if not folds:
             raise LabelError(
-                "no fold of the training rows has every class; the classes have "
-                f"{np.bincount(codes).tolist()} rows"
+                "alpha cannot be selected by cross-validation, because the training rows of every "
+                f"fold lack a class; the classes have {np.bincount(codes).tolist()} rows"
             )
         if len(folds) < FOLDS:
-            notes.append(f"{FOLDS - len(folds)} folds lack a class and were left out")
+            notes.append(
+                f"{FOLDS - len(folds)} of {FOLDS} folds were left out, because their training rows "
+                "lack a class"
+            )
         weights = np.ones(n) if train.weights is None else train.weights
         train_weights = np.stack([(fold != f) * weights for f in folds for _ in alphas], 1)
         fits = self._logistic_fits(
@@ -445,8 +448,8 @@ class Job:
             return add_scores(record, quantities, custom)
         if self._n_unknown_class:
             note = (
-                f"{self._n_unknown_class} test rows have classes of the task unseen in training: they "
-                "count as errors"
+                f"{self._n_unknown_class} test rows have a class of the task that no training row "
+                "has; they count as errors"
             )
             record = dataclasses.replace(record, notes=(*record.notes, note))
         y_pred = as_codes(y_pred, len(self.test.task), self.classes)

@@ -264,8 +264,8 @@ def from_text(text: str, name: str) -> tuple[list[Record], Context]:
         return records, Context.from_json(content["context"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FileFormatError(
-            f"{name!r} holds no comparison of this version ({error}); it may be truncated or "
-            "foreign"
+            f"{name!r} is not a comparison of this version ({error}); the file may be truncated, "
+            "or of another kind"
         ) from error
 
 
@@ -309,7 +309,7 @@ class Journal:
                 if isinstance(error, InputError):
                     raise
                 raise FileFormatError(
-                    f"line {number} of {self.path} is damaged; delete the file to start anew"
+                    f"line {number} of {self.path} is damaged; delete the file to start again"
                 ) from error
         if not complete:
             self._append([{"data": fingerprint}])
@@ -317,8 +317,8 @@ class Journal:
     def _check_fingerprint(self, stored: str, fingerprint: str) -> None:
         if stored != fingerprint:
             raise InputError(
-                f"{self.path} holds a run over other data or other labels ({stored}, not "
-                f"{fingerprint}); name another folder for run="
+                f"{self.path} is of a run on other data or other labels (fingerprint {stored}, not "
+                f"{fingerprint}); pass another folder as run="
             )
 
     def add(self, records: Mapping[str, Record]) -> None:

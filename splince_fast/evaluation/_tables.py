@@ -247,8 +247,8 @@ def summary(result: Comparison, head: str, p: float | None, metrics: Sequence[st
         notes.append(f"? worst group of fewer than {FEW_ROWS} test rows: not reliable")
     if any(fractions.values()):
         notes.append(
-            f"k/{len(context.seeds)}: k seeds have values, the others failed; erasers are "
-            "compared over common seeds"
+            f"k/{len(context.seeds)}: k of {len(context.seeds)} seeds have values, the others "
+            "failed; erasers are compared over the seeds at which all have values"
         )
     if context.test_labels:
         level = "your test rows"
@@ -362,12 +362,12 @@ def advice_lines(result: Comparison) -> list[str]:
     if not any(map(math.isnan, differences.values())):
         text = " and ".join(f"{e:+.2g} at alpha {alpha:g}" for alpha, e in differences.items())
         first += (
-            ". On the test rows, with ridge heads, the error after SPLINCE less that after LEACE "
+            ". The squared error of ridge heads on the test rows, after SPLINCE minus after LEACE, "
             f"is {text}"
         )
     if values["task_classes"] == 2:
         first += (
-            ". With two classes of about equal size such a head predicts nearly the same classes "
+            ". For two classes of about equal size, a frozen head predicts nearly the same classes "
             "after both erasers"
         )
     lines = [first]
@@ -380,6 +380,6 @@ def advice_lines(result: Comparison) -> list[str]:
             lines.append(
                 f"advice: after erasing, a linear probe is expected to find R2 {r2:.3f} of {name} "
                 "in new rows like the training rows (Pillai trace before erasing: "
-                f"{before:.3f}); {rows:,.0f} training rows would halve it"
+                f"{before:.3f}); {rows:,.0f} training rows would halve this R2"
             )
     return lines

@@ -110,7 +110,9 @@ def _plot_over_levels(result: Comparison, axes: Axes, metric: str, head: str | N
     """Plot a metric against the association level: a line and an interval band per eraser."""
     levels = [p for p in result.context.levels if p is not None]
     if not levels:
-        raise InputError("the run has one natural split; this figure needs association=(.5, ...)")
+        raise InputError(
+            "the run has only the natural split; this figure needs association=(.5, ...)"
+        )
     for eraser in result.context.erasers:
         intervals = [result.interval(metric, eraser=eraser, head=head, p=p) for p in levels]
         style = _style(result, eraser)
@@ -361,9 +363,9 @@ def _partial(
     label = result.metric(metric).label
     if metric == "probe_accuracy":
         _add_chance_lines(result, axes, p, [metric])
-    axes.set_xlabel("alpha, the fraction of the change that is made")
+    axes.set_xlabel("intensity alpha: fraction of the change that is applied")
     axes.set_ylabel(label)
-    axes.set_title(f"{label} of partial erasers: below 1 nothing is erased", loc="left")
+    axes.set_title(f"{label} of partial erasers: only alpha = 1 erases", loc="left")
     _legend(axes, _interval_title(result), alignment="center")
 
 

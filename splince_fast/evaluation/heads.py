@@ -195,7 +195,7 @@ def fit_head(
     encoded = encode_one(y, len(rows), name="y")
     if isinstance(encoded, Columns):
         if solver == "sgd":
-            raise InputError("solver='sgd' is for classes; a quantity takes the default")
+            raise InputError("solver='sgd' is for classes; leave out solver= for a quantity")
         present = slice(None) if encoded.present is None else encoded.present
         if not len(rows[present]):
             raise NotEnoughDataError("no row has a value of y")
@@ -288,7 +288,7 @@ def select_head(
     cells = cells_of_groups(groups, len(validation)).codes
     labelled = y_true >= 0
     if not labelled.any():
-        raise NotEnoughDataError("no validation row has a label, so none can choose alpha")
+        raise NotEnoughDataError("no validation row has a label, so alpha cannot be selected")
     validation, y_true, cells = validation[labelled], y_true[labelled], cells[labelled]
     check_classes("task y", task)
     labelled_train = codes >= 0
@@ -343,7 +343,7 @@ class Scaled:
         centred = rows - centre
         root = math.sqrt(float(np.mean(centred**2)))
         if root == 0.0:
-            raise NotEnoughDataError("all rows are equal, so a head has nothing to learn from")
+            raise NotEnoughDataError("all rows are equal, so a head cannot be fitted")
         return cls(centred / root, centre, root, feature_names)
 
     def head(
@@ -380,7 +380,7 @@ def _sgd(
         n_classes = int(codes.max()) + 1
         shape = (1 if n_classes == 2 else n_classes, scaled.rows.shape[1])
         if start.coef_.shape != shape:
-            raise InputError(f"start has weights {start.coef_.shape}, and y needs {shape}")
+            raise InputError(f"start has weights of shape {start.coef_.shape}; y needs {shape}")
         initial = {
             "coef_init": start.coef_ * scaled.scale,
             "intercept_init": start.intercept_ + start.coef_ @ scaled.centre,
@@ -479,7 +479,8 @@ def check_alphas(alphas: Any) -> tuple[float, ...]:
         check_alpha(alpha)
         if alpha == 0:
             raise InputError(
-                "alpha 0 is not tuned over; the head 'unregularised' is the fit without penalty"
+                "alphas contains 0; pass positive penalties only, and use the head 'unregularised' "
+                "of compare, or fit_head, for alpha 0"
             )
     if not alphas:
         raise InputError("alphas is empty; pass at least one penalty, such as (.01,)")

@@ -105,18 +105,16 @@ class GroupAccuracy:
         accuracies = {row.cell: row.accuracy for row in self.rows}
         bad = [cell for cell, w in by.items() if not (is_number(w) and math.isfinite(w) and w >= 0)]
         if bad:
-            raise InputError(
-                f"the fraction of cell {bad[0]!r} must be a finite number of at least 0"
-            )
+            raise InputError(f"the weight of cell {bad[0]!r} must be a finite number of at least 0")
         absent = [cell for cell, w in by.items() if w > 0 and cell not in accuracies]
         if absent:
             raise InputError(
-                f"cell {absent[0]!r} has a fraction but no row here; the cells are "
+                f"cell {absent[0]!r} has a weight but no rows; the cells with rows are "
                 f"{list(accuracies)[:20]}"
             )
         total = math.fsum(by.values())
         if total <= 0:
-            raise InputError("the fractions add up to 0; pass counts or fractions of the cells")
+            raise InputError("the weights add up to 0; pass counts or fractions of the cells")
         return math.fsum(accuracies[cell] * w for cell, w in by.items() if w > 0) / total
 
     def __str__(self) -> str:
@@ -307,7 +305,7 @@ def worst_group_accuracy(
     worst = min(accuracies)
     if worst == 0.0 and _is_constant(y_pred) and not _is_constant(y_true):
         warn(
-            "the predictor is constant, so the worst group has accuracy 0 whatever its quality",
+            "all predictions are equal, so a group of another class has accuracy 0",
             SplinceWarning,
         )
     return worst
@@ -342,7 +340,7 @@ def class_accuracy(y_true: object, y_pred: object) -> ClassAccuracy:
     classes, true, predicted = _encode_labels(y_true, y_pred)
     counts, n_correct = counts_per_code(true, true == predicted, len(classes))
     if not counts.any():
-        raise NotEnoughDataError("there are no rows with a true label")
+        raise NotEnoughDataError("no row has a true label; check y_true")
     return ClassAccuracy(
         {classes[i]: float(n_correct[i] / counts[i]) for i in np.flatnonzero(counts).tolist()}
     )
@@ -411,8 +409,8 @@ def tpr_gap(
     absent = int(np.isnan(gaps).sum())
     if absent:
         warn(
-            f"{absent} of {len(gaps)} classes of the task have no row in at least two classes of "
-            "the concept: they have no gap and are left out",
+            f"{absent} of {len(gaps)} classes of the task have rows in fewer than two classes of "
+            "the concept; these classes have no gap and are left out of the average",
             SplinceWarning,
         )
     if average is None:
@@ -529,7 +527,7 @@ def _encode_labels(y_true: object, y_pred: object) -> tuple[tuple[ClassName, ...
 def _groups_or_alias(groups: object, sensitive_features: object, name: str = "groups") -> object:
     """Return the argument that is not None; raise InputError for none or two such arguments."""
     if (groups is None) == (sensitive_features is None):
-        raise InputError(f"pass {name}= (or its alias sensitive_features=), and only one of them")
+        raise InputError(f"pass exactly one of {name}= and its alias sensitive_features=")
     return sensitive_features if groups is None else groups
 
 

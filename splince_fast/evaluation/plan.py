@@ -162,8 +162,8 @@ class ComparisonPlan:
         if not len(split.train) or not len(split.test):
             raise NotEnoughDataError(
                 f"the split has {len(split.train)} training and {len(split.test)} test rows, of "
-                f"{int(self.usable.sum())} with every label; both are needed: check groups= (rows "
-                "of one group, and all rows without one, stay together) and test="
+                f"{int(self.usable.sum())} rows with every label, and needs both; check test= and "
+                "groups= (all rows of a group, and all rows without a group, are in one part)"
             )
         return split
 
@@ -219,8 +219,8 @@ class ComparisonPlan:
         part, _ = splits.parts_of_groups(self.groups, train, rng, (0.0, 0.1))
         if not (part[train] == 2).any():
             raise NotEnoughDataError(
-                "the training rows are one group, so that no group is left for validation; mark "
-                "validation rows yourself in test=, with 'train', 'validation' and 'test'"
+                "the training rows are one group, so validation rows cannot be drawn; mark "
+                "validation rows in test=, with the names 'train', 'validation' and 'test'"
             )
         return train[part[train] == 2], train[part[train] == 1]
 
@@ -300,10 +300,10 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
     splits.check_method(settings.association_method, "association_method")
     if settings.weighted and protocol is None:
         raise InputError(
-            "association_method='weights' is for association=; the natural split weighs no cells"
+            "association_method='weights' needs association=; the natural split has no weights"
         )
     if parts is not None and settings.association is not None:
-        raise InputError("test= names your own split and excludes association=")
+        raise InputError("test= is a fixed split and excludes association=; pass one of them")
     check_rule(settings.select)
     probes = check_probes(settings.leakage, "leakage")
     quantities = [name for name, column in concepts.items() if isinstance(column, Columns)]
@@ -333,7 +333,7 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
     if parts is not None and len(plan.seeds) > 1:
         raise InputError("test= is one split; pass n_seeds=1 with it")
     if int(plan.usable.sum()) < 4:
-        raise LabelError("fewer than four rows have every label; check that they belong to X")
+        raise LabelError("fewer than four rows have every label; check that the labels belong to X")
     return plan
 
 
@@ -348,11 +348,11 @@ def _probe_notes(probes: tuple[str, ...], quantities: list[str]) -> tuple[str, .
     others = [probe for probe in probes if probe != "linear"]
     if not others or not quantities:
         return ()
-    text = f"a quantity, such as the concept {quantities[0]!r}, has the linear probe alone"
+    text = f"a quantity, such as the concept {quantities[0]!r}, has only the linear probe"
     if len(others) == len(probes):
         raise InputError(
-            f"{text}; pass leakage=('linear',), with others for concepts of classes, or make "
-            "classes of the quantity, such as its quartiles"
+            f"{text}; pass leakage=('linear',), with other probes for concepts of classes, or "
+            "divide the quantity into classes, such as its quartiles"
         )
     return (f"{text}, not {' or '.join(others)}",)
 
@@ -381,13 +381,13 @@ def _sizes(
             return ""
         return (
             f"a job keeps at most {_JOB_BYTES / 2**20:,.0f} MiB of rows in float64: {max_rows:,} "
-            f"of {n_used:,} are used, drawn at random for each seed; with association=, sizes= "
-            "takes more"
+            f"of {n_used:,} are used, drawn at random for each seed; to use more rows, pass "
+            "association= and sizes="
         )
 
     if protocol is None:
         if settings.sizes is not None:
-            raise InputError("sizes= is for association=; the natural split takes all rows")
+            raise InputError("sizes= needs association=; the natural split uses all rows")
         return None, note(n)
     if settings.sizes is not None:
         return splits.check_sizes(settings.sizes), ""
@@ -420,7 +420,7 @@ def _levels(
     association = settings.association
     if association is None:
         if settings.aligned_class is not None:
-            raise InputError("aligned_class= is for association=; the natural split aligns nothing")
+            raise InputError("aligned_class= needs association=; pass both, or neither")
         return (None,), None
     values = as_values(association)
     for p in values:
@@ -429,8 +429,8 @@ def _levels(
         raise InputError("association is empty; pass levels such as (.5, .7, .9), or None")
     if not isinstance(y, ClassCodes) or concept is None:
         raise InputError(
-            "the association protocol needs classes of task and concept, and one is a quantity; "
-            "pass association=None, or thin the rows to the correlation you want"
+            "association= needs classes of task and concept, and one of them is a quantity; pass "
+            "association=None, or divide the quantity into classes"
         )
     protocol = Protocol.of(y, concept, settings.aligned_class, settings.groups)
     return tuple(sorted({float(p) for p in values})), protocol
@@ -442,7 +442,7 @@ def _encode_parts(test: object, n: int) -> NDArray[np.int8]:
     unknown = [name for name in column.classes if name not in _PARTS]
     if unknown:
         raise LabelError(
-            f"test= holds {unknown[0]!r}; pass a mask that is True for test rows, or the names "
+            f"test= contains {unknown[0]!r}; pass a mask that is True for test rows, or the names "
             "'train', 'validation' and 'test'"
         )
     table = np.array([_PARTS[name] for name in column.classes] + [-1], dtype=np.int8)
@@ -463,9 +463,8 @@ def _check_groups_undivided(groups: ClassCodes, parts: NDArray[np.int8]) -> None
     divided = np.flatnonzero(np.sum(in_part, axis=0) > 1)
     if len(divided):
         raise InputError(
-            f"test= cuts {len(divided):,} of {size:,} groups, such as {groups.classes[divided[0]]!r}: "
-            "their rows lie in more than one part. Keep each group in one part, or leave groups= "
-            "out"
+            f"test= divides {len(divided):,} of {size:,} groups between parts, such as "
+            f"{groups.classes[divided[0]]!r}; keep each group in one part, or leave out groups="
         )
 
 
@@ -490,19 +489,19 @@ def _components(specs: object, choices: tuple[str, ...], kind: str) -> tuple[Com
             default_name = getattr(spec, "__name__", type(spec).__name__)
         else:
             raise InputError(
-                f"{spec!r} is no {kind}: pass one of {', '.join(choices)}, an estimator"
+                f"{spec!r} is not a valid {kind}: pass one of {', '.join(choices)}, an estimator"
                 + (", or a function of moments that returns a Projection" * (kind == "eraser"))
             )
         name = default_name if key is None else str(key)
         if name in components:
-            raise InputError(f"two {kind}s are named {name!r}; pass a dict to name them apart")
+            raise InputError(f"two {kind}s are named {name!r}; pass a dict with different names")
         if name in ("", PATH):
-            raise InputError(f"{name!r} is no name for a {kind}; pass a dict with another one")
+            raise InputError(f"the {kind} name {name!r} is reserved; pass a dict with another name")
         components[name] = (
             Component(name, spec, spec) if isinstance(spec, str) else _component(name, spec, spec)
         )
     if not components:
-        raise InputError(f"no {kind} is given; choose from {', '.join(choices)}")
+        raise InputError(f"{kind}s= is empty; choose from {', '.join(choices)}")
     return tuple(components.values())
 
 

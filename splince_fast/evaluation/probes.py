@@ -139,8 +139,8 @@ class Leakage:
 
     def __str__(self) -> str:
         if self.reason:
-            return f"leakage not measurable: {self.reason}"
-        lines = [f"leakage on {self.n:,} rows (fair only if the eraser was not fitted to them)"]
+            return f"leakage cannot be measured: {self.reason}"
+        lines = [f"leakage on {self.n:,} rows (valid only if the eraser was not fitted to them)"]
         for probe in self.probes:
             if self.n_classes:
                 text = f"accuracy {probe.accuracy:.3f}, AUC {probe.auc:.3f}"
@@ -269,7 +269,7 @@ def leakage(
         group_codes = None if group_codes is None else group_codes[labelled]
     if isinstance(encoded, Columns):
         if "linear" not in probes:
-            raise InputError("a quantity has the linear probe alone; pass probes=('linear',)")
+            raise InputError("a quantity has only the linear probe; pass probes=('linear',)")
         return probe_quantity(
             rows, encoded.values[labelled], cv=cv, groups=group_codes,
             n_permutations=n_permutations, random_state=random_state, constant_tol=constant_tol,
@@ -307,8 +307,9 @@ def _permuted_targets(
             targets.append(permuted)
     if len(targets) < n_permutations:
         raise InputError(
-            f"only {len(targets)} of {_MAX_DRAWS * n_permutations} permutations of the labels allow folds with "
-            "all classes: the groups are too few for a permutation test; pass n_permutations=0"
+            f"only {len(targets)} of {_MAX_DRAWS * n_permutations} permutations of the labels "
+            "allow folds with all classes: there are too few groups for a permutation test; pass "
+            "n_permutations=0"
         )
     return targets
 
@@ -391,9 +392,9 @@ def _dependence_hint(aucs: Sequence[float], counts: NDArray[np.intp]) -> str:
     if not lowest < 0.5 - _DEPENDENCE_Z * error:
         return ""
     return (
-        f"an AUC of {lowest:.2f} is too far below .5 for independent rows: rows that belong "
-        "together, such as twins of a sentence, lie in different folds; keep them together with "
-        "groups="
+        f"an AUC of {lowest:.2f} is too far below .5 for independent rows: rows that depend on "
+        "each other, such as versions of one sentence, are probably in different folds; pass "
+        "their groups as groups="
     )
 
 
@@ -406,7 +407,7 @@ def target_of(
     reason = ""
     if n_classes < 2:
         text = "1 class" if n_classes else "0 classes"
-        reason = f"the held-out rows hold {text} of the concept"
+        reason = f"the held-out rows have {text} of the concept"
     elif counts.min() < cv and groups is None:
         reason = f"a class has {counts.min()} held-out rows, fewer than the {cv} folds"
     else:

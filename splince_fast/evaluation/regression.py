@@ -91,7 +91,7 @@ class LogOddsRegression:
 
         same = self.n == other.n and np.array_equal(self.clusters, other.clusters)
         if not same or name not in self.names or name not in other.names:
-            raise InputError("the two regressions are not of the same rows, clusters and scores")
+            raise InputError("the two regressions have different rows, clusters or scores")
         i, j = self.names.index(name), other.names.index(name)
         influence = self.residual_scores[:, i] - other.residual_scores[:, j]
         g = self.n_clusters
@@ -162,7 +162,7 @@ def log_odds_regression(
         check_index(log_odds, column, argument, of="log_odds")
     y = as_reals(log_odds, "log_odds")
     if "intercept" in scores:
-        raise InputError("a score is named 'intercept', as is the constant; rename it")
+        raise InputError("a score has the name of the constant term, 'intercept'; rename the score")
     if y.ndim != 1 or not scores:
         raise InputError("pass log_odds of shape (n,) and at least one score by name")
     columns = [np.ones(len(y))]
@@ -173,12 +173,12 @@ def log_odds_regression(
         columns.append(column)
     X = np.stack(columns, axis=1)
     if not (np.isfinite(X).all() and np.isfinite(y).all()):
-        raise NonFiniteError("log_odds or a score holds NaN or infinity; drop those rows")
+        raise NonFiniteError("log_odds or a score contains NaN or infinity; drop those rows")
     cluster_codes = (
         np.arange(len(y)) if clusters is None else class_codes(clusters, "clusters", len(y)).codes
     )
     if (cluster_codes < 0).any():
-        raise InputError("a row has no cluster; every row needs one")
+        raise InputError("a row has no cluster; every row needs a cluster")
     _, cluster_codes = np.unique(cluster_codes, return_inverse=True)
     g = int(cluster_codes.max(initial=-1)) + 1
     if g <= X.shape[1]:

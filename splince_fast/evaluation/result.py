@@ -450,8 +450,8 @@ class Comparison:
         lower = self.metric(metric).lower_is_better
         if lower is None:
             raise InputError(
-                f"the metric {metric!r} has no direction, so no eraser is the best by it; pass one "
-                f"of your own as metrics={{{metric!r}: Metric(function, lower_is_better=...)}}"
+                f"the metric {metric!r} has no direction, so no eraser is the best; for a custom "
+                f"metric, pass metrics={{{metric!r}: Metric(function, lower_is_better=...)}}"
             )
         values = {}
         for eraser in self.context.erasers:
@@ -676,5 +676,7 @@ class Comparison:
         try:
             text = as_path(path).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise FileFormatError(f"{str(path)!r} holds no comparison: it is no text") from error
+            raise FileFormatError(
+                f"{str(path)!r} is not a comparison: the file is not text"
+            ) from error
         return cls(*from_text(text, str(path)))

@@ -276,8 +276,8 @@ def _data_notes(
     notes = list(plan.notes)
     if resumable:
         notes += [
-            f"{component.name} is computed again in every run, because its changes cannot be "
-            f"detected: {component.unreadable}"
+            f"{component.name} is computed again in every run, because changes of its code or "
+            f"variables cannot be detected: {component.unreadable}"
             for component in (*plan.erasers, *plan.heads, *plan.metrics) if component.unreadable
         ]  # fmt: skip
     n = len(plan.usable)
@@ -287,7 +287,7 @@ def _data_notes(
         first = next(iter(splits.values()))
         if plan.unlabelled:
             n_unlabelled = len(plan.moment_rows(first)[0]) - len(first.train)
-            text += f", but for the moments, in which {n_unlabelled:,} of them count"
+            text += f"; {n_unlabelled:,} of these rows count in the moments"
         notes.append(text)
     hashes = (hash(row.tobytes()) for _, rows in blocks(plan.X) for row in rows)
     row_hash = np.fromiter(hashes, dtype=np.int64, count=len(plan.X))
@@ -316,8 +316,8 @@ def _unused_rows_note(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> li
     if not subsampled or plan.max_rows is None or plan.notes or used == n:
         return []
     return [
-        f"{used:,} of {n:,} rows are used: more would not give every cell of task and concept its "
-        "fraction at each level of association"
+        f"{used:,} of {n:,} rows are used: with more rows, the cells of task and concept could not "
+        "have their fractions at every association level"
     ]
 
 
@@ -333,9 +333,7 @@ def _weight_notes(splits: Mapping[JobId, Split]) -> list[str]:
     text = " and ".join(
         f"{weight:,.0f} of {len(split.train):,} at p = {split.p:g}" for weight, split in extremes
     )
-    return [
-        f"the weighted training rows are worth {text}: (sum w)^2 / sum w^2 rows of equal weight"
-    ]
+    return [f"the effective number of training rows, (sum w)^2 / sum w^2 with weights w, is {text}"]
 
 
 def _context(plan: ComparisonPlan, splits: Mapping[JobId, Split], notes: list[str]) -> Context:
@@ -459,7 +457,7 @@ def _run_jobs(
                     yield records
             except loky.TerminatedWorkerError as error:
                 if one_by_one:
-                    reason = f"the process died twice, perhaps for lack of memory ({error})"
+                    reason = f"the worker process died twice, perhaps for lack of memory ({error})"
                     job = batch[0]
                     yield _failed(plan, job, splits[job], remaining.pop(job), reason)
         if not remaining:

@@ -108,8 +108,8 @@ class Protocol:
             return cls(y, z, dict(aligned_class), codes)
         if len(y.classes) > 2:
             raise LabelError(
-                f"the task has {len(y.classes)} classes; say which class of the concept each is "
-                "aligned with: aligned_class={'nurse': 'female', ...}, or leave association=None"
+                f"the task has {len(y.classes)} classes; pass the aligned class of the concept for "
+                "each of them, as aligned_class={'nurse': 'female', ...}"
             )
         if aligned_class is None:
             aligned_class = _most_associated(y, z)
@@ -171,8 +171,8 @@ class Protocol:
         if sizes[2] < len(counts) or sizes[0] < len(counts):
             raise NotEnoughDataError(
                 "the cells of task and concept are too small for a split: "
-                f"{ {self._class_names(cell): n for cell, n in counts.items()} }; add rows, or merge "
-                "classes"
+                f"{ {self._class_names(cell): n for cell, n in counts.items()} }; add rows, or "
+                "merge classes"
             )
         return sizes
 
@@ -210,11 +210,11 @@ class Protocol:
             )
             if on_shortage == "raise":
                 raise NotEnoughDataError(
-                    f"{text}. Pass smaller sizes, or on_shortage='shrink' to make all cells "
-                    "smaller alike"
+                    f"{text}. Pass smaller sizes, or on_shortage='shrink' to reduce all sizes by "
+                    "the same factor"
                 )
             required = self._required_rows(p, (train, validation, test))
-            notes = (f"made smaller: {text}",)
+            notes = (f"sizes reduced: {text}",)
         return self._combine_cells(
             [pools[cell].take(counts) for cell, counts in required.items()], p, notes
         )
@@ -236,7 +236,7 @@ class Protocol:
             )
             if on_shortage == "raise" or not n_test:
                 raise NotEnoughDataError(f"{text}. Pass a smaller test size")
-            notes = (f"made smaller: {text}",)
+            notes = (f"sizes reduced: {text}",)
         parts = []
         for cell in cells:
             train, validation, test = pools[cell].take_all(n_test, sizes)
@@ -244,9 +244,9 @@ class Protocol:
                 train = validation = train[:0]
             elif not len(train):
                 raise NotEnoughDataError(
-                    f"cell {self._class_names(cell)} has no training row left beside {n_test} test "
-                    "rows, and weights make none; pass a smaller test size, or a p at which the "
-                    "fraction of the cell is 0"
+                    f"cell {self._class_names(cell)} has {n_test} test rows and no training rows, "
+                    "so weights cannot give the cell its fraction; pass a smaller test size, or a "
+                    "p at which the fraction of the cell is 0"
                 )
             parts.append((train, validation, test))
         return self._combine_cells(parts, p, notes)
@@ -256,8 +256,8 @@ class Protocol:
         train, validation, test = map(np.concatenate, zip(*parts, strict=True))
         if not len(train) or not len(test):
             raise NotEnoughDataError(
-                f"a split of {len(train)} training and {len(test)} test rows is none; every one "
-                f"of the {len(self.cells())} cells needs at least a row of each"
+                f"the split has {len(train)} training and {len(test)} test rows, and needs both; "
+                f"pass sizes that give each of the {len(self.cells())} cells at least one row"
             )
         missing = len(self.usable) - int(self.usable.sum())
         return Split(train, validation, test, float(p), self.aligned_class, missing, notes)
@@ -341,7 +341,7 @@ class Pool(NamedTuple):
         return min(factors, default=1.0)
 
     def take(self, required: Sizes) -> RowParts:
-        """Take training, validation and test rows; `required` is (n_test, n_validation, n_train)."""
+        """Take training, validation and test rows; `required` has the order of `_required_rows`."""
         n_test, n_validation, n_train = required
         if len(self.orders) == 1:
             (order,) = self.orders
@@ -401,8 +401,8 @@ def check_p(p: object) -> None:
     """Raise InputError unless an association is a number in [0, 1]."""
     if not is_number(p) or not 0 <= p <= 1:
         raise InputError(
-            f"the association p is {p!r}; it is a probability P(z = aligned_class | y = 1) in [0, "
-            "1]: .5 is none, 1 complete"
+            f"the association p is {p!r}; it must be a probability in [0, 1]. For two classes of "
+            "the task, p = P(z = aligned_class | y = 1): .5 is no association, and 1 is complete"
         )
 
 
@@ -423,8 +423,8 @@ def check_method(method: object, name: str = "method") -> None:
     """Raise InputError unless `method` is a method of :func:`spurious_split`."""
     if method not in METHODS:
         raise InputError(
-            f"{name} is {method!r}; choose 'subsample' (cells lose rows) or 'weights' "
-            "(cells are weighted)"
+            f"{name} is {method!r}; choose 'subsample' (rows are dropped) or 'weights' "
+            "(rows are weighted)"
         )
 
 

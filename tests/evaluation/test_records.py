@@ -50,10 +50,10 @@ def test_other_records_are_refused_with_a_clear_word(
     content = json.loads(path.read_text())
     content["records"][0] |= change
     path.write_text(json.dumps(content))
-    with pytest.raises(FileFormatError, match="holds no comparison of this version"):
+    with pytest.raises(FileFormatError, match="is not a comparison of this version"):
         Comparison.load(path)
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(FileFormatError, match="holds no comparison"):
+    with pytest.raises(FileFormatError, match="is not a comparison"):
         Comparison.load(path)
 
 
