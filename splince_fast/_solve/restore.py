@@ -70,7 +70,7 @@ class Restoration(NamedTuple):
     amplification: float
 
     def errors(self, part: slice) -> tuple[float, float]:
-        """Return the residual of the label columns `part` and its rounding bound, relative to |Sy|."""
+        """Return residual and bound of the label columns `part`, relative to their |Sy|."""
         size, residual, bound = (
             float(np.linalg.norm(v[part])) for v in (self.sizes, self.residuals, self.bounds)
         )

@@ -281,7 +281,7 @@ class _Eraser(ErasingTransformer):
         """Raise InputError for parameters that need all rows at once, which only `fit` has."""
         if self._needs_folds:
             raise InputError(
-                "shrinkage='cv' is chosen by cross-validation in fit only; pass the intensity that "
+                "shrinkage='cv' is chosen on folds, in fit only; pass the intensity that "
                 "fit chose (report_.shrinkage), or 'oas'"
             )
         if self.passes:

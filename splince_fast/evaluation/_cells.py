@@ -49,13 +49,13 @@ def check_classes(name: str, column: ClassCodes) -> None:
         raise LabelError(f"the {name} has {text} among its rows; at least two are needed")
 
 
-def members(groups: Codes) -> Codes:
+def fill_missing_groups(groups: Codes) -> Codes:
     """Return group codes in which each row without a group (code -1) is a new group of one row."""
     ungrouped = groups < 0
     return np.where(ungrouped, groups.max(initial=-1) + np.cumsum(ungrouped), groups)
 
 
-def common(first: ClassCodes, second: ClassCodes) -> tuple[Codes, Codes]:
+def common_codes(first: ClassCodes, second: ClassCodes) -> tuple[Codes, Codes]:
     """Return the codes of two columns in one list of classes, which starts with those of `first`.
 
     Equal values, such as 1, 1.0 and True, are one class.
@@ -68,8 +68,8 @@ def common(first: ClassCodes, second: ClassCodes) -> tuple[Codes, Codes]:
     kinds = [{isinstance(name, str) for name in column.classes} for column in (first, second)]
     if kinds in ([{True}, {False}], [{False}, {True}]):
         raise LabelError(
-            f"the true labels are such as {first.classes[0]!r} and the predicted ones such as "
-            f"{second.classes[0]!r}: text equals no number; convert one of the columns"
+            f"true labels such as {first.classes[0]!r} never equal predicted labels such as "
+            f"{second.classes[0]!r}, because text equals no number; convert one of the columns"
         )
     index = {name: i for i, name in enumerate(first.classes)}
     for name in second.classes:
@@ -78,7 +78,7 @@ def common(first: ClassCodes, second: ClassCodes) -> tuple[Codes, Codes]:
     return first.codes, table[second.codes]
 
 
-def joint(columns: Sequence[ClassCodes]) -> ClassCodes:
+def joint_classes(columns: Sequence[ClassCodes]) -> ClassCodes:
     """Return the cells (joint classes) of several columns as one column.
 
     The names of the cells are tuples of classes in lexicographic order. All combinations of classes
@@ -90,13 +90,13 @@ def joint(columns: Sequence[ClassCodes]) -> ClassCodes:
     shape = [len(column.classes) for column in columns]
     missing = np.any([column.codes < 0 for column in columns], axis=0)
     codes = np.full(len(missing), -1, dtype=np.int64)
-    present = [column.codes[~missing] for column in columns]
+    labelled = [column.codes[~missing] for column in columns]
     if np.prod(shape, dtype=np.float64) <= _MAX_PRODUCT:
         combinations = np.indices(shape).reshape(len(shape), -1).T
         if not missing.all():
-            codes[~missing] = np.ravel_multi_index(tuple(present), shape)
+            codes[~missing] = np.ravel_multi_index(tuple(labelled), shape)
     else:
-        combinations, inverse = np.unique(np.stack(present, 1), axis=0, return_inverse=True)
+        combinations, inverse = np.unique(np.stack(labelled, 1), axis=0, return_inverse=True)
         codes[~missing] = inverse.ravel()
     names: list[Any] = [
         tuple(column.classes[i] for column, i in zip(columns, cell, strict=True))
@@ -107,9 +107,9 @@ def joint(columns: Sequence[ClassCodes]) -> ClassCodes:
 
 def texts_of(classes: Sequence[ClassName]) -> tuple[str, ...]:
     """Return distinct texts for distinct classes; the parts of a tuple are joined by " · "."""
-    for text in (str, repr):  # str may give equal texts, as for "a · b" and ("a", "b")
+    for convert in (str, repr):  # str may give equal texts, as for "a · b" and ("a", "b")
         texts = tuple(
-            " · ".join(map(text, name)) if isinstance(name, tuple) else str(name)
+            " · ".join(map(convert, name)) if isinstance(name, tuple) else str(name)
             for name in classes
         )
         if len(set(texts)) == len(texts):
@@ -120,15 +120,17 @@ def texts_of(classes: Sequence[ClassName]) -> tuple[str, ...]:
 def cells_of_groups(groups: object, n: int) -> ClassCodes:
     """Return the cells of the argument `groups`: one column, or a tuple, mapping or frame."""
     if isinstance(groups, Mapping) and not groups:
-        raise InputError("groups holds no column; pass at least one")
+        raise InputError("groups has no column; pass at least one")
     columns = columns_of(groups, "groups")
-    return joint([class_codes(c, str(name), n, declared=True) for name, c in columns.items()])
+    return joint_classes(
+        [class_codes(c, str(name), n, declared=True) for name, c in columns.items()]
+    )
 
 
-def columns_of(values: object, role: str) -> dict[str, Any]:
+def columns_of(values: object, name: str) -> dict[str, Any]:
     """Return columns by name, from one column, mapping, frame, or tuple (names "role[0]", ...)."""
     from splince_fast.estimators.base import columns_by_name
 
     if isinstance(values, tuple) and values and not np.isscalar(values[0]):
-        return {f"{role}[{i}]": column for i, column in enumerate(values)}
-    return columns_by_name(values, role)
+        return {f"{name}[{i}]": column for i, column in enumerate(values)}
+    return columns_by_name(values, name)

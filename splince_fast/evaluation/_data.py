@@ -28,8 +28,9 @@ Matrix = NDArray[Any]  # (n, d) rows of any dtype
 Float = NDArray[np.float64]
 
 BLOCK = 1 << 12  # rows per block
-_SCATTERED = 1 << 6  # rows per block if rows are scattered in a file: each may map 2 MiB of it
-_MAX_HASHED = 1 << 28  # rows of at most this many bytes in total are all hashed
+# Rows per block if rows are scattered in a file: each of them may map 2 MiB of the file.
+_SCATTERED_BLOCK = 1 << 6
+_MAX_HASHED_BYTES = 1 << 28  # rows of at most this many bytes in total are all hashed
 _SAMPLED_ROWS = 1 << 16  # of larger data, at least this many rows are hashed
 
 
@@ -42,8 +43,8 @@ def read_rows(X: object) -> Matrix:
                 return as_rows(np.load(path, mmap_mode="r", allow_pickle=False))
             except (ValueError, EOFError) as error:
                 raise InputError(
-                    f"{str(path)!r} cannot be read as a .npy array: {error}. It may be truncated, "
-                    "of another format, or hold Python objects"
+                    f"{str(path)!r} cannot be read as a .npy array: {error}. The file may be "
+                    "truncated, have another format, or contain Python objects"
                 ) from error
         if path.suffix != ".parquet":
             raise InputError(f"{str(path)!r} is neither a .npy nor a .parquet file")
@@ -51,7 +52,7 @@ def read_rows(X: object) -> Matrix:
             X = sources.from_parquet(path, embedding="embedding")
         except InputError as error:
             error.add_note(
-                "compare reads the column 'embedding'; for another pass "
+                "compare reads the column 'embedding'; for another column, pass X="
                 f"splince_fast.sources.from_parquet({str(path)!r}, COLUMN)"
             )
             raise
@@ -83,9 +84,9 @@ def blocks(X: Matrix) -> Iterator[tuple[int, Matrix]]:
 def take_rows(X: Matrix, rows: Rows) -> Float:
     """Return a float64 copy of X[rows], read in blocks; a memory map is read in file order."""
     out = np.empty((len(rows), X.shape[1]))
-    mapped = _map_of(X) is not None
+    mapped = _memory_map(X) is not None
     order = np.argsort(rows, kind="stable") if mapped else np.arange(len(rows))
-    size = _SCATTERED if mapped else BLOCK
+    size = _SCATTERED_BLOCK if mapped else BLOCK
     for start in range(0, len(rows), size):
         block = order[start : start + size]
         out[block] = X[rows[block]]
@@ -95,12 +96,12 @@ def take_rows(X: Matrix, rows: Rows) -> Float:
 
 def release(X: Matrix) -> None:
     """Release the memory pages of a memory-mapped array; other arrays are unaffected."""
-    mapping = _map_of(X)
+    mapping = _memory_map(X)
     if mapping is not None:
         mapping.madvise(mmap.MADV_DONTNEED)
 
 
-def _map_of(X: Matrix) -> mmap.mmap | None:
+def _memory_map(X: Matrix) -> mmap.mmap | None:
     """Return the memory map of an array if its pages may be released, else None.
 
     The result is None for an array in memory, for a map in mode "c", which would lose its changes,
@@ -114,7 +115,7 @@ def _map_of(X: Matrix) -> mmap.mmap | None:
     return array if isinstance(array, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED") else None
 
 
-def present(encoded: Encoded) -> NDArray[np.bool_]:
+def has_label(encoded: Encoded) -> NDArray[np.bool_]:
     """Return the mask (n,) of the rows that have a label."""
     if isinstance(encoded, ClassCodes):
         return np.asarray(encoded.codes >= 0)
@@ -137,7 +138,7 @@ def fingerprint(
     Of rows that exceed 256 MiB, at most 131,071 evenly spaced rows are hashed.
     """
     digest = hashlib.sha256(repr((X.shape, X.dtype.str)).encode())
-    step = 1 if X.nbytes <= _MAX_HASHED else max(1, len(X) // _SAMPLED_ROWS)
+    step = 1 if X.nbytes <= _MAX_HASHED_BYTES else max(1, len(X) // _SAMPLED_ROWS)
     for start in range(0, len(X), 8192 * step):
         digest.update(np.ascontiguousarray(X[start : start + 8192 * step : step]).tobytes())
         release(X)
@@ -145,23 +146,23 @@ def fingerprint(
         if isinstance(encoded, ClassCodes):
             digest.update(repr(encoded.classes).encode() + encoded.codes.tobytes())
         else:
-            digest.update(encoded.values.tobytes() + present(encoded).tobytes())
+            digest.update(encoded.values.tobytes() + has_label(encoded).tobytes())
     for column in (groups, parts):
         digest.update(b"-" if column is None else column.tobytes())
     return digest.hexdigest()[:16]
 
 
 def level_moments(
-    X: Matrix, labels: Mapping[str, Encoded], parts: Sequence[tuple[Rows, Float | None]]
+    X: Matrix, labels: Mapping[str, Encoded], row_sets: Sequence[tuple[Rows, Float | None]]
 ) -> list[Moments]:
     """Return the moments of several sets of rows, such as the training rows of each level.
 
-    `parts` holds each set as its row numbers and their positive weights (None for weight 1). The
+    `row_sets` holds each set as its row numbers and their positive weights (None for weight 1). The
     sets may overlap, but each row is accumulated at most once: rows whose weights agree in every
     set form a piece, and the moments of a set are the weighted sum of the moments of its pieces.
     """
-    merged: list[Moments | None] = [None] * len(parts)
-    for rows, weights in _pieces(len(X), parts):
+    merged: list[Moments | None] = [None] * len(row_sets)
+    for rows, weights in _pieces(len(X), row_sets):
         piece = Moments()
         for start in range(0, len(rows), BLOCK):
             block = rows[start : start + BLOCK]
@@ -174,15 +175,15 @@ def level_moments(
     return [Moments() if moments is None else moments for moments in merged]
 
 
-def _pieces(n: int, parts: Sequence[tuple[Rows, Float | None]]) -> Iterator[tuple[Rows, Float]]:
+def _pieces(n: int, row_sets: Sequence[tuple[Rows, Float | None]]) -> Iterator[tuple[Rows, Float]]:
     """Yield the ascending row numbers of each piece, and the weight of its rows in every set.
 
     Two rows belong to the same piece if their weights agree in every set. A row outside a set has
     weight 0 in it. Rows outside all sets are left out.
     """
     codes = np.zeros(n, dtype=np.int64)
-    table = np.zeros((len(parts), n))
-    for row_weights, (rows, weights) in zip(table, parts, strict=True):
+    table = np.zeros((len(row_sets), n))
+    for row_weights, (rows, weights) in zip(table, row_sets, strict=True):
         row_weights[rows] = 1.0 if weights is None else weights
         levels, level_index = np.unique(row_weights, return_inverse=True)
         _, codes = np.unique(codes * len(levels) + level_index, return_inverse=True)

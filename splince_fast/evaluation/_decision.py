@@ -16,7 +16,7 @@ from scipy.special import ndtr
 
 from splince_fast.evaluation import statistics
 from splince_fast.evaluation._cells import FEW_ROWS
-from splince_fast.evaluation._erasers import partial_of
+from splince_fast.evaluation._erasers import parse_partial
 from splince_fast.evaluation._tables import (
     association,
     has_few_rows,
@@ -30,8 +30,8 @@ from splince_fast.evaluation.statistics import MIN_SEEDS, Difference
 if TYPE_CHECKING:
     from splince_fast.evaluation.result import Comparison
 
-DECIDED, OPEN, NO_GAIN = "decided", "not decided", "no gain"
-_TITLES = {DECIDED: "Decided", OPEN: "Not decided", NO_GAIN: "No gain"}
+DECIDED, NOT_DECIDED, NO_GAIN = "decided", "not decided", "no gain"
+_TITLES = {DECIDED: "Decided", NOT_DECIDED: "Not decided", NO_GAIN: "No gain"}
 # Smallest difference of practical use: absolute for bounded metrics such as accuracy, and a
 # fraction of the value of the best eraser for other metrics and custom ones.
 MIN_GAIN = 0.01
@@ -69,10 +69,10 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """Summary box of a report: title, headline value (`figure`) and explanation (`text`)."""
+    """Summary box of a report: title, headline `value` and explanation `text`."""
 
     title: str
-    figure: str
+    value: str
     text: str
 
 
@@ -86,28 +86,30 @@ def decision(
     concept are not candidates.
     """
     if not result.metrics:
-        return Decision(OPEN, None, "", "", "Not decided: no eraser has a value.")
+        return Decision(NOT_DECIDED, None, "", "", "Not decided: no eraser has a value.")
     metric = _default_metric(result, head, p) if metric is None else metric
     head = result.head_of(metric, head)
     verdict = result.verdict(metric, head=head or None, p=p)
-    order, none = verdict.order, result.context.eraser_as("none")
-    partial = [name for name in order if name != none and is_partial(result, name)]
-    erasers = [name for name in order if name != none and name not in partial]
+    order, unerased = verdict.order, result.context.eraser_as("none")
+    partial = [name for name in order if name != unerased and is_partial(result, name)]
+    erasers = [name for name in order if name != unerased and name not in partial]
     if not erasers:
         reason = "no eraser has a value"
         if partial:
-            reason = f"{_listing(partial)} leave the concept in the rows"
-        return Decision(OPEN, None, metric, head, f"Not decided: {reason}.")
-    made = _Chooser(result, metric, head, p, none if none in order else None, erasers).decide()
-    sentence = made.sentence
+            reason = "more than 1 % of the covariance with the concept remains after "
+            reason += _join_names(partial)
+        return Decision(NOT_DECIDED, None, metric, head, f"Not decided: {reason}.")
+    unerased = unerased if unerased in order else None
+    choice = _Choice(result, metric, head, p, unerased, erasers).decide()
+    sentence = choice.sentence
     if verdict.n_seeds < len(result.context.seeds):
-        sentence += f" Ordered over the {verdict.n_seeds} seeds that all have."
+        sentence += f" Order over the {verdict.n_seeds} seeds at which all erasers have values."
     if partial:
         sentence += (
-            " Left out, as more than 1 % of the covariance with the concept stays: "
-            f"{_listing(partial)}."
+            " Not considered, because more than 1 % of the covariance with the concept remains: "
+            f"{_join_names(partial)}."
         )
-    return dataclasses.replace(made, sentence=sentence)
+    return dataclasses.replace(choice, sentence=sentence)
 
 
 def _default_metric(result: Comparison, head: str | None, p: float | None) -> str:
@@ -128,28 +130,28 @@ def is_partial(result: Comparison, eraser: str) -> bool:
     role = dict(zip(result.context.erasers, result.context.eraser_roles, strict=True))[eraser]
     if "residual" not in result.metrics:
         return False
-    searches = role.startswith(("INLP", "RLACE")) and partial_of(role) is None
+    searches = role.startswith(("INLP", "RLACE")) and parse_partial(role) is None
     if searches and result.mean("rank", eraser=eraser):
         return False
     return result.mean("residual", eraser=eraser) > MAX_RESIDUAL
 
 
-class _Chooser:
+class _Choice:
     """Choice between erasers by one metric and one head.
 
-    `erasers` are the candidates, the best one first, and `none` is the name of unerased rows.
+    `erasers` are the candidates, the best one first, and `unerased` is the name of unerased rows.
     """
 
     def __init__(
-        self, result: Comparison, metric: str, head: str, p: float | None, none: str | None,
+        self, result: Comparison, metric: str, head: str, p: float | None, unerased: str | None,
         erasers: Sequence[str],
     ) -> None:  # fmt: skip
         entry = result.metric(metric)
         self.result, self.metric, self.head, self.p = result, metric, head, p
-        self.none, self.erasers, self.best = none, erasers, erasers[0]
+        self.unerased, self.erasers, self.best = unerased, erasers, erasers[0]
         self.label = entry.label
         self.sign = -1.0 if entry.lower_is_better else 1.0
-        self.rows = self._differences_from(self.best)
+        self.tests = self._tests_against(self.best)
         self.min_gain = MIN_GAIN
         if not entry.bounded:
             self.min_gain *= abs(self._mean(self.best))
@@ -158,38 +160,39 @@ class _Chooser:
         """Return the decision: outcome, eraser and sentence."""
         similar = [e for e in self.erasers[1:] if not self._is_worse(e)]
         eraser = self._least_change([self.best, *similar])
-        unerased = self.rows.get(self.none or "")
-        if self.rows and all(math.isnan(row.p) for row in self.rows.values()):
-            outcome, text = OPEN, self._untested(eraser)
-        elif unerased is not None and self._max_gain(unerased) < self.min_gain:
-            outcome, text = NO_GAIN, self._no_gain(eraser, unerased)
-        elif similar or (unerased is not None and not self._is_worse(self.none)):
-            outcome, text = OPEN, self._open(similar, eraser, unerased)
+        unerased_test = self.tests.get(self.unerased or "")
+        if self.tests and all(math.isnan(test.p) for test in self.tests.values()):
+            outcome, text = NOT_DECIDED, self._untested(eraser)
+        elif unerased_test is not None and self._max_gain(unerased_test) < self.min_gain:
+            outcome, text = NO_GAIN, self._no_gain(eraser, unerased_test)
+        elif similar or (unerased_test is not None and not self._is_worse(self.unerased)):
+            outcome, text = NOT_DECIDED, self._undecided(similar, eraser, unerased_test)
         else:
-            outcome, eraser, text = DECIDED, self.best, self._decided(unerased)
+            outcome, eraser, text = DECIDED, self.best, self._decided(unerased_test)
         text = f"{text} {self._other_leaders()}".strip()
         return Decision(outcome, eraser, self.metric, self.head, text)
 
-    def _differences_from(self, eraser: str) -> dict[str, Difference]:
+    def _tests_against(self, eraser: str) -> dict[str, Difference]:
         """Return the tests of the other erasers, and of unerased rows, against one eraser."""
-        rows = self.result.differences(
+        tests = self.result.differences(
             self.metric, reference=eraser, head=self.head or None, p=self.p
         )
-        return {row.method: row for row in rows if row.method in {*self.erasers, self.none}}
+        names = {*self.erasers, self.unerased}
+        return {test.method: test for test in tests if test.method in names}
 
-    def _max_gain(self, unerased: Difference) -> float:
+    def _max_gain(self, unerased_test: Difference) -> float:
         """Return the upper limit of the interval of the best eraser's gain over unerased rows.
 
         The limit is NaN if the difference was not tested.
         """
-        if math.isnan(unerased.p):
+        if math.isnan(unerased_test.p):
             return math.nan
-        return max(-self.sign * unerased.low, -self.sign * unerased.high)
+        return max(-self.sign * unerased_test.low, -self.sign * unerased_test.high)
 
     def _is_worse(self, eraser: str | None) -> bool:
         """Whether an eraser (or "none") is significantly worse than the best eraser."""
-        row = self.rows.get(eraser or "")
-        return row is not None and row.significant and self.sign * row.difference < 0
+        test = self.tests.get(eraser or "")
+        return test is not None and test.significant and self.sign * test.difference < 0
 
     def _mean(self, eraser: str) -> float:
         return self.result.mean(self.metric, eraser=eraser, head=self.head or None, p=self.p)
@@ -206,109 +209,115 @@ class _Chooser:
 
     # -- sentences -----------------------------------------------------------------------------
 
-    def _value(self, eraser: str | None) -> str:
+    def _value_text(self, eraser: str | None) -> str:
         return number(self._mean(str(eraser)))
 
-    def _setting(self) -> str:
+    def _setting_text(self) -> str:
         return f"{self.label}, {self.head} head" if self.head else self.label
 
-    def _gap(self, row: Difference) -> str:
+    def _difference_text(self, test: Difference) -> str:
         """Return the text of the value of the reference minus the method, with its interval."""
-        low, high = sorted((-row.low, -row.high))
-        if row.difference == row.low == row.high == 0.0:
-            return f"{self._setting()}: equal at every seed"
-        text = f"{self._setting()}: difference {signed(-row.difference)}"
+        low, high = sorted((-test.low, -test.high))
+        if test.difference == test.low == test.high == 0.0:
+            return f"{self._setting_text()}: equal at every seed"
+        text = f"{self._setting_text()}: difference {signed(-test.difference)}"
         if math.isnan(low):
             return text
         text += f", 95 % interval {signed(low)} to {signed(high)}"
         # The test is corrected for the number of comparisons, but the interval is not. A difference
         # that is not significant can therefore have an interval without 0.
-        if not row.significant and low * high > 0:
-            text += f", p = {number(row.p)} after Holm's correction"
+        if not test.significant and low * high > 0:
+            text += f", p = {number(test.p)} after Holm's correction"
         return text
 
-    def _change(self, eraser: str) -> str:
+    def _change_text(self, eraser: str) -> str:
         value = self._distortion(eraser)
         if math.isnan(value):
             return ""
         return f", which changes the rows least ({100 * value:.3g} % of their variance)"
 
-    def _decided(self, unerased: Difference | None) -> str:
-        others = [f"{self._value(e)} after {e}" for e in self.erasers[1:2]]
-        others += [f"{self._value(self.none)} on unerased rows"] if unerased is not None else []
-        against = f", against {_listing(others)}" if others else ""
-        match len(self.rows):
+    def _decided(self, unerased_test: Difference | None) -> str:
+        others = [f"{self._value_text(e)} after {e}" for e in self.erasers[1:2]]
+        if unerased_test is not None:
+            others.append(f"{self._value_text(self.unerased)} on unerased rows")
+        against = f", against {_join_names(others)}" if others else ""
+        match len(self.tests):
             case 0:
-                test = "no other eraser was compared"
+                conclusion = "no other eraser was compared"
             case 1:
-                test = "the difference is significant"
+                conclusion = "the difference is significant"
             case _:
-                test = "each difference is significant"
-        return f"Take {self.best}: {self._value(self.best)} ({self._setting()}){against}; {test}."
+                conclusion = "each difference is significant"
+        value = f"{self._value_text(self.best)} ({self._setting_text()})"
+        return f"Take {self.best}: {value}{against}; {conclusion}."
 
-    def _no_gain(self, eraser: str, unerased: Difference) -> str:
+    def _no_gain(self, eraser: str, unerased_test: Difference) -> str:
         return (
-            f"Erasing does not improve this metric: {self._value(self.best)} after {self.best}, "
-            f"the best eraser, {self._value(self.none)} on unerased rows ({self._gap(unerased)}). "
-            f"If the concept must be erased, take {eraser}{self._change(eraser)}."
+            f"Erasing does not improve this metric: {self._value_text(self.best)} after "
+            f"{self.best}, the best eraser, {self._value_text(self.unerased)} on unerased rows "
+            f"({self._difference_text(unerased_test)}). If the concept must be erased, take "
+            f"{eraser}{self._change_text(eraser)}."
         )
 
     def _untested(self, eraser: str) -> str:
-        n = min(row.n for row in self.rows.values())
-        reason = "the differences are equal at all seeds, so that no test can be made"
+        n = min(test.n for test in self.tests.values())
+        reason = "the differences are equal at all seeds, so they cannot be tested"
         if n < MIN_SEEDS:
-            reason = f"{n} seed(s), and a test takes {MIN_SEEDS}"
+            reason = f"a test needs at least {MIN_SEEDS} seeds, and {n} have values"
         return (
-            f"Not decided: {reason}. {self.best} has the best figure so far ({self._setting()}: "
-            f"{self._value(self.best)}); {eraser} changes the rows least."
+            f"Not decided: {reason}. {self.best} has the best mean so far "
+            f"({self._setting_text()}: {self._value_text(self.best)}); {eraser} changes the rows "
+            "least."
         )
 
-    def _open(self, similar: list[str], eraser: str, unerased: Difference | None) -> str:
-        """Return the sentences of a choice that the tests leave open.
+    def _undecided(self, similar: list[str], eraser: str, unerased_test: Difference | None) -> str:
+        """Return the sentences for the outcome "not decided".
 
-        `similar` are the erasers that are not significantly worse than the best one. `unerased` is
-        the difference between unerased rows and the best eraser, if it was compared.
+        `similar` are the erasers that are not significantly worse than the best one.
+        `unerased_test` is the test of unerased rows against the best eraser, if they were compared.
         """
         parts = ["Not decided:"]
         if similar:
             other = self._distortion(next(e for e in (self.best, *similar) if e != eraser))
             against = "" if math.isnan(other) else f" against {100 * other:.3g} %"
-            row = self.rows[similar[0]]
+            test = self.tests[similar[0]]
             nearest = f" to {similar[0]}" if len(similar) > 1 else ""
-            change = self._change(eraser).removesuffix(")")
+            change = self._change_text(eraser).removesuffix(")")
             parts += [
-                f"{_listing([self.best, *similar])} are not significantly different "
-                f"({self._gap(row)}{nearest}).",
+                f"{_join_names([self.best, *similar])} are not significantly different "
+                f"({self._difference_text(test)}{nearest}).",
                 f"Take {eraser}{change}{against}{')' if change else ''}.",
-                self._more_data(row),
+                self._sample_size_text(test),
             ]
-        if unerased is not None:
-            row = self._differences_from(eraser).get(self.none or "", unerased)
-            gain = -self.sign * row.difference
-            better = "" if row.significant and gain > 0 else "not significantly "
-            parts.append(f"{eraser} is {better}better than unerased rows ({self._gap(row)}).")
-            parts += [] if similar else [self._more_data(row)]
+        if unerased_test is not None:
+            test = self._tests_against(eraser).get(self.unerased or "", unerased_test)
+            gain = -self.sign * test.difference
+            better = "" if test.significant and gain > 0 else "not significantly "
+            parts.append(
+                f"{eraser} is {better}better than unerased rows ({self._difference_text(test)})."
+            )
+            parts += [] if similar else [self._sample_size_text(test)]
         return " ".join(filter(None, parts))
 
-    def _more_data(self, row: Difference) -> str:
+    def _sample_size_text(self, test: Difference) -> str:
         """Return a sentence with the number of seeds or rows for an interval of +- `min_gain`.
 
         The sentence is empty if the interval is narrow enough, or if there is no interval.
         """
-        half, width = (row.high - row.low) / 2, f"±{number(self.min_gain)}"
-        if math.isnan(half) or half <= self.min_gain:
+        half_width, target = (test.high - test.low) / 2, f"±{number(self.min_gain)}"
+        if math.isnan(half_width) or half_width <= self.min_gain:
             return ""
-        if row.how.startswith("bootstrap"):
-            rows = math.ceil(self.result.context.sizes[2] * (half / self.min_gain) ** 2)
-            return f"About {rows:,} test rows would narrow the interval to {width}."
-        deviation = row.error * row.n**0.5
+        if test.how.startswith("bootstrap"):
+            rows = math.ceil(self.result.context.sizes[2] * (half_width / self.min_gain) ** 2)
+            return f"About {rows:,} test rows would narrow the interval to {target}."
+        deviation = test.error * test.n**0.5
         count = statistics.seeds_for(deviation, self.result.test_ratio(self.p), self.min_gain)
         if count is None:
             return (
-                f"No number of seeds narrows the interval to {width}: the splits share rows; that "
-                "takes more rows."
+                f"More seeds cannot narrow the interval to {target}, because the splits share "
+                "rows; more rows are needed."
             )
-        return f"About {count} seeds would narrow the interval to {width}."
+        return f"About {count} seeds would narrow the interval to {target}."
 
     def _other_leaders(self) -> str:
         """Return sentences that name other metrics and heads by which another eraser is best."""
@@ -328,10 +337,10 @@ class _Chooser:
             leader = next((e for e in order if e in self.erasers), None)
             if leader is not None and leader != self.best:
                 texts.setdefault(leader, []).append(text)
-        return " ".join(f"{leader} leads {_listing(by)}." for leader, by in texts.items())
+        return " ".join(f"{leader} is best {_join_names(by)}." for leader, by in texts.items())
 
 
-def _listing(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     """Join names to a text: "A", "A and B", "A, B and C"."""
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last
@@ -339,19 +348,19 @@ def _listing(names: Sequence[str]) -> str:
 
 def cards(result: Comparison) -> list[Card]:
     """Return the cards of a report: the decision, the probe score of each concept, and the cost."""
-    made, none = decision(result), result.context.eraser_as("none")
-    figure = "no gain" if made.outcome == NO_GAIN else made.eraser or "-"
-    first = Card(_TITLES[made.outcome], figure, made.sentence)
-    eraser = made.eraser or next((e for e in result.context.erasers if e != none), None)
+    choice, unerased = decision(result), result.context.eraser_as("none")
+    value = "no gain" if choice.outcome == NO_GAIN else choice.eraser or "-"
+    first = Card(_TITLES[choice.outcome], value, choice.sentence)
+    eraser = choice.eraser or next((e for e in result.context.erasers if e != unerased), None)
     if eraser is None:
         return [first]
-    return [first, *_concept_cards(result, eraser), *_cost_cards(result, eraser, made.head)]
+    return [first, *_concept_cards(result, eraser), *_cost_cards(result, eraser, choice.head)]
 
 
 def _concept_cards(result: Comparison, eraser: str) -> list[Card]:
     """Return a card per concept: score of a linear probe, and why it exceeds chance level."""
     context, cards = result.context, []
-    none = context.eraser_as("none")
+    unerased = context.eraser_as("none")
     sizes = dict(zip(context.concepts, context.concept_sizes, strict=False))
     for name in context.concepts:
         kind, key = "accuracy", concept_key("probe_accuracy", name, context.concepts)
@@ -364,25 +373,27 @@ def _concept_cards(result: Comparison, eraser: str) -> list[Card]:
         chance = 0.0
         if kind == "accuracy" and chance_key in result.metrics:
             chance = result.mean(chance_key, eraser=eraser)
-        before = "" if none is None else f", unerased {number(result.mean(key, eraser=none))}"
+        before = ""
+        if unerased is not None:
+            before = f", unerased {number(result.mean(key, eraser=unerased))}"
         text = (
             f"{kind} of a linear probe for {name} on new rows after {eraser} (chance "
             f"{number(chance)}{before}). "
         )
         if interval.mean - chance < MIN_GAIN:
-            text += "It is at chance."
+            text += "The probe is at chance level."
         else:
             if interval.low <= chance:
-                text += "Its interval over seeds includes chance. "
+                text += "The interval over seeds includes the chance level. "
             two_classes = sizes.get(name, 2) == 2
             majority = chance if kind == "accuracy" and two_classes else math.nan
-            text += _reasons(result, eraser, name, interval.mean, majority)
+            text += _excess_text(result, eraser, name, interval.mean, majority)
         title = "The concept" if name == "concept" else f"The concept: {name}"
         cards.append(Card(title, number(interval.mean), text))
     return cards
 
 
-def _reasons(result: Comparison, eraser: str, name: str, accuracy: float, chance: float) -> str:
+def _excess_text(result: Comparison, eraser: str, name: str, accuracy: float, chance: float) -> str:
     """Return the text that says why a probe is above chance level.
 
     The causes are incomplete erasure, the sampling of the training rows, and a difference between
@@ -391,26 +402,26 @@ def _reasons(result: Comparison, eraser: str, name: str, accuracy: float, chance
     """
     residual = result.mean("residual", eraser=eraser) if "residual" in result.metrics else 0.0
     if residual > MAX_RESIDUAL:
-        return f"The fraction {number(residual)} of the covariance with the concept stays."
-    text = (
-        "The covariance with the concept is zero on the training rows; new rows differ from them. "
-    )
+        return f"The fraction {number(residual)} of the covariance with the concept remains."
+    text = "The covariance with the concept is zero on the training rows, but not on new rows. "
     key = concept_key("expected_r2", name, result.context.concepts)
     r2 = result.advice().get(key, math.nan)
     expected = sampling_accuracy(r2, chance)
     if not math.isnan(r2):
-        text += f"Sampling of the training rows alone leaves R2 {number(r2)}"
+        text += "From the sampling error of the training rows alone, the best linear predictor has "
+        text += f"an expected R2 of {number(r2)}"
         if not math.isnan(expected):
-            text += f" to the best linear predictor, an accuracy of about {number(expected)}"
+            text += f" and an accuracy of about {number(expected)}"
         text += ". "
     if expected >= accuracy:
-        return text + "That explains it."
+        return text + "The sampling error explains the accuracy."
     p = result.level()
     if p is None or p == 0.5:
-        return text + "Anything beyond that is a difference between training and test rows."
+        return text + "A higher probe score comes from a difference between training and test rows."
     return text + (
-        f"Anything beyond that is shift: {association(result.context, p)} of task and {name} in "
-        "the training rows, .5 in the test rows."
+        "A higher probe score comes from a shift of distribution: "
+        f"{association(result.context, p)} of task and {name} in the training rows, p = .5 in the "
+        "test rows."
     )
 
 
@@ -433,18 +444,18 @@ def sampling_accuracy(r2: float, chance: float) -> float:
 
 def _cost_cards(result: Comparison, eraser: str, head: str) -> list[Card]:
     """Return the card of the cost of erasing: distortion, task score and worst group."""
-    parts, figure = [], "-"
+    parts, value = [], "-"
     if "distortion" in result.metrics:
-        figure = f"{100 * result.mean('distortion', eraser=eraser):.3g} %"
+        value = f"{100 * result.mean('distortion', eraser=eraser):.3g} %"
         parts.append(f"of the variance of the rows is changed by {eraser}.")
     if "kept_covariance" in result.metrics:
         kept = result.mean("kept_covariance", eraser=eraser)
-        parts.append(f"It keeps {100 * kept:.3g} % of the squared covariance with the task.")
-    none = result.context.eraser_as("none")
+        parts.append(f"{eraser} keeps {100 * kept:.3g} % of the squared covariance with the task.")
+    unerased = result.context.eraser_as("none")
     for metric in ("accuracy", "r2"):
-        if metric in result.metrics and none is not None:
+        if metric in result.metrics and unerased is not None:
             before, after = (
-                number(result.mean(metric, eraser=e, head=head or None)) for e in (none, eraser)
+                number(result.mean(metric, eraser=e, head=head or None)) for e in (unerased, eraser)
             )
             label = result.metric(metric).label
             parts.append(f"The task: {label} {after}, unerased {before} ({head} head).")
@@ -453,4 +464,4 @@ def _cost_cards(result: Comparison, eraser: str, head: str) -> list[Card]:
         few = has_few_rows(result, eraser, head, None)
         caution = f"; fewer than {FEW_ROWS} rows, not reliable" if few else ""
         parts.append(f"Worst group: {cell}{caution}.")
-    return [Card("The cost", figure, " ".join(parts))] if parts else []
+    return [Card("The cost", value, " ".join(parts))] if parts else []

@@ -129,7 +129,7 @@ class Verdict:
         Names of the erasers that have values, the best eraser first.
     leaders : tuple of str
         The best eraser, and the erasers that are not significantly worse than it.
-    level : tuple of str
+    tied : tuple of str
         The best eraser, and the erasers with the same mean as the best eraser.
     tested : bool
         Whether the best eraser was tested against another eraser.
@@ -139,7 +139,7 @@ class Verdict:
 
     order: tuple[str, ...]
     leaders: tuple[str, ...]
-    level: tuple[str, ...]
+    tied: tuple[str, ...]
     tested: bool
     n_seeds: int
 

@@ -41,16 +41,18 @@ FittedEraser: TypeAlias = Projection | ConditionalEraser
 # columns by concept if only some are.
 ConceptLabels: TypeAlias = NDArray[Any] | dict[str, NDArray[Any]]
 
-_OF_FOLDS: dict[str, Callable[..., FittedEraser]] = {"quadratic": quadratic, "isotropic": isotropic}
+_FOLD_ERASERS: dict[str, Callable[..., FittedEraser]] = {
+    "quadratic": quadratic, "isotropic": isotropic,
+}  # fmt: skip
 _BASELINES = ("INLP", "RLACE")
-_REPAIRED = "+repair"
+_REPAIR_SUFFIX = "+repair"
 ERASERS = (
-    *(method.label for method in METHODS.values()), *_OF_FOLDS, "random", *_BASELINES,
-    *(name + _REPAIRED for name in ("SAL", *_BASELINES)),
+    *(method.label for method in METHODS.values()), *_FOLD_ERASERS, "random", *_BASELINES,
+    *(name + _REPAIR_SUFFIX for name in ("SAL", *_BASELINES)),
 )  # fmt: skip
 
 
-def partial_of(name: str) -> tuple[str, float] | None:
+def parse_partial(name: str) -> tuple[str, float] | None:
     """Return base name and alpha of a partial eraser such as "LEACE*0.9"; None if no "*" occurs.
 
     Raises
@@ -62,12 +64,12 @@ def partial_of(name: str) -> tuple[str, float] | None:
     if not star:
         return None
     try:
-        alpha = float(text)
+        intensity = float(text)
     except ValueError:
-        alpha = math.nan
-    if not 0.0 <= alpha <= 1.0:
-        raise InputError(f"{name!r} has no number between 0 and 1 behind the '*'")
-    return base.strip(), alpha
+        intensity = math.nan
+    if not 0.0 <= intensity <= 1.0:
+        raise InputError(f"{name!r} has no number between 0 and 1 after the '*'")
+    return base.strip(), intensity
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -202,37 +204,37 @@ def fit_eraser(spec: object, data: FitData) -> Projection | LabelEraser:
     SplinceError
         The eraser cannot be fitted; for example InfeasibleError.
     """
-    if isinstance(spec, str) and (partial := partial_of(spec)) is not None:
+    if isinstance(spec, str) and (partial := parse_partial(spec)) is not None:
         fitted = fit_eraser(partial[0], data)
         if isinstance(fitted, LabelEraser):
-            raise InputError(f"{spec!r}: an eraser that depends on labels has no fraction")
+            raise InputError(f"{spec!r}: an eraser that uses labels cannot be applied partially")
         return fitted.scaled(partial[1])
-    if isinstance(spec, str) and spec.endswith(_REPAIRED):
-        return _repaired(spec.removesuffix(_REPAIRED), data)
+    if isinstance(spec, str) and spec.endswith(_REPAIR_SUFFIX):
+        return _fit_repaired(spec.removesuffix(_REPAIR_SUFFIX), data)
     estimator = hasattr(spec, "get_params") or spec in _BASELINES
-    eraser = _of_estimator(spec, data) if estimator else _of_moments(spec, data)
+    eraser = _fit_estimator(spec, data) if estimator else _fit_to_moments(spec, data)
     if isinstance(eraser, ConditionalEraser):
         return LabelEraser(eraser, scaled=estimator)
     return data.coordinates.projection(eraser) if estimator else eraser
 
 
-def _of_moments(spec: Any, data: FitData) -> FittedEraser:
+def _fit_to_moments(spec: Any, data: FitData) -> FittedEraser:
     """Fit the eraser that a name or a function of moments specifies."""
     if isinstance(spec, str):
-        if spec in _OF_FOLDS:
-            return _of_folds(spec, data)
+        if spec in _FOLD_ERASERS:
+            return _fit_to_folds(spec, data)
         key = key_of(spec)
-        return _random(data) if key is None else _of_table(key, data)
+        return _random_projection(data) if key is None else _fit_method(key, data)
     eraser: FittedEraser = spec(data.moments.copy())  # a copy: the function may change it
     if not isinstance(eraser, FittedEraser):
         raise InputError(
-            f"the eraser returned {type(eraser).__name__}; it must map moments to a Projection, or "
-            "to a ConditionalEraser"
+            f"the eraser function returned {type(eraser).__name__}; it must return a Projection or "
+            "a ConditionalEraser"
         )
     return eraser
 
 
-def _of_table(key: str, data: FitData) -> FittedEraser:
+def _fit_method(key: str, data: FitData) -> FittedEraser:
     """Fit the method of the library with the key `key` of `METHODS`."""
     method = METHODS[key]
     options: dict[str, Any] = {}
@@ -244,7 +246,7 @@ def _of_table(key: str, data: FitData) -> FittedEraser:
     return eraser
 
 
-def _of_folds(name: str, data: FitData) -> FittedEraser:
+def _fit_to_folds(name: str, data: FitData) -> FittedEraser:
     """Fit "quadratic" or "isotropic", which keep the task, to two folds of the training rows.
 
     Raises
@@ -255,8 +257,8 @@ def _of_folds(name: str, data: FitData) -> FittedEraser:
     train, concept = data.train, data.concepts[0]
     if len(data.concepts) > 1 or not isinstance(train.labels[concept], ClassCodes):
         raise InputError(
-            f"{name!r} erases the classes of one concept; make one column of the joint cells of "
-            "several, and classes of a quantity"
+            f"{name!r} erases one concept of classes; combine several concepts to one column of "
+            "their joint classes, and divide a quantity into classes"
         )
     labels, groups = dict(train.labels), None
     if train.groups is not None:
@@ -265,10 +267,10 @@ def _of_folds(name: str, data: FitData) -> FittedEraser:
         labels[groups] = labels_of(codes, np.arange(len(train.groups)))
     rows = data.coordinates.to_data(train.rows)
     folds = Folds(2, groups=groups, by=concept).update(rows, labels, sample_weight=train.weights)
-    return _OF_FOLDS[name](folds, erase=concept, keep=data.task)
+    return _FOLD_ERASERS[name](folds, erase=concept, keep=data.task)
 
 
-def _repaired(name: str, data: FitData) -> Projection:
+def _fit_repaired(name: str, data: FitData) -> Projection:
     """Fit an affine eraser, and compose it with the repair that restores Cov(x, task)."""
     eraser = fit_eraser(name, data)
     assert isinstance(eraser, Projection)
@@ -278,7 +280,7 @@ def _repaired(name: str, data: FitData) -> Projection:
     return data.coordinates.projection(repairing) @ eraser
 
 
-def _random(data: FitData) -> Projection:
+def _random_projection(data: FitData) -> Projection:
     """Return a projection that removes a random subspace with the dimension of the concepts.
 
     A concept of k classes adds the dimension k - 1, and a quantity of k columns the dimension k.
@@ -295,39 +297,39 @@ def _random(data: FitData) -> Projection:
     return Projection(Q, Q, moments.mean, method="random")
 
 
-def _of_estimator(spec: object, data: FitData) -> FittedEraser:
+def _fit_estimator(spec: object, data: FitData) -> FittedEraser:
     """Fit an estimator, or a baseline by its name, to scaled rows; return its ``projection_``."""
     from splince_fast.baselines._erasing import IterativeEraser
 
     if isinstance(spec, str):
         spec = getattr(import_module("splince_fast.baselines"), spec)()
-    model = cloned(spec, data.seed)
+    model = clone_with_seed(spec, data.seed)
     train, validation = data.train, data.validation
-    held_out: object = (validation.rows, validation.concept)
+    validation_data: object = (validation.rows, validation.concept)
     if isinstance(model, IterativeEraser):
-        train, held_out = with_validation(train, validation)
+        train, validation_data = join_validation(train, validation)
     optional = {
         "concept": train.concept,
         "task": train.task,
-        "validation": held_out,
+        "validation": validation_data,
         "X_validation": validation.rows,
         "concept_validation": validation.concept,
     }
     accepted = inspect.signature(model.fit).parameters
     arguments = {name: value for name, value in optional.items() if name in accepted}
     arguments |= weight_argument(model, train.weights)
-    rows, task, arguments = writable(model, (train.rows, train.task, arguments))
+    rows, task, arguments = copy_arguments(model, (train.rows, train.task, arguments))
     model.fit(rows, task, **arguments)
     projection = getattr(model, "projection_", None)
     if not isinstance(projection, FittedEraser):
         raise InputError(
-            f"{type(model).__name__} has no projection_ after fit; erasers must be affine maps: an "
-            "estimator with a Projection in projection_, or a function of moments"
+            f"{type(model).__name__} has no projection_ after fit; an eraser must be an estimator "
+            "that sets projection_ to a Projection, or a function of moments"
         )
     return projection
 
 
-def with_validation(
+def join_validation(
     train: SplitPart, validation: SplitPart
 ) -> tuple[SplitPart, NDArray[np.bool_] | None]:
     """Join training and validation rows; return the joint part and a mask of its validation rows.
@@ -350,7 +352,7 @@ def with_validation(
     return SplitPart(**parts, groups=None, labels={}), np.arange(n) >= n_train
 
 
-def writable(estimator: object, values: Any) -> Any:
+def copy_arguments(estimator: object, values: Any) -> Any:
     """Return the arguments of an estimator, copied unless the estimator is of this library.
 
     Other estimators may overwrite their arguments, as do those of scikit-learn with
@@ -360,7 +362,7 @@ def writable(estimator: object, values: Any) -> Any:
     return values if of_library else copy.deepcopy(values)
 
 
-def cloned(estimator: object, seed: int) -> Any:
+def clone_with_seed(estimator: object, seed: int) -> Any:
     """Return a clone of an estimator, with `seed` for each ``random_state`` that is None."""
     from sklearn.base import clone
 
@@ -382,8 +384,7 @@ def weight_argument(model: Any, weights: Float | None) -> dict[str, Float]:
         return {}
     if "sample_weight" not in inspect.signature(model.fit).parameters:
         raise InputError(
-            f"{type(model).__name__}.fit takes no sample_weight, so that "
-            "association_method='weights' cannot give it the association; compare it with "
-            "association_method='subsample'"
+            f"{type(model).__name__}.fit has no parameter sample_weight, which "
+            "association_method='weights' needs; pass association_method='subsample'"
         )
     return {"sample_weight": weights}

@@ -16,18 +16,18 @@ from numpy.typing import NDArray
 
 from splince_fast.conditional import NEEDS_LABELS
 from splince_fast.evaluation import _logistic, advice, heads, probes
-from splince_fast.evaluation._cells import members, texts_of
+from splince_fast.evaluation._cells import fill_missing_groups, texts_of
 from splince_fast.evaluation._data import take_rows
 from splince_fast.evaluation._erasers import (
     FitData,
     ScaledCoordinates,
     ScaledMap,
     SplitPart,
-    cloned,
+    clone_with_seed,
+    copy_arguments,
     fit_eraser,
+    join_validation,
     weight_argument,
-    with_validation,
-    writable,
 )
 from splince_fast.evaluation._records import ADVICE, ERASER_ROW, PathPoint, Record, TestLabels
 from splince_fast.evaluation.plan import ComparisonPlan, Component
@@ -91,16 +91,16 @@ class HeadFit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadPath:
-    """Heads at all alphas, in descending order; `chosen` is the index of the selected head."""
+    """Heads at all alphas, in descending order; `selected` is the index of the selected head."""
 
     fits: tuple[HeadFit, ...]
-    chosen: int
+    selected: int
     notes: tuple[str, ...] = ()
 
     @property
     def best(self) -> HeadFit:
         """The selected head."""
-        return self.fits[self.chosen]
+        return self.fits[self.selected]
 
 
 class Job:
@@ -146,8 +146,8 @@ class Job:
         return ErasedRows(ScaledMap.identity(len(self.S)), self.gram, *rows)
 
     @cached_property
-    def _unerased_path(self) -> HeadPath:
-        return self._path(self.unerased)
+    def _unerased_head_path(self) -> HeadPath:
+        return self._head_path(self.unerased)
 
     @cached_property
     def gram(self) -> Float:
@@ -162,7 +162,7 @@ class Job:
                 with warnings.catch_warnings(record=True) as caught:
                     warnings.simplefilter("always", SplinceWarning)
                     if eraser.name == ADVICE:
-                        records.append(self._advice())
+                        records.append(self._advice_record())
                         continue
                     first, *others = self._eraser_records(eraser)
                 texts = [str(w.message) for w in caught if issubclass(w.category, SplinceWarning)]
@@ -197,13 +197,13 @@ class Job:
             before, after = map(data.training_moments, (train.rows, rows.train))
             change = np.average(np.sum((rows.train - train.rows) ** 2, 1), weights=train.weights)
             erasure = Erasure.of_rows(before, after, float(change), data.task, data.concepts)
-            notes = (f"{NEEDS_LABELS}; the test rows were erased with theirs",)
+            notes = (f"{NEEDS_LABELS}; the test rows were erased with their labels",)
         values, probe_notes = self._leakage(rows.eraser_map(rows.test))
         values |= scores(OF_ERASERS, erasure)
         records = [self._record(name, ERASER_ROW, values=values, notes=notes + probe_notes)]
         for head in self.plan.heads:
             try:
-                records.append(self._head(name, head, rows))
+                records.append(self._head_record(name, head, rows))
             except Exception as error:
                 records.append(self._record(name, head.name, reason=reason_of(error)))
         return records
@@ -218,19 +218,19 @@ class Job:
                 used, target = self._probe_targets[name]
                 n_unused = len(erased) - len(used)
                 rows = erased[used] if n_unused else erased
-                leakage = probes.probe_classes(rows, target, plan.probes, residue=ROUNDING)
+                leakage = probes.probe_classes(rows, target, plan.probes, constant_tol=ROUNDING)
                 if n_unused:
                     notes.append(
-                        f"{n_unused} test rows have classes of {name!r} unseen in training: the "
-                        "probes leave them out"
+                        f"{n_unused} test rows have a class of {name!r} that no training row has; "
+                        "the probes leave these rows out"
                     )
             else:
                 quantity = concept.values[self.split.test]
                 leakage = probes.probe_quantity(
-                    erased, quantity, cv=_PROBE_FOLDS, groups=groups, residue=ROUNDING
+                    erased, quantity, cv=_PROBE_FOLDS, groups=groups, constant_tol=ROUNDING
                 )
             if leakage.reason:
-                notes.append(f"leakage of {name!r} not measurable: {leakage.reason}")
+                notes.append(f"leakage of {name!r} cannot be measured: {leakage.reason}")
                 if leakage.n_classes and isinstance(concept, ClassCodes):
                     counts = np.bincount(concept.codes[self.split.test])
                     key = concept_key("probe_chance", name, self.data.concepts)
@@ -261,64 +261,65 @@ class Job:
 
     # -- heads -----------------------------------------------------------------------------
 
-    def _head(self, eraser: str, head: Component, rows: ErasedRows) -> Record:
+    def _head_record(self, eraser: str, head: Component, rows: ErasedRows) -> Record:
         """Fit and score one head on erased rows; the record of "retrained" covers all alphas."""
         record = self._record(eraser, head.name)
         if head.spec == "frozen":
-            fit = self._unerased_path.best
+            fit = self._unerased_head_path.best
             # A head fitted to erased rows includes weights @ offset of the eraser in its intercept;
             # the frozen head was fitted to unerased rows and does not.
             intercepts = fit.intercepts + fit.weights @ rows.eraser_map.offset
-            return self._scored(record, dataclasses.replace(fit, intercepts=intercepts), rows)
+            fit = dataclasses.replace(fit, intercepts=intercepts)
+            return self._scored_record(record, fit, rows)
         if head.spec == "unregularised":
-            return self._scored(record, self._unregularised(rows), rows)
+            return self._scored_record(record, self._unregularised(rows), rows)
         if head.spec != "retrained":
-            return self._classifier(record, head, rows)
-        erased = len(rows.eraser_map.left) or rows.train is not self.train.rows
-        path = self._path(rows) if erased else self._unerased_path
-        points = [self._scored(record, fit, rows) for fit in path.fits]
-        best = points[path.chosen]
-        reasons = (best.reason, *(point.reason for point in points))
+            return self._classifier_record(record, head, rows)
+        is_erased = len(rows.eraser_map.left) or rows.train is not self.train.rows
+        path = self._head_path(rows) if is_erased else self._unerased_head_path
+        records = [self._scored_record(record, fit, rows) for fit in path.fits]
+        best = records[path.selected]
+        reasons = (best.reason, *(r.reason for r in records))
         return dataclasses.replace(
             best,
             notes=best.notes + path.notes,
             reason=next(filter(None, reasons), ""),
-            path=tuple(PathPoint(float(point.alpha or 0), point.values) for point in points),
+            path=tuple(PathPoint(float(r.alpha or 0), r.values) for r in records),
         )
 
-    def _path(self, rows: ErasedRows) -> HeadPath:
+    def _head_path(self, rows: ErasedRows) -> HeadPath:
         """Fit heads at every alpha, and select one.
 
         The head is selected by the validation rows or, if the task has classes and a cell has few
         validation rows, by folds of the training rows. If the task is a quantity and the split has
         no validation rows, the head with the largest alpha is selected.
         """
-        alphas, held_out = self.plan.alphas, self.validation
+        alphas, validation = self.plan.alphas, self.validation
         if isinstance(self.plan.task, Columns):
             fits = self._ridge_fits(rows, alphas)
-            if not len(held_out.rows):
+            if not len(validation.rows):
                 return HeadPath(fits, 0)
             predictions = [fit.predict(rows.validation, rows.eraser_map) for fit in fits]
-            errors = [float(np.mean((held_out.task - y_pred) ** 2)) for y_pred in predictions]
+            errors = [float(np.mean((validation.task - y_pred) ** 2)) for y_pred in predictions]
             scored = [(-error, 0.0) for error in errors]
-            return HeadPath(fits, heads.choose(scored, alphas, "worst_group"))
+            return HeadPath(fits, heads.select_best(scored, alphas, "worst_group"))
         fits = self._logistic_fits(rows, np.array(alphas))
         if len(alphas) == 1:
             return HeadPath(fits, 0)
         notes: list[str] = []
         if self._has_few_validation_rows():
             notes.append(
-                f"validation cells have fewer than {heads.MIN_CELL} rows: {FOLDS} folds of the "
-                "training rows chose alpha"
+                f"a validation cell has fewer than {heads.MIN_CELL} rows, so alpha was selected by "
+                f"{FOLDS}-fold cross-validation on the training rows"
             )
             scored = self._scores_by_folds(rows, notes)
         else:
             predictions = [fit.predict(rows.validation, rows.eraser_map) for fit in fits]
             scored = [
-                heads.score(held_out.task, y_pred, held_out.cells, held_out.weights)
+                heads.score(validation.task, y_pred, validation.cells, validation.weights)
                 for y_pred in predictions
             ]
-        return HeadPath(fits, heads.choose(scored, alphas, self.plan.select), tuple(notes))
+        return HeadPath(fits, heads.select_best(scored, alphas, self.plan.select), tuple(notes))
 
     def _logistic_fits(
         self, rows: ErasedRows, alphas: Float, *, weights: Float | None = None, max_iter: int = 400
@@ -375,25 +376,28 @@ class Job:
         train, codes, alphas = self.train, self.class_index, np.array(self.plan.alphas)
         n = len(codes)
         fold = fold_of_rows(train.strata, train.groups, self.seed)
-        used = [f for f in range(FOLDS) if len(np.unique(codes[fold != f])) == len(self.classes)]
-        if not used:
+        folds = [f for f in range(FOLDS) if len(np.unique(codes[fold != f])) == len(self.classes)]
+        if not folds:
             raise LabelError(
-                "no fold of the training rows has every class; the classes have "
-                f"{np.bincount(codes).tolist()} rows"
+                "alpha cannot be selected by cross-validation, because the training rows of every "
+                f"fold lack a class; the classes have {np.bincount(codes).tolist()} rows"
             )
-        if len(used) < FOLDS:
-            notes.append(f"{FOLDS - len(used)} folds lack a class and were left out")
+        if len(folds) < FOLDS:
+            notes.append(
+                f"{FOLDS - len(folds)} of {FOLDS} folds were left out, because their training rows "
+                "lack a class"
+            )
         weights = np.ones(n) if train.weights is None else train.weights
-        inside = np.stack([(fold != f) * weights for f in used for _ in alphas], 1)
+        train_weights = np.stack([(fold != f) * weights for f in folds for _ in alphas], 1)
         fits = self._logistic_fits(
-            rows, np.tile(alphas, len(used)), weights=inside / inside.sum(axis=0)
+            rows, np.tile(alphas, len(folds)), weights=train_weights / train_weights.sum(axis=0)
         )
-        held_out = np.isin(fold, used)
+        held_out = np.isin(fold, folds)
         cells = None if train.cells is None else train.cells[held_out]
         scored = []
         for j in range(len(alphas)):
             y_pred = np.zeros(n, dtype=np.intp)
-            for i, f in enumerate(used):
+            for i, f in enumerate(folds):
                 fit = fits[i * len(alphas) + j]
                 y_pred[fold == f] = fit.predict(rows.train[fold == f], rows.eraser_map)
             scored.append(
@@ -401,27 +405,27 @@ class Job:
             )
         return scored
 
-    def _classifier(self, record: Record, head: Component, rows: ErasedRows) -> Record:
+    def _classifier_record(self, record: Record, head: Component, rows: ErasedRows) -> Record:
         """Fit a classifier with the interface of scikit-learn to erased rows, and score it."""
         from splince_fast.baselines._linear import BalancedClassifier
 
-        model = cloned(head.spec, self.seed)
+        model = clone_with_seed(head.spec, self.seed)
         accepted = inspect.signature(model.fit).parameters
         erase = rows.eraser_map
         train = dataclasses.replace(self.train, rows=erase(rows.train))
         arguments: dict[str, Any] = {}
         if "groups" in accepted and train.cells is not None:
             if "validation" in accepted and len(rows.validation):
-                held_out = dataclasses.replace(self.validation, rows=erase(rows.validation))
+                validation = dataclasses.replace(self.validation, rows=erase(rows.validation))
                 if isinstance(model, BalancedClassifier):
-                    train, arguments["validation"] = with_validation(train, held_out)
+                    train, arguments["validation"] = join_validation(train, validation)
                 else:
-                    arguments["validation"] = (held_out.rows, held_out.task, held_out.cells)
+                    arguments["validation"] = (validation.rows, validation.task, validation.cells)
             arguments["groups"] = train.cells
         arguments |= weight_argument(model, train.weights)
         target = train.task
         target = target.ravel() if target.ndim == 2 and target.shape[1] == 1 else target
-        target, arguments = writable(model, (target, arguments))
+        target, arguments = copy_arguments(model, (target, arguments))
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             model.fit(train.rows, target, **arguments)
@@ -429,7 +433,7 @@ class Job:
         record = dataclasses.replace(record, converged=converged)
         return self._add_scores(record, np.asarray(model.predict(erase(rows.test))))
 
-    def _scored(self, record: Record, fit: HeadFit, rows: ErasedRows) -> Record:
+    def _scored_record(self, record: Record, fit: HeadFit, rows: ErasedRows) -> Record:
         """Return the record with the alpha of a head, and its metrics on the test rows."""
         record = dataclasses.replace(record, alpha=fit.alpha, converged=fit.converged)
         return self._add_scores(record, fit.predict(rows.test, rows.eraser_map))
@@ -440,12 +444,12 @@ class Job:
         custom = {metric.name: metric.spec for metric in plan.metrics}
         if isinstance(plan.task, Columns):
             y_pred = as_quantities(y_pred, self.test.task.shape)
-            quantities = QuantityPredictions(self.test.task, y_pred, self._concept_number)
+            quantities = QuantityPredictions(self.test.task, y_pred, self._concept_values)
             return add_scores(record, quantities, custom)
-        if self._n_untrained:
+        if self._n_unknown_class:
             note = (
-                f"{self._n_untrained} test rows have classes of the task unseen in training: they "
-                "count as errors"
+                f"{self._n_unknown_class} test rows have a class of the task that no training row "
+                "has; they count as errors"
             )
             record = dataclasses.replace(record, notes=(*record.notes, note))
         y_pred = as_codes(y_pred, len(self.test.task), self.classes)
@@ -461,7 +465,7 @@ class Job:
         return self.plan.test_labels(self.split.test)
 
     @cached_property
-    def _concept_number(self) -> Float | None:
+    def _concept_values(self) -> Float | None:
         """Concept of the test rows as numbers (n,).
 
         None unless there is a single concept, with one column or two classes.
@@ -478,17 +482,17 @@ class Job:
     @cached_property
     def _concept_classes(self) -> tuple[str, ...]:
         """Names of the joint classes of the concepts; empty if a concept is a quantity."""
-        joint = self.plan.concept_codes
-        return () if joint is None else texts_of(joint.classes)
+        cells = self.plan.concept_codes
+        return () if cells is None else texts_of(cells.classes)
 
     @cached_property
-    def _n_untrained(self) -> int:
+    def _n_unknown_class(self) -> int:
         """Number of test rows whose class of the task does not occur in the training rows."""
         return int((~np.isin(self.test.task, self.classes)).sum())
 
     # -- advice ----------------------------------------------------------------------------
 
-    def _advice(self) -> Record:
+    def _advice_record(self) -> Record:
         """Return the record of the advice, computed from the moments."""
         moments, concepts = self.data.factored, list(self.data.concepts)
         frozen = advice.frozen_head_advice(moments, concepts, self.data.task)
@@ -512,14 +516,14 @@ class Job:
         """
         data = self.data
         assert isinstance(self.plan.task, ClassCodes)
-        index = {name: k for k, name in enumerate(data.moments.classes(data.task))}
-        columns = np.array([index.get(name, len(index)) for name in self.plan.task.classes])
+        column_of = {name: k for k, name in enumerate(data.moments.classes(data.task))}
+        columns = np.array([column_of.get(name, len(column_of)) for name in self.plan.task.classes])
         # The last row is zero, for classes of the task without training rows.
-        indicators = np.eye(len(index) + 1)[:, :-1]
+        indicators = np.eye(len(column_of) + 1)[:, :-1]
         train, test = (indicators[columns[part.task]] for part in (self.train, self.test))
         mean = np.average(train, axis=0, weights=self.train.weights)
         cross = data.moments.cross_covariance(data.task, ddof=0) / data.coordinates.scale
-        values = {"task_classes": float(len(index))}
+        values = {"task_classes": float(len(column_of))}
         for name, alpha in (("strong", self.plan.alphas[0]), ("weak", self.plan.alphas[-1])):
             ridge = np.linalg.solve(self.gram + alpha * np.eye(len(cross)), cross)
             head = np.asarray(ridge.T, dtype=np.float64)
@@ -547,7 +551,7 @@ def fold_of_rows(cells: Codes, groups: Codes | None, seed: int) -> Codes:
         order = order[np.argsort(cells[order], kind="stable")]
         fold[order] = np.arange(n) % FOLDS
         return fold
-    groups = members(groups)
+    groups = fill_missing_groups(groups)
     n_groups = len(np.unique(groups))
     if n_groups < FOLDS:
         raise NotEnoughDataError(

@@ -35,10 +35,10 @@ from numpy.typing import NDArray
 Float = NDArray[np.float64]
 
 _MEMORY = 10  # number of past pairs (step, change of the gradient) that L-BFGS uses
-_REFRESH = (2, 4, 8, 16, 32, 64)  # iterations at which c is updated
+_CURVATURE_UPDATES = (2, 4, 8, 16, 32, 64)  # iterations at which c is updated
 # Above this number of features, the preconditioner is diagonal, because the eigendecomposition
 # would take too long.
-_DENSE = 1536
+_MAX_DENSE_FEATURES = 1536
 _ARMIJO = 1e-4  # required decrease of the objective, as a fraction of step size * |slope|
 
 
@@ -99,13 +99,13 @@ def fit(
     history: list[tuple[Float, Float, Float]] = []
     for iteration in range(max_iter + 1):
         gradient = point.gradient
-        done = np.abs(gradient).max(axis=(0, 2)) <= tol
+        solved = np.abs(gradient).max(axis=(0, 2)) <= tol
         free = problem.penalty.max(axis=0) == 0.0
-        no_minimum = free & problem.separated(point.scores) if free.any() else np.zeros_like(done)
-        finished = done | no_minimum
+        no_minimum = free & problem.separated(point.scores) if free.any() else np.zeros_like(solved)
+        finished = solved | no_minimum
         if finished.any() or iteration == max_iter:
             u[:, active] = point.u
-            converged[active] = done & ~no_minimum
+            converged[active] = solved & ~no_minimum
             separable[active] = no_minimum
             kept = ~finished
             if iteration == max_iter or not kept.any():
@@ -113,7 +113,7 @@ def fit(
             active = active[kept]
             problem, point, hessian = problem.subset(kept), point.subset(kept), hessian.subset(kept)
             history = [(s[:, kept], g[:, kept], r[kept]) for s, g, r in history]
-        if iteration in _REFRESH:
+        if iteration in _CURVATURE_UPDATES:
             hessian.set_curvature(problem.curvature(point))
         direction = _direction(point.gradient, history, hessian)
         next_point = problem.step(point, direction)
@@ -255,17 +255,17 @@ class _Problem:
 
 
 class _Hessian:
-    """Approximate Hessian: D (c V diag(l) V^T + level I) D for weights, and c for intercepts.
+    """Approximate Hessian: D (c V diag(l) V^T + ridge I) D for weights, and c for intercepts.
 
     V diag(l) V^T is the eigendecomposition of D^{-1} P S P^T D^{-1}. The diagonal matrix D has the
     diagonal `scale`. The square of its entry for a feature is the penalty of the feature divided by
-    the mean penalty over features, averaged over problems. `level` (J,) is the mean of
+    the mean penalty over features, averaged over problems. `ridge` (J,) is the mean of
     penalty / D^2 over features, and `curvature` (J, C) is c.
     """
 
-    def __init__(self, vectors: Float | None, values: Float, scale: Float, level: Float) -> None:
-        self.vectors, self.values, self.scale, self.level = vectors, values, scale, level
-        self.curvature: Float = np.full((len(level), 1), 0.25)
+    def __init__(self, vectors: Float | None, values: Float, scale: Float, ridge: Float) -> None:
+        self.vectors, self.values, self.scale, self.ridge = vectors, values, scale, ridge
+        self.curvature: Float = np.full((len(ridge), 1), 0.25)
 
     @classmethod
     def of(cls, problem: _Problem, gram: Float | None) -> _Hessian:
@@ -273,18 +273,18 @@ class _Hessian:
         scale = np.sqrt(np.mean(problem.penalty / mean, axis=1))
         if not scale.all():
             scale = np.ones(len(scale))
-        level = np.mean(problem.penalty / scale[:, None] ** 2, axis=0)
+        ridge = np.mean(problem.penalty / scale[:, None] ** 2, axis=0)
         rows = problem.rows
-        if rows.shape[1] > _DENSE:
-            size = np.mean(rows**2, axis=0) if gram is None else np.diag(gram)
-            return cls(None, size / scale**2, scale, level)
+        if rows.shape[1] > _MAX_DENSE_FEATURES:
+            variances = np.mean(rows**2, axis=0) if gram is None else np.diag(gram)
+            return cls(None, variances / scale**2, scale, ridge)
         S = rows.T @ rows / len(rows) if gram is None else gram
         S = erased_covariance(S, problem.factors) / scale / scale[:, None]
         values, vectors = scipy.linalg.eigh((S + S.T) / 2, driver="evd", check_finite=False)
-        return cls(vectors, np.maximum(values, 0.0), scale, level)
+        return cls(vectors, np.maximum(values, 0.0), scale, ridge)
 
     def subset(self, kept: NDArray[np.bool_]) -> _Hessian:
-        hessian = _Hessian(self.vectors, self.values, self.scale, self.level[kept])
+        hessian = _Hessian(self.vectors, self.values, self.scale, self.ridge[kept])
         hessian.curvature = self.curvature[kept]
         return hessian
 
@@ -296,15 +296,15 @@ class _Hessian:
         """Return the inverse of the approximate Hessian times q, (d + 1, J, C)."""
         d = len(q) - 1
         floor = 1e-10 * max(float(self.values.max()), np.finfo(np.float64).tiny)
-        weight = self.curvature * (self.values[:, None, None] + floor) + self.level[:, None]
-        part = q[:-1] / self.scale[:, None, None]
+        eigenvalues = self.curvature * (self.values[:, None, None] + floor) + self.ridge[:, None]
+        w = q[:-1] / self.scale[:, None, None]
         if self.vectors is None:
-            part = part / weight
+            w = w / eigenvalues
         else:
-            part = (self.vectors.T @ part.reshape(d, -1)).reshape(part.shape) / weight
-            part = (self.vectors @ part.reshape(d, -1)).reshape(part.shape)
+            w = (self.vectors.T @ w.reshape(d, -1)).reshape(w.shape) / eigenvalues
+            w = (self.vectors @ w.reshape(d, -1)).reshape(w.shape)
         out = np.empty_like(q)
-        out[:-1] = part / self.scale[:, None, None]
+        out[:-1] = w / self.scale[:, None, None]
         out[-1] = q[-1] / self.curvature
         if out.shape[2] > 1:
             # Adding one vector to the weights of all classes changes no probability. In this

@@ -26,6 +26,8 @@ Json = dict[str, Any]
 ADVICE, ERASER_ROW, PATH = "", "", "alphas"
 _FORMAT = 2  # version of the file format of a comparison
 _FILE = "cells.jsonl"  # file name of the journal
+# Keys of the file format for the fields of `Context` that have another name.
+_KEYS = {"test_labels": "truth", "custom_metrics": "own_metrics"}
 _CODES = np.dtype("<u2")  # dtype of predicted class codes in a record
 
 
@@ -157,7 +159,7 @@ class TestLabels:
         return cls(**columns)
 
 
-class OwnMetric(NamedTuple):
+class CustomMetric(NamedTuple):
     """Label and direction of a custom metric."""
 
     label: str
@@ -171,10 +173,10 @@ class Context:
     `levels` is (None,) for the natural split. `sizes` holds the numbers of training, validation and
     test rows of the first split. `erasers` and `heads` are the names that the caller uses.
     `eraser_roles` and `head_roles` are the names of the same erasers and heads in the library, such
-    as "LEACE" and "frozen"; "" for an estimator or function. `truth` holds the labels of the test
-    rows if the split is fixed (argument `test` of `compare`), else None. `same_test` is True if
-    each seed has the same test rows at all levels. `concept_sizes` holds the number of classes of
-    each concept, 0 for a quantity; it is empty in a file of an earlier version.
+    as "LEACE" and "frozen"; "" for an estimator or function. `test_labels` holds the labels of the
+    test rows if the split is fixed (argument `test` of `compare`), else None. `same_test` is True
+    if each seed has the same test rows at all levels. `concept_sizes` holds the number of classes
+    of each concept, 0 for a quantity; it is empty in a file of an earlier version.
     """
 
     n: int
@@ -194,10 +196,10 @@ class Context:
     fingerprint: str
     version: str
     notes: tuple[str, ...]
-    truth: TestLabels | None
+    test_labels: TestLabels | None
     eraser_roles: tuple[str, ...]
     head_roles: tuple[str, ...]
-    own_metrics: dict[str, OwnMetric]
+    custom_metrics: dict[str, CustomMetric]
     same_test: bool
     concept_sizes: tuple[int, ...] = ()
 
@@ -211,8 +213,9 @@ class Context:
 
     def to_json(self) -> Json:
         """Convert to numbers, strings, lists and dictionaries, for JSON."""
-        truth = {} if self.truth is None else self.truth.to_json()
-        return dataclasses.asdict(dataclasses.replace(self, truth=None)) | {"truth": truth}
+        labels = {} if self.test_labels is None else self.test_labels.to_json()
+        fields = dataclasses.asdict(dataclasses.replace(self, test_labels=None))
+        return {_KEYS.get(name, name): value for name, value in fields.items()} | {"truth": labels}
 
     @classmethod
     def from_json(cls, entry: Json) -> Context:
@@ -224,13 +227,13 @@ class Context:
             The fields are not the fields of a context.
         """
         fields: Json = {
-            f.name: tuple(entry[f.name]) if isinstance(entry[f.name], list) else entry[f.name]
+            f.name: tuple(entry[key]) if isinstance(entry[key], list) else entry[key]
             for f in dataclasses.fields(cls)
-            if f.name in entry
+            if (key := _KEYS.get(f.name, f.name)) in entry
         }
-        fields["truth"] = TestLabels.from_json(fields["truth"]) if fields["truth"] else None
-        custom = fields["own_metrics"]
-        fields["own_metrics"] = {name: OwnMetric(*metric) for name, metric in custom.items()}
+        labels, custom = fields["test_labels"], fields["custom_metrics"]
+        fields["test_labels"] = TestLabels.from_json(labels) if labels else None
+        fields["custom_metrics"] = {name: CustomMetric(*metric) for name, metric in custom.items()}
         return cls(**fields)
 
 
@@ -262,8 +265,8 @@ def from_text(text: str, name: str) -> tuple[list[Record], Context]:
         return records, Context.from_json(content["context"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FileFormatError(
-            f"{name!r} holds no comparison of this version ({error}); it may be truncated or "
-            "foreign"
+            f"{name!r} is not a comparison of this version ({error}); the file may be truncated, "
+            "or of another kind"
         ) from error
 
 
@@ -299,7 +302,7 @@ class Journal:
             try:
                 entry = json.loads(line)
                 if number == 1:
-                    self._check(entry["data"], fingerprint)
+                    self._check_fingerprint(entry["data"], fingerprint)
                 else:
                     key = entry.pop("key")
                     self.records[key] = Record.from_json(entry)
@@ -307,16 +310,16 @@ class Journal:
                 if isinstance(error, InputError):
                     raise
                 raise FileFormatError(
-                    f"line {number} of {self.path} is damaged; delete the file to start anew"
+                    f"line {number} of {self.path} is damaged; delete the file to start again"
                 ) from error
         if not complete:
             self._append([{"data": fingerprint}])
 
-    def _check(self, stored: str, fingerprint: str) -> None:
+    def _check_fingerprint(self, stored: str, fingerprint: str) -> None:
         if stored != fingerprint:
             raise InputError(
-                f"{self.path} holds a run over other data or other labels ({stored}, not "
-                f"{fingerprint}); name another folder for run="
+                f"{self.path} is of a run on other data or other labels (fingerprint {stored}, not "
+                f"{fingerprint}); pass another folder as run="
             )
 
     def add(self, records: Mapping[str, Record]) -> None:

@@ -84,7 +84,7 @@ def wrapped(line: str) -> str:
     return textwrap.fill(line, 100, subsequent_indent="  ", break_on_hyphens=False)
 
 
-def figure_text(interval: Interval) -> str:
+def interval_text(interval: Interval) -> str:
     """Return the text of a mean with the half width of its 95 % interval, as in ``.748 ±.013``.
 
     Without an interval, the text is the mean; without a mean, "-".
@@ -122,11 +122,11 @@ def head_title(result: Comparison, head: str) -> str:
 
 def overview(result: Comparison) -> str:
     """Return the tables and notes of a comparison as text."""
-    remarks = "\n".join(map(wrapped, remarks_of(result)))
+    remarks = "\n".join(map(wrapped, remark_lines(result)))
     return "\n\n".join(filter(None, [heading(result), *map(str, summaries(result)), remarks]))
 
 
-def remarks_of(result: Comparison) -> list[str]:
+def remark_lines(result: Comparison) -> list[str]:
     """Return the lines with the failures, the first eight notes, and the advice."""
     failed = [
         f"! {eraser}{', ' + head if head else ''}: {reason}"
@@ -137,7 +137,7 @@ def remarks_of(result: Comparison) -> list[str]:
 
 def notebook(result: Comparison) -> str:
     """Return the content of `overview` as HTML, for notebooks."""
-    items = "".join(f"<li>{html.escape(line)}</li>" for line in remarks_of(result))
+    items = "".join(f"<li>{html.escape(line)}</li>" for line in remark_lines(result))
     return (
         f"<p style='white-space:pre-line'>{html.escape(heading(result))}</p>"
         + "".join(table._repr_html_() for table in summaries(result))
@@ -150,7 +150,7 @@ def heading(result: Comparison) -> str:
     c = result.context
     sizes = list(result.sizes.values())
     train, validation, test = (_range(counts) for counts in zip(*sizes, strict=True))
-    if c.truth:
+    if c.test_labels:
         meaning = (
             "± half a 95 % bootstrap interval over test rows (conservative for the worst group)"
         )
@@ -204,7 +204,7 @@ def summaries(result: Comparison) -> list[Table]:
     columns = (
         [m for m in _COLUMNS if m in present],
         [m for m in present if m.partition("[")[0] in OF_FAIRNESS],
-        [m for m in context.own_metrics if m in present],
+        [m for m in context.custom_metrics if m in present],
     )
     tables = [
         summary(result, head, p, metrics)
@@ -237,7 +237,7 @@ def summary(result: Comparison, head: str, p: float | None, metrics: Sequence[st
         cells = [eraser + mark + fractions[eraser]]
         for metric, entry in entries.items():
             interval = result.interval(metric, eraser=eraser, head=head, p=p)
-            text = figure_text(interval) if entry.of == "head" else number(interval.mean)
+            text = interval_text(interval) if entry.of == "head" else number(interval.mean)
             if metric == "worst_group" and eraser in unreliable:
                 text += "?"
             cells.append(text + "*" * (starred.get(metric) == eraser))
@@ -247,10 +247,10 @@ def summary(result: Comparison, head: str, p: float | None, metrics: Sequence[st
         notes.append(f"? worst group of fewer than {FEW_ROWS} test rows: not reliable")
     if any(fractions.values()):
         notes.append(
-            f"k/{len(context.seeds)}: k seeds have values, the others failed; erasers are "
-            "compared over common seeds"
+            f"k/{len(context.seeds)}: k of {len(context.seeds)} seeds have values, the others "
+            "failed; erasers are compared over the seeds at which all have values"
         )
-    if context.truth:
+    if context.test_labels:
         level = "your test rows"
     else:
         level = "natural split" if p is None else association(context, p)
@@ -308,7 +308,7 @@ def by_level(result: Comparison, metric: str, head: str | None) -> Table:
     rows = []
     for eraser in context.erasers:
         intervals = (result.interval(metric, eraser=eraser, head=head, p=p) for p in context.levels)
-        cells = (figure_text(i) + _fraction(i.n, len(context.seeds)) for i in intervals)
+        cells = (interval_text(i) + _fraction(i.n, len(context.seeds)) for i in intervals)
         rows.append((eraser, *cells))
     levels = ("natural" if p is None else f"p = {p:g}" for p in context.levels)
     title = result.metric(metric).label + (f", {head_name} head" if head_name else "")
@@ -362,12 +362,12 @@ def advice_lines(result: Comparison) -> list[str]:
     if not any(map(math.isnan, differences.values())):
         text = " and ".join(f"{e:+.2g} at alpha {alpha:g}" for alpha, e in differences.items())
         first += (
-            ". On the test rows, with ridge heads, the error after SPLINCE less that after LEACE "
+            ". The squared error of ridge heads on the test rows, after SPLINCE minus after LEACE, "
             f"is {text}"
         )
     if values["task_classes"] == 2:
         first += (
-            ". With two classes of about equal size such a head predicts nearly the same classes "
+            ". For two classes of about equal size, a frozen head predicts nearly the same classes "
             "after both erasers"
         )
     lines = [first]
@@ -380,6 +380,6 @@ def advice_lines(result: Comparison) -> list[str]:
             lines.append(
                 f"advice: after erasing, a linear probe is expected to find R2 {r2:.3f} of {name} "
                 "in new rows like the training rows (Pillai trace before erasing: "
-                f"{before:.3f}); {rows:,.0f} training rows would halve it"
+                f"{before:.3f}); {rows:,.0f} training rows would halve this R2"
             )
     return lines

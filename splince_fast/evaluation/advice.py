@@ -49,9 +49,9 @@ class FrozenHeadAdvice:
         if self.rho < 1e-6:
             return "concept and task do not overlap: LEACE and SPLINCE are the same map"
         return (
-            "a frozen head has the smaller squared error after LEACE, unless regularisation has "
-            f"shrunk its weights below {self.threshold:.2f} times those of least squares: then "
-            f"after SPLINCE (overlap of concept and task: rho = {self.rho:.3f})"
+            "the squared error of a frozen head is smaller after LEACE than after SPLINCE, unless "
+            f"regularisation has shrunk the weights below {self.threshold:.2f} times those of "
+            f"least squares (overlap of concept and task: rho = {self.rho:.3f})"
         )
 
 
@@ -150,7 +150,7 @@ class HeldOutTrace:
             `r2` is not positive.
         """
         if not r2 > 0:
-            raise InputError(f"r2 is {r2!r}; it must be positive, as is R^2 in new rows")
+            raise InputError(f"r2 is {r2!r}; it must be positive")
         target = r2 * max(1, self.rank_z)
         if sum(self.correlations) <= target:
             return 0.0
@@ -167,8 +167,8 @@ class HeldOutTrace:
         return (
             f"{self.name}: R2 {self.before / max(1, self.rank_z):.3g} before, about "
             f"{self.r2:.2g} expected after erasing on new rows (rank {self.rank_x}, "
-            f"{self.n:,} training rows); half of it needs "
-            f"{self.rows_for(max(self.r2 / 2, 1e-12)):,.0f} rows"
+            f"{self.n:,} training rows); "
+            f"{self.rows_for(max(self.r2 / 2, 1e-12)):,.0f} training rows would halve this R2"
         )
 
 

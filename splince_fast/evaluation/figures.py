@@ -39,11 +39,11 @@ def draw(result: Comparison, kind: str, **options: object) -> Figure:
         axes.spines[["top", "right"]].set_visible(False)
         KINDS[kind](result, axes, **options)
         for text in figure.findobj(require("matplotlib.text", "evaluate").Text):
-            text.set_text(visible(text.get_text()))
+            text.set_text(escape_unwritable(text.get_text()))
     return figure
 
 
-def visible(text: str) -> str:
+def escape_unwritable(text: str) -> str:
     """Return the text with escapes such as ``\\x01`` for control characters and lone surrogates.
 
     XML, HTML and fonts cannot represent these characters, and UTF-8 cannot encode surrogates.
@@ -85,7 +85,7 @@ def _legend(axes: Axes, title: str, **options: Any) -> None:
     axes.legend(title=title, frameon=False, fontsize="small", title_fontsize="small", **options)
 
 
-def _seeds(result: Comparison) -> str:
+def _interval_title(result: Comparison) -> str:
     n = len(result.context.seeds)
     return f"mean and 95 % t interval over {n} resamplings" if n > 1 else "one split"
 
@@ -96,7 +96,7 @@ def _half_widths(intervals: Iterable[Interval]) -> list[float]:
 
 
 def _name_ticks(axis: Any, names: Sequence[str]) -> None:
-    axis.set_ticks(range(len(names)), [*map(visible, names)])
+    axis.set_ticks(range(len(names)), [*map(escape_unwritable, names)])
 
 
 def _use_plain_ticks(axis: Any) -> None:
@@ -110,7 +110,9 @@ def _plot_over_levels(result: Comparison, axes: Axes, metric: str, head: str | N
     """Plot a metric against the association level: a line and an interval band per eraser."""
     levels = [p for p in result.context.levels if p is not None]
     if not levels:
-        raise InputError("the run has one natural split; this figure needs association=(.5, ...)")
+        raise InputError(
+            "the run has only the natural split; this figure needs association=(.5, ...)"
+        )
     for eraser in result.context.erasers:
         intervals = [result.interval(metric, eraser=eraser, head=head, p=p) for p in levels]
         style = _style(result, eraser)
@@ -130,7 +132,7 @@ def _probe_accuracies(result: Comparison) -> list[str]:
     ]  # fmt: skip
 
 
-def _start_at_chance(
+def _add_chance_lines(
     result: Comparison,
     axes: Axes,
     p: float | None,
@@ -166,7 +168,7 @@ def _association(
     label = result.metric(metric).label
     axes.set_ylabel(label)
     axes.set_title(f"{label}{f', {head} head' if head else ''}", loc="left")
-    _legend(axes, _seeds(result))
+    _legend(axes, _interval_title(result))
 
 
 def _alphas(
@@ -227,7 +229,7 @@ def _covariance(result: Comparison, axes: Axes) -> None:
     _use_plain_ticks(axes.yaxis)
     axes.set_ylabel("|P Cov(x, y)|² / |Cov(x, y)|²")
     axes.set_title("kept fraction of the covariance with the task", loc="left")
-    _legend(axes, _seeds(result))
+    _legend(axes, _interval_title(result))
 
 
 def _leakage(result: Comparison, axes: Axes, *, p: float | None = None) -> None:
@@ -244,11 +246,11 @@ def _leakage(result: Comparison, axes: Axes, *, p: float | None = None) -> None:
             yerr=_half_widths(intervals), linestyle="none", capsize=3, **_colour_and_marker(k),
             label=metric.replace("probe_accuracy", "linear").replace("_accuracy", ""),
         )  # fmt: skip
-    _start_at_chance(result, axes, p, names)
+    _add_chance_lines(result, axes, p, names)
     _name_ticks(axes.xaxis, erasers)
     axes.set_ylabel("probe accuracy")
     axes.set_title("probe accuracy for the concept on held-out rows", loc="left")
-    _legend(axes, f"probes; {_seeds(result)}")
+    _legend(axes, f"probes; {_interval_title(result)}")
 
 
 def _groups(
@@ -318,7 +320,7 @@ def _trade_off(
                 [x], [y], linestyle="none", fillstyle="full" if k == 0 else "none",
                 label=eraser if k == 0 else None, **_style(result, eraser) | {"markersize": 8},
             )  # fmt: skip
-    _start_at_chance(result, axes, p, ["probe_accuracy"], legend=False)
+    _add_chance_lines(result, axes, p, ["probe_accuracy"], legend=False)
     axes.set_xlabel("worst-group accuracy (better to the right)")
     axes.set_ylabel("probe accuracy for the concept (better below)")
     axes.set_title("accuracy for the concept, and accuracy for the task", loc="left")
@@ -333,9 +335,9 @@ def _partial_families(result: Comparison) -> dict[str, list[tuple[float, str]]]:
     context = result.context
     families: dict[str, list[tuple[float, str]]] = {}
     for eraser, role in zip(context.erasers, context.eraser_roles, strict=True):
-        base, star, alpha = role.rpartition("*")
+        base, star, intensity = role.rpartition("*")
         if star:
-            families.setdefault(base, []).append((float(alpha), eraser))
+            families.setdefault(base, []).append((float(intensity), eraser))
     for base, points in families.items():
         if (complete := context.eraser_as(base)) is not None:
             points.append((1.0, complete))
@@ -355,16 +357,16 @@ def _partial(
         points = points if none is None else [(0.0, none), *points]
         intervals = [result.interval(metric, eraser=eraser, p=p) for _, eraser in points]
         axes.errorbar(
-            [alpha for alpha, _ in points], [i.mean for i in intervals],
+            [intensity for intensity, _ in points], [i.mean for i in intervals],
             yerr=_half_widths(intervals), capsize=3, label=base, **_colour_and_marker(k),
         )  # fmt: skip
     label = result.metric(metric).label
     if metric == "probe_accuracy":
-        _start_at_chance(result, axes, p, [metric])
-    axes.set_xlabel("alpha, the fraction of the change that is made")
+        _add_chance_lines(result, axes, p, [metric])
+    axes.set_xlabel("intensity alpha: fraction of the change that is applied")
     axes.set_ylabel(label)
-    axes.set_title(f"{label} of partial erasers: below 1 nothing is erased", loc="left")
-    _legend(axes, _seeds(result), alignment="center")
+    axes.set_title(f"{label} of partial erasers: only alpha = 1 erases", loc="left")
+    _legend(axes, _interval_title(result), alignment="center")
 
 
 KINDS: dict[str, Callable[..., None]] = {

@@ -29,7 +29,7 @@ from splince_fast._runtime.arrays import (
 )
 from splince_fast._solve.options import is_number
 from splince_fast.evaluation import _logistic
-from splince_fast.evaluation._cells import cells_of_groups, check_classes, class_codes, common
+from splince_fast.evaluation._cells import cells_of_groups, check_classes, class_codes, common_codes
 from splince_fast.evaluation.metrics import counts_per_code
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassName, Columns, encode_one, names_array
@@ -93,7 +93,7 @@ class Head:
         NonFiniteError
             X contains NaN or infinity.
         """
-        rows = _checked(X, "X", width=self.coef_.shape[1])
+        rows = _checked_rows(X, "X", width=self.coef_.shape[1])
         check_feature_names(feature_names(X, rows.shape[1]), self.feature_names)
         scores = rows @ self.coef_.T + self.intercept_
         return np.asarray(scores[:, 0] if scores.shape[1] == 1 else scores)
@@ -190,12 +190,12 @@ def fit_head(
     if not isinstance(start, Head | None):
         raise InputError(f"start is {type(start).__name__}; pass a Head, or None")
     check_index(X, y, "y")
-    rows = _checked(X, "X")
+    rows = _checked_rows(X, "X")
     columns = feature_names(X, rows.shape[1])
     encoded = encode_one(y, len(rows), name="y")
     if isinstance(encoded, Columns):
         if solver == "sgd":
-            raise InputError("solver='sgd' is for classes; a quantity takes the default")
+            raise InputError("solver='sgd' is for classes; leave out solver= for a quantity")
         present = slice(None) if encoded.present is None else encoded.present
         if not len(rows[present]):
             raise NotEnoughDataError("no row has a value of y")
@@ -203,10 +203,10 @@ def fit_head(
         w, b = ridge_path(scaled.rows, encoded.values[present], (alpha,), None)
         return scaled.head(w[0], b[0], (), alpha)
     check_classes("task y", encoded)
-    inside = encoded.codes >= 0
-    present_codes, codes = np.unique(encoded.codes[inside], return_inverse=True)
+    labelled = encoded.codes >= 0
+    present_codes, codes = np.unique(encoded.codes[labelled], return_inverse=True)
     names = tuple(encoded.classes[i] for i in present_codes)
-    scaled = Scaled.of(rows[inside], scale=scale, feature_names=columns)
+    scaled = Scaled.of(rows[labelled], scale=scale, feature_names=columns)
     if solver == "sgd":
         w, b, converged = _sgd(scaled, codes, alpha, start, random_state)
         return scaled.head(w, b, names, alpha, converged=converged)
@@ -279,26 +279,27 @@ def select_head(
     check_index(X, y, "y")
     check_index(X_validation, y_validation, "y_validation")
     check_index(X_validation, groups, "groups")
-    rows = _checked(X, "X")
-    validation = _checked(X_validation, "X_validation", width=rows.shape[1])
+    rows = _checked_rows(X, "X")
+    validation = _checked_rows(X_validation, "X_validation", width=rows.shape[1])
     columns = feature_names(X, rows.shape[1])
     check_feature_names(feature_names(X_validation, rows.shape[1]), columns, "X_validation")
     task = class_codes(y, "y", len(rows))
-    codes, y_true = common(task, class_codes(y_validation, "y_validation", len(validation)))
+    codes, y_true = common_codes(task, class_codes(y_validation, "y_validation", len(validation)))
     cells = cells_of_groups(groups, len(validation)).codes
     labelled = y_true >= 0
     if not labelled.any():
-        raise NotEnoughDataError("no validation row has a label, so none can choose alpha")
+        raise NotEnoughDataError("no validation row has a label, so alpha cannot be selected")
     validation, y_true, cells = validation[labelled], y_true[labelled], cells[labelled]
     check_classes("task y", task)
-    inside = codes >= 0
-    scaled = Scaled.of(rows[inside], feature_names=columns)
-    fits = _logistic.fit(scaled.rows, codes[inside], len(task.classes), np.array(alphas))
-    weights = np.ascontiguousarray(fits.weights.reshape(-1, rows.shape[1]).T)  # (d, J C): C columns per alpha
+    labelled_train = codes >= 0
+    scaled = Scaled.of(rows[labelled_train], feature_names=columns)
+    fits = _logistic.fit(scaled.rows, codes[labelled_train], len(task.classes), np.array(alphas))
+    # (d, J C): C columns per alpha
+    weights = np.ascontiguousarray(fits.weights.reshape(-1, rows.shape[1]).T)
     scores = ((validation - scaled.centre) / scaled.scale) @ weights
     y_pred = decide(scores.reshape(len(validation), *fits.intercepts.shape) + fits.intercepts)
     scored = [score(y_true, y_pred[:, j], cells) for j in range(len(alphas))]
-    j = choose(scored, alphas, rule)
+    j = select_best(scored, alphas, rule)
     table = tuple((alpha, *pair) for alpha, pair in zip(alphas, scored, strict=True))
     return scaled.head(
         fits.weights[j], fits.intercepts[j], task.classes, alphas[j],
@@ -306,7 +307,7 @@ def select_head(
     )  # fmt: skip
 
 
-def _checked(X: object, name: str, *, width: int | None = None) -> Float:
+def _checked_rows(X: object, name: str, *, width: int | None = None) -> Float:
     """Return the rows as float64; raise NonFiniteError for NaN or infinity."""
     rows = as_rows(X, name=name, width=width)
     check_values(rows, name)
@@ -343,7 +344,7 @@ class Scaled:
         centred = rows - centre
         root = math.sqrt(float(np.mean(centred**2)))
         if root == 0.0:
-            raise NotEnoughDataError("all rows are equal, so a head has nothing to learn from")
+            raise NotEnoughDataError("all rows are equal, so a head cannot be fitted")
         return cls(centred / root, centre, root, feature_names)
 
     def head(
@@ -380,7 +381,7 @@ def _sgd(
         n_classes = int(codes.max()) + 1
         shape = (1 if n_classes == 2 else n_classes, scaled.rows.shape[1])
         if start.coef_.shape != shape:
-            raise InputError(f"start has weights {start.coef_.shape}, and y needs {shape}")
+            raise InputError(f"start has weights of shape {start.coef_.shape}; y needs {shape}")
         initial = {
             "coef_init": start.coef_ * scaled.scale,
             "intercept_init": start.intercept_ + start.coef_ @ scaled.centre,
@@ -419,7 +420,7 @@ def score(
     return worst, float(np.average(correct, weights=weights))
 
 
-def choose(scored: Sequence[ValidationScore], alphas: Sequence[float], rule: str) -> int:
+def select_best(scored: Sequence[ValidationScore], alphas: Sequence[float], rule: str) -> int:
     """Return the index of the best score.
 
     Scores are compared by worst-group accuracy, then by accuracy, then by the larger alpha. The
@@ -427,12 +428,12 @@ def choose(scored: Sequence[ValidationScore], alphas: Sequence[float], rule: str
     NaN, the accuracy takes its place.
     """
 
-    def rank(j: int) -> tuple[float, ...]:
+    def sort_key(j: int) -> tuple[float, ...]:
         worst, accuracy = scored[j]
         pair = (accuracy if math.isnan(worst) else worst, accuracy)
         return (*(pair[::-1] if rule == "accuracy" else pair), alphas[j])
 
-    return max(range(len(scored)), key=rank)
+    return max(range(len(scored)), key=sort_key)
 
 
 def ridge_path(
@@ -479,7 +480,8 @@ def check_alphas(alphas: Any) -> tuple[float, ...]:
         check_alpha(alpha)
         if alpha == 0:
             raise InputError(
-                "alpha 0 is not tuned over; the head 'unregularised' is the fit without penalty"
+                "alphas contains 0; pass positive penalties only, and use the head 'unregularised' "
+                "of compare, or fit_head, for alpha 0"
             )
     if not alphas:
         raise InputError("alphas is empty; pass at least one penalty, such as (.01,)")

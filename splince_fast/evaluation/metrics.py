@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from splince_fast._runtime.arrays import as_weights
 from splince_fast._runtime.warn import warn
 from splince_fast._solve.options import is_integer, is_number
-from splince_fast.evaluation._cells import FEW_ROWS, cells_of_groups, class_codes, common
+from splince_fast.evaluation._cells import FEW_ROWS, cells_of_groups, class_codes, common_codes
 from splince_fast.evaluation.statistics import wilson_interval
 from splince_fast.exceptions import InputError, NotEnoughDataError, SplinceWarning
 from splince_fast.labels import ClassName, VariableName
@@ -105,18 +105,16 @@ class GroupAccuracy:
         accuracies = {row.cell: row.accuracy for row in self.rows}
         bad = [cell for cell, w in by.items() if not (is_number(w) and math.isfinite(w) and w >= 0)]
         if bad:
-            raise InputError(
-                f"the fraction of cell {bad[0]!r} must be a finite number of at least 0"
-            )
+            raise InputError(f"the weight of cell {bad[0]!r} must be a finite number of at least 0")
         absent = [cell for cell, w in by.items() if w > 0 and cell not in accuracies]
         if absent:
             raise InputError(
-                f"cell {absent[0]!r} has a fraction but no row here; the cells are "
+                f"cell {absent[0]!r} has a weight but no rows; the cells with rows are "
                 f"{list(accuracies)[:20]}"
             )
         total = math.fsum(by.values())
         if total <= 0:
-            raise InputError("the fractions add up to 0; pass counts or fractions of the cells")
+            raise InputError("the weights add up to 0; pass counts or fractions of the cells")
         return math.fsum(accuracies[cell] * w for cell, w in by.items() if w > 0) / total
 
     def __str__(self) -> str:
@@ -208,20 +206,20 @@ def group_accuracy(
     >>> result.worst.cell, result.worst.accuracy, result.overall
     ('b', 0.5, 0.75)
     """
-    groups = _one_of(groups, sensitive_features)
+    groups = _groups_or_alias(groups, sensitive_features)
     if not is_number(interval) or not 0 < interval < 1:
         raise InputError(f"interval is {interval!r}; it must lie between 0 and 1, such as .95")
     check_index(y_true, groups, "groups", of="y_true")
-    _, true, predicted = _read(y_true, y_pred)
+    _, true, predicted = _encode_labels(y_true, y_pred)
     labelled, correct = true >= 0, true == predicted
     cells = cells_of_groups(groups, len(true))
     weight = np.where(labelled, _weights(sample_weight, len(true)), 0.0)
     codes = np.where(labelled, cells.codes, -1)
     size = len(cells.classes)
     counts, n_correct = counts_per_code(codes, correct, size)
-    inside = codes >= 0
-    weight_sums = np.bincount(codes[inside], weight[inside], size)
-    correct_sums = np.bincount(codes[inside], (weight * correct)[inside], size)
+    in_cell = codes >= 0
+    weight_sums = np.bincount(codes[in_cell], weight[in_cell], size)
+    correct_sums = np.bincount(codes[in_cell], (weight * correct)[in_cell], size)
     has_rows = (counts > 0) & (weight_sums > 0)
     present = np.flatnonzero(has_rows)
     if not len(present):
@@ -296,7 +294,7 @@ def worst_group_accuracy(
     >>> worst_group_accuracy([1, 1, 0, 0], [1, 0, 0, 0], groups=["a", "b", "a", "b"])
     0.5
     """
-    groups = _one_of(groups, sensitive_features)
+    groups = _groups_or_alias(groups, sensitive_features)
     if not is_integer(min_rows) or min_rows < 1:
         raise InputError(f"min_rows is {min_rows!r}; it must be a positive integer")
     result = group_accuracy(y_true, y_pred, groups=groups, sample_weight=sample_weight)
@@ -307,7 +305,7 @@ def worst_group_accuracy(
     worst = min(accuracies)
     if worst == 0.0 and _is_constant(y_pred) and not _is_constant(y_true):
         warn(
-            "the predictor is constant, so the worst group has accuracy 0 whatever its quality",
+            "all predictions are equal, so a group of another class has accuracy 0",
             SplinceWarning,
         )
     return worst
@@ -339,10 +337,10 @@ def class_accuracy(y_true: object, y_pred: object) -> ClassAccuracy:
     >>> class_accuracy(["x", "x", "y", "y"], ["x", "y", "y", "y"])
     {'x': 0.5, 'y': 1.0}
     """
-    classes, true, predicted = _read(y_true, y_pred)
+    classes, true, predicted = _encode_labels(y_true, y_pred)
     counts, n_correct = counts_per_code(true, true == predicted, len(classes))
     if not counts.any():
-        raise NotEnoughDataError("there are no rows with a true label")
+        raise NotEnoughDataError("no row has a true label; check y_true")
     return ClassAccuracy(
         {classes[i]: float(n_correct[i] / counts[i]) for i in np.flatnonzero(counts).tolist()}
     )
@@ -401,18 +399,18 @@ def tpr_gap(
     >>> tpr_gap([1, 1, 1, 1], [1, 1, 1, 0], concept=["a", "a", "b", "b"], average=None)
     {1: -0.5}
     """
-    concept = _one_of(concept, sensitive_features, "concept")
+    concept = _groups_or_alias(concept, sensitive_features, "concept")
     if average not in ("rms", "mean", "max", None):
         raise InputError(f"average is {average!r}; choose 'rms', 'mean', 'max' or None")
     check_index(y_true, concept, "concept", of="y_true")
-    classes, true, predicted = _read(y_true, y_pred)
+    classes, true, predicted = _encode_labels(y_true, y_pred)
     z = observed(cells_of_groups(concept, len(true)))
     gaps = gap_per_class(true, predicted, z.codes, len(classes), len(z.classes))
     absent = int(np.isnan(gaps).sum())
     if absent:
         warn(
-            f"{absent} of {len(gaps)} classes of the task have no row in at least two classes of "
-            "the concept: they have no gap and are left out",
+            f"{absent} of {len(gaps)} classes of the task have rows in fewer than two classes of "
+            "the concept; these classes have no gap and are left out of the average",
             SplinceWarning,
         )
     if average is None:
@@ -435,13 +433,13 @@ def gap_per_class(
         c.reshape(shape) for c in counts_per_code(cells, true == predicted, n_classes * n_concepts)
     )
     rates = np.divide(n_correct, counts, out=np.full(shape, np.nan), where=counts > 0)
-    several = (counts > 0).sum(axis=1) >= 2
+    comparable = (counts > 0).sum(axis=1) >= 2
     gaps = np.full(n_classes, np.nan)
     if n_concepts == 2:
-        gaps[several] = rates[several, 1] - rates[several, 0]
+        gaps[comparable] = rates[comparable, 1] - rates[comparable, 0]
     else:
-        highest = np.nanmax(rates[several], axis=1, initial=0.0)
-        gaps[several] = highest - np.nanmin(rates[several], axis=1, initial=1.0)
+        highest = np.nanmax(rates[comparable], axis=1, initial=0.0)
+        gaps[comparable] = highest - np.nanmin(rates[comparable], axis=1, initial=1.0)
     return gaps
 
 
@@ -519,17 +517,17 @@ def counts_per_code(codes: Codes, correct: NDArray[np.bool_], size: int = 0) -> 
     return counts, np.bincount(codes[correct & (codes >= 0)], minlength=len(counts))
 
 
-def _read(y_true: object, y_pred: object) -> tuple[tuple[ClassName, ...], Codes, Codes]:
+def _encode_labels(y_true: object, y_pred: object) -> tuple[tuple[ClassName, ...], Codes, Codes]:
     """Return the names of the true classes, the codes of `y_true`, and the codes of `y_pred`."""
     check_index(y_true, y_pred, "y_pred", of="y_true")
     true = class_codes(y_true, "y_true")
-    return true.classes, *common(true, class_codes(y_pred, "y_pred", len(true)))
+    return true.classes, *common_codes(true, class_codes(y_pred, "y_pred", len(true)))
 
 
-def _one_of(groups: object, sensitive_features: object, name: str = "groups") -> object:
+def _groups_or_alias(groups: object, sensitive_features: object, name: str = "groups") -> object:
     """Return the argument that is not None; raise InputError for none or two such arguments."""
     if (groups is None) == (sensitive_features is None):
-        raise InputError(f"pass {name}= (or its alias sensitive_features=), and only one of them")
+        raise InputError(f"pass exactly one of {name}= and its alias sensitive_features=")
     return sensitive_features if groups is None else groups
 
 

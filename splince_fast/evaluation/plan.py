@@ -14,14 +14,20 @@ from numpy.typing import NDArray
 from splince_fast._runtime.keywords import as_values
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation import splits
-from splince_fast.evaluation._cells import check_classes, class_codes, columns_of, joint, members
-from splince_fast.evaluation._data import check_finite, fingerprint, labels_of, present, read_rows
-from splince_fast.evaluation._erasers import ERASERS, ConceptLabels, SplitPart, partial_of
-from splince_fast.evaluation._identity import UnreadableError, identity_of
+from splince_fast.evaluation._cells import (
+    check_classes,
+    class_codes,
+    columns_of,
+    fill_missing_groups,
+    joint_classes,
+)
+from splince_fast.evaluation._data import check_finite, fingerprint, has_label, labels_of, read_rows
+from splince_fast.evaluation._digest import UnreadableError, digest_of
+from splince_fast.evaluation._erasers import ERASERS, ConceptLabels, SplitPart, parse_partial
 from splince_fast.evaluation._records import PATH, TestLabels
 from splince_fast.evaluation.heads import ALPHAS, check_alphas, check_rule
 from splince_fast.evaluation.probes import check_probes
-from splince_fast.evaluation.scoring import own_metrics
+from splince_fast.evaluation.scoring import check_metrics
 from splince_fast.evaluation.splits import Protocol, Sizes, Split
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassCodes, Columns, Encoded, encode_one
@@ -45,13 +51,13 @@ _PARTS = {
 class Component:
     """Name, specification and digest of an eraser, head or metric.
 
-    `identity` is the digest of the source code and parameters. If the code cannot be read,
+    `digest` covers the source code and the parameters. If the code cannot be read,
     `unreadable` says why, and the digest is random; otherwise `unreadable` is empty.
     """
 
     name: str
     spec: Any
-    identity: str
+    digest: str
     unreadable: str = ""
 
     @property
@@ -103,11 +109,11 @@ class ComparisonPlan:
     @property
     def usable(self) -> Mask:
         """Mask (n,) of the rows that have every label."""
-        return np.asarray(present(self.task) & self._has_concepts)
+        return np.asarray(has_label(self.task) & self._has_concept_labels)
 
     @property
-    def _has_concepts(self) -> Mask:
-        return np.asarray(np.all([present(c) for c in self.concepts.values()], axis=0))
+    def _has_concept_labels(self) -> Mask:
+        return np.asarray(np.all([has_label(c) for c in self.concepts.values()], axis=0))
 
     def part(self, numbers: Rows, rows: Float, weights: Float | None) -> SplitPart:
         """Combine scaled `rows` and `weights` with the labels of the rows `numbers` of X."""
@@ -117,7 +123,7 @@ class ComparisonPlan:
             task.codes[numbers] if isinstance(task, ClassCodes) else task.values[numbers],
             self._concept_labels(numbers),
             None if self.cells is None else self.cells.codes[numbers],
-            None if self.groups is None else members(self.groups[numbers]),
+            None if self.groups is None else fill_missing_groups(self.groups[numbers]),
             weights,
             {name: labels_of(column, numbers) for name, column in self.variables.items()},
         )
@@ -141,7 +147,7 @@ class ComparisonPlan:
             self.task.codes[numbers],
             None if self.concept_codes is None else self.concept_codes.codes[numbers],
             None if self.cells is None else self.cells.codes[numbers],
-            None if self.groups is None else members(self.groups[numbers]),
+            None if self.groups is None else fill_missing_groups(self.groups[numbers]),
         )
 
     def split(self, seed: int, p: float | None) -> Split:
@@ -156,8 +162,8 @@ class ComparisonPlan:
         if not len(split.train) or not len(split.test):
             raise NotEnoughDataError(
                 f"the split has {len(split.train)} training and {len(split.test)} test rows, of "
-                f"{int(self.usable.sum())} with every label; both are needed: check groups= (rows "
-                "of one group, and all rows without one, stay together) and test="
+                f"{int(self.usable.sum())} rows with every label, and needs both; check test= and "
+                "groups= (all rows of a group, and all rows without a group, are in one part)"
             )
         return split
 
@@ -166,13 +172,13 @@ class ComparisonPlan:
             return self._fixed_split(seed)
         if p is None or self.protocol is None or self.sizes is None:
             split = splits.natural_split(self.usable, random_state=seed, groups=self.groups)
-            return self._bounded(split, seed)
+            return self._limit_rows(split, seed)
         split = self.protocol.split(
             p, self.sizes, seed, method=self.association_method,
             on_shortage="raise" if self.groups is None else "shrink",
         )  # fmt: skip
         if self.association_method == "weights":
-            return self.protocol.weighted(self._bounded(split, seed))
+            return self.protocol.weighted(self._limit_rows(split, seed))
         return split
 
     def moment_rows(self, split: Split) -> tuple[Rows, Float | None]:
@@ -184,7 +190,7 @@ class ComparisonPlan:
         """
         if not self.unlabelled:
             return split.train, split.weights
-        added = self._has_concepts & ~present(self.task)
+        added = self._has_concept_labels & ~has_label(self.task)
         if self.test is not None:
             added &= self.test == 0
         if self.groups is not None:
@@ -201,11 +207,11 @@ class ComparisonPlan:
         part = np.where(self.usable, self.test, -1)  # type: ignore[arg-type]
         train, validation, test = (np.flatnonzero(part == k) for k in range(3))
         if not len(validation):
-            train, validation = self._validation_of(train, np.random.default_rng(seed))
+            train, validation = self._draw_validation(train, np.random.default_rng(seed))
         missing = len(part) - int(self.usable.sum())
-        return self._bounded(Split(train, validation, test, None, None, missing, ()), seed)
+        return self._limit_rows(Split(train, validation, test, None, None, missing, ()), seed)
 
-    def _validation_of(self, train: Rows, rng: np.random.Generator) -> tuple[Rows, Rows]:
+    def _draw_validation(self, train: Rows, rng: np.random.Generator) -> tuple[Rows, Rows]:
         """Move a tenth of the training rows (whole groups) to a validation part; return both."""
         if self.groups is None:
             order = rng.permutation(train)
@@ -213,12 +219,12 @@ class ComparisonPlan:
         part, _ = splits.parts_of_groups(self.groups, train, rng, (0.0, 0.1))
         if not (part[train] == 2).any():
             raise NotEnoughDataError(
-                "the training rows are one group, so that no group is left for validation; mark "
-                "validation rows yourself in test=, with 'train', 'validation' and 'test'"
+                "the training rows are one group, so validation rows cannot be drawn; mark "
+                "validation rows in test=, with the names 'train', 'validation' and 'test'"
             )
         return train[part[train] == 2], train[part[train] == 1]
 
-    def _bounded(self, split: Split, seed: int) -> Split:
+    def _limit_rows(self, split: Split, seed: int) -> Split:
         """Subsample the parts of a split to at most `max_rows` rows in total.
 
         All parts are reduced by the same factor. With association levels, all test rows are kept.
@@ -270,33 +276,34 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
         check_index(X, getattr(settings, name), name)
     rows = read_rows(X)
     n = len(rows)
-    y = _observed(encode_one(settings.task, n, name="task"))
+    y = _drop_empty_classes(encode_one(settings.task, n, name="task"))
     columns = _concept_columns(settings.concept)
     concepts = {
-        name: _observed(encode_one(column, n, name=name)) for name, column in columns.items()
+        name: _drop_empty_classes(encode_one(column, n, name=name))
+        for name, column in columns.items()
     }
     for name, encoded in [("task", y), *((f"concept {name!r}", c) for name, c in concepts.items())]:
         if isinstance(encoded, ClassCodes):
             check_classes(name, encoded)
             continue
-        values = encoded.values[present(encoded)]
+        values = encoded.values[has_label(encoded)]
         if len(values) and not np.ptp(values, axis=0).any():
             raise LabelError(f"the {name} has one value in all of its rows, {values[0].tolist()}")
-    concept_codes = _joint(list(concepts.values()))
+    concept_codes = _joint_classes(list(concepts.values()))
     levels, protocol = _levels(settings, y, concept_codes)
     for name in ("n_seeds", "random_state"):
         value = getattr(settings, name)
         minimum = int(name == "n_seeds")
         if not is_integer(value) or value < minimum:
             raise InputError(f"{name} is {value!r}; it must be an integer of at least {minimum}")
-    parts = None if settings.test is None else _parts(settings.test, n)
+    parts = None if settings.test is None else _encode_parts(settings.test, n)
     splits.check_method(settings.association_method, "association_method")
     if settings.weighted and protocol is None:
         raise InputError(
-            "association_method='weights' is for association=; the natural split weighs no cells"
+            "association_method='weights' needs association=; the natural split has no weights"
         )
     if parts is not None and settings.association is not None:
-        raise InputError("test= names your own split and excludes association=")
+        raise InputError("test= is a fixed split and excludes association=; pass one of them")
     check_rule(settings.select)
     probes = check_probes(settings.leakage, "leakage")
     quantities = [name for name, column in concepts.items() if isinstance(column, Columns)]
@@ -310,7 +317,7 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
     codes = None if groups is None else groups.codes
     plan = ComparisonPlan(
         X=rows, max_rows=max_rows if settings.sizes is None else None, task=y, concepts=concepts,
-        concept_codes=concept_codes, cells=_joint([y, *concepts.values()]), groups=codes,
+        concept_codes=concept_codes, cells=_joint_classes([y, *concepts.values()]), groups=codes,
         erasers=_components(settings.erasers, ERASERS, "eraser"),
         heads=_components(settings.heads, HEADS, "head"), levels=levels,
         seeds=tuple(int(settings.random_state) + i for i in range(int(settings.n_seeds))),
@@ -318,7 +325,7 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
         unlabelled=bool(settings.unlabelled), select=settings.select,
         alphas=check_alphas(settings.alphas), probes=probes,
         metrics=tuple(
-            _component(k, m, m.score) for k, m in own_metrics(settings.metrics).items()
+            _component(k, m, m.score) for k, m in check_metrics(settings.metrics).items()
         ),
         test=parts, notes=(note, *notes) if note else notes,
         fingerprint=fingerprint(rows, [y, *concepts.values()], codes, parts),
@@ -326,7 +333,7 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
     if parts is not None and len(plan.seeds) > 1:
         raise InputError("test= is one split; pass n_seeds=1 with it")
     if int(plan.usable.sum()) < 4:
-        raise LabelError("fewer than four rows have every label; check that they belong to X")
+        raise LabelError("fewer than four rows have every label; check that the labels belong to X")
     return plan
 
 
@@ -341,24 +348,24 @@ def _probe_notes(probes: tuple[str, ...], quantities: list[str]) -> tuple[str, .
     others = [probe for probe in probes if probe != "linear"]
     if not others or not quantities:
         return ()
-    text = f"a quantity, such as the concept {quantities[0]!r}, has the linear probe alone"
+    text = f"a quantity, such as the concept {quantities[0]!r}, has only the linear probe"
     if len(others) == len(probes):
         raise InputError(
-            f"{text}; pass leakage=('linear',), with others for concepts of classes, or make "
-            "classes of the quantity, such as its quartiles"
+            f"{text}; pass leakage=('linear',), with other probes for concepts of classes, or "
+            "divide the quantity into classes, such as its quartiles"
         )
     return (f"{text}, not {' or '.join(others)}",)
 
 
-def _observed(column: Encoded) -> Encoded:
+def _drop_empty_classes(column: Encoded) -> Encoded:
     """Return the column without the classes that no row has."""
     return observed(column) if isinstance(column, ClassCodes) else column
 
 
-def _joint(columns: Sequence[Encoded]) -> ClassCodes | None:
+def _joint_classes(columns: Sequence[Encoded]) -> ClassCodes | None:
     """Joint classes of several columns; None if one of them is a quantity."""
     classes = [column for column in columns if isinstance(column, ClassCodes)]
-    return joint(classes) if len(classes) == len(columns) else None
+    return joint_classes(classes) if len(classes) == len(columns) else None
 
 
 def _sizes(
@@ -374,13 +381,13 @@ def _sizes(
             return ""
         return (
             f"a job keeps at most {_JOB_BYTES / 2**20:,.0f} MiB of rows in float64: {max_rows:,} "
-            f"of {n_used:,} are used, drawn at random for each seed; with association=, sizes= "
-            "takes more"
+            f"of {n_used:,} are used, drawn at random for each seed; to use more rows, pass "
+            "association= and sizes="
         )
 
     if protocol is None:
         if settings.sizes is not None:
-            raise InputError("sizes= is for association=; the natural split takes all rows")
+            raise InputError("sizes= needs association=; the natural split uses all rows")
         return None, note(n)
     if settings.sizes is not None:
         return splits.check_sizes(settings.sizes), ""
@@ -413,7 +420,7 @@ def _levels(
     association = settings.association
     if association is None:
         if settings.aligned_class is not None:
-            raise InputError("aligned_class= is for association=; the natural split aligns nothing")
+            raise InputError("aligned_class= needs association=; pass both, or neither")
         return (None,), None
     values = as_values(association)
     for p in values:
@@ -422,20 +429,20 @@ def _levels(
         raise InputError("association is empty; pass levels such as (.5, .7, .9), or None")
     if not isinstance(y, ClassCodes) or concept is None:
         raise InputError(
-            "the association protocol needs classes of task and concept, and one is a quantity; "
-            "pass association=None, or thin the rows to the correlation you want"
+            "association= needs classes of task and concept, and one of them is a quantity; pass "
+            "association=None, or divide the quantity into classes"
         )
     protocol = Protocol.of(y, concept, settings.aligned_class, settings.groups)
     return tuple(sorted({float(p) for p in values})), protocol
 
 
-def _parts(test: object, n: int) -> NDArray[np.int8]:
+def _encode_parts(test: object, n: int) -> NDArray[np.int8]:
     """Part of each row (see `ComparisonPlan.test`), from a mask or a column of names."""
     column = class_codes(test, "test", n)
     unknown = [name for name in column.classes if name not in _PARTS]
     if unknown:
         raise LabelError(
-            f"test= holds {unknown[0]!r}; pass a mask that is True for test rows, or the names "
+            f"test= contains {unknown[0]!r}; pass a mask that is True for test rows, or the names "
             "'train', 'validation' and 'test'"
         )
     table = np.array([_PARTS[name] for name in column.classes] + [-1], dtype=np.int8)
@@ -448,21 +455,20 @@ def _parts(test: object, n: int) -> NDArray[np.int8]:
 
 def _check_groups_undivided(groups: ClassCodes, parts: NDArray[np.int8]) -> None:
     """Raise InputError if a group has rows in several parts."""
-    inside = groups.codes >= 0
+    grouped = groups.codes >= 0
     size = len(groups.classes)
     in_part = [
-        np.bincount(groups.codes[inside & (parts == k)], minlength=size) > 0 for k in range(3)
+        np.bincount(groups.codes[grouped & (parts == k)], minlength=size) > 0 for k in range(3)
     ]
-    cut = np.flatnonzero(np.sum(in_part, axis=0) > 1)
-    if len(cut):
+    divided = np.flatnonzero(np.sum(in_part, axis=0) > 1)
+    if len(divided):
         raise InputError(
-            f"test= cuts {len(cut):,} of {size:,} groups, such as {groups.classes[cut[0]]!r}: "
-            "their rows lie in more than one part. Keep each group in one part, or leave groups= "
-            "out"
+            f"test= divides {len(divided):,} of {size:,} groups between parts, such as "
+            f"{groups.classes[divided[0]]!r}; keep each group in one part, or leave out groups="
         )
 
 
-def _components(specs: object, choices: tuple[str, ...], role: str) -> tuple[Component, ...]:
+def _components(specs: object, choices: tuple[str, ...], kind: str) -> tuple[Component, ...]:
     """Return the components of erasers or heads.
 
     Raises
@@ -476,46 +482,46 @@ def _components(specs: object, choices: tuple[str, ...], role: str) -> tuple[Com
     components: dict[str, Component] = {}
     for key, spec in pairs:
         if isinstance(spec, str):
-            spec = default_name = _label(spec, choices, role)
+            spec = default_name = _label(spec, choices, kind)
         elif hasattr(spec, "get_params") and hasattr(spec, "fit"):
             default_name = type(spec).__name__
-        elif role == "eraser" and callable(spec):
+        elif kind == "eraser" and callable(spec):
             default_name = getattr(spec, "__name__", type(spec).__name__)
         else:
             raise InputError(
-                f"{spec!r} is no {role}: pass one of {', '.join(choices)}, an estimator"
-                + (", or a function of moments that returns a Projection" * (role == "eraser"))
+                f"{spec!r} is not a valid {kind}: pass one of {', '.join(choices)}, an estimator"
+                + (", or a function of moments that returns a Projection" * (kind == "eraser"))
             )
         name = default_name if key is None else str(key)
         if name in components:
-            raise InputError(f"two {role}s are named {name!r}; pass a dict to name them apart")
+            raise InputError(f"two {kind}s are named {name!r}; pass a dict with different names")
         if name in ("", PATH):
-            raise InputError(f"{name!r} is no name for a {role}; pass a dict with another one")
+            raise InputError(f"the {kind} name {name!r} is reserved; pass a dict with another name")
         components[name] = (
             Component(name, spec, spec) if isinstance(spec, str) else _component(name, spec, spec)
         )
     if not components:
-        raise InputError(f"no {role} is given; choose from {', '.join(choices)}")
+        raise InputError(f"{kind}s= is empty; choose from {', '.join(choices)}")
     return tuple(components.values())
 
 
-def _label(text: str, choices: tuple[str, ...], role: str) -> str:
+def _label(text: str, choices: tuple[str, ...], kind: str) -> str:
     """Canonical label of an eraser or head of the library, such as "LEACE" or "LEACE*0.9"."""
     labels = {label.lower(): label for label in choices}
-    base, fraction = text, ""
-    if role == "eraser":
-        if (partial := partial_of(text)) is not None:
-            base, fraction = partial[0], f"*{partial[1]:g}"
+    base, intensity = text, ""
+    if kind == "eraser":
+        if (partial := parse_partial(text)) is not None:
+            base, intensity = partial[0], f"*{partial[1]:g}"
         if (key := key_of(base)) is not None:
-            return METHODS[key].label + fraction
+            return METHODS[key].label + intensity
     if base.lower() not in labels:
-        raise InputError(f"there is no {role} {text!r}; choose from {', '.join(choices)}")
-    return labels[base.lower()] + fraction
+        raise InputError(f"there is no {kind} {text!r}; choose from {', '.join(choices)}")
+    return labels[base.lower()] + intensity
 
 
 def _component(name: str, spec: object, content: object) -> Component:
     """Return a component with the digest of `content`, or a random one for unreadable code."""
     try:
-        return Component(name, spec, identity_of(content))
+        return Component(name, spec, digest_of(content))
     except UnreadableError as error:
         return Component(name, spec, uuid.uuid4().hex, str(error))

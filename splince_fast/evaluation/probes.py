@@ -24,7 +24,7 @@ from splince_fast._runtime.warn import warn
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation import _logistic
 from splince_fast.evaluation._cells import class_codes
-from splince_fast.evaluation._data import present
+from splince_fast.evaluation._data import has_label
 from splince_fast.evaluation.heads import decide
 from splince_fast.exceptions import InputError, SplinceWarning
 from splince_fast.labels import Columns, encode_one
@@ -39,14 +39,14 @@ PROBES = ("linear", "quadratic", "mlp", "boosting")
 ALPHA = 0.01  # penalty of the linear probe, on features of unit variance
 # A feature whose standard deviation is below this fraction of the largest standard deviation counts
 # as constant. A direction whose singular value is below this fraction of the largest is dropped.
-_FLOOR = 1e-6
+_CONSTANT_RTOL = 1e-6
 # A feature counts as constant if its standard deviation is at most _ROUNDINGS * eps times its
 # largest absolute value, eps being the machine epsilon of the input dtype.
-_ROUNDINGS = 64
+_ROUNDING_FACTOR = 64
 _COMPONENTS = 64  # number of principal components for the quadratic probe and boosting
 _SHRINKAGE = 0.1  # shrinkage intensity of the class covariances of the quadratic probe
-_TRIES = 20  # maximum number of draws per permutation; a draw without valid folds is rejected
-_FAR_BELOW = 4.0  # an AUC this many standard errors below .5 indicates dependent rows
+_MAX_DRAWS = 20  # maximum number of draws per permutation; a draw without valid folds is rejected
+_DEPENDENCE_Z = 4.0  # an AUC this many standard errors below .5 indicates dependent rows
 
 
 class ProbeTarget(NamedTuple):
@@ -139,8 +139,8 @@ class Leakage:
 
     def __str__(self) -> str:
         if self.reason:
-            return f"leakage not measurable: {self.reason}"
-        lines = [f"leakage on {self.n:,} rows (fair only if the eraser was not fitted to them)"]
+            return f"leakage cannot be measured: {self.reason}"
+        lines = [f"leakage on {self.n:,} rows (valid only if the eraser was not fitted to them)"]
         for probe in self.probes:
             if self.n_classes:
                 text = f"accuracy {probe.accuracy:.3f}, AUC {probe.auc:.3f}"
@@ -260,19 +260,19 @@ def leakage(
     check_values(array, "X_fresh")
     rows = np.asarray(array, dtype=np.float64)
     eps = np.finfo(array.dtype).eps if array.dtype.kind == "f" else 0.0
-    residue = _ROUNDINGS * eps * np.abs(rows).max(axis=0, initial=0.0)
+    constant_tol = _ROUNDING_FACTOR * eps * np.abs(rows).max(axis=0, initial=0.0)
     encoded = encode_one(z_fresh, len(rows), name="z_fresh")
     group_codes = None if groups is None else class_codes(groups, "groups", len(rows)).codes
-    labelled = present(encoded)
+    labelled = has_label(encoded)
     if not labelled.all():
         rows = rows[labelled]
         group_codes = None if group_codes is None else group_codes[labelled]
     if isinstance(encoded, Columns):
         if "linear" not in probes:
-            raise InputError("a quantity has the linear probe alone; pass probes=('linear',)")
+            raise InputError("a quantity has only the linear probe; pass probes=('linear',)")
         return probe_quantity(
             rows, encoded.values[labelled], cv=cv, groups=group_codes,
-            n_permutations=n_permutations, random_state=random_state, residue=residue,
+            n_permutations=n_permutations, random_state=random_state, constant_tol=constant_tol,
         )  # fmt: skip
     classes, codes = np.unique(encoded.codes[labelled], return_inverse=True)
     target = target_of(codes, len(classes), cv, group_codes, random_state)
@@ -280,34 +280,36 @@ def leakage(
     if not target.reason:
         permuted = _permuted_targets(target, cv, group_codes, n_permutations, random_state)
     result = probe_classes(
-        rows, target, probes, permuted=permuted, random_state=random_state, residue=residue
-    )
+        rows, target, probes, permuted=permuted, random_state=random_state,
+        constant_tol=constant_tol,
+    )  # fmt: skip
     if result.hint and group_codes is None:
         warn(result.hint, SplinceWarning)
     return result
 
 
 def _permuted_targets(
-    target: ProbeTarget, cv: int, groups: Codes | None, count: int, random_state: int
+    target: ProbeTarget, cv: int, groups: Codes | None, n_permutations: int, random_state: int
 ) -> list[ProbeTarget]:
-    """Return the targets of `count` permutations of the codes, each with folds of its own.
+    """Return the targets of `n_permutations` random permutations, each with folds of its own.
 
     A permutation without valid folds is rejected, and another one is drawn. The permutation test
     stays valid, because the true labels have valid folds, too.
     """
     rng = np.random.default_rng(random_state)
     targets: list[ProbeTarget] = []
-    for _ in range(_TRIES * count):
-        if len(targets) == count:
+    for _ in range(_MAX_DRAWS * n_permutations):
+        if len(targets) == n_permutations:
             break
         codes = target.codes[permutation_within(target.codes, groups, rng)]
         permuted = target_of(codes, target.n_classes, cv, groups, random_state)
         if not permuted.reason:
             targets.append(permuted)
-    if len(targets) < count:
+    if len(targets) < n_permutations:
         raise InputError(
-            f"only {len(targets)} of {_TRIES * count} permutations of the labels allow folds with "
-            "all classes: the groups are too few for a permutation test; pass n_permutations=0"
+            f"only {len(targets)} of {_MAX_DRAWS * n_permutations} permutations of the labels "
+            "allow folds with all classes: there are too few groups for a permutation test; pass "
+            "n_permutations=0"
         )
     return targets
 
@@ -324,17 +326,17 @@ def permutation_within(
     n = len(values)
     if groups is None:
         return rng.permutation(n)
-    _, member, sizes = np.unique(groups, return_inverse=True, return_counts=True)
-    order = np.argsort(member, kind="stable")
+    _, group_index, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    order = np.argsort(group_index, kind="stable")
     permutation = np.empty(n, dtype=np.intp)
-    permutation[order] = np.lexsort((rng.random(n), member))
+    permutation[order] = np.lexsort((rng.random(n), group_index))
     first = order[np.cumsum(sizes) - sizes]
-    differs = (values != values[first[member]]).reshape(n, -1).any(axis=1)
-    units = np.flatnonzero(np.bincount(member, differs, len(sizes)) == 0)
-    source = np.arange(len(sizes))
-    source[units] = rng.permutation(units)
-    constant = np.isin(member, units)
-    permutation[constant] = first[source[member[constant]]]
+    differs = (values != values[first[group_index]]).reshape(n, -1).any(axis=1)
+    constant_groups = np.flatnonzero(np.bincount(group_index, differs, len(sizes)) == 0)
+    source_group = np.arange(len(sizes))
+    source_group[constant_groups] = rng.permutation(constant_groups)
+    in_constant_group = np.isin(group_index, constant_groups)
+    permutation[in_constant_group] = first[source_group[group_index[in_constant_group]]]
     return permutation
 
 
@@ -345,12 +347,12 @@ def probe_classes(
     *,
     permuted: Sequence[ProbeTarget] = (),
     random_state: int = 0,
-    residue: Float | float = 0.0,
+    constant_tol: Float | float = 0.0,
 ) -> Leakage:
     """Score probes for a concept of classes on rows that all have a class.
 
     `permuted` holds the targets of the permuted labels. A feature whose standard deviation is at
-    most `residue` counts as constant.
+    most `constant_tol` counts as constant.
     """
     codes, n_classes, _, reason = target
     if reason:
@@ -358,7 +360,7 @@ def probe_classes(
     counts = np.bincount(codes, minlength=n_classes)
     chance = float(counts.max() / counts.sum())
     targets = [target, *permuted]
-    constant = _is_constant(rows, residue)
+    constant = _is_constant(rows, constant_tol)
     scaled = _scaled(rows)
     results = []
     for name in probes:
@@ -373,11 +375,11 @@ def probe_classes(
         mean, p = permutation_test(accuracy, [permuted for permuted, _ in pairs[1:]])
         excess = accuracy - max(chance, -math.inf if math.isnan(mean) else mean)
         results.append(Probe(name, accuracy, auc, math.nan, chance, mean, p, excess))
-    hint = _hint([probe.auc for probe in results], counts)
+    hint = _dependence_hint([probe.auc for probe in results], counts)
     return Leakage(tuple(results), len(rows), n_classes, "", hint)
 
 
-def _hint(areas: Sequence[float], counts: NDArray[np.intp]) -> str:
+def _dependence_hint(aucs: Sequence[float], counts: NDArray[np.intp]) -> str:
     """Return advice if the lowest AUC is too far below .5 for independent rows, else "".
 
     If features and classes are independent, the standard error of an AUC (Mann-Whitney statistic)
@@ -386,36 +388,36 @@ def _hint(areas: Sequence[float], counts: NDArray[np.intp]) -> str:
     """
     n, fewest = int(counts.sum()), int(counts.min())
     error = math.sqrt((n + 1) / (12 * fewest * (n - fewest)))
-    lowest = min(areas, default=math.nan)
-    if not lowest < 0.5 - _FAR_BELOW * error:
+    lowest = min(aucs, default=math.nan)
+    if not lowest < 0.5 - _DEPENDENCE_Z * error:
         return ""
     return (
-        f"an AUC of {lowest:.2f} is too far below .5 for independent rows: rows that belong "
-        "together, such as twins of a sentence, lie in different folds; keep them together with "
-        "groups="
+        f"an AUC of {lowest:.2f} is too far below .5 for independent rows: rows that depend on "
+        "each other, such as versions of one sentence, are probably in different folds; pass "
+        "their groups as groups="
     )
 
 
 def target_of(
     codes: Codes, n_classes: int, cv: int, groups: Codes | None, random_state: int
 ) -> ProbeTarget:
-    """Return the target of rows that all have a class: with folds, or the reason why no fold exists."""
+    """Return the target of rows that all have a class, with folds or the reason for no folds."""
     counts = np.bincount(codes, minlength=n_classes)
     folds: list[Fold] = []
     reason = ""
     if n_classes < 2:
         text = "1 class" if n_classes else "0 classes"
-        reason = f"the held-out rows hold {text} of the concept"
+        reason = f"the held-out rows have {text} of the concept"
     elif counts.min() < cv and groups is None:
         reason = f"a class has {counts.min()} held-out rows, fewer than the {cv} folds"
     else:
-        folds = _stratified(codes, cv, groups, random_state)
+        folds = _stratified_folds(codes, cv, groups, random_state)
         if not folds:
             reason = "no fold has all classes of the concept in its training and in its test rows"
     return ProbeTarget(codes, n_classes, folds, reason)
 
 
-def _stratified(
+def _stratified_folds(
     codes: NDArray[np.intp], cv: int, groups: Codes | None, random_state: int
 ) -> list[Fold]:
     """Return stratified folds that do not divide groups.
@@ -444,12 +446,12 @@ def folds_of_groups(codes: Codes, groups: Codes, cv: int, random_state: int) -> 
         return list(splitter.split(codes[:, None], codes, groups))
 
 
-def _is_constant(rows: Float, residue: Float | float) -> bool:
-    """Whether no feature has a standard deviation above `residue`."""
+def _is_constant(rows: Float, constant_tol: Float | float) -> bool:
+    """Whether no feature has a standard deviation above `constant_tol`."""
     # The mean of n equal numbers has a rounding error of up to n eps, and std() of uncentred rows
     # would include this error. Centring twice removes it.
     centred = rows - rows.mean(axis=0)
-    return not (centred.std(axis=0) > residue).any()
+    return not (centred.std(axis=0) > constant_tol).any()
 
 
 def _scaled(rows: Float) -> Float:
@@ -467,8 +469,8 @@ def _constant_scores(target: ProbeTarget) -> Float:
     n_classes = target.n_classes
     scores = np.full((len(target.codes), 1 if n_classes == 2 else n_classes), np.nan)
     for train, held_out in target.folds:
-        logs = np.log(np.bincount(target.codes[train], minlength=n_classes))
-        scores[held_out] = logs[1:] - logs[:1] if n_classes == 2 else logs
+        log_p = np.log(np.bincount(target.codes[train], minlength=n_classes))
+        scores[held_out] = log_p[1:] - log_p[:1] if n_classes == 2 else log_p
     return scores
 
 
@@ -485,16 +487,16 @@ def _linear_scores(rows: Float, targets: Sequence[ProbeTarget]) -> list[Float]:
     weights = np.zeros((n, len(parts)))
     for j, (_, (train, _)) in enumerate(parts):
         weights[train, j] = 1.0 / len(train)
-    # E x^2 - (E x)^2 is accurate here, because the rows are centred. The standard deviation of a
-    # feature that is constant in a fold is computed as about sqrt(eps) times the feature's absolute
-    # value, far below _FLOOR.
+    # E x^2 - (E x)^2 is accurate here, because the rows are centred. For a feature that
+    # is constant in a fold, rounding gives a standard deviation of about sqrt(eps) times its
+    # absolute value, far below _CONSTANT_RTOL.
     variances = (rows**2).T @ weights - (rows.T @ weights) ** 2
     deviations = np.sqrt(np.maximum(variances, 0.0))
     largest = deviations.max(axis=0)
-    varied = deviations > _FLOOR * largest
-    used = varied.any(axis=1)
+    varies = deviations > _CONSTANT_RTOL * largest
+    used = varies.any(axis=1)
     features = np.ascontiguousarray(rows[:, used])
-    penalties = ALPHA * np.where(varied, deviations, largest)[used] ** 2
+    penalties = ALPHA * np.where(varies, deviations, largest)[used] ** 2
     codes = np.stack([targets[t].codes for t, _ in parts], axis=1)
     fits = _logistic.fit(features, codes, n_classes, penalties, sample_weights=weights)
     results = [np.full((n, fits.weights.shape[1]), np.nan) for _ in targets]
@@ -516,13 +518,13 @@ def _nonlinear_scores(name: str, rows: Float, target: ProbeTarget, random_state:
     scores = np.full((len(rows), 1 if n_classes == 2 else n_classes), np.nan)
     for train, held_out in target.folds:
         X_train, X_test = _standardised(rows, train, held_out)
-        _, sizes, axes = np.linalg.svd(X_train, full_matrices=False)
-        axes = axes[sizes > _FLOOR * sizes[0]]
+        _, singular_values, directions = np.linalg.svd(X_train, full_matrices=False)
+        directions = directions[singular_values > _CONSTANT_RTOL * singular_values[0]]
         if name != "mlp":
-            axes, sizes = axes[:_COMPONENTS], sizes[:_COMPONENTS]
+            directions, singular_values = directions[:_COMPONENTS], singular_values[:_COMPONENTS]
         if name == "quadratic":
-            whitener = axes.T * (len(train) ** 0.5 / sizes[: len(axes)])
-            logs = _gaussian_scores(X_train @ whitener, codes[train], X_test @ whitener, n_classes)
+            whitener = directions.T * (len(train) ** 0.5 / singular_values[: len(directions)])
+            log_p = _gaussian_scores(X_train @ whitener, codes[train], X_test @ whitener, n_classes)
         else:
             fewest = np.bincount(codes[train]).min()
             # Early stopping needs enough rows: it validates on a stratified tenth of them.
@@ -532,10 +534,10 @@ def _nonlinear_scores(name: str, rows: Float, target: ProbeTarget, random_state:
                 model = HistGradientBoostingClassifier(random_state=random_state)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ConvergenceWarning)  # unconverged fits are accepted
-                model.fit(X_train @ axes.T, codes[train])
-            p = model.predict_proba(X_test @ axes.T)
-            logs = np.log(np.maximum(p, np.finfo(np.float64).tiny))
-        scores[held_out] = logs[:, 1:] - logs[:, :1] if n_classes == 2 else logs
+                model.fit(X_train @ directions.T, codes[train])
+            p = model.predict_proba(X_test @ directions.T)
+            log_p = np.log(np.maximum(p, np.finfo(np.float64).tiny))
+        scores[held_out] = log_p[:, 1:] - log_p[:, :1] if n_classes == 2 else log_p
     return scores
 
 
@@ -544,10 +546,10 @@ def _standardised(
 ) -> tuple[Float, Float]:
     """Standardise both parts by the training mean and deviation; drop constant features."""
     mean, deviation = rows[train].mean(axis=0), rows[train].std(axis=0)
-    varied = deviation > _FLOOR * deviation.max()
+    varies = deviation > _CONSTANT_RTOL * deviation.max()
     return (
-        (rows[train][:, varied] - mean[varied]) / deviation[varied],
-        (rows[held_out][:, varied] - mean[varied]) / deviation[varied],
+        (rows[train][:, varies] - mean[varies]) / deviation[varies],
+        (rows[held_out][:, varies] - mean[varies]) / deviation[varies],
     )
 
 
@@ -579,11 +581,11 @@ def probe_quantity(
     groups: Codes | None = None,
     n_permutations: int = 0,
     random_state: int = 0,
-    residue: Float | float = 0.0,
+    constant_tol: Float | float = 0.0,
 ) -> Leakage:
     """Score a ridge regression of the values (n, k) of a quantity by out-of-fold R^2.
 
-    A feature whose standard deviation is at most `residue` counts as constant.
+    A feature whose standard deviation is at most `constant_tol` counts as constant.
     """
     from sklearn.linear_model import Ridge
     from sklearn.model_selection import GroupKFold, KFold
@@ -596,8 +598,8 @@ def probe_quantity(
     folds = list(splitter(cv, shuffle=True, random_state=random_state).split(rows, groups=groups))
     rng = np.random.default_rng(random_state)
     permutations = (permutation_within(values, groups, rng) for _ in range(n_permutations))
-    constant = _is_constant(rows, residue)
-    rounding = _ROUNDINGS * np.finfo(np.float64).eps * np.abs(values).max()
+    constant = _is_constant(rows, constant_tol)
+    rounding = _ROUNDING_FACTOR * np.finfo(np.float64).eps * np.abs(values).max()
     scores = []
     for target in (values, *(values[permutation] for permutation in permutations)):
         fold_scores = []
@@ -619,18 +621,18 @@ def probe_quantity(
 
 def _accuracy_and_auc(scores: Float, target: ProbeTarget) -> tuple[float, float]:
     """Return the accuracy and AUC of out-of-fold scores (n, C), averaged over the folds."""
-    accuracies, areas = [], []
+    accuracies, aucs = [], []
     for _, held_out in target.folds:
         s, codes = scores[held_out], target.codes[held_out]
         accuracies.append(float(np.mean(decide(s) == codes)))
         if target.n_classes == 2:
-            areas.append(_auc(s[:, 0], codes == 1))
+            aucs.append(_auc(s[:, 0], codes == 1))
         else:
             p = np.asarray(scipy.special.softmax(s, axis=1))
-            areas.append(
+            aucs.append(
                 float(np.mean([_auc(p[:, k], codes == k) for k in range(target.n_classes)]))
             )
-    return float(np.mean(accuracies)), float(np.mean(areas))
+    return float(np.mean(accuracies)), float(np.mean(aucs))
 
 
 def _auc(score: Float, positive: NDArray[np.bool_]) -> float:

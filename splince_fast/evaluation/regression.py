@@ -91,7 +91,7 @@ class LogOddsRegression:
 
         same = self.n == other.n and np.array_equal(self.clusters, other.clusters)
         if not same or name not in self.names or name not in other.names:
-            raise InputError("the two regressions are not of the same rows, clusters and scores")
+            raise InputError("the two regressions have different rows, clusters or scores")
         i, j = self.names.index(name), other.names.index(name)
         influence = self.residual_scores[:, i] - other.residual_scores[:, j]
         g = self.n_clusters
@@ -158,11 +158,11 @@ def log_odds_regression(
     >>> round(result["stereotype"], 2)
     2.0
     """
-    for column, role in ((scores, "scores"), (clusters, "clusters")):
-        check_index(log_odds, column, role, of="log_odds")
+    for column, argument in ((scores, "scores"), (clusters, "clusters")):
+        check_index(log_odds, column, argument, of="log_odds")
     y = as_reals(log_odds, "log_odds")
     if "intercept" in scores:
-        raise InputError("a score is named 'intercept', as is the constant; rename it")
+        raise InputError("a score has the name of the constant term, 'intercept'; rename the score")
     if y.ndim != 1 or not scores:
         raise InputError("pass log_odds of shape (n,) and at least one score by name")
     columns = [np.ones(len(y))]
@@ -173,14 +173,14 @@ def log_odds_regression(
         columns.append(column)
     X = np.stack(columns, axis=1)
     if not (np.isfinite(X).all() and np.isfinite(y).all()):
-        raise NonFiniteError("log_odds or a score holds NaN or infinity; drop those rows")
-    member = (
+        raise NonFiniteError("log_odds or a score contains NaN or infinity; drop those rows")
+    cluster_codes = (
         np.arange(len(y)) if clusters is None else class_codes(clusters, "clusters", len(y)).codes
     )
-    if (member < 0).any():
-        raise InputError("a row has no cluster; every row needs one")
-    _, member = np.unique(member, return_inverse=True)
-    g = int(member.max(initial=-1)) + 1
+    if (cluster_codes < 0).any():
+        raise InputError("a row has no cluster; every row needs a cluster")
+    _, cluster_codes = np.unique(cluster_codes, return_inverse=True)
+    g = int(cluster_codes.max(initial=-1)) + 1
     if g <= X.shape[1]:
         raise NotEnoughDataError(f"{g} clusters are too few for {X.shape[1]} coefficients")
     Q, R = np.linalg.qr(X)
@@ -188,11 +188,11 @@ def log_odds_regression(
         raise InputError("the scores are collinear (or constant); leave one out")
     coefficients = np.linalg.solve(R, Q.T @ y)
     residual = y - X @ coefficients
-    sums = np.zeros((g, X.shape[1]))
-    np.add.at(sums, member, X * residual[:, None])
+    cluster_sums = np.zeros((g, X.shape[1]))
+    np.add.at(cluster_sums, cluster_codes, X * residual[:, None])
     inverse = np.linalg.inv(R)
-    influence = sums @ (inverse @ inverse.T)
+    influence = cluster_sums @ (inverse @ inverse.T)
     covariance = influence.T @ influence * g / (g - 1)
     return LogOddsRegression(
-        ("intercept", *scores), coefficients, covariance, len(y), g, influence, member
+        ("intercept", *scores), coefficients, covariance, len(y), g, influence, cluster_codes
     )

@@ -26,14 +26,14 @@ _TEMPLATE = "report.html.jinja"
 # The report starts with the first two of these figures that the comparison has.
 _FIRST = ("association", "trade-off", "groups", "leakage")
 _CAPTIONS = {
-    "association": "Test rows are decorrelated and the same at every p; only training changes.",
-    "alphas": "With a weak penalty every guarded eraser gives the same head (Theorem 2).",
-    "covariance": "1 is untouched. SPLINCE keeps it by construction.",
-    "leakage": "Probes are trained and scored within test rows. Chance is the dashed line.",
+    "association": "Test rows are decorrelated and the same at every p; training rows differ.",
+    "alphas": "With a weak penalty, heads refitted after SAL, LEACE and SPLINCE agree (Theorem 2).",
+    "covariance": "1: the covariance with the task is unchanged, as by construction of SPLINCE.",
+    "leakage": "Probes are trained and scored within test rows. Dashed: the chance level.",
     "groups": "The cells of task and concept; n is their number of test rows per seed.",
-    "trade-off": "The lower right corner has neither leakage nor loss; the dashed line is chance.",
-    "partial": "Below alpha = 1 the map is invertible: a linear probe that is fitted afterwards "
-    "still reads the concept. Only alpha = 1 erases it.",
+    "trade-off": "Lower right is best: accurate, with a probe at chance level (dashed line).",
+    "partial": "Below alpha = 1 the map is invertible: a linear probe that is fitted to its output "
+    "still predicts the concept. Only alpha = 1 erases the concept.",
 }
 
 
@@ -50,9 +50,9 @@ def render(result: Comparison) -> str:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     source = files("splince_fast.evaluation").joinpath(_TEMPLATE).read_text(encoding="utf-8")
-    safe = require("markupsafe", "evaluate").Markup
+    markup = require("markupsafe", "evaluate").Markup
     drawn = {
-        kind: (kind, safe(_svg(figures.draw(result, kind), kind)), caption(result, kind))
+        kind: (kind, markup(_svg(figures.draw(result, kind), kind)), caption(result, kind))
         for kind in figures.available(result)
     }
     first = [drawn.pop(kind) for kind in [k for k in _FIRST if k in drawn][:2]]
@@ -62,8 +62,8 @@ def render(result: Comparison) -> str:
         cards=cards(result),
         definitions=definitions(result),
         first=first,
-        tables=[safe(table.to_html()) for table in _tables.summaries(result)],
-        differences=[safe(table.to_html()) for table in _difference_tables(result)],
+        tables=[markup(table.to_html()) for table in _tables.summaries(result)],
+        differences=[markup(table.to_html()) for table in _difference_tables(result)],
         figures=list(drawn.values()),
         advice=[line.removeprefix("advice: ") for line in _tables.advice_lines(result)],
         failures=result.failures,
@@ -71,15 +71,15 @@ def render(result: Comparison) -> str:
         settings=settings(result),
         versions=_versions(),
     )
-    return figures.visible(page)
+    return figures.escape_unwritable(page)
 
 
 def caption(result: Comparison, kind: str) -> str:
     """Caption of the figure of a kind, such as "association"."""
     if kind == "association" and not result.context.same_test:
         return (
-            "Test rows are decorrelated, but differ between levels, as groups stay whole: compare "
-            "erasers at one p. The settings list the rows of every split."
+            "Test rows are decorrelated, but differ between levels, because groups are not "
+            "divided: compare erasers at the same p. The settings list the rows of every split."
         )
     return _CAPTIONS[kind]
 
@@ -122,16 +122,16 @@ def settings(result: Comparison) -> list[tuple[str, str]]:
     """Return (name, value) of each setting of the comparison."""
     c = result.context
     levels = ", ".join("natural split" if p is None else f"{p:g}" for p in c.levels)
-    method = "weights of cells" if c.association_method == "weights" else "choice of rows"
+    method = "weights of rows" if c.association_method == "weights" else "subsampling"
     return [
         ("rows, features", f"{c.n:,}, {c.d:,}"),
         *(("rows of the splits", line) for line in _tables.split_sizes(result)),
         ("association", levels + (f", aligned: {c.aligned_class}" if c.aligned_class else "")),
-        ("reached by", method),
+        ("association method", method),
         ("seeds", ", ".join(map(str, c.seeds))),
         ("erasers", ", ".join(c.erasers)),
         ("heads", ", ".join(c.heads)),
-        ("alphas", ", ".join(f"{alpha:g}" for alpha in c.alphas) + f"; chosen by {c.select}"),
+        ("alphas", ", ".join(f"{alpha:g}" for alpha in c.alphas) + f"; selected by {c.select}"),
         ("probes", ", ".join(c.probes) or "none"),
         ("data fingerprint", c.fingerprint),
     ]

@@ -58,7 +58,7 @@ class Comparison:
 
     def __init__(self, records: list[Record], context: Context) -> None:
         self.records, self.context = records, context
-        self._resampled = Resampled(records, context.truth) if context.truth else None
+        self._resampled = Resampled(records, context.test_labels) if context.test_labels else None
 
     # -- values ----------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class Comparison:
         """
         if key not in self.metrics:
             raise InputError(f"there is no metric {key!r}; there are {', '.join(self.metrics)}")
-        return metric_of(key, self.context.own_metrics)
+        return metric_of(key, self.context.custom_metrics)
 
     def head_of(self, metric: str, head: str | None = None) -> str:
         """Validate a metric and a head; return the head, or "" for metrics of the eraser itself.
@@ -438,7 +438,7 @@ class Comparison:
         -------
         Verdict
             ``order`` (all erasers, the best first), ``leaders`` (as returned by :meth:`best`),
-            ``level`` (erasers whose mean equals the best mean), ``tested`` (whether the best eraser
+            ``tied`` (erasers whose mean equals the best mean), ``tested`` (whether the best eraser
             was tested against another one), ``n_seeds`` (number of these seeds) and ``confirmed``
             (the eraser that is significantly better than every other one, or None).
 
@@ -450,8 +450,8 @@ class Comparison:
         lower = self.metric(metric).lower_is_better
         if lower is None:
             raise InputError(
-                f"the metric {metric!r} has no direction, so no eraser is the best by it; pass one "
-                f"of your own as metrics={{{metric!r}: Metric(function, lower_is_better=...)}}"
+                f"the metric {metric!r} has no direction, so no eraser is the best; for a custom "
+                f"metric, pass metrics={{{metric!r}: Metric(function, lower_is_better=...)}}"
             )
         values = {}
         for eraser in self.context.erasers:
@@ -676,5 +676,7 @@ class Comparison:
         try:
             text = as_path(path).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise FileFormatError(f"{str(path)!r} holds no comparison: it is no text") from error
+            raise FileFormatError(
+                f"{str(path)!r} is not a comparison: the file is not text"
+            ) from error
         return cls(*from_text(text, str(path)))

@@ -24,14 +24,14 @@ from splince_fast._runtime.warn import warn
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation._cells import texts_of
 from splince_fast.evaluation._data import blocks, level_moments
-from splince_fast.evaluation._identity import key
+from splince_fast.evaluation._digest import hash_settings
 from splince_fast.evaluation._job import Job
 from splince_fast.evaluation._records import (
     ADVICE,
     ERASER_ROW,
     Context,
+    CustomMetric,
     Journal,
-    OwnMetric,
     Record,
     RecordId,
 )
@@ -44,7 +44,7 @@ from splince_fast.labels import ClassCodes
 from splince_fast.moments import Moments
 
 JobId = tuple[int, float | None]  # seed and level
-_ADVISER = Component(ADVICE, None, "advice")
+_ADVICE_COMPONENT = Component(ADVICE, None, "advice")
 _LAYOUT = 3  # version of the record layout; records of another version are computed again
 
 
@@ -207,14 +207,14 @@ def compare(
     notes = _data_notes(plan, splits, resumable=run is not None)
     keys = _keys(plan, splits)
     pending: dict[JobId, list[Component]] = {}
-    components = {e.name: e for e in (*plan.erasers, _ADVISER)}
-    for cell, cell_key in keys.items():
-        if cell_key not in journal.records:
-            erasers = pending.setdefault((cell.seed, cell.p), [])
+    components = {e.name: e for e in (*plan.erasers, _ADVICE_COMPONENT)}
+    for record_id, record_key in keys.items():
+        if record_key not in journal.records:
+            erasers = pending.setdefault((record_id.seed, record_id.p), [])
             # If one record of an eraser is missing, the eraser runs again with all heads.
-            if components[cell.eraser] not in erasers:
-                erasers.append(components[cell.eraser])
-    records = {cell: journal.records[k] for cell, k in keys.items() if k in journal.records}
+            if components[record_id.eraser] not in erasers:
+                erasers.append(components[record_id.eraser])
+    records = {i: journal.records[k] for i, k in keys.items() if k in journal.records}
     with tempfile.TemporaryDirectory(prefix="splince-fast-") as scratch, ExitStack() as stack:
         bar = stack.enter_context(Progress(len(pending), show=progress, unit="jobs"))
         for job_records in _run_jobs(plan, splits, pending, workers, Path(scratch)):
@@ -224,18 +224,18 @@ def compare(
             if strict and failed:
                 raise InputError(f"{failed[0].eraser} {failed[0].head}: {failed[0].reason}")
             bar.advance(1)
-    return Comparison([records[cell] for cell in keys], _context(plan, splits, notes))
+    return Comparison([records[record_id] for record_id in keys], _context(plan, splits, notes))
 
 
 def _keys(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> dict[RecordId, str]:
     """Return the hash of the inputs of each record by record id, in the order of the result."""
-    heads = {head.name: head.identity for head in plan.heads}
-    metrics = {metric.name: metric.identity for metric in plan.metrics}
+    heads = {head.name: head.digest for head in plan.heads}
+    metrics = {metric.name: metric.digest for metric in plan.metrics}
     keys = {}
     for (seed, p), split in splits.items():
         for eraser, head in _pairs(plan):
-            of_head = head != ERASER_ROW
-            keys[RecordId(seed, p, eraser.name, head)] = key(
+            is_head = head != ERASER_ROW
+            keys[RecordId(seed, p, eraser.name, head)] = hash_settings(
                 layout=_LAYOUT,
                 data=plan.fingerprint,
                 version=library_version(),
@@ -245,12 +245,12 @@ def _keys(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> dict[RecordId,
                 aligned_class=repr(split.aligned_class),
                 association_method=plan.association_method,
                 unlabelled=plan.unlabelled,
-                eraser=(eraser.name, eraser.identity),
+                eraser=(eraser.name, eraser.digest),
                 head=(head, heads.get(head, "")),
-                alphas=plan.alphas if of_head else (),
-                select=plan.select if of_head else "",
-                probes=() if of_head else plan.probes,
-                metrics=metrics if of_head else {},
+                alphas=plan.alphas if is_head else (),
+                select=plan.select if is_head else "",
+                probes=() if is_head else plan.probes,
+                metrics=metrics if is_head else {},
             )
     return keys
 
@@ -258,7 +258,7 @@ def _keys(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> dict[RecordId,
 def _pairs(plan: ComparisonPlan) -> list[tuple[Component, str]]:
     """(eraser, head) of every record of a job; the record of an eraser itself comes first."""
     pairs = [(e, h) for e in plan.erasers for h in (ERASER_ROW, *(h.name for h in plan.heads))]
-    return [*pairs, (_ADVISER, ERASER_ROW)] if isinstance(plan.task, ClassCodes) else pairs
+    return [*pairs, (_ADVICE_COMPONENT, ERASER_ROW)] if isinstance(plan.task, ClassCodes) else pairs
 
 
 def _is_unreadable(plan: ComparisonPlan, record: Record) -> bool:
@@ -276,8 +276,8 @@ def _data_notes(
     notes = list(plan.notes)
     if resumable:
         notes += [
-            f"{component.name} is computed again in every run, because its changes cannot be "
-            f"detected: {component.unreadable}"
+            f"{component.name} is computed again in every run, because changes of its code or "
+            f"variables cannot be detected: {component.unreadable}"
             for component in (*plan.erasers, *plan.heads, *plan.metrics) if component.unreadable
         ]  # fmt: skip
     n = len(plan.usable)
@@ -287,18 +287,18 @@ def _data_notes(
         first = next(iter(splits.values()))
         if plan.unlabelled:
             n_unlabelled = len(plan.moment_rows(first)[0]) - len(first.train)
-            text += f", but for the moments, in which {n_unlabelled:,} of them count"
+            text += f"; {n_unlabelled:,} of these rows count in the moments"
         notes.append(text)
     hashes = (hash(row.tobytes()) for _, rows in blocks(plan.X) for row in rows)
     row_hash = np.fromiter(hashes, dtype=np.int64, count=len(plan.X))
-    shared = max(
+    n_duplicates = max(
         int(np.isin(row_hash[split.test], row_hash[plan.moment_rows(split)[0]]).sum())
         for split in splits.values()
     )
-    if shared:
+    if n_duplicates:
         notes.append(
-            f"up to {shared:,} test rows of a split occur among its training rows, too: remove "
-            "duplicates, or keep them together with groups="
+            f"up to {n_duplicates:,} test rows of a split equal training rows of the split: remove "
+            "the duplicates, or keep them in one part with groups="
         )
     for note in notes:
         warn(note, SplinceWarning)
@@ -316,8 +316,8 @@ def _unused_rows_note(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> li
     if not subsampled or plan.max_rows is None or plan.notes or used == n:
         return []
     return [
-        f"{used:,} of {n:,} rows are used: more would not give every cell of task and concept its "
-        "fraction at each level of association"
+        f"{used:,} of {n:,} rows are used: with more rows, the cells of task and concept could not "
+        "have their fractions at every association level"
     ]
 
 
@@ -329,21 +329,19 @@ def _weight_notes(splits: Mapping[JobId, Split]) -> list[str]:
     sums = [(float(s.weights.sum()), s) for s in splits.values() if s.weights is not None]
     if not sums:
         return []
-    extremes = dict.fromkeys(choose(sums, key=lambda pair: pair[0]) for choose in (max, min))
+    extremes = dict.fromkeys(extreme(sums, key=lambda pair: pair[0]) for extreme in (max, min))
     text = " and ".join(
         f"{weight:,.0f} of {len(split.train):,} at p = {split.p:g}" for weight, split in extremes
     )
-    return [
-        f"the weighted training rows are worth {text}: (sum w)^2 / sum w^2 rows of equal weight"
-    ]
+    return [f"the effective number of training rows, (sum w)^2 / sum w^2 with weights w, is {text}"]
 
 
 def _context(plan: ComparisonPlan, splits: Mapping[JobId, Split], notes: list[str]) -> Context:
     """Settings and data of the comparison, for the result."""
     first = next(iter(splits.values()))
-    truth = None
+    test_labels = None
     if plan.test is not None and isinstance(plan.task, ClassCodes):
-        truth = plan.test_labels(first.test)
+        test_labels = plan.test_labels(first.test)
     aligned = None if plan.protocol is None else plan.protocol.aligned_class
     if isinstance(aligned, dict):
         aligned = ", ".join(f"{a} to {b}" for a, b in aligned.items())
@@ -360,11 +358,11 @@ def _context(plan: ComparisonPlan, splits: Mapping[JobId, Split], notes: list[st
         select=plan.select, probes=plan.probes, concepts=tuple(plan.concepts),
         cells=() if plan.cells is None else texts_of(plan.cells.classes),
         fingerprint=plan.fingerprint, version=library_version(),
-        notes=tuple(notes), truth=truth,
+        notes=tuple(notes), test_labels=test_labels,
         eraser_roles=tuple(e.role for e in plan.erasers),
         head_roles=tuple(h.role for h in plan.heads),
-        own_metrics={
-            m.name: OwnMetric(m.spec.label, m.spec.lower_is_better) for m in plan.metrics
+        custom_metrics={
+            m.name: CustomMetric(m.spec.label, m.spec.lower_is_better) for m in plan.metrics
         },
         same_test=same_test,
         concept_sizes=tuple(
@@ -459,7 +457,7 @@ def _run_jobs(
                     yield records
             except loky.TerminatedWorkerError as error:
                 if one_by_one:
-                    reason = f"the process died twice, perhaps for lack of memory ({error})"
+                    reason = f"the worker process died twice, perhaps for lack of memory ({error})"
                     job = batch[0]
                     yield _failed(plan, job, splits[job], remaining.pop(job), reason)
         if not remaining:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast.evaluation._records import CellCount, OwnMetric, Record, TestLabels
+from splince_fast.evaluation._records import CellCount, CustomMetric, Record, TestLabels
 from splince_fast.evaluation.metrics import (
     average_gap,
     counts_per_code,
@@ -190,11 +190,11 @@ def as_codes(y_pred: NDArray[Any], n: int, classes: Codes) -> Codes:
     """
     if y_pred.shape != (n,):
         raise InputError(f"the head predicts shape {y_pred.shape} for {n} rows; it must be ({n},)")
-    bad = np.flatnonzero(~np.isin(y_pred, classes))
-    if len(bad):
+    unknown = np.flatnonzero(~np.isin(y_pred, classes))
+    if len(unknown):
         raise InputError(
-            f"the head predicts {y_pred[bad[0]]!s}, which is no class that it was fitted to; the "
-            "task has classes, so pass a classifier"
+            f"the head predicts {y_pred[unknown[0]]!s}, which is not a class of its training rows; "
+            "the task has classes, so pass a classifier"
         )
     return y_pred.astype(np.intp)
 
@@ -208,7 +208,7 @@ def as_quantities(y_pred: NDArray[Any], shape: tuple[int, ...]) -> Float:
         The shape is neither (n, k) nor, for k = 1, (n,).
     """
     if y_pred.shape != shape and (*y_pred.shape, 1) != shape:
-        raise InputError(f"the head predicts shape {y_pred.shape}, and the task has {shape}")
+        raise InputError(f"the head predicts shape {y_pred.shape}; the task has shape {shape}")
     return np.asarray(y_pred, dtype=np.float64).reshape(shape)
 
 
@@ -233,10 +233,11 @@ class Erasure:
     ) -> Erasure:
         """Effect of an affine eraser on rows with `moments`; S = Cov(x), (d, d), with ddof 0."""
         left, right = projection.left, projection.right
-        moved = float(np.sum((left.T @ left) * (right.T @ S @ right).T))
-        shift = left @ (right.T @ (moments.mean - projection.mean))
+        change_variance = float(np.sum((left.T @ left) * (right.T @ S @ right).T))
+        mean_change = left @ (right.T @ (moments.mean - projection.mean))
         variance = float(np.trace(S))
-        distortion = (moved + float(shift @ shift)) / variance if variance else math.nan
+        mean_square = change_variance + float(mean_change @ mean_change)
+        distortion = mean_square / variance if variance else math.nan
         ratios = {v: covariance_ratio(projection, moments, v) for v in (task, *concepts)}
         return cls(ratios, task, distortion, projection.rank)
 
@@ -414,13 +415,13 @@ def add_scores(record: Record, predictions: Predictions, custom: Mapping[str, Me
     values, notes, reason = predictions.scores(), record.notes, record.reason
     if isinstance(predictions, ClassPredictions) and np.ptp(predictions.y_pred) == 0:
         worst = ", so its worst group has accuracy 0" * (values.get("worst_group") == 0.0)
-        notes += (f"the head decides the same class everywhere{worst}",)
+        notes += (f"the head predicts the same class for all test rows{worst}",)
     for name, metric in custom.items():
         assert metric.score is not None
         try:
             value = float(metric.score(*predictions.columns()))  # copies: score may mutate them
             if math.isinf(value):
-                raise InputError(f"{value} has no mean; return NaN where the metric is undefined")
+                raise InputError(f"the value is {value}; return NaN where the metric is undefined")
             values[name] = value
         except Exception as error:
             reason = f"metric {name!r}: {reason_of(error)}"
@@ -433,7 +434,7 @@ def reason_of(error: Exception) -> str:
     return str(error) if isinstance(error, SplinceError) else f"{type(error).__name__}: {error}"
 
 
-def own_metrics(metrics: object) -> dict[str, Metric]:
+def check_metrics(metrics: object) -> dict[str, Metric]:
     """Validate the custom metrics, and give each a label.
 
     Raises
@@ -452,18 +453,18 @@ def own_metrics(metrics: object) -> dict[str, Metric]:
         if not callable(metric.score):
             raise InputError(
                 f"metrics[{key!r}] is {value!r}; pass a function of (y_true, y_pred), or a Metric "
-                "of one"
+                "of such a function"
             )
         if metric.of != "head" or metric.lower_is_better not in (None, True, False):
             raise InputError(
                 f"metrics[{key!r}] has of={metric.of!r} and lower_is_better="
-                f"{metric.lower_is_better!r}; a metric of (y_true, y_pred) is one of heads, and "
-                "its direction is True, False or None"
+                f"{metric.lower_is_better!r}; a custom metric has of='head', and lower_is_better "
+                "is True, False or None"
             )
         if not isinstance(key, str) or key.partition("[")[0] in METRICS:
             raise InputError(
-                f"a metric of your own is named {key!r}, which is no text or a metric of compare "
-                "itself; pass it under another name"
+                f"a custom metric is named {key!r}; the name must be a string, and not that of a "
+                "metric of compare"
             )
         custom[key] = Metric(metric.score, metric.lower_is_better, metric.label or key)
     return custom
@@ -483,13 +484,13 @@ def concept_key(key: str, concept: str, concepts: Sequence[str]) -> str:
     return f"{key}[{concept}]" if len(concepts) > 1 else key
 
 
-def metric_of(key: str, custom: Mapping[str, OwnMetric]) -> TableMetric:
+def metric_of(key: str, custom: Mapping[str, CustomMetric]) -> TableMetric:
     """Return the metric of a key, without its function; its label includes "[...]" of the key."""
     base, bracket, name = key.partition("[")
     if key in custom:
         metric = custom[key]
         return TableMetric(
-            None, metric.lower_is_better, metric.label, definition="a metric of yours",
+            None, metric.lower_is_better, metric.label, definition="custom metric",
             fraction_of="rows" if base.endswith("accuracy") else "", bounded=False,
         )  # fmt: skip
     label = f"{METRICS[base].label} {bracket}{name}".strip()

@@ -108,8 +108,8 @@ class Protocol:
             return cls(y, z, dict(aligned_class), codes)
         if len(y.classes) > 2:
             raise LabelError(
-                f"the task has {len(y.classes)} classes; say which class of the concept each is "
-                "aligned with: aligned_class={'nurse': 'female', ...}, or leave association=None"
+                f"the task has {len(y.classes)} classes; pass the aligned class of the concept for "
+                "each of them, as aligned_class={'nurse': 'female', ...}"
             )
         if aligned_class is None:
             aligned_class = _most_associated(y, z)
@@ -147,7 +147,7 @@ class Protocol:
         """Mask (n,) of the rows with both labels."""
         return np.asarray((self.y.codes >= 0) & (self.z.codes >= 0))
 
-    def _inside(self, cell: Cell, rows: Rows | slice = slice(None)) -> NDArray[np.bool_]:
+    def _in_cell(self, cell: Cell, rows: Rows | slice = slice(None)) -> NDArray[np.bool_]:
         """Mask, over the row numbers `rows` (all rows by default), of the rows in a cell."""
         a, b = cell
         return np.asarray((self.y.codes[rows] == a) & (self.z.codes[rows] == b))
@@ -157,7 +157,7 @@ class Protocol:
 
         Groups are not considered.
         """
-        counts = {cell: int(self._inside(cell).sum()) for cell in self.cells()}
+        counts = {cell: int(self._in_cell(cell).sum()) for cell in self.cells()}
         total = math.inf
         for p in levels:
             for cell, fraction in self.fractions(p).items():
@@ -171,8 +171,8 @@ class Protocol:
         if sizes[2] < len(counts) or sizes[0] < len(counts):
             raise NotEnoughDataError(
                 "the cells of task and concept are too small for a split: "
-                f"{ {self._name(cell): n for cell, n in counts.items()} }; add rows, or merge "
-                "classes"
+                f"{ {self._class_names(cell): n for cell, n in counts.items()} }; add rows, or "
+                "merge classes"
             )
         return sizes
 
@@ -190,51 +190,53 @@ class Protocol:
             raise InputError(f"on_shortage is {on_shortage!r}; choose 'raise' or 'shrink'")
         pools = self._pools(sizes, np.random.default_rng(random_state))
         if method == "weights":
-            return self.weighted(self._all_rows(p, sizes, pools, on_shortage))
+            return self.weighted(self._split_all_rows(p, sizes, pools, on_shortage))
         return self._subsample(p, sizes, pools, on_shortage)
 
     def _subsample(
         self, p: float, sizes: Sizes, pools: Mapping[Cell, Pool], on_shortage: str
     ) -> Split:
         """Split by `method` "subsample": drop rows to give the cells their fractions at p."""
-        needs = self._needs(p, sizes)
+        required = self._required_rows(p, sizes)
         notes: tuple[str, ...] = ()
-        factor = min(pools[cell].feasible(need) for cell, need in needs.items())
+        factor = min(pools[cell].feasible_factor(counts) for cell, counts in required.items())
         if factor < 1:
             train, validation, test = (int(s * factor) for s in sizes)
-            cell = max(needs, key=lambda c: sum(needs[c]) / max(1, pools[c].n_rows))
+            cell = max(required, key=lambda c: sum(required[c]) / max(1, pools[c].n_rows))
             text = (
                 f"at p = {p:g} the cells allow sizes {(train, validation, test)}, not {sizes}: "
-                f"cell {self._name(cell)} has {pools[cell].n_rows} rows and needs "
-                f"{sum(needs[cell])}"
+                f"cell {self._class_names(cell)} has {pools[cell].n_rows} rows and needs "
+                f"{sum(required[cell])}"
             )
             if on_shortage == "raise":
                 raise NotEnoughDataError(
-                    f"{text}. Pass smaller sizes, or on_shortage='shrink' to make all cells "
-                    "smaller alike"
+                    f"{text}. Pass smaller sizes, or on_shortage='shrink' to reduce all sizes by "
+                    "the same factor"
                 )
-            needs = self._needs(p, (train, validation, test))
-            notes = (f"made smaller: {text}",)
-        return self._joined([pools[cell].take(need) for cell, need in needs.items()], p, notes)
+            required = self._required_rows(p, (train, validation, test))
+            notes = (f"sizes reduced: {text}",)
+        return self._combine_cells(
+            [pools[cell].take(counts) for cell, counts in required.items()], p, notes
+        )
 
-    def _all_rows(
+    def _split_all_rows(
         self, p: float, sizes: Sizes, pools: Mapping[Cell, Pool], on_shortage: str
     ) -> Split:
         """Split all rows for `method` "weights"; the weights are added by :meth:`weighted`."""
         fractions, cells = self.fractions(p), self.cells()
-        need = sizes[2] // len(cells)
+        required = sizes[2] // len(cells)
         notes: tuple[str, ...] = ()
         smallest = min(cells, key=lambda cell: len(pools[cell].orders[0]))
         available = len(pools[smallest].orders[0])
-        n_test = min(need, available)
-        if n_test < need:
+        n_test = min(required, available)
+        if n_test < required:
             text = (
                 f"the cells allow {n_test * len(cells)} test rows, not {sizes[2]}: "
-                f"cell {self._name(smallest)} has {available} and needs {need}"
+                f"cell {self._class_names(smallest)} has {available} and needs {required}"
             )
             if on_shortage == "raise" or not n_test:
                 raise NotEnoughDataError(f"{text}. Pass a smaller test size")
-            notes = (f"made smaller: {text}",)
+            notes = (f"sizes reduced: {text}",)
         parts = []
         for cell in cells:
             train, validation, test = pools[cell].take_all(n_test, sizes)
@@ -242,20 +244,20 @@ class Protocol:
                 train = validation = train[:0]
             elif not len(train):
                 raise NotEnoughDataError(
-                    f"cell {self._name(cell)} has no training row left beside {n_test} test "
-                    "rows, and weights make none; pass a smaller test size, or a p at which the "
-                    "fraction of the cell is 0"
+                    f"cell {self._class_names(cell)} has {n_test} test rows and no training rows, "
+                    "so weights cannot give the cell its fraction; pass a smaller test size, or a "
+                    "p at which the fraction of the cell is 0"
                 )
             parts.append((train, validation, test))
-        return self._joined(parts, p, notes)
+        return self._combine_cells(parts, p, notes)
 
-    def _joined(self, parts: list[RowParts], p: float, notes: tuple[str, ...]) -> Split:
+    def _combine_cells(self, parts: list[RowParts], p: float, notes: tuple[str, ...]) -> Split:
         """Concatenate the (training, validation, test) rows of all cells to a split."""
         train, validation, test = map(np.concatenate, zip(*parts, strict=True))
         if not len(train) or not len(test):
             raise NotEnoughDataError(
-                f"a split of {len(train)} training and {len(test)} test rows is none; every one "
-                f"of the {len(self.cells())} cells needs at least a row of each"
+                f"the split has {len(train)} training and {len(test)} test rows, and needs both; "
+                f"pass sizes that give each of the {len(self.cells())} cells at least one row"
             )
         missing = len(self.usable) - int(self.usable.sum())
         return Split(train, validation, test, float(p), self.aligned_class, missing, notes)
@@ -277,16 +279,16 @@ class Protocol:
         """
         weights, total = np.zeros(len(rows)), 0.0
         for cell, fraction in fractions.items():
-            inside = self._inside(cell, rows)
-            if count := int(inside.sum()):
-                weights[inside] = fraction / count
+            in_cell = self._in_cell(cell, rows)
+            if count := int(in_cell.sum()):
+                weights[in_cell] = fraction / count
                 total += fraction
         squares = float(np.sum(weights**2))
         return weights * (total / squares) if squares else weights
 
     def _pools(self, sizes: Sizes, rng: np.random.Generator) -> dict[Cell, Pool]:
         """Return the permuted rows of each cell; with groups, one array for each part."""
-        rows_of = {cell: np.flatnonzero(self._inside(cell)) for cell in self.cells()}
+        rows_of = {cell: np.flatnonzero(self._in_cell(cell)) for cell in self.cells()}
         if self.groups is None:
             return {cell: Pool((rng.permutation(rows),)) for cell, rows in rows_of.items()}
         total = sum(sizes)
@@ -298,7 +300,7 @@ class Protocol:
             pools[cell] = Pool(tuple(ordered[part[ordered] == k] for k in range(3)))
         return pools
 
-    def _needs(self, p: float, sizes: Sizes) -> dict[Cell, Sizes]:
+    def _required_rows(self, p: float, sizes: Sizes) -> dict[Cell, Sizes]:
         """Return the required numbers of test, validation and training rows of each cell at p."""
         train, validation, test = sizes
         fractions, cells = self.fractions(p), self.cells()
@@ -307,7 +309,7 @@ class Protocol:
             for c in cells
         }
 
-    def _name(self, cell: Cell) -> tuple[ClassName, ClassName]:
+    def _class_names(self, cell: Cell) -> tuple[ClassName, ClassName]:
         """Return the class names of a cell."""
         return self.y.classes[cell[0]], self.z.classes[cell[1]]
 
@@ -327,20 +329,20 @@ class Pool(NamedTuple):
         """Number of rows of the cell."""
         return sum(map(len, self.orders))
 
-    def feasible(self, needs: Sizes) -> float:
+    def feasible_factor(self, required: Sizes) -> float:
         """Return a factor f such that the cell has f times the required rows; 1 if it has all."""
-        counts = needs if len(self.orders) > 1 else (sum(needs),)
+        counts = required if len(self.orders) > 1 else (sum(required),)
         # Subtract three rows: rounding may raise the numbers of test, validation and training
         # rows by one row each.
         factors = (
-            max(0, len(rows) - 3) / need
-            for rows, need in zip(self.orders, counts, strict=True) if need > len(rows)
+            max(0, len(rows) - 3) / count
+            for rows, count in zip(self.orders, counts, strict=True) if count > len(rows)
         )  # fmt: skip
         return min(factors, default=1.0)
 
-    def take(self, needs: Sizes) -> RowParts:
-        """Take training, validation and test rows; `needs` is (n_test, n_validation, n_train)."""
-        n_test, n_validation, n_train = needs
+    def take(self, required: Sizes) -> RowParts:
+        """Take training, validation and test rows; `required` has the order of `_required_rows`."""
+        n_test, n_validation, n_train = required
         if len(self.orders) == 1:
             (order,) = self.orders
             test, validation, train = np.split(order, [n_test, n_test + n_validation])
@@ -387,10 +389,10 @@ def parts_of_groups(
 def _most_associated(y: ClassCodes, z: ClassCodes) -> ClassName:
     """Return the class of z with the largest P(z | 2nd class of y) - P(z | 1st class of y)."""
     size = len(z.classes)
-    inside = (y.codes >= 0) & (z.codes >= 0)
+    labelled = (y.codes >= 0) & (z.codes >= 0)
     rates = []
     for a in (0, 1):
-        counts = np.bincount(z.codes[inside & (y.codes == a)], minlength=size)
+        counts = np.bincount(z.codes[labelled & (y.codes == a)], minlength=size)
         rates.append(counts / max(1, counts.sum()))
     return z.classes[int(np.argmax(rates[1] - rates[0]))]
 
@@ -399,8 +401,8 @@ def check_p(p: object) -> None:
     """Raise InputError unless an association is a number in [0, 1]."""
     if not is_number(p) or not 0 <= p <= 1:
         raise InputError(
-            f"the association p is {p!r}; it is a probability P(z = aligned_class | y = 1) in [0, "
-            "1]: .5 is none, 1 complete"
+            f"the association p is {p!r}; it must be a probability in [0, 1]. For two classes of "
+            "the task, p = P(z = aligned_class | y = 1): .5 is no association, and 1 is complete"
         )
 
 
@@ -421,8 +423,8 @@ def check_method(method: object, name: str = "method") -> None:
     """Raise InputError unless `method` is a method of :func:`spurious_split`."""
     if method not in METHODS:
         raise InputError(
-            f"{name} is {method!r}; choose 'subsample' (cells lose rows) or 'weights' "
-            "(cells are weighted)"
+            f"{name} is {method!r}; choose 'subsample' (rows are dropped) or 'weights' "
+            "(rows are weighted)"
         )
 
 

@@ -19,7 +19,8 @@ Rows = NDArray[np.intp]
 Statistic = Callable[[Rows], float]  # value of a metric on row numbers, which may repeat
 
 MIN_SEEDS = 3  # smallest number of seeds for a test or an interval
-EQUAL = 2.0**-40  # values count as equal if their standard error is below this times their mean
+# Values count as equal if their standard error is at most this fraction of their mean.
+EQUAL_RTOL = 2.0**-40
 N_DRAWS = 2000  # number of bootstrap draws
 
 
@@ -154,7 +155,7 @@ def corrected_t(
     mean = float(values.mean())
     error = math.sqrt((1 / n + ratio) * float(values.var(ddof=1)))
     bound = math.sqrt((1 / n + ratio) * min_variance)
-    if max(error, bound) <= EQUAL * abs(mean):
+    if max(error, bound) <= EQUAL_RTOL * abs(mean):
         return TResult(0.0, 1.0, mean, mean) if mean == 0.0 else NO_TEST
     p = 2 * float(stdtr(n - 1, -abs(mean) / error)) if error > 0.0 else 0.0
     half_width = float(stdtrit(n - 1, (1 + level) / 2)) * error
@@ -266,9 +267,9 @@ def bootstrap_indices(n: int, clusters: Rows | None, n_draws: int, random_state:
         return [rng.integers(0, n, size=n) for _ in range(n_draws)]
     _, codes = np.unique(clusters, return_inverse=True)
     order = np.argsort(codes, kind="stable")
-    members = np.split(order, np.cumsum(np.bincount(codes))[:-1])
-    draws = (rng.integers(0, len(members), size=len(members)) for _ in range(n_draws))
-    return [np.concatenate([members[i] for i in draw]) for draw in draws]
+    cluster_rows = np.split(order, np.cumsum(np.bincount(codes))[:-1])
+    draws = (rng.integers(0, len(cluster_rows), size=len(cluster_rows)) for _ in range(n_draws))
+    return [np.concatenate([cluster_rows[i] for i in draw]) for draw in draws]
 
 
 class BootstrapResult(NamedTuple):
@@ -306,13 +307,13 @@ def bootstrap_test(
     least 1 / (B + 1). Therefore p value and interval agree at every level.
     """
     values = np.sort(values[~np.isnan(values)])
-    units = n if clusters is None else len(np.unique(clusters))
-    if len(values) < 2 or units < 2:  # one unit: all draws are equal
+    n_units = n if clusters is None else len(np.unique(clusters))
+    if len(values) < 2 or n_units < 2:  # one unit: all draws are equal
         return BootstrapResult(math.nan, math.nan, math.nan)
     z0 = a = 0.0
     if bca:
-        full = statistic(np.arange(n))
-        fraction = (np.sum(values < full) + np.sum(values <= full)) / (2 * len(values))
+        estimate = statistic(np.arange(n))
+        fraction = (np.sum(values < estimate) + np.sum(values <= estimate)) / (2 * len(values))
         if 0 < fraction < 1:
             z0, a = float(ndtri(fraction)), _acceleration(statistic, n, clusters)
 
@@ -355,7 +356,7 @@ def _acceleration(statistic: Statistic, n: int, clusters: Rows | None) -> float:
         _, codes = np.unique(clusters, return_inverse=True)
         size = int(codes.max()) + 1
         block = codes * min(size, 200) // size
-    left_out = np.array([statistic(np.flatnonzero(block != b)) for b in range(block.max() + 1)])
-    u = left_out.mean() - left_out
+    jackknife = np.array([statistic(np.flatnonzero(block != b)) for b in range(block.max() + 1)])
+    u = jackknife.mean() - jackknife
     scale = float(np.sum(u**2)) ** 1.5
     return float(np.sum(u**3)) / (6 * scale) if scale > 0 else 0.0

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast.evaluation import compare
-from splince_fast.evaluation._tables import Table, figure_text, number
+from splince_fast.evaluation._tables import Table, interval_text, number
 from splince_fast.evaluation.result import Comparison
 from splince_fast.evaluation.statistics import MIN_SEEDS, Interval, corrected_t
 from splince_fast.experiments import erasers
@@ -195,7 +195,7 @@ def compare_erasers(
 
 def cell_texts(*values: Interval | float) -> tuple[str, ...]:
     """Format numbers and intervals as the cells of a table."""
-    return tuple(figure_text(v) if isinstance(v, Interval) else number(float(v)) for v in values)
+    return tuple(interval_text(v) if isinstance(v, Interval) else number(float(v)) for v in values)
 
 
 def head_table(result: Comparison, head: str, p: float | None, title: str) -> Table:

@@ -274,7 +274,7 @@ def _directions(
 
 
 def _off_range(support: Support, means: Float, rounding: float) -> tuple[Float, Float]:
-    """Return orthonormal rows off the range of S_w, (t, d), and the part of m_1 - m_0 orthogonal to them.
+    """Return orthonormal rows off the range of S_w, (t, d), and m_1 - m_0 without its part in them.
 
     The rows are the directions of `support.tiny`, whose variance is too small to whiten, and the
     direction of the component of m_1 - m_0 off the range, if the component exceeds rounding error.

@@ -213,8 +213,8 @@ def _aligned(name: VariableName, after: Variable, before: Variable) -> Float:
         close = np.isclose(weights, after.weights, rtol=_SAME_LABELS, atol=0.0)
         if close.all() and np.isclose(total_after, total_before, rtol=_SAME_LABELS):
             sums = np.where(in_before[:, None], before.sums[order], 0.0)
-            # A span has no row for the class of the largest weight, which follows from the others. The weights of `after` are used for
-            # both spans, so that both leave out the same class.
+            # A span has no row for the class of the largest weight, which follows from the other
+            # rows. Both spans use the weights of `after`, so that both leave out the same class.
             return spans.class_span(sums, after.weights)
         text = f"weigh {total_after:g} and {total_before:g} in total"
         if not close.all():

@@ -101,7 +101,7 @@ class Parameters:
         return choose_block_rows(self.block_rows, width, itemsize)
 
     def check_compatible(self, other: Parameters) -> None:
-        """Raise IncompatibleMomentsError unless moments with these and `other` parameters combine."""
+        """Raise IncompatibleMomentsError unless moments of these and `other` parameters combine."""
         conflicts = {k for k in self.kinds.keys() & other.kinds if self.kinds[k] != other.kinds[k]}
         if conflicts:
             raise IncompatibleMomentsError(

@@ -103,7 +103,9 @@ class SiteSums:
     ) -> None:
         self.name, self.width, self.device = name, width, device
         self._parameters, self._work = parameters, work
-        self._batch_starts: list[tuple[int, int]] = []  # indices of first row and of batch
+        self._batch_starts: list[
+            tuple[int, int]
+        ] = []  # (index of the first row, index of the batch)
         self._on_host = on_host(device)
         itemsize = max(4, dtype.itemsize) if self._on_host else dtype.itemsize
         buffered = replace(parameters, block_rows=rows_per_buffer(width, itemsize))

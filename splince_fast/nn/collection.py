@@ -176,9 +176,9 @@ class Collector:
             for name, module in self.modules.items():
                 add = partial(self.add, name)
                 stack.callback(sites.add_hook(name, module, self.placement.side, add).remove)
-            # The selections attach their hooks last. A module that takes tokens may itself be a site,
-            # and hooks run in the order in which they were attached: the hook of the site must run
-            # before the hook that ends the selection of the call.
+            # The selections attach their hooks last, because hooks run in order: if a module that
+            # takes tokens is a site, the hook of the site must run before the hook that ends the
+            # selection of the call.
             stack.callback(self.selections.detach)
             self.selections.attach(model, self.modules)
             yield

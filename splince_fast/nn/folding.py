@@ -126,7 +126,8 @@ def _readers(
             hook = partial(store_output, name)
             stack.callback(module.register_forward_hook(hook, prepend=True).remove)
         for name, module in modules.items():
-            if name and not isinstance(module, torch.jit.ScriptModule):  # TorchScript modules take no hooks
+            # TorchScript modules take no hooks.
+            if name and not isinstance(module, torch.jit.ScriptModule):
                 hook = partial(find_readers, name)
                 stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
         outputs_of(model, example)

@@ -128,10 +128,10 @@ def test_advice_on_frozen_heads_speaks_of_squared_error_and_shows_it() -> None:
     result = run(X, y, z, n_seeds=1)
     found = result.advice()
     (line,) = (x for x in _tables.advice_lines(result) if "frozen" in x)
-    assert "smaller squared error after LEACE, unless" in line
+    assert "smaller after LEACE than after SPLINCE, unless" in line
     assert "accuracy" not in line
     assert f"{found['squared_error_strong']:+.2g} at alpha 0.1 and" in line
-    assert "With two classes of about equal size" in line
+    assert "For two classes of about equal size" in line
     assert found["squared_error_strong"] != found["squared_error_weak"]
     shrunk = run(X, y, z, n_seeds=1, alphas=(30.0, 1e-3)).advice()
     assert shrunk["squared_error_strong"] < 0 < shrunk["squared_error_weak"]

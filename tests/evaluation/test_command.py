@@ -60,7 +60,7 @@ def test_weights_and_rows_without_the_task(files: Path, capsys: pytest.CaptureFi
     assert main([*BASE, *more]) == 0
     shown = capsys.readouterr()
     assert "association p = 0.8 by weights (aligned: f)" in shown.out
-    assert "in which 80 of them count" in shown.err
+    assert "80 of these rows count in the moments" in shown.err
     assert main([*BASE, *more[:-3]]) == 0  # control
     shown = capsys.readouterr()
     assert "by weights" not in shown.out

@@ -17,8 +17,8 @@ import splince_fast as sf
 from splince_fast import evaluation as ev
 from splince_fast.baselines import INLP, RLACE, GroupDRO
 from splince_fast.evaluation import Comparison
-from splince_fast.evaluation._erasers import writable
-from splince_fast.evaluation._identity import identity_of
+from splince_fast.evaluation._digest import digest_of
+from splince_fast.evaluation._erasers import copy_arguments
 
 
 def run(X: Any, y: Any, z: Any, **options: Any) -> Comparison:
@@ -199,12 +199,12 @@ def test_a_function_that_closes_over_something_is_run_again_when_that_changes(
         assert resumed.mean("distortion", eraser="cut") == pytest.approx(known[name])
     assert known["first"] != pytest.approx(known["second"], rel=1e-3)
     large = np.zeros(5000)
-    assert identity_of(removing(large)) == identity_of(removing(large.copy()))
+    assert digest_of(removing(large)) == digest_of(removing(large.copy()))
     large_too = large.copy()
     large_too[2500] = 1.0  # repr() leaves the middle of long arrays out
-    assert identity_of(removing(large)) != identity_of(removing(large_too))
+    assert digest_of(removing(large)) != digest_of(removing(large_too))
     partials = [functools.partial(sf.leace, erase=name) for name in ("a", "b")]
-    assert identity_of(partials[0]) != identity_of(partials[1])
+    assert digest_of(partials[0]) != digest_of(partials[1])
 
 
 def test_estimators_and_classifiers_that_overwrite_their_arguments_change_no_other_figure() -> None:
@@ -244,7 +244,7 @@ def test_estimators_and_classifiers_that_overwrite_their_arguments_change_no_oth
 
 def test_the_library_s_estimators_get_the_rows_without_a_copy() -> None:
     for value in (sf.LEACE(), INLP(), RLACE(), GroupDRO()):
-        assert writable(value, data) is data
+        assert copy_arguments(value, data) is data
 
 
 def test_an_estimator_without_a_projection_is_a_row() -> None:
@@ -295,14 +295,14 @@ def test_folds_without_a_class_are_left_out_and_without_any_fold_it_is_an_error(
     rare[:1] = 1  # one training row: the fold that holds it out has a single class
     rare[150:155] = 1
     result = run(X, rare, z, test=part, erasers=("none",))
-    assert any("1 folds lack a class and were left out" in note for note in result.notes)
+    assert any("1 of 5 folds were left out" in note for note in result.notes)
     assert np.isfinite(result.mean("accuracy", eraser="none"))
     alone = np.r_[np.arange(12), np.arange(12)]  # every class has one training row
     few = np.array(["train"] * 12 + ["test"] * 12)
     result = run(X[:24], alone.astype(str), z[:24], test=few, erasers=("none",))
     reasons = {reason for _, head, reason in result.failures if head == "retrained"}
     assert len(reasons) == 1
-    assert "no fold of the training rows has every class" in reasons.pop()
+    assert "the training rows of every fold lack a class" in reasons.pop()
 
 
 def test_a_head_that_does_not_converge_is_marked_in_the_table() -> None:  # case 5
@@ -399,7 +399,7 @@ def test_a_note_names_erasers_that_used_labels() -> None:
     for name in ("LEACE", "oracle", "quadratic"):
         notes = [text for text in result.notes if text.startswith(f"{name}: the map depends on")]
         assert len(notes) == (name != "LEACE")
-        assert all("the test rows were erased with theirs" in text for text in notes)
+        assert all("the test rows were erased with their labels" in text for text in notes)
     assert "oracle: the map depends on the label of each row" in str(result)
 
 
@@ -458,7 +458,7 @@ def test_partial_erasers_are_scaled_and_read_by_a_probe() -> None:
     pytest.importorskip("matplotlib")
     axes = result.plot("partial").axes[0]
     assert axes.get_ylim()[0] <= result.mean("probe_chance", eraser="none")
-    assert "nothing is erased" in axes.get_title(loc="left")
+    assert "only alpha = 1 erases" in axes.get_title(loc="left")
     with pytest.raises(sf.InputError, match="no number between 0 and 1"):
         run(X, y, z, erasers=("LEACE*2",))
     with pytest.raises(sf.InputError, match="there is no eraser 'lace"):

@@ -11,7 +11,7 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 from splince_fast.evaluation import Comparison, statistics
-from splince_fast.evaluation._decision import MIN_GAIN, _Chooser, cards, sampling_accuracy
+from splince_fast.evaluation._decision import MIN_GAIN, _Choice, cards, sampling_accuracy
 
 SEEDS = 6
 
@@ -85,11 +85,13 @@ def test_cards_give_the_reasons_for_a_probe_above_chance(plain: Comparison) -> N
     assert "chance .5" in concept.text
     assert "unerased" in concept.text
     assert "no linear predictor" not in concept.text
-    assert float(concept.figure) > 0.55
-    assert "Sampling of the training rows alone leaves R2" in concept.text
-    assert "shift: association p = 0.8" in concept.text or "explains it" in concept.text
+    assert float(concept.value) > 0.55
+    assert "From the sampling error of the training rows alone" in concept.text
+    assert (
+        "shift of distribution: association p = 0.8" in concept.text or "explains" in concept.text
+    )
     cost = cards(plain)[-1]
-    assert cost.figure.endswith("%")
+    assert cost.value.endswith("%")
     assert "of the variance of the rows is changed" in cost.text
 
 
@@ -118,10 +120,10 @@ def test_partial_erasers_are_never_chosen() -> None:
     high = {e: dict.fromkeys(range(3), 0.9 if "*" in e or e == "random" else 0.5) for e in erasers}
     decision = changed(found, high).decision()
     assert decision.eraser == "LEACE"
-    assert "LEACE*0.5" in decision.sentence.partition("Left out")[2]
+    assert "LEACE*0.5" in decision.sentence.partition("Not considered")[2]
     alone = run(X, y, z, n_seeds=3, erasers=("none", "LEACE*0.5"), heads=("retrained",))
     assert alone.decision().eraser is None
-    assert "leave the concept in the rows" in alone.decision().sentence
+    assert "of the covariance with the concept remains" in alone.decision().sentence
 
 
 def test_partial_iterative_erasers_are_never_chosen() -> None:
@@ -135,13 +137,13 @@ def test_partial_iterative_erasers_are_never_chosen() -> None:
     assert decision.eraser == "INLP", (
         decision.sentence
     )  # the control: at full intensity it counts as complete
-    assert "INLP*0.5" in decision.sentence.partition("Left out")[2]
+    assert "INLP*0.5" in decision.sentence.partition("Not considered")[2]
 
 
 def test_the_least_gain_of_a_bounded_metric_is_absolute(plain: Comparison) -> None:
     for metric in ("accuracy", "class_accuracy", "equalized_odds"):
-        chooser = _Chooser(plain, metric, "retrained", 0.8, "none", ["LEACE", "SAL"])
-        assert chooser.min_gain == MIN_GAIN, metric
+        choice = _Choice(plain, metric, "retrained", 0.8, "none", ["LEACE", "SAL"])
+        assert choice.min_gain == MIN_GAIN, metric
 
 
 def test_an_iterative_eraser_that_removed_nothing_is_never_chosen() -> None:
@@ -152,8 +154,8 @@ def test_an_iterative_eraser_that_removed_nothing_is_never_chosen() -> None:
     assert set(found.values("rank", eraser="INLP").values()) == {0.0}
     decision = found.decision()
     assert decision.eraser == "LEACE"
-    assert "INLP" in decision.sentence.partition("Left out")[2]
-    assert "INLP leads" not in decision.sentence
+    assert "INLP" in decision.sentence.partition("Not considered")[2]
+    assert "INLP is best" not in decision.sentence
 
 
 def test_a_worst_group_of_few_rows_decides_nothing(plain: Comparison) -> None:

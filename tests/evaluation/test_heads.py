@@ -76,7 +76,7 @@ def test_weights_and_penalties_per_feature_equal_those_of_scikit_learn() -> None
 def test_the_diagonal_metric_reaches_the_same_minimum(monkeypatch: pytest.MonkeyPatch) -> None:
     X, y, _ = data(2)
     whole = _logistic.fit(X, y, 2, np.array([0.01]), tol=1e-9)
-    monkeypatch.setattr(_logistic, "_DENSE", 3)
+    monkeypatch.setattr(_logistic, "_MAX_DENSE_FEATURES", 3)
     fits = _logistic.fit(X, y, 2, np.array([0.01]), tol=1e-9)
     assert fits.converged.all()
     assert fits.weights == pytest.approx(whole.weights, abs=1e-6)
@@ -114,8 +114,8 @@ def test_names_of_classes_come_back() -> None:
 
 def test_selection_takes_worst_group_then_accuracy_then_the_larger_alpha() -> None:
     scored = [(0.5, 0.7), (0.6, 0.7), (0.6, 0.8), (0.6, 0.8)]
-    assert heads.choose(scored, (1.0, 0.1, 0.01, 0.001), "worst_group") == 2
-    assert heads.choose(scored, (1.0, 0.1, 0.01, 0.001), "accuracy") == 2
+    assert heads.select_best(scored, (1.0, 0.1, 0.01, 0.001), "worst_group") == 2
+    assert heads.select_best(scored, (1.0, 0.1, 0.01, 0.001), "accuracy") == 2
     X, y, z = data(6)
     head = ev.select_head(X[:200], y[:200], X[200:], y[200:], groups=(y[200:], z[200:]))
     best = max((worst, mean, alpha) for alpha, worst, mean in head.validation)

@@ -110,7 +110,7 @@ def test_an_auc_far_below_one_half_hints_at_groups() -> None:
     with pytest.warns(SplinceWarning, match="groups="):
         found = ev.leakage(twins, z, probes=("linear",))
     assert found["linear"].auc < 0.3
-    assert "twins of a sentence" in str(found)
+    assert "versions of one sentence" in str(found)
     fresh = ev.leakage(rng.normal(size=(300, 40)), z, probes=("linear",))  # control
     assert fresh.hint == ""
     assert "not seen" not in str(fresh)

@@ -140,7 +140,7 @@ def test_rows_that_allow_no_probe_give_the_reason() -> None:  # case 3
     found = ev.leakage(X, np.zeros(20, int))
     assert found.probes == ()
     assert "1 class" in found.reason
-    assert "not measurable" in str(found)
+    assert "cannot be measured" in str(found)
     few = ev.leakage(X, np.r_[np.zeros(17), np.ones(3)].astype(int))
     assert "3 held-out rows" in few.reason
     grouped = ev.leakage(X, X[:, 0], probes=("linear",), groups=np.arange(20) % 3)

@@ -50,10 +50,10 @@ def test_other_records_are_refused_with_a_clear_word(
     content = json.loads(path.read_text())
     content["records"][0] |= change
     path.write_text(json.dumps(content))
-    with pytest.raises(FileFormatError, match="holds no comparison of this version"):
+    with pytest.raises(FileFormatError, match="is not a comparison of this version"):
         Comparison.load(path)
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(FileFormatError, match="holds no comparison"):
+    with pytest.raises(FileFormatError, match="is not a comparison"):
         Comparison.load(path)
 
 
@@ -67,8 +67,8 @@ def test_labels_of_a_split_of_ones_own_are_in_the_file(tmp_path: Path) -> None:
     part = np.arange(300) % 3 == 0
     result = run(X, y, z, n_seeds=1, test=part, groups=np.arange(300))
     assert isinstance(result.context, Context)
-    assert result.context.truth is not None
-    assert np.array_equal(result.context.truth.task, y[part])
+    assert result.context.test_labels is not None
+    assert np.array_equal(result.context.test_labels.task, y[part])
     result.save(tmp_path / "result.json")
     loaded = Comparison.load(tmp_path / "result.json")
     assert loaded.context == result.context
@@ -77,4 +77,4 @@ def test_labels_of_a_split_of_ones_own_are_in_the_file(tmp_path: Path) -> None:
         "accuracy", eraser="LEACE"
     )
     other = Labels(y[part], None, None)  # control
-    assert result.context.truth != other
+    assert result.context.test_labels != other

@@ -71,7 +71,7 @@ def test_invalid_scores_are_refused() -> None:
     with pytest.raises(InputError, match="'intercept'"):
         ev.log_odds_regression(ODDS, intercept=Y)
     one = ev.log_odds_regression(ODDS, a=Y)
-    with pytest.raises(InputError, match="same rows"):
+    with pytest.raises(InputError, match="different rows"):
         one.difference(ev.log_odds_regression(ODDS[:100], a=Y[:100]), "a")
     with pytest.raises(InputError, match="scores"):
         one.difference(ev.log_odds_regression(ODDS, b=Y), "b")

@@ -116,7 +116,7 @@ def test_a_report_leaves_out_figures_that_have_no_values(failed: str) -> None:
     X, y, z = data(300)
     if failed.startswith("nothing"):
         X = np.ones((300, 3))
-        with pytest.warns(SplinceWarning, match="test rows of a split occur among its training"):
+        with pytest.warns(SplinceWarning, match="test rows of a split equal training rows"):
             result = run(X, y, z)
     else:
         result = run(X, y, z)

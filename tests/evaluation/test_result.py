@@ -219,11 +219,11 @@ def test_an_eraser_that_failed_at_some_seeds_is_compared_over_those_of_all() -> 
     assert found.order == ("SAL", "LEACE", "none")  # over seeds 0, 1, 2
     assert found.n_seeds == 3
     assert "LEACE 3/6" in str(part)
-    assert "k/6: k seeds have values" in str(part)
+    assert "k/6: k of 6 seeds have values" in str(part)
     assert "3/6" in str(part.table("worst_group"))
     assert "3/6" not in str(plain)  # control
     assert "SAL and LEACE are not significantly different" in first_card(part)
-    assert "Ordered over the 3 seeds that all have" in first_card(part)
+    assert "Order over the 3 seeds at which all erasers have values" in first_card(part)
     assert "Ordered over" not in first_card(plain)
     apart = changed(plain, {"SAL": good, "LEACE": bad})
     assert apart.best("worst_group") == []
@@ -237,7 +237,7 @@ def test_a_verdict_needs_a_test(result: Comparison) -> None:
     assert "*" not in str(alone)
     two = run(X, y, z, n_seeds=2, heads=("retrained",), erasers=("LEACE", "SAL"))
     assert two.decision().outcome == "not decided"
-    assert "2 seed(s), and a test takes 3" in first_card(two)
+    assert "a test needs at least 3 seeds, and 2 have values" in first_card(two)
     assert two.verdict("worst_group").confirmed is None
     ahead = changed(result, {e: {s: (0.9 if e == "SAL" else 0.1) + s / 1000 * (e == "none")
                                  for s in range(3)} for e in result.context.erasers})  # fmt: skip

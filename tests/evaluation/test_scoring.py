@@ -111,11 +111,11 @@ def test_metrics_of_quantities_have_their_directions() -> None:
 def test_names_and_kinds_of_own_metrics_are_checked() -> None:
     X, y, z = data(100)
     for name in ("rank", "accuracy", "probe_accuracy[z]", 3):
-        with pytest.raises(InputError, match="metric of your own"):
+        with pytest.raises(InputError, match="custom metric is named"):
             run(X, y, z, metrics={name: error_rate})
     with pytest.raises(InputError, match="pass a function"):
         run(X, y, z, metrics={"mine": ev.Metric(None)})
-    with pytest.raises(InputError, match="is one of heads"):
+    with pytest.raises(InputError, match="custom metric has of="):
         run(X, y, z, metrics={"mine": ev.Metric(error_rate, of="eraser")})
     with pytest.raises(InputError, match="lower_is_better="):
         run(X, y, z, metrics={"mine": ev.Metric(error_rate, lower_is_better="yes")})  # type: ignore[arg-type]
@@ -142,7 +142,7 @@ def test_an_infinite_metric_is_a_reason_and_no_significant_difference() -> None:
     endless = ev.Metric(lambda y_true, y_pred: np.inf, lower_is_better=True)
     result = run(X, y, z, n_seeds=3, erasers=("none", "LEACE"), metrics={"endless": endless})
     assert "endless" not in result.metrics
-    assert all("'endless': inf has no mean" in reason for _, _, reason in result.failures)
+    assert all("'endless': the value is inf" in reason for _, _, reason in result.failures)
     assert {head for _, head, _ in result.failures} == {"retrained", "frozen"}
     assert result.mean("accuracy", eraser="none") > 0.5
 
@@ -189,13 +189,13 @@ def test_a_constant_head_has_a_worst_group_of_0_only_where_it_is_wrong() -> None
     X, y, z = data()
     test = np.arange(900) >= 600
     for task, concept, text in (
-        (np.where(test, 1, y), z, "everywhere"),
-        (y, X[:, 0], "everywhere"),  # no groups
-        (y, z, "everywhere, so its worst group has accuracy 0"),
+        (np.where(test, 1, y), z, "for all test rows"),
+        (y, X[:, 0], "for all test rows"),  # no groups
+        (y, z, "for all test rows, so its worst group has accuracy 0"),
     ):
         head = DummyClassifier(strategy="constant", constant=1)
         result = run(X, task, concept, n_seeds=1, test=test, erasers=("none",), heads={"h": head})
-        assert f"none, h: the head decides the same class {text}" in result.notes
+        assert f"none, h: the head predicts the same class {text}" in result.notes
     assert result.mean("worst_group", eraser="none") == 0
 
 
@@ -244,7 +244,7 @@ def test_fairness_metrics_are_those_of_fairlearn_and_of_counting() -> None:
     test = np.arange(len(X)) % 3 == 0
     result = run(X, y, names, test=test, n_seeds=1, heads=("retrained",), erasers=("none", "LEACE"))
     for record in (r for r in result.records if r.predictions is not None):
-        truth = result.context.truth
+        truth = result.context.test_labels
         group, predicted, actual = truth.concept, record.predictions, truth.task
         passed = {"y_true": actual, "y_pred": predicted, "sensitive_features": group}
         assert record.values["demographic_parity"] == pytest.approx(

@@ -93,7 +93,7 @@ def test_shortage_names_the_feasible_size_or_shrinks_all_cells() -> None:
         y, z, p=0.6, sizes=(400, 40, 80), aligned_class=1, on_shortage="shrink"
     )
     assert split.notes
-    assert "made smaller" in split.notes[0]
+    assert "sizes reduced" in split.notes[0]
     agree = np.mean(z[split.train] == y[split.train])
     assert agree == pytest.approx(0.6, abs=0.06)  # p does not drift
 
@@ -170,7 +170,7 @@ def test_a_split_of_your_own_that_cuts_groups_is_refused() -> None:
     X, y, z = data(800)
     groups = np.array([f"g{i // 8}" for i in range(800)])
     test = np.arange(800) % 4 == 0
-    with pytest.raises(InputError, match=r"cuts 100 of 100 groups, such as 'g0'"):
+    with pytest.raises(InputError, match=r"divides 100 of 100 groups between parts, such as 'g0'"):
         planned(X, y, z, groups=groups, test=test)
     parts = np.where(np.arange(800) // 8 % 2 == 0, None, "train")
     parts[test & (np.arange(800) // 8 % 2 == 0)] = "test"  # rows of no part cut nothing
@@ -178,7 +178,7 @@ def test_a_split_of_your_own_that_cuts_groups_is_refused() -> None:
     whole = np.where(np.arange(800) < 400, "train", "test").astype(object)
     planned(X, y, z, groups=groups, test=whole)  # control
     whole[4] = "validation"
-    with pytest.raises(InputError, match=r"cuts 1 of 100 groups, such as 'g0'"):
+    with pytest.raises(InputError, match=r"divides 1 of 100 groups between parts, such as 'g0'"):
         planned(X, y, z, groups=groups, test=whole)
 
 

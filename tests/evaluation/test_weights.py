@@ -102,14 +102,16 @@ def test_every_group_is_in_one_part_and_every_training_group_is_used() -> None:
 def test_a_shortage_that_weights_cannot_cover_is_refused() -> None:
     y, z = np.repeat([0, 1], 500), np.r_[np.zeros(480), np.ones(20), np.ones(500)].astype(int)
     y, z = np.r_[y, [1] * 40], np.r_[z, [0] * 40]
-    with pytest.raises(NotEnoughDataError, match=r"cell \(0, 1\) has no training row"):
+    with pytest.raises(
+        NotEnoughDataError, match=r"cell \(0, 1\) has .* test rows and no training rows"
+    ):
         ev.spurious_split(y, z, p=0.6, sizes=(400, 0, 80), aligned_class=1, method="weights")
     with pytest.raises(NotEnoughDataError, match=r"cell \(0, 1\) has 20 and needs 30"):
         ev.spurious_split(y, z, p=0.6, sizes=(400, 0, 120), aligned_class=1, method="weights")
     split = ev.spurious_split(  # cell (0, 1) has no share at p = 1, and needs no row
         y, z, p=1.0, sizes=(400, 0, 120), aligned_class=1, method="weights", on_shortage="shrink"
     )
-    assert "made smaller" in split.notes[0]
+    assert "sizes reduced" in split.notes[0]
     assert len(split.test) == 80
     assert len(split.train) == 460 + 480
     with pytest.raises(NotEnoughDataError, match="0 test rows"):
@@ -209,7 +211,7 @@ def test_heads_are_those_of_a_plain_script_with_sample_weights(select: str) -> N
     )  # control
     assert "association p = 0.8 by weights (aligned: 1)" in str(result)
     assert "by weights" not in str(by_rows)
-    assert any("are worth" in note for note in result.notes)
+    assert any("effective number of training rows" in note for note in result.notes)
 
 
 def test_weights_reach_estimators_classifiers_folds_and_unregularised_heads() -> None:
@@ -228,7 +230,7 @@ def test_weights_reach_estimators_classifiers_folds_and_unregularised_heads() ->
     result = run(X, y, z, **options)
     failed = {(head, reason) for _, head, reason in result.failures}
     assert {head for head, _ in failed} == {"plain"}
-    assert "takes no sample_weight" in failed.pop()[1]
+    assert "has no parameter sample_weight" in failed.pop()[1]
     for metric in ("distortion", "residual", "probe_auc"):
         a, b = (result.mean(metric, eraser=e) for e in "AB")
         assert a == pytest.approx(b, rel=1e-9, abs=1e-12)
@@ -306,7 +308,7 @@ def test_rows_without_the_task_count_for_the_moments_alone(by: str) -> None:  # 
         "association_method": by,
         "alphas": (0.01,),
     }  # fmt: skip
-    with pytest.warns(SplinceWarning, match="but for the moments, in which 300 of them count"):
+    with pytest.warns(SplinceWarning, match="300 of these rows count in the moments"):
         result = run(X, y, z, unlabelled=True, **options)
     with pytest.warns(SplinceWarning, match="300 of 1,200 rows lack a label and were left out$"):
         plain = run(X, y, z, **options)
@@ -340,11 +342,11 @@ def test_rows_without_the_task_stay_out_of_the_moments_where_their_group_or_part
     groups = np.arange(1200) % 400  # a row without the task shares its group with three others
     with pytest.warns(SplinceWarning) as told:
         run(X, y, z, groups=groups, unlabelled=True, n_seeds=1, alphas=(0.1,))
-    (text,) = [str(w.message) for w in told if "in which" in str(w.message)]
-    count = int(text.split("in which ")[1].split()[0])
+    (text,) = [str(w.message) for w in told if "count in" in str(w.message)]
+    count = int(text.split("; ")[1].split()[0])
     assert 150 < count < 240  # 65 % of the groups train
     part = np.where(np.arange(1200) % 4 == 0, "test", "train")
-    with pytest.warns(SplinceWarning, match="in which 225 of them count"):
+    with pytest.warns(SplinceWarning, match="225 of these rows count"):
         run(X, y, z, test=part, unlabelled=True, n_seeds=1, alphas=(0.1,))
 
 
@@ -353,7 +355,7 @@ def test_quantities_without_a_value_count_for_the_moments() -> None:
     task = X[:, 1] + 0.1 * np.arange(900) % 7
     task[:100] = np.nan
     concept = X[:, 0].copy()
-    with pytest.warns(SplinceWarning, match="in which 100 of them count"):
+    with pytest.warns(SplinceWarning, match="100 of these rows count"):
         result = run(X, task, concept, unlabelled=True, n_seeds=1)
     assert not result.failures
     assert result.mean("r2", eraser="none") > 0.2

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 # Functions that can read any variable by its name.
-_BY_NAME = (globals, eval, exec, __import__, import_module)
+_NAME_READERS = (globals, eval, exec, __import__, import_module)
 # Attributes of a class that are not part of its definition.
 _NOT_DEFINITIONS = frozenset(
     {"__dict__", "__weakref__", "__doc__", "__module__", "__abstractmethods__", "_abc_impl",
@@ -44,7 +44,7 @@ class UnreadableError(Exception):
     """The content of a value cannot be read, and so changes of the value cannot be detected."""
 
 
-def identity_of(value: object) -> str:
+def digest_of(value: object) -> str:
     """Return the digest of a function, estimator or other value, and of all values it refers to.
 
     The digest covers the code, defaults, closures and globals of functions and methods, including
@@ -59,7 +59,7 @@ def identity_of(value: object) -> str:
     """
     digest = hashlib.sha256()
     try:
-        for piece in _pieces(value, {}):
+        for piece in _bytes_of(value, {}):
             digest.update(len(piece).to_bytes(8, "little") + piece)
     except UnreadableError:
         raise
@@ -68,13 +68,13 @@ def identity_of(value: object) -> str:
     return digest.hexdigest()
 
 
-def key(**settings: object) -> str:
+def hash_settings(**settings: object) -> str:
     """Return a hash of the settings on which a record depends."""
     text = json.dumps(settings, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
-def _pieces(value: Any, visited: Visited) -> Iterator[bytes]:
+def _bytes_of(value: Any, visited: Visited) -> Iterator[bytes]:
     """Yield bytes that represent a value."""
     kind = type(value)
     if value is None or kind in (bool, int, float, complex, str, bytes, type(...)):
@@ -91,15 +91,15 @@ def _pieces(value: Any, visited: Visited) -> Iterator[bytes]:
     if kind in (np.ndarray, np.memmap) or isinstance(value, np.generic):
         yield f"{value.dtype.descr}{value.shape}".encode()
         if value.dtype.hasobject:
-            yield from _listed(value.ravel().tolist(), visited)
+            yield from _items(value.ravel().tolist(), visited)
         else:
             yield np.ascontiguousarray(value).tobytes()
     elif kind in (list, tuple):
-        yield from _listed(value, visited)
+        yield from _items(value, visited)
     elif kind in (set, frozenset):
-        yield from sorted(identity_of(item).encode() for item in value)
+        yield from sorted(digest_of(item).encode() for item in value)
     elif kind in (dict, types.MappingProxyType):
-        yield from _listed([part for item in value.items() for part in item], visited)
+        yield from _items([part for item in value.items() for part in item], visited)
     elif isinstance(value, types.ModuleType):
         yield _version(value.__name__).encode()
     elif isinstance(value, types.CodeType):
@@ -107,29 +107,29 @@ def _pieces(value: Any, visited: Visited) -> Iterator[bytes]:
     elif isinstance(value, types.FunctionType):
         yield from _function(value, visited)
     elif isinstance(value, types.MethodType):
-        yield from _listed([value.__self__, value.__func__], visited)
+        yield from _items([value.__self__, value.__func__], visited)
     elif isinstance(value, staticmethod | classmethod):
-        yield from _pieces(value.__func__, visited)
+        yield from _bytes_of(value.__func__, visited)
     elif isinstance(value, property):
-        yield from _listed([value.fget, value.fset, value.fdel], visited)
+        yield from _items([value.fget, value.fset, value.fdel], visited)
     elif isinstance(value, functools.cached_property):
-        yield from _pieces(value.func, visited)
+        yield from _bytes_of(value.func, visited)
     elif isinstance(value, type):
         yield from _class(value, visited)
     elif isinstance(value, _FUNCTIONS_OF_C) or kind.__name__ == "cython_function_or_method":
         yield _c_function(value)
     elif callable(getattr(value, "py_func", None)):  # function compiled by Numba
-        yield from _pieces(value.py_func, visited)
+        yield from _bytes_of(value.py_func, visited)
     elif hasattr(value, "__wrapped__"):  # function with functools.lru_cache
-        yield from _pieces(value.__wrapped__, visited)
+        yield from _bytes_of(value.__wrapped__, visited)
     else:
         yield from _object(value, visited)
 
 
-def _listed(values: Collection[object], visited: Visited) -> Iterator[bytes]:
+def _items(values: Collection[object], visited: Visited) -> Iterator[bytes]:
     yield str(len(values)).encode()
     for value in values:
-        yield from _pieces(value, visited)
+        yield from _bytes_of(value, visited)
 
 
 def _function(function: types.FunctionType, visited: Visited) -> Iterator[bytes]:
@@ -141,25 +141,25 @@ def _function(function: types.FunctionType, visited: Visited) -> Iterator[bytes]
     if _is_library(module):
         yield _version(str(module)).encode()
     yield from _code(function.__code__, visited)
-    yield from _pieces(function.__defaults__, visited)
-    yield from _pieces(function.__kwdefaults__, visited)
+    yield from _bytes_of(function.__defaults__, visited)
+    yield from _bytes_of(function.__kwdefaults__, visited)
     for cell in function.__closure__ or ():
         try:
             content = cell.cell_contents
         except ValueError:  # the variable of the closure is not yet assigned
             yield b"empty"
             continue
-        yield from _pieces(content, visited)
+        yield from _bytes_of(content, visited)
     if _is_library(module):
         return
     names = sorted(_names(function.__code__))
     for name in names:
         value = function.__globals__.get(name, getattr(builtins, name, None))
-        if any(value is reader for reader in _BY_NAME):
+        if any(value is reader for reader in _NAME_READERS):
             raise UnreadableError(f"{function.__qualname__} reads variables by {name}()")
         if name in function.__globals__:
             yield name.encode()
-            yield from _pieces(value, visited)
+            yield from _bytes_of(value, visited)
             yield from _attributes(value, names, visited)
     for name in sorted(_imports(function)):
         try:
@@ -167,7 +167,7 @@ def _function(function: types.FunctionType, visited: Visited) -> Iterator[bytes]
         except ImportError:
             yield f"absent:{name}".encode()
             continue
-        yield from _pieces(imported, visited)
+        yield from _bytes_of(imported, visited)
         yield from _attributes(imported, names, visited)
 
 
@@ -178,13 +178,13 @@ def _attributes(value: object, names: list[str], visited: Visited) -> Iterator[b
     if not isinstance(value, types.ModuleType):
         return
     if value is importlib and "import_module" in names:
-        raise UnreadableError("it reads variables by importlib.import_module()")
+        raise UnreadableError("the function reads variables by importlib.import_module()")
     if _is_library(value.__name__):
         return
     for name in names:
         if name in vars(value):
             yield f"{value.__name__}.{name}".encode()
-            yield from _pieces(vars(value)[name], visited)
+            yield from _bytes_of(vars(value)[name], visited)
             yield from _attributes(vars(value)[name], names, visited)
 
 
@@ -193,15 +193,15 @@ def _code(code: types.CodeType, visited: Visited) -> Iterator[bytes]:
     yield repr((code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)).encode()
     yield repr((code.co_flags, code.co_argcount, code.co_kwonlyargcount)).encode()
     yield getattr(code, "co_exceptiontable", b"")
-    yield from _listed(code.co_consts, visited)
+    yield from _items(code.co_consts, visited)
 
 
-def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
+def _nested_code(code: types.CodeType) -> Iterator[types.CodeType]:
     """Yield a code object, and the code objects of all functions defined in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _nested(constant)
+            yield from _nested_code(constant)
 
 
 def _names(code: types.CodeType) -> set[str]:
@@ -209,7 +209,7 @@ def _names(code: types.CodeType) -> set[str]:
 
     String constants are included, because getattr(module, "name") reads a variable by a string.
     """
-    parts = list(_nested(code))
+    parts = list(_nested_code(code))
     texts = {text for part in parts for text in part.co_consts if isinstance(text, str)}
     return texts.union(*(part.co_names for part in parts))
 
@@ -218,7 +218,7 @@ def _imports(function: types.FunctionType) -> set[str]:
     """Return the names of the modules that a function imports when it is called."""
     return {
         str(step.argval)
-        for part in _nested(function.__code__)
+        for part in _nested_code(function.__code__)
         for step in dis.get_instructions(part)
         if step.opname == "IMPORT_NAME" and step.argval
     }
@@ -230,10 +230,10 @@ def _class(value: type, visited: Visited) -> Iterator[bytes]:
     if _is_library(value.__module__):
         yield _version(value.__module__).encode()
         return
-    yield from _listed(value.__bases__, visited)
+    yield from _items(value.__bases__, visited)
     for name in sorted(set(vars(value)) - _NOT_DEFINITIONS):
         yield name.encode()
-        yield from _pieces(vars(value)[name], visited)
+        yield from _bytes_of(vars(value)[name], visited)
 
 
 def _c_function(value: object) -> bytes:
@@ -249,17 +249,17 @@ def _c_function(value: object) -> bytes:
     if isinstance(owner, types.ModuleType):
         module = owner.__name__
     elif owner is not None and not isinstance(owner, type):
-        return f"{name}:{identity_of(owner)}".encode()
+        return f"{name}:{digest_of(owner)}".encode()
     if not _is_library(module):
         if isinstance(value, types.GetSetDescriptorType | types.MemberDescriptorType):
             return f"slot:{name}".encode()
-        raise UnreadableError(f"{name} is compiled, and {module} is no installed library")
+        raise UnreadableError(f"{name} is compiled, and {module} is not an installed library")
     return f"{name}:{_version(str(module))}".encode()
 
 
 def _object(value: object, visited: Visited) -> Iterator[bytes]:
     """Yield bytes of the class of an object, and of the state that pickle stores."""
-    yield from _pieces(type(value), visited)
+    yield from _bytes_of(type(value), visited)
     try:
         state = value.__reduce_ex__(4)
     except Exception as error:  # the methods of the value may raise any exception
@@ -274,7 +274,7 @@ def _object(value: object, visited: Visited) -> Iterator[bytes]:
     parts += [None if part is None else list(part) for part in others[1:3]]
     # The reference to `parts` prevents the reuse of the ids of its elements.
     visited[id(parts)] = len(visited), parts
-    yield from _listed(parts, visited)
+    yield from _items(parts, visited)
 
 
 def _is_library(module: object) -> bool:

@@ -1,4 +1,4 @@
-"""Digests (`_identity.py`): another value, global, closure or method is another digest."""
+"""Digests (`_digest.py`): another value, global, closure or method is another digest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.linear_model import LogisticRegression
 
 import splince_fast as sf
-from splince_fast.evaluation._identity import UnreadableError, identity_of
+from splince_fast.evaluation._digest import UnreadableError, digest_of
 from splince_fast.exceptions import SplinceWarning
 
 DIRECTION = np.eye(6)[:, :1]
@@ -95,7 +95,7 @@ def test_records_of_an_unreadable_global_are_not_reused_and_a_warning_says_so(
     assert not [line for line in lines if '"eraser": "lock"' in line]
     run(X, y, z, n_seeds=1, erasers={"lock": guarded})  # without a folder there is no warning
     with pytest.raises(UnreadableError, match=r"globals\(\)"):
-        identity_of(by_name)
+        digest_of(by_name)
 
 
 def made(source: str, **variables: Any) -> Any:
@@ -139,8 +139,8 @@ CHANGES: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_change_of_anything_changes_the_digest(what: str) -> None:
     a, b = CHANGES[what]
-    assert identity_of(a) != identity_of(b)
-    assert identity_of(a) == identity_of(a)
+    assert digest_of(a) != digest_of(b)
+    assert digest_of(a) == digest_of(a)
 
 
 def test_methods_bases_and_class_variables_count() -> None:
@@ -156,9 +156,9 @@ def test_methods_bases_and_class_variables_count() -> None:
 
         return Mine()
 
-    same = [identity_of(classifier(1)) for _ in range(2)]
+    same = [digest_of(classifier(1)) for _ in range(2)]
     assert same[0] == same[1]
-    assert len({same[0], identity_of(classifier(2)), identity_of(classifier(1, 1))}) == 3
+    assert len({same[0], digest_of(classifier(2)), digest_of(classifier(1, 1))}) == 3
 
 
 def test_a_module_of_the_caller_is_read_by_the_names_that_are_used(
@@ -174,21 +174,21 @@ def test_a_module_of_the_caller_is_read_by_the_names_that_are_used(
         "import": made("def f(x):\n    import my_settings as s\n    return s.scale"),
         "from": made("def f(x):\n    from my_settings import scale\n    return scale"),
     }
-    before = {name: identity_of(f) for name, f in readers.items()}
+    before = {name: digest_of(f) for name, f in readers.items()}
     monkeypatch.setattr(settings, "unused", 2)
-    assert {name: identity_of(f) for name, f in readers.items()} == before
+    assert {name: digest_of(f) for name, f in readers.items()} == before
     monkeypatch.setattr(settings, "scale", 2)
     for name, f in readers.items():
-        assert identity_of(f) != before[name], name
+        assert digest_of(f) != before[name], name
 
 
 def test_digests_are_the_same_in_another_process() -> None:
     folder = str(Path(__file__).parent)
     code = (
         f"import sys; sys.path[:0] = [{folder!r}, {str(Path(folder).parents[1])!r}]\n"
-        "import test_identity as t\n"
-        "from splince_fast.evaluation._identity import identity_of\n"
-        "print(identity_of(t.cut), identity_of(t.Tilted({'a', 'b', 'c'})))"
+        "import test_digest as t\n"
+        "from splince_fast.evaluation._digest import digest_of\n"
+        "print(digest_of(t.cut), digest_of(t.Tilted({'a', 'b', 'c'})))"
     )
     found = {
         subprocess.run(
@@ -205,4 +205,4 @@ def test_digests_of_cycles_end_and_differ() -> None:
     loop.append(loop)
     other: list[Any] = [2]
     other.append(other)
-    assert identity_of(loop) != identity_of(other)
+    assert digest_of(loop) != digest_of(other)
