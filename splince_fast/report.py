@@ -305,9 +305,9 @@ class Report:
         variables, before any direction was dropped.
     amplification : float
         1 / sin of the smallest principal angle, the spectral norm of the whitened projection of
-        Theorem 1: how many times longer than by LEACE a row may be moved. For
-        :func:`splince_fast.repair`: spectral norm of the map, with each feature in units of its
-        standard deviation before or after erasure, whichever is larger; log10 of this norm is the
+        Theorem 1. Erasing changes a whitened, centred row by at most this factor times its
+        length; the factor of LEACE is 1. For :func:`splince_fast.repair`: spectral norm of the
+        map, with each feature in units of its standard deviation before or after erasure, whichever is larger; log10 of this norm is the
         number of digits lost.
     rho : float or None
         Squared cosine of the smallest angle between the erased and the remaining kept directions

@@ -98,7 +98,7 @@ def erased_by_torch(
     mean: Tensor | None = None,
     gate: Tensor | None = None,
 ) -> Tensor:
-    """Return rows - gate ((rows - mean) right^T + neg_bias) left by differentiable operations.
+    """Return rows - gate * (((rows - mean) @ right.T + neg_bias) @ left), differentiably.
 
     The shapes are (n, d) for `rows`, (r, d) for `left` and `right`, (r,) for `neg_bias`, (d,) for
     `mean`, which is 0 by default, and () for `gate`, which is 1 by default. All tensors have the

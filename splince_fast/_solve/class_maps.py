@@ -395,7 +395,7 @@ class Search:
         return np.abs(np.array(values, np.float64))
 
     def start(self) -> Point:
-        """Return the starting point Lam = 0, whose rotations are those of QLEACE."""
+        """Return the starting point: multipliers Lam = 0, at which the maps are those of QLEACE."""
         return self.at(np.zeros_like(self.kept), self.mean_root())
 
     def mean_root(self) -> Float:

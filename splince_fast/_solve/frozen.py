@@ -18,16 +18,16 @@ def best_strength(
 ) -> float:
     """Return the strength b in [0, 1] that minimises the squared error of theta^T P_b x.
 
-    P_b = P_L + b X H^+ K^T is SPLINCE of strength b, with P_L the LEACE map, X = Sy - P_L Sy,
-    K = S^+ (Sy - X) and H = K^T Sy. With a = P_L^T theta and g = (theta^T X / H) K, the score is
-    a^T x + b g^T x. Its squared error, Var(a^T x + b g^T x) - 2 Cov(a^T x + b g^T x, y) plus a
-    constant, is smallest at
+    P_b = P_L + b X H^+ K^T is SPLINCE of strength b, with Sy = Cov(x, y), P_L the LEACE map,
+    X = Sy - P_L Sy, K = S^+ (Sy - X) and H = K^T Sy. With a = P_L^T theta and
+    g = (theta^T X / H) K, the score is a^T x + b g^T x. Its squared error,
+    Var(a^T x + b g^T x) - 2 Cov(a^T x + b g^T x, y) plus a constant, is smallest at
 
         b = (g^T Sy - a^T S g) / (g^T S g).
 
-    If a shrunk or approximate S is factored, P_L and K belong to that matrix, and this b with
-    S = Cov(x) remains optimal. If S itself is factored, b = (H - v + q) / q with v = theta^T Sy and
-    q = theta^T X.
+    If the factor is that of a shrunk or approximate covariance, P_L and K are computed from that
+    covariance. The formula of b still needs S = Cov(x), and b remains optimal. If S itself is
+    factored, b = (H - v + q) / q with v = theta^T Sy and q = theta^T X.
 
     Parameters
     ----------

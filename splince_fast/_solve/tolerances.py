@@ -4,7 +4,7 @@ A span is a cross-covariance Cov(x, v) of x with a variable v, one row per colum
 covariance that is factored.
 
 ====================== ===================================================================
-`CONSTANT`             standard deviation of a constant feature, at most, relative to its |mean|
+`CONSTANT`             largest standard deviation of a constant feature, relative to its |mean|
 `eigenvalue`           rounding error of the eigenvalues of S scaled to unit diagonal
 `erased_rounding`      rounding error of the standard deviations of erased rows
 `noise`                rounding error of whitened spans, due to the rounding of sums
@@ -13,10 +13,11 @@ covariance that is factored.
 `relative`             threshold of singular values, relative to the largest
 `residual`             bound of the rounding error of a constraint
 `AMPLIFICATION`        largest amplification without a warning
-`SENSITIVITY`          largest effect of float32 rounding on x without a warning
+`SENSITIVITY`          largest change of erased rows by float32 rounding without a warning, in
+                       standard deviations of x
 `MIN_SCALE`            smallest standard deviation of a feature that is whitened by default,
                        relative to the root mean square of the standard deviations
-`NOISE_FRACTION`       rounding error, as a fraction of the squared norm of the whitened spans
+`NOISE_FRACTION`       rounding error of the squared norm of whitened spans, as a fraction of it
 `MIN_UNEXPLAINED`      minimum fraction of a variance outside the low-rank part of an approximation
 `LABELS`               rounding error of the eigenvalues of the correlation matrix of label columns,
                        divided by the number of columns

@@ -485,7 +485,10 @@ def concept_key(key: str, concept: str, concepts: Sequence[str]) -> str:
 
 
 def metric_of(key: str, custom: Mapping[str, CustomMetric]) -> TableMetric:
-    """Return the metric of a key, without its function; its label includes "[...]" of the key."""
+    """Return the metric of a key, without its function.
+
+    The name in the brackets of a key such as "probe_auc[gender]" becomes part of the label.
+    """
     base, bracket, name = key.partition("[")
     if key in custom:
         metric = custom[key]

@@ -55,9 +55,9 @@ images                   float64 (d, r)         the scatter times r columns of r
 
 The metadata also have ``rank``, the number r, and ``seed``, which determines the signs.
 
-Format 4 adds ``pairs``, and the states of the classes of the variable ``by``: the tensors of the
-state of class i are ``class.<i>.<tensor>``. The metadata have the name of the variable in ``by``,
-and the metadata of the states in ``classes``.
+Format 4 adds ``pairs`` of the first table, and a state per class of one variable. The tensors of
+the state of class i are ``class.<i>.<tensor>``. The metadata have two more entries: ``by``, the
+name of the variable, and ``classes``, a list of the metadata of these states.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def add_images(
 
 @dataclass(slots=True)
 class Sketch(Diagonal):
-    """Sketch of a scatter S; `matrix`, (d,), is the diagonal of S.
+    """Sketch of a scatter S; the inherited `matrix` holds only the diagonal of S, (d,).
 
     Attributes
     ----------

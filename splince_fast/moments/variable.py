@@ -40,7 +40,7 @@ class Request(NamedTuple):
 
     codes: Codes | None  # (n,): number of the class sum of each row, below n_sums; -1 for none
     n_sums: int
-    values: Float | None  # (q, n): coefficients of the rows, with their weights, in q sums of x
+    values: Float | None  # (q, n): for q sums of x, coefficient times weight of each row
     commit_data: tuple[Any, ...]  # further data for `commit`, by kind of variable
 
 
@@ -82,7 +82,8 @@ class Variable(ABC):
         Raises
         ------
         LabelError
-            A column of the same kind contradicts earlier blocks, or cannot be summed.
+            The columns, or the type of the classes, differ from those of earlier blocks, or squares
+            of the labels overflow float64.
         """
 
     @abstractmethod

@@ -228,7 +228,8 @@ def fit_layers(
                 if start_point is None:
                     raise
                 # Either a module read the NaN that a skipped module returns, or the model itself
-                # computes NaN. Without the cache, only the model can raise the error again.
+                # computes NaN. Without the cache no module is skipped, so that a second error means
+                # that the model computes NaN.
                 cache = ActivationCache(0)
                 collected = collect_site(name, None, None)
             start_point = store_point

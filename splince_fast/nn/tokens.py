@@ -286,7 +286,7 @@ def _attended(tokens: Tensor, mask: Tensor | None, n_past: object) -> tuple[Tens
         )
     ranks = attended.cumsum(1)
     if mask.ndim == 2:
-        if attended.shape[1] == length:  # the mask leaves out cached tokens
+        if attended.shape[1] == length:  # the mask has no entries for cached tokens
             ranks = ranks + n_past
         return attended[:, -length:], ranks[:, -length:], ranks[:, -1:]
     # The mask of a static cache also has entries for later tokens, so that the tokens of this call

@@ -50,8 +50,8 @@ def from_dataset(
     Returns
     -------
     Source
-        A streamed dataset can only be read in order. Resuming reads and discards the earlier rows,
-        and needs them in the same order: shuffle with a seed or not at all.
+        A streamed dataset can only be read in order. A resumed run reads the earlier rows and
+        discards them; they must come in the same order: shuffle with a seed or not at all.
 
     Raises
     ------

@@ -203,7 +203,8 @@ def as_source(blocks: object) -> Source:
     Returns
     -------
     Source
-        Resuming reads and discards the earlier blocks: pass the same blocks in the same order.
+        A resumed run reads the earlier blocks and discards them: pass the same blocks in the same
+        order.
 
     Raises
     ------
