@@ -307,8 +307,8 @@ class Report:
         1 / sin of the smallest principal angle, the spectral norm of the whitened projection of
         Theorem 1. Erasing changes a whitened, centred row by at most this factor times its
         length; the factor of LEACE is 1. For :func:`splince_fast.repair`: spectral norm of the
-        map, with each feature in units of its standard deviation before or after erasure, whichever is larger; log10 of this norm is the
-        number of digits lost.
+        map, with each feature in units of its standard deviation before or after erasure, whichever
+        is larger; log10 of this norm is the number of digits lost.
     rho : float or None
         Squared cosine of the smallest angle between the erased and the remaining kept directions
         after whitening: the squared correlation of the best linear predictions of concept and
@@ -341,8 +341,9 @@ class Report:
         Below 1 no dimension is removed entirely, `rank` counts the changed dimensions, and a linear
         probe still recovers the variables with the role "erased".
     strength : float
-        Fraction of the removed covariance with the kept variables that is restored. The removed
-        covariance is that which LEACE removes, or, for :func:`splince_fast.repair`, the eraser.
+        Fraction of the removed covariance with the kept variables that is restored. Without a
+        kept variable LEACE removes this covariance; for :func:`splince_fast.repair`, the eraser of
+        the repaired rows removes it.
     frozen_head : FrozenHead or None
         Cost for a head that is not refitted; None if `rho` is None.
     held_out : HeldOut or None
