@@ -583,7 +583,8 @@ def add_lower(double[::1, :] scatter not None, const Real[::1, :] product not No
     ):
         raise ValueError(
             "scatter has to be of shape (d, d), product of shape (0, 0) or (m, m) with m >= d, "
-            f"vectors of shape (2, d), coefficients of shape (2,), and 0 <= first <= last <= {(d + 1) // 2}"
+            "vectors of shape (2, d), coefficients of shape (2,), and 0 <= first <= last <= "
+            f"{(d + 1) // 2}"
         )
     cdef const void* added = &product[0, 0] if product_stride else NULL
     with nogil:
