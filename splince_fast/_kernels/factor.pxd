@@ -39,22 +39,22 @@ cdef class Factor:
     cdef object arrays              # references that keep the memory behind the pointers alive
     cdef readonly object inverse_scale  # (d,): 1 / scale; 0 for constant and left-out features
     cdef readonly object left_out   # (n,) intp: features that vary and are not whitened
-    cdef object kernel              # null basis, (d, n_null); None until `prepare_kernel`
-    cdef double* kernel_data        # memory of the null basis
-    cdef double* own                # (d,): diagonal of the scaled S; set by `remember`
-    cdef double* full               # (d, d): upper triangle of the scaled S; set by `remember`
+    cdef object null_vectors        # null basis, (d, n_null); None until `prepare_null_basis`
+    cdef double* null_data          # memory of the null basis
+    cdef double* diagonal           # (d,): diagonal of the scaled S; set by `remember`
+    cdef double* upper              # (d, d): upper triangle of the scaled S; set by `remember`
     cdef double* c                  # (d, d): Cholesky factor, or eigenvectors by column
     cdef double* scale              # (d,): standard deviations; 1 for constant features
     cdef double* inverse            # (d,): memory of inverse_scale
-    cdef double* root               # (d,): 1 / sqrt(eigenvalue); 0 off the support (eigh only)
-    cdef double* extra              # (d, admitted): noise directions in the support (eigh only)
-    cdef double* noise              # (d, n_noise): noise space, admitted columns first (eigh only)
-    cdef int columns                # number of columns of Q or B, in c      (low rank, spanned)
-    cdef double* half               # (d,): 1 / sqrt(e)                              (low rank)
-    cdef double* shrink             # (columns,): 1 / sqrt(1 + s^2) - 1              (low rank)
-    cdef int prepare_kernel(self) except -1
-    cdef Factor copied(self)
-    cdef object applied(self, const double[:, ::1] columns, Step step)
+    cdef double* inverse_root       # (d,): 1 / sqrt(eigenvalue); 0 off the support (eigh only)
+    cdef double* admitted_basis     # (d, admitted): noise directions in the support (eigh only)
+    cdef double* noise_basis        # (d, n_noise): noise space, admitted columns first (eigh only)
+    cdef int columns                # number of columns of Q or B, in c (low rank, spanned)
+    cdef double* diagonal_scale     # (d,): 1 / sqrt(e) (low rank)
+    cdef double* column_scale       # (columns,): 1 / sqrt(1 + s^2) - 1 (low rank)
+    cdef int prepare_null_basis(self) except -1
+    cdef Factor shallow_copy(self)
+    cdef object apply_to_rows(self, const double[:, ::1] columns, Step step)
 
 
 cdef int scratch_for(Factor f, int k) noexcept nogil

@@ -8,7 +8,7 @@ STATUS_INFEASIBLE: int
 STATUS_NO_CONVERGENCE: int
 STATUS_SINGULAR: int
 STATUS_RANK_DEFICIENT: int
-NONE_LEFT_OUT: NDArray[intp]
+NO_FEATURES: NDArray[intp]
 
 class Factor:
     width: int
@@ -43,8 +43,8 @@ def of_columns(
     columns: NDArray[float64],
     variances: NDArray[float64],
     mean: NDArray[float64],
-    half: NDArray[float64] | None = ...,
-    shrink: NDArray[float64] | None = ...,
+    diagonal_scale: NDArray[float64] | None = ...,
+    column_scale: NDArray[float64] | None = ...,
     *,
     smallest: float,
     constant: float,
@@ -65,8 +65,8 @@ def dense(
     left_out: NDArray[intp] = ...,
 ) -> Factor: ...
 def count_weak(
-    variances: NDArray[float64], mean: NDArray[float64], min_scale: float, own: float
+    variances: NDArray[float64], mean: NDArray[float64], min_scale: float, mean_fraction: float
 ) -> int: ...
-def amplified(
+def norm_and_offset(
     left: NDArray[float64], right: NDArray[float64], mean: NDArray[float64], variance: float
 ) -> tuple[float, float]: ...

@@ -36,8 +36,8 @@ cdef enum:
     SMALL = 64
 
 # Default of `left_out`: all features are whitened.
-NONE_LEFT_OUT = np.empty(0, np.intp)
-NONE_LEFT_OUT.flags.writeable = False
+NO_FEATURES = np.empty(0, np.intp)
+NO_FEATURES.flags.writeable = False
 
 cdef double ONE = 1.0
 cdef double ZERO = 0.0
@@ -74,21 +74,21 @@ cdef void scale_rows(const double* weight, double* b, int d, int k) noexcept nog
             b[j * d + i] *= weight[i]
 
 
-cdef void set_units(Factor f, const double* variances, Py_ssize_t apart, const double* mean,
+cdef void set_scale(Factor f, const double* variances, Py_ssize_t stride, const double* mean,
                     double per_weight, double ridge, double constant) noexcept nogil:
     """Set `scale` to the standard deviations and `inverse` to their inverses.
 
-    The variance of feature j is per_weight * variances[j * apart] + ridge. A feature with a standard
-    deviation below `constant` times |mean| counts as constant, and gets the values 1 and 0.
+    The variance of feature j is per_weight * variances[j * stride] + ridge. A feature whose standard
+    deviation is below `constant` times |mean| counts as constant, and gets the values 1 and 0.
     """
     cdef Py_ssize_t j
-    cdef double variance, least
+    cdef double variance, threshold
     cdef bint varies
     for j in range(f.width):
-        variance = per_weight * variances[j * apart] + ridge
+        variance = per_weight * variances[j * stride] + ridge
         f.variance += variance
-        least = constant * fabs(mean[j])
-        varies = variance > least * least and variance > 0.0
+        threshold = constant * fabs(mean[j])
+        varies = variance > threshold * threshold and variance > 0.0
         f.scale[j] = sqrt(variance) if varies else 1.0
         f.inverse[j] = 1.0 / f.scale[j] if varies else 0.0
         f.constants += not varies
@@ -96,19 +96,19 @@ cdef void set_units(Factor f, const double* variances, Py_ssize_t apart, const d
 
 cdef int leave_out(Factor f, object left_out) except -1:
     """Treat the features in `left_out`, (n,) intp in ascending order, as constant."""
-    if left_out is NONE_LEFT_OUT:
+    if left_out is NO_FEATURES:
         return 0
     if left_out is None:
-        raise TypeError("left_out is None")
+        raise TypeError("left_out is None; it must be an array of feature indices")
     cdef const Py_ssize_t[::1] features = left_out
-    cdef Py_ssize_t i, before = -1
+    cdef Py_ssize_t i, previous = -1
     for i in range(features.shape[0]):
-        if features[i] <= before or features[i] >= f.width:
-            raise ValueError(f"left_out holds {features[i]}; features are 0 to {f.width - 1}, "
-                             "in ascending order")
-        before = features[i]
-        f.constants += f.inverse[before] > 0.0
-        f.inverse[before] = 0.0
+        if features[i] <= previous or features[i] >= f.width:
+            raise ValueError(f"left_out contains {features[i]}; it must contain indices of "
+                             f"features, from 0 to {f.width - 1} and in ascending order")
+        previous = features[i]
+        f.constants += f.inverse[previous] > 0.0
+        f.inverse[previous] = 0.0
     f.left_out = np.array(features)
     return 0
 
@@ -124,7 +124,7 @@ cdef void set_unit_diagonal(Factor f, const double* scatter, double per_weight) 
             f.c[j * d + i] = w * scatter[j * d + i] * f.inverse[i]
 
 
-cdef double inverse_size(Factor f, double* work) noexcept nogil:
+cdef double estimate_smallest_eigenvalue(Factor f, double* work) noexcept nogil:
     """Return an estimate of the smallest eigenvalue of c, 1 / |c^{-1}|, from its Cholesky factor.
 
     The pivots alone do not reveal a rank deficiency: after a small pivot, rounding error increases
@@ -194,10 +194,10 @@ cdef class Factor:
     @property
     def null_basis(self):
         """Orthonormal basis, (d, n_null), of the null space of S among the features that vary."""
-        self.prepare_kernel()
-        return self.kernel
+        self.prepare_null_basis()
+        return self.null_vectors
 
-    cdef object applied(self, const double[:, ::1] columns, Step step):
+    cdef object apply_to_rows(self, const double[:, ::1] columns, Step step):
         """Return a copy of `columns`, (k, d), with `step` applied to every row."""
         check_length(columns.shape[1], self.width, "columns")
         out = np.array(columns)
@@ -212,18 +212,19 @@ cdef class Factor:
 
     def whiten(self, const double[:, ::1] columns not None):
         """Return L^+ b for each row b of `columns`, (k, d)."""
-        return self.applied(columns, whiten_columns)
+        return self.apply_to_rows(columns, whiten_columns)
 
     def solve(self, const double[:, ::1] columns not None):
         """Return (L^+)^T L^+ b, which is S^-1 b on the support, for each row b of `columns`."""
-        self.prepare_kernel()
-        return self.applied(columns, solve_columns)
+        self.prepare_null_basis()
+        return self.apply_to_rows(columns, solve_columns)
 
     def unwhiten(self, const double[:, ::1] columns not None):
         """Return L b for each row b of `columns`; the inverse of `whiten` on the support."""
         if self.kind > EIGH:
-            raise RuntimeError("a factor of few columns does not unwhiten")
-        return self.applied(columns, unwhiten_columns)
+            raise RuntimeError(f"solver {self.solver!r} cannot unwhiten: it stores no factor of "
+                               "all features")
+        return self.apply_to_rows(columns, unwhiten_columns)
 
     def remember(self, const double[::1, :] scatter not None, double per_weight):
         """Store S = per_weight * scatter, without shrinkage, for `gram`.
@@ -232,25 +233,26 @@ cdef class Factor:
         factor leaves a triangle free, which holds S; other factors allocate d^2 numbers.
         """
         cdef Py_ssize_t d = self.width, i, j
-        cdef double[::1] own, memory
-        cdef const double[::1] unit = self.with_left_out().inverse_scale
+        cdef double[::1] diagonal, memory
+        cdef const double[::1] inverse_scale = self.with_left_out().inverse_scale
         check_length(scatter.shape[0], d, "scatter")
         check_length(scatter.shape[1], d, "scatter")
-        own_a = np.empty(d)
-        own = own_a
-        self.own, self.full = &own[0], self.c
-        self.arrays = (self.arrays, own_a)
+        diagonal_a = np.empty(d)
+        diagonal = diagonal_a
+        self.diagonal, self.upper = &diagonal[0], self.c
+        self.arrays = (self.arrays, diagonal_a)
         if self.kind != CHOLESKY:
             memory = np.empty(d * d)
-            self.full = &memory[0]
+            self.upper = &memory[0]
             self.arrays = (self.arrays, np.asarray(memory))
         with nogil:
             for j in range(d):
-                own[j] = per_weight * scatter[j, j] * unit[j] * unit[j]
+                diagonal[j] = per_weight * scatter[j, j] * inverse_scale[j] * inverse_scale[j]
                 for i in range(j + 1, d):
-                    self.full[i * d + j] = per_weight * scatter[i, j] * unit[i] * unit[j]
+                    self.upper[i * d + j] = (
+                        per_weight * scatter[i, j] * inverse_scale[i] * inverse_scale[j])
                 if self.kind != CHOLESKY:
-                    self.full[j * d + j] = 0.0
+                    self.upper[j * d + j] = 0.0
 
     def gram(self, const double[:, ::1] columns not None):
         """Return b S b^T, (k, k), for b = `columns`, (k, d), and the S that `remember` stored."""
@@ -261,17 +263,17 @@ cdef class Factor:
         product = np.empty((k, d))
         result = np.empty((k, k))
         cdef double[:, ::1] b = scaled, sb = product, g = result
-        if self.full == NULL:
-            raise RuntimeError("this factor remembers no covariance")
+        if self.upper == NULL:
+            raise RuntimeError("the factor stores no covariance; call `remember` before `gram`")
         if k == 0:
             return result
         with nogil:
             scale_rows(self.scale, &b[0, 0], d, k)
-            cython_blas.dsymm(b"L", b"U", &d, &k, &ONE, self.full, &d, &b[0, 0], &d, &ZERO,
+            cython_blas.dsymm(b"L", b"U", &d, &k, &ONE, self.upper, &d, &b[0, 0], &d, &ZERO,
                               &sb[0, 0], &d)
             for j in range(k):
                 for i in range(d):
-                    sb[j, i] += (self.own[i] - self.full[i * d + i]) * b[j, i]
+                    sb[j, i] += (self.diagonal[i] - self.upper[i * d + i]) * b[j, i]
             gemm(b"T", b"N", k, k, d, 1.0, &b[0, 0], d, &sb[0, 0], d, 0.0, &g[0, 0], k)
         return result
 
@@ -282,8 +284,9 @@ cdef class Factor:
         their variances.
         """
         if self.kind == SPANNED:
-            raise RuntimeError("a factor of a span does not know other features")
-        cdef Factor new = self.copied()
+            raise RuntimeError("solver 'refined' cannot whiten left-out features: S is known only "
+                               "on the span of the columns")
+        cdef Factor new = self.shallow_copy()
         cdef double[::1] inverse
         cdef const Py_ssize_t[::1] left_out = self.left_out
         cdef Py_ssize_t i
@@ -296,7 +299,7 @@ cdef class Factor:
         new.inverse = &inverse[0]
         return new
 
-    cdef Factor copied(self):
+    cdef Factor shallow_copy(self):
         """Return a copy that shares all memory with this factor, except the null basis."""
         cdef Factor new = Factor.__new__(Factor)
         new.kind, new.width, new.status, new.constants = (
@@ -306,11 +309,13 @@ cdef class Factor:
         new.rounding = self.rounding
         new.inverse_scale, new.left_out, new.arrays = self.inverse_scale, self.left_out, self
         new.c, new.scale, new.inverse = self.c, self.scale, self.inverse
-        new.root, new.extra, new.noise = self.root, self.extra, self.noise
-        new.half, new.shrink, new.own, new.full = self.half, self.shrink, self.own, self.full
+        new.inverse_root, new.noise_basis = self.inverse_root, self.noise_basis
+        new.admitted_basis, new.diagonal, new.upper = (
+            self.admitted_basis, self.diagonal, self.upper)
+        new.diagonal_scale, new.column_scale = self.diagonal_scale, self.column_scale
         return new
 
-    cdef int prepare_kernel(self) except -1:
+    cdef int prepare_null_basis(self) except -1:
         """Compute the null basis on the first call, because many solves do not need it.
 
         As c = D^-1 S D^-1, the null space of S is D^-1 times the null space of c. If the standard
@@ -320,18 +325,19 @@ cdef class Factor:
         """
         cdef Py_ssize_t d = self.width, n = self.n_noise - self.admitted
         cdef double[::1, :] basis
-        if self.kernel is not None:
+        if self.null_vectors is not None:
             return 0
-        found = np.empty((d, n), order="F")
+        vectors = np.empty((d, n), order="F")
         if n > 0:
-            basis = found
-            memcpy(&basis[0, 0], self.noise + self.admitted * d, sizeof(double) * <size_t>(d * n))
-            found *= self.inverse_scale[:, None]
-            order = np.argsort(-np.abs(found).max(axis=1), kind="stable")
-            found[order] = scipy.linalg.qr(found[order], mode="economic", pivoting=True)[0]
-            self.kernel_data = &basis[0, 0]
-        found.flags.writeable = False
-        self.kernel = found
+            basis = vectors
+            memcpy(&basis[0, 0], self.noise_basis + self.admitted * d,
+                   sizeof(double) * <size_t>(d * n))
+            vectors *= self.inverse_scale[:, None]
+            order = np.argsort(-np.abs(vectors).max(axis=1), kind="stable")
+            vectors[order] = scipy.linalg.qr(vectors[order], mode="economic", pivoting=True)[0]
+            self.null_data = &basis[0, 0]
+        vectors.flags.writeable = False
+        self.null_vectors = vectors
         return 0
 
     def admit(self, const double[:, ::1] spans not None):
@@ -348,38 +354,40 @@ cdef class Factor:
         cdef int d = self.width, k = <int>spans.shape[0], n = self.n_noise, info = 0, m, lwork, i
         cdef int admitted = 0
         cdef Factor new
-        cdef double[::1] traces, scaled, work, tau, rotated, root
+        cdef double[::1] projections, scaled, work, tau, rotated, inverse_root
         cdef int[::1] pivots
         check_length(spans.shape[1], d, "spans")
         if n == 0 or k == 0:
             return self
-        traces, scaled = np.empty(n * k), np.array(spans).reshape(-1)
+        projections, scaled = np.empty(n * k), np.array(spans).reshape(-1)
         m = min(n, k)
         lwork = 64 * (n + k + d) + 3 * k + 1
         work, tau, pivots = np.empty(lwork), np.empty(m), np.zeros(k, dtype=np.intc)
         with nogil:
             scale_rows(self.inverse, &scaled[0], d, k)
-            gemm(b"T", b"N", n, k, d, 1.0, self.noise, d, &scaled[0], d, 0.0, &traces[0], n)
-            cython_lapack.dgeqp3(&n, &k, &traces[0], &n, &pivots[0], &tau[0], &work[0], &lwork,
+            gemm(b"T", b"N", n, k, d, 1.0, self.noise_basis, d, &scaled[0], d, 0.0,
+                 &projections[0], n)
+            cython_lapack.dgeqp3(&n, &k, &projections[0], &n, &pivots[0], &tau[0], &work[0], &lwork,
                                  &info)
-            while (admitted < m and fabs(traces[<Py_ssize_t>admitted * n + admitted])
+            while (admitted < m and fabs(projections[<Py_ssize_t>admitted * n + admitted])
                     > max(self.rounding * sqrt(self.smallest),
                           self.tolerance / sqrt(self.smallest))):
                 admitted += 1
         if admitted == 0:
             return self
-        new = self.copied()
-        rotated, root = np.empty(d * n), np.empty(d)
+        new = self.shallow_copy()
+        rotated, inverse_root = np.empty(d * n), np.empty(d)
         with nogil:
-            memcpy(&rotated[0], self.noise, sizeof(double) * <size_t>d * n)
-            cython_lapack.dormqr(b"R", b"N", &d, &n, &m, &traces[0], &n, &tau[0], &rotated[0], &d,
-                                 &work[0], &lwork, &info)
-            memcpy(&root[0], self.root, sizeof(double) * <size_t>d)
+            memcpy(&rotated[0], self.noise_basis, sizeof(double) * <size_t>d * n)
+            cython_lapack.dormqr(b"R", b"N", &d, &n, &m, &projections[0], &n, &tau[0], &rotated[0],
+                                 &d, &work[0], &lwork, &info)
+            memcpy(&inverse_root[0], self.inverse_root, sizeof(double) * <size_t>d)
             for i in range(admitted):
-                root[i] = 1.0 / sqrt(self.tolerance)
+                inverse_root[i] = 1.0 / sqrt(self.tolerance)
         new.admitted, new.smallest = admitted, self.tolerance
-        new.arrays = (self, np.asarray(rotated), np.asarray(root))
-        new.root, new.extra, new.noise = &root[0], &rotated[0], &rotated[0]
+        new.arrays = (self, np.asarray(rotated), np.asarray(inverse_root))
+        new.inverse_root = &inverse_root[0]
+        new.admitted_basis = new.noise_basis = &rotated[0]
         return new
 
 
@@ -388,11 +396,11 @@ cdef int scratch_for(Factor f, int k) noexcept nogil:
     return (3 * f.width if f.kind == EIGH else f.columns) * k
 
 
-cdef void through(Factor f, double* b, int k, double* scratch) noexcept nogil:
-    """Compute b += Q diag(shrink) Q^T b: divide b by sqrt(1 + s_i^2) along column i of Q."""
+cdef void apply_low_rank(Factor f, double* b, int k, double* scratch) noexcept nogil:
+    """Compute b += Q diag(column_scale) Q^T b: divide b by sqrt(1 + s_i^2) along column i of Q."""
     cdef int d = f.width, r = f.columns
     gemm(b"T", b"N", r, k, d, 1.0, f.c, d, b, d, 0.0, scratch, r)
-    scale_rows(f.shrink, scratch, r, k)
+    scale_rows(f.column_scale, scratch, r, k)
     gemm(b"N", b"N", d, k, r, 1.0, f.c, d, scratch, r, 1.0, b, d)
 
 
@@ -410,36 +418,36 @@ cdef void whiten_columns(Factor f, double* b, int k, double* scratch) noexcept n
         return
     scale_rows(f.inverse, b, d, k)
     if f.kind == LOW_RANK:
-        scale_rows(f.half, b, d, k)
-        through(f, b, k, scratch)
+        scale_rows(f.diagonal_scale, b, d, k)
+        apply_low_rank(f, b, k, scratch)
         return
     if f.kind == CHOLESKY:
         cython_blas.dtrsm(b"L", b"L", b"N", b"N", &d, &k, &ONE, f.c, &d, b, &d)
         return
     memcpy(scratch, b, sizeof(double) * <size_t>d * k)
     gemm(b"T", b"N", d - n, k, d, 1.0, f.c + <Py_ssize_t>n * d, d, scratch, d, 0.0, b + n, d)
-    gemm(b"T", b"N", f.admitted, k, d, 1.0, f.extra, d, scratch, d, 0.0, b, d)
-    on_support(f, b, k)
+    gemm(b"T", b"N", f.admitted, k, d, 1.0, f.admitted_basis, d, scratch, d, 0.0, b, d)
+    scale_on_support(f, b, k)
 
 
-cdef void on_support(Factor f, double* b, int k) noexcept nogil:
+cdef void scale_on_support(Factor f, double* b, int k) noexcept nogil:
     """Divide coordinates b by the square roots of the eigenvalues; set b to 0 off the support."""
     cdef Py_ssize_t d = f.width, i, j
     for j in range(k):
         for i in range(d):
-            b[j * d + i] = b[j * d + i] * f.root[i] if f.root[i] > 0.0 else 0.0
+            b[j * d + i] = b[j * d + i] * f.inverse_root[i] if f.inverse_root[i] > 0.0 else 0.0
 
 
 cdef void from_support(Factor f, const double* y, double* b, int k) noexcept nogil:
-    """Compute b := [extra, 0, V_support] y, the vectors with the coordinates y on the support."""
+    """Compute b := [admitted_basis, 0, V_support] y: y are coordinates on the support."""
     cdef int d = f.width, n = f.n_noise
     gemm(b"N", b"N", d, k, d - n, 1.0, f.c + <Py_ssize_t>n * d, d, <double*>y + n, d, 0.0,
          b, d)
-    gemm(b"N", b"N", d, k, f.admitted, 1.0, f.extra, d, <double*>y, d, 1.0, b, d)
+    gemm(b"N", b"N", d, k, f.admitted, 1.0, f.admitted_basis, d, <double*>y, d, 1.0, b, d)
 
 
 cdef void whiten_transposed(Factor f, double* b, int k, double* scratch) noexcept nogil:
-    """Compute b := (L^+)^T b, in place, for b of shape (d, k); requires `prepare_kernel`."""
+    """Compute b := (L^+)^T b, in place, for b of shape (d, k); requires `prepare_null_basis`."""
     cdef int d = f.width, n = f.columns, j
     if f.kind == IDENTITY or k == 0:
         return
@@ -449,31 +457,31 @@ cdef void whiten_transposed(Factor f, double* b, int k, double* scratch) noexcep
         gemm(b"N", b"N", d, k, n, 1.0, f.c, d, scratch, n, 0.0, b, d)
         return
     if f.kind == LOW_RANK:
-        through(f, b, k, scratch)
-        scale_rows(f.half, b, d, k)
+        apply_low_rank(f, b, k, scratch)
+        scale_rows(f.diagonal_scale, b, d, k)
         scale_rows(f.inverse, b, d, k)
         return
     if f.kind == CHOLESKY:
         cython_blas.dtrsm(b"L", b"L", b"T", b"N", &d, &k, &ONE, f.c, &d, b, &d)
         scale_rows(f.inverse, b, d, k)
         return
-    on_support(f, b, k)
+    scale_on_support(f, b, k)
     memcpy(scratch, b, sizeof(double) * <size_t>d * k)
     from_support(f, scratch, b, k)
     scale_rows(f.inverse, b, d, k)
     if f.n_noise > f.admitted:
-        leave_kernel_alone(f, b, k, scratch)
+        project_out_null_space(f, b, k, scratch)
 
 
-cdef void leave_kernel_alone(Factor f, double* b, int k, double* scratch) noexcept nogil:
+cdef void project_out_null_space(Factor f, double* b, int k, double* scratch) noexcept nogil:
     """Remove the null space of S from b: b -= N0 N0^T b, where N0 is the null basis.
 
     The rounding error of each feature is relative to the scale of the feature, because N0 is
     accurate row by row. `scratch` has n_null k numbers.
     """
     cdef int d = f.width, n_null = f.n_noise - f.admitted
-    gemm(b"T", b"N", n_null, k, d, 1.0, f.kernel_data, d, b, d, 0.0, scratch, n_null)
-    gemm(b"N", b"N", d, k, n_null, -1.0, f.kernel_data, d, scratch, n_null, 1.0, b, d)
+    gemm(b"T", b"N", n_null, k, d, 1.0, f.null_data, d, b, d, 0.0, scratch, n_null)
+    gemm(b"N", b"N", d, k, n_null, -1.0, f.null_data, d, scratch, n_null, 1.0, b, d)
 
 
 cdef void solve_columns(Factor f, double* b, int k, double* scratch) noexcept nogil:
@@ -490,7 +498,8 @@ cdef void unwhiten_columns(Factor f, double* b, int k, double* scratch) noexcept
     else:
         for j in range(k):
             for i in range(d):
-                scratch[j * d + i] = b[j * d + i] / f.root[i] if f.root[i] > 0.0 else 0.0
+                scratch[j * d + i] = (
+                    b[j * d + i] / f.inverse_root[i] if f.inverse_root[i] > 0.0 else 0.0)
         from_support(f, scratch, b, k)
     for j in range(k):
         for i in range(d):
@@ -498,7 +507,7 @@ cdef void unwhiten_columns(Factor f, double* b, int k, double* scratch) noexcept
 
 
 def count_weak(const double[::1] variances not None, const double[::1] mean not None,
-               double min_scale, double own):
+               double min_scale, double mean_fraction):
     """Return the number of features whose standard deviation is below one of two thresholds.
 
     Parameters
@@ -507,22 +516,22 @@ def count_weak(const double[::1] variances not None, const double[::1] mean not 
         Variances and means of the features.
     min_scale : float, non-negative
         Threshold relative to the root mean square standard deviation.
-    own : float, non-negative
+    mean_fraction : float, non-negative
         Threshold relative to the |mean| of the same feature.
     """
     cdef Py_ssize_t d = variances.shape[0], j, count = 0
-    cdef double total = 0.0, least, size
+    cdef double total = 0.0, threshold, mean_threshold
     check_length(mean.shape[0], d, "mean")
     for j in range(d):
         total += variances[j] / d
-    least = min_scale * (min_scale * total)
+    threshold = min_scale * (min_scale * total)
     for j in range(d):
-        size = own * mean[j]
-        count += variances[j] < least or variances[j] < size * size
+        mean_threshold = mean_fraction * mean[j]
+        count += variances[j] < threshold or variances[j] < mean_threshold * mean_threshold
     return count
 
 
-def amplified(const double[:, ::1] left not None, const double[:, ::1] right not None,
+def norm_and_offset(const double[:, ::1] left not None, const double[:, ::1] right not None,
               const double[::1] mean not None, double variance):
     """Return |left^T right|_F and |mean|^2 / variance, in O(d r^2) time.
 
@@ -533,7 +542,7 @@ def amplified(const double[:, ::1] left not None, const double[:, ::1] right not
     variance : float, positive
     """
     cdef Py_ssize_t d = left.shape[1], r = left.shape[0], i, j, k
-    cdef double total = 0.0, offset = 0.0, size, unit = sqrt(variance), both
+    cdef double total = 0.0, offset = 0.0, largest, deviation = sqrt(variance), product
     cdef double[:, ::1] scaled
     check_length(right.shape[0], r, "right")
     check_length(right.shape[1], d, "right")
@@ -542,30 +551,30 @@ def amplified(const double[:, ::1] left not None, const double[:, ::1] right not
     scaled = scaled_a
     with nogil:
         for j in range(d):
-            offset += (mean[j] / unit) * (mean[j] / unit)
+            offset += (mean[j] / deviation) * (mean[j] / deviation)
         for i in range(r):  # scale rows of left to maximum 1, so that no square overflows
-            size = 0.0
+            largest = 0.0
             for j in range(d):
-                size = max(size, fabs(left[i, j]))
+                largest = max(largest, fabs(left[i, j]))
             for j in range(d):
-                scaled[i, j] = left[i, j] / size if size > 0.0 else 0.0
-                scaled[r + i, j] = right[i, j] * size
+                scaled[i, j] = left[i, j] / largest if largest > 0.0 else 0.0
+                scaled[r + i, j] = right[i, j] * largest
         for i in range(r):
             for k in range(i + 1):
-                both = dot(&scaled[i, 0], &scaled[k, 0], d)
-                both *= dot(&scaled[r + i, 0], &scaled[r + k, 0], d)
-                total += both if i == k else 2.0 * both
+                product = dot(&scaled[i, 0], &scaled[k, 0], d)
+                product *= dot(&scaled[r + i, 0], &scaled[r + k, 0], d)
+                total += product if i == k else 2.0 * product
     return sqrt(max(total, 0.0)), offset
 
 
-cdef Factor blank(int kind, int d, double[::1] memory):
+cdef Factor new_factor(int kind, int d, double[::1] memory):
     """Return an empty factor of the kind `kind`, which stores c in `memory`."""
     cdef Factor f = Factor.__new__(Factor)
     vectors = np.empty((2, d))
     cdef double[:, ::1] v = vectors
     f.kind, f.width, f.smallest = kind, d, 1.0
     f.c, f.scale, f.inverse = &memory[0], &v[0, 0], &v[1, 0]
-    f.inverse_scale, f.left_out = vectors[1], NONE_LEFT_OUT
+    f.inverse_scale, f.left_out = vectors[1], NO_FEATURES
     f.arrays = (vectors, memory)
     return f
 
@@ -576,7 +585,7 @@ def identity(const double[::1] diagonal not None, double per_weight):
     `diagonal`, (d,), is the diagonal of the scatter matrix, which gives the total variance.
     """
     cdef int d = <int>diagonal.shape[0], j
-    cdef Factor f = blank(IDENTITY, d, np.empty(1))
+    cdef Factor f = new_factor(IDENTITY, d, np.empty(1))
     for j in range(d):
         f.scale[j] = f.inverse[j] = 1.0
         f.variance += per_weight * diagonal[j]
@@ -584,24 +593,26 @@ def identity(const double[::1] diagonal not None, double per_weight):
 
 
 def of_columns(double[:, ::1] columns not None, const double[::1] variances not None,
-               const double[::1] mean not None, double[::1] half=None, double[::1] shrink=None, *,
-               double smallest, double constant, left_out=NONE_LEFT_OUT):
+               const double[::1] mean not None, double[::1] diagonal_scale=None,
+               double[::1] column_scale=None, *, double smallest, double constant,
+               left_out=NO_FEATURES):
     """Return the factor of S = D diag(sqrt(e)) (I + Q diag(s^2) Q^T) diag(sqrt(e)) D.
 
-    Without `half` and `shrink`, return the factor of S on the column space of a matrix B.
+    Without `diagonal_scale` and `column_scale`, return the factor of S on the column space of a
+    matrix B.
 
     Parameters
     ----------
     columns : (r, d) float64
         Q^T; or B^T with B^T S B = I and r <= d. The factor takes ownership of the memory of
-        `columns`, `half` and `shrink`.
+        `columns`, `diagonal_scale` and `column_scale`.
     variances : (d,) float64
         D^2, the variances of the features.
     mean, constant, left_out
         As for `dense`. Rows of Q are 0 for left-out features.
-    half : (d,) float64 or None
+    diagonal_scale : (d,) float64 or None
         1 / sqrt(e); None with B.
-    shrink : (r,) float64 or None
+    column_scale : (r,) float64 or None
         1 / sqrt(1 + s^2) - 1; None with B.
     smallest : float
         Smallest entry of e, or approximate smallest eigenvalue of the unit-diagonal S. It
@@ -611,16 +622,18 @@ def of_columns(double[:, ::1] columns not None, const double[::1] variances not 
     check_length(columns.shape[1], d, "columns")
     check_length(mean.shape[0], d, "mean")
     flat = np.asarray(columns).reshape(-1)
-    cdef Factor f = blank(SPANNED if half is None else LOW_RANK, d, flat if r else np.empty(1))
+    cdef int kind = SPANNED if diagonal_scale is None else LOW_RANK
+    cdef Factor f = new_factor(kind, d, flat if r else np.empty(1))
     f.columns, f.smallest = r, smallest
-    if half is not None:
-        check_length(half.shape[0], d, "half")
-        check_length(-1 if shrink is None else shrink.shape[0], r, "shrink")
-        f.half, f.shrink = &half[0], &shrink[0] if r else NULL
-        f.arrays = (f.arrays, np.asarray(half), np.asarray(shrink))
-    elif r > d or shrink is not None:
-        raise ValueError(f"{r} columns span no {d} dimensions, or half is missing")
-    set_units(f, &variances[0], 1, &mean[0], 1.0, 0.0, constant)
+    if diagonal_scale is not None:
+        check_length(diagonal_scale.shape[0], d, "diagonal_scale")
+        check_length(-1 if column_scale is None else column_scale.shape[0], r, "column_scale")
+        f.diagonal_scale, f.column_scale = &diagonal_scale[0], &column_scale[0] if r else NULL
+        f.arrays = (f.arrays, np.asarray(diagonal_scale), np.asarray(column_scale))
+    elif r > d or column_scale is not None:
+        raise ValueError(f"columns has {r} rows for {d} features, or column_scale was passed "
+                         "without diagonal_scale")
+    set_scale(f, &variances[0], 1, &mean[0], 1.0, 0.0, constant)
     leave_out(f, left_out)
     return f
 
@@ -637,7 +650,7 @@ def dense(
     double constant,
     bint force_eigh,
     bint allow_eigh,
-    left_out=NONE_LEFT_OUT,
+    left_out=NO_FEATURES,
 ):
     """Factor S = per_weight * scatter + ridge * I.
 
@@ -671,52 +684,53 @@ def dense(
         STATUS_RANK_DEFICIENT.
     """
     cdef int d = <int>scatter.shape[0], info = 0, n = 0, i, lwork, liwork
-    cdef bint short, deficient
-    cdef double[::1] work, root
+    cdef bint rank_limited, deficient
+    cdef double[::1] work, inverse_root
     cdef int[::1] iwork
     if d == 0:
-        raise ValueError("scatter is of no feature")
+        raise ValueError("scatter has shape (0, 0); a factor needs at least one feature")
     check_length(scatter.shape[1], d, "scatter")
     check_length(mean.shape[0], d, "mean")
     if memory.shape[0] < <Py_ssize_t>d * d:
-        raise ValueError(f"memory holds {memory.shape[0]} numbers, and {d} * {d} are needed")
-    cdef Factor f = blank(CHOLESKY, d, memory)
+        raise ValueError(f"memory has {memory.shape[0]} numbers; a factor needs {d} * {d}")
+    cdef Factor f = new_factor(CHOLESKY, d, memory)
     f.tolerance = tolerance
-    set_units(f, &scatter[0, 0], d + 1, &mean[0], per_weight, ridge, constant)
+    set_scale(f, &scatter[0, 0], d + 1, &mean[0], per_weight, ridge, constant)
     leave_out(f, left_out)
-    # `inverse_size` needs d^2 numbers to invert a small factor. For others LAPACK needs 3 d and d
-    # integers.
+    # `estimate_smallest_eigenvalue` needs d^2 numbers to invert a small factor. For others LAPACK
+    # needs 3 d and d integers.
     work = np.empty(d * d if d <= SMALL else 4 * d)
-    short = max_rank < d - f.constants
+    rank_limited = max_rank < d - f.constants
     with nogil:
         set_unit_diagonal(f, &scatter[0, 0], per_weight)
-        if not (force_eigh or short):
+        if not (force_eigh or rank_limited):
             cython_lapack.dpotrf(b"L", &d, f.c, &d, &info)
-            f.smallest = inverse_size(f, &work[0]) if info == 0 else 0.0
-    deficient = short or f.smallest <= tolerance
+            f.smallest = estimate_smallest_eigenvalue(f, &work[0]) if info == 0 else 0.0
+    deficient = rank_limited or f.smallest <= tolerance
     if not (force_eigh or deficient):
         return f
     if deficient and not allow_eigh:
         f.status = STATUS_RANK_DEFICIENT
         return f
     f.kind = EIGH
-    root_a = np.empty(d)
-    root = root_a
+    inverse_root_a = np.empty(d)
+    inverse_root = inverse_root_a
     work = np.empty(1 + 71 * d + 2 * <Py_ssize_t>d * d)
     iwork = np.empty(3 + 5 * d, dtype=np.intc)
     lwork, liwork = <int>min(work.shape[0], 2147483647), <int>iwork.shape[0]
     with nogil:
         set_unit_diagonal(f, &scatter[0, 0], per_weight)
-        cython_lapack.dsyevd(b"V", b"L", &d, f.c, &d, &root[0], &work[0], &lwork, &iwork[0],
+        # `inverse_root` first contains the eigenvalues.
+        cython_lapack.dsyevd(b"V", b"L", &d, f.c, &d, &inverse_root[0], &work[0], &lwork, &iwork[0],
                              &liwork, &info)
         if info == 0:
-            while n < d and root[n] <= tolerance:
+            while n < d and inverse_root[n] <= tolerance:
                 n += 1
-            f.smallest = root[n] if n < d else tolerance
+            f.smallest = inverse_root[n] if n < d else tolerance
             for i in range(d):
-                root[i] = 0.0 if i < n else 1.0 / sqrt(root[i])
+                inverse_root[i] = 0.0 if i < n else 1.0 / sqrt(inverse_root[i])
     if info != 0:
         f.status = STATUS_NO_CONVERGENCE
-    f.n_noise, f.root, f.noise, f.extra = n, &root[0], f.c, f.c
-    f.arrays = (f.arrays, root_a)
+    f.n_noise, f.inverse_root, f.noise_basis, f.admitted_basis = n, &inverse_root[0], f.c, f.c
+    f.arrays = (f.arrays, inverse_root_a)
     return f

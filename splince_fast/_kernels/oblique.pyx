@@ -116,7 +116,8 @@ cdef int svd(int m, int n, double* a, double* s, double* u, double* vt, double* 
     return STATUS_NO_CONVERGENCE if info != 0 else STATUS_OK
 
 
-cdef int triangular(int d, int r, double* a, double* tau, double* work, int lwork) noexcept nogil:
+cdef int householder_qr(int d, int r, double* a, double* tau, double* work,
+                        int lwork) noexcept nogil:
     """Compute the Householder QR of a, (d, r) with r <= d, in place.
 
     R is in the upper triangle, the reflectors are below. For r = 1 only tau[0] = |a| is set.
@@ -129,9 +130,10 @@ cdef int triangular(int d, int r, double* a, double* tau, double* work, int lwor
     return STATUS_NO_CONVERGENCE if info != 0 else STATUS_OK
 
 
-cdef int orthonormal(int d, int r, double* a, double* tau, double* work, int lwork) noexcept nogil:
+cdef int orthonormalise(int d, int r, double* a, double* tau, double* work,
+                        int lwork) noexcept nogil:
     """Replace a, (d, r), by an orthonormal basis of its column space."""
-    cdef int info = triangular(d, r, a, tau, work, lwork), i
+    cdef int info = householder_qr(d, r, a, tau, work, lwork), i
     if r == 1:
         for i in range(d):
             a[i] = a[i] / tau[0] if tau[0] > 0.0 else 0.0
@@ -140,9 +142,10 @@ cdef int orthonormal(int d, int r, double* a, double* tau, double* work, int lwo
     return STATUS_NO_CONVERGENCE if info != 0 else STATUS_OK
 
 
-cdef int basis(int d, int k, const double* span, const double* whitened, double noise,
-               double relative, double* sigma, double* q, double* coordinates, double* vt,
-               double* work, int lwork, int* iwork, int* rank, double* cut) noexcept nogil:
+cdef int span_basis(int d, int k, const double* span, const double* whitened, double noise,
+                    double relative, double* sigma, double* q, double* coordinates, double* vt,
+                    double* work, int lwork, int* iwork, int* rank,
+                    double* cut) noexcept nogil:
     """Compute q = whitened T, an orthonormal basis of the columns, and `coordinates` = span T.
 
     `rank` is the number of singular values of `whitened` above `cut`. `cut` is the maximum of
@@ -177,8 +180,8 @@ cdef void orthogonalise(int d, const double* qy, int ry, double* n, int rz,
     gemm(b"N", b"N", d, rz, ry, -1.0, <double*>qy, d, m, ry, 1.0, n, d)
 
 
-cdef int renew(int d, int r, double* left, double* right, double* K, double* inverse, double* spare,
-               int* pivots) noexcept nogil:
+cdef int normalise_right(int d, int r, double* left, double* right, double* K, double* inverse,
+                         double* spare, int* pivots) noexcept nogil:
     """Compute right := right K^-T with K = right^T left, so that right^T left = I."""
     cdef int info = 0, i
     gemm(b"T", b"N", r, r, d, 1.0, right, d, left, d, 0.0, K, r)
@@ -200,35 +203,40 @@ cdef int renew(int d, int r, double* left, double* right, double* K, double* inv
 
 cdef double relative_residual(int d, int r, int k, const double* left, const double* right,
                               const double* coordinates, const double* sigma, bint kept,
-                              const double* inverse, double* small, double* moved) noexcept nogil:
+                              const double* inverse_scale, double* small,
+                              double* removed) noexcept nogil:
     """Return the relative residual of a constraint, for features scaled to unit standard deviation.
 
     With C = `coordinates`, the residual is |(P - I) C diag(sigma)| / |C diag(sigma)| if `kept`,
     else |P C diag(sigma)| / |C diag(sigma)|.
     """
     cdef Py_ssize_t i, j
-    cdef double left_over = 0.0, whole = 0.0, c, e
+    cdef double residual = 0.0, total = 0.0, c, e
     gemm(b"T", b"N", r, k, d, 1.0, <double*>right, d, <double*>coordinates, d, 0.0, small, r)
-    gemm(b"N", b"N", d, k, r, 1.0, <double*>left, d, small, r, 0.0, moved, d)
+    gemm(b"N", b"N", d, k, r, 1.0, <double*>left, d, small, r, 0.0, removed, d)
     for j in range(k):
         for i in range(d):
-            c = coordinates[j * d + i] * inverse[i] * sigma[j]
-            e = moved[j * d + i] * inverse[i] * sigma[j]
+            c = coordinates[j * d + i] * inverse_scale[i] * sigma[j]
+            e = removed[j * d + i] * inverse_scale[i] * sigma[j]
             if not kept:
                 e = c - e
-            whole += c * c
-            left_over += e * e
-    return sqrt(left_over / whole) if whole > 0.0 else 0.0
+            total += c * c
+            residual += e * e
+    return sqrt(residual / total) if total > 0.0 else 0.0
 
 
 cdef double spectral_norm(int d, int r, const double* right, const double* scale, double* scaled,
                           double* gram, double* work, int lwork) noexcept nogil:
-    """Return the spectral norm |D right|, where D is the diagonal matrix of `scale`."""
+    """Return the spectral norm |D right|, where D is the diagonal matrix of `scale`.
+
+    If the squares overflow float64, the result is infinity; if a number is NaN, it is NaN.
+    """
     cdef int info = 0
     memcpy(scaled, right, sizeof(double) * <size_t>d * r)
     scale_rows(scale, scaled, d, r)
-    if r == 1:
-        return sqrt(dot(scaled, scaled, d))
+    cdef double squares = dot(scaled, scaled, <Py_ssize_t>d * r)
+    if r == 1 or not squares < INFINITY:
+        return sqrt(squares)
     gemm(b"T", b"N", r, r, d, 1.0, scaled, d, scaled, d, 0.0, gram, r)
     cython_lapack.dsyev(b"N", b"L", &r, gram, &r, work, work + r, &lwork, &info)
     return sqrt(max(0.0, work[r - 1]))
@@ -263,17 +271,18 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
     cdef int d = factor.width, kz = <int>erased.shape[0], ky = <int>kept.shape[0], k = kz + ky
     cdef int mz = min(d, kz), my = min(d, ky)
     cdef int rz = 0, ry = 0, status = STATUS_OK, n_drop, info = 0, i, n_cos = 0, dropped = 0
-    cdef double tol_sine = 0.0, distortion = 0.0, distortion_leace = 0.0, size = 0.0
+    cdef double tol_sine = 0.0, distortion = 0.0, distortion_leace = 0.0, right_norm = 0.0
     cdef double cut_z = noise, cut_y = noise, residual_z = 0.0, residual_y = 0.0
     cdef size_t bytes_z
     check_length(erased.shape[1], d, "erased")
     check_length(kept.shape[1], d, "kept")
 
     # Size of the scratch memory, which suffices for the largest decomposition below.
-    cdef int widest = max(mz, my, 1), tall = max(d, k, 1), squared = widest * widest
-    cdef int lwork = 6 * squared + 80 * widest + 68 * tall
-    cdef size_t size_work = (
-        lwork + 5 * squared + 2 * widest + (2 * k + 3 * mz + 4 * my) * <size_t>d + mz * kz + my * ky
+    cdef int widest = max(mz, my, 1), longest = max(d, k, 1), square_size = widest * widest
+    cdef int lwork = 6 * square_size + 80 * widest + 68 * longest
+    cdef size_t work_size = (
+        lwork + 5 * square_size + 2 * widest + (2 * k + 3 * mz + 4 * my) * <size_t>d
+        + mz * kz + my * ky
         + scratch_for(factor, max(k, mz + my)) + 1)
 
     # The returned arrays are slices of two allocations, because each allocation takes time.
@@ -283,19 +292,19 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
     cdef double[::1] values = values_a
 
     if factor.n_noise > factor.admitted:
-        factor.prepare_kernel()
-    cdef double* work = <double*>malloc(sizeof(double) * (size_work + 9 * widest))
+        factor.prepare_null_basis()
+    cdef double* work = <double*>malloc(sizeof(double) * (work_size + 9 * widest))
     if work == NULL:
         raise MemoryError("no memory for the decompositions of a solve")
-    cdef int* iwork = <int*>(work + size_work)
+    cdef int* iwork = <int*>(work + work_size)
 
     # Consecutive parts of the scratch memory: small square matrices, then columns of length d.
     cdef double* small = work + lwork                       # work memory for a square matrix
-    cdef double* M = small + squared                        # Qy^T Qz
-    cdef double* Y = M + squared                            # singular vectors of M
-    cdef double* Vn = Y + squared
-    cdef double* K = Vn + squared
-    cdef double* tau = K + squared
+    cdef double* M = small + square_size                    # Qy^T Qz
+    cdef double* Y = M + square_size                        # singular vectors of M
+    cdef double* Vn = Y + square_size
+    cdef double* K = Vn + square_size
+    cdef double* tau = K + square_size
     cdef double* Cz = tau + 2 * widest                      # (d, kz), Sz T
     cdef double* Cy = Cz + <Py_ssize_t>kz * d               # (d, ky), Sy U
     cdef double* Qz = Cy + <Py_ssize_t>ky * d               # (d, mz)
@@ -313,22 +322,22 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
     cdef double* cosines = sigma_y + my
     cdef double* left = &rows[0, 0] if k else NULL
     cdef double* right = left + <Py_ssize_t>mz * d
-    cdef double* white = right + <Py_ssize_t>mz * d
+    cdef double* whitened = right + <Py_ssize_t>mz * d
     cdef const double* Sz = &erased[0, 0] if kz else NULL
     cdef const double* Sy = &kept[0, 0] if ky else NULL
 
     with nogil:
         # 1. Whitened spans A, B; orthonormal bases Qz, Qy; the spans in these bases, Cz, Cy.
-        memcpy(white, Sz, sizeof(double) * <size_t>d * kz)
-        memcpy(white + <Py_ssize_t>kz * d, Sy, sizeof(double) * <size_t>d * ky)
-        whiten_columns(factor, white, k, scratch)
+        memcpy(whitened, Sz, sizeof(double) * <size_t>d * kz)
+        memcpy(whitened + <Py_ssize_t>kz * d, Sy, sizeof(double) * <size_t>d * ky)
+        whiten_columns(factor, whitened, k, scratch)
         for i in range(mz):
             sines[i] = 1.0
-        status = basis(d, kz, Sz, white, noise, relative, sigma_z, Qz, Cz, vt_z, work, lwork, iwork,
-                       &rz, &cut_z)
+        status = span_basis(d, kz, Sz, whitened, noise, relative, sigma_z, Qz, Cz, vt_z, work,
+                            lwork, iwork, &rz, &cut_z)
         if status == STATUS_OK:
-            status = basis(d, ky, Sy, white + <Py_ssize_t>kz * d, noise, relative, sigma_y, Qy, Cy,
-                           vt_y, work, lwork, iwork, &ry, &cut_y)
+            status = span_basis(d, ky, Sy, whitened + <Py_ssize_t>kz * d, noise, relative, sigma_y,
+                                Qy, Cy, vt_y, work, lwork, iwork, &ry, &cut_y)
     cdef int rank_kept = ry
 
     # 2. Principal angles; kept directions too close to the erased span are dropped or refused.
@@ -396,15 +405,16 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
             if ry > 0:
                 gemm(b"T", b"N", ry, rz, d, 1.0, Cy, d, R, d, 0.0, small, ry)
                 gemm(b"N", b"N", d, rz, ry, -1.0, R + <Py_ssize_t>rz * d, d, small, ry, 1.0, R, d)
-            # Until the call of `balanced`, left = Cz Vn, with left K^-1 R^T = I - P.
-            status = renew(d, rz, left, R, K, small, spare, iwork)
+            # Until the call of `scaled_factors`, left = Cz Vn, with left K^-1 R^T = I - P.
+            status = normalise_right(d, rz, left, R, K, small, spare, iwork)
             if status == STATUS_OK:
                 gemm(b"N", b"N", d, rz, rz, 1.0, left, d, small, rz, 0.0, spare, d)
                 distortion = dot(spare, spare, <Py_ssize_t>d * rz)
-                status = balanced(factor, rz, ry, Cz, Cy, Vn, R, left, right, K, tau, spare, small,
-                                  work, lwork, iwork)
+                status = scaled_factors(factor, rz, ry, Cz, Cy, Vn, R, left, right, K, tau, spare,
+                                        small, work, lwork, iwork)
             if status == STATUS_OK:
-                size = spectral_norm(d, rz, right, factor.scale, spare, small, work, lwork - rz)
+                right_norm = spectral_norm(d, rz, right, factor.scale, spare, small, work,
+                                           lwork - rz)
                 residual_z = relative_residual(d, rz, rz, left, right, Cz, sigma_z, False,
                                                factor.inverse, small, spare)
                 # If directions were dropped, the basis was rotated, and sigma_y does not belong to
@@ -438,7 +448,7 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
         tol_sine,
         distortion,
         distortion_leace,
-        size,
+        right_norm,
         residual_z,
         residual_y,
         1.0 / sine if sine > 0.0 else INFINITY,
@@ -446,9 +456,9 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
     )
 
 
-cdef int balanced(Factor f, int rz, int ry, double* Cz, double* Cy, double* Vn, double* R,
-                  double* left, double* right, double* K, double* tau, double* spare,
-                  double* small, double* work, int lwork, int* pivots) noexcept nogil:
+cdef int scaled_factors(Factor f, int rz, int ry, double* Cz, double* Cy, double* Vn, double* R,
+                        double* left, double* right, double* K, double* tau, double* spare,
+                        double* small, double* work, int lwork, int* pivots) noexcept nogil:
     """Compute `left`, for which D^-1 `left` is orthonormal, and `right`; requires R^T (Cz Vn) = I.
 
     These are the last four lines of equations in the module docstring.
@@ -457,7 +467,7 @@ cdef int balanced(Factor f, int rz, int ry, double* Cz, double* Cy, double* Vn, 
     cdef size_t bytes_z = sizeof(double) * <size_t>d * rz
     memcpy(spare, Cz, bytes_z)
     scale_rows(f.inverse, spare, d, rz)
-    status = triangular(d, rz, spare, tau, work, lwork)
+    status = householder_qr(d, rz, spare, tau, work, lwork)
     if status != STATUS_OK:
         return status
     # K := Rz, upper triangular; small := Rz Vn, or Rz if nothing is kept.
@@ -479,10 +489,10 @@ cdef int balanced(Factor f, int rz, int ry, double* Cz, double* Cy, double* Vn, 
     if ry > 0:
         memcpy(spare, Cy, sizeof(double) * <size_t>d * ry)
         scale_rows(f.inverse, spare, d, ry)
-        status = orthonormal(d, ry, spare, tau, work, lwork)
+        status = orthonormalise(d, ry, spare, tau, work, lwork)
         if status != STATUS_OK:
             return status
         scale_rows(f.scale, right, d, rz)
         orthogonalise(d, spare, ry, right, rz, small)
         scale_rows(f.inverse, right, d, rz)
-    return renew(d, rz, left, right, K, small, spare, pivots)
+    return normalise_right(d, rz, left, right, K, small, spare, pivots)

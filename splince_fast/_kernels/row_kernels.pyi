@@ -30,7 +30,12 @@ class Block:
         part_rows: int,
     ) -> None: ...
     def check_sums(
-        self, spread: Float, whole: float, lightest: float, heaviest: float, excess: float
+        self,
+        sample_squares: Float,
+        weight_sum: float,
+        min_weight: float,
+        max_weight: float,
+        excess: float,
     ) -> tuple[bool, bool, bool]: ...
 
 def sample_columns(
@@ -51,10 +56,10 @@ def reduce_chunks(
 def sum_block(
     block: Block,
     inverse: Float,
-    columns: int,
+    task_columns: int,
     stripe: int,
     sums: Float,
-    near: Float,
+    work: Float,
     leverage: Float,
     counter: NDArray[np.int64],
 ) -> None: ...
@@ -72,17 +77,17 @@ def reference_is_far(
     deviation: Float,
     weight: float,
     squares: Float,
-    mean: Float,
-    spread: Float,
-    sampled: float,
-    whole: float,
-    far: float,
+    sample_mean: Float,
+    sample_squares: Float,
+    sample_weight: float,
+    block_weight: float,
+    max_distance: float,
     roundings: float,
 ) -> bool: ...
 def count_classes(
-    labels: Codes, weight: Float | None, known: int
+    labels: Codes, weight: Float | None, n_classes: int
 ) -> tuple[Codes, Codes, Codes, Float, int]: ...
-def choose_rows(size: Float, rate: float, start: int) -> tuple[Codes, Float]: ...
+def choose_rows(leverage: Float, rate: float, start: int) -> tuple[Codes, Float]: ...
 
 class PackedFactors:
     def __init__(self, left: Float, right: Float, mean: Float, shift: Float) -> None: ...

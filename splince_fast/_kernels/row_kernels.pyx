@@ -29,7 +29,7 @@ cdef extern from "csrc/kernels.h" nogil:
     size_t LINE
     ctypedef struct CBlock "Block":
         const void* rows
-        Index width, n, variables, classes, part_rows, columns, turns
+        Index width, n, variables, classes, part_rows, columns, n_rotations
         const Index* index
         const double* weight
         const double* shift
@@ -44,7 +44,7 @@ cdef extern from "csrc/kernels.h" nogil:
         pass
     ctypedef struct Gram:
         void* panels[2]
-        Index height, step, chunk, stripe
+        Index n_panels, panel_stride, chunk, stripe
         void* product
         Phase* phases
     ctypedef struct BlockSums:
@@ -52,44 +52,44 @@ cdef extern from "csrc/kernels.h" nogil:
         const double* inverse
         double* sums
         double* leverage
-        double* near
-        Index pitch, columns, stripe
+        double* work
+        Index work_stride, task_columns, stripe
     ctypedef struct AtomicInt64 "_Atomic(int64_t)":
         pass
     ctypedef struct Matrix:
         char* data
-        Index down, across
+        Index row_stride, column_stride
     ctypedef struct Factors:
         Index rank, width
-    ctypedef struct Erasing:
+    ctypedef struct EraseArguments:
         const Factors* map
         Matrix rows, out
         Index n
-        int halves, streamed
+        int is_float16, streamed
     ctypedef struct Level:
         const char* name
         int width[2]
         int wide
         void (*centre_columns[2])(
-            const CBlock*, void* out, Index first, Index last, double* held) noexcept nogil
-        void (*reduce_chunks[2])(const CBlock*, const Gram*, double* held) noexcept nogil
+            const CBlock*, void* out, Index first, Index last, double* cell_sum) noexcept nogil
+        void (*reduce_chunks[2])(const CBlock*, const Gram*, double* cell_sum) noexcept nogil
         void (*sample_columns[2])(
-            const CBlock*, Index stride, double* shift, double* spread) noexcept nogil
+            const CBlock*, Index stride, double* mean, double* squares) noexcept nogil
         void (*add_lower[2])(
-            double* scatter, Index width, const void* product, Index apart, double sign,
-            const double* vectors, const double* coefficients, Index first,
+            double* scatter, Index width, const void* product, Index product_stride,
+            double sign, const double* vectors, const double* coefficients, Index first,
             Index last) noexcept nogil
         void (*sum_block[2])(const BlockSums*, AtomicInt64*) noexcept nogil
         Index (*factors_size)(Index rank, Index width) noexcept nogil
         void (*pack_factors)(
             Factors*, const double* left, const double* right, const double* mean,
             const double* shift, double* memory) noexcept nogil
-        Index (*erase[2])(const Erasing*) noexcept nogil
+        Index (*erase[2])(const EraseArguments*) noexcept nogil
         int (*squares_finite[2])(Matrix, Index n, Index width) noexcept nogil
     const Level* supported_level(int k)
     void sort_by_cell(
         const Index* codes, Index variables, Index n, Index n_codes, Index part_rows, Index* order,
-        Index* cell, Index* place)
+        Index* cell, Index* positions)
 
 cdef const Level* level = NULL
 
@@ -110,13 +110,13 @@ def level_name():
 def use_level(name):
     """Select an instruction set of `levels` by name, for tests and reports."""
     global level
-    found = levels()
-    if name not in found:
+    names = levels()
+    if name not in names:
         raise ValueError(
             f"instruction set {name!r} is not available on this processor; available: "
-            f"{', '.join(found)}"
+            f"{', '.join(names)}"
         )
-    level = supported_level(found.index(name))
+    level = supported_level(names.index(name))
 
 
 def register_width(itemsize):
@@ -135,21 +135,21 @@ use_level(os.environ.get("SPLINCE_FAST_LEVEL") or levels()[0])
 # --- arrays ---------------------------------------------------------------------------------------
 
 
-cdef struct Table:
+cdef struct Layout:
     Matrix matrix
-    Index n, width, size
+    Index n, width, itemsize
     char kind  # code of the dtype as in the module struct: e, f or d
 
 
-cdef Table look(object array, str name, bint written) except *:
+cdef Layout layout_of(object array, str name, bint writable) except *:
     """Return the memory layout of an aligned (n, d) array of floats.
 
-    The caller must keep the array alive. With `written` the memory must be writable.
+    The caller must keep the array alive. With `writable` the memory must be writable.
     """
     cdef Py_buffer buffer
-    cdef Table table
+    cdef Layout layout
     PyObject_GetBuffer(
-        array, &buffer, PyBUF_STRIDES | PyBUF_FORMAT | (PyBUF_WRITABLE if written else 0)
+        array, &buffer, PyBUF_STRIDES | PyBUF_FORMAT | (PyBUF_WRITABLE if writable else 0)
     )
     try:
         if buffer.ndim != 2 or buffer.format[1] != 0 or buffer.format[0] not in b"efd":
@@ -157,32 +157,37 @@ cdef Table look(object array, str name, bint written) except *:
                 f"{name} has {buffer.ndim} axes and items {buffer.format.decode()!r}; it must be "
                 "(n, d) and 'e', 'f' or 'd'"
             )
-        table.n, table.width, table.size = buffer.shape[0], buffer.shape[1], buffer.itemsize
-        table.kind, table.matrix.data = buffer.format[0], <char*>buffer.buf
+        layout.n, layout.width, layout.itemsize = buffer.shape[0], buffer.shape[1], buffer.itemsize
+        layout.kind, layout.matrix.data = buffer.format[0], <char*>buffer.buf
         # The stride of an axis of length 1 is arbitrary: use the stride of a contiguous array.
-        table.matrix.down = buffer.strides[0] if table.n > 1 else table.width * table.size
-        table.matrix.across = buffer.strides[1] if table.width > 1 else table.size
+        layout.matrix.row_stride = (
+            buffer.strides[0] if layout.n > 1 else layout.width * layout.itemsize)
+        layout.matrix.column_stride = buffer.strides[1] if layout.width > 1 else layout.itemsize
     finally:
         PyBuffer_Release(&buffer)
-    if table.n and table.width and (
-        <size_t>table.matrix.data % table.size or table.matrix.down % table.size
-        or table.matrix.across % table.size
+    if layout.n and layout.width and (
+        <size_t>layout.matrix.data % layout.itemsize or layout.matrix.row_stride % layout.itemsize
+        or layout.matrix.column_stride % layout.itemsize
     ):
-        raise ValueError(f"{name} is not aligned to its items")
-    return table
+        raise ValueError(
+            f"{name} is not aligned: its address and its strides have to be multiples of "
+            f"{layout.itemsize} bytes"
+        )
+    return layout
 
 
-cdef Table look_whole(object array, str name, bint written) except *:
-    """Return the memory layout of a C-contiguous float32 or float64 array, as `look` does."""
-    cdef Table table = look(array, name, written)
-    if table.kind == b"e" or (table.n and table.width and (
-        table.matrix.across != table.size or table.matrix.down != table.width * table.size
+cdef Layout contiguous_layout_of(object array, str name, bint writable) except *:
+    """Return the memory layout of a C-contiguous float32 or float64 array, as `layout_of` does."""
+    cdef Layout layout = layout_of(array, name, writable)
+    if layout.kind == b"e" or (layout.n and layout.width and (
+        layout.matrix.column_stride != layout.itemsize
+        or layout.matrix.row_stride != layout.width * layout.itemsize
     )):
         raise ValueError(f"{name} has to be float32 or float64, and C-contiguous")
-    return table
+    return layout
 
 
-cdef bint within(const Index* numbers, Index n, Index low, Index high) noexcept:
+cdef bint all_in_range(const Index* numbers, Index n, Index low, Index high) noexcept:
     """Return whether low <= numbers[i] < high for all i."""
     cdef Index i, smallest = low, largest = high - 1
     for i in range(n):
@@ -194,22 +199,25 @@ cdef bint within(const Index* numbers, Index n, Index low, Index high) noexcept:
 # --- blocks ---------------------------------------------------------------------------------------
 
 
-cdef int take_rows(CBlock* block, object rows, const Index[::1] index,
+cdef int set_rows(CBlock* block, object rows, const Index[::1] index,
                    const double[::1] weight) except -1:
     """Set the rows, index and weights of `block`; return 0 for float32 rows, 1 for float64 rows."""
-    cdef Table table = look_whole(rows, "rows", False)
-    block.rows, block.width, block.n = table.matrix.data, table.width, table.n
+    cdef Layout layout = contiguous_layout_of(rows, "rows", False)
+    block.rows, block.width, block.n = layout.matrix.data, layout.width, layout.n
     block.index, block.weight = NULL, NULL
     if index is not None:
         block.n = index.shape[0]
         block.index = &index[0] if block.n else NULL
-        if not within(block.index, block.n, 0, table.n):
-            raise ValueError("index has to name rows that exist")
+        if not all_in_range(block.index, block.n, 0, layout.n):
+            raise ValueError(f"index has to contain row numbers from 0 to {layout.n - 1}")
     if block.n < 1 or block.width < 1 or (weight is not None and weight.shape[0] != block.n):
-        raise ValueError("a block needs a row, a feature, and a weight for each row, or none")
+        raise ValueError(
+            f"{block.n} rows of {block.width} features: a block needs at least one of each, and "
+            "weight has to be None or of shape (n,)"
+        )
     if weight is not None:
         block.weight = &weight[0]
-    return table.kind == b"d"
+    return layout.kind == b"d"
 
 
 # If the sums of squares of all rows are below this number, `squares_finite` accepts every row.
@@ -274,12 +282,15 @@ cdef class Block:
         Index part_rows,
     ):
         cdef CBlock* c = &self.c
-        self.dtype = take_rows(c, rows, index, weight)
+        self.dtype = set_rows(c, rows, index, weight)
         if not (
             shift.shape[0] == c.width and (offset is None or offset.shape[0] == c.width)
             and codes.shape[1] == values.shape[1] == c.n and n_codes >= 0 and part_rows > 0
         ):
-            raise ValueError("the shapes of rows, shift, offset and labels contradict each other")
+            raise ValueError(
+                f"shift and offset have to be of shape ({c.width},), codes and values of shapes "
+                f"(v, {c.n}) and (q, {c.n}); n_codes has to be >= 0, and part_rows > 0"
+            )
         self.rows, self.index, self.weight = rows, index, weight
         self.shift, self.offset, self.codes, self.values = shift, offset, codes, values
         self.cells = np.empty((2, c.n), np.intp)
@@ -288,12 +299,12 @@ cdef class Block:
         c.columns, c.shift, c.order, c.cell = values.shape[0], &shift[0], &cells[0, 0], &cells[1, 0]
         c.codes = &codes[0, 0] if c.variables else NULL
         c.values = &values[0, 0] if c.columns else NULL
-        if not within(c.codes, c.variables * c.n, -1, n_codes):
+        if not all_in_range(c.codes, c.variables * c.n, -1, n_codes):
             raise ValueError(f"codes have to be from -1 to {n_codes - 1}")
-        cdef Index[::1] place = np.empty(n_codes + 2, np.intp)
+        cdef Index[::1] positions = np.empty(n_codes + 2, np.intp)
         with nogil:
             sort_by_cell(c.codes, c.variables, c.n, n_codes, part_rows, &cells[0, 0], &cells[1, 0],
-                         &place[0])
+                         &positions[0])
         cdef double[:, ::1] sums
         if offset is not None:
             sums = self.sums = np.empty((2 + n_codes + c.columns, c.width))
@@ -303,19 +314,19 @@ cdef class Block:
     def n(self):
         return self.c.n
 
-    def check_sums(self, const double[::1] spread not None, double whole, double lightest,
-              double heaviest, double excess):
+    def check_sums(self, const double[::1] sample_squares not None, double weight_sum,
+                   double min_weight, double max_weight, double excess):
         """Return whether the sums of `centre_columns` or `reduce_chunks` may be wrong or inexact.
 
         Parameters
         ----------
-        spread : (d,) float64
+        sample_squares : (d,) float64
             Sums of squares of a sample, from `sample_columns`.
-        whole, lightest, heaviest : float
+        weight_sum, min_weight, max_weight : float
             Sum, minimum and maximum of the weights.
         excess : float
-            The shift counts as far if sums[0]^2 exceeds `excess` times `whole` times the sum of
-            squares about the mean, in any column.
+            The shift counts as far if sums[0]^2 exceeds `excess` times `weight_sum` times the sum
+            of squares about the mean, in any column.
 
         Returns
         -------
@@ -328,40 +339,41 @@ cdef class Block:
         """
         cdef const CBlock* c = &self.c
         cdef Index j
-        cdef double largest = 0.0, total, peak, size, square, tip
-        cdef bint suspect = False, far = False, narrow = False
-        if self.offset is None or spread.shape[0] != c.width:
-            raise ValueError("spread has to be of the shape of the shift, and sums to be there")
+        cdef double largest = 0.0, total, peak, magnitude, square, least_deviation
+        cdef bint suspect = False, far = False, needs_float64 = False
+        if self.offset is None or sample_squares.shape[0] != c.width:
+            raise ValueError(f"offset is None, or sample_squares has not shape ({c.width},)")
         for j in range(c.width):
             total, peak = fabs(c.sums[j]), c.sums[c.width + j]
-            size, square = fabs(c.shift[j]) + peak, total * total
-            largest += size * size
+            magnitude, square = fabs(c.shift[j]) + peak, total * total
+            largest += magnitude * magnitude
             suspect |= not isfinite(total)
-            if square > excess * whole * spread[j]:
-                # The row with the largest |y| deviates from the block mean by at least `tip`, which
-                # gives a lower bound of the sum of squares.
-                tip = max(0.0, peak - total / whole)
-                far |= square > excess * whole * (lightest * tip * tip)
-            narrow |= 0.0 < peak and peak * sqrt(lightest) < LEAST_FLOAT32
-            narrow |= peak * sqrt(heaviest * c.n) > MOST_FLOAT32
-        return suspect or not largest < LARGEST_SQUARES, far, narrow
+            if square > excess * weight_sum * sample_squares[j]:
+                # The row with the largest |y| deviates from the block mean by at least
+                # `least_deviation`, which gives a lower bound of the sum of squares.
+                least_deviation = max(0.0, peak - total / weight_sum)
+                far |= square > excess * weight_sum * (
+                    min_weight * least_deviation * least_deviation)
+            needs_float64 |= 0.0 < peak and peak * sqrt(min_weight) < LEAST_FLOAT32
+            needs_float64 |= peak * sqrt(max_weight * c.n) > MOST_FLOAT32
+        return suspect or not largest < LARGEST_SQUARES, far, needs_float64
 
-    cdef CBlock turned(self, const double[:, ::1] rotations) except *:
+    cdef CBlock with_rotations(self, const double[:, ::1] rotations) except *:
         """Return the C struct of the block and `rotations`, an argument of the centring kernels."""
         cdef CBlock c = self.c
         if self.offset is None or rotations.shape[0] < 1 or rotations.shape[1] != 2:
-            raise ValueError("centring has to have an offset and rotations of shape (t, 2)")
+            raise ValueError("the offset has to be an array, and rotations of shape (t, 2), t > 0")
         if c.part_rows % GROUP:
             raise ValueError(f"part_rows has to be a multiple of {GROUP}")
-        c.rotations, c.turns = &rotations[0, 0], rotations.shape[0]
+        c.rotations, c.n_rotations = &rotations[0, 0], rotations.shape[0]
         return c
 
-    cdef Table of_rows(self, object array, str name, Index n, Index width) except *:
+    cdef Layout layout_like_rows(self, object array, str name, Index n, Index width) except *:
         """Return the layout of a writable array of shape (n, width) with the dtype of the rows."""
-        cdef Table table = look_whole(array, name, True)
-        if (table.kind == b"d") != self.dtype or table.n != n or table.width != width:
+        cdef Layout layout = contiguous_layout_of(array, name, True)
+        if (layout.kind == b"d") != self.dtype or layout.n != n or layout.width != width:
             raise ValueError(f"{name} has to be of the dtype of rows and of shape ({n}, {width})")
-        return table
+        return layout
 
 
 def sample_columns(rows, const Index[::1] index, const double[::1] weight, Index stride):
@@ -383,13 +395,13 @@ def sample_columns(rows, const Index[::1] index, const double[::1] weight, Index
         Mean, and sum of squares.
     """
     cdef CBlock block
-    cdef int dtype = take_rows(&block, rows, index, weight)
+    cdef int dtype = set_rows(&block, rows, index, weight)
     if stride < 1:
-        raise ValueError("a sample needs a stride of at least 1")
+        raise ValueError(f"stride has to be at least 1, not {stride}")
     sample = np.empty((2, block.width))
-    cdef double[:, ::1] to = sample
+    cdef double[:, ::1] out = sample
     with nogil:
-        level.sample_columns[dtype](&block, stride, &to[0, 0], &to[1, 0])
+        level.sample_columns[dtype](&block, stride, &out[0, 0], &out[1, 0])
     return sample
 
 
@@ -419,13 +431,14 @@ def centre_columns(Block block not None, const double[:, ::1] rotations not None
     first, last : int
         Range of columns.
     """
-    cdef CBlock c = block.turned(rotations)
-    cdef Table to = block.of_rows(out, "out", (c.n + GROUP - 1) // GROUP * GROUP, c.width)
+    cdef CBlock c = block.with_rotations(rotations)
+    cdef Index padded_rows = (c.n + GROUP - 1) // GROUP * GROUP
+    cdef Layout layout = block.layout_like_rows(out, "out", padded_rows, c.width)
     if not 0 <= first <= last <= c.width:
-        raise ValueError("first and last are no range of columns")
-    cdef double[::1] held = np.empty(c.width)
+        raise ValueError(f"first and last have to satisfy 0 <= first <= last <= {c.width}")
+    cdef double[::1] cell_sum = np.empty(c.width)
     with nogil:
-        level.centre_columns[block.dtype](&c, to.matrix.data, first, last, &held[0])
+        level.centre_columns[block.dtype](&c, layout.matrix.data, first, last, &cell_sum[0])
 
 
 def reduce_chunks(Block block not None, const double[:, ::1] rotations not None, Index chunk,
@@ -446,38 +459,46 @@ def reduce_chunks(Block block not None, const double[:, ::1] rotations not None,
     stripe : int
         Number of columns per centring task, a multiple of `lanes`. A register holds `lanes`
         numbers.
-    panels : (2 p, step), dtype of the rows
-        Work memory for two chunks, in p panels of `lanes` columns each; step >= chunk lanes.
+    panels : (2 p, panel_stride), dtype of the rows
+        Work memory for two chunks, in p panels of `lanes` columns each;
+        panel_stride >= chunk lanes.
     product : (p lanes, p lanes), dtype of the rows
         Output, Fortran-ordered with a valid lower triangle.
     counters : (chunks + 1, 16) int64
         Zeros before the call; the kernel counts begun and finished tasks.
     """
-    cdef CBlock c = block.turned(rotations)
+    cdef CBlock c = block.with_rotations(rotations)
     cdef Gram memory
-    cdef Index lanes = level.width[block.dtype], height = (c.width + lanes - 1) // lanes
-    cdef Index step = look(panels, "panels", True).width
-    if chunk < GROUP or chunk % GROUP or stripe < lanes or stripe % lanes or step // lanes < chunk:
+    cdef Index lanes = level.width[block.dtype], n_panels = (c.width + lanes - 1) // lanes
+    cdef Index panel_stride = layout_of(panels, "panels", True).width
+    if (chunk < GROUP or chunk % GROUP or stripe < lanes or stripe % lanes
+            or panel_stride // lanes < chunk):
         raise ValueError(
-            f"chunk has to be a multiple of {GROUP}, stripe of {lanes}, and a row of panels has "
-            "to hold a chunk"
+            f"chunk has to be a multiple of {GROUP}, stripe of {lanes}, and a row of panels has to "
+            f"contain at least {lanes} chunk numbers"
         )
     if counters.shape[0] != (c.n + chunk - 1) // chunk + 1 or counters.shape[1] != 16:
-        raise ValueError("counters has to have 16 numbers for each chunk, and for one more")
-    memory.height, memory.step, memory.chunk, memory.stripe = height, step, chunk, stripe
-    memory.panels[0] = block.of_rows(panels, "panels", 2 * height, step).matrix.data
-    memory.panels[1] = <char*>memory.panels[0] + height * step * (8 if block.dtype else 4)
-    memory.product = block.of_rows(product, "product", height * lanes, height * lanes).matrix.data
+        raise ValueError(
+            f"counters has to be of shape ({(c.n + chunk - 1) // chunk + 1}, 16): one row per "
+            "chunk, and one more"
+        )
+    memory.n_panels, memory.panel_stride = n_panels, panel_stride
+    memory.chunk, memory.stripe = chunk, stripe
+    memory.panels[0] = block.layout_like_rows(
+        panels, "panels", 2 * n_panels, panel_stride).matrix.data
+    memory.panels[1] = <char*>memory.panels[0] + n_panels * panel_stride * (8 if block.dtype else 4)
+    memory.product = block.layout_like_rows(
+        product, "product", n_panels * lanes, n_panels * lanes).matrix.data
     memory.phases = <Phase*>&counters[0, 0]
     # Allocated before the first task: other threads would wait forever for a task that fails.
-    cdef double[::1] held = np.empty(c.width)
+    cdef double[::1] cell_sum = np.empty(c.width)
     with nogil:
-        level.reduce_chunks[block.dtype](&c, &memory, &held[0])
+        level.reduce_chunks[block.dtype](&c, &memory, &cell_sum[0])
 
 
 def sum_block(
-    Block block not None, const double[::1] inverse not None, Index columns, Index stripe,
-    double[:, :, ::1] sums not None, double[:, :, ::1] near not None,
+    Block block not None, const double[::1] inverse not None, Index task_columns, Index stripe,
+    double[:, :, ::1] sums not None, double[:, :, ::1] work not None,
     double[:, ::1] leverage not None, int64_t[::1] counter not None,
 ):
     """Compute the sums of each part of a block, and the leverages of its rows, in one pass.
@@ -497,13 +518,13 @@ def sum_block(
         The rows and labels.
     inverse : (d,) float64
         Inverse variances of the features.
-    columns : int
+    task_columns : int
         Number of columns per task, a multiple of `stripe`.
     stripe : int
         Number of columns per partial leverage, a multiple of 16.
     sums : (parts, 2 + k + q, d) float64
         Output.
-    near : (parts, 4, at least d) float64
+    work : (parts, 4, at least d) float64
         Work memory; fastest if rows begin at cache lines.
     leverage : (d / stripe rounded up, n) float64
         Output.
@@ -513,16 +534,19 @@ def sum_block(
     cdef BlockSums s
     cdef const CBlock* c = &block.c
     cdef Index parts = (c.n + c.part_rows - 1) // c.part_rows
-    s.block, s.stripe, s.columns, s.pitch = c, stripe, columns, near.shape[2]
+    s.block, s.stripe, s.task_columns, s.work_stride = c, stripe, task_columns, work.shape[2]
     if not (
-        stripe > 0 and stripe % 16 == 0 and columns > 0 and columns % stripe == 0
+        stripe > 0 and stripe % 16 == 0 and task_columns > 0 and task_columns % stripe == 0
         and inverse.shape[0] == sums.shape[2] == c.width
-        and sums.shape[1] == 2 + c.classes + c.columns and sums.shape[0] == near.shape[0] == parts
-        and near.shape[1] == 4 and near.shape[2] >= c.width and leverage.shape[1] == c.n
+        and sums.shape[1] == 2 + c.classes + c.columns and sums.shape[0] == work.shape[0] == parts
+        and work.shape[1] == 4 and work.shape[2] >= c.width and leverage.shape[1] == c.n
         and leverage.shape[0] == (c.width + stripe - 1) // stripe and counter.shape[0] == 1
     ):
-        raise ValueError("the shapes of the block, its sums and leverages contradict each other")
-    s.inverse, s.sums, s.near = &inverse[0], &sums[0, 0, 0], &near[0, 0, 0]
+        raise ValueError(
+            "stripe has to be a multiple of 16, task_columns of stripe, and inverse, sums, work, "
+            "leverage and counter of the shapes in the docstring"
+        )
+    s.inverse, s.sums, s.work = &inverse[0], &sums[0, 0, 0], &work[0, 0, 0]
     s.leverage = &leverage[0, 0]
     with nogil:
         level.sum_block[block.dtype](&s, <AtomicInt64*>&counter[0])
@@ -550,29 +574,35 @@ def add_lower(double[::1, :] scatter not None, const Real[::1, :] product not No
     first, last : int
         Range of columns.
     """
-    cdef Index d = scatter.shape[0], apart = product.shape[0]
+    cdef Index d = scatter.shape[0], product_stride = product.shape[0]
     if not (
-        d > 0 and scatter.shape[1] == vectors.shape[1] == d and product.shape[1] == apart
-        and (apart == 0 or apart >= d) and vectors.shape[0] == coefficients.shape[0] == 2
+        d > 0 and scatter.shape[1] == vectors.shape[1] == d and product.shape[1] == product_stride
+        and (product_stride == 0 or product_stride >= d)
+        and vectors.shape[0] == coefficients.shape[0] == 2
         and 0 <= first <= last <= (d + 1) // 2
     ):
-        raise ValueError("scatter, product and vectors do not fit, or first..last is no range of "
-                         "its columns")
-    cdef const void* added = &product[0, 0] if apart else NULL
+        raise ValueError(
+            "scatter has to be of shape (d, d), product of shape (0, 0) or (m, m) with m >= d, "
+            "vectors of shape (2, d), coefficients of shape (2,), and 0 <= first <= last <= "
+            f"{(d + 1) // 2}"
+        )
+    cdef const void* added = &product[0, 0] if product_stride else NULL
     with nogil:
         level.add_lower[0 if Real is float else 1](
-            &scatter[0, 0], d, added, apart, sign, &vectors[0, 0], &coefficients[0], first, last)
+            &scatter[0, 0], d, added, product_stride, sign, &vectors[0, 0], &coefficients[0],
+            first, last)
 
 
 def reference_is_far(
     const double[:] reference not None, const double[:] deviation not None, double weight,
-    const double[:] squares not None, const double[:] mean not None,
-    const double[:] spread not None, double sampled, double whole, double far, double roundings,
+    const double[:] squares not None, const double[:] sample_mean not None,
+    const double[:] sample_squares not None, double sample_weight, double block_weight,
+    double max_distance, double roundings,
 ):
     """Return whether merging a block would move the mean too far from the reference point.
 
-    Too far means more than `far` standard deviations in at least one feature. The mean and the
-    standard deviations after the merge are estimated from a sample of the block.
+    Too far means more than `max_distance` standard deviations in at least one feature. The mean and
+    the standard deviations after the merge are estimated from a sample of the block.
 
     Parameters
     ----------
@@ -580,32 +610,34 @@ def reference_is_far(
         Reference point of the state.
     deviation, weight, squares : (d,) float64, float, (d,) float64
         Sums of the state before the merge: sum w (x - reference), sum w, and sum w (x - mean)^2.
-    mean, spread : (d,) float64
+    sample_mean, sample_squares : (d,) float64
         Mean of a sample of the block, and weighted sum of squares about this mean.
-    sampled, whole : float
+    sample_weight, block_weight : float
         Weight sums of the sample and of the block.
-    far : float
+    max_distance : float
         Maximum distance in standard deviations.
     roundings : float
         Distances up to this value times |reference| count as rounding error.
     """
     cdef Index d = reference.shape[0], j
-    cdef double together = weight + whole, ahead, drift, gap, total
-    if not d == deviation.shape[0] == squares.shape[0] == mean.shape[0] == spread.shape[0]:
-        raise ValueError("the shapes of a state and a sample contradict each other")
+    cdef double total_weight = weight + block_weight
+    cdef double sample_offset, drift, difference, merged_squares
+    if not (d == deviation.shape[0] == squares.shape[0] == sample_mean.shape[0]
+            == sample_squares.shape[0]):
+        raise ValueError(f"the sums of the state and the sample have to be of shape ({d},)")
     for j in range(d):
-        ahead = mean[j] - reference[j]
-        drift = (deviation[j] + whole * ahead) / together
-        gap = ahead - deviation[j] / weight
-        total = squares[j] + spread[j] * (whole / sampled)
-        total += weight * whole / together * gap * gap
+        sample_offset = sample_mean[j] - reference[j]
+        drift = (deviation[j] + block_weight * sample_offset) / total_weight
+        difference = sample_offset - deviation[j] / weight
+        merged_squares = squares[j] + sample_squares[j] * (block_weight / sample_weight)
+        merged_squares += weight * block_weight / total_weight * difference * difference
         if (fabs(drift) > roundings * fabs(reference[j])
-                and drift * drift * together > far * far * total):
+                and drift * drift * total_weight > max_distance * max_distance * merged_squares):
             return True
     return False
 
 
-def count_classes(const Index[::1] labels not None, const double[::1] weight, Index known):
+def count_classes(const Index[::1] labels not None, const double[::1] weight, Index n_classes):
     """Number the classes of a block in order of first occurrence, and count the rows per class.
 
     The numbers depend only on the block, not on the class codes of the state.
@@ -616,7 +648,7 @@ def count_classes(const Index[::1] labels not None, const double[::1] weight, In
         Class codes of the state; -1 for a missing label.
     weight : (n,) float64, or None for unit weights
         Weights of the rows.
-    known : int
+    n_classes : int
         Number of classes in the state before the block.
 
     Returns
@@ -628,32 +660,32 @@ def count_classes(const Index[::1] labels not None, const double[::1] weight, In
     int
         Number of classes in the state after the block.
     """
-    cdef Index n = labels.shape[0], k = max(known, 0), number = 0, i, c
+    cdef Index n = labels.shape[0], k = max(n_classes, 0), n_present = 0, i, c
     if weight is not None and weight.shape[0] != n:
         raise ValueError(f"weight has to be of shape ({n},)")
     for i in range(n):
         if labels[i] < -1:
-            raise ValueError("a label is below -1")
+            raise ValueError(f"labels have to be at least -1; one is {labels[i]}")
         k = max(k, labels[i] + 1)
-    found, weights = np.empty((3, n), np.intp), np.empty(n)
-    cdef Index[:, ::1] to = found
-    cdef double[::1] total = weights
-    cdef Index[::1] place = np.full(k, -1, np.intp)
+    out_a, weights = np.empty((3, n), np.intp), np.empty(n)
+    cdef Index[:, ::1] out = out_a
+    cdef double[::1] weight_sums = weights
+    cdef Index[::1] class_number = np.full(k, -1, np.intp)
     with nogil:
         for i in range(n):
             c = labels[i]
-            if c >= 0 and place[c] < 0:
-                place[c] = number
-                to[1, number], to[2, number], total[number] = c, 0, 0.0
-                number += 1
-            to[0, i] = place[c] if c >= 0 else -1
+            if c >= 0 and class_number[c] < 0:
+                class_number[c] = n_present
+                out[1, n_present], out[2, n_present], weight_sums[n_present] = c, 0, 0.0
+                n_present += 1
+            out[0, i] = class_number[c] if c >= 0 else -1
             if c >= 0:
-                to[2, place[c]] += 1
-                total[place[c]] += 1.0 if weight is None else weight[i]
-    return found[0], found[1, :number], found[2, :number], weights[:number], k
+                out[2, class_number[c]] += 1
+                weight_sums[class_number[c]] += 1.0 if weight is None else weight[i]
+    return out_a[0], out_a[1, :n_present], out_a[2, :n_present], weights[:n_present], k
 
 
-def choose_rows(const double[::1] size not None, double rate, uint64_t start):
+def choose_rows(const double[::1] leverage not None, double rate, uint64_t start):
     """Sample rows independently, with probabilities bounded below by `rate` (Poisson sampling).
 
     Row i is sampled with probability p_i = min(1, rate max(1, q_i / mean q)): the condition is
@@ -661,7 +693,7 @@ def choose_rows(const double[::1] size not None, double rate, uint64_t start):
 
     Parameters
     ----------
-    size : (n,) float64
+    leverage : (n,) float64
         Leverages q of the rows.
     rate : float in (0, 1]
         Minimum probability.
@@ -673,26 +705,26 @@ def choose_rows(const double[::1] size not None, double rate, uint64_t start):
     (k,) intp, (k,) float64
         Indices of the sampled rows, and the probabilities p_i.
     """
-    cdef Index n = size.shape[0], taken = 0, i
+    cdef Index n = leverage.shape[0], n_sampled = 0, i
     cdef double mean = 0.0, probability
-    cdef uint64_t mixed
-    chosen_a, inclusion_a = np.empty(n, np.intp), np.empty(n)
-    cdef Index[::1] chosen = chosen_a
-    cdef double[::1] inclusion = inclusion_a
+    cdef uint64_t hashed
+    sampled_a, probabilities_a = np.empty(n, np.intp), np.empty(n)
+    cdef Index[::1] sampled = sampled_a
+    cdef double[::1] probabilities = probabilities_a
     for i in range(n):
-        mean += size[i]
+        mean += leverage[i]
     mean = mean / n if mean > 0.0 else 1.0
     for i in range(n):
-        probability = min(1.0, max(rate, rate * (size[i] / mean)))
-        mixed = (start + <uint64_t>i + 1) * 0x9E3779B97F4A7C15u
-        mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9u
-        mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EBu
-        mixed ^= mixed >> 31
+        probability = min(1.0, max(rate, rate * (leverage[i] / mean)))
+        hashed = (start + <uint64_t>i + 1) * 0x9E3779B97F4A7C15u
+        hashed = (hashed ^ (hashed >> 30)) * 0xBF58476D1CE4E5B9u
+        hashed = (hashed ^ (hashed >> 27)) * 0x94D049BB133111EBu
+        hashed ^= hashed >> 31
         # Store every row, and advance only past sampled rows: a branch would be mispredicted. The
-        # 53 highest bits of `mixed` give a number in [0, 1).
-        chosen[taken], inclusion[taken] = i, probability
-        taken += (mixed >> 11) * 2.0 ** -53 < probability
-    return chosen_a[:taken], inclusion_a[:taken]
+        # 53 highest bits of `hashed` give a number in [0, 1).
+        sampled[n_sampled], probabilities[n_sampled] = i, probability
+        n_sampled += (hashed >> 11) * 2.0 ** -53 < probability
+    return sampled_a[:n_sampled], probabilities_a[:n_sampled]
 
 
 # --- erase ---------------------------------------------------------------------------------------
@@ -724,11 +756,12 @@ cdef class PackedFactors:
             )
         self.kernels = level
         self.map.rank, self.map.width = rank, width
-        cdef Index spare = LINE // sizeof(double)
-        cdef double[::1] memory = np.empty(self.kernels.factors_size(rank, width) + spare)
+        cdef Index numbers_per_line = LINE // sizeof(double)
+        cdef double[::1] memory = np.empty(self.kernels.factors_size(rank, width)
+                                              + numbers_per_line)
         self.memory = memory
         # The factors begin at a cache line.
-        cdef Index skip = -(<size_t>&memory[0] // sizeof(double)) % spare
+        cdef Index skip = -(<size_t>&memory[0] // sizeof(double)) % numbers_per_line
         self.kernels.pack_factors(
             &self.map, &left[0, 0] if rank and width else NULL,
             &right[0, 0] if rank and width else NULL, &mean[0] if width else NULL,
@@ -736,7 +769,8 @@ cdef class PackedFactors:
         )
 
     def __reduce__(self):
-        raise TypeError("packed factors belong to one processor; pack them again")
+        raise TypeError("PackedFactors depend on the processor, so that they cannot be pickled; "
+                        "pickle left, right, mean and shift instead")
 
 
 def apply_rows(PackedFactors factors not None, rows, out, Index start, Index stop,
@@ -761,8 +795,8 @@ def apply_rows(PackedFactors factors not None, rows, out, Index start, Index sto
     int
         Index of the first row with a finite number that overflows float16, or -1.
     """
-    cdef Table source = look(rows, "rows", False), target = look(out, "out", True)
-    cdef Erasing task
+    cdef Layout source = layout_of(rows, "rows", False), target = layout_of(out, "out", True)
+    cdef EraseArguments arguments
     cdef Index row
     if (source.n != target.n or source.kind != target.kind
             or source.width != factors.map.width or target.width != factors.map.width):
@@ -772,13 +806,14 @@ def apply_rows(PackedFactors factors not None, rows, out, Index start, Index sto
             f"{factors.map.width} columns"
         )
     if not 0 <= start <= stop <= source.n:
-        raise ValueError(f"rows {start} to {stop} of {source.n}")
-    task.map, task.n, task.streamed = &factors.map, stop - start, streamed
-    task.rows, task.out, task.halves = source.matrix, target.matrix, source.kind == b"e"
-    task.rows.data += start * task.rows.down
-    task.out.data += start * task.out.down
+        raise ValueError(f"start={start} to stop={stop} is not a range of the {source.n} rows")
+    arguments.map, arguments.n, arguments.streamed = &factors.map, stop - start, streamed
+    arguments.rows, arguments.out = source.matrix, target.matrix
+    arguments.is_float16 = source.kind == b"e"
+    arguments.rows.data += start * arguments.rows.row_stride
+    arguments.out.data += start * arguments.out.row_stride
     with nogil:
-        row = factors.kernels.erase[source.kind == b"d"](&task)
+        row = factors.kernels.erase[source.kind == b"d"](&arguments)
     if row == NO_MEMORY:
         raise MemoryError("no memory to erase rows; nothing was written")
     return start + row if row >= 0 else -1
@@ -796,13 +831,14 @@ def squares_finite(rows, Index start, Index stop):
     start, stop : int
         Range of rows.
     """
-    cdef Table table = look(rows, "rows", False)
+    cdef Layout layout = layout_of(rows, "rows", False)
     cdef int finite
-    if table.kind == b"e" or table.matrix.across != table.size:
-        raise ValueError("rows must be float32 or float64, each in one piece")
-    if not 0 <= start <= stop <= table.n:
-        raise ValueError(f"rows {start} to {stop} of {table.n}")
-    table.matrix.data += start * table.matrix.down
+    if layout.kind == b"e" or layout.matrix.column_stride != layout.itemsize:
+        raise ValueError("rows has to be float32 or float64, and every row contiguous")
+    if not 0 <= start <= stop <= layout.n:
+        raise ValueError(f"start={start} to stop={stop} is not a range of the {layout.n} rows")
+    layout.matrix.data += start * layout.matrix.row_stride
     with nogil:
-        finite = level.squares_finite[table.kind == b"d"](table.matrix, stop - start, table.width)
+        finite = level.squares_finite[layout.kind == b"d"](
+            layout.matrix, stop - start, layout.width)
     return finite != 0

@@ -28,18 +28,18 @@ def class_span(const double[:, ::1] sums not None, const double[::1] weights not
     weights : (k,) float64
         Weight sum per class.
     """
-    cdef Py_ssize_t k = sums.shape[0], d = sums.shape[1], c, j, present = 0, largest = 0, row = 0
-    cdef double weight = 0.0, share, factor
+    cdef Py_ssize_t k = sums.shape[0], d = sums.shape[1], c, j, n_present = 0, largest = 0, row = 0
+    cdef double weight = 0.0, fraction, factor
     check_length(weights.shape[0], k, "weights")
     for c in range(k):
         weight += weights[c]
         if weights[c] > 0.0:
-            present += 1
+            n_present += 1
         if weights[c] > weights[largest]:
             largest = c
-    if present < 2:
+    if n_present < 2:
         return np.zeros((0, d))
-    span_a = np.empty((present - 1, d))
+    span_a = np.empty((n_present - 1, d))
     cdef double[:, ::1] span = span_a
     cdef double* total = <double*>calloc(d, sizeof(double))
     if total == NULL:
@@ -51,10 +51,10 @@ def class_span(const double[:, ::1] sums not None, const double[::1] weights not
         for c in range(k):
             if c == largest or weights[c] <= 0.0:
                 continue
-            share = weights[c] / weight
-            factor = 1.0 / (weight * sqrt(share * (1.0 - share)))
+            fraction = weights[c] / weight
+            factor = 1.0 / (weight * sqrt(fraction * (1.0 - fraction)))
             for j in range(d):
-                span[row, j] = factor * (sums[c, j] - share * total[j])
+                span[row, j] = factor * (sums[c, j] - fraction * total[j])
             row += 1
     free(total)
     return span_a
@@ -89,7 +89,7 @@ def column_deviations(const double[::1] z_sum not None, const double[:, ::1] squ
     those of `column_span`.
     """
     cdef Py_ssize_t k = z_sum.shape[0], c
-    cdef double mean, square, variance, floor
+    cdef double mean, square, variance, threshold
     check_length(squares.shape[0], k, "squares")
     check_length(squares.shape[1], k, "squares")
     check_length(reference.shape[0], k, "reference")
@@ -98,8 +98,8 @@ def column_deviations(const double[::1] z_sum not None, const double[:, ::1] squ
     for c in range(k):
         mean, square = z_sum[c] / weight, squares[c, c] / weight
         variance = square - mean * mean
-        floor = CONSTANT * (fabs(reference[c]) + sqrt(square))
-        deviations[c] = sqrt(variance) if variance > floor * floor else 0.0
+        threshold = CONSTANT * (fabs(reference[c]) + sqrt(square))
+        deviations[c] = sqrt(variance) if variance > threshold * threshold else 0.0
     return deviations_a
 
 
@@ -125,19 +125,19 @@ def column_span(const double[:, ::1] products not None, const double[::1] z_sum 
         Weight sum of the labelled rows.
     """
     cdef Py_ssize_t k = products.shape[0], d = products.shape[1], c, j, row = 0
-    cdef double share, factor
+    cdef double mean, factor
     check_length(z_sum.shape[0], k, "z_sum")
     check_length(x_sum.shape[0], d, "x_sum")
-    cdef double[::1] units = column_deviations(z_sum, squares, reference, weight)
+    cdef double[::1] deviations = column_deviations(z_sum, squares, reference, weight)
     span_a = np.empty((k, d))
     cdef double[:, ::1] span = span_a
     with nogil:
         for c in range(k):
-            if units[c] == 0.0:
+            if deviations[c] == 0.0:
                 continue
-            share = z_sum[c] / weight
-            factor = 1.0 / (weight * units[c])
+            mean = z_sum[c] / weight
+            factor = 1.0 / (weight * deviations[c])
             for j in range(d):
-                span[row, j] = factor * (products[c, j] - share * x_sum[j])
+                span[row, j] = factor * (products[c, j] - mean * x_sum[j])
             row += 1
     return span_a[:row]

@@ -41,7 +41,7 @@ def dense(
     intensity: float = 0.0,
     solver: str = "auto",
     memory: Float | None = None,
-    left_out: NDArray[np.intp] = kernels.NONE_LEFT_OUT,
+    left_out: NDArray[np.intp] = kernels.NO_FEATURES,
 ) -> Factor:
     """Return the factor L of the shrunk covariance, L L^T = (1 - a) S + a (tr S / d) I.
 
@@ -117,10 +117,10 @@ def weak_features(
     """
     automatic = isinstance(min_scale, str)
     if not min_scale or (automatic and shrinkage):
-        return np.asarray(kernels.NONE_LEFT_OUT)
+        return np.asarray(kernels.NO_FEATURES)
     scale = tolerances.MIN_SCALE if isinstance(min_scale, str) else float(min_scale)
     relative = roundoff if automatic and roundoff > tolerances.EPS else 0.0
     if not kernels.count_weak(variances, mean, scale, relative):
-        return np.asarray(kernels.NONE_LEFT_OUT)
+        return np.asarray(kernels.NO_FEATURES)
     weak = (variances < scale * (scale * variances.mean())) | (variances < (relative * mean) ** 2)
     return np.flatnonzero(weak & (variances > (tolerances.CONSTANT * mean) ** 2))

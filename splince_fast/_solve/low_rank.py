@@ -61,7 +61,7 @@ class LowRank:
         return np.asarray((rows * self.unexplained) @ rows.T + images @ images.T)
 
     def factor(
-        self, intensity: float = 0.0, left_out: NDArray[np.intp] = kernels.NONE_LEFT_OUT
+        self, intensity: float = 0.0, left_out: NDArray[np.intp] = kernels.NO_FEATURES
     ) -> Factor:
         """Return the factor L with L L^T = (1 - a) M + a (tr M / d) I and a = `intensity`.
 

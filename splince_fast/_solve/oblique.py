@@ -277,6 +277,6 @@ def sensitivity(left: Float, right: Float, mean: Float, variance: float) -> tupl
     """
     if variance <= 0.0:
         return 0.0, 0.0
-    norm, offset = status.amplified(left, right, mean, variance)
+    norm, offset = status.norm_and_offset(left, right, mean, variance)
     effect: float = tolerances.EPS32 * norm * ((1.0 + offset) / len(mean)) ** 0.5
     return min(effect, float(np.finfo(np.float64).max)), norm

@@ -656,24 +656,25 @@ def arguments_of(entry: str, dtype: Any) -> dict[str, Any]:
             "last": 5,
         },
         "check_sums": {
-            "spread": np.ones(D), "whole": 1.0, "lightest": 1.0, "heaviest": 1.0, "excess": 4.0,
+            "sample_squares": np.ones(D), "weight_sum": 1.0, "min_weight": 1.0, "max_weight": 1.0,
+            "excess": 4.0,
         },
         "reference_is_far": {
             "reference": np.zeros(D), "deviation": np.zeros(D), "weight": 1.0,
-            "squares": np.ones(D), "mean": np.zeros(D), "spread": np.ones(D), "sampled": 1.0,
-            "whole": 1.0, "far": 16.0, "roundings": 1e-13,
+            "squares": np.ones(D), "sample_mean": np.zeros(D), "sample_squares": np.ones(D),
+            "sample_weight": 1.0, "block_weight": 1.0, "max_distance": 16.0, "roundings": 1e-13,
         },
         "sum_block": {
-            "block": taken, "inverse": np.ones(D), "columns": 16, "stripe": 16,
-            "sums": np.zeros((2, 4 + CLASSES, D)), "near": np.zeros((2, 4, D)),
+            "block": taken, "inverse": np.ones(D), "task_columns": 16, "stripe": 16,
+            "sums": np.zeros((2, 4 + CLASSES, D)), "work": np.zeros((2, 4, D)),
             "leverage": np.zeros((1, N)), "counter": np.zeros(1, np.int64),
         },
         "PackedFactors": {
             "left": np.ones((2, D)), "right": np.ones((2, D)), "mean": np.zeros(D),
             "shift": np.zeros(2),
         },
-        "count_classes": {"labels": codes_of(N), "weight": np.ones(N), "known": 1},
-        "choose_rows": {"size": np.ones(N), "rate": 0.5, "start": 0},
+        "count_classes": {"labels": codes_of(N), "weight": np.ones(N), "n_classes": 1},
+        "choose_rows": {"leverage": np.ones(N), "rate": 0.5, "start": 0},
     }[entry]  # fmt: skip
 
 
@@ -694,17 +695,17 @@ WRITTEN = {
     "centre_columns": {"out"},
     "reduce_chunks": {"panels", "product", "counters"},
     "add_lower": {"scatter"},
-    "sum_block": {"sums", "near", "leverage", "counter"},
+    "sum_block": {"sums", "work", "leverage", "counter"},
 }
 # Sizes that are an argument's own.
 FREE = {
     ("Block", "codes", 0),
     ("Block", "values", 0), ("centre_columns", "rotations", 0), ("reduce_chunks", "rotations", 0),
-    ("count_classes", "labels", 0), ("choose_rows", "size", 0),
+    ("count_classes", "labels", 0), ("choose_rows", "leverage", 0),
     ("sample_columns", "rows", 1), ("sample_columns", "rows", 0), ("Block", "rows", 0),
 }  # fmt: skip
 # Sizes with room to spare.
-ROOMY = {("reduce_chunks", "panels", 1), ("sum_block", "near", 2)}
+ROOMY = {("reduce_chunks", "panels", 1), ("sum_block", "work", 2)}
 # Rows that the index does not name, and sizes that are taken from another argument.
 OPTIONAL = {"index", "weight", "offset"}
 
@@ -768,15 +769,13 @@ def test_an_argument_that_does_not_fit_is_refused(entry: str, dtype: Any) -> Non
         ("reduce_chunks", {"chunk": 12}), ("reduce_chunks", {"stripe": 0}),
         ("add_lower", {"first": -1}), ("add_lower", {"last": 6}),
         ("count_classes", {"labels": np.full(N, -2)}), ("sum_block", {"stripe": 0}),
-        ("sum_block", {"columns": 0}), ("sum_block", {"columns": 17}),
+        ("sum_block", {"task_columns": 0}), ("sum_block", {"task_columns": 17}),
     ],
 )  # fmt: skip
 def test_a_number_out_of_range_is_refused(entry: str, change: dict[str, Any]) -> None:
     given = arguments_of(entry, np.float64)
     before = {k: v.copy() for k, v in given.items() if isinstance(v, np.ndarray)}
-    with pytest.raises(
-        ValueError, match=r"ha[sve]+ to|no range|needs|too small|below|contradict|do not fit"
-    ):
+    with pytest.raises(ValueError, match=r"ha(s|ve) to|needs"):
         getattr(row_kernels, entry)(*(given | change).values())
     assert all(given[name].tobytes() == array.tobytes() for name, array in before.items())
 

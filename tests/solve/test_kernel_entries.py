@@ -100,20 +100,22 @@ def entries() -> Iterator[Any]:
     )  # fmt: skip
     yield pytest.param(
         Entry(
-            lambda **a: factor.amplified(**a, variance=1.0),
+            lambda **a: factor.norm_and_offset(**a, variance=1.0),
             {"left": numbers(K, D), "right": numbers(K, D), "mean": np.ones(D)},
         ),
-        id="amplified",
+        id="norm_and_offset",
     )
     figures = {"variances": np.ones(D), "mean": np.ones(D)}
     yield pytest.param(
-        Entry(lambda **a: factor.count_weak(**a, min_scale=0.1, own=0.0), figures), id="count_weak"
+        Entry(lambda **a: factor.count_weak(**a, min_scale=0.1, mean_fraction=0.0), figures),
+        id="count_weak",
     )
     yield pytest.param(
         Entry(
             lambda **a: factor.of_columns(**a, smallest=1.0, constant=1e-14),
-            {"columns": numbers(K, D), "half": np.ones(D), "shrink": np.zeros(K)} | figures,
-            written=frozenset({"columns", "half", "shrink"}),
+            {"columns": numbers(K, D), "diagonal_scale": np.ones(D), "column_scale": np.zeros(K)}
+            | figures,
+            written=frozenset({"columns", "diagonal_scale", "column_scale"}),
         ),
         id="low_rank",
     )
@@ -289,5 +291,18 @@ def test_features_left_out_must_be_features_in_order() -> None:
 
 
 def test_a_covariance_of_no_feature_is_refused() -> None:
-    with pytest.raises(ValueError, match="no feature"):
+    with pytest.raises(ValueError, match="at least one feature"):
         dense(np.empty((0, 0), order="F"), np.empty(0), np.empty(0))
+
+
+@pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.parametrize("sine", [1e-3, 1e-160])
+def test_the_norm_of_right_is_infinite_if_its_square_overflows(k: int, sine: float) -> None:
+    kept = np.eye(4)[::2][:k].copy()
+    erased = kept + sine * np.eye(4)[1::2][:k]
+    f = factor.identity(np.ones(4), 1.0)
+    result = oblique.oblique(
+        f, erased, kept, noise=0.0, relative=1e-14, drop_below=0.0, may_drop=False
+    )
+    norm = result[14]
+    assert norm == (pytest.approx(1e3, rel=1e-6) if sine == 1e-3 else np.inf)

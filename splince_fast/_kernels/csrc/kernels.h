@@ -46,16 +46,16 @@
 #endif
 
 #define LINE 64 /* bytes per cache line */
-#define AHEAD 8 /* prefetch distance in rows */
+#define PREFETCH_ROWS 8 /* prefetch distance in rows */
 #define GROUP 4 /* number of rows that are summed together */
 #define NO_ROW (-1)
 #define NO_MEMORY (-2)
 
 typedef ptrdiff_t Index; /* NumPy's intp */
 
-INLINE Index smaller(Index a, Index b) { return a < b ? a : b; }
-INLINE Index larger(Index a, Index b) { return a > b ? a : b; }
-INLINE Index pieces(Index whole, Index piece) { return (whole + piece - 1) / piece; }
+INLINE Index minimum(Index a, Index b) { return a < b ? a : b; }
+INLINE Index maximum(Index a, Index b) { return a > b ? a : b; }
+INLINE Index ceil_div(Index n, Index size) { return (n + size - 1) / size; }
 
 /* A block of rows with labels, and the sums that `centre_columns` (row_kernels.pyx) computes.
    Matrices are C-contiguous. */
@@ -70,8 +70,8 @@ typedef struct {
     Index variables, classes, part_rows;
     const double *values; /* (columns, n): label columns, multiplied by the weights */
     Index columns;
-    const double *rotations; /* (turns, 2): cosines and sines of the rotations of pairs of rows */
-    Index turns;
+    const double *rotations; /* (n_rotations, 2): cosines and sines; each rotates a pair of rows */
+    Index n_rotations;
     double *sums; /* (2 + classes + columns, width): output of `centre_columns` */
 } Block;
 
@@ -79,20 +79,21 @@ typedef struct {
    its own cache line. */
 typedef struct {
     _Atomic int64_t begun;
-    int64_t apart[7];
+    int64_t begun_padding[7];
     _Atomic int64_t finished;
-    int64_t aside[7];
+    int64_t finished_padding[7];
 } Phase;
 
 /* Memory for the centred rows of two chunks and for the product of the rows. A chunk is a range of
-   rows. A panel holds `lanes` columns of a chunk, where `lanes` numbers fill a register: element
-   (r, j) of a chunk is number j / lanes * step + r * lanes + j % lanes of its panels. */
+   rows. A panel contains `lanes` columns of a chunk, where `lanes` numbers fill a register: element
+   (r, j) of a chunk is number j / lanes * panel_stride + r * lanes + j % lanes of its panels. */
 typedef struct {
-    void *panels[2];   /* (height, step) each: panels of the even and of the odd chunks */
-    Index height;      /* number of panels of a chunk */
-    Index step, chunk; /* `step` numbers per panel; `chunk` rows, a multiple of GROUP */
-    Index stripe;      /* columns per centring task, a multiple of `lanes` */
-    /* (height * lanes, height * lanes): output, Fortran-ordered with a valid lower triangle. */
+    void *panels[2];    /* (n_panels, panel_stride) each: panels of the even and the odd chunks */
+    Index n_panels;     /* number of panels of a chunk */
+    Index panel_stride; /* distance between panels, in numbers */
+    Index chunk;        /* number of rows of a chunk, a multiple of GROUP */
+    Index stripe;       /* columns per centring task, a multiple of `lanes` */
+    /* (n_panels * lanes, n_panels * lanes): output, Fortran-ordered with a valid lower triangle. */
     void *product;
     Phase *phases; /* (number of chunks + 1,): zeros before the first call */
 } Gram;
@@ -103,44 +104,46 @@ typedef struct {
     const double *inverse; /* (width,): inverse variances */
     double *sums;          /* (parts, 2 + classes + columns, width): output */
     double *leverage;      /* (width / stripe rounded up, n): output */
-    double *near;          /* (parts, 4, pitch): work memory that begins at a cache line */
-    Index pitch;
-    Index columns; /* columns per task, a multiple of `stripe` */
-    Index stripe;  /* number of columns whose sum makes one row of `leverage` */
+    double *work;          /* (parts, 4, work_stride): work memory that begins at a cache line */
+    Index work_stride;
+    Index task_columns; /* columns per task, a multiple of `stripe` */
+    Index stripe;       /* number of columns whose sum makes one row of `leverage` */
 } BlockSums;
 
 /* A matrix of any layout; every number is aligned. */
 typedef struct {
     char *data;
-    Index down, across; /* distances in bytes between rows, and between columns */
+    Index row_stride, column_stride; /* distances in bytes between rows, and between columns */
 } Matrix;
 
 /* The map x -> x - left^T (right (x - mean) - shift), with packed factors. */
 typedef struct {
     Index rank, width;
-    const double *measuring;    /* right^T in panels (padded x columns) of `columns` directions */
-    const double *removing;     /* -left in panels (rank x features) of two registers of features */
-    const double *mean, *shift; /* (padded,), (rank,) */
-    Index columns, padded; /* `padded` is the width, rounded up to two registers */
+    const double *packed_right; /* right^T in panels (padded_width x panel_columns) of directions */
+    const double *packed_left;  /* -left in panels (rank x two registers) of features */
+    const double *mean, *shift; /* (padded_width,), (rank,) */
+    Index panel_columns;        /* number of directions in a panel of `packed_right` */
+    Index padded_width;         /* width, rounded up to two registers */
 } Factors;
 
 typedef struct {
     const Factors *map;
     Matrix rows, out; /* input and output, n rows each; both may be the same memory */
     Index n;
-    int halves;   /* whether both matrices are float16; otherwise their dtype is T */
+    int is_float16; /* whether both matrices are float16; otherwise their dtype is T */
     int streamed; /* whether stores bypass the caches, where this is possible */
-} Erasing;
+} EraseArguments;
 
 /* The functions of one instruction set. A pair holds the versions for float32 and float64. */
 typedef struct {
     const char *name;
     int width[2]; /* numbers in a register */
     int wide;     /* wide registers and fused multiply-add: `reduce_chunks` is faster than BLAS */
-    void (*centre_columns[2])(const Block *block, void *out, Index first, Index last, double *held);
-    void (*reduce_chunks[2])(const Block *block, const Gram *gram, double *held);
-    void (*sample_columns[2])(const Block *block, Index stride, double *shift, double *spread);
-    void (*add_lower[2])(double *scatter, Index width, const void *product, Index apart,
+    void (*centre_columns[2])(const Block *block, void *out, Index first, Index last,
+                              double *cell_sum);
+    void (*reduce_chunks[2])(const Block *block, const Gram *gram, double *cell_sum);
+    void (*sample_columns[2])(const Block *block, Index stride, double *mean, double *squares);
+    void (*add_lower[2])(double *scatter, Index width, const void *product, Index product_stride,
                          double sign, const double *vectors, const double *coefficients,
                          Index first, Index last);
     /* The calling threads share the tasks; `next`, initially 0, is the number of the next task. */
@@ -151,7 +154,7 @@ typedef struct {
                          const double *shift, double *memory);
     /* Returns the index of the first row with a finite number that overflows float16; NO_ROW if no
        row has one; NO_MEMORY if nothing was written for lack of memory. */
-    Index (*erase[2])(const Erasing *task);
+    Index (*erase[2])(const EraseArguments *arguments);
     int (*squares_finite[2])(Matrix rows, Index n, Index width);
 } Level;
 
@@ -163,10 +166,10 @@ extern const Level level_avx2, level_avx512;
 /* Returns the k-th best instruction set that this processor supports; NULL after the last. */
 const Level *supported_level(int k);
 
-/* Computes `order` and `cell` of a block, for parts of `part_rows` rows; `place` is work memory of
-   n_codes + 2 numbers. */
+/* Computes `order` and `cell` of a block, for parts of `part_rows` rows; `positions` is work memory
+   of n_codes + 2 numbers. */
 void sort_by_cell(const Index *codes, Index variables, Index n, Index n_codes, Index part_rows,
-                  Index *order, Index *cell, Index *place);
+                  Index *order, Index *cell, Index *positions);
 
 /* Waits until all tasks of a phase are finished; `tasks` is the number of tasks. */
 void wait_for(Phase *phase, int64_t tasks);

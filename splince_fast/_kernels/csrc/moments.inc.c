@@ -31,7 +31,7 @@ INLINE double *NAME(products)(const Block *block, Index q) {
 }
 
 /* GROUP rows that are summed together. If only `count` < GROUP rows remain, the first row also
-   takes the other places, where its factor is 0. */
+   takes the other places, where its coefficient is 0. */
 typedef struct {
     const T *row[GROUP];
     Index i[GROUP]; /* row numbers */
@@ -42,23 +42,24 @@ typedef struct {
    NULL, the rows are k, k + 1, ... */
 INLINE NAME(Group) NAME(group)(const Block *block, const Index *order, Index k, Index stop) {
     NAME(Group) group;
-    group.count = (int)smaller(stop - k, GROUP);
+    group.count = (int)minimum(stop - k, GROUP);
     for (int g = 0; g < GROUP; g++) {
-        const Index at = g < group.count ? k + g : k;
-        group.i[g] = order ? order[at] : at;
+        const Index position = g < group.count ? k + g : k;
+        group.i[g] = order ? order[position] : position;
         group.row[g] = NAME(row)(block, group.i[g]);
     }
     return group;
 }
 
-/* Sets w to the factors of the rows of a group: numbers[row], or 1 if `numbers` is NULL. */
-INLINE void NAME(factors)(const NAME(Group) *group, const double *numbers, double *w) {
+/* Sets w to the coefficients of the rows of a group; all are 1 if `coefficients` is NULL. */
+INLINE void NAME(group_coefficients)(const NAME(Group) *group, const double *coefficients,
+                                     double *w) {
     for (int g = 0; g < GROUP; g++)
-        w[g] = g >= group->count ? 0.0 : numbers ? numbers[group->i[g]] : 1.0;
+        w[g] = g >= group->count ? 0.0 : coefficients ? coefficients[group->i[g]] : 1.0;
 }
 
 /* Returns sum + (w_0 y_0 + w_1 y_1) + (w_2 y_2 + w_3 y_3), in this order of additions. */
-INLINE D NAME(with_four)(D sum, const D y[GROUP], const D w[GROUP]) {
+INLINE D NAME(add_weighted)(D sum, const D y[GROUP], const D w[GROUP]) {
     return sum + (multiply_add_f64(w[0], y[0], w[1] * y[1]) +
                   multiply_add_f64(w[2], y[2], w[3] * y[3]));
 }
@@ -67,11 +68,11 @@ INLINE D NAME(with_four)(D sum, const D y[GROUP], const D w[GROUP]) {
 
 INLINE void NAME(add_register)(const NAME(Group) *group, const double *shift, const D w[GROUP],
                                Index j, Index count, double *sums) {
-    const D about = load_some_f64(shift + j, count);
+    const D centre = load_some_f64(shift + j, count);
     D y[GROUP];
     UNROLL(4) for (int g = 0; g < GROUP; g++)
-        y[g] = NAME(load_some)(group->row[g] + j, count) - about;
-    store_some_f64(sums + j, NAME(with_four)(load_some_f64(sums + j, count), y, w), count);
+        y[g] = NAME(load_some)(group->row[g] + j, count) - centre;
+    store_some_f64(sums + j, NAME(add_weighted)(load_some_f64(sums + j, count), y, w), count);
 }
 
 /* Adds sum_g weight_g (row_gj - shift_j), over the rows g of a group, to sums_j, for the columns j
@@ -79,7 +80,7 @@ INLINE void NAME(add_register)(const NAME(Group) *group, const double *shift, co
 static void NAME(add_group)(NAME(Group) group, const double *shift, const double *weight,
                             Index first, Index last, double *sums) {
     D w[GROUP];
-    for (int g = 0; g < GROUP; g++) w[g] = all_f64(weight[g]);
+    for (int g = 0; g < GROUP; g++) w[g] = broadcast_f64(weight[g]);
     Index j = first;
     for (; j + LANES <= last; j += LANES) NAME(add_register)(&group, shift, w, j, LANES, sums);
     if (j < last) NAME(add_register)(&group, shift, w, j, last - j, sums);
@@ -98,45 +99,45 @@ static void NAME(add_row)(const Block *block, Index i, Index first, Index last) 
     }
 }
 
-/* Sums the rows order[start..stop], which are one cell, in `held`, and adds the sum to the sums of
-   the classes of the cell, one class per variable. */
+/* Sums the rows order[start..stop], which are one cell, in `cell_sum`, and adds the sum to the sums
+   of the classes of the cell, one class per variable. */
 static void NAME(add_cell)(const Block *block, Index start, Index stop, Index first, Index last,
-                           double *held) {
-    double whole = 0.0, w[GROUP];
-    memset(held + first, 0, (size_t)(last - first) * sizeof(double));
+                           double *cell_sum) {
+    double weight_sum = 0.0, w[GROUP];
+    memset(cell_sum + first, 0, (size_t)(last - first) * sizeof(double));
     for (Index k = start; k < stop; k += GROUP) {
         const NAME(Group) group = NAME(group)(block, block->order, k, stop);
-        NAME(factors)(&group, block->weight, w);
-        NAME(add_group)(group, block->shift, w, first, last, held);
-        whole += (w[0] + w[1]) + (w[2] + w[3]);
+        NAME(group_coefficients)(&group, block->weight, w);
+        NAME(add_group)(group, block->shift, w, first, last, cell_sum);
+        weight_sum += (w[0] + w[1]) + (w[2] + w[3]);
     }
     for (Index v = 0; v < block->variables; v++) {
         const Index code = block->codes[v * block->n + block->order[start]];
         if (code < 0) continue;
         double *const sums = NAME(class_sums)(block, code);
-        for (Index j = first; j < last; j++) sums[j] += held[j] + whole * block->offset[j];
+        for (Index j = first; j < last; j++) sums[j] += cell_sum[j] + weight_sum * block->offset[j];
     }
 }
 
 /* Adds the rows order[start..stop] to the sums of the classes, cell by cell. If a cell has fewer
    than GROUP rows, its rows are added one by one, which is faster than a sum of the cell. */
 static void NAME(add_cells)(const Block *block, Index start, Index stop, Index first, Index last,
-                            double *held) {
+                            double *cell_sum) {
     for (Index end = start; end < stop; start = end) {
         while (end < stop && block->cell[end] == block->cell[start]) end++;
         if (end - start >= GROUP)
-            NAME(add_cell)(block, start, end, first, last, held);
+            NAME(add_cell)(block, start, end, first, last, cell_sum);
         else
             for (Index k = start; k < end; k++) NAME(add_row)(block, block->order[k], first, last);
     }
 }
 
 /* Adds a group to the products of the rows with the label columns. */
-static void NAME(add_values)(const Block *block, const NAME(Group) *group, Index first,
-                             Index last) {
+static void NAME(add_label_products)(const Block *block, const NAME(Group) *group, Index first,
+                                     Index last) {
     double w[GROUP];
     for (Index q = 0; q < block->columns; q++) {
-        NAME(factors)(group, block->values + q * block->n, w);
+        NAME(group_coefficients)(group, block->values + q * block->n, w);
         NAME(add_group)(*group, block->shift, w, first, last, NAME(products)(block, q));
     }
 }
@@ -147,57 +148,59 @@ static void NAME(add_values)(const Block *block, const NAME(Group) *group, Index
    other row of the pair of row g. */
 typedef struct {
     double w[GROUP], own[GROUP], other[GROUP];
-} NAME(Turns);
+} NAME(Rotation);
 
 /* Returns the rotation of the rows sqrt(w) y of a group. A pair of rows (a, b) becomes
    (a cos t + b sin t, b cos t - a sin t). */
-INLINE NAME(Turns) NAME(turns)(const Block *block, const NAME(Group) *group, Index head) {
-    NAME(Turns) turns;
-    NAME(factors)(group, block->weight, turns.w);
+INLINE NAME(Rotation) NAME(group_rotation)(const Block *block, const NAME(Group) *group,
+                                           Index start) {
+    NAME(Rotation) rotation;
+    NAME(group_coefficients)(group, block->weight, rotation.w);
     for (int g = 0; g < GROUP; g++) {
-        const double *const angle = block->rotations + (head + g) / 2 % block->turns * 2;
-        turns.own[g] = angle[0] * sqrt(turns.w[g]);
-        turns.other[g] = (g % 2 ? -angle[1] : angle[1]) * sqrt(turns.w[g ^ 1]);
+        const double *const cos_sin = block->rotations + (start + g) / 2 % block->n_rotations * 2;
+        rotation.own[g] = cos_sin[0] * sqrt(rotation.w[g]);
+        rotation.other[g] = (g % 2 ? -cos_sin[1] : cos_sin[1]) * sqrt(rotation.w[g ^ 1]);
     }
-    return turns;
+    return rotation;
 }
 
 INLINE void NAME(centre_register)(const NAME(Group) *group, const double *shift, const D w[GROUP],
                                   const D own[GROUP], const D other[GROUP], Index j, Index count,
-                                  double *total, double *peak, T *out, Index apart) {
-    const D about = load_some_f64(shift + j, count);
+                                  double *total, double *peak, T *out, Index row_stride) {
+    const D centre = load_some_f64(shift + j, count);
     D y[GROUP];
     UNROLL(4) for (int g = 0; g < GROUP; g++)
-        y[g] = NAME(load_some)(group->row[g] + j, count) - about;
+        y[g] = NAME(load_some)(group->row[g] + j, count) - centre;
     UNROLL(4) for (int g = 0; g < GROUP; g++)
-        NAME(store_some)(out + g * apart, multiply_add_f64(own[g], y[g], other[g] * y[g ^ 1]),
+        NAME(store_some)(out + g * row_stride, multiply_add_f64(own[g], y[g], other[g] * y[g ^ 1]),
                          count);
-    store_some_f64(total + j, NAME(with_four)(load_some_f64(total + j, count), y, w), count);
-    UNROLL(4) for (int g = 0; g < GROUP; g++) y[g] = size_of_f64(y[g]);
-    const D most = larger_f64(larger_f64(y[0], y[1]), larger_f64(y[2], y[3]));
-    store_some_f64(peak + j, larger_f64(load_some_f64(peak + j, count), most), count);
+    store_some_f64(total + j, NAME(add_weighted)(load_some_f64(total + j, count), y, w), count);
+    UNROLL(4) for (int g = 0; g < GROUP; g++) y[g] = abs_f64(y[g]);
+    const D largest = maximum_f64(maximum_f64(y[0], y[1]), maximum_f64(y[2], y[3]));
+    store_some_f64(peak + j, maximum_f64(load_some_f64(peak + j, count), largest), count);
 }
 
 /* Adds a group to the total and to the maxima of |y|, and writes the rotated rows to `out`, which
-   is a C-ordered matrix (step = WIDTH) or panels. Element (g, j) is number
-   g * apart + j / WIDTH * step + j % WIDTH of `out`. */
-static void NAME(centre_group)(const Block *block, NAME(Group) group, const NAME(Turns) *turns,
-                               Index first, Index last, T *out, Index apart, Index step) {
+   is a C-ordered matrix (panel_stride = WIDTH) or panels. Element (g, j) is number
+   g * row_stride + j / WIDTH * panel_stride + j % WIDTH of `out`. */
+static void NAME(centre_group)(const Block *block, NAME(Group) group,
+                               const NAME(Rotation) *rotation, Index first, Index last, T *out,
+                               Index row_stride, Index panel_stride) {
     D w[GROUP], own[GROUP], other[GROUP];
     for (int g = 0; g < GROUP; g++) {
-        w[g] = all_f64(turns->w[g]);
-        own[g] = all_f64(turns->own[g]);
-        other[g] = all_f64(turns->other[g]);
+        w[g] = broadcast_f64(rotation->w[g]);
+        own[g] = broadcast_f64(rotation->own[g]);
+        other[g] = broadcast_f64(rotation->other[g]);
     }
     const double *const shift = block->shift;
     double *const total = block->sums, *const peak = total + block->width;
     Index j = first;
     for (; j + LANES <= last; j += LANES)
         NAME(centre_register)(&group, shift, w, own, other, j, LANES, total, peak,
-                              out + j / WIDTH * step + j % WIDTH, apart);
+                              out + j / WIDTH * panel_stride + j % WIDTH, row_stride);
     if (j < last)
         NAME(centre_register)(&group, shift, w, own, other, j, last - j, total, peak,
-                              out + j / WIDTH * step + j % WIDTH, apart);
+                              out + j / WIDTH * panel_stride + j % WIDTH, row_stride);
 }
 
 /* Sets the columns first..last of all sums to zero. */
@@ -211,9 +214,9 @@ static void NAME(clear_sums)(const Block *block, Index first, Index last) {
 static void NAME(add_offset)(const Block *block, Index first, Index last) {
     for (Index q = 0; q < block->columns; q++) {
         const double *const values = block->values + q * block->n;
-        double *const sums = NAME(products)(block, q), whole = 0.0;
-        for (Index i = 0; i < block->n; i++) whole += values[i];
-        for (Index j = first; j < last; j++) sums[j] += whole * block->offset[j];
+        double *const sums = NAME(products)(block, q), value_sum = 0.0;
+        for (Index i = 0; i < block->n; i++) value_sum += values[i];
+        for (Index j = first; j < last; j++) sums[j] += value_sum * block->offset[j];
     }
 }
 
@@ -226,27 +229,27 @@ static void NAME(add_offset)(const Block *block, Index first, Index last) {
    The cells of a part are summed when the part is centred, while its rows are in cache. `out` and
    the total do not depend on the labels. */
 static void NAME(centre)(const Block *block, Index begin, Index stop, Index first, Index last,
-                         T *out, Index apart, Index step, double *held) {
+                         T *out, Index row_stride, Index panel_stride, double *cell_sum) {
     if (begin == 0) NAME(clear_sums)(block, first, last);
-    for (Index head = begin; head < stop; head += GROUP) {
-        const NAME(Group) group = NAME(group)(block, NULL, head, stop);
-        const NAME(Turns) turns = NAME(turns)(block, &group, head);
-        NAME(centre_group)(block, group, &turns, first, last, out + (head - begin) * apart, apart,
-                           step);
-        NAME(add_values)(block, &group, first, last);
-        const Index done = head + group.count;
-        if (block->variables > 0 && (done % block->part_rows == 0 || done == block->n))
-            NAME(add_cells)(block, head / block->part_rows * block->part_rows, done, first, last,
-                            held);
+    for (Index start = begin; start < stop; start += GROUP) {
+        const NAME(Group) group = NAME(group)(block, NULL, start, stop);
+        const NAME(Rotation) rotation = NAME(group_rotation)(block, &group, start);
+        NAME(centre_group)(block, group, &rotation, first, last, out + (start - begin) * row_stride,
+                           row_stride, panel_stride);
+        NAME(add_label_products)(block, &group, first, last);
+        const Index end = start + group.count;
+        if (block->variables > 0 && (end % block->part_rows == 0 || end == block->n))
+            NAME(add_cells)(block, start / block->part_rows * block->part_rows, end, first, last,
+                            cell_sum);
     }
     if (stop == block->n) NAME(add_offset)(block, first, last);
 }
 
 /* Sums and centres the block in the columns first..last. `out` is (m, width), where m is n rounded
-   up to a multiple of GROUP; `held` is work memory of `width` numbers. */
+   up to a multiple of GROUP; `cell_sum` is work memory of `width` numbers. */
 static void NAME(centre_columns)(const Block *block, void *out, Index first, Index last,
-                                 double *held) {
-    NAME(centre)(block, 0, block->n, first, last, out, block->width, WIDTH, held);
+                                 double *cell_sum) {
+    NAME(centre)(block, 0, block->n, first, last, out, block->width, WIDTH, cell_sum);
 }
 
 /* --- products ------------------------------------------------------------------------------- */
@@ -258,31 +261,32 @@ static void NAME(centre_columns)(const Block *block, void *out, Index first, Ind
 #define TILE LANES
 /* Maximum number of tasks into which the columns of a product are divided, to balance the load of
    the threads. */
-#define SHARES 24
+#define MAX_COLUMN_TASKS 24
 #endif
 
 /* Computes product[q, h WIDTH + l] = sum_{k < depth} left[h, k, l] right[k, q] for q < TILE,
    h < height and l < WIDTH; with `add`, adds the sums to `product` instead. */
-INLINE void NAME(tile)(const T *RESTRICT left, const T *RESTRICT right, Index step, Index depth,
-                       T *RESTRICT product, Index apart, int add, const int height) {
+INLINE void NAME(tile)(const T *RESTRICT left, const T *RESTRICT right, Index panel_stride,
+                       Index depth, T *RESTRICT product, Index product_stride, int add,
+                       const int height) {
     V sum[TILE][HEIGHT];
     UNROLL(8) for (int q = 0; q < TILE; q++) {
-        UNROLL(3) for (int h = 0; h < height; h++) sum[q][h] = ALL(0);
+        UNROLL(3) for (int h = 0; h < height; h++) sum[q][h] = BROADCAST(0);
         /* Prefetch the product, which is written after the loop. */
-        PREFETCH(product + q * apart);
-        PREFETCH(product + q * apart + height * WIDTH - 1);
+        PREFETCH(product + q * product_stride);
+        PREFETCH(product + q * product_stride + height * WIDTH - 1);
     }
     for (Index k = 0; k < depth; k++, left += WIDTH, right += WIDTH) {
         V x[HEIGHT];
-        UNROLL(3) for (int h = 0; h < height; h++) x[h] = GET(left + h * step);
+        UNROLL(3) for (int h = 0; h < height; h++) x[h] = GET(left + h * panel_stride);
         UNROLL(8) for (int q = 0; q < TILE; q++) {
-            const V y = ALL(right[q]);
+            const V y = BROADCAST(right[q]);
             UNROLL(3) for (int h = 0; h < height; h++) sum[q][h] += x[h] * y;
         }
     }
     UNROLL(8) for (int q = 0; q < TILE; q++)
         UNROLL(3) for (int h = 0; h < height; h++) {
-            T *const to = product + q * apart + h * WIDTH;
+            T *const to = product + q * product_stride + h * WIDTH;
             PUT(to, add ? GET(to) + sum[q][h] : sum[q][h]);
         }
 }
@@ -291,59 +295,61 @@ INLINE void NAME(tile)(const T *RESTRICT left, const T *RESTRICT right, Index st
    or below the diagonal. HEIGHT panels stay in the L1 cache during the loop over columns. */
 static void NAME(multiply)(const Gram *gram, const T *panels, Index depth, Index first, Index last,
                            int add) {
-    const Index apart = gram->height * WIDTH;
-    for (Index end = (gram->height - 1) % HEIGHT + 1; end <= gram->height; end += HEIGHT)
+    const Index product_stride = gram->n_panels * WIDTH;
+    for (Index end = (gram->n_panels - 1) % HEIGHT + 1; end <= gram->n_panels; end += HEIGHT)
         for (Index j = first; j < last && j / WIDTH < end; j += TILE) {
-            const Index p = larger(end - HEIGHT, j / WIDTH);
-            const T *const left = panels + p * gram->step;
-            const T *const right = panels + j / WIDTH * gram->step + j % WIDTH;
-            T *const to = (T *)gram->product + j * apart + p * WIDTH;
+            const Index p = maximum(end - HEIGHT, j / WIDTH);
+            const T *const left = panels + p * gram->panel_stride;
+            const T *const right = panels + j / WIDTH * gram->panel_stride + j % WIDTH;
+            T *const to = (T *)gram->product + j * product_stride + p * WIDTH;
             if (end - p == 3)
-                NAME(tile)(left, right, gram->step, depth, to, apart, add, 3);
+                NAME(tile)(left, right, gram->panel_stride, depth, to, product_stride, add, 3);
             else if (end - p == 2)
-                NAME(tile)(left, right, gram->step, depth, to, apart, add, 2);
+                NAME(tile)(left, right, gram->panel_stride, depth, to, product_stride, add, 2);
             else
-                NAME(tile)(left, right, gram->step, depth, to, apart, add, 1);
+                NAME(tile)(left, right, gram->panel_stride, depth, to, product_stride, add, 1);
         }
 }
 
 /* Centres the stripe of chunk t that begins at column `first`, and writes its panels. Fills the
    last panel with zeros after the last column. */
 static void NAME(centre_stripe)(const Block *block, const Gram *gram, Index t, Index first,
-                                double *held) {
-    const Index begin = t * gram->chunk, stop = smaller(begin + gram->chunk, block->n);
-    const Index width = block->width, last = smaller(first + gram->stripe, width);
+                                double *cell_sum) {
+    const Index begin = t * gram->chunk, stop = minimum(begin + gram->chunk, block->n);
+    const Index width = block->width, last = minimum(first + gram->stripe, width);
     T *const panels = gram->panels[t % 2];
-    NAME(centre)(block, begin, stop, first, last, panels, WIDTH, gram->step, held);
+    NAME(centre)(block, begin, stop, first, last, panels, WIDTH, gram->panel_stride, cell_sum);
     if (last == width && width % WIDTH)
         for (Index r = 0; r < gram->chunk; r++)
-            memset(panels + width / WIDTH * gram->step + r * WIDTH + width % WIDTH, 0,
+            memset(panels + width / WIDTH * gram->panel_stride + r * WIDTH + width % WIDTH, 0,
                    (size_t)(WIDTH - width % WIDTH) * sizeof(T));
 }
 
 /* Computes the sums of `centre_columns`, and product = out^T out without storing `out`.
 
    Any number of threads may call the function at the same time, with the same arguments except
-   `held`; the calls share the tasks. In phase t, some tasks centre stripes of chunk t, and others
-   compute columns of the product of chunk t - 1. A phase ends when all its tasks are finished.
+   `cell_sum`; the calls share the tasks. In phase t, some tasks centre stripes of chunk t, and
+   others compute columns of the product of chunk t - 1. A phase ends when all its tasks are
+   finished.
    Every task is begun before a thread waits, and each thread finishes the tasks that it begins. */
-static void NAME(reduce_chunks)(const Block *block, const Gram *gram, double *held) {
-    const Index chunk = gram->chunk, chunks = pieces(block->n, chunk), width = block->width;
-    const Index stripes = pieces(width, gram->stripe);
-    const Index share = pieces(width, SHARES * TILE) * TILE, shares = pieces(width, share);
+static void NAME(reduce_chunks)(const Block *block, const Gram *gram, double *cell_sum) {
+    const Index chunk = gram->chunk, chunks = ceil_div(block->n, chunk), width = block->width;
+    const Index stripes = ceil_div(width, gram->stripe);
+    const Index task_columns = ceil_div(width, MAX_COLUMN_TASKS * TILE) * TILE;
+    const Index product_tasks = ceil_div(width, task_columns);
     for (Index t = 0; t <= chunks; t++) {
         Phase *const phase = gram->phases + t;
-        const Index centring = t < chunks ? stripes : 0;
-        const Index tasks = centring + (t > 0 ? shares : 0);
-        const Index rest = smaller(block->n - (t - 1) * chunk, chunk);
-        const Index depth = pieces(rest, GROUP) * GROUP;
+        const Index centring_tasks = t < chunks ? stripes : 0;
+        const Index tasks = centring_tasks + (t > 0 ? product_tasks : 0);
+        const Index chunk_rows = minimum(block->n - (t - 1) * chunk, chunk);
+        const Index depth = ceil_div(chunk_rows, GROUP) * GROUP;
         for (Index task; (task = (Index)atomic_fetch_add(&phase->begun, 1)) < tasks;) {
-            if (task < centring) {
-                NAME(centre_stripe)(block, gram, t, task * gram->stripe, held);
+            if (task < centring_tasks) {
+                NAME(centre_stripe)(block, gram, t, task * gram->stripe, cell_sum);
             } else {
-                const Index first = (task - centring) * share;
+                const Index first = (task - centring_tasks) * task_columns;
                 NAME(multiply)(gram, gram->panels[(t - 1) % 2], depth, first,
-                               smaller(first + share, width), t > 1);
+                               minimum(first + task_columns, width), t > 1);
             }
             atomic_fetch_add(&phase->finished, 1);
         }
@@ -355,34 +361,34 @@ static void NAME(reduce_chunks)(const Block *block, const Gram *gram, double *he
 
 /* Computes the weighted mean of a sample, every `stride`-th row, and the sum of squares about the
    mean. Uses only the rows, index and weights of the block, which has at least one row. */
-static void NAME(sample_columns)(const Block *block, Index stride, double *shift, double *spread) {
+static void NAME(sample_columns)(const Block *block, Index stride, double *mean, double *squares) {
     const Index width = block->width;
     const T *const origin = NAME(row)(block, 0);
-    double total = 0.0;
-    memset(shift, 0, (size_t)width * sizeof(double));
-    memset(spread, 0, (size_t)width * sizeof(double));
+    double weight_sum = 0.0;
+    memset(mean, 0, (size_t)width * sizeof(double));
+    memset(squares, 0, (size_t)width * sizeof(double));
     for (Index i = 0; i < block->n; i += stride) {
         const double w = block->weight ? block->weight[i] : 1.0;
         const T *const row = NAME(row)(block, i);
-        total += w;
+        weight_sum += w;
         for (Index j = 0; j < width; j++) {
             const double y = (double)row[j] - (double)origin[j];
-            shift[j] += w * y;
-            spread[j] += w * y * y;
+            mean[j] += w * y;
+            squares[j] += w * y * y;
         }
     }
     for (Index j = 0; j < width; j++) {
-        const double mean = shift[j] / total, rest = spread[j] - shift[j] * mean;
-        spread[j] = rest > 0.0 ? rest : 0.0;
-        shift[j] = origin[j] + mean;
+        const double deviation = mean[j] / weight_sum, square = squares[j] - mean[j] * deviation;
+        squares[j] = square > 0.0 ? square : 0.0;
+        mean[j] = origin[j] + deviation;
     }
 }
 
 /* Adds sign * product + coefficients[0] u u^T + coefficients[1] v v^T to the lower triangle of
    `scatter`, where u and v are the two vectors, in the columns t and width - 1 - t for t in
    first..last. Such sums merge scatter matrices about any points (Chan, Golub and LeVeque 1983).
-   `product` is NULL or Fortran-ordered with `apart` numbers per column. */
-static void NAME(add_lower)(double *scatter, Index width, const void *product, Index apart,
+   `product` is NULL or Fortran-ordered with `product_stride` numbers per column. */
+static void NAME(add_lower)(double *scatter, Index width, const void *product, Index product_stride,
                             double sign, const double *vectors, const double *coefficients,
                             Index first, Index last) {
     const double *const u = vectors, *const v = vectors + width;
@@ -391,7 +397,7 @@ static void NAME(add_lower)(double *scatter, Index width, const void *product, I
             const Index j = mirror ? width - 1 - t : t;
             const double a = coefficients[0] * u[j], b = coefficients[1] * v[j];
             double *const column = scatter + j * width;
-            const T *const added = product ? (const T *)product + j * apart : NULL;
+            const T *const added = product ? (const T *)product + j * product_stride : NULL;
             if (added)
                 for (Index i = j; i < width; i++)
                     column[i] += sign * added[i] + (a * u[i] + b * v[i]);

@@ -14,51 +14,51 @@
 /* Returns the k-th best instruction set that the processor and the operating system support; NULL
    after the last. */
 const Level *supported_level(int k) {
-    const Level *found[3];
+    const Level *levels[3];
     int n = 0;
 #ifdef SPLINCE_X86
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("fma"))
-        found[n++] = &level_avx512;
+        levels[n++] = &level_avx512;
     /* F16C is not tested: Clang before 18 has no test, and every processor with AVX2 has F16C. */
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-        found[n++] = &level_avx2;
+        levels[n++] = &level_avx2;
 #endif
-    found[n++] = &level_baseline;
-    return k >= 0 && k < n ? found[k] : NULL;
+    levels[n++] = &level_baseline;
+    return k >= 0 && k < n ? levels[k] : NULL;
 }
 
 /* Sorts the rows of each part so that rows with equal codes of all variables are adjacent; these
    rows form a cell. One stable counting sort per variable suffices. Cells are numbered from 0 in
    the new order. */
 void sort_by_cell(const Index *codes, Index variables, Index n, Index n_codes, Index part_rows,
-                  Index *order, Index *cell, Index *place) {
-    Index number = -1;
+                  Index *order, Index *cell, Index *positions) {
+    Index cell_number = -1;
     for (Index start = 0; start < n; start += part_rows) {
-        const Index stop = smaller(n, start + part_rows);
+        const Index stop = minimum(n, start + part_rows);
         for (Index i = start; i < stop; i++) order[i] = i;
         for (Index v = 0; v < variables; v++) {
             const Index *code = codes + v * n;
-            memset(place, 0, (size_t)(n_codes + 2) * sizeof(Index));
-            for (Index i = start; i < stop; i++) place[code[i] + 2]++;
-            place[0] = start; /* cumulative counts become the positions where the codes begin */
-            for (Index c = 0; c <= n_codes; c++) place[c + 1] += place[c];
-            for (Index i = start; i < stop; i++) cell[place[code[order[i]] + 1]++] = order[i];
+            memset(positions, 0, (size_t)(n_codes + 2) * sizeof(Index));
+            for (Index i = start; i < stop; i++) positions[code[i] + 2]++;
+            positions[0] = start; /* cumulative counts become the positions where the codes begin */
+            for (Index c = 0; c <= n_codes; c++) positions[c + 1] += positions[c];
+            for (Index i = start; i < stop; i++) cell[positions[code[order[i]] + 1]++] = order[i];
             memcpy(order + start, cell + start, (size_t)(stop - start) * sizeof(Index));
         }
         for (Index i = start; i < stop; i++) {
             int differs = i == start;
             for (Index v = 0; v < variables && !differs; v++)
                 differs = codes[v * n + order[i]] != codes[v * n + order[i - 1]];
-            cell[i] = number += differs;
+            cell[i] = cell_number += differs;
         }
     }
 }
 
 /* Pauses a spin loop, to free the core for its other hardware thread. */
-static void settle(void) {
+static void pause_spin(void) {
 #if defined(SPLINCE_X86)
     _mm_pause();
 #elif defined(__GNUC__) && defined(__aarch64__)
@@ -80,11 +80,11 @@ static void sleep_briefly(void) {
 void wait_for(Phase *phase, int64_t tasks) {
     /* After about 0.1 ms of spinning, sleep: the thread that is still working has probably lost its
        processor. */
-    for (int looks = 0; atomic_load(&phase->finished) < tasks; looks++) {
-        if (looks < 2000)
-            settle();
+    for (int polls = 0; atomic_load(&phase->finished) < tasks; polls++) {
+        if (polls < 2000)
+            pause_spin();
         else {
-            looks = 2000;
+            polls = 2000;
             sleep_briefly();
         }
     }

@@ -8,7 +8,7 @@
 
    `level.inc.c` defines for each dtype T of the templates: V (a full register of T), WIDTH (numbers
    in V), LOAD and STORE (LANES numbers of T in memory, converted to and from a D), GET and PUT (a V
-   in memory), and ALL (a V with one number in every lane). */
+   in memory), and BROADCAST (a V with one number in every lane). */
 
 #ifdef SPLINCE_VECTORS
 
@@ -53,8 +53,8 @@ typedef long long HalfRegister VECTOR(BYTES / 2);
 #endif
 #endif
 
-INLINE D all_f64(double x) { return x - (D){0}; }
-INLINE F all_f32(float x) { return x - (F){0}; }
+INLINE D broadcast_f64(double x) { return x - (D){0}; }
+INLINE F broadcast_f32(float x) { return x - (F){0}; }
 INLINE D get_f64(const double *p) { return *(const UnalignedD *)p; }
 INLINE F get_f32(const float *p) { return *(const UnalignedF *)p; }
 INLINE void put_f64(double *p, D x) { *(UnalignedD *)p = x; }
@@ -76,8 +76,8 @@ INLINE D of_bits_f64(Bits x) { return (union { Bits from; D to; }){x}.to; }
 INLINE FBits bits_of_f32(F x) { return (union { F from; FBits to; }){x}.to; }
 INLINE F of_bits_f32(FBits x) { return (union { FBits from; F to; }){x}.to; }
 
-INLINE D size_of_f64(D x) { return of_bits_f64(bits_of_f64(x) & INT64_MAX); }
-INLINE D larger_f64(D a, D b) {
+INLINE D abs_f64(D x) { return of_bits_f64(bits_of_f64(x) & INT64_MAX); }
+INLINE D maximum_f64(D a, D b) {
 #if WIDE
     return MM(max_pd)(a, b);
 #else
@@ -110,9 +110,10 @@ INLINE double sum_of_lanes(D x) {
 
 /* --- non-temporal stores --------------------------------------------------------------------- */
 
-/* Non-temporal stores bypass the caches. Addresses must be multiples of STREAMED. An ordinary store
-   after a non-temporal store may reach memory first, unless `settle` is called in between. */
-#define STREAMED 16
+/* Non-temporal stores bypass the caches. Addresses must be multiples of STREAM_ALIGNMENT. An
+   ordinary store after a non-temporal store may reach memory first, unless `store_fence` is called
+   in between. */
+#define STREAM_ALIGNMENT 16
 INLINE void stream(void *to, const void *from, int bytes) {
 #ifdef SPLINCE_X86
     UNROLL(4)
@@ -142,7 +143,7 @@ INLINE void stream_line(char *line, const char *from) {
     stream(line, from, LINE);
 #endif
 }
-INLINE void settle(void) {
+INLINE void store_fence(void) {
 #ifdef SPLINCE_X86
     _mm_sfence();
 #endif
@@ -231,7 +232,7 @@ INLINE void narrow_halves(uint16_t *p, F x) {
 
 /* Returns a mask with all bits set in the lanes whose number is finite and overflows float16: its
    magnitude is at least 65520. */
-INLINE FBits lost_in_halves(F x) {
+INLINE FBits overflows_float16(F x) {
     FBits magnitude = bits_of_f32(x) & 0x7FFFFFFF;
     return WHERE(magnitude >= 0x477FF000, FBits) & WHERE(magnitude < 0x7F800000, FBits);
 }
