@@ -309,7 +309,7 @@ def test_a_checkpoint_is_refused_after_a_change_of_rows_in_the_middle(
     told(capsys, *argv)  # control: unchanged files are accepted
     X[5000] += 1.0
     write()
-    assert "was written again later" in told(capsys, *argv, code=2)
+    assert "has changed since" in told(capsys, *argv, code=2)
 
 
 def test_moments_and_checkpoint_are_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -400,7 +400,7 @@ def test_a_note_names_erasers_that_used_labels() -> None:
         notes = [text for text in result.notes if text.startswith(f"{name}: the map depends on")]
         assert len(notes) == (name != "LEACE")
         assert all("the test rows were erased with their labels" in text for text in notes)
-    assert "oracle: the map depends on the label of each row" in str(result)
+    assert "oracle: the map depends on the labels of each row" in str(result)
 
 
 def test_what_quadratic_and_isotropic_cannot_erase_is_a_row() -> None:
