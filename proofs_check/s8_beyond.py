@@ -664,9 +664,9 @@ def new_rows(
     """Check R^2 of the concept on held-out rows, and the library's certificate.
 
     Exact: compute R^2 after projectors with the same kernel, for S of any rank. Simulation: let t
-    be the squared whitened length of the noise of sz across Sz. The mean of n t over fits must be
-    within 4 standard errors of tau. The coverage of the library's 95 % certificate may be at most 3
-    standard errors below 0.95.
+    be the squared whitened length of the noise of sz orthogonal to Sz. The mean of n t over fits
+    must be within 4 standard errors of tau. The coverage of the library's 95 % certificate may be
+    at most 3 standard errors below 0.95.
     """
     for i in bench.repeats(60, 15):
         d, k = 3 + i % 3, 1 + i % 2
