@@ -32,20 +32,20 @@ class _Group:
             return {"samples": interleave({OURS: ours}, budget=_BUDGET)[OURS].tolist(), "number": 1}
         return math.nan if isinstance(ours, Absent) else ours
 
-    def track_promised(self, name: str) -> float:
+    def track_target_ratio(self, name: str) -> float:
         """Return the largest measured / limit over the targets (limit / measured for lower limits).
 
         The ratio is at most 1 if all targets are met.
         """
         targets = compare.measure(_JOBS[name], budget=_BUDGET)["targets"]
-        quotients = (
+        ratios = (
             (target["measured"]["median"] / target["limit"]) ** (-1 if target["at_least"] else 1)
             for target in targets
             if target["measured"]
         )
-        return max(quotients, default=math.nan)
+        return max(ratios, default=math.nan)
 
-    track_promised.unit = "measured / target"  # type: ignore[attr-defined]
+    track_target_ratio.unit = "measured / target"  # type: ignore[attr-defined]
 
 
 for _group, _names in groupby(_JOBS, key=lambda name: name.partition("/")[0]):

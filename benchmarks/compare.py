@@ -27,13 +27,13 @@ from benchmarks.timing import Absent, Contender, Seconds
 RESULTS = machine.ROOT / "benchmarks" / "results"
 
 
-def chosen(texts: list[str]) -> list[Job]:
+def select_jobs(texts: list[str]) -> list[Job]:
     """Return the jobs whose name contains one of the texts, all jobs if `texts` is empty.
 
     Raises SystemExit if no name matches.
     """
     jobs = [job for job in all_jobs() if any(text in job.name for text in texts or [""])]
-    return jobs or sys.exit(f"no job has a name with {' or '.join(texts)}")
+    return jobs or sys.exit(f"no job name contains {' or '.join(texts)}")
 
 
 def measure(job: Job, budget: float = 8.0) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def measure(job: Job, budget: float = 8.0) -> dict[str, Any]:
         "name": job.name,
         "unit": job.unit,
         "number": bool(numbers),
-        "values": {name: timing.spread(seconds) for name, seconds in timings.items()},
+        "values": {name: timing.quartiles(seconds) for name, seconds in timings.items()},
         "ratios": {name: timing.ratio(timings[name], timings[OURS]) for name in others},
         "targets": [_measured_target(target, timings) for target in job.targets],
         "left_out": left_out,
@@ -85,11 +85,11 @@ def _measured_target(target: Target, timings: dict[str, Seconds]) -> dict[str, A
     return {**asdict(target), "measured": measured, "met": met}
 
 
-def run(jobs: list[Job], path: Path | None, budget: float = 8.0, *, some: bool = False) -> None:
+def run(jobs: list[Job], path: Path | None, budget: float = 8.0, *, subset: bool = False) -> None:
     """Measure the jobs one by one, print a table, and write the results to `path` after each job.
 
-    If `some` is True, `jobs` is a subset of all jobs. Results of other jobs in `path` are then kept
-    if they were measured at the same commit.
+    If `subset` is True, `jobs` is a subset of all jobs. Results of other jobs in `path` are then
+    kept if they were measured at the same commit.
     """
     began, load = machine.now()
     results: dict[str, Any] = {
@@ -101,15 +101,15 @@ def run(jobs: list[Job], path: Path | None, budget: float = 8.0, *, some: bool =
         "machine": machine.describe(),
         "jobs": [],
     }
-    if some and path and path.exists():
+    if subset and path and path.exists():
         earlier = json.loads(path.read_text("utf-8"))
         if earlier["commit"] == results["commit"]:
             results = {**earlier, "command": f"{earlier['command']}; {results['command']}"}
     entries = {entry["name"]: entry for entry in results["jobs"]}
-    print(table(["job", OURS, "others: time over ours", "targets"]))
+    print(table(["job", OURS, f"others (times: relative to {OURS})", "targets"]))
     for job in jobs:
         entries[job.name] = measure(job, budget)
-        print("|", " | ".join(cells(entries[job.name])), "|", flush=True)
+        print("|", " | ".join(table_row(entries[job.name])), "|", flush=True)
         results["jobs"] = list(entries.values())
         results["ended"], results["load_average"]["after"] = machine.now()
         if path:
@@ -117,7 +117,7 @@ def run(jobs: list[Job], path: Path | None, budget: float = 8.0, *, some: bool =
         gc.collect()  # free the data of this job before the next job makes its data
 
 
-def cells(entry: dict[str, Any]) -> list[str]:
+def table_row(entry: dict[str, Any]) -> list[str]:
     """Return a row of the table: job, value of splince_fast, ratios of the others, targets."""
     number, unit, ours = entry["number"], entry["unit"], entry["values"].get(OURS)
     kind, factor, prefix = ("values", 1.0, "") if number else ("ratios", 1e6, "us/")
@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--json", nargs="?", type=Path, const=default, help="write the results")
     parser.add_argument("--budget", type=float, default=8.0, help="seconds per job, roughly")
     args = parser.parse_args()
-    run(chosen(args.text), args.json, args.budget, some=bool(args.text))
+    run(select_jobs(args.text), args.json, args.budget, subset=bool(args.text))
 
 
 if __name__ == "__main__":

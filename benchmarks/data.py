@@ -61,13 +61,13 @@ def problem(
 
 
 # `problem` with a cache. Jobs share the results and must not change them.
-cached = lru_cache(maxsize=2)(problem)
+cached_problem = lru_cache(maxsize=2)(problem)
 
 
-def cut(size: int, X: Any, **labels: Any) -> list[tuple[Any, dict[str, Any]]]:
+def split_rows(size: int, X: Any, **labels: Any) -> list[tuple[Any, dict[str, Any]]]:
     """Split rows and labels into views of `size` consecutive rows."""
-    cuts = [slice(start, start + size) for start in range(0, len(X), size)]
-    return [(X[rows], {name: values[rows] for name, values in labels.items()}) for rows in cuts]
+    slices = [slice(start, start + size) for start in range(0, len(X), size)]
+    return [(X[rows], {name: values[rows] for name, values in labels.items()}) for rows in slices]
 
 
 def write_rows(n: int, d: int) -> Path:

@@ -16,7 +16,7 @@ from scipy.linalg.blas import get_blas_funcs
 
 import splince_fast as sf
 from benchmarks import peers
-from benchmarks.data import Array, Problem, cached, cut, problem, scratch, write_rows
+from benchmarks.data import Array, Problem, cached_problem, problem, scratch, split_rows, write_rows
 from benchmarks.jobs import FLOOR, OURS, Contenders, Target, below, faster, job, within
 from benchmarks.peers import CE, CE64, ONEDAL
 from benchmarks.timing import Contender, each, pick
@@ -32,7 +32,7 @@ def block_rows() -> int:
 
 def rows_of(d: int, dtype: str = "float32") -> Problem:
     """Return four blocks of rows (two for d >= 4096), too large for the processor caches."""
-    return cached(pick(4 if d < 4096 else 2, 2) * block_rows(), pick(d, 16), dtype)
+    return cached_problem(pick(4 if d < 4096 else 2, 2) * block_rows(), pick(d, 16), dtype)
 
 
 def accumulate(data: Problem, rows: int = 0, labels: Any = None, **options: Any) -> Contender:
@@ -44,7 +44,7 @@ def accumulate(data: Problem, rows: int = 0, labels: Any = None, **options: Any)
     if labels is None:
         labels = data.labels
         options["kinds"] = dict.fromkeys(labels, "classes")
-    blocks = cut(rows or block_rows(), data.X, **labels)
+    blocks = split_rows(rows or block_rows(), data.X, **labels)
     return each(blocks, sf.Moments(**options).update, sf.Moments.covariance)
 
 
@@ -66,7 +66,7 @@ def gemm_into(X: Array, Z: Array, total: Array) -> None:
 
 def by_blocks(X: Array, work: Callable[[Array], object]) -> Contender:
     """Return a floor that calls `work` on each block of rows, without labels."""
-    return each(cut(block_rows(), X), lambda rows, _: work(rows))
+    return each(split_rows(block_rows(), X), lambda rows, _: work(rows))
 
 
 def syrk(data: Problem) -> Contender:
@@ -123,7 +123,7 @@ def _wide(rank: int) -> Contenders:
 
     For rank 0, the floor copies the rows; else it computes X^T (X O) for a d x rank matrix O.
     """
-    data = cached(*pick((1024, 100_000), (64, 80)))
+    data = cached_problem(*pick((1024, 100_000), (64, 80)))
     signs = np.ones((data.X.shape[1], rank), np.float32)
     ours = Contender(accumulate(data, pick(512, 32), sketch_size=rank).run, len(data.X))
     product = by_blocks(data.X, lambda rows: rows.T @ (rows @ signs))
@@ -151,7 +151,7 @@ def _sparse(rank: int) -> Contenders:
 
 @job("stream/one row/{d}", "row", below(25e-6), faster(CE, 5.0), d=[768])
 @job("stream/one row/{d}", "row", within("in blocks", 1.5), d=[3072])
-def _single(d: int) -> Contenders:
+def _one_row(d: int) -> Contenders:
     data = problem(block_rows(), pick(d, 16))
     n = pick(256 if d < 1024 else 64, 32)  # the peers would take minutes for all rows
     few = Problem(data.X[:n], data.z[:n], data.y[:n])
@@ -173,7 +173,7 @@ def _small_updates(dtype: str) -> Contenders:
 def _alternating() -> Contenders:
     """Single rows, alternately float32 and float64, compared with float32 rows only."""
     data = problem(pick(256, 32), pick(512, 16))
-    rows = cut(1, data.X, **data.labels)
+    rows = split_rows(1, data.X, **data.labels)
     mixed = [(X.astype(dtype), labels) for (X, labels), dtype in zip(rows, cycle(DTYPES))]
     moments = sf.Moments(kinds=dict.fromkeys(data.labels, "classes"))
     ours = each(mixed, moments.update, sf.Moments.covariance)
@@ -226,7 +226,7 @@ def _columns(dtype: str) -> Contenders:
         gemm_into(more["x"], more["z"], cross)
         syrk_into(more["z"], squares)
 
-    floor = each(cut(block_rows(), data.X, x=wide, z=columns), products)
+    floor = each(split_rows(block_rows(), data.X, x=wide, z=columns), products)
     return {OURS: accumulate(data, labels={"z": Z}), FLOOR: floor}
 
 
@@ -262,7 +262,7 @@ def _mapped(sums: bool) -> Contenders:
 def _save() -> Contenders:
     """Save moments to a file; the floor writes a file of the same size."""
     d = pick(2048, 16)
-    moments = cached(2 * d, d, "float64").moments()
+    moments = cached_problem(2 * d, d, "float64").moments()
     path, plain = scratch() / "moments", scratch() / "plain"
     moments.save(path)
     bare = partial(plain.write_bytes, path.read_bytes())

@@ -56,13 +56,13 @@ def _ours(shards: int, **options: Any) -> Contender:
     return Contender(fit, shards * _file()[1], answer=sf.Moments.covariance)
 
 
-def _lazy(blocks: int) -> Any:
+def _first_blocks(blocks: int) -> Any:
     """Return a dask array of the first blocks of the file; the workers read the file."""
     path, _, d, block = _file()
-    return _lazy_rows(path, blocks, block, d)
+    return _dask_array(path, blocks, block, d)
 
 
-def _lazy_rows(path: Path, blocks: int, block: int, d: int) -> Any:
+def _dask_array(path: Path, blocks: int, block: int, d: int) -> Any:
     import dask.array as da
     from dask import delayed
 
@@ -71,7 +71,7 @@ def _lazy_rows(path: Path, blocks: int, block: int, d: int) -> Any:
     return da.concatenate(parts)
 
 
-def _narrow() -> tuple[Path, int, int, int]:
+def _narrow_file() -> tuple[Path, int, int, int]:
     """Return the same as `_file`, for a file with fewer features.
 
     The cluster accumulates the blocks of this file in 16 groups, each by one task. Without graph
@@ -81,30 +81,30 @@ def _narrow() -> tuple[Path, int, int, int]:
     return write_rows(n, d), n, d, block
 
 
-def _in_memory() -> Any:
+def _array_in_memory() -> Any:
     """Return a dask array made by `from_array`; its chunks are sent to the workers."""
     import dask.array as da
 
-    path, _, _, block = _narrow()
+    path, _, _, block = _narrow_file()
     return da.from_array(np.load(path, mmap_mode="r"), chunks=(block, -1))
 
 
 @_cluster("cluster/array in memory/256", "row", within(LAZY, 1.5))
-def _over_memory() -> Contenders:
+def _sent_chunks() -> Contenders:
     """Chunks that are sent to the workers, compared with chunks that the workers read."""
-    path, n, d, block = _narrow()
+    path, n, d, block = _narrow_file()
 
     def fit(rows: Any) -> Contender:
         source = sf.sources.from_dask(rows)
         accumulate = partial(sf.Moments.from_blocks, source, client=_client())
         return Contender(accumulate, n, answer=sf.Moments.covariance)
 
-    return {OURS: fit(_in_memory()), LAZY: fit(_lazy_rows(path, n // block, block, d))}
+    return {OURS: fit(_array_in_memory()), LAZY: fit(_dask_array(path, n // block, block, d))}
 
 
-def accumulate_over_memory() -> Callable[[], object]:
-    """Return a task that accumulates the array of `_in_memory` on a cluster."""
-    source, client = sf.sources.from_dask(_in_memory()), _client()
+def accumulate_array_in_memory() -> Callable[[], object]:
+    """Return a task that accumulates the array of `_array_in_memory` on a cluster."""
+    source, client = sf.sources.from_dask(_array_in_memory()), _client()
 
     def fit() -> None:
         with client:  # closes the workers: this child process runs no exit handlers
@@ -116,22 +116,22 @@ def accumulate_over_memory() -> Callable[[], object]:
 @_cluster("cluster/memory of the caller/256", "times the array", below(2.0))
 def _memory_of_the_caller() -> Numbers:
     """Peak memory of the process with array and scheduler, divided by the array's size."""
-    _, n, d, _ = _narrow()
-    return {OURS: extra_bytes(accumulate_over_memory, 4 * n * d)}
+    _, n, d, _ = _narrow_file()
+    return {OURS: extra_bytes(accumulate_array_in_memory, 4 * n * d)}
 
 
 @_cluster("cluster/1,048,576 rows/2048", "row", faster(SERIAL, 0.9))
-def _beside_one_process() -> Contenders:
+def _one_process() -> Contenders:
     shards = pick(16, 2)
     return {OURS: _ours(shards, client=_client()), SERIAL: _ours(shards)}
 
 
 @_cluster("cluster/65,536 rows/2048", "row", faster(DASK_COV, 3.0), faster(DASK_PCA, 20.0))
-def _beside_peers() -> Contenders:
+def _peers() -> Contenders:
     import dask.array as da
 
     _, n, d, block = _file()
-    client, X = _client(), _lazy(n // block)
+    client, X = _client(), _first_blocks(n // block)
     cov = Contender(lambda: client.compute(da.cov(X, rowvar=False)).result(), n, answer=np.asarray)
     return {
         OURS: _ours(1, client=client),
@@ -150,12 +150,12 @@ def _incremental_pca(components: int | None) -> Contender:
     from dask_ml.decomposition import IncrementalPCA
 
     *_, block = _file()
-    X = _lazy(2)
+    X = _first_blocks(2)
     return Contender(lambda: IncrementalPCA(components, batch_size=block).fit(X), 2 * block)
 
 
 @_cluster("cluster/bytes sent/2048", "states per group", below(1.2))
-def _sent() -> Numbers:
+def _bytes_sent() -> Numbers:
     """Bytes sent between workers, divided by the bytes of one state per group of blocks.
 
     The bytes of the labels do not count.

@@ -15,7 +15,7 @@ import scipy.linalg
 
 import splince_fast as sf
 from benchmarks import peers
-from benchmarks.data import Array, Problem, cached, problem
+from benchmarks.data import Array, Problem, cached_problem, problem
 from benchmarks.jobs import FLOOR, NUMPY, OURS, Contenders, faster, job, within
 from benchmarks.peers import CE
 from benchmarks.timing import Absent, Contender, pick
@@ -36,8 +36,8 @@ def lapack(moments: sf.Moments, *names: str) -> Contender:
     the library does not change its input either. The time includes the copies. All arrays are
     Fortran-ordered.
     """
-    S, *sides = map(np.asfortranarray, parts(moments, *names))
-    factor, *solved = [np.zeros_like(array) for array in (S, *sides)]
+    S, *cross_covariances = map(np.asfortranarray, covariances_of(moments, *names))
+    factor, *solved = [np.zeros_like(array) for array in (S, *cross_covariances)]
 
     def run() -> list[Array]:
         for start in range(0, len(S), 256):  # copies the lower triangle
@@ -45,8 +45,8 @@ def lapack(moments: sf.Moments, *names: str) -> Contender:
         _, status = scipy.linalg.lapack.dpotrf(factor, lower=1, clean=0, overwrite_a=1)
         if status:
             raise ArithmeticError(f"dpotrf returned {status}")
-        for side, target in zip(sides, solved, strict=True):
-            np.copyto(target, side)
+        for cross_covariance, target in zip(cross_covariances, solved, strict=True):
+            np.copyto(target, cross_covariance)
             scipy.linalg.blas.dtrsm(1.0, factor, target, lower=1, overwrite_b=1)
         return [factor, *solved]
 
@@ -65,14 +65,14 @@ def by_scipy(S: Array, Sz: Array, Sy: Array) -> tuple[Array, Array]:
     return left, solve(N, trans=1) * scale[:, None]
 
 
-def parts(moments: sf.Moments, *names: str) -> list[Array]:
+def covariances_of(moments: sf.Moments, *names: str) -> list[Array]:
     """Return the covariance of x and its cross-covariances with the named variables."""
     return [moments.covariance(), *map(moments.cross_covariance, names)]
 
 
 def problem_of(d: int) -> Problem:
     d = pick(d, 16)
-    return cached(max(2 * d, 80), d, "float64")
+    return cached_problem(max(2 * d, 80), d, "float64")
 
 
 @job("splince/{d}", "call", d=[768])
@@ -82,7 +82,7 @@ def _splince(d: int) -> Contenders:
     moments = problem_of(d).moments()
     contenders = {OURS: splince_of(moments), FLOOR: lapack(moments, "z", "y")}
     if d <= 2048:
-        explicit = partial(peers.explicit_splince, *parts(moments, "z", "y"))
+        explicit = partial(peers.explicit_splince, *covariances_of(moments, "z", "y"))
         contenders[NUMPY] = Contender(explicit, answer=np.asarray)
     return contenders
 
@@ -94,7 +94,7 @@ def _small() -> Contenders:
     labels = {name: np.eye(3, 2)[codes] for name, codes in data.labels.items()}
     moments = sf.Moments().update(data.X, labels)
     scipy = Contender(
-        partial(by_scipy, *parts(moments, "z", "y")),
+        partial(by_scipy, *covariances_of(moments, "z", "y")),
         answer=lambda factors: np.eye(32) - factors[0] @ factors[1].T,
     )
     return {OURS: splince_of(moments), "scipy.linalg": scipy}
@@ -201,7 +201,7 @@ def applied(X: Array, eraser: sf.Projection, out: Array | None = None) -> dict[s
 @job("apply/{where}/{dtype}/768/rank {rank}", "row", within(FLOOR, 2.0), faster(NUMPY, 3.0),
      where=["given array"], dtype=["float32"], rank=[16])  # fmt: skip
 def _apply(where: str, dtype: str, rank: int) -> Contenders:
-    X = cached(*pick((100_000, 768), (300, 16)), dtype).X
+    X = cached_problem(*pick((100_000, 768), (300, 16)), dtype).X
     eraser = orthogonal(X.shape[1], rank)
     if where == "given array":
         return applied(X, eraser, X.copy())
@@ -215,7 +215,7 @@ def _widths(d: int) -> Contenders:
 
     300 is no multiple of a vector register; for 4096, the eraser's factors exceed the L1 cache.
     """
-    X = cached(*pick((100_000_000 // d, d), (300, 16))).X
+    X = cached_problem(*pick((100_000_000 // d, d), (300, 16))).X
     return applied(X, orthogonal(X.shape[1], 1), X.copy())
 
 
@@ -223,7 +223,7 @@ def _widths(d: int) -> Contenders:
      form=("float16", "Fortran", "strided"), rank=(1, 16))  # fmt: skip
 def _forms(form: str, rank: int) -> Contenders:
     """Rows of another memory layout or dtype, compared with C-ordered float32 rows."""
-    rows = cached(*pick((40_000, 512), (300, 16))).X
+    rows = cached_problem(*pick((40_000, 512), (300, 16))).X
     forms: dict[str, Array] = {
         "float16": rows.astype("float16"),
         "Fortran": np.asfortranarray(rows),
@@ -255,7 +255,7 @@ SPLINCES = {OURS: partial(erase_ours, sf.SPLINCE), NUMPY: peers.erase_numpy}
 @job("fit and transform/SPLINCE/{n:,} x {d}", "row", n=[2000], d=[32], makers=[SPLINCES])
 @job("fit and transform/SPLINCE/{n:,} x {d}", "row", n=[10_000], d=[768], makers=[SPLINCES])
 def _fit(n: int, d: int, makers: dict[str, Callable[[Problem], Any]]) -> Contenders:
-    data = cached(*pick((n, d), (300, 16)))
+    data = cached_problem(*pick((n, d), (300, 16)))
     return {name: make(data) for name, make in makers.items()}
 
 
@@ -264,8 +264,8 @@ def _import() -> Contenders:
     """Import in a new interpreter; the floor imports NumPy, a dependency."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
-    def fresh(module: str) -> Contender:
+    def import_of(module: str) -> Contender:
         line = [sys.executable, "-c", f"import {module}"]
         return Contender(lambda: subprocess.run(line, check=True, env=environment))
 
-    return {OURS: fresh("splince_fast"), FLOOR: fresh("numpy")}
+    return {OURS: import_of("splince_fast"), FLOOR: import_of("numpy")}

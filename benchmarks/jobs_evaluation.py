@@ -38,7 +38,7 @@ def _data() -> tuple[Array, Array, Array, tuple[int, int, int]]:
     return X, data.labels["task"], data.labels["concept"], sizes
 
 
-def _compared() -> Any:
+def _run_compare() -> Any:
     X, y, z, sizes = _data()
     return ev.compare(
         X, task=y, concept=z, sizes=sizes, aligned_class=0, association=_LEVELS, n_seeds=1,
@@ -47,13 +47,13 @@ def _compared() -> Any:
     )  # fmt: skip
 
 
-def _script() -> Array:
+def _script_accuracies() -> Array:
     """Return worst-group accuracies by level, eraser and head, computed with scikit-learn."""
     with threadpool_limits(1):
-        return np.concatenate([_level(p) for p in _LEVELS])
+        return np.concatenate([_accuracies_at_level(p) for p in _LEVELS])
 
 
-def _level(p: float) -> list[float]:
+def _accuracies_at_level(p: float) -> list[float]:
     """Return the worst-group accuracies at association level `p`, by eraser and head.
 
     The steps are: split, scale, erase, select alpha, test the retrained and the frozen head, and
@@ -72,8 +72,8 @@ def _level(p: float) -> list[float]:
     split = ev.spurious_split(y, z, p=p, sizes=sizes, random_state=0, aligned_class=0)
     parts = (split.train, split.validation, split.test)
     rows = [X[part].astype(np.float64) for part in parts]
-    mean, unit = rows[0].mean(axis=0), float(np.sqrt(rows[0].var(axis=0).mean()))
-    rows = [(part - mean) / unit for part in rows]
+    mean, scale = rows[0].mean(axis=0), float(np.sqrt(rows[0].var(axis=0).mean()))
+    rows = [(part - mean) / scale for part in rows]
     (y_train, z_train), validated, tested = ((y[part], z[part]) for part in parts)
     moments = sf.Moments().update(rows[0], {"y": y_train, "z": z_train})
     erasers: list[Any] = [
@@ -98,16 +98,16 @@ def _level(p: float) -> list[float]:
 
 @job("evaluation/compare", "call", within("script", 0.5))
 def _compare() -> Contenders:
-    return {OURS: Contender(_compared), "script": Contender(_script)}
+    return {OURS: Contender(_run_compare), "script": Contender(_script_accuracies)}
 
 
 @job("evaluation/difference to the script", "worst-group accuracy", below(0.004))
 def _difference() -> Numbers:
     """Largest difference in worst-group accuracy between `compare` and the script."""
-    ours = _compared()
+    ours = _run_compare()
     cells = product(_LEVELS, ("none", "SAL", "LEACE", "SPLINCE"), ("retrained", "frozen"))
     worst_groups = [ours.values("worst_group", eraser=e, head=h, p=p)[0] for p, e, h in cells]
-    return {OURS: float(np.abs(np.array(worst_groups) - _script()).max())}
+    return {OURS: float(np.abs(np.array(worst_groups) - _script_accuracies()).max())}
 
 
 @job("evaluation/compare over its fits", "processor time", below(1.3))
@@ -124,5 +124,5 @@ def _overhead() -> Numbers:
 
     with patch.object(_logistic, "fit", timed):
         started = process_time()
-        _compared()
+        _run_compare()
         return {OURS: (process_time() - started) / fits}

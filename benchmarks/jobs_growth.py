@@ -18,7 +18,7 @@ from benchmarks.jobs_accumulate import accumulate, block_rows, copying, syrk
 from benchmarks.jobs_erase import applied, lapack, orthogonal, splince_of
 from benchmarks.timing import Contender, pick
 
-_PARTS = {OURS: 1, "half": 2, "quarter": 4}
+_DIVISORS = {OURS: 1, "half": 2, "quarter": 4}
 
 
 def _accumulate(rows: int = 0, features: int = 0, classes: int = 2) -> dict[str, Contender]:
@@ -62,8 +62,8 @@ def _growth(case: str) -> Contenders:
     """Time per call of splince_fast at each size, and of the floor at the full size."""
     build, *largest = _CASES[case]
     axis, size = case.partition("/")[2].partition("^")[0], pick(*largest)
-    cases = {name: build(**{axis: size // part}) for name, part in _PARTS.items()}
-    contenders = {name: cases[name][OURS] for name in _PARTS} | {FLOOR: cases[OURS][FLOOR]}
+    cases = {name: build(**{axis: size // divisor}) for name, divisor in _DIVISORS.items()}
+    contenders = {name: cases[name][OURS] for name in _DIVISORS} | {FLOOR: cases[OURS][FLOOR]}
     return {
         name: replace(contender, units=1.0, answer=None) for name, contender in contenders.items()
     }
@@ -71,4 +71,4 @@ def _growth(case: str) -> Contenders:
 
 def exponent(quarter: float) -> float:
     """Return the exponent of growth; `quarter` is (time at a quarter of the size) / (full time)."""
-    return log(quarter) / log(1 / _PARTS["quarter"])
+    return log(quarter) / log(1 / _DIVISORS["quarter"])

@@ -17,7 +17,7 @@ import numpy as np
 
 import splince_fast as sf
 from benchmarks.jobs import OURS, Contenders, Numbers, below, job, within
-from benchmarks.timing import Contender, interleave, pick, spread
+from benchmarks.timing import Contender, interleave, pick, quartiles
 from splince_fast.experiments._language import read_model
 
 BARE = "bare model"
@@ -41,7 +41,7 @@ def _model() -> tuple[Any, list[Any], list[Any]]:
     return model, _batches(model, pick(200, 8), 8, 32), _batches(model, pick(32, 4), 87, 8)
 
 
-def _twin() -> Any:
+def _model_copy() -> Any:
     """Return a copy of the model that shares its weights.
 
     Copies of the weights could lie in memory pages of another size, which changes the speed.
@@ -100,7 +100,7 @@ def _collecting(rows: str) -> Contenders:
 @cache
 def _erased() -> tuple[Any, Any]:
     """Return a model with erasers installed at all blocks, and the erasers."""
-    model, erasers = _twin(), _erasers(_model()[1], _BLOCKS)
+    model, erasers = _model_copy(), _erasers(_model()[1], _BLOCKS)
     sf.nn.install(model, erasers)
     return model, erasers
 
@@ -129,7 +129,7 @@ def _folded() -> Contenders:
     import torch
 
     model, short, long = _model()
-    folded, copied = _twin(), _twin()
+    folded, copied = _model_copy(), _model_copy()
     sf.nn.fold(folded, _erasers(short, "model.norm"), short[0], tokens="all", bias="drop")
     copied.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     # The folded head is a new array. The model with a copied head shows how much of the difference
@@ -167,7 +167,7 @@ def _state_bytes() -> Numbers:
 
 
 @_live("live/one eraser at one token", "us", below(20.0))
-def _one_call() -> Numbers:
+def _one_eraser() -> Numbers:
     """Microseconds that an eraser adds to a call of an identity module."""
     import torch
 
@@ -180,7 +180,7 @@ def _one_call() -> Numbers:
             "plain": Contender(partial(plain, x)),
             "erased": Contender(partial(erased, x)),
         }
-        middle = {
-            name: spread(seconds)["median"] for name, seconds in interleave(contenders).items()
+        medians = {
+            name: quartiles(seconds)["median"] for name, seconds in interleave(contenders).items()
         }
-    return {OURS: 1e6 * (middle["erased"] - middle["plain"])}
+    return {OURS: 1e6 * (medians["erased"] - medians["plain"])}

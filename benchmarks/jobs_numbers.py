@@ -17,7 +17,7 @@ import numpy as np
 
 import splince_fast as sf
 from benchmarks import peers
-from benchmarks.data import Array, Problem, cut, problem, write_rows
+from benchmarks.data import Array, Problem, problem, split_rows, write_rows
 from benchmarks.jobs import NUMPY, OURS, Contenders, Numbers, below, job
 from benchmarks.jobs_accumulate import BLOCK, DTYPES, accumulate, sparse_rows
 from benchmarks.jobs_erase import LEACES, orthogonal
@@ -44,7 +44,7 @@ def covariance_error(exact: Array, computed: Array) -> float:
     return float((np.abs(computed - exact) / np.outer(root, root)).max())
 
 
-def class_spread(X: Array, z: Array) -> float:
+def class_mean_norm(X: Array, z: Array) -> float:
     """Return the Frobenius norm of the class means after subtraction of their mean.
 
     The first row is subtracted from all rows before the means are computed in float64.
@@ -81,9 +81,9 @@ def _covariance_error(dtype: str, offset: float) -> Numbers:
     exact, n = two_pass_covariance(data.X), len(data.X)
     error = partial(covariance_error, exact)
     ours = 0.0
-    cuts = ((None, n), (None, 1), (4096, n), (64, n), (1, 99))
-    for X, (block, update) in product((data.X, data.X[np.argsort(data.X[:, 0])]), cuts):
-        moments = each(cut(update, X), sf.Moments(block_rows=block).update).run()
+    sizes = ((None, n), (None, 1), (4096, n), (64, n), (1, 99))
+    for X, (block, update) in product((data.X, data.X[np.argsort(data.X[:, 0])]), sizes):
+        moments = each(split_rows(update, X), sf.Moments(block_rows=block).update).run()
         ours = max(ours, error(moments.covariance()))
     others = {
         NUMPY: Contender(partial(np.cov, data.X, rowvar=False, dtype=data.X.dtype)),
@@ -94,13 +94,13 @@ def _covariance_error(dtype: str, offset: float) -> Numbers:
     return {OURS: ours} | _numbers_of(others, error)
 
 
-@job("trace left/balanced classes/mean {offset} sd", "ratio", offset=(0, 1000, 10_000))
-def _trace_left(offset: float) -> Numbers:
-    return _traces(problem(*pick((100_000, 64), (500, 8)), offset=offset))
+@job("remaining association/balanced classes/mean {offset} sd", "ratio", offset=(0, 1000, 10_000))
+def _balanced_classes(offset: float) -> Numbers:
+    return _remaining_association(problem(*pick((100_000, 64), (500, 8)), offset=offset))
 
 
-@job("trace left/prevalence 1e-3, 3.5 sd apart", "ratio")
-def _rare() -> Numbers:
+@job("remaining association/prevalence 1e-3, 3.5 sd apart", "ratio")
+def _rare_class() -> Numbers:
     """Association after erasure of a concept with a rare class.
 
     The features have noise of variance 1; feature 0 depends on the concept, feature 1 on the task.
@@ -112,17 +112,17 @@ def _rare() -> Numbers:
     X = rng.standard_normal((n, d), np.float32)
     X[:, 0] += np.float32(3.5) * z
     X[:, 1] += y
-    return _traces(Problem(X, z, y))
+    return _remaining_association(Problem(X, z, y))
 
 
-def _traces(data: Problem) -> Numbers:
+def _remaining_association(data: Problem) -> Numbers:
     """Norm of the centred class means after erasure, divided by the norm before.
 
     The ratio is 0 if erasure is perfect.
     """
-    before = class_spread(data.X, data.z)
+    before = class_mean_norm(data.X, data.z)
     contenders = {name: make(data) for name, make in LEACES.items()}
-    return _numbers_of(contenders, lambda rows: class_spread(rows, data.z) / before)
+    return _numbers_of(contenders, lambda rows: class_mean_norm(rows, data.z) / before)
 
 
 def extra_bytes(prepare: Prepare, unit: float = 1.0) -> float | Absent:
@@ -134,11 +134,11 @@ def extra_bytes(prepare: Prepare, unit: float = 1.0) -> float | Absent:
     raised if the child exits.
     """
     with ProcessPoolExecutor(1, get_context("spawn")) as child:
-        pid = child.submit(_prepare, prepare).result()
-        before = peak = _anonymous(pid)
-        work = child.submit(_work)
+        pid = child.submit(_prepare_task, prepare).result()
+        before = peak = _anonymous_bytes(pid)
+        work = child.submit(_run_task)
         while not wait([work], timeout=0.001).done:
-            peak = max(peak, _anonymous(pid))
+            peak = max(peak, _anonymous_bytes(pid))
         work.result()
     return (peak - before) / unit if before else Absent("the system has no /proc")
 
@@ -146,17 +146,17 @@ def extra_bytes(prepare: Prepare, unit: float = 1.0) -> float | Absent:
 _tasks: list[Callable[[], object]] = []  # the child process stores its task here
 
 
-def _prepare(prepare: Prepare) -> int:
+def _prepare_task(prepare: Prepare) -> int:
     _tasks.append(prepare())
     gc.collect()
     return os.getpid()
 
 
-def _work() -> None:
+def _run_task() -> None:
     _tasks[0]()
 
 
-def _anonymous(pid: int) -> int:
+def _anonymous_bytes(pid: int) -> int:
     """Return the anonymous resident bytes of a process; 0 if /proc or the process is missing."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
@@ -167,7 +167,7 @@ def _anonymous(pid: int) -> int:
 
 
 @job("memory/mapped file/float32/1024", "3 d^2 doubles + 3 blocks", below(1.0))
-def _mapped() -> Numbers:
+def _mapped_file() -> Numbers:
     n, d = pick((400_000, 1024), (12_288, 16))
     unit = 3 * 8 * d**2 + 3 * 4 * d * BLOCK
     return {OURS: extra_bytes(partial(accumulate_file, n, d), unit)}
@@ -217,5 +217,5 @@ _TASKS: dict[str, tuple[Prepare, float]] = {
 
 
 @job("memory/{task}", "MiB", lambda task: below(_TASKS[task][1]), task=_TASKS)
-def _peak(task: str) -> Numbers:
+def _peak_memory(task: str) -> Numbers:
     return {OURS: extra_bytes(_TASKS[task][0], 2**20)}

@@ -39,11 +39,11 @@ _PEERS = (
 )
 _FIRST_USE = "first use/first eraser"
 # Reasons for missed targets, by (group of jobs, contender).
-_PER_CALL = "Every row comes by a Python call of its own"
+_PER_CALL = "Every row needs its own Python call"
 _REASONS = {
-    ("accumulate", FLOOR): "Beside the product, of O(n d^2), the rows are checked, centred and "
-    "sorted by class, in O(n d)",
-    ("accumulate", CE): "GEMM / SYRK of the table above bounds this ratio",
+    ("accumulate", FLOOR): "In addition to the product, O(n d^2), the rows are checked, centred "
+    "and sorted by class, O(n d)",
+    ("accumulate", CE): "The ratio GEMM / SYRK in the table above is an upper bound",
     ("stream", "in blocks"): _PER_CALL,
     ("stream", CE): _PER_CALL,
     ("file", FLOOR): "Rows are centred between the read and the product, on the same cores",
@@ -71,31 +71,34 @@ Time of the floor, a lower bound by bare BLAS or a copy, over that of splince_fa
 
 ## Growth
 
-Measured exponents of the time, with those of the algorithm in brackets; and by the latter, from d =
-4096, the time for 10^9 float32 rows of 8,192 features in memory:
+Measured exponents of the time, with the theoretical exponents in brackets. The time for 10^9
+float32 rows of 8,192 features in memory is extrapolated from d = 4096 with the theoretical
+exponents.
 
 {growth}
 
 ## Machines
 
-Ratios depend on the processor: a package that multiplies in general where a symmetric product will
-do is slower by the ratio GEMM / SYRK below, more where its BLAS runs narrower kernels.
+Ratios depend on the processor. A package that uses a general matrix product (GEMM) where a
+symmetric one (SYRK) suffices is slower by the ratio GEMM / SYRK below, or by more if its BLAS runs
+narrower kernels.
 
 {machines}
 
 {remarks}
 
-OpenBLAS, which SciPy brings, chooses its kernels when it is loaded; `splince-fast doctor` shows
-them and their rate. `OPENBLAS_CORETYPE` in the environment makes it run others: unset it.
+The OpenBLAS library of SciPy chooses its kernels when it is loaded; `splince-fast doctor` prints
+the kernels and their rate. The environment variable `OPENBLAS_CORETYPE` forces other kernels: unset
+it.
 
 ## Targets that are missed
 
-Every job has targets, such as 0.85 of the speed of the floor. These are missed:
+Jobs have targets, such as 0.85 times the speed of the floor. These targets are missed:
 
 {missed}
 
-Written by `python -m benchmarks.page` from `benchmarks/results/`, where every number of every job
-stands as JSON.
+Written by `python -m benchmarks.page` from the JSON files in `benchmarks/results/`, which hold the
+results of all jobs.
 """
 _fill = partial(textwrap.fill, width=100, break_long_words=False, break_on_hyphens=False)
 _item = partial(_fill, initial_indent="- ", subsequent_indent="  ")
@@ -114,7 +117,10 @@ def read(folder: Path) -> list[Results]:
         results["jobs"] = {entry["name"]: entry for entry in results["jobs"]}
         runs.append(results)
     if len({results["smoke"] for results in runs}) != 1:
-        raise SystemExit(f"no results in {folder}, or some of smoke sizes: run benchmarks.compare")
+        raise SystemExit(
+            f"{folder} has no results, or mixes smoke sizes and full sizes: "
+            "run python -m benchmarks.compare --json"
+        )
     return sorted(runs, key=lambda results: -results["machine"]["family"])
 
 
@@ -128,8 +134,8 @@ def stored(results: Results, job: str, kind: str, name: str) -> Any:
 
 def machines(runs: list[Results]) -> str:
     """Return the table of processors."""
-    header = ["processor", "threads", "kernels", "GEMM / SYRK, float32", "the same, float64",
-              "commit", "began", "load before"]  # fmt: skip
+    header = ["processor", "threads", "kernels", "GEMM / SYRK, float32", "GEMM / SYRK, float64",
+              "commit", "start", "load before"]  # fmt: skip
     rows = []
     for results in runs:
         facts, load = results["machine"], results["load"]
@@ -151,7 +157,7 @@ def remarks(results: Results) -> Iterator[str]:
     if load > 0.5 * cores:
         yield _fill(
             f"**{name}: other processes were running (load average {load:g} on {cores} cores). "
-            "These numbers are provisional, and what is missed may be missed for that alone.**"
+            "These numbers are provisional: targets may be missed for this reason alone.**"
         )
 
 
@@ -170,8 +176,8 @@ def headline(runs: list[Results]) -> str:
     seconds = [value["median"] for value in first if value]
     if seconds:
         lines.append(_item(
-            f"The first eraser of a fresh Python, imports included: {max(seconds):.2g} seconds of "
-            "processor time."
+            f"The first eraser in a new Python process, with imports: {max(seconds):.2g} "
+            "seconds of processor time."
         ))  # fmt: skip
     return "\n".join(lines)
 
@@ -191,15 +197,15 @@ def missed(results: Results) -> str:
     Missed targets have one line per group of jobs and contender.
     """
     cases: dict[tuple[str, str], list[str]] = {}
-    decided = []
+    decisions = []
     for name, job in results["jobs"].items():
         group, _, case = name.partition("/")
         for target in job["targets"]:
-            decided += [target["met"]] * (target["met"] is not None)
+            decisions += [target["met"]] * (target["met"] is not None)
             if target["met"] is False:
                 text = f"{case} {target['measured']['median']:.3g} ({compare.limit(target)})"
                 cases.setdefault((group, target["against"]), []).append(text)
-    lines = [f"{results['title']}: {sum(decided)} of {len(decided)} targets are met.\n"]
+    lines = [f"{results['title']}: {sum(decisions)} of {len(decisions)} targets are met.\n"]
     for pair, texts in cases.items():
         reason = f". {_REASONS[pair]}." if pair in _REASONS else ""
         lines.append(_item(f"{', '.join(filter(None, pair))}: {'; '.join(texts)}{reason}"))
@@ -215,10 +221,10 @@ def growth(results: Results) -> Iterator[str]:
             measured = jobs_growth.exponent(job["ratios"]["quarter"]["median"])
             exponents.append(f"{task} in {axis} {measured:.2f} ({expected})")
     if exponents:
-        yield _item(f"{results['title']}: {'; '.join(exponents)}.{_large(results)}")
+        yield _item(f"{results['title']}: {'; '.join(exponents)}.{_time_of_large_job(results)}")
 
 
-def _large(results: Results) -> str:
+def _time_of_large_job(results: Results) -> str:
     """Return a text with the hours for 10^9 rows: all rows, a subsample, and 16 machines.
 
     The text is empty if the times were not measured.

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import splince_fast as sf
-from benchmarks.data import Array, Problem, cut
+from benchmarks.data import Array, Problem, split_rows
 from benchmarks.timing import Absent, Contender, each
 
 CE = "concept-erasure"
@@ -83,7 +83,7 @@ def stream_onedal(data: Problem, block_rows: int) -> Contender:
     """
     from sklearnex.covariance import IncrementalEmpiricalCovariance
 
-    blocks = [(X,) for X, _ in cut(block_rows, data.X)]
+    blocks = [(X,) for X, _ in split_rows(block_rows, data.X)]
     n = len(data.X)  # oneDAL divides by n, the other contenders by n - 1
     fit = IncrementalEmpiricalCovariance().partial_fit
     return each(blocks, fit, lambda estimator: estimator.covariance_ * (n / (n - 1)))
@@ -125,10 +125,10 @@ def explicit_splince(S: Array, Sz: Array, Sy: Array) -> Array:
     eigenvalues, Q = np.linalg.eigh(S)
     roots = np.sqrt(eigenvalues)
     W = Q.T / roots[:, None]
-    A, B = (np.linalg.svd(W @ side, full_matrices=False).U[:, :1] for side in (Sz, Sy))
+    A, B = (np.linalg.svd(W @ cov, full_matrices=False).U[:, :1] for cov in (Sz, Sy))
     U = np.linalg.qr(A, mode="complete").Q[:, 1:]
-    beyond = np.linalg.qr(np.hstack([A, B]), mode="complete").Q[:, 2:]
-    V = np.hstack([B, beyond])
+    complement = np.linalg.qr(np.hstack([A, B]), mode="complete").Q[:, 2:]
+    V = np.hstack([B, complement])
     return np.asarray(((Q * roots) @ V) @ np.linalg.solve(U.T @ V, U.T @ W))
 
 

@@ -26,7 +26,7 @@ def run(texts: list[str]) -> None:
     os.environ.setdefault("SPLINCE_FAST_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        compare.run(compare.chosen(texts), folder / "smoke.json")
+        compare.run(compare.select_jobs(texts), folder / "smoke.json")
         page.write(folder, folder)
     if not texts and find_spec("asv_runner"):
         from asv_runner.discovery import disc_benchmarks

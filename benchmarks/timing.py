@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 import splince_fast as sf
 
-_LEAST_SECONDS = 0.02  # minimum duration of a sample
+_MIN_SECONDS = 0.02  # minimum duration of a sample
 _PAUSE_SECONDS = 0.1  # idle BLAS threads spin for this time
 # If the first call takes at least this time and the budget, it is the only sample of a contender.
 _LONG_SECONDS = 2.0
@@ -76,7 +76,7 @@ class Absent:
     reason: str
 
 
-def spread(values: Iterable[float]) -> dict[str, float]:
+def quartiles(values: Iterable[float]) -> dict[str, float]:
     """Return median and quartiles of values, rounded to six digits."""
     quantiles = np.quantile(list(values), (0.25, 0.5, 0.75))
     low, middle, high = (float(f"{value:.6g}") for value in quantiles)
@@ -85,7 +85,7 @@ def spread(values: Iterable[float]) -> dict[str, float]:
 
 def ratio(numerator: Seconds, denominator: Seconds) -> dict[str, float]:
     """Return median and quartiles, over rounds, of numerator / denominator."""
-    return spread(np.divide(numerator, denominator))
+    return quartiles(np.divide(numerator, denominator))
 
 
 def interleave(contenders: Mapping[str, Contender], *, budget: float = 8.0) -> dict[str, Seconds]:
@@ -96,24 +96,27 @@ def interleave(contenders: Mapping[str, Contender], *, budget: float = 8.0) -> d
     exceeds both the budget and 2 seconds is the only sample of its contender.
     """
     equal_threads()
-    least, pause, most = (0.0, 0.0, 1) if smoke() else (_LEAST_SECONDS, _PAUSE_SECONDS, _ROUNDS[1])
+    min_seconds, pause, max_rounds = (
+        (0.0, 0.0, 1) if smoke() else (_MIN_SECONDS, _PAUSE_SECONDS, _ROUNDS[1])
+    )
     samples: dict[str, list[float]] = {name: [] for name in contenders}
     counts: dict[str, int] = {}
     cost = 0.0
     for name, contender in contenders.items():
         with event.install_recorder("numba:compile") as compiled:
             first = _sample(contender, 1)
-        if first < least or compiled.buffer:  # the first call may include imports or compilation
+        # the first call may include imports or compilation
+        if first < min_seconds or compiled.buffer:
             first = _sample(contender, 1)
         if first >= max(budget, _LONG_SECONDS):
             samples[name].append(first)
             continue
-        counts[name] = max(1, min(100_000, round(least / max(first, 1e-7))))
+        counts[name] = max(1, min(100_000, round(min_seconds / max(first, 1e-7))))
         cost += first * counts[name] + pause
     order = deque(counts)
-    for _ in range(min(most, max(_ROUNDS[0], int(budget / max(cost, 1e-9))))):
+    for _ in range(min(max_rounds, max(_ROUNDS[0], int(budget / max(cost, 1e-9))))):
         for name in order:
-            _rest(pause / 5)
+            _wait_until_idle(pause / 5)
             samples[name].append(_sample(contenders[name], counts[name]))
         order.rotate(-1)
     return {name: np.array(seconds) / contenders[name].units for name, seconds in samples.items()}
@@ -129,7 +132,7 @@ def equal_threads() -> None:
         sys.modules["daal4py"].daalinit(count)
 
 
-def _rest(step: float) -> None:
+def _wait_until_idle(step: float) -> None:
     """Wait, at most 25 steps, until this process uses less than a tenth of a core."""
     for _ in range(25 if step else 0):
         before = process_time()

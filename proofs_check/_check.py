@@ -41,17 +41,17 @@ class _Stopped(Exception):
     """Ends the run of a mutant when the evidence contradicts the expected verdict."""
 
 
-def excess(residual: object, tolerance: float) -> float:
+def largest_ratio(residual: object, tolerance: float) -> float:
     """Return the largest |residual| / tolerance; inf if a residual is NaN.
 
     For tolerance 0, the result is 0 if all residuals are 0, else inf.
     """
-    worst = 0.0
+    largest = 0.0
     for value in np.asarray(residual, dtype=object).flat:
         exact = 0.0 if value == 0 else np.inf
         ratio = abs(float(value)) / tolerance if tolerance else exact
-        worst = max(worst, np.inf if np.isnan(ratio) else ratio)
-    return worst
+        largest = max(largest, np.inf if np.isnan(ratio) else ratio)
+    return largest
 
 
 class Bench:
@@ -72,12 +72,12 @@ class Bench:
         self.quick = quick
         self._expected = expected
         self.cases = 0
-        self.worst = 0.0
+        self.worst_ratio = 0.0
         self.failures: list[str] = []
         self.figures: list[str] = []
-        self._within: list[float] = []
-        self._without: dict[str, list[float]] = {}
-        self._deployed: list[float] = []
+        self._ratios: list[float] = []
+        self._violating_ratios: dict[str, list[float]] = {}
+        self._deployed_ratios: list[float] = []
 
     def repeats(self, full: int, quick: int) -> range:
         """Return ``range(quick)`` for a quick run, else ``range(full)``."""
@@ -91,48 +91,48 @@ class Bench:
             for family in families:
                 yield sample(self.rng, family, 4 + i % 3)
 
-    def corrected(self, residual: object, tolerance: float = 0.0, *, label: str = "") -> None:
+    def add_corrected(self, residual: object, tolerance: float = 0.0, *, label: str = "") -> None:
         """Add evidence on the true form of the statement; it holds if |residual| <= tolerance."""
         self.cases += 1
-        ratio = excess(residual, tolerance)
-        self.worst = max(self.worst, ratio)
+        ratio = largest_ratio(residual, tolerance)
+        self.worst_ratio = max(self.worst_ratio, ratio)
         if ratio > 1:
             self.failures.append(f"{label or 'residual'} is {ratio:.2g} x its tolerance")
             self._stop()
 
-    def printed(
+    def add_printed(
         self,
         residual: object,
         tolerance: float = 0.0,
         *,
-        lacking: str | None = None,
+        violates: str | None = None,
         deployed: bool = False,
     ) -> None:
         """Add evidence on the statement as printed in the paper.
 
-        ``lacking`` names a condition that the paper omits and that this case violates; the residual
-        must then refute the statement. ``deployed`` marks a case of the deployed reading, in which
-        the eraser maps x to Px (the paper applies P to the head); the residual must then refute
-        that reading. All other cases meet all conditions.
+        ``violates`` names a condition that the paper omits and that this case violates; the
+        residual must then refute the statement. ``deployed`` marks a case of the deployed reading,
+        in which the eraser maps x to Px (the paper applies P to the head); the residual must then
+        refute that reading. All other cases meet all conditions.
         """
         self.cases += 1
-        ratio = excess(residual, tolerance)
+        ratio = largest_ratio(residual, tolerance)
         if deployed:
-            self._deployed.append(ratio)
+            self._deployed_ratios.append(ratio)
             if ratio <= FAR:
                 self._stop()
-        elif lacking is None:
-            self._within.append(ratio)
+        elif violates is None:
+            self._ratios.append(ratio)
             if ratio <= 1:
-                self.worst = max(self.worst, ratio)
+                self.worst_ratio = max(self.worst_ratio, ratio)
             elif self._expected is not Verdict.FALSE:
                 self._stop()
         else:
-            self._without.setdefault(lacking, []).append(ratio)
+            self._violating_ratios.setdefault(violates, []).append(ratio)
             if ratio <= FAR:
                 self._stop()
 
-    def cited(self, *figures: object) -> None:
+    def require_quoted(self, *figures: object) -> None:
         """Record values that FINDINGS.md must contain; a test searches its text for them."""
         self.figures += map(str, figures)
 
@@ -142,16 +142,16 @@ class Bench:
 
     def verdict(self) -> Verdict | None:
         """Return the verdict that follows from the evidence, or None if it is inconclusive."""
-        doubtful = [r for r in self._within if 1 < r <= FAR]
-        doubtful += [r for group in self._without.values() for r in group if r <= FAR]
-        doubtful += [r for r in self._deployed if r <= FAR]
-        if self.failures or doubtful or not self._within:
+        inconclusive = [r for r in self._ratios if 1 < r <= FAR]
+        inconclusive += [r for group in self._violating_ratios.values() for r in group if r <= FAR]
+        inconclusive += [r for r in self._deployed_ratios if r <= FAR]
+        if self.failures or inconclusive or not self._ratios:
             return None
-        if any(r > FAR for r in self._within):
-            return None if self._without or self._deployed else Verdict.FALSE
-        if self._deployed:
-            return None if self._without else Verdict.DEPLOYED
-        return Verdict.CONDITIONAL if self._without else Verdict.HOLDS
+        if any(r > FAR for r in self._ratios):
+            return None if self._violating_ratios or self._deployed_ratios else Verdict.FALSE
+        if self._deployed_ratios:
+            return None if self._violating_ratios else Verdict.DEPLOYED
+        return Verdict.CONDITIONAL if self._violating_ratios else Verdict.HOLDS
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class Outcome:
 
     check: Check
     verdict: Verdict | None
-    worst: float
+    worst_ratio: float
     cases: int
     caught: tuple[str, ...]
     figures: tuple[str, ...]
@@ -212,7 +212,7 @@ def check(
 
     def register(run: Callable[..., None]) -> Callable[..., None]:
         if key in REGISTRY:
-            raise ValueError(f"two checks carry the number {key}")
+            raise ValueError(f"two checks have the number {key}")
         REGISTRY[key] = Check(key, expected, paper, run, mutants)
         return run
 
@@ -258,13 +258,15 @@ def run_check(item: Check, *, seed: int = 0, quick: bool = False) -> Outcome:
     except Exception as error:  # report the error and continue with other checks
         problems.append(f"{type(error).__name__}: {error}")
     if verdict is not item.expected and not problems:
-        problems.append(f"the evidence says {verdict or 'nothing clear'}, not {item.expected}")
+        problems.append(f"verdict {verdict or 'inconclusive'}; expected {item.expected}")
     if not item.mutants:
-        problems.append("no mutant: a check that cannot fail is no evidence")
+        problems.append(
+            "the check has no mutant, so nothing shows that it can fail; add a wrong formula"
+        )
     return Outcome(
         check=item,
         verdict=verdict,
-        worst=bench.worst,
+        worst_ratio=bench.worst_ratio,
         cases=bench.cases,
         caught=tuple(caught),
         figures=tuple(bench.figures),

@@ -60,13 +60,13 @@ class Sample:
         return to_float(self.x)
 
 
-def continuous(x: NDArray[Any], z: NDArray[Any], y: NDArray[Any], family: str) -> Sample:
+def continuous_sample(x: NDArray[Any], z: NDArray[Any], y: NDArray[Any], family: str) -> Sample:
     """Return a sample from integer arrays, with continuous label columns."""
     x_exact, z_exact, y_exact = (rational(v) for v in (x, z, y))
     return Sample(family, x_exact, z_exact, y_exact, z.astype(np.float64), y.astype(np.float64))
 
 
-def classes(x: NDArray[Any], z: NDArray[Any], y: NDArray[Any], family: str) -> Sample:
+def class_sample(x: NDArray[Any], z: NDArray[Any], y: NDArray[Any], family: str) -> Sample:
     """Return a sample from integer classes; ``z`` and ``y`` are one-hot.
 
     The classes of ``z_labels`` are strings, those of ``y_labels`` are integers.
@@ -90,7 +90,7 @@ def _labels(rng: Rng, x: NDArray[np.int64], k: int) -> NDArray[np.int64]:
 def _full_rank(rng: Rng, d: int) -> Sample:
     x = _features(rng, 2 * d + 4, d)
     z = _labels(rng, x, 1)
-    return continuous(x, z, z + _labels(rng, x, 1), "full rank")
+    return continuous_sample(x, z, z + _labels(rng, x, 1), "full rank")
 
 
 def _rank_deficient(rng: Rng, d: int) -> Sample:
@@ -98,13 +98,13 @@ def _rank_deficient(rng: Rng, d: int) -> Sample:
     x = _features(rng, 2 * d + 4, inner)
     x = np.hstack([x, x @ rng.integers(-1, 2, (inner, d - inner))])
     z = _labels(rng, x, 1)
-    return continuous(x, z, z + _labels(rng, x, 1), "rank-deficient")
+    return continuous_sample(x, z, z + _labels(rng, x, 1), "rank-deficient")
 
 
 def _fewer_rows(rng: Rng, d: int) -> Sample:
     x = _features(rng, max(4, d - 1), d)
     z = _labels(rng, x, 1)
-    return continuous(x, z, z + _labels(rng, x, 1), "n <= d")
+    return continuous_sample(x, z, z + _labels(rng, x, 1), "n <= d")
 
 
 def _one_hot(rng: Rng, d: int) -> Sample:
@@ -112,14 +112,14 @@ def _one_hot(rng: Rng, d: int) -> Sample:
     z, y = rng.integers(0, 3, n), rng.integers(0, 3, n)
     y = np.where(rng.random(n) < 0.4, z, y)
     shift = rng.integers(-2, 3, (2, 3, d))
-    return classes(_features(rng, n, d) + shift[0][z] + shift[1][y], z, y, "one-hot")
+    return class_sample(_features(rng, n, d) + shift[0][z] + shift[1][y], z, y, "one-hot")
 
 
 def _multi_output(rng: Rng, d: int) -> Sample:
     d = max(d, 5)
     x = _features(rng, 2 * d + 4, d)
     z = _labels(rng, x, 2)
-    return continuous(x, z, z + _labels(rng, x, 2), "multi-output")
+    return continuous_sample(x, z, z + _labels(rng, x, 2), "multi-output")
 
 
 def _ill_conditioned(rng: Rng, d: int) -> Sample:
@@ -127,13 +127,13 @@ def _ill_conditioned(rng: Rng, d: int) -> Sample:
     x[:, -1] += 3000 * x[:, 0]
     x[:, 1] *= 1000
     z = _labels(rng, x, 1)
-    return continuous(x, z, z + _labels(rng, x, 1), "ill-conditioned")
+    return continuous_sample(x, z, z + _labels(rng, x, 1), "ill-conditioned")
 
 
 def _near_infeasible(rng: Rng, d: int) -> Sample:
     x = _features(rng, 2 * d + 4, d)
     z = _labels(rng, x, 1)
-    return continuous(x, z, 1000 * z + _labels(rng, x, 1), "near-infeasible")
+    return continuous_sample(x, z, 1000 * z + _labels(rng, x, 1), "near-infeasible")
 
 
 FAMILIES: dict[str, Callable[[Rng, int], Sample]] = {
@@ -147,7 +147,7 @@ FAMILIES: dict[str, Callable[[Rng, int], Sample]] = {
 }
 
 
-def ordinary(c: Covariances) -> bool:
+def is_nondegenerate(c: Covariances) -> bool:
     """Return whether a problem is feasible and none of Sz, Sy and C_zy is 0."""
     return bool(c.z.size and c.y.size) and c.feasible and not is_zero(c.gram(c.z, c.y))
 
@@ -156,7 +156,7 @@ def sample(rng: Rng, family: str, d: int) -> Sample:
     """Draw from a family until a problem is feasible and none of Sz, Sy and C_zy is 0."""
     while True:
         drawn = FAMILIES[family](rng, d)
-        if ordinary(drawn.covariances):
+        if is_nondegenerate(drawn.covariances):
             return drawn
 
 
@@ -175,7 +175,7 @@ def problem(rng: Rng, d: int, m: int, k_z: int = 1, k_y: int = 1) -> Covariances
         f = integers(rng, d, m)
         sz = f @ integers(rng, m, k_z)
         c = Covariances(f @ f.T, sz, f @ integers(rng, m, k_y), integers(rng, d, 1))
-        if c.ranks == (m, k_z, k_y) and ordinary(c):
+        if c.ranks == (m, k_z, k_y) and is_nondegenerate(c):
             return c
 
 
@@ -186,7 +186,9 @@ def rotation(rng: Rng, d: int) -> Matrix:
     return (eye(d) - skew) @ inverse(eye(d) + skew)
 
 
-def rooted(rng: Rng, d: int, m: int, k_z: int = 1, k_y: int = 1) -> tuple[Matrix, Covariances]:
+def problem_with_root(
+    rng: Rng, d: int, m: int, k_z: int = 1, k_y: int = 1
+) -> tuple[Matrix, Covariances]:
     """Draw a problem whose S has a rational square root; return the root and the problem."""
     while True:
         orthogonal = rotation(rng, d)
@@ -195,11 +197,11 @@ def rooted(rng: Rng, d: int, m: int, k_z: int = 1, k_y: int = 1) -> tuple[Matrix
         )
         sz = root @ integers(rng, d, k_z)
         c = Covariances(root @ root, sz, root @ integers(rng, d, k_y), zeros(d, 1))
-        if c.ranks == (m, k_z, k_y) and ordinary(c):
+        if c.ranks == (m, k_z, k_y) and is_nondegenerate(c):
             return root, c
 
 
-def weight(rng: Rng, d: int, m: int) -> Matrix:
+def weight_matrix(rng: Rng, d: int, m: int) -> Matrix:
     """Draw a positive semi-definite weight matrix of rank m."""
     while True:
         f = integers(rng, d, m)

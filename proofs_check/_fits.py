@@ -27,6 +27,7 @@ from proofs_check._linalg import (
     Matrix,
     Number,
     column_basis,
+    eye,
     inverse,
     pinv,
     rational,
@@ -54,6 +55,13 @@ def ridge(features: Matrix, y: Matrix, penalty: Matrix) -> Matrix:
     return inverse(features.T @ features + penalty) @ features.T @ y
 
 
+def ridge_unpenalised_intercept(features: Matrix, y: Matrix) -> Matrix:
+    """Return ridge coefficients with penalty 1/100; the last one, the intercept, has none."""
+    penalty = eye(features.shape[1]) / 100
+    penalty[-1, -1] = 0 * penalty[-1, -1]
+    return ridge(features, y, penalty)
+
+
 def range_coordinates(p: Matrix) -> Matrix:
     """Return a matrix V whose columns are a basis of range(P).
 
@@ -77,20 +85,20 @@ def _gradient_and_hessian(f: Matrix, y: Matrix, w: Matrix, ridge: float) -> tupl
     """
     scores = f @ w
     k, classes = w.shape
-    weights = np.empty(scores.shape, dtype=object)
+    probabilities = np.empty(scores.shape, dtype=object)
     for i, row in enumerate(scores):
-        powers = [mpmath.exp(s) for s in row]
-        total = 1 + mpmath.fsum(powers)
-        weights[i] = [power / total for power in powers]
-    pull = np.full((k, 1), ridge)
-    pull[-1] = 0
-    gradient = (f.T @ (weights - y) + pull * w).T.reshape(-1, 1)
+        exponentials = [mpmath.exp(s) for s in row]
+        total = 1 + mpmath.fsum(exponentials)
+        probabilities[i] = [value / total for value in exponentials]
+    ridge_weights = np.full((k, 1), ridge)
+    ridge_weights[-1] = 0
+    gradient = (f.T @ (probabilities - y) + ridge_weights * w).T.reshape(-1, 1)
     hessian = np.empty((k * classes, k * classes), dtype=object)
     for a in range(classes):
         for b in range(classes):
-            curve = weights[:, a] * ((1 if a == b else 0) - weights[:, b])
-            hessian[a * k : (a + 1) * k, b * k : (b + 1) * k] = f.T @ (curve[:, None] * f)
-    hessian = hessian + np.diag(np.tile(pull.ravel(), classes))
+            curvature = probabilities[:, a] * ((1 if a == b else 0) - probabilities[:, b])
+            hessian[a * k : (a + 1) * k, b * k : (b + 1) * k] = f.T @ (curvature[:, None] * f)
+    hessian = hessian + np.diag(np.tile(ridge_weights.ravel(), classes))
     return gradient, hessian
 
 
@@ -98,8 +106,8 @@ def _float_start(f: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.f
     """Return softmax coefficients in float64, from damped Newton steps."""
     w = np.zeros((f.shape[1], y.shape[1]))
     for _ in range(60):
-        powers = np.exp(f @ w)
-        p = powers / (1 + powers.sum(1, keepdims=True))
+        exponentials = np.exp(f @ w)
+        p = exponentials / (1 + exponentials.sum(1, keepdims=True))
         gradient = (f.T @ (p - y)).T.ravel()
         blocks = [
             [f.T @ ((p[:, a] * (float(a == b) - p[:, b]))[:, None] * f) for b in range(y.shape[1])]
@@ -134,17 +142,19 @@ def softmax(features: Matrix, y: Matrix, test: Matrix, *, ridge: float = 0.0) ->
     w = np.vectorize(mpmath.mpf, otypes=[object])(_float_start(to_float(features), to_float(y)))
     for _ in range(30):  # a few Newton steps from the float64 start suffice
         gradient, hessian = _gradient_and_hessian(features, y, w, ridge)
-        bowl = inverse(hessian)
-        decrement = mpmath.sqrt((gradient.T @ bowl @ gradient)[0, 0])
+        inverse_hessian = inverse(hessian)
+        decrement = mpmath.sqrt((gradient.T @ inverse_hessian @ gradient)[0, 0])
         if decrement < mpmath.mpf(10) ** (5 - DIGITS):
             break
-        w = w - (bowl @ gradient).reshape(w.shape[1], -1).T
+        w = w - (inverse_hessian @ gradient).reshape(w.shape[1], -1).T
     radius = mpmath.sqrt(2 * max(sum(v * v for v in row) for row in features))
-    steep = radius * mpmath.sqrt(sum(bowl[i, i] for i in range(len(bowl))))
-    if not decrement * steep <= mpmath.mpf(1) / 2:
-        raise ValueError("no minimiser can be certified")
+    rho = radius * mpmath.sqrt(sum(inverse_hessian[i, i] for i in range(len(inverse_hessian))))
+    if not decrement * rho <= mpmath.mpf(1) / 2:
+        raise ValueError(
+            "no minimiser could be certified; the classes may be separable or the columns dependent"
+        )
     k = features.shape[1]
-    blocks = [bowl[a * k : (a + 1) * k, a * k : (a + 1) * k] for a in range(w.shape[1])]
+    blocks = [inverse_hessian[a * k : (a + 1) * k, a * k : (a + 1) * k] for a in range(w.shape[1])]
     error = [2 * decrement * mpmath.sqrt(max((row @ b @ row) for b in blocks)) for row in test]
     return Certified(test @ w, error)
 
@@ -155,17 +165,19 @@ def widest_margin(rows: Matrix, metric: Matrix) -> Matrix | None:
     All sets of active constraints are tried. Returns None if the constraints have no solution.
     """
     n, k = rows.shape
-    best, least = None, None
+    best, least_cost = None, None
     for size in range(1, k + 1):
         for active in combinations(range(n), size):
             f = rows[list(active)]
-            bowl = solve(metric, f.T)
+            metric_inverse_rows = solve(metric, f.T)
             try:
-                w = bowl @ solve(f @ bowl, rational(np.ones((size, 1), dtype=int)))
+                w = metric_inverse_rows @ solve(
+                    f @ metric_inverse_rows, rational(np.ones((size, 1), dtype=int))
+                )
             except ValueError:
                 continue
             if all(v >= 1 for v in (rows @ w).flat):
                 cost = (w.T @ metric @ w)[0, 0]
-                if least is None or cost < least:
-                    best, least = w, cost
+                if least_cost is None or cost < least_cost:
+                    best, least_cost = w, cost
     return best

@@ -15,8 +15,8 @@ from proofs_check._fits import least_squares, range_coordinates, with_ones
 from proofs_check._linalg import (
     Matrix,
     Number,
-    beside,
     eye,
+    hstack,
     inverse,
     is_zero,
     null_basis,
@@ -33,12 +33,12 @@ def head(c: Covariances) -> Matrix:
     return c.s_pinv @ c.sy
 
 
-def excess(c: Covariances, read: Matrix, beta: Matrix) -> Matrix:
+def excess_risk(c: Covariances, phi: Matrix, beta: Matrix) -> Matrix:
     """Return the matrix of the excess risk of an effective head over the head beta.
 
-    ``read`` is the effective head; its scores are read^T x.
+    ``phi`` is the effective head; its scores are phi^T x.
     """
-    gap = read - beta
+    gap = phi - beta
     return gap.T @ c.s @ gap
 
 
@@ -65,7 +65,7 @@ def whitened_problem(bench: Bench, d: int, k_z: int = 1, k_y: int = 1) -> Covari
             return c
 
 
-def random_guarded(bench: Bench, c: Covariances) -> Matrix:
+def random_guarded_matrix(bench: Bench, c: Covariances) -> Matrix:
     """Draw a matrix P with P Sz = 0."""
     free = null_basis(c.z.T)
     return integers(bench.rng, c.d, free.shape[1]) @ free.T
@@ -74,11 +74,11 @@ def random_guarded(bench: Bench, c: Covariances) -> Matrix:
 Fit = Callable[[Matrix, Matrix], Matrix]
 
 
-def random_range(bench: Bench, c: Covariances) -> Matrix:
+def random_projector(bench: Bench, c: Covariances) -> Matrix:
     """Draw a projector with kernel colsp(Sz) and a random range."""
     while True:
         onto = integers(bench.rng, c.d, c.d - c.ranks[1])
-        if rank(beside(onto, c.z)) == c.d:
+        if rank(hstack(onto, c.z)) == c.d:
             return oblique(onto, c.z)
 
 
@@ -104,7 +104,7 @@ def predictions(
     return inputs(test) @ fit(inputs(sample.x), y)
 
 
-def constrained(sample: Sample, test: Matrix, y: Matrix) -> Matrix:
+def constrained_predictions(sample: Sample, test: Matrix, y: Matrix) -> Matrix:
     """Return the reference predictions, those of least squares on x under Sz^T phi = 0.
 
     phi is the head; the fit includes an intercept.
@@ -121,16 +121,16 @@ def penalty_metric(p: Matrix) -> Matrix:
     return pinv(p.T @ p)
 
 
-def ridge_head(c: Covariances, p: Matrix, strength: Number) -> Matrix:
+def ridge_head(c: Covariances, p: Matrix, alpha: Number) -> Matrix:
     """Return the effective head P^T theta of a ridge head theta on Px.
 
-    theta is restricted to range(P); ``strength`` is the ridge penalty.
+    theta is restricted to range(P); ``alpha`` is the ridge penalty.
     """
     basis = range_coordinates(p)
-    rows_of_head = p.T @ basis
+    effective_basis = p.T @ basis
     eta = (
-        inverse(rows_of_head.T @ c.s @ rows_of_head + strength * (basis.T @ basis))
-        @ rows_of_head.T
+        inverse(effective_basis.T @ c.s @ effective_basis + alpha * (basis.T @ basis))
+        @ effective_basis.T
         @ c.sy
     )
-    return rows_of_head @ eta
+    return effective_basis @ eta

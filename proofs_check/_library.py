@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 import splince_fast as sf
 from proofs_check._families import Sample
-from proofs_check._linalg import Matrix, beside, eye, rational, zeros
+from proofs_check._linalg import Matrix, eye, hstack, rational, zeros
 
 Fitted = Callable[[Sample], Matrix]
 
@@ -96,7 +96,7 @@ def with_labels(sample: Sample, keep: str | None = "y", **options: Any) -> Matri
     order = [int(np.argmax(sample.z[i])) for i in first]
     b, table = rational(eraser.after.matrix()), zeros(len(order), sample.x.shape[1])
     table[order] = rational(shift.matrix)
-    return beside(eye(len(b)) - b, b @ table.T)
+    return hstack(eye(len(b)) - b, b @ table.T)
 
 
 def quadratic(sample: Sample, **options: Any) -> NDArray[np.float64]:

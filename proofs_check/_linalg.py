@@ -73,7 +73,7 @@ def zeros(rows: int, columns: int, like: Matrix | None = None) -> Matrix:
     return out
 
 
-def beside(a: Matrix, b: Matrix) -> Matrix:
+def hstack(a: Matrix, b: Matrix) -> Matrix:
     """Return [a, b], the columns of a and of b; a or b may have no columns."""
     out = zeros(a.shape[0], a.shape[1] + b.shape[1])
     out[:, : a.shape[1]], out[:, a.shape[1] :] = a, b

@@ -31,18 +31,18 @@ Integral = Callable[[Number, Number], tuple[Number, Number]]
 
 
 @dataclass(frozen=True)
-class Family:
-    """Canonical loss with its functions l (``mean``) and k (``curvature``).
+class CanonicalLoss:
+    """Canonical loss with its functions l (``expected_loss``) and k (``curvature``).
 
     Both are functions of (a, v) that return a value and its error bound.
     """
 
     name: str
-    mean: Integral
+    expected_loss: Integral
     curvature: Integral
 
 
-def _closed(
+def _closed_form(
     f: Callable[[Number, Number], Number],
 ) -> Callable[[Number, Number], tuple[Number, Number]]:
     """Return a function that gives ``f`` and a bound on its rounding error at 40 digits."""
@@ -54,64 +54,70 @@ def _closed(
     return value
 
 
-LOGISTIC = Family(
+LOGISTIC = CanonicalLoss(
     "logistic",
     lambda a, v: gaussian_mean(SOFTPLUS, a, v),
     lambda a, v: gaussian_mean(CURVATURE, a, v),
 )
-POISSON = Family(
+POISSON = CanonicalLoss(
     "Poisson",
-    _closed(lambda a, v: mpmath.exp(a + v / 2)),
-    _closed(lambda a, v: mpmath.exp(a + v / 2)),
+    _closed_form(lambda a, v: mpmath.exp(a + v / 2)),
+    _closed_form(lambda a, v: mpmath.exp(a + v / 2)),
 )
-GAUSSIAN = Family(
-    "Gaussian", _closed(lambda a, v: (a * a + v) / 2), _closed(lambda a, v: mpmath.mpf(1))
+GAUSSIAN = CanonicalLoss(
+    "Gaussian", _closed_form(lambda a, v: (a * a + v) / 2), _closed_form(lambda a, v: mpmath.mpf(1))
 )
-DIFFERENCE = Family(
+DIFFERENCE = CanonicalLoss(
     "difference of Poissons",
-    _closed(lambda a, v: mpmath.cosh(a) * mpmath.exp(v / 2)),
-    _closed(lambda a, v: mpmath.cosh(a) * mpmath.exp(v / 2)),
+    _closed_form(lambda a, v: mpmath.cosh(a) * mpmath.exp(v / 2)),
+    _closed_form(lambda a, v: mpmath.cosh(a) * mpmath.exp(v / 2)),
 )
-FAMILIES = (LOGISTIC, POISSON, GAUSSIAN, DIFFERENCE)
+LOSSES = (LOGISTIC, POISSON, GAUSSIAN, DIFFERENCE)
 
 
-def excess(
-    family: Family, a: Number, beta: Matrix, phi: Matrix, s: Matrix
+def excess_loss(
+    loss: CanonicalLoss, a: Number, beta: Matrix, phi: Matrix, s: Matrix
 ) -> tuple[Number, Number]:
     """Return the excess loss Delta(phi) and its error bound."""
     v = mpf((beta.T @ s @ beta)[0, 0])
-    own, cross = mpf((phi.T @ s @ phi)[0, 0]), mpf((phi.T @ s @ beta)[0, 0])
-    curve, curve_error = family.curvature(a, v)
-    base, base_error = family.mean(a, v)
-    moved, moved_error = family.mean(a, own) if own else family.mean(a, mpmath.mpf(10) ** -60)
+    variance, covariance = mpf((phi.T @ s @ phi)[0, 0]), mpf((phi.T @ s @ beta)[0, 0])
+    curvature, curvature_error = loss.curvature(a, v)
+    base, base_error = loss.expected_loss(a, v)
+    expected, expected_error = (
+        loss.expected_loss(a, variance)
+        if variance
+        else loss.expected_loss(a, mpmath.mpf(10) ** -60)
+    )
     return (
-        moved - base - (cross - v) * curve,
-        base_error + moved_error + abs(cross - v) * curve_error + mpmath.mpf(10) ** -32,
+        expected - base - (covariance - v) * curvature,
+        base_error + expected_error + abs(covariance - v) * curvature_error + mpmath.mpf(10) ** -32,
     )
 
 
-def drop_leace(f: Family, a: Number, v: Number, rho: Number) -> tuple[Number, Number]:
+def leace_excess_loss(f: CanonicalLoss, a: Number, v: Number, rho: Number) -> tuple[Number, Number]:
     """Return Delta of LEACE, l((1 - rho) v) - l(v) + rho v k(v), and its error bound."""
-    low, low_error = f.mean(a, (1 - rho) * v)
-    base, base_error = f.mean(a, v)
-    curve, curve_error = f.curvature(a, v)
-    return low - base + rho * v * curve, low_error + base_error + rho * v * curve_error
+    low, low_error = f.expected_loss(a, (1 - rho) * v)
+    base, base_error = f.expected_loss(a, v)
+    curvature, curvature_error = f.curvature(a, v)
+    return low - base + rho * v * curvature, low_error + base_error + rho * v * curvature_error
 
 
-def drop_splince(f: Family, a: Number, v: Number, rho: Number) -> tuple[Number, Number]:
+def splince_excess_loss(
+    f: CanonicalLoss, a: Number, v: Number, rho: Number
+) -> tuple[Number, Number]:
     """Return Delta of SPLINCE, l(v / (1 - rho)) - l(v), and its error bound."""
-    high, high_error = f.mean(a, v / (1 - rho))
-    base, base_error = f.mean(a, v)
+    high, high_error = f.expected_loss(a, v / (1 - rho))
+    base, base_error = f.expected_loss(a, v)
     return high - base, high_error + base_error
 
 
-Drop = Callable[[Family, Number, Number, Number], tuple[Number, Number]]
+ExcessFormula = Callable[[CanonicalLoss, Number, Number, Number], tuple[Number, Number]]
 
 CORRELATED = rational([[1, "4/5"], ["4/5", 1]])
 """The covariance of the counterexample to the literal statement."""
 
 
-def in_plane(a: float, beta: Matrix, phi: Matrix, s: Matrix) -> tuple[float, float]:
+def excess_loss_by_plane(a: float, beta: Matrix, phi: Matrix, s: Matrix) -> tuple[float, float]:
     """Return Delta(phi) of the logistic loss for d = 2 from its definition, and its error bound.
 
     The definition is E[A(t) - A'(s) t] - E[A(s) - A'(s) s] with the score t of phi, over x = K g
@@ -121,12 +127,17 @@ def in_plane(a: float, beta: Matrix, phi: Matrix, s: Matrix) -> tuple[float, flo
     8 + 4 (2 w) (|g_1| + |g_2|) for |a| <= 1.
     """
     root = np.linalg.cholesky(to_float(s))
-    one, two = (root.T @ to_float(v)[:, 0] for v in (beta, phi))
-    frequency = 2 * float(max(np.abs(one).max(), np.abs(two).max(), 0.5))
+    beta_root, phi_root = (root.T @ to_float(v)[:, 0] for v in (beta, phi))
+    frequency = 2 * float(max(np.abs(beta_root).max(), np.abs(phi_root).max(), 0.5))
 
     def integrand(g1: NDArray[np.float64], g2: NDArray[np.float64]) -> NDArray[np.float64]:
-        true, read = a + one[0] * g1 + one[1] * g2, a + two[0] * g1 + two[1] * g2
-        rate = 0.5 * (1 + np.tanh(true / 2))
-        return np.asarray(np.logaddexp(0, read) - np.logaddexp(0, true) - rate * (read - true))
+        true_score, score = (
+            a + beta_root[0] * g1 + beta_root[1] * g2,
+            a + phi_root[0] * g1 + phi_root[1] * g2,
+        )
+        rate = 0.5 * (1 + np.tanh(true_score / 2))
+        return np.asarray(
+            np.logaddexp(0, score) - np.logaddexp(0, true_score) - rate * (score - true_score)
+        )
 
     return plane_mean(integrand, frequency)

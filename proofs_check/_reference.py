@@ -22,15 +22,14 @@ from functools import cached_property
 from proofs_check._linalg import (
     Matrix,
     Number,
-    beside,
     column_basis,
     complement,
     eye,
     high_precision,
+    hstack,
     inverse,
     kron,
     null_basis,
-    oblique,
     pinv,
     rank,
     solve,
@@ -84,7 +83,7 @@ class Covariances:
 
         The whitened spaces then intersect in 0 only, too.
         """
-        return bool(rank(beside(self.z, self.y)) == self.z.shape[1] + self.y.shape[1])
+        return bool(rank(hstack(self.z, self.y)) == self.z.shape[1] + self.y.shape[1])
 
     def gram(self, a: Matrix, b: Matrix) -> Matrix:
         """Return C_ab = a^T S^+ b."""
@@ -152,7 +151,7 @@ def printed_splince(root: Matrix, c: Covariances) -> Matrix:
     w = pinv(root)
     a, b = column_basis(w @ c.sz), column_basis(w @ c.sy)
     u = complement(a)
-    v = beside(b, complement(beside(a, b)))
+    v = hstack(b, complement(hstack(a, b)))
     return root @ v @ inverse(u.T @ v) @ u.T @ w
 
 
@@ -204,11 +203,6 @@ def squared_cosine(c: Covariances) -> Number:
     return 1 - unexplained(c)[0, 0] / c.gram(c.y, c.y)[0, 0]
 
 
-def same_kernel_projector(c: Covariances, onto: Matrix) -> Matrix:
-    """Return the projector with kernel colsp(Sz) and range colsp(onto)."""
-    return oblique(onto, c.z)
-
-
 def restored(t: Matrix, ty: Matrix, sy: Matrix) -> Matrix:
     """Return the repair B = I + X H^+ K^T with X = Sy - Ty, K = T^+ Ty and H = Ty^T K.
 
@@ -220,8 +214,8 @@ def restored(t: Matrix, ty: Matrix, sy: Matrix) -> Matrix:
 
 def null_space_minimum(c: Covariances, m: Matrix) -> Number:
     """Return the smallest tr(M E S E^T) over the E of all feasible erasers."""
-    values = beside(c.z, zeros(c.d, c.y.shape[1], c.s))
-    return constrained_minimum(c.s, m, beside(c.z, c.y), values)
+    values = hstack(c.z, zeros(c.d, c.y.shape[1], c.s))
+    return constrained_minimum(c.s, m, hstack(c.z, c.y), values)
 
 
 def constrained_minimum(s: Matrix, m: Matrix, constraints: Matrix, values: Matrix) -> Number:

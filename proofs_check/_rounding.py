@@ -82,11 +82,11 @@ def rounding(x: NDArray[np.float64], z: NDArray[np.float64], y: NDArray[np.float
     """Return the tolerances for features (n, d) and coded labels (n, k_z) and (n, k_y)."""
     n, d = x.shape
     mean, std = x.mean(0), x.std(0)
-    alive = std > 0
-    offset = float(np.max(np.abs(mean[alive]) / std[alive])) / np.sqrt(n)
+    varying = std > 0
+    offset = float(np.max(np.abs(mean[varying]) / std[varying])) / np.sqrt(n)
     gamma = 4 * np.sqrt(n + d) * UNIT * (1 + offset)
     centred = x - mean
-    s, scaled = centred.T @ centred / n, centred[:, alive] / std[alive]
+    s, scaled = centred.T @ centred / n, centred[:, varying] / std[varying]
     kappa = 1 / _smallest(np.linalg.eigvalsh(scaled.T @ scaled / n), n + d)
     values, vectors = np.linalg.eigh(s)
     positive = values > values.max() * (n + d) * 4 * UNIT
@@ -97,28 +97,28 @@ def rounding(x: NDArray[np.float64], z: NDArray[np.float64], y: NDArray[np.float
         centred_labels = labels - labels.mean(0)
         a = root.T @ (centred.T @ centred_labels / n)
         left, sizes, _ = np.linalg.svd(a, full_matrices=False)
-        least = _smallest(sizes, n + d)
-        spread = float(np.linalg.norm(labels.std(0)))
-        error = gamma * np.sqrt(d * labels.shape[1] * kappa) * spread / least
-        return error, left[:, sizes >= least]
+        smallest = _smallest(sizes, n + d)
+        label_norm = float(np.linalg.norm(labels.std(0)))
+        error = gamma * np.sqrt(d * labels.shape[1] * kappa) * label_norm / smallest
+        return error, left[:, sizes >= smallest]
 
     angle_z, q_z = angle(z)
     angle_y, q_y = angle(y)
     residual = q_z - q_y @ (q_y.T @ q_z)
     sine = float(np.linalg.svd(residual, compute_uv=False).min())
-    metric = 2 * np.sqrt(d) * gamma * kappa
+    delta_s = 2 * np.sqrt(d) * gamma * kappa
     size = np.sqrt(q_z.shape[1])
-    raw = centred.T @ (z - z.mean(0)) / n
-    spread = float(np.linalg.norm(std) * np.linalg.norm(z.std(0)))
-    raw_least = _smallest(np.linalg.svd(raw, compute_uv=False), n + d)
+    cross = centred.T @ (z - z.mean(0)) / n
+    label_norm = float(np.linalg.norm(std) * np.linalg.norm(z.std(0)))
+    smallest_cross = _smallest(np.linalg.svd(cross, compute_uv=False), n + d)
     return Rounding(
         gamma=gamma,
         kappa=kappa,
         cond=float(values[positive].max() / values[positive].min()),
         sine=sine,
-        splince=2 * size * (angle_z + angle_y + 3 * metric) / sine**2,
-        leace=2 * size * (angle_z + 3 * metric),
-        sal=4 * size * gamma * spread / raw_least,
+        splince=2 * size * (angle_z + angle_y + 3 * delta_s) / sine**2,
+        leace=2 * size * (angle_z + 3 * delta_s),
+        sal=4 * size * gamma * label_norm / smallest_cross,
     )
 
 

@@ -90,7 +90,7 @@ def table(outcomes: Sequence[Outcome], entries: dict[str, Statement]) -> str:
             layout.format(
                 o.check.key,
                 verdict,
-                residual(o.worst),
+                residual(o.worst_ratio),
                 o.cases,
                 mutants,
                 f"{o.seconds:.1f}",
@@ -124,7 +124,9 @@ def as_json(
             "verdict": o.verdict,
             "reproduced": o.reproduced,
             "uses_library": not o.check.paper,
-            "worst_residual_over_tolerance": o.worst if math.isfinite(o.worst) else None,
+            "worst_residual_over_tolerance": o.worst_ratio
+            if math.isfinite(o.worst_ratio)
+            else None,
             "cases": o.cases,
             "mutants": list(o.check.mutants),
             "caught": list(o.caught),

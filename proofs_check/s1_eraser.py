@@ -11,15 +11,23 @@ import numpy as np
 import splince_fast as sf
 from proofs_check import _library, _reference
 from proofs_check._check import Bench, Verdict, check
-from proofs_check._families import Sample, continuous, integers, ordinary, problem, rooted, weight
+from proofs_check._families import (
+    Sample,
+    continuous_sample,
+    integers,
+    is_nondegenerate,
+    problem,
+    problem_with_root,
+    weight_matrix,
+)
 from proofs_check._library import Fitted
 from proofs_check._linalg import (
     Matrix,
     Number,
-    beside,
     diagonal,
     equal,
     eye,
+    hstack,
     inverse,
     is_zero,
     kron,
@@ -46,7 +54,7 @@ def _no_gain(c: Covariances) -> Matrix:
     return eye(c.d) - c.z @ inverse(c.gram(c.z, c.z)) @ r.T
 
 
-def _plus(c: Covariances) -> Matrix:
+def _plus_in_r(c: Covariances) -> Matrix:
     """Return SPLINCE with a plus sign in R."""
     gain = inverse(c.gram(c.y, c.y)) @ c.gram(c.y, c.z)
     g = c.gram(c.z, c.z) - c.gram(c.z, c.y) @ gain
@@ -75,7 +83,7 @@ def library_unwhitened(sample: Sample) -> Matrix:
         "transpose of P": {"closed": _transposed},
         "I for S": {"closed": _unwhitened},
         "C_zz for G": {"closed": _no_gain},
-        "plus for minus in R": {"closed": _plus},
+        "plus for minus in R": {"closed": _plus_in_r},
         "library without whitening": {"fitted": library_unwhitened},
         "library output transposed": {"fitted": lambda s: _library.splince(s).T},
         "library returns LEACE": {"fitted": _library.leace},
@@ -103,30 +111,32 @@ def closed_form(
         m = int(bench.rng.integers(3, 6))
         d = m + int(bench.rng.integers(0, 3))
         k_y = int(bench.rng.integers(1, m - 1))
-        root, c = rooted(bench.rng, d, m, int(bench.rng.integers(1, m - k_y + 1)), k_y)
+        root, c = problem_with_root(bench.rng, d, m, int(bench.rng.integers(1, m - k_y + 1)), k_y)
         p = _reference.printed_splince(root, c)
-        bench.printed(p @ c.sz)
-        bench.printed(p @ c.sy - c.sy)
-        bench.corrected(p @ p - p, label="idempotency")
-        bench.corrected(p - closed(c) @ c.support, label="closed form against printed form")
-        least = _reference.printed_leace(root, c) - _reference.leace_drop(c)
-        bench.corrected(least, label="LEACE, closed form against printed form")
+        bench.add_printed(p @ c.sz)
+        bench.add_printed(p @ c.sy - c.sy)
+        bench.add_corrected(p @ p - p, label="idempotency")
+        bench.add_corrected(p - closed(c) @ c.support, label="closed form against printed form")
+        error_leace = _reference.printed_leace(root, c) - _reference.leace_drop(c)
+        bench.add_corrected(error_leace, label="LEACE, closed form against printed form")
     for sample in bench.samples(12, 3):
         c, (tolerance, tol_leace, tol_sal, cond) = sample.covariances, tolerances(sample)
         p, exact = fitted(sample), _reference.splince(c)
-        least = whitened_error(c, fitted_leace(sample), _reference.leace(c))
-        bench.corrected(least, tol_leace, label=f"library LEACE, {sample.family}")
-        plain = np.linalg.norm(to_float(fitted_sal(sample) - _reference.sal(c)))
-        bench.corrected(plain, tol_sal, label=f"library SAL, {sample.family}")
-        bench.corrected(whitened_error(c, p, exact), tolerance, label=f"library, {sample.family}")
+        error_leace = whitened_error(c, fitted_leace(sample), _reference.leace(c))
+        bench.add_corrected(error_leace, tol_leace, label=f"library LEACE, {sample.family}")
+        error_sal = np.linalg.norm(to_float(fitted_sal(sample) - _reference.sal(c)))
+        bench.add_corrected(error_sal, tol_sal, label=f"library SAL, {sample.family}")
+        bench.add_corrected(
+            whitened_error(c, p, exact), tolerance, label=f"library, {sample.family}"
+        )
         if rank(c.s) < c.d:
             size = np.linalg.norm(to_float(p - exact))
-            bench.corrected(size, tolerance * np.sqrt(cond), label="library off the support")
+            bench.add_corrected(size, tolerance * np.sqrt(cond), label="library off the support")
 
 
 def _feasible_direction(bench: Bench, c: Covariances) -> Matrix:
     """Draw N with N [Sz, Sy] = 0."""
-    basis = null_basis(beside(c.z, c.y).T)
+    basis = null_basis(hstack(c.z, c.y).T)
     return integers(bench.rng, c.d, basis.shape[1]) @ basis.T
 
 
@@ -165,31 +175,35 @@ def optimality(
     for i in bench.repeats(60, 12):
         m = 3 + i % 2
         c = problem(bench.rng, m + (i // 2) % 2, m, 1, 1 + i % 2)
-        w = weight(bench.rng, c.d, 1 + i % c.d)
+        w = weight_matrix(bench.rng, c.d, 1 + i % c.d)
         p = closed(c)
         value = _reference.distortion(c, p, w)
-        bench.printed(beside(p @ c.sz, p @ c.sy - c.sy))
-        bench.printed(value - null_space_minimum(c, w))
+        bench.add_printed(hstack(p @ c.sz, p @ c.sy - c.sy))
+        bench.add_printed(value - null_space_minimum(c, w))
         n = _feasible_direction(bench, c)
-        bench.corrected(
+        bench.add_corrected(
             _reference.distortion(c, p + n, w) - value - gap(c, w, n), label="cost of a competitor"
         )
-        other = null_basis(beside(c.z, c.y).T)
-        bench.corrected((eye(c.d) - p) @ c.s @ other, label="certificate")
+        basis = null_basis(hstack(c.z, c.y).T)
+        bench.add_corrected((eye(c.d) - p) @ c.s @ basis, label="certificate")
     for sample in bench.samples(6, 2):
         c, (tolerance, *_) = sample.covariances, tolerances(sample)
-        basis = null_basis(beside(c.z, c.y).T)
-        unit = np.linalg.qr(to_float(basis))[0] if basis.size else np.zeros((c.d, 0))
-        rows = (eye(c.d) - fitted(sample)) @ c.s @ rational(unit) if unit.size else zeros(c.d, 1)
+        basis = null_basis(hstack(c.z, c.y).T)
+        orthonormal = np.linalg.qr(to_float(basis))[0] if basis.size else np.zeros((c.d, 0))
+        rows = (
+            (eye(c.d) - fitted(sample)) @ c.s @ rational(orthonormal)
+            if orthonormal.size
+            else zeros(c.d, 1)
+        )
         size = float(np.sqrt(float(trace(c.s_pinv @ rows @ rows.T))))
         scale = float(np.sqrt(np.linalg.norm(to_float(c.s), 2)))
-        bench.corrected(size, tolerance * scale, label=f"library certificate, {sample.family}")
+        bench.add_corrected(size, tolerance * scale, label=f"library certificate, {sample.family}")
 
 
 def _solvable(c: Covariances) -> bool:
     """Return whether E [Sz, Sy] = [Sz, 0] has a solution E."""
-    left = beside(c.sz, c.sy)
-    right = beside(c.sz, zeros(*c.sy.shape))
+    left = hstack(c.sz, c.sy)
+    right = hstack(c.sz, zeros(*c.sy.shape))
     return rank(np.vstack([left, right])) == rank(left)
 
 
@@ -202,7 +216,7 @@ def _overlapping(bench: Bench, d: int) -> Sample:
     y = z @ np.array([[2], [-1]]) if rng.random() < 0.5 else z[:, :1] - 3 * z[:, 1:]
     extra = x @ rng.integers(-2, 3, (d, 1))
     y = np.hstack([y, extra]) if rng.random() < 0.5 else y
-    return continuous(x, z, y, "overlapping")
+    return continuous_sample(x, z, y, "overlapping")
 
 
 def _raises(sample: Sample) -> bool:
@@ -243,24 +257,26 @@ def assumption(
     for i in bench.repeats(60, 12):
         d = 4 + i % 2
         c = problem(bench.rng, d, d - i % 2, 1 + i % 2, 1)
-        bench.printed(int(not (criterion(c) and _solvable(c))))
-        shared = replace(c, sy=beside(c.sy, c.sz @ integers(bench.rng, c.sz.shape[1], 1)))
-        touching = rank(shared.sy) > rank(c.sy)
-        bench.printed(int(_solvable(shared) != criterion(shared)))
-        bench.corrected(int(touching and _solvable(shared)), label="infeasible yet solvable")
+        bench.add_printed(int(not (criterion(c) and _solvable(c))))
+        overlapping = replace(c, sy=hstack(c.sy, c.sz @ integers(bench.rng, c.sz.shape[1], 1)))
+        independent = rank(overlapping.sy) > rank(c.sy)
+        bench.add_printed(int(_solvable(overlapping) != criterion(overlapping)))
+        bench.add_corrected(
+            int(independent and _solvable(overlapping)), label="infeasible yet solvable"
+        )
         for empty in (replace(c, sz=zeros(d, 1)), replace(c, sy=zeros(d, 1))):
             p = _reference.splince(empty)
-            bench.corrected(p @ empty.sz, label="zero covariance, kernel")
-            bench.corrected(p @ empty.sy - empty.sy, label="zero covariance, range")
-        bench.corrected(
+            bench.add_corrected(p @ empty.sz, label="zero covariance, kernel")
+            bench.add_corrected(p @ empty.sy - empty.sy, label="zero covariance, range")
+        bench.add_corrected(
             _reference.splince(replace(c, sy=zeros(d, 1))) - _reference.leace(c),
             label="no task gives LEACE",
         )
     for sample in bench.samples(4, 1):
-        bench.corrected(int(refuses(sample)), label=f"refused, {sample.family}")
+        bench.add_corrected(int(refuses(sample)), label=f"refused, {sample.family}")
     for i in bench.repeats(20, 4):
         sample = _overlapping(bench, 4 + i % 3)
-        bench.corrected(int(not refuses(sample)), label="infeasible, yet answered")
+        bench.add_corrected(int(not refuses(sample)), label="infeasible, yet answered")
 
 
 def _dimension(d: int, m: int, r: int, weight_rank: int) -> int:
@@ -300,20 +316,20 @@ def uniqueness(
     for i, (d, m, k_z, k_y) in enumerate(sizes[:: 3 if bench.quick else 1] * 2):
         c = problem(bench.rng, d, m, k_z, k_y)
         r = k_z + k_y
-        w = weight(bench.rng, d, d - i % 3 if i % 2 else d)
-        basis = null_basis(beside(c.z, c.y).T)
+        w = weight_matrix(bench.rng, d, d - i % 3 if i % 2 else d)
+        basis = null_basis(hstack(c.z, c.y).T)
         nullity = 0
         if basis.size:
             free = kron(basis.T @ c.s @ basis, w)
             nullity = free.shape[1] - rank(free)
-        bench.corrected(nullity - dimension(d, m, r, rank(w)), label="dimension")
-        lacking = "S singular" if m < d else "M singular" if rank(w) < d and m > r else None
-        bench.printed(nullity, lacking=lacking)
+        bench.add_corrected(nullity - dimension(d, m, r, rank(w)), label="dimension")
+        violates = "S of full rank" if m < d else "M definite" if rank(w) < d and m > r else None
+        bench.add_printed(nullity, violates=violates)
     c = Covariances(diagonal([1, 1, 0]), rational([[1], [0], [0]]), rational([[1], [1], [0]]), c.sz)
     keep, drop = _reference.splince(c), _reference.splince_drop(c)
     for p in (keep, drop):
-        bench.corrected(beside(p @ c.sz, p @ c.sy - c.sy), label="both are feasible")
-        bench.corrected(_reference.distortion(c, p, eye(3)) - 2, label="both reach the minimum")
+        bench.add_corrected(hstack(p @ c.sz, p @ c.sy - c.sy), label="both are feasible")
+        bench.add_corrected(_reference.distortion(c, p, eye(3)) - 2, label="both reach the minimum")
 
 
 def _kernel_is_concept(c: Covariances, p: Matrix) -> bool:
@@ -345,15 +361,17 @@ def kernel(
     for i in bench.repeats(40, 10):
         d = 4 + i % 2
         c = problem(bench.rng, d, d - i % 3, 1, 1)
-        lacking = "S singular" if i % 3 else None
-        bench.printed(int(not _kernel_is_concept(c, drop(c))), lacking=lacking)
-        bench.corrected(int(not _kernel_is_concept(c, keep(c))), label="kernel of I - E")
+        violates = "S of full rank" if i % 3 else None
+        bench.add_printed(int(not _kernel_is_concept(c, drop(c))), violates=violates)
+        bench.add_corrected(int(not _kernel_is_concept(c, keep(c))), label="kernel of I - E")
         value = _reference.distortion(c, keep(c), eye(d))
-        bench.corrected(value - _reference.distortion(c, drop(c), eye(d)), label="equal distortion")
+        bench.add_corrected(
+            value - _reference.distortion(c, drop(c), eye(d)), label="equal distortion"
+        )
     for sample in bench.samples(6, 2, ("full rank", "rank-deficient", "n <= d")):
         c, (tolerance, _, _, cond) = sample.covariances, tolerances(sample)
         gap = np.linalg.norm(to_float(fitted_drop(sample) - _reference.splince_drop(c)))
-        bench.corrected(gap, tolerance * np.sqrt(cond), label="library, null_space='drop'")
+        bench.add_corrected(gap, tolerance * np.sqrt(cond), label="library, null_space='drop'")
 
 
 def _constant(p: Matrix, mean: Matrix) -> Matrix:
@@ -395,9 +413,9 @@ def constant_term(
     """
     for i in bench.repeats(40, 10):
         c = problem(bench.rng, 4, 4 - i % 2)
-        p, w = _reference.splince(c), weight(bench.rng, 4, 4 - i % 3)
+        p, w = _reference.splince(c), weight_matrix(bench.rng, 4, 4 - i % 3)
         b = constant(p, c.mean)
-        bench.printed(w @ ((p - eye(4)) @ c.mean + b))
+        bench.add_printed(w @ ((p - eye(4)) @ c.mean + b))
         step = integers(bench.rng, 4, 1)
         second_moment = c.s + c.mean @ c.mean.T
 
@@ -408,7 +426,7 @@ def constant_term(
             return trace(w @ (e @ raw @ e.T - 2 * e @ c.mean @ b.T + b @ b.T))
 
         e = eye(4) - p
-        bench.corrected(
+        bench.add_corrected(
             cost(b + step, e) - cost(b, e) - (step.T @ w @ step)[0, 0], label="cost of another b"
         )
     for sample in bench.samples(6, 2):
@@ -417,7 +435,7 @@ def constant_term(
         exact = sample.x @ p.T + _constant(p, c.mean).T
         gap = applied(sample, sample.x) - exact
         variance = float(trace(c.s_pinv @ gap.T @ gap)) / len(gap)
-        bench.corrected(np.sqrt(variance), tolerance, label=f"library, {sample.family}")
+        bench.add_corrected(np.sqrt(variance), tolerance, label=f"library, {sample.family}")
 
 
 def _residual_gram(c: Covariances) -> Matrix:
@@ -496,31 +514,31 @@ def minimum_distortion(
     for i in bench.repeats(60, 12):
         d = 4 + i % 2
         c = problem(bench.rng, d, d - i % 2, 1 + i % 2, 1 + (i // 2) % 2)
-        w = weight(bench.rng, d, d - i % 3)
+        w = weight_matrix(bench.rng, d, d - i % 3)
         for m in (w, c.s_pinv):
             value = _reference.distortion(c, _reference.splince_drop(c) + eye(d) - c.support, m)
-            bench.printed(value - minimum(c, m))
-            least = _reference.distortion(c, _reference.leace(c), m)
-            bench.corrected(value - least - surplus(c, m), label="excess over LEACE")
+            bench.add_printed(value - minimum(c, m))
+            cost_leace = _reference.distortion(c, _reference.leace(c), m)
+            bench.add_corrected(value - cost_leace - surplus(c, m), label="excess over LEACE")
             if c.ranks[1:] == (1, 1):
                 rho = _reference.squared_cosine(c)
-                bench.corrected(value - least * inflation(rho), label="scalar z and y")
+                bench.add_corrected(value - cost_leace * inflation(rho), label="scalar z and y")
     for sample in bench.samples(6, 2):
         c, (tolerance, *_) = sample.covariances, tolerances(sample)
         size = float(np.sqrt(float(_reference.distortion(c, fitted(sample), c.s_pinv))))
         exact = float(np.sqrt(float(minimum(c, c.s_pinv))))
-        bench.corrected(size - exact, tolerance, label=f"library, {sample.family}")
+        bench.add_corrected(size - exact, tolerance, label=f"library, {sample.family}")
         amplification, *fractions = reported(sample)
         if c.ranks[1:] == (1, 1):
             exact = float(inflation(_reference.squared_cosine(c))) ** 0.5
-            bench.corrected(amplification - exact, tolerance, label="reported amplification")
+            bench.add_corrected(amplification - exact, tolerance, label="reported amplification")
         total, top = (float(v) for v in (trace(c.s), np.linalg.norm(to_float(c.s), 2)))
         for fraction, p in zip(
             fractions, (_reference.splince(c), _reference.leace(c)), strict=True
         ):
             exact = float(_reference.distortion(c, p, eye(c.d))) ** 0.5
-            moved = np.sqrt(fraction * total) - exact
-            bench.corrected(moved, tolerance * np.sqrt(top), label="reported distortion")
+            error = np.sqrt(fraction * total) - exact
+            bench.add_corrected(error, tolerance * np.sqrt(top), label="reported distortion")
 
 
 def _orthogonal_after_whitening(bench: Bench, d: int) -> Sample:
@@ -538,7 +556,7 @@ def _orthogonal_after_whitening(bench: Bench, d: int) -> Sample:
         b = b * np.lcm.reduce([value.denominator for value in b.flat])
         if not is_zero(s @ b):
             z, y = (to_float(exact @ v).astype(np.int64) for v in (a, b))
-            return continuous(x, z, y, "orthogonal after whitening")
+            return continuous_sample(x, z, y, "orthogonal after whitening")
 
 
 def _orthogonal_before_whitening(bench: Bench, d: int) -> Covariances:
@@ -547,7 +565,7 @@ def _orthogonal_before_whitening(bench: Bench, d: int) -> Covariances:
         c = problem(bench.rng, d, d)
         sy = null_basis(c.sz.T) @ integers(bench.rng, d - 1, 1)
         out = replace(c, sy=sy)
-        if not is_zero(sy) and ordinary(out):
+        if not is_zero(sy) and is_nondegenerate(out):
             return out
 
 
@@ -592,26 +610,26 @@ def repair_of_leace(
         before = _orthogonal_before_whitening(bench, d)
         after = _orthogonal_after_whitening(bench, d).covariances
         for c in (general, before, after):
-            p, least = _reference.splince(c), _reference.leace(c)
-            bench.printed(int(is_zero((p - least) @ c.s) != orthogonal(c)))
-            bench.corrected((p - least - repair(c)) @ c.s, label="repair")
+            p, p_leace = _reference.splince(c), _reference.leace(c)
+            bench.add_printed(int(is_zero((p - p_leace) @ c.s) != orthogonal(c)))
+            bench.add_corrected((p - p_leace - repair(c)) @ c.s, label="repair")
         change = _reference.sal(before) @ before.sy - before.sy
-        bench.corrected(change, label="SAL keeps a task that is orthogonal to the concept")
+        bench.add_corrected(change, label="SAL keeps a task that is orthogonal to the concept")
     for sample in bench.samples(20, 4, ("n <= d",)):
         c = sample.covariances
         if c.ranks[0] == len(sample.x) - 1:
             zc, yc = (v - v.sum(axis=0, keepdims=True) / len(v) for v in (sample.z, sample.y))
-            bench.corrected(
+            bench.add_corrected(
                 c.gram(c.sz, c.sy) - zc.T @ yc / len(zc), label="interpolation: C_zy = Cov(z, y)"
             )
     for i in bench.repeats(12, 3):
         sample = _orthogonal_after_whitening(bench, 4 + i % 3)
         tolerance = sum(tolerances(sample)[:2])
         gap = whitened_error(sample.covariances, fitted(sample), _library.leace(sample))
-        bench.corrected(gap, tolerance, label="library, equality with LEACE")
+        bench.add_corrected(gap, tolerance, label="library, equality with LEACE")
     c = Covariances(
         rational([[2, 1], [1, 2]]), rational([[1], [0]]), rational([[0], [1]]), zeros(2, 1)
     )
-    p, least = _reference.splince(c), _reference.leace(c)
-    bench.corrected(int(equal(p, least)), label="the two-dimensional example")
-    bench.cited(f"({', '.join(map(str, (least @ c.sy).flat))})")
+    p, p_leace = _reference.splince(c), _reference.leace(c)
+    bench.add_corrected(int(equal(p, p_leace)), label="the two-dimensional example")
+    bench.require_quoted(f"({', '.join(map(str, (p_leace @ c.sy).flat))})")

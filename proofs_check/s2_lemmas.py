@@ -8,14 +8,15 @@ import numpy as np
 
 from proofs_check import _library, _reference
 from proofs_check._check import Bench, Verdict, check
-from proofs_check._families import integers, problem, rooted, weight
+from proofs_check._families import integers, problem, problem_with_root, weight_matrix
+from proofs_check._heads import random_projector
 from proofs_check._library import Fitted
 from proofs_check._linalg import (
     Matrix,
-    beside,
     complement,
     diagonal,
     eye,
+    hstack,
     inverse,
     is_zero,
     kron,
@@ -47,10 +48,10 @@ def embed(a: Matrix, d: int) -> Matrix:
 def _padded(c: Covariances, d: int) -> Covariances:
     """Return the problem with constant features appended, so that there are d features."""
 
-    def tall(a: Matrix) -> Matrix:
+    def padded_rows(a: Matrix) -> Matrix:
         return np.vstack([a, zeros(d - len(a), a.shape[1])])
 
-    return Covariances(embed(c.s, d), tall(c.sz), tall(c.sy), tall(c.mean))
+    return Covariances(embed(c.s, d), padded_rows(c.sz), padded_rows(c.sy), padded_rows(c.mean))
 
 
 @check(
@@ -78,28 +79,30 @@ def decomposition(
         d = m + extra
         small = problem(bench.rng, m, m)
         c = _padded(small, d)
-        w = weight(bench.rng, d, d - i % 3)
+        w = weight_matrix(bench.rng, d, d - i % 3)
         p = embed(reduced(small), d)
-        bench.printed(beside(p @ c.sz, p @ c.sy - c.sy))
-        bench.printed(_reference.distortion(c, p, w) - null_space_minimum(c, w))
+        bench.add_printed(hstack(p @ c.sz, p @ c.sy - c.sy))
+        bench.add_printed(_reference.distortion(c, p, w) - null_space_minimum(c, w))
         addend = integers(bench.rng, d, d)
         addend[:, :m] = 0
         value = _reference.distortion(c, p, w)
-        bench.corrected(_reference.distortion(c, p + addend, w) - value, label="B and D are free")
-        basis = null_basis(beside(small.z, small.y).T)
+        bench.add_corrected(
+            _reference.distortion(c, p + addend, w) - value, label="B and D are free"
+        )
+        basis = null_basis(hstack(small.z, small.y).T)
         lower = zeros(d, d)
         lower[m:, :m] = integers(bench.rng, extra, basis.shape[1]) @ basis.T
         rise = _reference.distortion(c, p + lower, w) - value
-        bench.corrected(rise - cost(w, lower, c.s), label="cost of C")
-        definite = weight(bench.rng, d, d)
-        bench.corrected(
+        bench.add_corrected(rise - cost(w, lower, c.s), label="cost of C")
+        definite = weight_matrix(bench.rng, d, d)
+        bench.add_corrected(
             int((cost(definite, lower, c.s) == 0) != is_zero(lower)), label="C = 0 is forced"
         )
 
 
 def _oblique(a: Matrix, b: Matrix) -> Matrix:
     """Return P_obl, the projector with kernel colsp(A) and range colsp(B) + colsp[A, B]^perp."""
-    return oblique(beside(b, complement(beside(a, b))), a)
+    return oblique(hstack(b, complement(hstack(a, b))), a)
 
 
 @check(
@@ -122,21 +125,23 @@ def set_equivalence(
     """
     for i in bench.repeats(40, 10):
         m = 3 + i % 2
-        root, c = rooted(bench.rng, m, m, 1, 1 + i % (m - 2) if m > 3 else 1)
+        root, c = problem_with_root(bench.rng, m, m, 1, 1 + i % (m - 2) if m > 3 else 1)
         w = inverse(root)
         a, b = w @ c.sz, w @ c.sy
         p = projection(a, b)
-        both = null_basis(beside(a, b).T)
-        member = root @ _oblique(a, b) + integers(bench.rng, m, both.shape[1]) @ both.T
-        bench.corrected(beside(member @ a, w @ member @ b - b), label="the member is one")
-        bench.printed(member @ p - member)
-        keeps = null_basis(b.T)
-        task = root + integers(bench.rng, m, keeps.shape[1]) @ keeps.T
-        bench.corrected(w @ task @ b - b, label="the member of C2 is one")
-        bench.printed(task @ p @ a)
-        bench.printed(w @ task @ p @ b - b)
-        dimension = rank(kron((keeps.T @ p).T, eye(m)))
-        bench.corrected(dimension - m * both.shape[1], label="equal dimensions")
+        free_basis = null_basis(hstack(a, b).T)
+        member = root @ _oblique(a, b) + integers(bench.rng, m, free_basis.shape[1]) @ free_basis.T
+        bench.add_corrected(
+            hstack(member @ a, w @ member @ b - b), label="member of C1 and C2: constraints"
+        )
+        bench.add_printed(member @ p - member)
+        task_basis = null_basis(b.T)
+        member_of_c2 = root + integers(bench.rng, m, task_basis.shape[1]) @ task_basis.T
+        bench.add_corrected(w @ member_of_c2 @ b - b, label="member of C2: range constraint")
+        bench.add_printed(member_of_c2 @ p @ a)
+        bench.add_printed(w @ member_of_c2 @ p @ b - b)
+        dimension = rank(kron((task_basis.T @ p).T, eye(m)))
+        bench.add_corrected(dimension - m * free_basis.shape[1], label="equal dimensions")
 
 
 @check(
@@ -159,19 +164,19 @@ def whitener_misprint(bench: Bench, *, whitener: Callable[[Matrix], Matrix] = in
 
     for i in bench.repeats(30, 8):
         m = 3 + i % 2
-        root, c = rooted(bench.rng, m, m)
-        least = null_space_minimum(c, eye(m))
+        root, c = problem_with_root(bench.rng, m, m)
+        minimum = null_space_minimum(c, eye(m))
         right, wrong = projected(whitener(root), c), projected(c.s, c)
-        bench.corrected(_reference.distortion(c, right, eye(m)) - least, label="inverse root")
-        bench.corrected(beside(wrong @ c.sz, wrong @ c.sy - c.sy), label="constraints survive")
-        bench.printed(_reference.distortion(c, wrong, eye(m)) - least)
+        bench.add_corrected(_reference.distortion(c, right, eye(m)) - minimum, label="inverse root")
+        bench.add_corrected(hstack(wrong @ c.sz, wrong @ c.sy - c.sy), label="constraints survive")
+        bench.add_printed(_reference.distortion(c, wrong, eye(m)) - minimum)
     c = Covariances(diagonal([4, 1]), rational([[2], [1]]), rational([[2], [-2]]), zeros(2, 1))
     c = _padded(c, 3)
     c.s[2, 2] = rational([[9]])[0, 0]
     c.sz[2, 0] = rational([[3]])[0, 0]
-    least = _reference.distortion(c, _reference.splince(c), eye(3))
+    minimum = _reference.distortion(c, _reference.splince(c), eye(3))
     wrong = _reference.distortion(c, projected(c.s, c), eye(3))
-    bench.cited(least, wrong)
+    bench.require_quoted(minimum, wrong)
 
 
 def _gradient(w_inverse: Matrix, p: Matrix) -> Matrix:
@@ -198,7 +203,7 @@ def unconstrained_step(
     """
     for i in bench.repeats(30, 8):
         m = 3 + i % 2
-        root, c = rooted(bench.rng, m, m)
+        root, c = problem_with_root(bench.rng, m, m)
         w = inverse(root)
         a, b = w @ c.sz, w @ c.sy
         p = _oblique(a, b)
@@ -209,21 +214,21 @@ def unconstrained_step(
 
         slope = gradient(root, p)
         step = integers(bench.rng, m, m)
-        along = loss(root + step) - loss(root) - trace(step @ p @ (step @ p).T)  # type: ignore[operator]
-        bench.corrected(along - trace(slope.T @ step), label="gradient")
-        keeps = null_basis(b.T)
-        allowed = integers(bench.rng, m, keeps.shape[1]) @ keeps.T
-        bench.corrected(trace(slope.T @ allowed), label="orthogonal to C2")
+        derivative = loss(root + step) - loss(root) - trace(step @ p @ (step @ p).T)  # type: ignore[operator]
+        bench.add_corrected(derivative - trace(slope.T @ step), label="gradient")
+        task_basis = null_basis(b.T)
+        direction = integers(bench.rng, m, task_basis.shape[1]) @ task_basis.T
+        bench.add_corrected(trace(slope.T @ direction), label="orthogonal to C2")
         orthogonal = root @ (eye(m) - projector(a))
-        bench.corrected(
+        bench.add_corrected(
             int(loss(orthogonal) >= loss(root)),  # type: ignore[operator]
             label="LEACE is the unconstrained minimum",
         )
-        bench.printed(_gradient(root, p))
+        bench.add_printed(_gradient(root, p))
     c = Covariances(eye(2), rational([[1], [0]]), rational([[1], [1]]), zeros(2, 1))
     p, other = _oblique(c.sz, c.sy), eye(2) - projector(c.sz)
     first, second = (trace((b @ p - eye(2)) @ (b @ p - eye(2)).T) for b in (eye(2), other))
-    bench.cited(integer_rows(p), integer_rows(_gradient(eye(2), p)), first, second)
+    bench.require_quoted(integer_rows(p), integer_rows(_gradient(eye(2), p)), first, second)
 
 
 @check(
@@ -252,26 +257,16 @@ def adapted_basis(
     """
     for i in bench.repeats(24, 8):
         c = problem(bench.rng, 4, 3)
-        block = c.support @ weight(bench.rng, 4, 4) @ c.support
+        block = c.support @ weight_matrix(bench.rng, 4, 4) @ c.support
         rest = eye(4) - c.support
         w = block + rest
         if i % 2:
-            w = weight(bench.rng, 4, 4)
+            w = weight_matrix(bench.rng, 4, 4)
         couples = not is_zero(rest @ w @ c.support)
         residual = coupling(c.s, w, outside(w, c.s))
-        bench.printed(
-            residual, lacking="M couples the support to its complement" if couples else None
-        )
+        bench.add_printed(residual, violates="M maps the support into itself" if couples else None)
         value = _reference.distortion(c, _reference.splince(c), w)
-        bench.corrected(value - null_space_minimum(c, w), label="optimal all the same")
-
-
-def _pair(c: Covariances, bench: Bench) -> Matrix:
-    """Draw a projector with kernel colsp(Sz) and a random range."""
-    while True:
-        onto = integers(bench.rng, c.d, c.d - c.ranks[1])
-        if rank(beside(onto, c.z)) == c.d:
-            return _reference.same_kernel_projector(c, onto)
+        bench.add_corrected(value - null_space_minimum(c, w), label="optimal all the same")
 
 
 @check(
@@ -295,14 +290,14 @@ def common_kernel(
     for i in bench.repeats(40, 10):
         d = 4 + i % 2
         c = problem(bench.rng, d, d - i % 2, 1 + i % 2, 1)
-        for first in (_pair(c, bench), _reference.leace(c), _reference.sal(c)):
+        for first in (random_projector(bench, c), _reference.leace(c), _reference.sal(c)):
             other = second(c)
-            bench.printed(other @ first - other)
-            bench.printed(first @ other - first)
-            bench.corrected(rank(other @ first) - rank(first), label="bijective")
+            bench.add_printed(other @ first - other)
+            bench.add_printed(first @ other - first)
+            bench.add_corrected(rank(other @ first) - rank(first), label="bijective")
     for sample in bench.samples(6, 2, ("full rank", "one-hot", "multi-output")):
         c, (tol_s, _, tol_sal, cond) = sample.covariances, tolerances(sample)
         a, b = _library.splince(sample), fitted(sample)
         sizes = [float(np.linalg.norm(to_float(v))) for v in (b, eye(c.d) - a)]
         tolerance = np.sqrt(cond) * (tol_s * sizes[0] + tol_sal * sizes[1])
-        bench.corrected(to_float(b @ a - b), tolerance, label=f"library, {sample.family}")
+        bench.add_corrected(to_float(b @ a - b), tolerance, label=f"library, {sample.family}")

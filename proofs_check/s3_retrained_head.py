@@ -11,30 +11,30 @@ from numpy.typing import NDArray
 
 from proofs_check import _library, _reference
 from proofs_check._check import Bench, Verdict, check
-from proofs_check._families import Sample, continuous, integers, ordinary, sample
+from proofs_check._families import Sample, continuous_sample, integers, is_nondegenerate, sample
 from proofs_check._fits import (
     DIGITS,
     least_squares,
     range_coordinates,
-    ridge,
+    ridge_unpenalised_intercept,
     softmax,
     widest_margin,
     with_ones,
 )
 from proofs_check._heads import (
     Fit,
-    constrained,
+    constrained_predictions,
     other_kernel,
     penalty_metric,
     predictions,
-    random_range,
+    random_projector,
 )
 from proofs_check._linalg import (
     Matrix,
-    beside,
     column_basis,
     eye,
     high_precision,
+    hstack,
     is_zero,
     null_basis,
     pinv,
@@ -47,14 +47,6 @@ from proofs_check._linalg import (
 from proofs_check._reference import Covariances, Eraser
 from proofs_check._rounding import UNIT, tolerances
 
-
-def _ridge_fit(features: Matrix, y: Matrix) -> Matrix:
-    """Return ridge coefficients, with penalty 1/100 on all except the intercept."""
-    penalty = eye(features.shape[1]) / 100
-    penalty[-1, -1] = 0 * penalty[-1, -1]
-    return ridge(features, y, penalty)
-
-
 REGULAR = ("full rank", "multi-output", "one-hot")
 
 
@@ -63,7 +55,7 @@ REGULAR = ("full rank", "multi-output", "one-hot")
     Verdict.HOLDS,
     mutants={
         "other kernel": {"eraser": other_kernel},
-        "ridge 0.01": {"fit": _ridge_fit},
+        "ridge 0.01": {"fit": ridge_unpenalised_intercept},
         "transpose of P": {"eraser": lambda c: _reference.splince(c).T},
         "library: SPLINCE transposed": {"fitted": lambda s: to_float(_library.splince(s)).T},
     },
@@ -87,9 +79,9 @@ def retrained_least_squares(
         c = s.covariances
         test = integers(bench.rng, 3, c.d, 9)
         y = s.y + integers(bench.rng, *s.y.shape)
-        expected = constrained(s, test, y)
-        for p in (eraser(c), _reference.leace(c), _reference.sal(c), random_range(bench, c)):
-            bench.printed(
+        expected = constrained_predictions(s, test, y)
+        for p in (eraser(c), _reference.leace(c), _reference.sal(c), random_projector(bench, c)):
+            bench.add_printed(
                 predictions(p, s, test, y, intercept=True, offset=True, fit=fit) - expected
             )
         tolerance, _, _, cond = tolerances(s)
@@ -101,10 +93,12 @@ def retrained_least_squares(
         )
         y_pred = new @ np.linalg.lstsq(rows, to_float(y))[0]
         centred = test - c.mean.T
-        reach = np.sqrt(1 + float(trace(centred @ c.s_pinv @ centred.T)))
+        row_norm = np.sqrt(1 + float(trace(centred @ c.s_pinv @ centred.T)))
         error = tolerance + len(s.x) * c.d * UNIT * np.sqrt(cond)
-        spread = float(np.linalg.norm(to_float(y).std(0)) + np.abs(to_float(y).mean(0)).max())
-        bench.corrected(y_pred - to_float(expected), 4 * error * reach * spread, label="library")
+        label_norm = float(np.linalg.norm(to_float(y).std(0)) + np.abs(to_float(y).mean(0)).max())
+        bench.add_corrected(
+            y_pred - to_float(expected), 4 * error * row_norm * label_norm, label="library"
+        )
 
 
 def _class_data(bench: Bench, classes: int) -> tuple[Sample, Matrix]:
@@ -119,18 +113,20 @@ def _class_data(bench: Bench, classes: int) -> tuple[Sample, Matrix]:
             return s, rational((labels[:, None] == np.arange(1, classes)).astype(int))
 
 
-def _library_slack(scores: Matrix, s: Sample, rows: Matrix, error: float) -> float:
+def _library_tolerance(scores: Matrix, s: Sample, rows: Matrix, error: float) -> float:
     """Return the bound on the change of scores by a whitened error of P.
 
     ``_classifier`` derives the bound.
     """
     values = to_float(scores)
-    powers = np.hstack([np.ones((len(values), 1)), np.exp(values)])
-    curve = float((powers / powers.sum(1, keepdims=True)).min()) / powers.shape[1]
-    size = float(np.linalg.norm(values.std(0)))
+    exponentials = np.hstack([np.ones((len(values), 1)), np.exp(values)])
+    curvature = (
+        float((exponentials / exponentials.sum(1, keepdims=True)).min()) / exponentials.shape[1]
+    )
+    score_norm = float(np.linalg.norm(values.std(0)))
     centred = rows - s.covariances.mean.T
-    reach = np.sqrt(1 + float(trace(centred @ s.covariances.s_pinv @ centred.T)))
-    return float(2 * error * reach * ((2 + size / 2) / curve + size))
+    row_norm = np.sqrt(1 + float(trace(centred @ s.covariances.s_pinv @ centred.T)))
+    return float(2 * error * row_norm * ((2 + score_norm / 2) / curvature + score_norm))
 
 
 def _classifier(
@@ -179,17 +175,22 @@ def _classifier(
                     return np.full((len(test), classes - 1), np.inf), 0.0
                 return head.scores, float(max(head.error))
 
-            expected, slack = refit(null_basis(c.z.T))
+            expected, error_expected = refit(null_basis(c.z.T))
             if expected[0, 0] == np.inf:
                 continue  # separable classes: no minimiser exists, Theorem 2 does not apply
             certified += 1
-            for p in (eraser(c), _reference.leace(c), _reference.sal(c), random_range(bench, c)):
-                scores, more = refit(p.T @ range_coordinates(p), penalty)
-                bench.printed(scores - expected, slack + more + 1e-30)
+            for p in (
+                eraser(c),
+                _reference.leace(c),
+                _reference.sal(c),
+                random_projector(bench, c),
+            ):
+                scores, error = refit(p.T @ range_coordinates(p), penalty)
+                bench.add_printed(scores - expected, error_expected + error + 1e-30)
             basis = range_coordinates(_reference.splince(c))
             scores, _ = refit(fitted(s).T @ basis)
-            tolerance = _library_slack(expected[: len(s.x)], s, test, tolerances(s)[0])
-            bench.corrected(scores - expected, tolerance, label="library")
+            tolerance = _library_tolerance(expected[: len(s.x)], s, test, tolerances(s)[0])
+            bench.add_corrected(scores - expected, tolerance, label="library")
 
 
 @check(
@@ -243,7 +244,7 @@ def _margins(
     """
     x = bench.rng.integers(-3, 4, (8, 4))
     z = x[:, :1] + bench.rng.integers(-2, 3, (8, 1))
-    s = continuous(x, z, x[:, 1:2] + x[:, :1], "separable")
+    s = continuous_sample(x, z, x[:, 1:2] + x[:, :1], "separable")
     c = s.covariances
     if not c.feasible or c.ranks != (4, 1, 1):
         return None
@@ -267,18 +268,20 @@ def _separable(bench: Bench, metric: Callable[[Matrix], Matrix]) -> None:
     the metric. Such draws are repeated, up to 20 draws in all.
     """
     for _ in bench.repeats(6, 2):
-        apart = 0
+        rank_difference = 0
         for _ in range(20):
             drawn = _margins(bench, metric)
             if drawn is None:
                 continue
             signed, margins = drawn
             for m in margins:
-                bench.corrected(int(min((signed @ m).flat) < 1), label="separates: no minimiser")
-            apart = rank(beside(*margins)) - 1
-            if apart:
+                bench.add_corrected(
+                    int(min((signed @ m).flat) < 1), label="separates: no minimiser"
+                )
+            rank_difference = rank(hstack(*margins)) - 1
+            if rank_difference:
                 break
-        bench.printed(apart, lacking="classes separable after erasure")
+        bench.add_printed(rank_difference, violates="classes that are not separable after erasure")
 
 
 def _few_rows(bench: Bench, rows: Callable[[int], int], d: int) -> Sample:
@@ -286,20 +289,22 @@ def _few_rows(bench: Bench, rows: Callable[[int], int], d: int) -> Sample:
     while True:
         x = bench.rng.integers(-4, 5, (rows(d), d)) + bench.rng.integers(-3, 4, d)
         z = x @ bench.rng.integers(-2, 3, (d, 1))
-        s = continuous(x, z, z + x[:, :1], "few rows")
-        if ordinary(s.covariances) and s.covariances.ranks[1:] == (1, 1):
+        s = continuous_sample(x, z, z + x[:, :1], "few rows")
+        if is_nondegenerate(s.covariances) and s.covariances.ranks[1:] == (1, 1):
             return s
 
 
-def _least_norm(s: Sample, y: Matrix, test: Matrix, p: Matrix, within: Matrix | None) -> Matrix:
+def _least_norm_predictions(
+    s: Sample, y: Matrix, test: Matrix, p: Matrix, subspace: Matrix | None
+) -> Matrix:
     """Return predictions of the least-squares head of smallest |theta| on Px + b.
 
-    The intercept is not penalised; centring the rows eliminates it, and b as well. ``within``
+    The intercept is not penalised; centring the rows eliminates it, and b as well. ``subspace``
     restricts theta to the column space of a matrix.
     """
     mean = s.covariances.mean.T
     rows = (s.x - mean) @ p.T
-    theta = pinv(rows if within is None else rows @ projector(within)) @ (y - y.sum() / len(y))
+    theta = pinv(rows if subspace is None else rows @ projector(subspace)) @ (y - y.sum() / len(y))
     return (test - mean) @ p.T @ theta + y.sum() / len(y)
 
 
@@ -320,7 +325,7 @@ def _library_erasers(s: Sample) -> list[tuple[Matrix, float]]:
     mutants={
         "one metric for all ranges": {"metric": lambda p: eye(len(p))},
         "enough rows": {"rows": lambda d: 2 * d + 4},
-        "SPLINCE with a generic range": {"eraser": lambda bench, c: random_range(bench, c)},
+        "SPLINCE with a generic range": {"eraser": lambda bench, c: random_projector(bench, c)},
         "SPLINCE transposed": {"eraser": lambda bench, c: _reference.splince(c).T},
         "library: SPLINCE transposed": {
             "fitted": lambda s: [(p.T, size) for p, size in _library_erasers(s)]
@@ -359,7 +364,7 @@ def unique_minimiser(
             predictions(p, s, test, y, intercept=True, offset=True, fit=least_squares)
             for p in (_reference.splince(s.covariances), _reference.sal(s.covariances))
         ]
-        bench.printed(heads[0] - heads[1])
+        bench.add_printed(heads[0] - heads[1])
     for i in bench.repeats(15, 4):
         d = 5 + i % 2
         s = _few_rows(bench, rows, d)
@@ -367,29 +372,34 @@ def unique_minimiser(
         test = integers(bench.rng, 3, d, 9)
         while True:  # a zero head would agree for all ranges
             y = integers(bench.rng, n, 1)
-            expected = _least_norm(s, y, test, _reference.leace(c), None)
+            expected = _least_norm_predictions(s, y, test, _reference.leace(c), None)
             if not is_zero(expected - y.sum() / n):
                 break
         for p in (eraser(bench, c), _reference.sal(c), _reference.splince_drop(c)):
-            bench.printed(_least_norm(s, y, test, p, None) - expected)
-        generic = _least_norm(s, y, test, random_range(bench, c), None)
-        bench.printed(generic - expected, lacking="n > d, or a range that maps supp(x) into itself")
-        counted = []
+            bench.add_printed(_least_norm_predictions(s, y, test, p, None) - expected)
+        generic = _least_norm_predictions(s, y, test, random_projector(bench, c), None)
+        bench.add_printed(
+            generic - expected, violates="n > d, or a range that maps supp(x) into itself"
+        )
+        penalised_intercept = []
         for p in (_reference.splince(c), _reference.sal(c)):
-            seen, new = (with_ones(_reference.erased(c, p, v)) for v in (s.x, test))
-            counted.append(new @ least_squares(seen, y))
-        bench.printed(counted[0] - counted[1], lacking="n > d, or an intercept outside the norm")
+            rows_train, rows_test = (with_ones(_reference.erased(c, p, v)) for v in (s.x, test))
+            penalised_intercept.append(rows_test @ least_squares(rows_train, y))
+        bench.add_printed(
+            penalised_intercept[0] - penalised_intercept[1],
+            violates="n > d, or an intercept outside the norm",
+        )
         erasers = (_reference.splince(c), _reference.leace(c), _reference.sal(c))
         for (p, error), exact_p in zip(fitted(s), erasers, strict=True):
             exact = (s.x - c.mean.T) @ exact_p.T
             sizes = np.linalg.svd(to_float(exact), compute_uv=False)
-            length = float(np.linalg.norm(to_float(s.x - c.mean.T), 2))
+            data_norm = float(np.linalg.norm(to_float(s.x - c.mean.T), 2))
             theta = float(np.linalg.norm(to_float(pinv(exact) @ (y - y.sum() / n))))
-            reach = float(np.linalg.norm(to_float(test - c.mean.T), axis=1).max())
+            row_norm = float(np.linalg.norm(to_float(test - c.mean.T), axis=1).max())
             sigma = sizes[c.ranks[0] - c.ranks[1] - 1]
-            tolerance = 2 * error * theta * reach * (1 + 2 * length / sigma)
-            gap = _least_norm(s, y, test, p, exact_p @ c.s) - expected
-            bench.corrected(to_float(gap), tolerance, label="library")
+            tolerance = 2 * error * theta * row_norm * (1 + 2 * data_norm / sigma)
+            gap = _least_norm_predictions(s, y, test, p, exact_p @ c.s) - expected
+            bench.add_corrected(to_float(gap), tolerance, label="library")
     _separable(bench, metric)
 
 
@@ -416,27 +426,31 @@ def restriction_to_range(
         s = sample(bench.rng, "full rank", 4)
         c = s.covariances
         y, test = integers(bench.rng, len(s.x), 1), integers(bench.rng, 3, 4, 9)
-        pair = (_reference.splince(c), _reference.sal(c))
+        projectors = (_reference.splince(c), _reference.sal(c))
         plain = [
             predictions(p, s, test, y, intercept=False, offset=False, fit=least_squares)
-            for p in pair
+            for p in projectors
         ]
-        bench.printed(plain[0] - plain[1])
+        bench.add_printed(plain[0] - plain[1])
         shifted = [
             predictions(p, s, test, y, intercept=intercept(), offset=offset(), fit=least_squares)
-            for p in pair
+            for p in projectors
         ]
-        bench.printed(shifted[0] - shifted[1], lacking="a constant b and no intercept")
+        bench.add_printed(shifted[0] - shifted[1], violates="an intercept, or b = 0")
         heads = []
-        for p in pair:
+        for p in projectors:
             b = (eye(4) - p) @ c.mean
-            seen = column_basis(beside(p, b))
-            heads.append((test @ p.T + b.T) @ seen @ least_squares((s.x @ p.T + b.T) @ seen, y))
+            range_basis = column_basis(hstack(p, b))
+            heads.append(
+                (test @ p.T + b.T) @ range_basis @ least_squares((s.x @ p.T + b.T) @ range_basis, y)
+            )
             if is_zero(b):
                 break
         else:
-            bench.corrected(heads[0] - heads[1], label="free heads")
-            bench.corrected(heads[0] - constrained(s, test, y), label="free head with b")
+            bench.add_corrected(heads[0] - heads[1], label="free heads")
+            bench.add_corrected(
+                heads[0] - constrained_predictions(s, test, y), label="free head with b"
+            )
 
 
 @check(
@@ -452,7 +466,7 @@ def guarded_methods(
     bench: Bench,
     *,
     larger: Eraser = lambda c: _reference.sal(
-        Covariances(c.s, beside(c.sz, c.s[:, :1]), c.sy, c.mean)
+        Covariances(c.s, hstack(c.sz, c.s[:, :1]), c.sy, c.mean)
     ),
 ) -> None:
     """Compare retrained heads behind guarded erasers exactly.
@@ -463,11 +477,11 @@ def guarded_methods(
         s = sample(bench.rng, "full rank", 4)
         c = s.covariances
         y, test = integers(bench.rng, len(s.x), 1), integers(bench.rng, 3, 4, 9)
-        expected = constrained(s, test, y)
+        expected = constrained_predictions(s, test, y)
         for p in (_reference.splince(c), _reference.leace(c), _reference.sal(c)):
             y_pred = predictions(p, s, test, y, intercept=True, offset=True, fit=least_squares)
-            bench.printed(y_pred - expected)
+            bench.add_printed(y_pred - expected)
         p = larger(c)
-        bench.corrected(p @ c.sz, label="guarded")
+        bench.add_corrected(p @ c.sz, label="guarded")
         y_pred = predictions(p, s, test, y, intercept=True, offset=True, fit=least_squares)
-        bench.printed(y_pred - expected, lacking="kernel equal to colsp(Sz)")
+        bench.add_printed(y_pred - expected, violates="kernel equal to colsp(Sz)")

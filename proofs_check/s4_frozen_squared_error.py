@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 from proofs_check import _library, _reference
 from proofs_check._check import Bench, Verdict, check
 from proofs_check._families import Sample, integers, problem
-from proofs_check._heads import deployed, excess, head, literal, random_guarded, whitened_problem
+from proofs_check._heads import (
+    deployed,
+    excess_risk,
+    head,
+    literal,
+    random_guarded_matrix,
+    whitened_problem,
+)
 from proofs_check._library import Fitted
 from proofs_check._linalg import (
     Matrix,
@@ -46,7 +53,9 @@ EXAMPLE = Covariances(eye(2), rational([[1], [0]]), rational([["3/5"], ["4/5"]])
     mutants={
         "x -> Px instead": {"reading": deployed},
         "LEACE for SPLINCE": {"closed": _reference.leace},
-        "concept gone from the predictions": {"leak": lambda c, p: c.sz.T @ p.T @ head(c)},
+        "P^T for P in the covariance with the predictions": {
+            "prediction_covariance": lambda c, p: c.sz.T @ p.T @ head(c)
+        },
     },
 )
 def literal_regression(
@@ -54,30 +63,36 @@ def literal_regression(
     *,
     reading: Callable[[Matrix, Matrix], Matrix] = literal,
     closed: Eraser = _reference.splince,
-    leak: Callable[[Covariances, Matrix], Matrix] = lambda c, p: c.sz.T @ p @ head(c),
+    prediction_covariance: Callable[[Covariances, Matrix], Matrix] = lambda c, p: (
+        c.sz.T @ p @ head(c)
+    ),
 ) -> None:
     """Compute excess risks in the literal reading (P applied to the head) exactly."""
     for i in bench.repeats(40, 10):
         c = whitened_problem(bench, 3 + i % 3)
         beta = head(c)
         p = closed(c)
-        bench.printed(excess(c, reading(p, beta), beta))
-        bench.printed(int(excess(c, reading(_reference.leace(c), beta), beta)[0, 0] < 0))
-        nothing_erased = excess(c, reading(eye(c.d), beta), beta)
-        bench.corrected(nothing_erased, label="the identity qualifies")
-        bench.corrected(leak(c, p) - c.sz.T @ beta, label="concept in the predictions")
+        bench.add_printed(excess_risk(c, reading(p, beta), beta))
+        bench.add_printed(int(excess_risk(c, reading(_reference.leace(c), beta), beta)[0, 0] < 0))
+        nothing_erased = excess_risk(c, reading(eye(c.d), beta), beta)
+        bench.add_corrected(nothing_erased, label="excess risk of the identity")
+        bench.add_corrected(
+            prediction_covariance(c, p) - c.sz.T @ beta, label="concept in the predictions"
+        )
         general = problem(bench.rng, 4, 4)
         beta, p = head(general), closed(general)
-        moved = general.s_pinv @ p @ general.s
-        bench.corrected(excess(general, reading(moved, beta), beta), label="S^{-1} P S in general")
+        p_general = general.s_pinv @ p @ general.s
+        bench.add_corrected(
+            excess_risk(general, reading(p_general, beta), beta), label="S^{-1} P S in general"
+        )
     c = Covariances(diagonal([1, 4]), EXAMPLE.sz, rational([[1], [4]]), EXAMPLE.mean)
-    coloured = excess(c, literal(closed(c), head(c)), head(c))[0, 0]
-    bench.corrected(int(coloured == 0), label="the printed reading without whitening")
-    bench.cited(coloured)
+    not_whitened = excess_risk(c, literal(closed(c), head(c)), head(c))[0, 0]
+    bench.add_corrected(int(not_whitened == 0), label="the printed reading without whitening")
+    bench.require_quoted(not_whitened)
     c = EXAMPLE
     p, beta = _reference.splince(c), head(c)
-    bench.cited((c.sz.T @ p @ beta)[0, 0])
-    bench.corrected((c.sz.T @ p.T @ beta)[0, 0], label="deployed predictions carry no concept")
+    bench.require_quoted((c.sz.T @ p @ beta)[0, 0])
+    bench.add_corrected((c.sz.T @ p.T @ beta)[0, 0], label="deployed predictions carry no concept")
 
 
 def _risk_leace(c: Covariances) -> Matrix:
@@ -101,7 +116,7 @@ def semidefinite(a: Matrix) -> bool:
     return bool(a[0, 0] >= 0 and a[1, 1] >= 0 and a[0, 0] * a[1, 1] >= a[0, 1] * a[1, 0])
 
 
-def _ratio_is_sharp(c: Covariances, low: Matrix, risk: Matrix) -> bool:
+def _ratio_is_sharp(c: Covariances, risk_leace: Matrix, risk_splince: Matrix) -> bool:
     """Return whether 1 / (1 - rho) is the largest ratio of both risks over combinations of outputs.
 
     The matrix dR(LEACE) - (1 - t) dR(SPLINCE) must have no negative eigenvalue for t above rho, and
@@ -109,11 +124,11 @@ def _ratio_is_sharp(c: Covariances, low: Matrix, risk: Matrix) -> bool:
     irrational.
     """
     explained = inverse(c.gram(c.z, c.z)) @ c.gram(c.z, c.y)
-    shared = explained @ inverse(c.gram(c.y, c.y)) @ c.gram(c.y, c.z)
-    rho = Fraction(float(np.linalg.eigvals(to_float(shared)).real.max()))
+    squared_cosines = explained @ inverse(c.gram(c.y, c.y)) @ c.gram(c.y, c.z)
+    rho = Fraction(float(np.linalg.eigvals(to_float(squared_cosines)).real.max()))
     step = Fraction(1, 2**31)
-    return semidefinite(low - (1 - rho - step) * risk) and not semidefinite(
-        low - (1 - rho + step) * risk
+    return semidefinite(risk_leace - (1 - rho - step) * risk_splince) and not semidefinite(
+        risk_leace - (1 - rho + step) * risk_splince
     )
 
 
@@ -152,50 +167,55 @@ def deployed_regression(
         else:
             c = problem(bench.rng, 4, 4 - i % 4 // 2, 1 + (i // 3) % 2, 1 if scalar else 2)
         beta = head(c)
-        p, least = _reference.splince(c), _reference.leace(c)
-        risk, low = (excess(c, reading(q, beta), beta) for q in (p, least))
-        bench.printed(trace(risk), deployed=True)
+        p, p_leace = _reference.splince(c), _reference.leace(c)
+        risk, low = (excess_risk(c, reading(q, beta), beta) for q in (p, p_leace))
+        bench.add_printed(trace(risk), deployed=True)
         if is_zero(c.s - eye(c.d)):
-            bench.printed(trace(excess(c, literal(p, beta), beta)))
-        bench.corrected(low - risk_leace(c), label="risk of LEACE")
-        bench.corrected(risk - risk_splince(c), label="risk of SPLINCE")
-        guarded = excess(c, reading(random_guarded(bench, c), beta), beta)
-        bench.corrected(int(trace(guarded) < trace(low)), label="LEACE is least")
+            bench.add_printed(trace(excess_risk(c, literal(p, beta), beta)))
+        bench.add_corrected(low - risk_leace(c), label="risk of LEACE")
+        bench.add_corrected(risk - risk_splince(c), label="risk of SPLINCE")
+        guarded = excess_risk(c, reading(random_guarded_matrix(bench, c), beta), beta)
+        bench.add_corrected(int(trace(guarded) < trace(low)), label="LEACE is least")
         if c.y.shape[1] == 1:
             rho = _reference.squared_cosine(c)
-            bench.corrected(risk - low * penalty(rho), label="ratio")
-            bench.corrected(
-                c.s @ (reading(p, beta) - reading(least, beta) * penalty(rho)), label="same scores"
+            bench.add_corrected(risk - low * penalty(rho), label="ratio")
+            bench.add_corrected(
+                c.s @ (reading(p, beta) - reading(p_leace, beta) * penalty(rho)),
+                label="same scores",
             )
-            power = c.gram(c.y, c.y)[0, 0]
-            bench.corrected(
-                int((risk[0, 0] > power) != (rho > Fraction(1, 2))), label="worse than the mean"
+            variance = c.gram(c.y, c.y)[0, 0]
+            bench.add_corrected(
+                int((risk[0, 0] > variance) != (rho > Fraction(1, 2))), label="worse than the mean"
             )
         else:
             rise = risk - low
             lost = _reference.lost(c)
             x = head(replace(c, sy=c.y)).T @ lost
-            bench.corrected(
+            bench.add_corrected(
                 rise - x @ inverse(_reference.unexplained(c)) @ x.T, label="rise, several outputs"
             )
-            bench.corrected(int(not semidefinite(rise)), label="rise is not negative")
-            bench.corrected(int(not _ratio_is_sharp(c, low, risk)), label="ratio, several outputs")
+            bench.add_corrected(int(not semidefinite(rise)), label="rise is not negative")
+            bench.add_corrected(
+                int(not _ratio_is_sharp(c, low, risk)), label="ratio, several outputs"
+            )
     for sample in bench.samples(6, 2):
         c, (tolerance, *_) = sample.covariances, tolerances(sample)
         beta = head(c)
-        excess_norm = np.sqrt(float(trace(excess(c, deployed(fitted(sample), beta), beta))))
+        excess_norm = np.sqrt(float(trace(excess_risk(c, deployed(fitted(sample), beta), beta))))
         exact = np.sqrt(float(trace(_risk_splince(c))))
         size = np.sqrt(float(trace(c.gram(c.sy, c.sy))))
-        bench.corrected(excess_norm - exact, tolerance * size, label=f"library, {sample.family}")
+        bench.add_corrected(
+            excess_norm - exact, tolerance * size, label=f"library, {sample.family}"
+        )
     c, beta = EXAMPLE, head(EXAMPLE)
-    p, least = _reference.splince(c), _reference.leace(c)
-    bench.cited(
-        *(excess(c, deployed(q, beta), beta)[0, 0] for q in (p, least)),
-        *(f"({', '.join(map(str, deployed(q, beta).flat))})" for q in (p, least)),
+    p, p_leace = _reference.splince(c), _reference.leace(c)
+    bench.require_quoted(
+        *(excess_risk(c, deployed(q, beta), beta)[0, 0] for q in (p, p_leace)),
+        *(f"({', '.join(map(str, deployed(q, beta).flat))})" for q in (p, p_leace)),
     )
 
 
-def advantage(q: Number, v: Number, h: Number) -> Number:
+def mse_difference(q: Number, v: Number, h: Number) -> Number:
     """Return MSE(SPLINCE) - MSE(LEACE) for a frozen head theta and scalar y.
 
     q = theta^T E_L Sy, v = Cov(theta^T x, y) and h = H = (1 - rho) C_yy.
@@ -203,7 +223,7 @@ def advantage(q: Number, v: Number, h: Number) -> Number:
     return q / h * (2 * v - q - 2 * h)
 
 
-def threshold(rho: Number) -> Number:
+def shrinkage_threshold(rho: Number) -> Number:
     """Return the g below which SPLINCE is better than LEACE for the frozen head g beta."""
     return 2 * (1 - rho) / (2 - rho)
 
@@ -212,14 +232,14 @@ def _library_report(sample: Sample) -> tuple[float, float, float]:
     """Return rho, penalty and threshold from the report of the library."""
     report = _library.report(sample)
     if report.rho is None or report.frozen_head is None:
-        raise ValueError("the report lacks the figures of the choice rule")
+        raise ValueError("the report has no rho or no figures of the frozen head")
     return report.rho, report.frozen_head.excess_risk, report.frozen_head.shrinkage_threshold
 
 
-def mean_square(c: Covariances, p: Matrix, theta: Matrix) -> Number:
+def mse_change(c: Covariances, p: Matrix, theta: Matrix) -> Number:
     """Return E(y - theta^T P x)^2 - Var(y), for a frozen head theta and scalar y."""
-    read = deployed(p, theta)
-    return (read.T @ c.s @ read - 2 * read.T @ c.sy)[0, 0]
+    phi = deployed(p, theta)
+    return (phi.T @ c.s @ phi - 2 * phi.T @ c.sy)[0, 0]
 
 
 @check(
@@ -249,8 +269,8 @@ def mean_square(c: Covariances, p: Matrix, theta: Matrix) -> Number:
 def other_heads(
     bench: Bench,
     *,
-    difference: Callable[[Number, Number, Number], Number] = advantage,
-    limit: Callable[[Number], Number] = threshold,
+    difference: Callable[[Number, Number, Number], Number] = mse_difference,
+    limit: Callable[[Number], Number] = shrinkage_threshold,
     reported: Callable[[Sample], tuple[float, float, float]] = _library_report,
 ) -> None:
     """Compare SPLINCE and LEACE exactly, for frozen heads other than beta.
@@ -261,36 +281,42 @@ def other_heads(
     """
     for i in bench.repeats(60, 12):
         c = whitened_problem(bench, 4) if i % 2 else problem(bench.rng, 4, 4 - i % 3 // 2)
-        p, least, beta = _reference.splince(c), _reference.leace(c), head(c)
+        p, p_leace, beta = _reference.splince(c), _reference.leace(c), head(c)
         rho, h = _reference.squared_cosine(c), _reference.unexplained(c)[0, 0]
         theta = integers(bench.rng, 4, 1)
-        gap = mean_square(c, p, theta) - mean_square(c, least, theta)
+        gap = mse_change(c, p, theta) - mse_change(c, p_leace, theta)
         q, v = (theta.T @ _reference.lost(c))[0, 0], (theta.T @ c.sy)[0, 0]
-        bench.corrected(gap - difference(q, v, h), label="any head")
-        edge = limit(rho)
-        for g, wins in ((edge * 9 / 10, True), (edge * 11 / 10, False)):
-            gap = mean_square(c, p, g * beta) - mean_square(c, least, g * beta)
-            bench.corrected(int((gap < 0) != wins), label="shrunk head")
-            lacking = None if wins else "head shrunk below 2 (1 - rho) / (2 - rho)"
-            bench.printed(int(gap >= 0), lacking=lacking)
-        level = mean_square(c, p, edge * beta) - mean_square(c, least, edge * beta)
-        bench.corrected(level, label="equal at the threshold")
+        bench.add_corrected(gap - difference(q, v, h), label="any head")
+        g_limit = limit(rho)
+        for g, wins in ((g_limit * 9 / 10, True), (g_limit * 11 / 10, False)):
+            gap = mse_change(c, p, g * beta) - mse_change(c, p_leace, g * beta)
+            bench.add_corrected(int((gap < 0) != wins), label="shrunk head")
+            violates = None if wins else "head shrunk below 2 (1 - rho) / (2 - rho)"
+            bench.add_printed(int(gap >= 0), violates=violates)
+        gap = mse_change(c, p, g_limit * beta) - mse_change(c, p_leace, g_limit * beta)
+        bench.add_corrected(gap, label="equal at the threshold")
         penalty = rho / (2 * (1 - rho))
-        bench.corrected(edge - 1 / (1 + penalty), label="ridge threshold")
+        bench.add_corrected(g_limit - 1 / (1 + penalty), label="ridge threshold")
     for sample in bench.samples(8, 2, ("full rank", "rank-deficient", "n <= d", "near-infeasible")):
         c, (tolerance, *_) = sample.covariances, tolerances(sample)
         exact = _reference.squared_cosine(c)
         s = float(np.sqrt(float(1 - exact)))
-        rho, penalty, edge = reported(sample)
-        bench.corrected(rho - float(exact), s**3 * tolerance + 4e-16, label="reported rho")
+        rho, penalty, g_limit = reported(sample)
+        bench.add_corrected(rho - float(exact), s**3 * tolerance + 4e-16, label="reported rho")
         relative = penalty * float(1 - exact) - 1
-        bench.corrected(relative, s * tolerance + 4e-16 / s**2, label="reported penalty")
+        bench.add_corrected(relative, s * tolerance + 4e-16 / s**2, label="reported penalty")
         slack = 2 * s**3 * tolerance + 4e-16
-        bench.corrected(edge - float(threshold(exact)), slack, label="reported threshold")
+        bench.add_corrected(
+            g_limit - float(shrinkage_threshold(exact)), slack, label="reported threshold"
+        )
     c = EXAMPLE
     rho = _reference.squared_cosine(c)
-    bench.cited(
-        rho, *(f"{value} = {float(value):.4f}" for value in (threshold(rho), rho / (2 * (1 - rho))))
+    bench.require_quoted(
+        rho,
+        *(
+            f"{value} = {float(value):.4f}"
+            for value in (shrinkage_threshold(rho), rho / (2 * (1 - rho)))
+        ),
     )
 
 
@@ -300,7 +326,7 @@ def other_heads(
     mutants={
         "LEACE for SPLINCE": {"closed": _reference.leace},
         "transpose": {"closed": lambda c: _reference.splince(c).T},
-        "SPLINCE for LEACE": {"least": _reference.splince},
+        "SPLINCE for LEACE": {"leace_of": _reference.splince},
         "library: LEACE for SPLINCE": {"applied": lambda s: _library.fit("leace", s)(s.features)},
     },
 )
@@ -308,7 +334,7 @@ def preserved(
     bench: Bench,
     *,
     closed: Eraser = _reference.splince,
-    least: Eraser = _reference.leace,
+    leace_of: Eraser = _reference.leace,
     applied: Callable[[Sample], NDArray[np.float64]] = lambda s: _library.fit("splince", s)(
         s.features
     ),
@@ -322,19 +348,19 @@ def preserved(
         c = s.covariances
         p = closed(c)
         theta = integers(bench.rng, c.d, 1)
-        bench.printed(theta.T @ (p @ c.sy - c.sy))
-        moved = (s.x - c.mean.T) @ p.T + c.mean.T
+        bench.add_printed(theta.T @ (p @ c.sy - c.sy))
+        erased = (s.x - c.mean.T) @ p.T + c.mean.T
         for k in range(s.y.shape[1]):
-            mine = s.y[:, k : k + 1]
-            bench.printed(mine.T @ (moved - s.x))
-        low = least(c)
-        for other in (random_guarded(bench, c), _reference.splince(c), _reference.sal(c)):
+            indicator = s.y[:, k : k + 1]
+            bench.add_printed(indicator.T @ (erased - s.x))
+        p_leace = leace_of(c)
+        for other in (random_guarded_matrix(bench, c), _reference.splince(c), _reference.sal(c)):
             change, extra = (
                 (v @ c.s @ v.T)[0, 0]
-                for v in (theta.T @ (other - eye(c.d)), theta.T @ (other - low))
+                for v in (theta.T @ (other - eye(c.d)), theta.T @ (other - p_leace))
             )
-            least_change = theta.T @ (low - eye(c.d))
-            bench.corrected(
+            least_change = theta.T @ (p_leace - eye(c.d))
+            bench.add_corrected(
                 change - extra - (least_change @ c.s @ least_change.T)[0, 0], label="least change"
             )
         tolerance, *_ = tolerances(s)
@@ -343,6 +369,6 @@ def preserved(
             n_class = sum(s.y[:, k])
             shift = s.y[:, k : k + 1].T @ gap / n_class
             size = np.sqrt(float(trace(shift @ c.s_pinv @ shift.T)))
-            bench.corrected(
+            bench.add_corrected(
                 size, tolerance * np.sqrt(len(s.x) / float(n_class)), label="library centroid"
             )

@@ -28,15 +28,15 @@ from proofs_check._linalg import (
 )
 from proofs_check._logloss import (
     CORRELATED,
-    FAMILIES,
     LOGISTIC,
-    Drop,
-    Family,
+    LOSSES,
+    CanonicalLoss,
+    ExcessFormula,
     Reading,
-    drop_leace,
-    drop_splince,
-    excess,
-    in_plane,
+    excess_loss,
+    excess_loss_by_plane,
+    leace_excess_loss,
+    splince_excess_loss,
 )
 from proofs_check._reference import Covariances
 
@@ -48,7 +48,7 @@ from proofs_check._reference import Covariances
     mutants={
         "S^{-1} P S for P": {"reading": lambda p, b: inverse(CORRELATED) @ p @ CORRELATED @ b},
         "I for S in the variance": {
-            "formula": lambda f, a, b, phi, s: excess(f, a, b, phi, eye(2))
+            "formula": lambda f, a, b, phi, s: excess_loss(f, a, b, phi, eye(2))
         },
     },
 )
@@ -56,7 +56,9 @@ def literal_logistic(
     bench: Bench,
     *,
     reading: Reading = literal,
-    formula: Callable[[Family, Number, Matrix, Matrix, Matrix], tuple[Number, Number]] = excess,
+    formula: Callable[
+        [CanonicalLoss, Number, Matrix, Matrix, Matrix], tuple[Number, Number]
+    ] = excess_loss,
 ) -> None:
     """Compute the excess log-loss in the literal reading for counterexamples.
 
@@ -70,22 +72,26 @@ def literal_logistic(
         sy = CORRELATED @ beta
         p = projector(sy)
         sz = rational([[sy[1, 0]], [-sy[0, 0]]])
-        bench.corrected(p @ sz, label="kernel constraint")
-        bench.corrected(p @ sy - sy, label="range constraint")
+        bench.add_corrected(p @ sz, label="kernel constraint")
+        bench.add_corrected(p @ sy - sy, label="range constraint")
         c = Covariances(CORRELATED, sz, sy, zeros(2, 1))
-        bench.corrected(p - _reference.splince(c), label="it is the SPLINCE projector")
+        bench.add_corrected(p - _reference.splince(c), label="it is the SPLINCE projector")
         phi = reading(p, beta)
         delta, error = formula(LOGISTIC, a, beta, phi, CORRELATED)
-        bench.printed(delta, float(error))
-        direct, slack = in_plane(0.0, beta, phi, CORRELATED)
-        bench.corrected(float(delta) - direct, slack + float(error), label="plane integral")
+        bench.add_printed(delta, float(error))
+        direct, slack = excess_loss_by_plane(0.0, beta, phi, CORRELATED)
+        bench.add_corrected(float(delta) - direct, slack + float(error), label="plane integral")
         if i == 0:
-            least, _ = excess(LOGISTIC, a, beta, deployed(_reference.leace(c), beta), CORRELATED)
-            bench.cited(mpmath.nstr(delta, 15), f"{direct:.15f}", mpmath.nstr(least, 12))
+            delta_leace, _ = excess_loss(
+                LOGISTIC, a, beta, deployed(_reference.leace(c), beta), CORRELATED
+            )
+            bench.require_quoted(
+                mpmath.nstr(delta, 15), f"{direct:.15f}", mpmath.nstr(delta_leace, 12)
+            )
     for i in bench.repeats(8, 3):
         c = whitened_problem(bench, 3 + i % 2)
         p = _reference.splince(c)
-        bench.corrected(p @ c.sy - c.sy, label="S = I: P beta = beta")
+        bench.add_corrected(p @ c.sy - c.sy, label="S = I: P beta = beta")
 
 
 def _bound(s: Matrix, p_z: Matrix, beta: Matrix) -> Number:
@@ -100,7 +106,7 @@ def _bound(s: Matrix, p_z: Matrix, beta: Matrix) -> Number:
     mutants={
         "bound 1 / 80": {"bound": lambda s, p, b: _bound(s, p, b) / 10},
         "k(v) for k(v)^2 in the last line": {"power": lambda: 1},
-        "never strict": {"touches": lambda p, b: False},
+        "never strict": {"strict": lambda p, b: False},
     },
 )
 def literal_leace(
@@ -108,7 +114,7 @@ def literal_leace(
     *,
     bound: Callable[[Matrix, Matrix, Matrix], Number] = _bound,
     power: Callable[[], int] = lambda: 2,
-    touches: Callable[[Matrix, Matrix], bool] = lambda p, b: not is_zero(p @ b),
+    strict: Callable[[Matrix, Matrix], bool] = lambda p, b: not is_zero(p @ b),
 ) -> None:
     """Check bounds on the excess log-loss of the head (I - P_z) beta, by quadrature at 30 digits.
 
@@ -118,9 +124,9 @@ def literal_leace(
 
     def last_line(s: Matrix, beta: Matrix, p_z: Matrix) -> Number:
         """Return the last line of the printed proof, |P_z Sy|^2 / (8 k(v)^2), Sy = k(v) S beta."""
-        curve, _ = LOGISTIC.curvature(a, mpf((beta.T @ s @ beta)[0, 0]))
-        moved = p_z @ s @ beta
-        return curve ** (2 - power()) * mpf((moved.T @ moved)[0, 0]) / 8
+        curvature, _ = LOGISTIC.curvature(a, mpf((beta.T @ s @ beta)[0, 0]))
+        sy_z = p_z @ s @ beta
+        return curvature ** (2 - power()) * mpf((sy_z.T @ sy_z)[0, 0]) / 8
 
     for i in bench.repeats(24, 8):
         white = i % 2 == 0
@@ -130,35 +136,37 @@ def literal_leace(
             if not is_zero(beta) and not is_zero(sz):
                 break
         p_z = projector(sz)
-        delta, error = excess(LOGISTIC, a, beta, (eye(2) - p_z) @ beta, s)
+        delta, error = excess_loss(LOGISTIC, a, beta, (eye(2) - p_z) @ beta, s)
         upper = mpf(bound(s, p_z, beta))
-        bench.corrected(int(delta > upper + error), label="upper bound")
-        bench.corrected(int((delta > error) != touches(p_z, beta)), label="strict")
-        if touches(p_z, beta):
-            bench.printed(int(not error < delta <= upper + error))
+        bench.add_corrected(int(delta > upper + error), label="upper bound")
+        bench.add_corrected(int((delta > error) != strict(p_z, beta)), label="strict")
+        if strict(p_z, beta):
+            bench.add_printed(int(not error < delta <= upper + error))
         if white:
             claimed = last_line(s, beta, p_z)
-            bench.corrected(int(delta > claimed + error), label="last line at S = I")
+            bench.add_corrected(int(delta > claimed + error), label="last line at S = I")
     for i in bench.repeats(20, 6):
         c = whitened_problem(bench, 3)
         if i % 2:
             c = Covariances(c.s, c.sz, null_basis(c.sz.T)[:, :1], c.mean)
         p = _reference.splince(c)
         unbiased = is_zero(projector(c.sz) @ c.sy)
-        bench.corrected(int(equal(p, p.T) != unbiased), label="P orthogonal iff P_z beta = 0")
+        bench.add_corrected(int(equal(p, p.T) != unbiased), label="P orthogonal iff P_z beta = 0")
     beta = rational([[3], [0]])
     sy = CORRELATED @ beta
     sz = rational([[sy[1, 0]], [-sy[0, 0]]])
     p_z = projector(sz)
     c = Covariances(CORRELATED, sz, sy, zeros(2, 1))
-    delta, error = excess(LOGISTIC, a, beta, (eye(2) - p_z) @ beta, CORRELATED)
+    delta, error = excess_loss(LOGISTIC, a, beta, (eye(2) - p_z) @ beta, CORRELATED)
     claimed = last_line(CORRELATED, beta, p_z)
-    bench.printed(int(delta > claimed + error), lacking="S = I (last line of the proof)")
-    bench.corrected(int(equal(eye(2) - p_z, _reference.leace(c))), label="I - P_z is not LEACE")
-    apart = projector(rational([[0], [1]]))
-    missed, error = excess(LOGISTIC, a, beta, (eye(2) - apart) @ beta, eye(2))
-    bench.printed(int(missed <= error), lacking="P_z beta different from 0")
-    bench.cited(mpmath.nstr(delta, 12), mpmath.nstr(claimed, 3))
+    bench.add_printed(int(delta > claimed + error), violates="S = I (last line of the proof)")
+    bench.add_corrected(int(equal(eye(2) - p_z, _reference.leace(c))), label="I - P_z is not LEACE")
+    orthogonal_projector = projector(rational([[0], [1]]))
+    delta_orthogonal, error = excess_loss(
+        LOGISTIC, a, beta, (eye(2) - orthogonal_projector) @ beta, eye(2)
+    )
+    bench.add_printed(int(delta_orthogonal <= error), violates="P_z beta different from 0")
+    bench.require_quoted(mpmath.nstr(delta, 12), mpmath.nstr(claimed, 3))
 
 
 GRID = [
@@ -183,15 +191,17 @@ def _grid(bench: Bench) -> list[tuple[Number, Number, Number]]:
     mutants={
         "literal head for the deployed one": {"reading": literal},
         "(1 - rho) v for v / (1 - rho)": {
-            "splince_drop": lambda f, a, v, rho: drop_splince(f, a, v * (1 - rho) ** 2, rho)
+            "splince_formula": lambda f, a, v, rho: splince_excess_loss(
+                f, a, v * (1 - rho) ** 2, rho
+            )
         },
-        "LEACE formula for SPLINCE": {"splince_drop": drop_leace},
+        "LEACE formula for SPLINCE": {"splince_formula": leace_excess_loss},
         "LEACE without the Stein term": {
-            "leace_drop": lambda f, a, v, rho: drop_splince(f, a, v, 1 - 1 / (1 - rho))
+            "leace_formula": lambda f, a, v, rho: splince_excess_loss(f, a, v, 1 - 1 / (1 - rho))
         },
         "1/4 for k(v)": {
-            "leace_drop": lambda f, a, v, rho: (
-                f.mean(a, (1 - rho) * v)[0] - f.mean(a, v)[0] + rho * v / 4,
+            "leace_formula": lambda f, a, v, rho: (
+                f.expected_loss(a, (1 - rho) * v)[0] - f.expected_loss(a, v)[0] + rho * v / 4,
                 mpmath.mpf(0),
             )
         },
@@ -202,8 +212,8 @@ def deployed_logistic(
     bench: Bench,
     *,
     reading: Reading = deployed,
-    leace_drop: Drop = drop_leace,
-    splince_drop: Drop = drop_splince,
+    leace_formula: ExcessFormula = leace_excess_loss,
+    splince_formula: ExcessFormula = splince_excess_loss,
     bracket: Callable[[Number, Number, Number, Number], Number] = lambda k, high, low, base: (
         k * k * high + low - 2 * base
     ),
@@ -221,26 +231,31 @@ def deployed_logistic(
             white, sz = high_precision(eye(2)), high_precision(rational([[1], [0]]))
             c = Covariances(white, sz, beta, 0 * beta)
             heads = [reading(p, beta) for p in (_reference.leace(c), _reference.splince(c))]
-            for family in FAMILIES:
-                deltas = [excess(family, a, beta, phi, c.s) for phi in heads]
+            for loss in LOSSES:
+                deltas = [excess_loss(loss, a, beta, phi, c.s) for phi in heads]
                 slack = float(deltas[0][1] + deltas[1][1]) * 10
-                for (delta, _), drop in zip(deltas, (leace_drop, splince_drop), strict=True):
-                    value, error = drop(family, a, v, rho)
-                    bench.corrected(
-                        delta - value, slack + float(error), label=f"{family.name} formula"
+                for (delta, _), formula in zip(
+                    deltas, (leace_formula, splince_formula), strict=True
+                ):
+                    value, error = formula(loss, a, v, rho)
+                    bench.add_corrected(
+                        delta - value, slack + float(error), label=f"{loss.name} formula"
                     )
-                least, most = deltas[0][0], deltas[1][0]
-                bench.printed(most, slack, deployed=True)
-                as_printed, error = excess(
-                    family, a, beta, literal(_reference.splince(c), beta), c.s
+                delta_leace, delta_splince = deltas[0][0], deltas[1][0]
+                bench.add_printed(delta_splince, slack, deployed=True)
+                as_printed, error = excess_loss(
+                    loss, a, beta, literal(_reference.splince(c), beta), c.s
                 )
-                bench.printed(as_printed, float(error))
-                bench.corrected(int(not slack < least < most - slack), label=f"{family.name} order")
+                bench.add_printed(as_printed, float(error))
+                bench.add_corrected(
+                    int(not slack < delta_leace < delta_splince - slack),
+                    label=f"{loss.name} order",
+                )
                 k = 1 / (1 - rho)
-                high, low, base = (family.curvature(a, w)[0] for w in (v * k, v / k, v))
+                high, low, base = (loss.curvature(a, w)[0] for w in (v * k, v / k, v))
                 rise = bracket(k, high, low, base)
                 least_rise = (mpmath.sqrt(k) * (k + 1) - 2) * base
-                bench.corrected(int(rise < least_rise - slack), label=f"{family.name} derivative")
+                bench.add_corrected(int(rise < least_rise - slack), label=f"{loss.name} derivative")
         for scale in (1, 2, 4):
             c = Covariances(
                 eye(2), rational([[1], [0]]), scale * rational([["3/5"], ["4/5"]]), zeros(2, 1)
@@ -248,13 +263,13 @@ def deployed_logistic(
             values = []
             for p in (_reference.leace(c), _reference.splince(c)):
                 phi = deployed(p, c.sy)
-                delta, error = excess(LOGISTIC, mpmath.mpf(0), c.sy, phi, c.s)
-                direct, slack_plane = in_plane(0.0, c.sy, phi, c.s)
-                bench.corrected(
+                delta, error = excess_loss(LOGISTIC, mpmath.mpf(0), c.sy, phi, c.s)
+                direct, slack_plane = excess_loss_by_plane(0.0, c.sy, phi, c.s)
+                bench.add_corrected(
                     float(delta) - direct, slack_plane + float(error), label="plane integral"
                 )
                 values.append(mpmath.nstr(delta, 10))
-            bench.cited(*values)
+            bench.require_quoted(*values)
 
 
 @check(
@@ -283,38 +298,38 @@ def logistic_bounds(
     rows = [*_grid(bench), *(tuple(map(mpmath.mpf, ("0", "0.01", r))) for r in ("0.01", "0.9"))]
     with mpmath.workdps(40):
         for a, v, rho in rows:
-            curve, _ = LOGISTIC.curvature(a, v)
-            low, low_error = drop_leace(LOGISTIC, a, v, rho)
-            high, high_error = drop_splince(LOGISTIC, a, v, rho)
-            bench.printed(int(low > rho * v * eighth() + low_error))
-            bench.printed(int(high > rho * v * eighth() * factor(rho) + high_error))
+            curvature, _ = LOGISTIC.curvature(a, v)
+            low, low_error = leace_excess_loss(LOGISTIC, a, v, rho)
+            high, high_error = splince_excess_loss(LOGISTIC, a, v, rho)
+            bench.add_printed(int(low > rho * v * eighth() + low_error))
+            bench.add_printed(int(high > rho * v * eighth() * factor(rho) + high_error))
             if a == 0:
-                bench.corrected(
-                    int(low > rho * v * curve * half() + low_error), label="bound by k, LEACE"
+                bench.add_corrected(
+                    int(low > rho * v * curvature * half() + low_error), label="bound by k, LEACE"
                 )
-                bench.corrected(
-                    int(high > rho * v * curve * half() * factor(rho) + high_error),
+                bench.add_corrected(
+                    int(high > rho * v * curvature * half() * factor(rho) + high_error),
                     label="bound by k, SPLINCE",
                 )
         v, rho = mpmath.mpf(4), mpmath.mpf(9) / 25
-        base = drop_leace(LOGISTIC, 0, v, rho)[0]
+        base = leace_excess_loss(LOGISTIC, 0, v, rho)[0]
 
-        def shrunk(scale: Number, keep: Number) -> Number:
+        def shrunk(scale: Number, variance: Number) -> Number:
             """Return Delta of the head whose score is ``scale`` times the score of LEACE.
 
-            ``keep`` is (1 - rho) v.
+            ``variance`` is (1 - rho) v.
             """
-            curve = LOGISTIC.curvature(0, v)[0]
-            moved = LOGISTIC.mean(0, scale * scale * keep)[0]
-            return moved - LOGISTIC.mean(0, v)[0] - (scale * keep - v) * curve
+            curvature = LOGISTIC.curvature(0, v)[0]
+            expected = LOGISTIC.expected_loss(0, scale * scale * variance)[0]
+            return expected - LOGISTIC.expected_loss(0, v)[0] - (scale * variance - v) * curvature
 
-        keep = (1 - rho) * v
-        better = shrunk(mpmath.mpf("0.95"), keep)
-        bench.corrected(int(not better < base - mpmath.mpf(10) ** -20), label="LEACE not best")
+        variance = (1 - rho) * v
+        better = shrunk(mpmath.mpf("0.95"), variance)
+        bench.add_corrected(int(not better < base - mpmath.mpf(10) ** -20), label="LEACE not best")
         gaps = {
-            g: shrunk(mpf(Fraction(g)) / (1 - rho), keep) - shrunk(mpf(Fraction(g)), keep)
+            g: shrunk(mpf(Fraction(g)) / (1 - rho), variance) - shrunk(mpf(Fraction(g)), variance)
             for g in ("6/10", "7/10")
         }
-        bench.corrected(int(not gaps["6/10"] < 0 < gaps["7/10"]), label="shrunk head")
-        bench.cited(*(mpmath.nstr(gap, 3) for gap in gaps.values()))
-        bench.cited(mpmath.nstr(base, 6), mpmath.nstr(better, 6))
+        bench.add_corrected(int(not gaps["6/10"] < 0 < gaps["7/10"]), label="shrunk head")
+        bench.require_quoted(*(mpmath.nstr(gap, 3) for gap in gaps.values()))
+        bench.require_quoted(mpmath.nstr(base, 6), mpmath.nstr(better, 6))

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from fractions import Fraction
 
 import numpy as np
 
 from proofs_check import _library, _reference
 from proofs_check._check import Bench, Verdict, check
-from proofs_check._families import Rng, Sample, classes, integers, problem
+from proofs_check._families import Rng, Sample, class_sample, integers, problem
 from proofs_check._heads import (
-    excess,
+    excess_risk,
     head,
     penalty_metric,
-    random_range,
+    random_projector,
     ridge_head,
     whitened_problem,
 )
@@ -22,10 +21,10 @@ from proofs_check._library import Fitted
 from proofs_check._linalg import (
     Matrix,
     Number,
-    beside,
     diagonal,
     equal,
     eye,
+    hstack,
     inverse,
     is_zero,
     null_basis,
@@ -42,13 +41,13 @@ from proofs_check._rounding import tolerances
 Metric = Callable[[Matrix], Matrix]
 
 
-def _by_metric(c: Covariances, p: Matrix, strength: Number, metric: Metric) -> Matrix:
+def _by_metric(c: Covariances, p: Matrix, alpha: Number, metric: Metric) -> Matrix:
     """Return the ridge head phi on x under Sz^T phi = 0.
 
-    The penalty is ``strength`` times phi^T metric(P) phi.
+    The penalty is ``alpha`` times phi^T metric(P) phi.
     """
     n = null_basis(c.z.T)
-    return n @ inverse(n.T @ (c.s + strength * metric(p)) @ n) @ n.T @ c.sy
+    return n @ inverse(n.T @ (c.s + alpha * metric(p)) @ n) @ n.T @ c.sy
 
 
 def _mirrored(c: Covariances, p: Matrix) -> Matrix:
@@ -68,48 +67,48 @@ def _mirrored(c: Covariances, p: Matrix) -> Matrix:
         "P^T P for its inverse": {"metric": lambda p: p.T @ p},
         "P P^T for P^T P": {"metric": lambda p: pinv(p @ p.T)},
         "one metric for all": {"metric": lambda p: eye(len(p))},
-        "not mirrored": {"twin": lambda c, p: 3 * _reference.sal(c) - 2 * p},
+        "not mirrored": {"mirror_of": lambda c, p: 3 * _reference.sal(c) - 2 * p},
     },
 )
 def ridge_ranges(
     bench: Bench,
     *,
     metric: Metric = penalty_metric,
-    twin: Callable[[Covariances, Matrix], Matrix] = _mirrored,
+    mirror_of: Callable[[Covariances, Matrix], Matrix] = _mirrored,
 ) -> None:
     """Compare ridge heads behind projectors of one kernel and several ranges exactly."""
     for i in bench.repeats(24, 8):
         c = problem(bench.rng, 4, 4)
-        strength = rational([[f"1/{10 ** (i % 4)}"]])[0, 0]
-        p, other = _reference.splince(c), random_range(bench, c)
-        heads = [ridge_head(c, q, strength) for q in (p, other)]
+        alpha = rational([[f"1/{10 ** (i % 4)}"]])[0, 0]
+        p, other = _reference.splince(c), random_projector(bench, c)
+        heads = [ridge_head(c, q, alpha) for q in (p, other)]
         for q, phi in zip((p, other), heads, strict=True):
-            bench.corrected(phi - _by_metric(c, q, strength, metric), label="metric")
+            bench.add_corrected(phi - _by_metric(c, q, alpha, metric), label="metric")
         if not equal(p.T @ p, other.T @ other):
-            bench.printed(int(equal(heads[0], heads[1])))
+            bench.add_printed(int(equal(heads[0], heads[1])))
         n = null_basis(c.z.T)
         s = n.T @ c.s @ n
         head = inverse(s) @ n.T @ c.sy
         steps = [
-            inverse(s + strength * m) @ m @ head for m in (n.T @ metric(q) @ n for q in (p, other))
+            inverse(s + alpha * m) @ m @ head for m in (n.T @ metric(q) @ n for q in (p, other))
         ]
-        bench.corrected(
-            heads[0] - heads[1] - strength * n @ (steps[1] - steps[0]), label="order lambda"
+        bench.add_corrected(
+            heads[0] - heads[1] - alpha * n @ (steps[1] - steps[0]), label="order lambda"
         )
-        mirror = twin(c, p)
+        mirror = mirror_of(c, p)
         if equal(mirror, p):
             continue
-        bench.corrected(beside(mirror @ c.z, (mirror @ mirror - mirror)), label="a projector")
-        is_equal = equal(heads[0], ridge_head(c, mirror, strength))
-        bench.printed(int(is_equal), lacking="P_A^T P_A different from P_B^T P_B")
+        bench.add_corrected(hstack(mirror @ c.z, (mirror @ mirror - mirror)), label="a projector")
+        is_equal = equal(heads[0], ridge_head(c, mirror, alpha))
+        bench.add_printed(int(is_equal), violates="P_A^T P_A different from P_B^T P_B")
 
 
-def _effective(rho: Number, strength: Number) -> Number:
-    """Return the penalty at which LEACE has the ridge head that SPLINCE has at ``strength``.
+def _effective(rho: Number, alpha: Number) -> Number:
+    """Return the penalty at which LEACE has the ridge head that SPLINCE has at ``alpha``.
 
     The features are whitened, S = I.
     """
-    return strength * (1 - rho)
+    return alpha * (1 - rho)
 
 
 @check(
@@ -117,10 +116,8 @@ def _effective(rho: Number, strength: Number) -> Number:
     Verdict.CONDITIONAL,
     paper=True,
     mutants={
-        "lambda / (1 - rho)": {"effective": lambda rho, strength: strength / (1 - rho)},
-        "lambda (1 - sqrt rho) squared": {
-            "effective": lambda rho, strength: strength * (1 - rho) ** 2
-        },
+        "lambda / (1 - rho)": {"effective": lambda rho, alpha: alpha / (1 - rho)},
+        "lambda (1 - sqrt rho) squared": {"effective": lambda rho, alpha: alpha * (1 - rho) ** 2},
         "LEACE for SPLINCE": {"closed": _reference.leace},
     },
 )
@@ -137,28 +134,28 @@ def ridge_whitened(
     """
     for i in bench.repeats(30, 8):
         c = whitened_problem(bench, 3 + i % 3)
-        rho, strength = _reference.squared_cosine(c), rational([[f"{1 + i % 5}/{1 + i % 3}"]])[0, 0]
-        first = ridge_head(c, closed(c), strength)
+        rho, alpha = _reference.squared_cosine(c), rational([[f"{1 + i % 5}/{1 + i % 3}"]])[0, 0]
+        first = ridge_head(c, closed(c), alpha)
         for q in (_reference.leace(c), _reference.sal(c)):
-            second = ridge_head(c, q, effective(rho, strength))
-            bench.corrected(first - second, label="equal heads")
+            second = ridge_head(c, q, effective(rho, alpha))
+            bench.add_corrected(first - second, label="equal heads")
         risks = [
-            excess(c, ridge_head(c, q, strength), head(c))[0, 0]
+            excess_risk(c, ridge_head(c, q, alpha), head(c))[0, 0]
             for q in (_reference.splince(c), _reference.leace(c))
         ]
-        bench.printed(int(not risks[0] < risks[1]))
+        bench.add_printed(int(not risks[0] < risks[1]))
     s = rational([[2, 1], [1, 2]])
     for sy in ("0", "1"):
         c = Covariances(s, rational([[1], [0]]), rational([[sy], [1]]), zeros(2, 1))
         risks = [
-            excess(c, ridge_head(c, q, rational([[1]])[0, 0]), head(c))[0, 0]
+            excess_risk(c, ridge_head(c, q, rational([[1]])[0, 0]), head(c))[0, 0]
             for q in (_reference.splince(c), _reference.leace(c))
         ]
-        bench.cited(*risks)
+        bench.require_quoted(*risks)
         if sy == "0":
-            bench.printed(int(not risks[0] < risks[1]), lacking="whitened features")
+            bench.add_printed(int(not risks[0] < risks[1]), violates="whitened features")
         else:
-            bench.corrected(int(not risks[0] < risks[1]), label="the other way round")
+            bench.add_corrected(int(not risks[0] < risks[1]), label="SPLINCE has the larger risk")
 
 
 @check(
@@ -187,26 +184,26 @@ def frozen_heads(
     for i in bench.repeats(40, 10):
         k_z = 1 + i % 2
         c = problem(bench.rng, 4, 4 - i % 2, k_z, 1)
-        p, least, other = _reference.splince(c), _reference.leace(c), random_range(bench, c)
+        p, p_leace, other = _reference.splince(c), _reference.leace(c), random_projector(bench, c)
         theta = agreeing(bench, c)
         if is_zero(theta):
             continue
         for q in (p, other):
-            bench.corrected(theta.T @ (q - least) @ c.s, label="same scores")
-        bench.printed(projector(p) @ theta)
-        bench.printed(projector(least) @ theta)
+            bench.add_corrected(theta.T @ (q - p_leace) @ c.s, label="same scores")
+        bench.add_printed(projector(p) @ theta)
+        bench.add_printed(projector(p_leace) @ theta)
         for probe in (theta, integers(bench.rng, 4, 1), null_basis(c.sy.T)[:, :1]):
-            agrees = is_zero(probe.T @ (p - least) @ c.s)
-            bench.corrected(int(agrees != criterion(c, probe)), label="SPLINCE and LEACE")
+            agrees = is_zero(probe.T @ (p - p_leace) @ c.s)
+            bench.add_corrected(int(agrees != criterion(c, probe)), label="SPLINCE and LEACE")
             if k_z == 1:
-                bench.corrected(
+                bench.add_corrected(
                     int(agrees != is_zero(probe.T @ c.sz)), label="scalar z: iff Sz^T theta = 0"
                 )
     c = Covariances(eye(2), rational([[1], [0]]), rational([[1], [1]]), zeros(2, 1))
     theta = rational([[0], [1]])
-    p, least = _reference.splince(c), _reference.leace(c)
-    bench.corrected(theta.T @ (p - least), label="example")
-    bench.cited(f"({', '.join(map(str, (projector(p) @ theta).flat))})")
+    p, p_leace = _reference.splince(c), _reference.leace(c)
+    bench.add_corrected(theta.T @ (p - p_leace), label="example")
+    bench.require_quoted(f"({', '.join(map(str, (projector(p) @ theta).flat))})")
 
 
 def _ratio(c: Covariances, p: Matrix) -> Number:
@@ -245,23 +242,23 @@ def covariance_ratio(
         return trace(covariance.T @ covariance) / trace(c.sy.T @ c.sy)
 
     formula = leace_ratio or direct
-    above = Fraction(0)
     for i in bench.repeats(60, 12):
         c = problem(bench.rng, 4, 4 - i % 2)
-        bench.printed(_ratio(c, closed(c)) - 1)
-        only = c.sy @ inverse(c.sy.T @ c.sy) @ c.sy.T
-        bench.corrected(_ratio(c, only) - 1, label="the rank-one map has ratio 1 too")
-        bench.corrected(_ratio(c, _reference.leace(c)) - formula(c), label="ratio of LEACE")
-        raw = trace(c.sz.T @ c.sy) ** 2 / (trace(c.sz.T @ c.sz) * trace(c.sy.T @ c.sy))
-        bench.corrected(_ratio(c, _reference.sal(c)) - (1 - raw), label="ratio of SAL")
-        above = max(above, _ratio(c, _reference.leace(c)))
+        bench.add_printed(_ratio(c, closed(c)) - 1)
+        rank_one = c.sy @ inverse(c.sy.T @ c.sy) @ c.sy.T
+        bench.add_corrected(_ratio(c, rank_one) - 1, label="the rank-one map has ratio 1 too")
+        bench.add_corrected(_ratio(c, _reference.leace(c)) - formula(c), label="ratio of LEACE")
+        squared_cosine = trace(c.sz.T @ c.sy) ** 2 / (trace(c.sz.T @ c.sz) * trace(c.sy.T @ c.sy))
+        bench.add_corrected(
+            _ratio(c, _reference.sal(c)) - (1 - squared_cosine), label="ratio of SAL"
+        )
     c = Covariances(diagonal([25, 1]), rational([[5], [1]]), rational([[0], [1]]), zeros(2, 1))
-    bench.corrected(int(_ratio(c, _reference.leace(c)) <= 1), label="LEACE above 1")
-    bench.cited(_ratio(c, _reference.leace(c)))
+    bench.add_corrected(int(_ratio(c, _reference.leace(c)) <= 1), label="LEACE above 1")
+    bench.require_quoted(_ratio(c, _reference.leace(c)))
     for sample in bench.samples(4, 1):
         p, (tolerance, _, _, cond) = fitted(sample), tolerances(sample)
         ratio = np.sqrt(float(_ratio(sample.covariances, p))) - 1
-        bench.corrected(ratio, tolerance * np.sqrt(cond), label=f"library, {sample.family}")
+        bench.add_corrected(ratio, tolerance * np.sqrt(cond), label=f"library, {sample.family}")
 
 
 def _binary(rng: Rng, d: int) -> Sample:
@@ -270,7 +267,7 @@ def _binary(rng: Rng, d: int) -> Sample:
         n = 4 * d
         z, y = rng.integers(0, 2, n), rng.integers(0, 3, n)
         x = rng.integers(-4, 5, (n, d)) + np.outer(z, rng.integers(-2, 3, d))
-        out = classes(x, z, y, "binary")
+        out = class_sample(x, z, y, "binary")
         if out.covariances.ranks[1] == 1:
             return out
 
@@ -286,7 +283,7 @@ def _along_means(s: Sample) -> Matrix:
     "6.5",
     Verdict.HOLDS,
     mutants={
-        "means taken together": {
+        "mean of all rows for the difference of class means": {
             "along": lambda s: _reference.sal(
                 Covariances(
                     s.covariances.s, s.covariances.mean, s.covariances.sy, s.covariances.mean
@@ -309,13 +306,13 @@ def mean_projection(
     """Compare mean projection and SAL exactly; the library has SAL's tolerance."""
     for i in bench.repeats(20, 5):
         s = _binary(bench.rng, 4 + i % 2)
-        bench.printed(along(s) - _reference.sal(s.covariances))
+        bench.add_printed(along(s) - _reference.sal(s.covariances))
         _, _, tolerance, _ = tolerances(s)
         for exact, computed in ((along(s), fitted(s)), (along(s), _library.sal(s))):
             size = np.sqrt(float(trace((computed - exact).T @ (computed - exact))))
-            bench.corrected(size, tolerance, label="library")
+            bench.add_corrected(size, tolerance, label="library")
     for s in bench.samples(8, 3, ("one-hot",)):
         c = s.covariances
         p = spectral(c)
-        bench.corrected(p @ c.sz, label="guarded")
-        bench.corrected(rank(p) - (c.d - c.ranks[1]), label="no more than rank Sz removed")
+        bench.add_corrected(p @ c.sz, label="guarded")
+        bench.add_corrected(rank(p) - (c.d - c.ranks[1]), label="no more than rank Sz removed")

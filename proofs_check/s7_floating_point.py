@@ -14,9 +14,16 @@ from numpy.typing import NDArray
 import splince_fast as sf
 from proofs_check import _library, _reference
 from proofs_check._check import Bench, Verdict, check
-from proofs_check._families import Sample, continuous, invertible, problem, rotation, weight
+from proofs_check._families import (
+    Sample,
+    continuous_sample,
+    invertible,
+    problem,
+    rotation,
+    weight_matrix,
+)
 from proofs_check._library import Fitted
-from proofs_check._linalg import Matrix, beside, inverse, to_float
+from proofs_check._linalg import Matrix, hstack, inverse, to_float
 from proofs_check._reference import Covariances, Eraser
 from proofs_check._rounding import UNIT, Rounding, rounding, tolerances, whitened_error
 
@@ -36,7 +43,7 @@ def _recoded(sample: Sample, bench: Bench) -> Sample:
     z = to_float(sample.z) @ to_float(invertible(bench.rng, sample.z.shape[1])) + 7
     y = -3 * to_float(sample.y) + 1
     y = np.hstack([y, 2 * y[:, :1] - 5])
-    recoded = continuous(np.zeros((1, 1), int), z, y, sample.family)
+    recoded = continuous_sample(np.zeros((1, 1), int), z, y, sample.family)
     return replace(recoded, x=sample.x)
 
 
@@ -71,25 +78,25 @@ def invariances(
         coded = replace(
             c,
             sz=c.sz @ invertible(bench.rng, c.sz.shape[1]),
-            sy=beside(-2 * c.sy, 3 * c.sy),
+            sy=hstack(-2 * c.sy, 3 * c.sy),
             s=c.s * 7 / 6,
         )
-        bench.printed(closed(coded) - p)
+        bench.add_printed(closed(coded) - p)
         linear = invertible(bench.rng, 4)
-        bench.printed(closed(_mapped(c, linear)) - linear @ p @ inverse(linear))
-        other = closed(replace(c, s=weight(bench.rng, 4, 4)))
-        bench.printed(beside(other @ c.sz, other @ c.sy - c.sy))
+        bench.add_printed(closed(_mapped(c, linear)) - linear @ p @ inverse(linear))
+        other = closed(replace(c, s=weight_matrix(bench.rng, 4, 4)))
+        bench.add_printed(hstack(other @ c.sz, other @ c.sy - c.sy))
         linear = sal_map(bench)
-        moved = _reference.sal(_mapped(c, linear))
-        bench.corrected(
-            moved - linear @ _reference.sal(c) @ inverse(linear), label="SAL, orthogonal L"
+        sal_of_mapped = _reference.sal(_mapped(c, linear))
+        bench.add_corrected(
+            sal_of_mapped - linear @ _reference.sal(c) @ inverse(linear), label="SAL, orthogonal L"
         )
     for sample in bench.samples(6, 2, ("full rank", "multi-output", "one-hot", "n <= d")):
         recoded = _recoded(sample, bench)
         c = sample.covariances
         tolerance = tolerances(sample)[0] + tolerances(recoded)[0]
         gap = whitened_error(c, fitted(sample), _library.splince(recoded))
-        bench.corrected(gap, tolerance, label=f"library, {sample.family}")
+        bench.add_corrected(gap, tolerance, label=f"library, {sample.family}")
 
 
 def _hard_sample(rng: np.random.Generator, d: int, kappa: float, gap: float) -> Sample:
@@ -122,7 +129,7 @@ def _library_matrix(sample: Sample) -> Matrix:
     return _exact(np.asarray(_library.fit("splince", sample).matrix(), dtype=np.float64))
 
 
-def _lost_direction(sample: Sample) -> Matrix:
+def _without_smallest_eigenvalue(sample: Sample) -> Matrix:
     """Return SPLINCE computed without the smallest eigenvalue of S and its eigenvector."""
     x = to_float(sample.x)
     centred = x - x.mean(0)
@@ -139,7 +146,7 @@ def _lost_direction(sample: Sample) -> Matrix:
     "7.2",
     Verdict.HOLDS,
     mutants={
-        "smallest eigendirection cut off": {"fitted": _lost_direction},
+        "smallest eigendirection cut off": {"fitted": _without_smallest_eigenvalue},
         "transpose": {"fitted": lambda s: _library_matrix(s).T},
         "single precision": {
             "fitted": lambda s: _exact(
@@ -163,7 +170,7 @@ def high_precision_error(
                 c = sample.covariances
                 exact = _reference.splince(c)
                 tolerance, *_ = tolerances(sample)
-                bench.printed(whitened_error(c, fitted(sample), exact), tolerance)
+                bench.add_printed(whitened_error(c, fitted(sample), exact), tolerance)
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,8 +179,8 @@ class Real:
 
     ``std`` holds the standard deviations of the features. ``sz`` and ``sy`` are Cov(x, z) and
     Cov(x, y) of standardised features and labels. ``root`` is R with R^T R = Cov(x). ``a`` and
-    ``b`` are unit vectors along R^{-T} Sz and R^{-T} Sy. ``least`` is the library's LEACE in
-    whitened coordinates. ``figures`` holds condition numbers and tolerances.
+    ``b`` are unit vectors along R^{-T} Sz and R^{-T} Sy. ``leace`` is the library's LEACE in
+    whitened coordinates. ``bounds`` holds condition numbers and tolerances.
     """
 
     rows: int
@@ -184,8 +191,8 @@ class Real:
     root: Floats
     a: Floats
     b: Floats
-    least: Floats
-    figures: Rounding
+    leace: Floats
+    bounds: Rounding
 
     def white(self, p: Floats) -> Floats:
         """Return R^{-T} P R^T, the map P in whitened coordinates."""
@@ -199,13 +206,13 @@ def _professions(aligned: bool) -> Real:
     z, y = z.reshape(-1, 1), y.reshape(-1, 1)
     centred, std = x - x.mean(0, dtype=np.float64), x.std(0, dtype=np.float64)
     q, r = np.linalg.qr(centred / np.sqrt(len(x)))
-    units = [(v - v.mean(0))[:, 0] / v.std(0) for v in (z, y)]
-    sz, sy = (centred.T @ v / len(x) / std for v in units)
-    a, b = (q.T @ v for v in units)
+    standardised = [(v - v.mean(0))[:, 0] / v.std(0) for v in (z, y)]
+    sz, sy = (centred.T @ v / len(x) / std for v in standardised)
+    a, b = (q.T @ v for v in standardised)
     moments = _library.accumulated([(x, z, y)])
-    least = np.linalg.solve(r.T, _real_leace(moments) @ r.T)
+    leace = np.linalg.solve(r.T, _real_leace(moments) @ r.T)
     a, b = a / np.linalg.norm(a), b / np.linalg.norm(b)
-    return Real(len(x), moments, std, sz, sy, r, a, b, least, rounding(x, z, y))
+    return Real(len(x), moments, std, sz, sy, r, a, b, leace, rounding(x, z, y))
 
 
 def _real_splince(moments: sf.Moments) -> Floats:
@@ -260,22 +267,26 @@ def real_activations(
         p, d = fitted(real.moments), len(real.std)
         scaled = p * real.std / real.std[:, None]
         amplification = float(np.linalg.norm(scaled, 2))
-        solved = 8 * d * 2 * UNIT * amplification**2
-        moved = (1 + amplification) * real.figures.gamma * np.sqrt(d)
+        relative = 8 * d * 2 * UNIT * amplification**2
+        accumulated = (1 + amplification) * real.bounds.gamma * np.sqrt(d)
         for residual, cov in ((scaled @ real.sz, real.sz), (scaled @ real.sy - real.sy, real.sy)):
-            bench.printed(np.linalg.norm(residual), solved * np.linalg.norm(cov) + moved)
-        bench.printed(np.linalg.norm(scaled @ scaled - scaled), solved * amplification)
-        a, b, tolerance = real.a, real.b, real.figures.splince
-        oblique, orthogonal = real.white(p), real.least
+            bench.add_printed(
+                np.linalg.norm(residual), relative * np.linalg.norm(cov) + accumulated
+            )
+        bench.add_printed(np.linalg.norm(scaled @ scaled - scaled), relative * amplification)
+        a, b, tolerance = real.a, real.b, real.bounds.splince
+        oblique, orthogonal = real.white(p), real.leace
         rho = float(a @ b) ** 2
         e, e_l = np.eye(d) - oblique, np.eye(d) - orthogonal
         span = np.linalg.qr(np.column_stack([a, b]))[0]
-        bench.corrected(np.linalg.norm(e - (e @ span) @ span.T), tolerance, label="certificate")
+        bench.add_corrected(np.linalg.norm(e - (e @ span) @ span.T), tolerance, label="certificate")
         ratio = np.linalg.norm(e) / np.linalg.norm(e_l)
-        bench.corrected(ratio - np.sqrt(inflation(rho)), 2 * tolerance, label="distortion")
+        bench.add_corrected(ratio - np.sqrt(inflation(rho)), 2 * tolerance, label="distortion")
         repair = np.outer(e_l @ b, b - a * (a @ b)) / (1 - rho)
         gap = np.linalg.norm(oblique - orthogonal - repair)
-        bench.corrected(gap, 3 * tolerance, label="repair of LEACE")
+        bench.add_corrected(gap, 3 * tolerance, label="repair of LEACE")
         frozen = oblique.T @ b - orthogonal.T @ b * inflation(rho)
-        bench.corrected(np.linalg.norm(frozen), 3 * tolerance, label="proportional scores")
-        bench.cited(f"{real.rows} rows", f"{d} features", f"{rho:.4f}", f"{inflation(rho):.4f}")
+        bench.add_corrected(np.linalg.norm(frozen), 3 * tolerance, label="proportional scores")
+        bench.require_quoted(
+            f"{real.rows} rows", f"{d} features", f"{rho:.4f}", f"{inflation(rho):.4f}"
+        )

@@ -12,16 +12,23 @@ from scipy import optimize
 
 from proofs_check import _library, _reference
 from proofs_check._check import Bench, Verdict, check
-from proofs_check._families import Sample, continuous, integers, problem, weight
-from proofs_check._fits import least_squares, ridge
-from proofs_check._heads import Fit, predictions, random_guarded
+from proofs_check._families import (
+    Sample,
+    continuous_sample,
+    integers,
+    problem,
+    rotation,
+    weight_matrix,
+)
+from proofs_check._fits import least_squares, ridge_unpenalised_intercept
+from proofs_check._heads import Fit, predictions, random_guarded_matrix
 from proofs_check._library import Fitted
 from proofs_check._linalg import (
     Matrix,
     Number,
-    beside,
     diagonal,
     eye,
+    hstack,
     inverse,
     is_zero,
     null_basis,
@@ -49,7 +56,7 @@ def _erased_moments(bench: Bench, i: int) -> tuple[Matrix, Matrix, Matrix]:
     ty, sy = f @ integers(bench.rng, f.shape[1], k), integers(bench.rng, d, k)
     if i % 4 == 3:  # append a redundant label column
         mix = integers(bench.rng, k, 1)
-        ty, sy = beside(ty, ty @ mix), beside(sy, sy @ mix)
+        ty, sy = hstack(ty, ty @ mix), hstack(sy, sy @ mix)
     if rank(ty) < k:
         return _erased_moments(bench, i)
     return f @ f.T, ty, sy
@@ -115,55 +122,48 @@ def least_change(
     for i in bench.repeats(60, 12):
         t, ty, sy = _erased_moments(bench, i)
         d, b = len(t), closed(t, ty, sy)
-        m = weight(bench.rng, d, 1 + i % d)
+        m = weight_matrix(bench.rng, d, 1 + i % d)
         change = b - eye(d)
         value = trace(m @ change @ t @ change.T)
-        bench.printed(b @ ty - sy)
-        bench.printed(change @ t @ null_basis(ty.T))
-        bench.printed(value - _reference.constrained_minimum(t, m, ty, sy - ty))
-        bench.corrected(value - cost(t, ty, sy, m), label="cost")
+        bench.add_printed(b @ ty - sy)
+        bench.add_printed(change @ t @ null_basis(ty.T))
+        bench.add_printed(value - _reference.constrained_minimum(t, m, ty, sy - ty))
+        bench.add_corrected(value - cost(t, ty, sy, m), label="cost")
         free = null_basis(ty.T)
         n = integers(bench.rng, d, free.shape[1]) @ free.T
         other = change + n
         gap = trace(m @ other @ t @ other.T) - value - trace(m @ n @ t @ n.T)
-        bench.corrected(gap, label="price of a competitor")
+        bench.add_corrected(gap, label="cost of a competitor")
         half = eye(d) + change / 2
-        bench.corrected(half @ ty - (ty + sy) / 2, label="strength 1/2")
+        bench.add_corrected(half @ ty - (ty + sy) / 2, label="strength 1/2")
         # In the last two cases, the columns of Ty are multiples of one column. The columns of Sy
         # are multiples of another column, by the same factors (feasible) or by other factors.
         row = integers(bench.rng, 1, 2)
         once = integers(bench.rng, d, 1)
-        for lost, expected in (
+        for ty_case, sy_case in (
             (ty, sy),
             (ty[:, :1] @ row, once @ row),
             (ty[:, :1] @ row, once @ integers(bench.rng, 1, 2)),
         ):
-            agrees = criterion(lost, expected) == _solvable(lost, expected)
-            bench.corrected(int(not agrees), label="feasible iff")
+            agrees = criterion(ty_case, sy_case) == _solvable(ty_case, sy_case)
+            bench.add_corrected(int(not agrees), label="feasible iff")
     for i in bench.repeats(40, 10):
         c = problem(bench.rng, 4, 4 - i % 2, 1 + i % 2, 1)
-        least = _reference.leace(c)
-        b = closed(least @ c.s @ least.T, least @ c.y, c.y)
-        bench.corrected((b @ least - _reference.splince(c)) @ c.s, label="repair of LEACE")
-        guarded = random_guarded(bench, c)
+        p_leace = _reference.leace(c)
+        b = closed(p_leace @ c.s @ p_leace.T, p_leace @ c.y, c.y)
+        bench.add_corrected((b @ p_leace - _reference.splince(c)) @ c.s, label="repair of LEACE")
+        guarded = random_guarded_matrix(bench, c)
         if rank(guarded @ c.y) == rank(c.y):
             b = closed(guarded @ c.s @ guarded.T, guarded @ c.y, c.y)
-            bench.corrected(b @ guarded @ c.sz, label="guarded before, guarded after")
-            bench.corrected(b @ guarded @ c.y - c.y, label="any guarded eraser keeps the task")
+            bench.add_corrected(b @ guarded @ c.sz, label="guarded before, guarded after")
+            bench.add_corrected(b @ guarded @ c.y - c.y, label="any guarded eraser keeps the task")
     for sample in bench.samples(6, 2, ("full rank", "rank-deficient", "one-hot", "multi-output")):
         c, (tolerance, tol_leace, _, _) = sample.covariances, tolerances(sample)
         error = whitened_error(c, fitted(sample), _reference.splince(c))
-        bench.corrected(error, 4 * (tolerance + tol_leace), label=f"library, {sample.family}")
+        bench.add_corrected(error, 4 * (tolerance + tol_leace), label=f"library, {sample.family}")
 
 
-def _ridge_fit(features: Matrix, y: Matrix) -> Matrix:
-    """Return ridge coefficients, with penalty 1/100 on all except the intercept."""
-    penalty = eye(features.shape[1]) / 100
-    penalty[-1, -1] = Fraction(0)
-    return ridge(features, y, penalty)
-
-
-def _crossed(t: Matrix, ty: Matrix, sy: Matrix) -> Matrix:
+def _crossed_gram(t: Matrix, ty: Matrix, sy: Matrix) -> Matrix:
     """Return Ty^T T^+ Sy."""
     return ty.T @ pinv(t) @ sy
 
@@ -172,8 +172,8 @@ def _crossed(t: Matrix, ty: Matrix, sy: Matrix) -> Matrix:
     "8.6",
     Verdict.CONDITIONAL,
     mutants={
-        "ridge 0.01": {"fit": _ridge_fit},
-        "criterion: Ty^T T^+ Ty": {"crossed": lambda t, ty, sy: _crossed(t, ty, ty)},
+        "ridge 0.01": {"fit": ridge_unpenalised_intercept},
+        "criterion: Ty^T T^+ Ty": {"crossed": lambda t, ty, sy: _crossed_gram(t, ty, ty)},
         "criterion: Ty^T Sy": {"crossed": lambda t, ty, sy: ty.T @ sy},
         "library: LEACE of another concept": {
             "fitted": lambda s: _library.repaired(
@@ -186,7 +186,7 @@ def refitted_heads(
     bench: Bench,
     *,
     fit: Fit = least_squares,
-    crossed: Repair = _crossed,
+    crossed: Repair = _crossed_gram,
     fitted: Fitted = _library.repaired,
 ) -> None:
     """Compare heads refitted before and after a repair, exactly, on rows erased by LEACE or SAL.
@@ -205,18 +205,20 @@ def refitted_heads(
             for sy in (c.y, off_ty[:, :1] @ integers(bench.rng, 1, ty.shape[1])):
                 b = _reference.restored(t, ty, sy)
                 regular = rank(crossed(t, ty, sy)) == rank(ty)
-                bench.corrected(int((rank(b @ p) == rank(p)) != regular), label="invertible iff")
+                bench.add_corrected(
+                    int((rank(b @ p) == rank(p)) != regular), label="invertible iff"
+                )
                 y_pred = predictions(b @ p, s, test, y, intercept=True, offset=True, fit=fit)
                 if rank(b @ p) == rank(p):
-                    bench.printed(y_pred - plain)
+                    bench.add_printed(y_pred - plain)
                 elif not is_zero(y_pred - plain):
-                    bench.printed(1, lacking="Ty^T T^+ Sy of full rank")
+                    bench.add_printed(1, violates="Ty^T T^+ Sy of full rank")
     for s in bench.samples(6, 2, ("full rank", "one-hot")):
         c = s.covariances
         p = to_float(fitted(s))
         size, eps = np.linalg.norm(p, 2) ** 2, np.finfo(np.float64).eps
         residual = np.linalg.norm(p @ to_float(c.sz)) / np.linalg.norm(to_float(c.sz))
-        bench.corrected(residual, 64 * c.d * eps * size, label=f"library, {s.family}")
+        bench.add_corrected(residual, 64 * c.d * eps * size, label=f"library, {s.family}")
 
 
 @dataclass(frozen=True)
@@ -236,7 +238,7 @@ class Classes:
         """B_c = S_c^-1 S_cy for each class c."""
         return np.array([np.linalg.solve(s, c) for s, c in zip(self.s, self.s_y, strict=True)])
 
-    def tilde(self, lam: Floats) -> list[Floats]:
+    def dual_factors(self, lam: Floats) -> list[Floats]:
         """Return I + Lam B_c^T for each class c; Lam is the dual variable."""
         return [np.eye(len(self.sy)) + np.outer(lam, b) for b in self.b]
 
@@ -245,16 +247,16 @@ class Classes:
         change = [a - np.eye(len(a)) for a in maps]
         return float(np.mean([np.trace(e @ s @ e.T) for e, s in zip(change, self.s, strict=True)]))
 
-    def kept(self, maps: list[Floats]) -> Floats:
+    def task_covariance(self, maps: list[Floats]) -> Floats:
         """Return the task covariance after the maps, sum p_c A_c S_cy."""
         return np.mean([a @ c for a, c in zip(maps, self.s_y, strict=True)], axis=0)
 
-    def feasible(self, turned: Floats) -> list[Floats]:
-        """Return feasible maps R O_c S_c^-1/2 with the rotations O = (I, ``turned``).
+    def feasible(self, orthogonal: Floats) -> list[Floats]:
+        """Return feasible maps R O_c S_c^-1/2 with the orthogonal matrices O = (I, ``orthogonal``).
 
         R is chosen for the least cost.
         """
-        roots, rotations = [_root(s) for s in self.s], [np.eye(len(turned)), turned]
+        roots, rotations = [_root(s) for s in self.s], [np.eye(len(orthogonal)), orthogonal]
         r0 = np.mean([r @ o.T for r, o in zip(roots, rotations, strict=True)], axis=0)
         vq = np.mean([o @ r @ b for o, r, b in zip(rotations, roots, self.b, strict=True)], axis=0)
         r = r0 + np.outer(self.sy - r0 @ vq, vq) / (vq @ vq)
@@ -273,7 +275,7 @@ def _transport(a: Floats, b: Floats) -> Floats:
     return np.asarray(inverse @ _root(root @ b @ root) @ inverse)
 
 
-def _trace_of_mean(a: Floats, b: Floats) -> float:
+def _barycentre_trace(a: Floats, b: Floats) -> float:
     """Return the trace of the Bures barycentre of a and b.
 
     The barycentre is (I + T) a (I + T) / 4 with T a T = b. `a` may be singular.
@@ -282,24 +284,25 @@ def _trace_of_mean(a: Floats, b: Floats) -> float:
     return float(np.trace(a) + np.trace(b) + 2 * np.trace(_root(root @ b @ root))) / 4
 
 
-def _moved(c: Classes, lam: Floats) -> list[Floats]:
+def _dual_covariances(c: Classes, lam: Floats) -> list[Floats]:
     """Return S~_c = (I + Lam B_c^T) S_c (I + Lam B_c^T)^T for each class c."""
-    return [t @ s @ t.T for t, s in zip(c.tilde(lam), c.s, strict=True)]
+    return [t @ s @ t.T for t, s in zip(c.dual_factors(lam), c.s, strict=True)]
 
 
-def _value(c: Classes, lam: Floats) -> float:
+def _dual_function(c: Classes, lam: Floats) -> float:
     """Return the dual function f(Lam) = tr Sigma - 2 <Lam, Sy>, Sigma the barycentre of S~_c."""
-    return _trace_of_mean(*_moved(c, lam)) - 2 * float(lam @ c.sy)
+    return _barycentre_trace(*_dual_covariances(c, lam)) - 2 * float(lam @ c.sy)
 
 
-def _slope(c: Classes, lam: Floats) -> Floats:
+def _dual_gradient(c: Classes, lam: Floats) -> Floats:
     """Return the gradient of f, 2 (sum p_c A_c S_cy - Sy)."""
-    a, b = _moved(c, lam)
+    a, b = _dual_covariances(c, lam)
     middle = (np.eye(len(a)) + _transport(a, b)) / 2
     maps = [
-        _transport(m, middle @ a @ middle) @ t for m, t in zip((a, b), c.tilde(lam), strict=True)
+        _transport(m, middle @ a @ middle) @ t
+        for m, t in zip((a, b), c.dual_factors(lam), strict=True)
     ]
-    return 2 * (c.kept(maps) - c.sy)
+    return 2 * (c.task_covariance(maps) - c.sy)
 
 
 def _grid_minimum(c: Classes) -> float:
@@ -309,10 +312,10 @@ def _grid_minimum(c: Classes) -> float:
     """
 
     def cost(angle: float, sign: float) -> float:
-        turned = np.array(
+        orthogonal = np.array(
             [[np.cos(angle), -sign * np.sin(angle)], [np.sin(angle), sign * np.cos(angle)]]
         )
-        return c.cost(c.feasible(turned))
+        return c.cost(c.feasible(orthogonal))
 
     angles = np.linspace(0, 2 * np.pi, 361)
     minima = []
@@ -328,7 +331,7 @@ def _grid_minimum(c: Classes) -> float:
     return min(minima)
 
 
-def _drawn(bench: Bench) -> Classes:
+def _random_classes(bench: Bench) -> Classes:
     """Draw two random classes in the plane."""
     joint = [r @ r.T for r in np.eye(3) + 0.6 * bench.rng.normal(size=(2, 3, 3))]
     s, s_y = (np.array([j[:2, part] for j in joint]) for part in (slice(2), 2))
@@ -361,14 +364,17 @@ def _minimum(c: Classes, value: Value) -> tuple[Floats, float]:
     mutants={
         "the arithmetic mean for the barycentre": {
             "value": lambda c, lam: (
-                sum(float(np.trace(m)) for m in _moved(c, lam)) / 2 - 2 * float(lam @ c.sy)
+                sum(float(np.trace(m)) for m in _dual_covariances(c, lam)) / 2
+                - 2 * float(lam @ c.sy)
             )
         },
         "Lam without the S_cy term": {
-            "value": lambda c, lam: _value(Classes(c.s, 0 * c.s_y, c.sy), lam)
+            "value": lambda c, lam: _dual_function(Classes(c.s, 0 * c.s_y, c.sy), lam)
         },
-        "gradient without Sy": {"slope": lambda c, lam: _slope(c, lam) + 2 * c.sy},
-        "f with <Lam, Sy> once": {"value": lambda c, lam: _value(c, lam) + float(lam @ c.sy)},
+        "gradient without Sy": {"gradient_of": lambda c, lam: _dual_gradient(c, lam) + 2 * c.sy},
+        "f with <Lam, Sy> once": {
+            "value": lambda c, lam: _dual_function(c, lam) + float(lam @ c.sy)
+        },
         "library: repair of QLEACE": {"fitted": lambda s: _library.quadratic(s, method="repair")},
         "library: another task": {
             "fitted": lambda s: _library.quadratic(
@@ -380,8 +386,8 @@ def _minimum(c: Classes, value: Value) -> tuple[Floats, float]:
 def equal_covariances(
     bench: Bench,
     *,
-    value: Value = _value,
-    slope: Callable[[Classes, Floats], Floats] = _slope,
+    value: Value = _dual_function,
+    gradient_of: Callable[[Classes, Floats], Floats] = _dual_gradient,
     fitted: Callable[[Sample], Floats] = _library.quadratic,
 ) -> None:
     """Check the dual function f of equal class covariances, in float64.
@@ -395,37 +401,41 @@ def equal_covariances(
     cost must equal that of the best rotation.
     """
     for i in bench.repeats(30, 8):
-        c = _drawn(bench)
+        c = _random_classes(bench)
         variance = float(np.mean([np.trace(s) for s in c.s]))
         lam = 0.3 * bench.rng.normal(size=2)
-        gradient = slope(c, lam)
+        gradient = gradient_of(c, lam)
         step = 1e-5
         for e in np.eye(2):
-            ahead, behind = (value(c, lam + h * e) for h in (step, -step))
+            forward, backward = (value(c, lam + h * e) for h in (step, -step))
             size = 1.0 + np.linalg.norm(gradient)
-            bench.corrected(((ahead - behind) / (2 * step) - gradient @ e) / size, 1e-6)
+            bench.add_corrected(((forward - backward) / (2 * step) - gradient @ e) / size, 1e-6)
         for _ in range(100 if i == 0 else 10):
-            turned = np.linalg.qr(bench.rng.normal(size=(2, 2))).Q
-            maps = c.feasible(turned)
-            bench.corrected(c.kept(maps) - c.sy, 1e-9, label="feasible")
+            orthogonal = np.linalg.qr(bench.rng.normal(size=(2, 2))).Q
+            maps = c.feasible(orthogonal)
+            bench.add_corrected(c.task_covariance(maps) - c.sy, 1e-9, label="feasible")
             above = value(c, lam) - variance + c.cost(maps)
-            bench.corrected(min(0.0, above), 1e-9 * (1.0 + c.cost(maps)), label="bound")
-        where, least = _minimum(c, value)
-        determinants = [1.0 + where @ b for b in c.b]
+            bench.add_corrected(min(0.0, above), 1e-9 * (1.0 + c.cost(maps)), label="bound")
+        minimiser, minimum = _minimum(c, value)
+        determinants = [1.0 + minimiser @ b for b in c.b]
         if min(np.abs(determinants)) > 0.05:
             best = _grid_minimum(c)
-            bench.printed((best - (variance - least)) / best, 1e-5)
+            bench.add_printed((best - (variance - minimum)) / best, 1e-5)
     variance = float(np.mean([np.trace(s) for s in _KINK.s]))
-    where, least = _minimum(_KINK, value)
+    minimiser, minimum = _minimum(_KINK, value)
     best = _grid_minimum(_KINK)
-    bench.printed((best - (variance - least)) / best, 1e-5, lacking="determinants different from 0")
+    bench.add_printed(
+        (best - (variance - minimum)) / best, 1e-5, violates="determinants different from 0"
+    )
     for _ in bench.repeats(6, 2):
         s, c = _plane(bench)
         maps = list(fitted(s))
-        bench.corrected(c.kept(maps) - c.sy, 1e-9, label="library keeps")
+        bench.add_corrected(c.task_covariance(maps) - c.sy, 1e-9, label="library keeps")
         erased = [a @ s @ a.T for a, s in zip(maps, c.s, strict=True)]
-        bench.corrected(erased[0] - erased[1], 1e-9 * np.linalg.norm(erased[0]), label="library")
-        bench.corrected(c.cost(maps) / _grid_minimum(c) - 1.0, 1e-5, label="library costs")
+        bench.add_corrected(
+            erased[0] - erased[1], 1e-9 * np.linalg.norm(erased[0]), label="library"
+        )
+        bench.add_corrected(c.cost(maps) / _grid_minimum(c) - 1.0, 1e-5, label="library costs")
 
 
 def _plane(bench: Bench) -> tuple[Sample, Classes]:
@@ -440,14 +450,7 @@ def _plane(bench: Bench) -> tuple[Sample, Classes]:
         parts.append((rows.T @ rows / 40, rows.T @ task / 40))
     sy = (x - x.mean(axis=0)).T @ (y - y.mean()) / 80
     plane = Classes(np.array([p[0] for p in parts]), np.array([p[1] for p in parts]), sy)
-    return continuous(x, z[:, None], y[:, None], "plane"), plane
-
-
-def _orthogonal(bench: Bench, d: int) -> Matrix:
-    """Draw a rational orthogonal matrix: the Cayley transform of a skew-symmetric matrix."""
-    lower = np.tril(integers(bench.rng, d, d), -1)
-    skew = lower - lower.T
-    return (eye(d) - skew) @ inverse(eye(d) + skew)
+    return continuous_sample(x, z[:, None], y[:, None], "plane"), plane
 
 
 def _definite(matrix: Matrix) -> bool:
@@ -502,7 +505,7 @@ def _off_the_range(roots: list[int], signs: list[int], u: Matrix) -> Matrix:
     return _paired(roots, [sign if sign == 0 else 1 for sign in signs], u)
 
 
-def _surviving(w: Matrix, s: Matrix) -> Matrix:
+def _oblique_projector(w: Matrix, s: Matrix) -> Matrix:
     """Return P = S W (W^T S W)^{-1} W^T."""
     return s @ w @ inverse(w.T @ s @ w) @ w.T
 
@@ -511,9 +514,9 @@ def _surviving(w: Matrix, s: Matrix) -> Matrix:
     "8.9",
     Verdict.HOLDS,
     mutants={
-        "projection off the range of D": {"kept": _off_the_range},
-        "pairs without weights": {"kept": _unweighted},
-        "means alone": {"kept": lambda roots, signs, u: _paired(roots, [0] * len(roots), u)},
+        "projection off the range of D": {"basis_of": _off_the_range},
+        "pairs without weights": {"basis_of": _unweighted},
+        "means alone": {"basis_of": lambda roots, signs, u: _paired(roots, [0] * len(roots), u)},
         "G of W alone": {"projected": lambda w, s: w @ inverse(w.T @ w) @ w.T},
         "library: LEACE": {"fitted": lambda x, z: _library.isotropic(x, z, method="leace")},
         "library: neutral directions": {
@@ -524,8 +527,8 @@ def _surviving(w: Matrix, s: Matrix) -> Matrix:
 def isotropic_map(
     bench: Bench,
     *,
-    kept: Callable[[list[int], list[int], Matrix], Matrix] = _paired,
-    projected: Callable[[Matrix, Matrix], Matrix] = _surviving,
+    basis_of: Callable[[list[int], list[int], Matrix], Matrix] = _paired,
+    projected: Callable[[Matrix, Matrix], Matrix] = _oblique_projector,
     fitted: Callable[[NDArray[np.int64], NDArray[np.int64]], Floats] = _library.isotropic,
 ) -> None:
     """Check that the isotropic map equalises two classes and has the largest rank.
@@ -540,53 +543,53 @@ def isotropic_map(
     """
     for i in bench.repeats(40, 12):
         d = 3 + i % 4
-        turned, scale = _orthogonal(bench, d), integers(bench.rng, d, d)
+        orthogonal, scale = rotation(bench.rng, d), integers(bench.rng, d, d)
         if rank(scale) < d:
             continue
-        u0, u = turned[:, :1], turned[:, 1:]
+        u0, u = orthogonal[:, :1], orthogonal[:, 1:]
         signs = [int(v) for v in bench.rng.integers(-1, 2, d - 1)]
         roots = [int(v) for v in bench.rng.integers(1, 4, d - 1)]
         inner = u @ diagonal([Fraction(s * r * r) for s, r in zip(signs, roots, strict=True)]) @ u.T
         mixed = integers(bench.rng, d, 1) @ u0.T
         inner = inner + mixed + mixed.T
-        c = kept(roots, signs, u)
-        least = signs.count(0) + min(signs.count(1), signs.count(-1))
-        bench.printed(Fraction(c.shape[1] - least))
+        c = basis_of(roots, signs, u)
+        expected_rank = signs.count(0) + min(signs.count(1), signs.count(-1))
+        bench.add_printed(Fraction(c.shape[1] - expected_rank))
         # functionals that are 0 on u_0 and orthogonal to the columns of c, also with respect to D
-        free = null_basis(beside(beside(u0, inner @ c), c).T)
-        bench.printed(Fraction(int(not _definite(free.T @ inner @ free))))
+        free = null_basis(hstack(hstack(u0, inner @ c), c).T)
+        bench.add_printed(Fraction(int(not _definite(free.T @ inner @ free))))
         if not c.shape[1]:
             continue
         s = scale @ scale.T
         p = projected(inverse(scale).T @ c, s)
-        bench.printed(p @ scale @ u0)
-        bench.printed(p @ scale @ inner @ scale.T @ p.T)
-        bench.printed(p @ p - p)
-        bench.printed((eye(d) - p) @ s @ p.T)  # normal equations of the least change
+        bench.add_printed(p @ scale @ u0)
+        bench.add_printed(p @ scale @ inner @ scale.T @ p.T)
+        bench.add_printed(p @ p - p)
+        bench.add_printed((eye(d) - p) @ s @ p.T)  # normal equations of the least change
     for _ in bench.repeats(6, 2):
         z = np.arange(80) % 2
-        wide = np.array([[4, 4, 4, 5, 5], [9, 9, 9, 1, 1]])[z]
-        x = np.rint(bench.rng.normal(size=(80, 5)) * wide).astype(int)
+        scale_by_class = np.array([[4, 4, 4, 5, 5], [9, 9, 9, 1, 1]])[z]
+        x = np.rint(bench.rng.normal(size=(80, 5)) * scale_by_class).astype(int)
         x[:, 0] += 3 * z
         p = fitted(x, z)
         first, second = (np.cov(x[z == k].T, ddof=0) for k in (0, 1))
         gap = x[z == 1].mean(axis=0) - x[z == 0].mean(axis=0)
         rest = np.linalg.svd(gap[:, None])[0][:, 1:]
         values = np.linalg.eigvalsh(rest.T @ (second - first) @ rest)
-        least = min(int((values > 0).sum()), int((values < 0).sum()))
-        bench.corrected(p @ gap / np.linalg.norm(gap), 1e-9, label="library: means")
+        expected_rank = min(int((values > 0).sum()), int((values < 0).sum()))
+        bench.add_corrected(p @ gap / np.linalg.norm(gap), 1e-9, label="library: means")
         size = 1e-9 * max(1.0, float(np.linalg.norm(p)) ** 2)
-        bench.corrected(p @ p - p, size, label="library: a projection")
-        left = p @ (second - first) @ p.T / np.linalg.norm(second - first)
-        bench.corrected(left, 1e-9, label="library: covariances")
-        bench.corrected(
-            float(np.linalg.matrix_rank(p, tol=1e-8) - least), 0.5, label="library: rank"
+        bench.add_corrected(p @ p - p, size, label="library: a projection")
+        remaining = p @ (second - first) @ p.T / np.linalg.norm(second - first)
+        bench.add_corrected(remaining, 1e-9, label="library: covariances")
+        bench.add_corrected(
+            float(np.linalg.matrix_rank(p, tol=1e-8) - expected_rank), 0.5, label="library: rank"
         )
 
 
 # Simulated population: number of features, number of rows, fraction and standard deviation of the
 # rare class, distance of the class means.
-D, ROWS, RARE, WIDE, GAP = 8, 1000, 0.05, 3.0, 12.0
+N_FEATURES, N_ROWS, RARE_FRACTION, RARE_STD, MEAN_DISTANCE = 8, 1000, 0.05, 3.0, 12.0
 
 
 def _by_angle(s: Matrix, true: Matrix, fitted: Matrix, variance: Number) -> Number:
@@ -596,8 +599,8 @@ def _by_angle(s: Matrix, true: Matrix, fitted: Matrix, variance: Number) -> Numb
     is the R^2 of the concept on the rows before erasure.
     """
     inner = true.T @ pinv(s) @ fitted
-    across = true.T @ pinv(s) @ true - inner @ pinv(fitted.T @ pinv(s) @ fitted) @ inner.T
-    return across[0, 0] / variance
+    orthogonal = true.T @ pinv(s) @ true - inner @ pinv(fitted.T @ pinv(s) @ fitted) @ inner.T
+    return orthogonal[0, 0] / variance
 
 
 def _by_cosine(s: Matrix, true: Matrix, fitted: Matrix, variance: Number) -> Number:
@@ -618,9 +621,9 @@ def _erasers(bench: Bench, s: Matrix, fitted: Matrix) -> list[Matrix]:
 
 def _population() -> tuple[Floats, Floats, float]:
     """Return Cov(x), Cov(x, z) and Var(z) of the simulated population."""
-    variance = RARE * (1 - RARE)
-    true = variance * GAP * np.eye(D)[0]
-    within = (RARE * WIDE**2 + 1 - RARE) * np.eye(D)
+    variance = RARE_FRACTION * (1 - RARE_FRACTION)
+    true = variance * MEAN_DISTANCE * np.eye(N_FEATURES)[0]
+    within = (RARE_FRACTION * RARE_STD**2 + 1 - RARE_FRACTION) * np.eye(N_FEATURES)
     return within + np.outer(true, true) / variance, true, variance
 
 
@@ -629,7 +632,11 @@ def _tau() -> float:
 
     The weights are w_c = 1 - p_c, with p_c the fraction of class c.
     """
-    return (D - 1) * ((1 - RARE) * WIDE**2 + RARE) / (RARE * WIDE**2 + 1 - RARE)
+    return (
+        (N_FEATURES - 1)
+        * ((1 - RARE_FRACTION) * RARE_STD**2 + RARE_FRACTION)
+        / (RARE_FRACTION * RARE_STD**2 + 1 - RARE_FRACTION)
+    )
 
 
 @check(
@@ -638,8 +645,10 @@ def _tau() -> float:
     mutants={
         "cosine": {"closed": _by_cosine},
         "Euclidean angle": {"closed": lambda s, a, b, v: _by_angle(eye(len(s)), a, b, v)},
-        "tau of equal covariances": {"tau": lambda: float(D - 1)},
-        "tau without the means across": {"tau": lambda: (D - 1) * (RARE * WIDE**2 + 1 - RARE)},
+        "tau of equal covariances": {"tau": lambda: float(N_FEATURES - 1)},
+        "tau without S^+": {
+            "tau": lambda: (N_FEATURES - 1) * (RARE_FRACTION * RARE_STD**2 + 1 - RARE_FRACTION)
+        },
         "library: no class covariances": {
             "certified": lambda x, z: _library.certified(x, z, by=None)
         },
@@ -655,9 +664,9 @@ def new_rows(
     """Check R^2 of the concept on held-out rows, and the library's certificate.
 
     Exact: compute R^2 after projectors with the same kernel, for S of any rank. Simulation: let t
-    be the squared whitened length of the noise of sz across Sz. The mean of n t over fits must be
-    within 4 standard errors of tau. The coverage of the library's 95 % certificate may be at most 3
-    standard errors below 0.95.
+    be the squared whitened length of the noise of sz orthogonal to Sz. The mean of n t over fits
+    must be within 4 standard errors of tau. The coverage of the library's 95 % certificate may be
+    at most 3 standard errors below 0.95.
     """
     for i in bench.repeats(60, 15):
         d, k = 3 + i % 3, 1 + i % 2
@@ -668,27 +677,29 @@ def new_rows(
         if is_zero(true) or rank(fitted) < k:
             continue
         for p in _erasers(bench, s, fitted):
-            left = p @ true
-            r2 = (left.T @ pinv(p @ s @ p.T) @ left)[0, 0] / variance
-            bench.printed(r2 - closed(s, true, fitted, variance))
+            remaining = p @ true
+            r2 = (remaining.T @ pinv(p @ s @ p.T) @ remaining)[0, 0] / variance
+            bench.add_printed(r2 - closed(s, true, fitted, variance))
     s, true, variance = _population()
     r2_of_x = float(true @ np.linalg.solve(s, true)) / variance
     noises, n_covered = [], 0
     fits = bench.repeats(400, 100)
     for _ in fits:
-        z = (bench.rng.random(ROWS) < RARE).astype(np.int64)
-        x = bench.rng.normal(size=(ROWS, D)) * np.where(z, WIDE, 1.0)[:, None]
-        x[:, 0] += GAP * z
+        z = (bench.rng.random(N_ROWS) < RARE_FRACTION).astype(np.int64)
+        x = bench.rng.normal(size=(N_ROWS, N_FEATURES)) * np.where(z, RARE_STD, 1.0)[:, None]
+        x[:, 0] += MEAN_DISTANCE * z
         p, limit = certified(x, z)
-        left = p @ true
-        r2 = float(left @ np.linalg.pinv(p @ s @ p.T, rcond=1e-10) @ left) / variance
+        remaining = p @ true
+        r2 = float(remaining @ np.linalg.pinv(p @ s @ p.T, rcond=1e-10) @ remaining) / variance
         n_covered += r2 <= limit
-        noises.append(ROWS * r2_of_x * r2 / (r2_of_x - r2))
+        noises.append(N_ROWS * r2_of_x * r2 / (r2_of_x - r2))
     error = float(np.std(noises)) / len(fits) ** 0.5
     # The tolerance includes terms of order 1 / n_c; the rarest class has n_c = 50 rows.
-    bench.corrected(np.mean(noises) / tau() - 1, 4 * error / tau() + 1 / (RARE * ROWS), label="tau")
+    bench.add_corrected(
+        np.mean(noises) / tau() - 1, 4 * error / tau() + 1 / (RARE_FRACTION * N_ROWS), label="tau"
+    )
     coverage = n_covered / len(fits)
-    bench.corrected(
+    bench.add_corrected(
         max(0.0, 0.95 - coverage), 3 * (0.95 * 0.05 / len(fits)) ** 0.5, label="coverage"
     )
-    bench.cited(f"{tau() / (D - 1):.1f} times")
+    bench.require_quoted(f"{tau() / (N_FEATURES - 1):.1f} times")

@@ -10,13 +10,13 @@ import numpy as np
 
 from proofs_check import _library, _reference
 from proofs_check._check import Bench, Verdict, check
-from proofs_check._families import Sample, integers, weight
+from proofs_check._families import Sample, integers, weight_matrix
 from proofs_check._library import Fitted
 from proofs_check._linalg import (
     Matrix,
     Number,
-    beside,
     eye,
+    hstack,
     is_zero,
     null_basis,
     pinv,
@@ -53,7 +53,7 @@ class Joint(NamedTuple):
     @property
     def w(self) -> Matrix:
         """Cov(w)."""
-        return np.vstack([beside(self.s, self.sz), beside(self.sz.T, self.zz)])
+        return np.vstack([hstack(self.s, self.sz), hstack(self.sz.T, self.zz)])
 
     @property
     def wz(self) -> Matrix:
@@ -80,24 +80,24 @@ class Joint(NamedTuple):
 Eraser = Callable[[Joint], Matrix]
 
 
-def _behind(j: Joint, b: Matrix) -> Matrix:
+def _composed(j: Joint, b: Matrix) -> Matrix:
     """Return E of two maps in sequence: x -> x - Sz Szz^+ (z - mean z), then B."""
-    return beside(eye(len(b)) - b, b @ j.sz @ pinv(j.zz))
+    return hstack(eye(len(b)) - b, b @ j.sz @ pinv(j.zz))
 
 
 def o_leace(j: Joint) -> Matrix:
     """Return E of o-LEACE, the oracle eraser that keeps no task."""
-    return _behind(j, eye(len(j.s)))
+    return _composed(j, eye(len(j.s)))
 
 
 def o_splince(j: Joint) -> Matrix:
     """Return E of o-SPLINCE, computed as the repair of o-LEACE."""
-    return _behind(j, _reference.restored(j.t, j.ty, j.sy))
+    return _composed(j, _reference.restored(j.t, j.ty, j.sy))
 
 
-def _with_s(j: Joint) -> Matrix:
+def _with_s_for_t(j: Joint) -> Matrix:
     """Return E of o-SPLINCE with S in place of Cov(x | z); both constraints still hold."""
-    return _behind(j, _reference.restored(j.s, j.ty, j.sy))
+    return _composed(j, _reference.restored(j.s, j.ty, j.sy))
 
 
 def _without_labels(j: Joint) -> Matrix:
@@ -108,37 +108,37 @@ def _without_labels(j: Joint) -> Matrix:
     c = j.covariances
     if not c.feasible:
         return o_splince(j)
-    return beside(_reference.erased_by_splince(c), zeros(*j.sz.shape))
+    return hstack(_reference.erased_by_splince(c), zeros(*j.sz.shape))
 
 
-def _by_residual(j: Joint) -> Matrix:
+def _residual_form(j: Joint) -> Matrix:
     """Return E of o-SPLINCE by Theorem 1 for w = (x, z).
 
     E (w - mean w) is Sz G_o^+ times the residual of z after regression on the prediction of y.
     """
     predictor = j.wy.T @ pinv(j.w)
     gain = j.zy @ pinv(predictor @ j.wy)
-    selected = beside(zeros(len(j.zz), len(j.s)), eye(len(j.zz)))
+    selected = hstack(zeros(len(j.zz), len(j.s)), eye(len(j.zz)))
     return j.sz @ pinv(j.zz - gain @ j.zy.T) @ (selected - gain @ predictor)
 
 
 def _solvable(j: Joint) -> bool:
     """Return whether E Cov(w, z) = Sz and E Cov(w, y) = 0 have a common solution E."""
     try:
-        _reference.solve(beside(j.wz, j.wy).T, beside(j.sz, 0 * j.sy).T)
+        _reference.solve(hstack(j.wz, j.wy).T, hstack(j.sz, 0 * j.sy).T)
     except ValueError:
         return False
     return True
 
 
-def _carried(j: Joint) -> bool:
+def _is_feasible(j: Joint) -> bool:
     """Return whether ker Sy contains ker Cov(x, y | z)."""
     return is_zero(j.sy @ null_basis(j.ty))
 
 
 def _factored(bench: Bench, d: int, m: int, k_z: int, k_y: int) -> Joint:
     """Draw x = F u, z = A u, y = B u for white u of length m + 2; rank S is min(d, m)."""
-    f = beside(integers(bench.rng, d, m), zeros(d, 2))
+    f = hstack(integers(bench.rng, d, m), zeros(d, 2))
     a, b = integers(bench.rng, k_z, m + 2), integers(bench.rng, k_y, m + 2)
     return Joint(f @ f.T, f @ a.T, f @ b.T, a @ a.T, a @ b.T)
 
@@ -151,13 +151,13 @@ def _problem(bench: Bench, i: int) -> Joint:
     while True:
         j = _factored(bench, 3 + i % 3, 3 + i % 2, 1 + (i // 2) % 2, 1 + (i // 4) % 2)
         if i % 5 == 3:  # append a redundant column of z
-            mix = beside(eye(len(j.zz)), integers(bench.rng, len(j.zz), 1))
+            mix = hstack(eye(len(j.zz)), integers(bench.rng, len(j.zz), 1))
             j = j._replace(sz=j.sz @ mix, zz=mix.T @ j.zz @ mix, zy=mix.T @ j.zy)
         if i % 5 == 4:  # put Sy into the column space of Sz
             y = integers(bench.rng, len(j.zz), 1)
             j = j._replace(sy=j.sz @ y, zy=integers(bench.rng, len(j.zz), 1))
         if (
-            rank(beside(j.w, j.wy)) == rank(j.w)
+            rank(hstack(j.w, j.wy)) == rank(j.w)
             and _solvable(j)
             and not (is_zero(j.sz @ pinv(j.zz) @ j.zy) or is_zero(j.sy))
         ):
@@ -169,15 +169,15 @@ def _cost(j: Joint, e: Matrix, m: Matrix) -> Number:
     return trace(m @ e @ j.w @ e.T)
 
 
-def _least(j: Joint, m: Matrix) -> Number:
+def _minimum_cost(j: Joint, m: Matrix) -> Number:
     """Return the smallest cost of a feasible eraser, by a quadratic programme.
 
     The programme needs a square matrix, so rows of zeros are added to the eraser's matrix E.
     """
     d, k = j.sz.shape
-    metric = np.vstack([beside(m, zeros(d, k)), zeros(k, d + k)])
-    values = np.vstack([beside(j.sz, 0 * j.sy), zeros(k, k + j.sy.shape[1])])
-    return _reference.constrained_minimum(j.w, metric, beside(j.wz, j.wy), values)
+    metric = np.vstack([hstack(m, zeros(d, k)), zeros(k, d + k)])
+    values = np.vstack([hstack(j.sz, 0 * j.sy), zeros(k, k + j.sy.shape[1])])
+    return _reference.constrained_minimum(j.w, metric, hstack(j.wz, j.wy), values)
 
 
 def _sample(bench: Bench, d: int) -> tuple[Sample, Joint]:
@@ -194,12 +194,12 @@ def _sample(bench: Bench, d: int) -> tuple[Sample, Joint]:
     "8.2",
     Verdict.HOLDS,
     mutants={
-        "S for Cov(x given z)": {"closed": _with_s},
+        "S for Cov(x given z)": {"closed": _with_s_for_t},
         "C_zz for Szz: SPLINCE": {"closed": _without_labels},
-        "nothing given back": {"closed": o_leace},
+        "no repair: o-LEACE": {"closed": o_leace},
         "first form without V^+": {
             "residual_form": lambda j: (
-                j.sz @ pinv(j.zz) @ beside(zeros(len(j.zz), len(j.s)), eye(len(j.zz)))
+                j.sz @ pinv(j.zz) @ hstack(zeros(len(j.zz), len(j.s)), eye(len(j.zz)))
             )
         },
         "library: o-LEACE": {"fitted": lambda s: _library.with_labels(s, keep=None)},
@@ -210,7 +210,7 @@ def erased_with_labels(
     bench: Bench,
     *,
     closed: Eraser = o_splince,
-    residual_form: Eraser = _by_residual,
+    residual_form: Eraser = _residual_form,
     fitted: Fitted = _library.with_labels,
 ) -> None:
     """Check that o-SPLINCE meets its constraints at the least cost.
@@ -221,19 +221,19 @@ def erased_with_labels(
     for i in bench.repeats(60, 20):
         j = _problem(bench, i)
         d, e = len(j.s), closed(j)
-        m = weight(bench.rng, d, 1 + i % d)
-        bench.printed(e @ j.wz - j.sz)
-        bench.printed(e @ j.wy)
-        least = _least(j, m)
-        bench.printed(_cost(j, e, m) - least)
-        bench.printed((residual_form(j) - o_splince(j)) @ j.w)
+        m = weight_matrix(bench.rng, d, 1 + i % d)
+        bench.add_printed(e @ j.wz - j.sz)
+        bench.add_printed(e @ j.wy)
+        minimum = _minimum_cost(j, m)
+        bench.add_printed(_cost(j, e, m) - minimum)
+        bench.add_printed((residual_form(j) - o_splince(j)) @ j.w)
     for i in bench.repeats(6, 2):
         drawn, j = _sample(bench, 4 + i % 3)
         gap = fitted(drawn) - o_splince(j)
         error = float(trace(pinv(j.s) @ gap @ j.w @ gap.T)) ** 0.5
         rows = to_float(np.hstack([drawn.x, drawn.z]))
         bound = rounding(rows, to_float(drawn.z), to_float(drawn.y)).splince
-        bench.corrected(error, bound, label="library")
+        bench.add_corrected(error, bound, label="library")
 
 
 def _of_kind(bench: Bench, kind: int) -> Joint:
@@ -252,7 +252,7 @@ def _of_kind(bench: Bench, kind: int) -> Joint:
         elif kind == 3:
             a = integers(bench.rng, len(j.zz), 1)
             j = j._replace(sy=j.sz @ a)
-        exists = rank(beside(j.w, j.wy)) == rank(j.w)
+        exists = rank(hstack(j.w, j.wy)) == rank(j.w)
         if exists and not is_zero(j.sy) and not is_zero(j.zy):
             return j
 
@@ -271,18 +271,20 @@ def _of_kind(bench: Bench, kind: int) -> Joint:
         },
     },
 )
-def feasible_with_labels(bench: Bench, *, criterion: Callable[[Joint], bool] = _carried) -> None:
+def feasible_with_labels(
+    bench: Bench, *, criterion: Callable[[Joint], bool] = _is_feasible
+) -> None:
     """Compare the feasibility criterion with the solvability of the linear system for E, exactly.
 
     The problems are of four kinds. For all problems of the last kind, SPLINCE of x is infeasible.
     """
     for i in bench.repeats(80, 24):
         j = _of_kind(bench, i % 4)
-        bench.printed(int(criterion(j) != _solvable(j)))
+        bench.add_printed(int(criterion(j) != _solvable(j)))
         if i % 4 in (1, 2):
-            bench.corrected(int(_solvable(j)), label="tied through z alone")
+            bench.add_corrected(int(_solvable(j)), label="y related to x through z alone")
         elif i % 4 == 3:
-            bench.corrected(int(j.covariances.feasible), label="one column space")
+            bench.add_corrected(int(j.covariances.feasible), label="Sy in the column space of Sz")
 
 
 def _rho(j: Joint) -> Number:
@@ -333,22 +335,22 @@ def cost_with_labels(
     while n_problems < len(bench.repeats(60, 20)):
         j = _factored(bench, 4, 4 - n_problems % 2, 1, 1)
         c = j.covariances
-        usable = c.feasible and c.z.size and c.y.size and _carried(j) and not is_zero(j.zy)
+        usable = c.feasible and c.z.size and c.y.size and _is_feasible(j) and not is_zero(j.zy)
         if not usable:
             continue
         n_problems += 1
         padded = zeros(*j.sz.shape)
         maps = {
             "oL": o_leace(j),
-            "L": beside(_reference.erased_by_leace(c), padded),
+            "L": hstack(_reference.erased_by_leace(c), padded),
             "oS": o_splince(j),
-            "S": beside(_reference.erased_by_splince(c), padded),
+            "S": hstack(_reference.erased_by_splince(c), padded),
         }
-        for m in (eye(4), *(weight(bench.rng, 4, 1) for _ in range(3))):
+        for m in (eye(4), *(weight_matrix(bench.rng, 4, 1) for _ in range(3))):
             cost = {name: _cost(j, e, m) for name, e in maps.items()}
-            bench.printed(cost["oS"] * (1 - rho(j)) - cost["oL"])
+            bench.add_printed(cost["oS"] * (1 - rho(j)) - cost["oL"])
             for less, more in order():
-                bench.printed(int(cost[less] > cost[more]))
+                bench.add_printed(int(cost[less] > cost[more]))
 
 
 def _classes(bench: Bench) -> tuple[Matrix, Matrix, Matrix]:
@@ -362,7 +364,7 @@ def _classes(bench: Bench) -> tuple[Matrix, Matrix, Matrix]:
     return x, one_hot, y
 
 
-def _erase(j: Joint, e: Matrix, x: Matrix, z: Matrix) -> Matrix:
+def _erased_rows(j: Joint, e: Matrix, x: Matrix, z: Matrix) -> Matrix:
     """Return the erased rows x - E (w - mean w)."""
     w = np.hstack([x, z])
     return x - (w - w.sum(axis=0, keepdims=True) / len(w)) @ e.T
@@ -381,7 +383,7 @@ def _within(x: Matrix, y: Matrix, z: Matrix, c: int) -> Matrix:
     mutants={
         "o-SPLINCE": {"closed": o_splince},
         "LEACE": {
-            "closed": lambda j: beside(
+            "closed": lambda j: hstack(
                 _reference.erased_by_leace(j.covariances), zeros(*j.sz.shape)
             )
         },
@@ -406,22 +408,22 @@ def relation_within_classes(
                 members = [k for k in range(len(z)) if z[k, c] == 1]
                 y[members] -= y[members].sum(axis=0, keepdims=True) / len(members)
         j = Joint.of(x, z, y)
-        erased = _erase(j, closed(j), x, z)
+        erased = _erased_rows(j, closed(j), x, z)
         if not i % 2:
             for c in range(3):
-                bench.printed(_within(erased, y, z, c) - _within(x, y, z, c))
+                bench.add_printed(_within(erased, y, z, c) - _within(x, y, z, c))
         after = Joint.of(erased, z, y)
-        bench.corrected(after.sz, label="guarded")
-        bench.corrected(after.sy - after.ty, label="total is pooled")
-        inner = j.wy - j.wz @ pinv(j.zz) @ j.zy
-        constraints = beside(beside(j.wz, j.wy), inner)
-        values = beside(beside(j.sz, 0 * j.sy), 0 * j.sy)
+        bench.add_corrected(after.sz, label="guarded")
+        bench.add_corrected(after.sy - after.ty, label="total is pooled")
+        within = j.wy - j.wz @ pinv(j.zz) @ j.zy
+        constraints = hstack(hstack(j.wz, j.wy), within)
+        values = hstack(hstack(j.sz, 0 * j.sy), 0 * j.sy)
         try:
             _reference.solve(constraints.T, values.T)
             feasible = True
         except ValueError:
             feasible = False
-        bench.corrected(int(feasible != both(j)), label="both iff")
+        bench.add_corrected(int(feasible != both(j)), label="both iff")
 
 
 def _splince(j: Joint) -> Matrix:
@@ -432,7 +434,7 @@ def _splince(j: Joint) -> Matrix:
     )
 
 
-def _left(j: Joint) -> Matrix:
+def _remaining_covariance(j: Joint) -> Matrix:
     """Return Cov(x, z) after erasure with predicted labels, for a single column z.
 
     It is (1 - R^2(z on x)) Sz.
@@ -447,7 +449,9 @@ def _left(j: Joint) -> Matrix:
     mutants={
         "rows without a label as they are": {"fallback": lambda j: eye(len(j.s))},
         "half of SPLINCE": {"fallback": lambda j: (eye(len(j.s)) + _splince(j)) / 2},
-        "R^2 Sz left by a predicted label": {"left": lambda j: j.sz - _left(j)},
+        "R^2 Sz remains after a predicted label": {
+            "remaining": lambda j: j.sz - _remaining_covariance(j)
+        },
     },
     paper=True,
 )
@@ -455,7 +459,7 @@ def rows_without_labels(
     bench: Bench,
     *,
     fallback: Callable[[Joint], Matrix] = _splince,
-    left: Callable[[Joint], Matrix] = _left,
+    remaining: Callable[[Joint], Matrix] = _remaining_covariance,
 ) -> None:
     """Check exactly that rows and z are uncorrelated if SPLINCE erases the rows without labels.
 
@@ -469,10 +473,10 @@ def rows_without_labels(
             j = Joint.of(x, z, y[:, :1])
             if rank(j.s) == 3 and rank(j.sz) == 2 and j.covariances.feasible:
                 break
-        labelled, mean = _erase(j, o_splince(j), x, z), x.sum(axis=0, keepdims=True) / len(x)
+        labelled, mean = _erased_rows(j, o_splince(j), x, z), x.sum(axis=0, keepdims=True) / len(x)
         unlabelled = mean + (x - mean) @ fallback(j).T
         per_class = z @ (integers(bench.rng, 3, 1) + 4) / 8
-        bench.printed(Joint.of(labelled + per_class * (unlabelled - labelled), z, y).sz)
+        bench.add_printed(Joint.of(labelled + per_class * (unlabelled - labelled), z, y).sz)
         # In the first class, the half of the rows with the largest first feature lacks labels.
         members = sorted((i for i in range(len(x)) if z[i, 0] == 1), key=lambda i: x[i, 0])
         missing = zeros(len(x), 1)
@@ -480,10 +484,14 @@ def rows_without_labels(
         rows = Joint.of(labelled + missing * (unlabelled - labelled), z, y)
         step = missing.T @ (x - z @ (z.T @ x) * Fraction(3, len(x)))
         if not is_zero(step @ (eye(3) - fallback(j)).T):
-            bench.printed(rows.sz, lacking="missing given z alone")
-        one = z[:, :1]
-        j = Joint.of(x, one, y)
+            bench.add_printed(
+                rows.sz, violates="a probability of missing labels that depends on z alone"
+            )
+        z_column = z[:, :1]
+        j = Joint.of(x, z_column, y)
         centred = x - mean
         predicted = centred @ pinv(j.s) @ j.sz
         imputed = x - predicted @ pinv(j.zz) @ j.sz.T
-        bench.corrected(Joint.of(imputed, one, y).sz - left(j), label="predicted label")
+        bench.add_corrected(
+            Joint.of(imputed, z_column, y).sz - remaining(j), label="predicted label"
+        )

@@ -23,11 +23,11 @@ from proofs_check._check import (
     Check,
     Outcome,
     Verdict,
-    excess,
+    largest_ratio,
     run_check,
     survives,
 )
-from proofs_check._families import Sample, classes, continuous, ordinary
+from proofs_check._families import Sample, class_sample, continuous_sample, is_nondegenerate
 from proofs_check._linalg import (
     equal,
     eye,
@@ -91,17 +91,17 @@ def samples(draw: st.DrawFn) -> Sample:
     x = np.array(draw(st.lists(st.lists(entry, min_size=d, max_size=d), min_size=n, max_size=n)))
     if draw(st.booleans()):
         labels = st.lists(st.integers(0, 2), min_size=n, max_size=n)
-        return classes(x, np.array(draw(labels)), np.array(draw(labels)), "drawn classes")
+        return class_sample(x, np.array(draw(labels)), np.array(draw(labels)), "drawn classes")
     columns = st.lists(st.lists(entry, min_size=2, max_size=2), min_size=n, max_size=n)
     z, y = np.array(draw(columns)), np.array(draw(columns))
-    return continuous(x, z[:, : draw(st.integers(1, 2))], y[:, :1], "drawn columns")
+    return continuous_sample(x, z[:, : draw(st.integers(1, 2))], y[:, :1], "drawn columns")
 
 
 @given(samples())
 @settings(deadline=None, max_examples=150)
 def test_library_equals_the_exact_eraser_on_drawn_data(sample: Sample) -> None:
     c = sample.covariances
-    if not ordinary(c):
+    if not is_nondegenerate(c):
         return
     splince, leace, _, cond = tolerances(sample)
     computed, exact = _library.splince(sample), _reference.splince(c)
@@ -117,7 +117,7 @@ def test_library_sees_a_rank_deficiency_that_small_pivots_hide() -> None:
     x = np.array([[1, 1, -1, 3], [1, 4, -2, 2], [5, 0, -4, -5], [-2, 0, 2, 2]])
     z = x @ np.array([[1], [0], [2], [0]]) + np.array([[1], [0], [0], [-2]])
     y = x @ np.array([[1], [1], [0], [0]]) + np.array([[0], [2], [1], [0]])
-    sample = continuous(x, z, y, "four rows")
+    sample = continuous_sample(x, z, y, "four rows")
     tolerance, _, _, cond = tolerances(sample)
     gap = to_float(_library.splince(sample) - _reference.splince(sample.covariances))
     assert np.linalg.norm(gap) <= tolerance * np.sqrt(cond)
@@ -131,7 +131,7 @@ def _toy(expected: Verdict = Verdict.HOLDS, **changes: object) -> Check:
     """Return a check of 2 + 2 = 4 that catches its mutant."""
 
     def run(bench: Bench, *, total: int = 4, unused: int = 0) -> None:
-        bench.printed(rational([[2 + 2 - total]]))
+        bench.add_printed(rational([[2 + 2 - total]]))
 
     fields = {
         "key": "0.0",
@@ -174,11 +174,11 @@ def test_an_exception_fails_the_check_and_is_named() -> None:
 
 def _verdict(*reports: tuple[str, float, str | None]) -> Verdict | None:
     bench = Bench(np.random.default_rng(0), quick=True)
-    for kind, residual, lacking in reports:
+    for kind, residual, violates in reports:
         if kind == "corrected":
-            bench.corrected(residual, 1.0)
+            bench.add_corrected(residual, 1.0)
         else:
-            bench.printed(residual, 1.0, lacking=lacking, deployed=kind == "deployed")
+            bench.add_printed(residual, 1.0, violates=violates, deployed=kind == "deployed")
     return bench.verdict()
 
 
@@ -208,9 +208,9 @@ def test_the_verdict_follows_from_the_evidence(
 
 
 def test_excess_compares_exactly_where_the_tolerance_is_zero() -> None:
-    assert excess(rational([["1/3"]]) - rational([["1/3"]]), 0.0) == 0
-    assert excess(rational([["1/1000000000000000000000"]]), 0.0) == np.inf
-    assert excess(np.array([0.5, -3.0]), 2.0) == 1.5
+    assert largest_ratio(rational([["1/3"]]) - rational([["1/3"]]), 0.0) == 0
+    assert largest_ratio(rational([["1/1000000000000000000000"]]), 0.0) == np.inf
+    assert largest_ratio(np.array([0.5, -3.0]), 2.0) == 1.5
 
 
 def test_every_check_is_documented_and_has_mutants() -> None:
@@ -283,15 +283,15 @@ def test_a_mutant_that_is_the_true_formula_fails_the_check(item: Check) -> None:
 # Controls of every check: cases that violate a condition, so that the statement must fail.
 DEPLOYED = "the deployed reading"
 CONTROLS = {
-    "1.4": {"M singular", "S singular"},
-    "1.5": {"S singular"},
-    "2.5": {"M couples the support to its complement"},
+    "1.4": {"M definite", "S of full rank"},
+    "1.5": {"S of full rank"},
+    "2.5": {"M maps the support into itself"},
     "3.4": {
-        "classes separable after erasure",
+        "classes that are not separable after erasure",
         "n > d, or a range that maps supp(x) into itself",
         "n > d, or an intercept outside the norm",
     },
-    "3.5": {"a constant b and no intercept"},
+    "3.5": {"an intercept, or b = 0"},
     "3.6": {"kernel equal to colsp(Sz)"},
     "4.2": {DEPLOYED},
     "4.3": {"head shrunk below 2 (1 - rho) / (2 - rho)"},
@@ -300,7 +300,7 @@ CONTROLS = {
     "6.1": {"P_A^T P_A different from P_B^T P_B"},
     "6.2": {"whitened features"},
     "8.6": {"Ty^T T^+ Sy of full rank"},
-    "8.7": {"missing given z alone"},
+    "8.7": {"a probability of missing labels that depends on z alone"},
     "8.8": {"determinants different from 0"},
 }
 
@@ -312,22 +312,22 @@ def _with_controls(item: Check, seen: set[str], *, disabled: str = "") -> Check:
     """
 
     def run(bench: Bench, **formulas: Any) -> None:
-        printed = bench.printed
+        add_printed = bench.add_printed
 
         def watched(
             residual: object,
             tolerance: float = 0.0,
             *,
-            lacking: str | None = None,
+            violates: str | None = None,
             deployed: bool = False,
         ) -> None:
-            control = DEPLOYED if deployed else lacking
+            control = DEPLOYED if deployed else violates
             if control is not None:
                 seen.add(control)
             residual = 0 if control == disabled else residual
-            printed(residual, tolerance, lacking=lacking, deployed=deployed)
+            add_printed(residual, tolerance, violates=violates, deployed=deployed)
 
-        bench.printed = watched  # type: ignore[method-assign]
+        bench.add_printed = watched  # type: ignore[method-assign]
         item.run(bench, **formulas)
 
     return replace(item, run=run, mutants={})
@@ -454,7 +454,11 @@ def test_unknown_number_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_same_seed_gives_the_same_evidence() -> None:
     first, second = (run_check(REGISTRY["4.2"], seed=3, quick=True) for _ in range(2))
-    assert (first.worst, first.cases, first.figures) == (second.worst, second.cases, second.figures)
+    assert (first.worst_ratio, first.cases, first.figures) == (
+        second.worst_ratio,
+        second.cases,
+        second.figures,
+    )
 
 
 # FINDINGS.md and the registry.
