@@ -22,7 +22,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from proofs_check._families import FAMILIES, Rng, Sample, sample
-from splince_fast import PrecisionWarning
+from splince_fast import PrecisionWarning, UnseenRowsWarning
 
 FAR = 1e3
 """A refuting residual must exceed its tolerance by this factor, to exclude rounding errors."""
@@ -245,8 +245,9 @@ def run_check(item: Check, *, seed: int = 0, quick: bool = False) -> Outcome:
     try:
         # one thread, because the matrices are small
         with threadpool_limits(1), warnings.catch_warnings():
-            # Samples whose features differ much in scale cause this warning by design.
+            # By design, some samples have features of very different scales, or few rows.
             warnings.filterwarnings("ignore", "the eraser is sensitive", PrecisionWarning)
+            warnings.filterwarnings("ignore", "there are only", UnseenRowsWarning)
             item.run(bench)
             verdict = bench.verdict()
             problems += bench.failures
