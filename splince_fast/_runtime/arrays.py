@@ -170,14 +170,16 @@ def as_reals(values: object, name: str) -> NDArray[np.float64]:
         raise InputError(f"{name} cannot be read as an array of real numbers: {error}") from error
 
 
-def check_columns(shape: tuple[int, ...], width: int | None, name: str) -> None:
-    """Raise InputError unless a 2-D shape has columns; with `width`, exactly `width` columns."""
+def check_columns(
+    shape: tuple[int, ...], width: int | None, name: str, of: str = "earlier rows"
+) -> None:
+    """Raise InputError unless a 2-D shape has columns; with `width`, as many as the rows `of`."""
     if shape[1] == 0:
         raise InputError(f"{name} has no columns (shape {shape}); at least one is needed")
     if width is not None and shape[1] != width:
         raise InputError(
-            f"{name} has {shape[1]} columns, and {width} are expected, as in earlier "
-            "rows; pass rows of the same embedding"
+            f"{name} has {shape[1]} columns, and {width} are expected, as in {of}; pass rows of "
+            "the same embedding"
         )
 
 

@@ -19,12 +19,12 @@ _MAX_PRODUCT = 10_000  # above this number of combinations, only cells with rows
 
 
 def class_codes(
-    values: object, name: str, n: int | None = None, *, declared: bool = False
+    values: object, name: str, n: int | None = None, *, of: str = "X", declared: bool = False
 ) -> ClassCodes:
     """Encode a label column as class codes; floats with integer values count as integers.
 
-    `n` is the required length; None accepts any length. Declared categories without rows, as of a
-    pandas categorical, are dropped unless `declared` is True.
+    `n` is the required length, that of the argument `of`; None accepts any length. Declared
+    categories without rows, as of a pandas categorical, are dropped unless `declared` is True.
 
     Raises
     ------
@@ -37,7 +37,7 @@ def class_codes(
         if not isinstance(values, Sized):
             raise InputError(f"labels are {type(values).__name__}, not a column of labels")
         n = len(values)
-    encoded = encode_one(values, n, name=name, kind="classes")
+    encoded = encode_one(values, n, name=name, kind="classes", of=of)
     return encoded if declared else observed(encoded)
 
 
@@ -117,13 +117,13 @@ def texts_of(classes: Sequence[ClassName]) -> tuple[str, ...]:
     return texts
 
 
-def cells_of_groups(groups: object, n: int) -> ClassCodes:
-    """Return the cells of the argument `groups`: one column, or a tuple, mapping or frame."""
+def cells_of_groups(groups: object, n: int, of: str) -> ClassCodes:
+    """Return the cells of `groups`, one or several columns of `n` entries, as the argument `of`."""
     if isinstance(groups, Mapping) and not groups:
         raise InputError("groups has no column; pass at least one")
     columns = columns_of(groups, "groups")
     return joint_classes(
-        [class_codes(c, str(name), n, declared=True) for name, c in columns.items()]
+        [class_codes(c, str(name), n, of=of, declared=True) for name, c in columns.items()]
     )
 
 

@@ -215,12 +215,16 @@ class _Choice:
     def _setting_text(self) -> str:
         return f"{self.label}, {self.head} head" if self.head else self.label
 
-    def _difference_text(self, test: Difference) -> str:
-        """Return the text of the value of the reference minus the method, with its interval."""
+    def _difference_text(self, test: Difference, of: str = "") -> str:
+        """Return the text of the value of the reference minus the method, with its interval.
+
+        `of` names the method in the text.
+        """
         low, high = sorted((-test.low, -test.high))
         if test.difference == test.low == test.high == 0.0:
-            return f"{self._setting_text()}: equal at every seed"
-        text = f"{self._setting_text()}: difference {signed(-test.difference)}"
+            return f"{self._setting_text()}: equal{f' to {of}' if of else ''} at every seed"
+        text = f"{self._setting_text()}: difference{f' from {of}' if of else ''} "
+        text += signed(-test.difference)
         if math.isnan(low):
             return text
         text += f", 95 % interval {signed(low)} to {signed(high)}"
@@ -230,11 +234,16 @@ class _Choice:
             text += f", p = {number(test.p)} after Holm's correction"
         return text
 
-    def _change_text(self, eraser: str) -> str:
-        value = self._distortion(eraser)
-        if math.isnan(value):
+    def _change_text(self, eraser: str, erasers: Sequence[str] = ()) -> str:
+        """Return the text of the distortion of an eraser, against that of another of `erasers`."""
+        others = [e for e in erasers if e != eraser][:1]
+        value, *other = (f"{100 * self._distortion(e):.3g} %" for e in (eraser, *others))
+        if value == "nan %":
             return ""
-        return f", which changes the rows least ({100 * value:.3g} % of their variance)"
+        if other == [value]:
+            return f"; {others[0]} changes the rows as much ({value} of their variance)"
+        against = f" against {other[0]}" if other and other != ["nan %"] else ""
+        return f", which changes the rows least ({value} of their variance{against})"
 
     def _decided(self, unerased_test: Difference | None) -> str:
         others = [f"{self._value_text(e)} after {e}" for e in self.erasers[1:2]]
@@ -263,10 +272,12 @@ class _Choice:
         n = min(test.n for test in self.tests.values())
         reason = "the differences are equal at all seeds, so they cannot be tested"
         if n < MIN_SEEDS:
-            reason = f"a test needs at least {MIN_SEEDS} seeds, and {n} have values"
+            have = "has" if n == 1 else "have"
+            reason = f"a test needs at least {MIN_SEEDS} seeds, and {n} {have} values"
+        least = "it" if eraser == self.best else eraser
         return (
             f"Not decided: {reason}. {self.best} has the best mean so far "
-            f"({self._setting_text()}: {self._value_text(self.best)}); {eraser} changes the rows "
+            f"({self._setting_text()}: {self._value_text(self.best)}); {least} changes the rows "
             "least."
         )
 
@@ -278,15 +289,12 @@ class _Choice:
         """
         parts = ["Not decided:"]
         if similar:
-            other = self._distortion(next(e for e in (self.best, *similar) if e != eraser))
-            against = "" if math.isnan(other) else f" against {100 * other:.3g} %"
             test = self.tests[similar[0]]
-            nearest = f" to {similar[0]}" if len(similar) > 1 else ""
-            change = self._change_text(eraser).removesuffix(")")
+            nearest = similar[0] if len(similar) > 1 else ""
             parts += [
                 f"{_join_names([self.best, *similar])} are not significantly different "
-                f"({self._difference_text(test)}{nearest}).",
-                f"Take {eraser}{change}{against}{')' if change else ''}.",
+                f"({self._difference_text(test, nearest)}).",
+                f"Take {eraser}{self._change_text(eraser, [self.best, *similar])}.",
                 self._sample_size_text(test),
             ]
         if unerased_test is not None:

@@ -45,8 +45,15 @@ from splince_fast.evaluation.scoring import (
     scores,
 )
 from splince_fast.evaluation.splits import Split
-from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError, SplinceWarning
+from splince_fast.exceptions import (
+    InfeasibleError,
+    InputError,
+    LabelError,
+    NotEnoughDataError,
+    SplinceWarning,
+)
 from splince_fast.labels import ClassCodes, Columns
+from splince_fast.labels.names import listed
 from splince_fast.moments import Moments
 from splince_fast.projection import Projection
 
@@ -170,9 +177,11 @@ class Job:
                 records += [dataclasses.replace(first, notes=notes), *others]
             except Exception as error:  # code of the caller may raise any exception
                 names = [] if eraser.name == ADVICE else [head.name for head in self.plan.heads]
+                reason = reason_of(error)
+                if isinstance(error, InfeasibleError):
+                    reason = self.plan.same_column_text + reason
                 records += [
-                    self._record(eraser.name, name, reason=reason_of(error))
-                    for name in (ERASER_ROW, *names)
+                    self._record(eraser.name, name, reason=reason) for name in (ERASER_ROW, *names)
                 ]
         return records
 
@@ -380,7 +389,7 @@ class Job:
         if not folds:
             raise LabelError(
                 "alpha cannot be selected by cross-validation, because the training rows of every "
-                f"fold lack a class; the classes have {np.bincount(codes).tolist()} rows"
+                f"fold lack a class; the classes have {listed(np.bincount(codes).tolist())} rows"
             )
         if len(folds) < FOLDS:
             notes.append(

@@ -259,13 +259,16 @@ def from_text(text: str, name: str) -> tuple[list[Record], Context]:
     """
     try:
         content = json.loads(text)
+        if not isinstance(content, dict):
+            raise ValueError("it holds no JSON object")
         if content["kind"] != "comparison" or content["format"] != _FORMAT:
             raise ValueError(f"kind {content['kind']!r}, format {content['format']!r}")
         records = [Record.from_json(entry) for entry in content["records"]]
         return records, Context.from_json(content["context"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f"it lacks the field {error}" if isinstance(error, KeyError) else error
         raise FileFormatError(
-            f"{name!r} is not a comparison of this version ({error}); the file may be truncated, "
+            f"{name!r} is not a comparison of this version ({reason}); the file may be truncated, "
             "or of another kind"
         ) from error
 
@@ -291,7 +294,10 @@ class Journal:
         if folder is None:
             return
         self.path = as_path(folder) / _FILE
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise InputError(f"run={str(folder)!r} is a file; pass a folder") from None
         content = self.path.read_bytes() if self.path.exists() else b""
         complete = content[: content.rfind(b"\n") + 1]
         if len(complete) < len(content):  # drop a last line that is incomplete

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from splince_fast.evaluation._cells import FEW_ROWS
+from splince_fast.evaluation._records import ERASER_ROW
 from splince_fast.evaluation.advice import FrozenHeadAdvice
 from splince_fast.evaluation.scoring import OF_FAIRNESS, SUMMARY, concept_key, headline
 from splince_fast.evaluation.statistics import MIN_SEEDS, Interval
@@ -126,11 +127,17 @@ def overview(result: Comparison) -> str:
     return "\n\n".join(filter(None, [heading(result), *map(str, summaries(result)), remarks]))
 
 
+def failures(result: Comparison) -> list[tuple[str, str, str]]:
+    """Return the failures, without those of the heads of an eraser that failed itself."""
+    rows = result.failures
+    return [row for row in rows if not row[1] or (row[0], ERASER_ROW, row[2]) not in rows]
+
+
 def remark_lines(result: Comparison) -> list[str]:
     """Return the lines with the failures, the first eight notes, and the advice."""
     failed = [
         f"! {eraser}{', ' + head if head else ''}: {reason}"
-        for eraser, head, reason in result.failures
+        for eraser, head, reason in failures(result)
     ]
     return [*failed, *(f"note: {note}" for note in result.notes[:8]), *advice_lines(result)]
 
@@ -376,7 +383,12 @@ def advice_lines(result: Comparison) -> list[str]:
             values.get(concept_key(key, name, context.concepts), math.nan)
             for key in ("expected_r2", "trace_before", "rows_for_half")
         )
-        if not math.isnan(r2):
+        if not math.isnan(r2) and round(before, 3) == 0:
+            lines.append(
+                f"advice: the training rows have no linear association with {name} before erasing "
+                f"(Pillai trace {before:.3f}); are they erased already?"
+            )
+        elif not math.isnan(r2):
             lines.append(
                 f"advice: after erasing, a linear probe is expected to find R2 {r2:.3f} of {name} "
                 "in new rows like the training rows (Pillai trace before erasing: "

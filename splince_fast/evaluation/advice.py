@@ -164,6 +164,11 @@ class HeldOutTrace:
         return math.ceil((self.rank_x - self.rank_z) / low) if low > 0 else math.inf
 
     def __str__(self) -> str:
+        if round(self.before, 3) == 0:
+            return (
+                f"{self.name}: no linear association with the {self.n:,} training rows before "
+                "erasing; are they erased already?"
+            )
         return (
             f"{self.name}: R2 {self.before / max(1, self.rank_z):.3g} before, about "
             f"{self.r2:.2g} expected after erasing on new rows (rank {self.rank_x}, "

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime.arrays import (
     as_rows,
+    check_columns,
     check_feature_names,
     check_values,
     feature_names,
@@ -93,7 +94,7 @@ class Head:
         NonFiniteError
             X contains NaN or infinity.
         """
-        rows = _checked_rows(X, "X", width=self.coef_.shape[1])
+        rows = _checked_rows(X, "X", width=self.coef_.shape[1], of="the rows of the fit")
         check_feature_names(feature_names(X, rows.shape[1]), self.feature_names)
         scores = rows @ self.coef_.T + self.intercept_
         return np.asarray(scores[:, 0] if scores.shape[1] == 1 else scores)
@@ -192,7 +193,7 @@ def fit_head(
     check_index(X, y, "y")
     rows = _checked_rows(X, "X")
     columns = feature_names(X, rows.shape[1])
-    encoded = encode_one(y, len(rows), name="y")
+    encoded = encode_one(y, len(rows), name="y", of="X")
     if isinstance(encoded, Columns):
         if solver == "sgd":
             raise InputError("solver='sgd' is for classes; leave out solver= for a quantity")
@@ -280,12 +281,13 @@ def select_head(
     check_index(X_validation, y_validation, "y_validation")
     check_index(X_validation, groups, "groups")
     rows = _checked_rows(X, "X")
-    validation = _checked_rows(X_validation, "X_validation", width=rows.shape[1])
+    validation = _checked_rows(X_validation, "X_validation", width=rows.shape[1], of="X")
     columns = feature_names(X, rows.shape[1])
     check_feature_names(feature_names(X_validation, rows.shape[1]), columns, "X_validation")
     task = class_codes(y, "y", len(rows))
-    codes, y_true = common_codes(task, class_codes(y_validation, "y_validation", len(validation)))
-    cells = cells_of_groups(groups, len(validation)).codes
+    n, of = len(validation), "X_validation"
+    codes, y_true = common_codes(task, class_codes(y_validation, "y_validation", n, of=of))
+    cells = cells_of_groups(groups, n, of).codes
     labelled = y_true >= 0
     if not labelled.any():
         raise NotEnoughDataError("no validation row has a label, so alpha cannot be selected")
@@ -307,9 +309,13 @@ def select_head(
     )  # fmt: skip
 
 
-def _checked_rows(X: object, name: str, *, width: int | None = None) -> Float:
-    """Return the rows as float64; raise NonFiniteError for NaN or infinity."""
-    rows = as_rows(X, name=name, width=width)
+def _checked_rows(X: object, name: str, *, width: int | None = None, of: str = "") -> Float:
+    """Return the rows as float64; raise NonFiniteError for NaN or infinity.
+
+    `width` is the required number of columns, that of the rows `of`.
+    """
+    rows = as_rows(X, name=name)
+    check_columns(rows.shape, width, name, of)
     check_values(rows, name)
     return np.asarray(rows, dtype=np.float64)
 

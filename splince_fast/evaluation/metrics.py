@@ -25,6 +25,7 @@ from splince_fast.evaluation.statistics import wilson_interval
 from splince_fast.exceptions import InputError, NotEnoughDataError, SplinceWarning
 from splince_fast.labels import ClassName, VariableName
 from splince_fast.labels.encoded import observed
+from splince_fast.labels.names import listed
 from splince_fast.labels.positions import check_index
 from splince_fast.moments import Moments
 from splince_fast.projection import Projection
@@ -110,7 +111,7 @@ class GroupAccuracy:
         if absent:
             raise InputError(
                 f"cell {absent[0]!r} has a weight but no rows; the cells with rows are "
-                f"{list(accuracies)[:20]}"
+                f"{listed(accuracies)}"
             )
         total = math.fsum(by.values())
         if total <= 0:
@@ -212,7 +213,7 @@ def group_accuracy(
     check_index(y_true, groups, "groups", of="y_true")
     _, true, predicted = _encode_labels(y_true, y_pred)
     labelled, correct = true >= 0, true == predicted
-    cells = cells_of_groups(groups, len(true))
+    cells = cells_of_groups(groups, len(true), "y_true")
     weight = np.where(labelled, _weights(sample_weight, len(true)), 0.0)
     codes = np.where(labelled, cells.codes, -1)
     size = len(cells.classes)
@@ -404,7 +405,7 @@ def tpr_gap(
         raise InputError(f"average is {average!r}; choose 'rms', 'mean', 'max' or None")
     check_index(y_true, concept, "concept", of="y_true")
     classes, true, predicted = _encode_labels(y_true, y_pred)
-    z = observed(cells_of_groups(concept, len(true)))
+    z = observed(cells_of_groups(concept, len(true), "y_true"))
     gaps = gap_per_class(true, predicted, z.codes, len(classes), len(z.classes))
     absent = int(np.isnan(gaps).sum())
     if absent:
@@ -521,7 +522,8 @@ def _encode_labels(y_true: object, y_pred: object) -> tuple[tuple[ClassName, ...
     """Return the names of the true classes, the codes of `y_true`, and the codes of `y_pred`."""
     check_index(y_true, y_pred, "y_pred", of="y_true")
     true = class_codes(y_true, "y_true")
-    return true.classes, *common_codes(true, class_codes(y_pred, "y_pred", len(true)))
+    predicted = class_codes(y_pred, "y_pred", len(true), of="y_true")
+    return true.classes, *common_codes(true, predicted)
 
 
 def _groups_or_alias(groups: object, sensitive_features: object, name: str = "groups") -> object:

@@ -32,6 +32,7 @@ from splince_fast.evaluation.splits import Protocol, Sizes, Split
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassCodes, Columns, Encoded, encode_one
 from splince_fast.labels.encoded import observed
+from splince_fast.labels.names import listed
 from splince_fast.labels.positions import check_index
 from splince_fast.methods.table import METHODS, key_of
 
@@ -105,6 +106,18 @@ class ComparisonPlan:
     def variables(self) -> dict[str, Encoded]:
         """Encoded task and concepts, by their names in the moments."""
         return {self.task_name: self.task, **self.concepts}
+
+    @property
+    def same_column_text(self) -> str:
+        """Sentence that names a concept whose labels are those of the task; "" without one."""
+        task, *concepts = (
+            column.codes if isinstance(column, ClassCodes) else column.values
+            for column in self.variables.values()
+        )
+        for name, concept in zip(self.concepts, concepts, strict=True):
+            if np.array_equal(task, concept):
+                return f"The task and the concept {name!r} are the same column. "
+        return ""
 
     @property
     def usable(self) -> Mask:
@@ -276,10 +289,10 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
         check_index(X, getattr(settings, name), name)
     rows = read_rows(X)
     n = len(rows)
-    y = _drop_empty_classes(encode_one(settings.task, n, name="task"))
+    y = _drop_empty_classes(encode_one(settings.task, n, name="task", of="X"))
     columns = _concept_columns(settings.concept)
     concepts = {
-        name: _drop_empty_classes(encode_one(column, n, name=name))
+        name: _drop_empty_classes(encode_one(column, n, name=name, of="X"))
         for name, column in columns.items()
     }
     for name, encoded in [("task", y), *((f"concept {name!r}", c) for name, c in concepts.items())]:
@@ -288,7 +301,9 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
             continue
         values = encoded.values[has_label(encoded)]
         if len(values) and not np.ptp(values, axis=0).any():
-            raise LabelError(f"the {name} has one value in all of its rows, {values[0].tolist()}")
+            raise LabelError(
+                f"the {name} has one value in all of its rows, {listed(values[0].tolist())}"
+            )
     concept_codes = _joint_classes(list(concepts.values()))
     levels, protocol = _levels(settings, y, concept_codes)
     for name in ("n_seeds", "random_state"):
@@ -409,7 +424,7 @@ def _concept_columns(concept: object) -> dict[str, Any]:
     by_name = columns_of(concept, "concept")
     columns = {str(name): column for name, column in by_name.items()}
     if len(columns) < len(by_name):
-        raise InputError(f"concept has the names {list(by_name)}; pass names that differ as text")
+        raise InputError(f"concept has the names {listed(by_name)}; pass names that differ as text")
     return columns
 
 

@@ -28,6 +28,7 @@ from splince_fast.evaluation._data import has_label
 from splince_fast.evaluation.heads import decide
 from splince_fast.exceptions import InputError, SplinceWarning
 from splince_fast.labels import Columns, encode_one
+from splince_fast.labels.names import listed
 from splince_fast.labels.positions import check_index
 from splince_fast.moments.parameters import check_random_state
 
@@ -160,7 +161,7 @@ def check_probes(probes: object, name: str) -> tuple[str, ...]:
     names = as_names(probes, name)
     for probe in names:
         if probe not in PROBES:
-            raise InputError(f"there is no probe {probe!r}; choose from {PROBES}")
+            raise InputError(f"there is no probe {probe!r}; choose from {listed(PROBES)}")
     return names
 
 
@@ -261,8 +262,10 @@ def leakage(
     rows = np.asarray(array, dtype=np.float64)
     eps = np.finfo(array.dtype).eps if array.dtype.kind == "f" else 0.0
     constant_tol = _ROUNDING_FACTOR * eps * np.abs(rows).max(axis=0, initial=0.0)
-    encoded = encode_one(z_fresh, len(rows), name="z_fresh")
-    group_codes = None if groups is None else class_codes(groups, "groups", len(rows)).codes
+    encoded = encode_one(z_fresh, len(rows), name="z_fresh", of="X_fresh")
+    group_codes = None
+    if groups is not None:
+        group_codes = class_codes(groups, "groups", len(rows), of="X_fresh").codes
     labelled = has_label(encoded)
     if not labelled.all():
         rows = rows[labelled]

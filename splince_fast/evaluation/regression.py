@@ -175,7 +175,9 @@ def log_odds_regression(
     if not (np.isfinite(X).all() and np.isfinite(y).all()):
         raise NonFiniteError("log_odds or a score contains NaN or infinity; drop those rows")
     cluster_codes = (
-        np.arange(len(y)) if clusters is None else class_codes(clusters, "clusters", len(y)).codes
+        np.arange(len(y))
+        if clusters is None
+        else class_codes(clusters, "clusters", len(y), of="log_odds").codes
     )
     if (cluster_codes < 0).any():
         raise InputError("a row has no cluster; every row needs a cluster")

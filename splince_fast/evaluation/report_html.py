@@ -66,7 +66,7 @@ def render(result: Comparison) -> str:
         differences=[markup(table.to_html()) for table in _difference_tables(result)],
         figures=list(drawn.values()),
         advice=[line.removeprefix("advice: ") for line in _tables.advice_lines(result)],
-        failures=result.failures,
+        failures=_tables.failures(result),
         notes=result.notes,
         settings=settings(result),
         versions=_versions(),

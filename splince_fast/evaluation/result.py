@@ -29,9 +29,10 @@ from splince_fast.evaluation.metrics import CellAccuracy
 from splince_fast.evaluation.scoring import TableMetric, metric_of
 from splince_fast.evaluation.statistics import Interval
 from splince_fast.exceptions import FileFormatError, InputError
+from splince_fast.labels.names import listed
 
-# Matches the numbers in a note, but not digits inside names.
-_NUMBER = re.compile(r"(?<![\w'])\d[\d,.]*(e[+-]?\d+)?")
+# Matches the numbers in a note or reason, but not digits inside names.
+_NUMBER = re.compile(r"(?<![\w'])(\d[\d,.]*(e[+-]?\d+)?|inf\b)")
 
 
 class Comparison:
@@ -70,9 +71,12 @@ class Comparison:
 
     @property
     def failures(self) -> list[tuple[str, str, str]]:
-        """(eraser, head, reason) of every failure, without duplicates."""
-        failed = ((r.eraser or "advice", r.head, r.reason) for r in self.records if r.reason)
-        return list(dict.fromkeys(failed))
+        """(eraser, head, reason) of failures; those that differ only in numbers appear once."""
+        failed: dict[tuple[str, str, str], str] = {}
+        for r in self.records:
+            if r.reason:
+                failed.setdefault((r.eraser, r.head, _NUMBER.sub("", r.reason)), r.reason)
+        return [(eraser or "advice", head, text) for (eraser, head, _), text in failed.items()]
 
     @property
     def notes(self) -> list[str]:
@@ -112,7 +116,9 @@ class Comparison:
             The comparison has no such metric.
         """
         if key not in self.metrics:
-            raise InputError(f"there is no metric {key!r}; there are {', '.join(self.metrics)}")
+            raise InputError(
+                f"there is no metric {key!r}; the metrics are {', '.join(self.metrics)}"
+            )
         return metric_of(key, self.context.custom_metrics)
 
     def head_of(self, metric: str, head: str | None = None) -> str:
@@ -139,7 +145,9 @@ class Comparison:
             return ERASER_ROW
         head = self.context.heads[0] if head is None else head
         if head not in self.context.heads:
-            raise InputError(f"there is no head {head!r}; there are {self.context.heads}")
+            raise InputError(
+                f"there is no head {head!r}; the heads are {listed(self.context.heads)}"
+            )
         return head
 
     def level(self, p: float | None = None) -> float | None:
@@ -163,8 +171,10 @@ class Comparison:
         levels = self.context.levels
         if p is None:
             return max(levels, key=lambda q: 0.0 if q is None else abs(q - 0.5))
+        if levels == (None,):
+            raise InputError("this comparison has only the natural split; leave p out")
         if p not in levels:
-            raise InputError(f"there is no level {p!r}; there are {levels}")
+            raise InputError(f"there is no level {p!r}; the levels are {listed(levels)}")
         return p
 
     def values(
@@ -197,10 +207,14 @@ class Comparison:
             Value by seed.
         """
         if eraser not in self.context.erasers:
-            raise InputError(f"there is no eraser {eraser!r}; there are {self.context.erasers}")
+            raise InputError(
+                f"there is no eraser {eraser!r}; the erasers are {listed(self.context.erasers)}"
+            )
         if alpha is not None:
             if not is_number(alpha) or alpha not in self.context.alphas:
-                raise InputError(f"alpha is {alpha!r}; the comparison has {self.context.alphas}")
+                raise InputError(
+                    f"there is no alpha {alpha!r}; the alphas are {listed(self.context.alphas)}"
+                )
             # np.float32(.1) == .1, but their hashes differ: look the equal float up.
             alpha = self.context.alphas[self.context.alphas.index(alpha)]
         records = self._records_of(self.level(p), self.head_of(metric, head), eraser)
@@ -534,11 +548,10 @@ class Comparison:
         return f"{_tables.wrapped(str(self.decision()))}\n\n{_tables.overview(self)}"
 
     def __repr__(self) -> str:
-        c = self.context
-        return (
-            f"Comparison({len(c.erasers)} erasers, {len(c.heads)} heads, {len(c.levels)} levels, "
-            f"{len(c.seeds)} seeds)"
-        )
+        counts = {name: len(getattr(self.context, f"{name}s"))
+                  for name in ("eraser", "head", "level", "seed")}  # fmt: skip
+        texts = (f"{n} {name}{'s' * (n != 1)}" for name, n in counts.items())
+        return f"Comparison({', '.join(texts)})"
 
     def _repr_html_(self) -> str:
         return f"<p>{html.escape(str(self.decision()))}</p>{_tables.notebook(self)}"

@@ -95,7 +95,7 @@ class Protocol:
         """
         for name, column in (("task", y), ("concept", z)):
             check_classes(name, column)
-        codes = None if groups is None else class_codes(groups, "groups", len(y)).codes
+        codes = None if groups is None else class_codes(groups, "groups", len(y), of="task").codes
         if isinstance(aligned_class, Mapping):
             for a, b in aligned_class.items():
                 if a not in y.classes or b not in z.classes:
@@ -535,7 +535,9 @@ def spurious_split(
     check_index(task, concept, "concept", of="task")
     check_index(task, groups, "groups", of="task")
     y = class_codes(task, "task")
-    protocol = Protocol.of(y, class_codes(concept, "concept", len(y)), aligned_class, groups)
+    protocol = Protocol.of(
+        y, class_codes(concept, "concept", len(y), of="task"), aligned_class, groups
+    )
     sizes = protocol.largest_sizes([p]) if sizes is None else check_sizes(sizes)
     return protocol.split(p, sizes, random_state, method=method, on_shortage=on_shortage)
 

@@ -70,14 +70,14 @@ def refuse(name: str, reason: str) -> NoReturn:
     raise LabelError(f"variable {name!r} {reason}")
 
 
-def refuse_length(data: NDArray[np.generic] | list[Any], n_rows: int, name: str) -> NoReturn:
-    """Raise InputError for a column whose length is not the number of rows of the block."""
+def refuse_length(
+    data: NDArray[np.generic] | list[Any], n_rows: int, name: str, of: str
+) -> NoReturn:
+    """Raise InputError for a column whose length is not the number of rows of `of`."""
     hint = "pass one label per row, None or NaN where it is unknown"
     if isinstance(data, np.ndarray) and data.ndim == 2 and data.shape[1] == n_rows:
         hint = f"its shape {data.shape} looks transposed: pass its .T"
-    raise InputError(
-        f"variable {name!r} has {len(data)} labels but the block has {n_rows} rows; {hint}"
-    )
+    raise InputError(f"variable {name!r} has {len(data)} labels but {of} has {n_rows} rows; {hint}")
 
 
 def variables_of(labels: object, default_name: str) -> Mapping[Any, Any]:
@@ -455,15 +455,15 @@ def whole_numbers(
     if fractional.any():
         refuse(
             name,
-            f"is to be classes but holds {values[fractional][0]}, which is no whole number; cast "
-            "the labels to strings to make each value a class, or bin them",
+            f"must hold classes, but holds {values[fractional][0]}; bin the values, or cast them "
+            "to strings",
         )
     # From 2**(nmant + 1) on, several integers round to the same float.
     limit = 2.0 ** min(np.finfo(values.dtype).nmant + 1, 53)
     if (np.abs(values) >= limit).any():
         refuse(
             name,
-            f"is to be classes but holds values from {limit:.0f} on, where {values.dtype} cannot "
+            f"must hold classes, but holds values from {limit:.0f} on, where {values.dtype} cannot "
             "tell integers apart; pass integers or strings",
         )
     return values.astype(np.int64), is_missing if is_missing.any() else None

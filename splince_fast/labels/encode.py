@@ -121,10 +121,16 @@ def encode(
 
 
 @overload
-def encode_one(values: Any, n_rows: int, *, name: str, kind: Literal["classes"]) -> ClassCodes: ...
+def encode_one(
+    values: Any, n_rows: int, *, name: str, kind: Literal["classes"], of: str = ...
+) -> ClassCodes: ...
 @overload
-def encode_one(values: object, n_rows: int, *, name: str, kind: str | None = None) -> Encoded: ...
-def encode_one(values: object, n_rows: int, *, name: str, kind: str | None = None) -> Encoded:
+def encode_one(
+    values: object, n_rows: int, *, name: str, kind: str | None = None, of: str = ...
+) -> Encoded: ...
+def encode_one(
+    values: object, n_rows: int, *, name: str, kind: str | None = None, of: str = "the block"
+) -> Encoded:
     """Encode one variable of one block.
 
     Strings, booleans, integers and categoricals are classes; floats, ``Decimal`` and mixtures of
@@ -146,6 +152,8 @@ def encode_one(values: object, n_rows: int, *, name: str, kind: str | None = Non
     kind : {"classes", "continuous"}, optional
         Overrides the type: "continuous" reads integers or booleans as numbers, "classes" reads
         whole-number floats as classes.
+    of : str
+        Name of the rows, for messages.
 
     Returns
     -------
@@ -183,19 +191,19 @@ def encode_one(values: object, n_rows: int, *, name: str, kind: str | None = Non
         raise LabelError(f"variable {name!r} has the unknown kind {kind!r}; choose from {KINDS}")
     if isinstance(values, ClassCodes):
         if len(values) != n_rows:
-            refuse_length(values.codes, n_rows, name)
+            refuse_length(values.codes, n_rows, name, of)
         if kind == "continuous":
             refuse(name, "cannot be continuous: it is encoded as classes")
         return values
     if isinstance(values, Columns):
         if len(values.values) != n_rows:
-            refuse_length(values.values, n_rows, name)
+            refuse_length(values.values, n_rows, name, of)
         if kind == "classes":
             refuse(name, "cannot be classes: it is encoded as numbers")
         return values
     data, missing, names, categories, unknown = read_column(values, name, kind)
     if len(data) != n_rows:
-        refuse_length(data, n_rows, name)
+        refuse_length(data, n_rows, name, of)
     if kind == "continuous" and (isinstance(data, list) or categories is not None):
         example = next((v for v in categories or data if v is not None), None)
         refuse(name, f"cannot be continuous: it holds classes such as {example!r}")

@@ -178,3 +178,14 @@ def test_the_expected_trace_is_that_of_the_labelled_rows(labelled: float) -> Non
     # The standard error of the mean of 20 traces of d / n_labelled is 4 % of it; as if all rows had
     # labels, the trace would be a tenth of the truth at one label in ten.
     assert np.mean(expected) == pytest.approx(np.mean(truth), rel=0.15)
+
+
+def test_rows_that_are_erased_already_are_named() -> None:
+    X, y, z = data()
+    text = "the training rows have no linear association with concept before erasing"
+    erased = str(run(sf.erase(X, concept=z)[0], y, z, n_seeds=1))
+    assert text in " ".join(erased.split())
+    assert "would halve" not in erased
+    assert text not in " ".join(str(run(X, y, z, n_seeds=1)).split())  # control
+    moments = sf.Moments().update(sf.erase(X, concept=z)[0], {"z": z})
+    assert "are they erased already?" in str(held_out_trace(moments, "z"))

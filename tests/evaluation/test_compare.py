@@ -278,6 +278,13 @@ def fatal(moments: sf.Moments) -> Any:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def test_a_file_as_the_folder_of_a_run_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.npy"
+    path.touch()
+    with pytest.raises(InputError, match=r"x\.npy' is a file; pass a folder"):
+        run(*data(300), run=path)
+
+
 def test_a_job_whose_result_is_lost_can_run_again(tmp_path: Path) -> None:
     """A job may have ended when another one's process dies, before its records are read."""
     X, y, z = data(300)
@@ -295,8 +302,12 @@ def test_an_infeasible_eraser_is_a_row_and_the_rest_goes_on() -> None:  # case 6
         ("SPLINCE", ""), ("SPLINCE", "retrained"), ("SPLINCE", "frozen")
     ]  # fmt: skip
     assert "span" in result.failures[0][2]
+    same = "The task and the concept 'concept' are the same column. "
+    assert result.failures[0][2].startswith(same)
     assert result.mean("kept_covariance", eraser="LEACE") < 1e-12
-    assert "! SPLINCE" in str(result)
+    assert str(result).count("! SPLINCE") == 1  # the heads fail for the same reason
+    function = run(X, y, np.where(y, 0, 1), n_seeds=1)  # control: infeasible, another column
+    assert function.failures[0][2].startswith("SPLINCE cannot keep")
     assert result.advice()["rho"] == pytest.approx(1.0)
     with pytest.raises(InputError, match="SPLINCE"):
         run(X, y, y.copy(), n_seeds=1, strict=True)

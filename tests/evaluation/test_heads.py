@@ -246,3 +246,12 @@ def test_classes_and_rows_without_a_label_change_no_selected_head() -> None:
     assert found.validation == fewer.validation
     with pytest.raises(NotEnoughDataError, match="no validation row"):
         ev.select_head(X[:200], y[:200], X[200:], [None] * 200, groups=z[200:])
+
+
+def test_other_numbers_of_columns_are_refused_with_the_rows_that_set_them() -> None:
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(60, 3)), np.arange(60) % 2
+    with pytest.raises(InputError, match="2 columns, and 3 are expected, as in the rows of the f"):
+        ev.fit_head(X, y).predict(X[:, :2])
+    with pytest.raises(InputError, match="X_validation has 2 columns, and 3 are expected, as in X"):
+        ev.select_head(X, y, X[:, :2], y, groups=y)

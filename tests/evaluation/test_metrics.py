@@ -289,3 +289,21 @@ def test_arguments_of_other_types_are_refused() -> None:
         with pytest.raises(sf.InputError, match=text):
             call()  # type: ignore[no-untyped-call]
     assert len(ev.leakage(X, z, probes="linear", cv=2).probes) == 1
+
+
+def test_a_column_of_another_length_is_compared_with_its_rows() -> None:
+    y, X = np.arange(40) % 2, np.zeros((40, 2))
+    calls: dict[str, Any] = {
+        "'y_pred' has 3 labels but y_true has 40": lambda: ev.group_accuracy(y, y[:3], groups=y),
+        "'groups' has 3 labels but y_true has 40": lambda: ev.group_accuracy(y, y, groups=y[:3]),
+        "'y' has 3 labels but X has 40": lambda: ev.fit_head(X, y[:3]),
+        "'concept' has 3 labels but X has 40": lambda: ev.compare(X, task=y, concept=y[:3]),
+        "'z_fresh' has 3 labels but X_fresh has 40": lambda: ev.leakage(X, y[:3]),
+        "'groups' has 3 labels but X_fresh has 40": lambda: ev.leakage(X, y, groups=y[:3]),
+        "'groups' has 3 labels but X_validation has 40": lambda: ev.select_head(
+            X, y, X, y, groups=y[:3]
+        ),
+    }
+    for match, call in calls.items():
+        with pytest.raises(InputError, match=match):
+            call()

@@ -52,6 +52,12 @@ def test_other_records_are_refused_with_a_clear_word(
     path.write_text(json.dumps(content))
     with pytest.raises(FileFormatError, match="is not a comparison of this version"):
         Comparison.load(path)
+    path.write_text("{}")
+    with pytest.raises(FileFormatError, match=r"version \(it lacks the field 'kind'\)"):
+        Comparison.load(path)
+    path.write_text("[]")
+    with pytest.raises(FileFormatError, match="it holds no JSON object"):
+        Comparison.load(path)
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(FileFormatError, match="is not a comparison"):
         Comparison.load(path)

@@ -262,10 +262,25 @@ def test_a_confirmed_leader_is_starred_and_a_tie_is_a_tie(result: Comparison) ->
     text = first_card(without)
     assert without.decision().outcome == "not decided"
     assert "SAL, LEACE and SPLINCE are not significantly different" in text
-    assert "equal at every seed" in text
+    assert "equal to LEACE at every seed" in text
     first = str(zeros).split("\n\n")[2]
     assert first.startswith("retrained")
     assert "*" not in first
+
+
+def test_a_tie_of_two_erasers_reads_as_a_tie() -> None:
+    X, y, z = data()
+    twins = {"none": "none", "LEACE": "LEACE", "other": "LEACE"}
+    found = run(X, y + X[:, 2], z, n_seeds=3, erasers=twins, heads=("retrained",))
+    assert repr(found) == "Comparison(3 erasers, 1 head, 1 level, 3 seeds)"
+    sentence = found.decision().sentence
+    assert "Take LEACE; other changes the rows as much (" in sentence
+    assert "least" not in sentence
+    with pytest.raises(InputError, match="only the natural split; leave p out"):
+        found.decision(p=0.9)
+    alone = run(X, y, z, n_seeds=1, erasers=twins).decision().sentence
+    assert "and 1 has values" in alone
+    assert "); it changes the rows least" in alone
 
 
 # -- worst groups -----------------------------------------------------------------------------

@@ -475,7 +475,7 @@ def test_whole_floats_can_be_said_to_be_classes(dtype: Any) -> None:
 
 
 def test_floats_that_are_not_whole_are_no_classes() -> None:
-    with pytest.raises(LabelError, match=r"holds 0\.5, which is no whole number"):
+    with pytest.raises(LabelError, match=r"must hold classes, but holds 0\.5; bin"):
         encode_one([1.0, 0.5], 2, name="z", kind="classes")
 
 
