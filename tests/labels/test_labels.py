@@ -635,7 +635,7 @@ def test_categories_that_are_numbers_or_nothing() -> None:
     assert encode_one(pd.Categorical([2.0, None]), 2, name="z").classes == (2,)
     assert typed(encode_one(pd.Categorical([True]), 1, name="z").classes) == typed([True])
     assert encode_one(pd.Categorical([None]), 1, name="z").classes == ()
-    with pytest.raises(LabelError, match="to strings to make each value a class"):
+    with pytest.raises(LabelError, match="bin the values, or cast them to strings"):
         encode_one(pd.Categorical([2.5]), 1, name="z")
     with pytest.raises(LabelError, match="neither names nor numbers"):
         encode_one(pd.cut(pd.Series([1.0, 2.0]), 2), 2, name="z")
