@@ -65,7 +65,7 @@ def with_flags(
         text,
     )
     return re.sub(
-        rf"^({any_name})(?= (?:is|assigns)\b)|{start}({words})\b(?![/'\"=.-]\w)",
+        rf"^({any_name})(?= (?:is|assigns)\b)|{start}(?<!= )({words})\b(?![/'\"=.-]\w)",
         lambda match: flags[match[1] or match[2]],
         text,
     )

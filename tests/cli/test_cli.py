@@ -1185,6 +1185,7 @@ def test_tables_hold_the_labels_that_an_eraser_needs(tmp_path: Path, capsys: Any
         ("pass min_scale, too, or leave keep out", "pass --min-scale, too, or leave --keep out"),
         ("what it must keep is 'min_scale'", "what it must keep is 'min_scale'"),
         ("pass keep=None", "leave --keep out"),
+        ("p = P(z = min_scale)", "p = P(z = min_scale)"),
         ("few rows. Pass less, or on_shortage='shrink' to go on", "few rows. Pass less"),
         ("repair them, e.g. X = X[np.isfinite(X).all(axis=1)]. Or", "repair them. Or"),
         (
