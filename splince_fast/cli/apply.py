@@ -105,8 +105,11 @@ def _load(args: argparse.Namespace) -> Eraser:
 
     If the eraser and a file of rows are in the wrong order, the error message says so.
     """
+    from splince_fast._runtime.files import kind_of
     from splince_fast.eraser import load_eraser
 
+    if kind_of(args.eraser) in ("moments", "folds"):
+        raise InputError(f"{args.eraser!r} holds moments; pass the eraser that fit wrote")
     try:
         return load_eraser(args.eraser)
     except FileFormatError as error:
@@ -221,7 +224,7 @@ def _check_format(path: str, target: str, file_format: str) -> None:
     allowed: tuple[str, ...] = rows.ARRAYS if file_format == "array" else rows.TABLES
     if file_format != "dataset" and Path(target).suffix not in allowed:
         raise InputError(
-            f"-o {target!r}: the rows of {path!r} can be written as {', '.join(allowed)}"
+            f"-o {target!r}: the rows of {path!r} can be written only as {', '.join(allowed)}"
         )
 
 
@@ -238,6 +241,10 @@ def _erase_arrays(
     progress = None if args.jobs == 1 else False
     arrays = rows.read_arrays(path, args.key, "r+" if args.in_place else "r")
     X = arrays.X
+    if getattr(X, "ndim", 2) < 2:
+        raise InputError(
+            f"{path!r} has shape {tuple(X.shape)}; it must be (n, d), one row per sample"
+        )
     try:
         empty = X[:0] if getattr(X, "ndim", 0) else X
     except RuntimeError:  # a sparse or nested tensor cannot be sliced; the eraser refuses it

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,8 @@ from typing import TextIO
 
 from splince_fast._runtime.version import library_version
 from splince_fast.cli import apply, compare, demo, doctor, fit, inspect
-from splince_fast.exceptions import ManyClassesWarning, SplinceError, SplinceWarning
+from splince_fast.cli.messages import with_flags
+from splince_fast.exceptions import SplinceError, SplinceWarning
 
 
 def run(argv: Sequence[str] | None) -> int:
@@ -35,16 +35,9 @@ def run(argv: Sequence[str] | None) -> int:
 
 
 def _with_flags(text: str, args: argparse.Namespace) -> str:
-    """Replace Python arguments in a message by flags: ``min_scale=1e-8`` by ``--min-scale 1e-8``.
-
-    A name after a slash, a quote or a hyphen may be part of a path, and is not replaced.
-    """
-    names = "|".join(map(re.escape, vars(args)))
-    return re.sub(
-        rf"(?<![\w/'\"-])({names})=('?)((?:[\w+-]+(?:\.\w+)*)?)\2",
-        lambda match: f"--{match[1].replace('_', '-')} {match[3]}".rstrip(),
-        text,
-    )
+    """Replace Python arguments in a message by the flags of the command."""
+    parameters = vars(args).keys() - {"variables"}
+    return with_flags(text, parameters, getattr(args, "variables", {}))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -76,8 +69,6 @@ def _plain_warnings(args: argparse.Namespace) -> Iterator[None]:
         line: str | None = None,
     ) -> None:
         text = _with_flags(str(message), args)
-        if issubclass(category, ManyClassesWarning):
-            text += "; on the command line: --kind NAME=continuous or --kind NAME=classes"
         if text not in printed:
             printed.add(text)
             print(f"splince-fast: warning: {text}", file=sys.stderr)

@@ -94,12 +94,32 @@ def run(args: argparse.Namespace) -> None:
     """Check the arguments, read the files, compare the erasers, and write the results."""
     inputs = [args.embeddings, *paths_of(args.labels)]
     check_outputs({"--output": args.output, "--save": args.save}, inputs, force=args.force)
+    if args.output is not None and Path(args.output).suffix.lower() not in ("", ".html", ".htm"):
+        raise InputError(
+            f"--output {args.output!r}: the report is HTML; name a file that ends in .html"
+        )
+    if args.folder is not None and Path(args.folder).is_file():
+        raise InputError(f"--run {args.folder!r} is a file; name a folder")
     sizes = _sizes(args.sizes)
     if args.output is not None:  # report a missing package before the comparison runs
         require("matplotlib.figure", "evaluate")
         require("jinja2", "evaluate")
     if args.keep in args.erase:
         raise InputError(f"{args.keep!r} is both erased and kept; name two variables")
+    for option, name, content in (
+        ("--groups", args.groups, "groups"),
+        ("--test", args.test, "train, validation and test"),
+    ):
+        if name == args.keep or name in args.erase:
+            use = "kept" if name == args.keep else "erased"
+            raise InputError(
+                f"{option} names {name!r}, which is also {use}; name a column of {content}"
+            )
+    args.variables = {
+        name: variable
+        for name, variable in (("task", args.keep), ("groups", args.groups), ("test", args.test))
+        if variable is not None and name not in args.erase
+    }
     split_columns = [name for name in (args.groups, args.test) if name is not None]
     X, labels = _read(args, list(dict.fromkeys([*args.erase, args.keep, *split_columns])))
     from splince_fast.evaluation import compare
@@ -142,10 +162,11 @@ def _read(args: argparse.Namespace, names: list[str]) -> tuple[Any, dict[str, An
     X: Any = args.embeddings
     if args.embedding is None:
         if not X.endswith(".npy"):
-            raise InputError(
-                f"{X!r} is not a .npy file; for a parquet file name the column of vectors with "
-                "--embedding COLUMN"
-            )
+            if Path(X).is_dir() or Path(X).suffix == ".parquet":
+                remedy = f"name the column of vectors of {X!r} with --embedding"
+            else:
+                remedy = f"save the array of rows of {X!r} with numpy.save"
+            raise InputError(f"compare reads .npy and .parquet files; {remedy}")
         columns = read_label_files(args.labels, names, kinds)
         if not Path(X).exists():
             raise InputError(f"there is no file {X!r}")

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from splince_fast._solve.options import MOMENT_OPTIONS, OPTIONS, Option, check_moment_options
 from splince_fast.cli import label_files, rows
 from splince_fast.cli.inspect import print_report
+from splince_fast.cli.messages import with_flags
 from splince_fast.cli.paths import check_outputs
 from splince_fast.exceptions import InputError
 
 if TYPE_CHECKING:
     from splince_fast.methods.table import Method
+
+# Suffixes that would misname the files that the command writes.
+_OTHER_FORMATS = (".csv", ".npy", ".npz", ".parquet", ".pt", ".pth", ".tsv")
 
 EXAMPLES = """examples:
   splince-fast fit X.npy --labels people.csv --erase gender --keep job -o gender.safetensors
@@ -81,7 +86,8 @@ def _add_flag(add: Callable[..., object], option: Option) -> None:
         try:
             return option.parse(text)
         except InputError as error:
-            raise argparse.ArgumentTypeError(f"invalid value: {error}") from error
+            message = with_flags(str(error), [option.name])
+            raise argparse.ArgumentTypeError(f"invalid value: {message}") from error
 
     number = {float: ["A"], int: ["N"], None: []}[option.number]
     metavar = "|".join([*number, *option.choices])
@@ -101,6 +107,12 @@ def run(args: argparse.Namespace) -> None:
         "--checkpoint": args.checkpoint,
     }
     check_outputs(outputs, inputs, force=args.force, resumed=("--checkpoint",))
+    for option, path in outputs.items():
+        if path is not None and Path(path).suffix in _OTHER_FORMATS:
+            raise InputError(
+                f"{option} {path!r}: the format of the file is safetensors; name a file that ends "
+                "in .safetensors"
+            )
     method = method_of(args.method, args.keep)
     options = _options(args, method)
     moment_options, passes = _pop_moment_options(args, options)

@@ -121,13 +121,13 @@ def count_rows(values: Any, name: str) -> int:
     return rows
 
 
-def check_length(values: object, n_rows: int, name: str, rows_of: str) -> None:
+def check_length(values: object, n_rows: int, name: str, rows_of: str, verb: str = "has") -> None:
     """Raise InputError unless a column has `n_rows` entries, one per row of `rows_of`."""
     length = count_rows(values, name)
     if length != n_rows:
         raise InputError(
-            f"{name} has {length} rows but {rows_of} has {n_rows}; pass one entry per row, in the "
-            "same order"
+            f"{name} has {length} rows but {rows_of} {verb} {n_rows}; pass one entry per row, in "
+            "the same order"
         )
 
 

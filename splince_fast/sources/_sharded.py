@@ -91,7 +91,8 @@ def split_array(
 
     Return a function that maps the index of a shard to the shard's part of the column.
     """
-    check_length(values, sum(counts), name, rows_of)
+    verb = "has" if len(counts) == 1 else "have"
+    check_length(values, sum(counts), name, rows_of, verb)
     bounds = [0, *itertools.accumulate(counts)]
     return lambda index: slice_rows(values, bounds[index], bounds[index + 1])
 

@@ -136,7 +136,7 @@ def test_integers_that_may_be_quantities_warn(
     out, err = capsys.readouterr()
     for text in (out, err):
         assert "'years' was read as 62 classes, and erasing takes 6 of 6 dimensions" in text
-    assert "--kind NAME=continuous" in err
+    assert "--kind years=continuous" in err
     told(capsys, *start, "--kind", "years=continuous", "-o", "one")
     assert sf.Projection.load("one").rank == 1
 
@@ -376,9 +376,9 @@ FIT = ["fit", "X.npy", "--labels", "labels.csv", "--erase", "gender"]
         ([*FIT, "--keep", "job", "--sketch-size", "2", "--solver", "eigh", "-o", "e"], "at 'auto'"),
         (
             [*FIT, "--keep", "job", "--sketch-size", "2", "--groups", "age", "-o", "e"],
-            "leave groups out",
+            "leave --groups out",
         ),
-        ([*FIT, "--keep", "job", "--passes", "2", "-o", "e"], "pass sketch_size, too"),
+        ([*FIT, "--keep", "job", "--passes", "2", "-o", "e"], "pass --sketch-size, too"),
         (
             [*FIT, "--method", "sal", "--sketch-size", "2", "--passes", "2", "-o", "e"],
             "splince, leace",
@@ -392,6 +392,8 @@ FIT = ["fit", "X.npy", "--labels", "labels.csv", "--erase", "gender"]
         ([*FIT, "--keep", "job", "-o", "absent/e"], "there is no folder for 'absent/e'"),
         ([*FIT, "--keep", "job", "-o", "a.npy"], "'a.npy' exists"),
         ([*FIT, "--keep", "job", "-o", "e", "--save-moments", "a.npy"], "'a.npy' exists"),
+        ([*FIT, "--keep", "job", "-o", "new.npy"], "ends in .safetensors"),
+        ([*FIT, "--keep", "job", "-o", "e", "--save-moments", "m.npz"], "ends in .safetensors"),
         ([*FIT, "--keep", "job", "--checkpoint", "absent/c", "-o", "e"], "there is no folder"),
         (["fit", "X.npy", "--erase", "g", "--keep", "y", "-o", "e"], "pass --labels FILE"),
         (["fit", "absent.npy", *FIT[2:], "--keep", "job", "-o", "e"], "absent.npy"),
@@ -665,7 +667,7 @@ def test_apply_needs_memory_for_a_piece_only(
         (["apply", "e", "X.npy", "-o", "gender.npy"], "'gender.npy' exists"),
         (["apply", "e", "narrow.npy", "-o", "out.npy"], "3 columns, and 6 are expected"),
         (["apply", "e", "narrow.npy", "--in-place"], "3 columns, and 6 are expected"),
-        (["apply", "e", "gender.npy", "-o", "out.npy"], "it must be 2-D"),
+        (["apply", "e", "gender.npy", "-o", "out.npy"], "'gender.npy' has shape (300,)"),
         (["apply", "e", "integers.npy", "--in-place"], "the result is float64; use -o FILE"),
         (["apply", "e", "labels.csv", "-o", "out.npy"], "has no known format"),
         (["apply", "e", "broken.npy", "-o", "out.npy"], "cannot be read as a .npy array"),
@@ -685,7 +687,7 @@ def test_apply_needs_memory_for_a_piece_only(
             ),
         ),
         (["fit", "X.npy", "--key", "a", "--erase", "z", "-o", "out"], "no file holds several"),
-        (["apply", "e", "X.npy", "-o", "out.txt"], "can be written as .npy, .npz"),
+        (["apply", "e", "X.npy", "-o", "out.txt"], "can be written only as .npy, .npz"),
         (["apply", "e", "X.npy", "-o", ""], "--output is empty"),
         (["apply", "e", "X.npy", "a.npy", "-o", ""], "--output is empty"),
         (["apply", "e", "X.npy", "a.npy", "-o", "e"], "is a file; several files need a folder"),
@@ -697,6 +699,7 @@ def test_apply_needs_memory_for_a_piece_only(
         (["apply", "e", "absent.npy", "-o", "out.npy"], "there is no file 'absent.npy'"),
         (["apply", "absent", "X.npy", "-o", "out.npy"], "there is no file absent"),
         (["apply", "X.npy", "X.npy", "-o", "out.npy"], "no safetensors file"),
+        (["apply", "moments", "X.npy", "-o", "out.npy"], "'moments' holds moments; pass the"),
         (["apply", "e", "X.npy", "-o", "absent/out.npy"], "there is no folder"),
         (["apply", "e", "X.npy"], "-o/--output --in-place is required"),
         (["apply", "e", "X.npy", "-o", "out.npy", "--in-place"], "not allowed with"),
@@ -709,6 +712,7 @@ def test_mistakes_of_apply_change_nothing(
     np.save("integers.npy", np.ones((4, WIDTH), int))
     np.save("long.npy", np.ones((4, WIDTH), np.longdouble))
     np.savez("two.npz", a=np.ones((4, WIDTH)), b=np.ones(3))
+    sf.Moments().update(np.eye(WIDTH), {"z": [0, 1] * (WIDTH // 2)}).save("moments")
     for name in ("broken.npy", "broken.npz"):
         Path(name).write_bytes(b"nothing")
     before = {path.name: path.read_bytes() for path in Path().iterdir()}
@@ -926,7 +930,7 @@ def test_parquet_in_and_out(
         assert file.num_row_groups == 5
     assert "--embedding" in told(capsys, *command[:3], "-o", "o.parquet", code=2)
     assert "no column 'w'" in told(capsys, *command, "w", "-o", "o.parquet", code=2)
-    assert "written as .parquet" in told(capsys, *command, "v", "-o", "o.npy", code=2)
+    assert "only as .parquet" in told(capsys, *command, "v", "-o", "o.npy", code=2)
     assert not Path("o.parquet").exists()
 
 
@@ -1176,8 +1180,26 @@ def test_tables_hold_the_labels_that_an_eraser_needs(tmp_path: Path, capsys: Any
         ("no file 'data/keep=1/a.npy'", "no file 'data/keep=1/a.npy'"),
         ("no file 'keep=1'", "no file 'keep=1'"),
         ("pass refine= a source", "pass refine= a source"),  # no flag of the command
+        ("keep is 3; it must be None, 'oas' or 1", "--keep is 3; it must be 'oas' or 1"),
+        ("n_seeds is 0", "--seeds is 0"),
+        ("pass min_scale, too, or leave keep out", "pass --min-scale, too, or leave --keep out"),
+        ("what it must keep is 'min_scale'", "what it must keep is 'min_scale'"),
+        ("pass keep=None", "leave --keep out"),
+        ("p = P(z = min_scale)", "p = P(z = min_scale)"),
+        ("few rows. Pass less, or on_shortage='shrink' to go on", "few rows. Pass less"),
+        ("repair them, e.g. X = X[np.isfinite(X).all(axis=1)]. Or", "repair them. Or"),
+        (
+            "pass kinds={'a': 'classes'} (on the command line: --kind a=classes); kinds={...: "
+            "'continuous'}",
+            "pass --kind a=classes; --kind NAME=continuous",
+        ),
+        ("it must be 'sal', or a function of moments", "it must be 'sal'"),
+        ("labels['z'] has 3 rows", "column 'z' of the labels has 3 rows"),
+        ("variable 'task' and variable 'z'", "variable 'job' and variable 'z'"),
     ],
 )
 def test_messages_name_the_flags_of_the_command(text: str, expected: str) -> None:
-    args = argparse.Namespace(keep=None, min_scale=None, shrinkage=None)
+    args = argparse.Namespace(
+        keep=None, kind=None, min_scale=None, seeds=None, shrinkage=None, variables={"task": "job"}
+    )
     assert _with_flags(text, args) == expected

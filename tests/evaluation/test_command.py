@@ -98,6 +98,7 @@ def test_a_parquet_file_holds_rows_and_labels(
         (["--keep", "profession", "--association", ".5;.8"], "no comma-separated list"),
         (["--keep", "profession", "--association-method", "weights"], "natural split"),
         (["--keep", "profession", "--labels", "jobs.csv"], "no file 'jobs.csv'"),
+        (["--keep", "profession", "--test", "gender", "--erase", "part"], "which is also erased"),
     ],
 )
 def test_invalid_arguments_are_refused(
@@ -132,6 +133,10 @@ def test_a_failing_eraser_keeps_the_status_and_strict_does_not(
         (["-o", ""], "--output is empty"),
         (["--save", ""], "--save is empty"),
         (["-o", "old.html"], "--force"),
+        (["-o", "new.pdf"], "the report is HTML"),
+        (["--run", "people.csv"], "--run 'people.csv' is a file"),
+        (["--test", "profession"], "--test names 'profession', which is also kept"),
+        (["--groups", "gender"], "--groups names 'gender', which is also erased"),
         (["--association", ".8", "--sizes", "100,10"], "three whole numbers"),
         (["--association", ".8", "--sizes", "inf,10,10"], "whole numbers"),
         (["--association", ".8", "--sizes", "nan,10,10"], "whole numbers"),

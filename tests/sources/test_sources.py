@@ -566,7 +566,7 @@ def test_paths_that_are_none(paths: Any) -> None:
 def test_labels_of_npy_that_do_not_fit(tmp_path: Path) -> None:
     paths = [write_npy(tmp_path, f"{i}.npy", np.ones((3 + i, 2))) for i in range(2)]
     short = write_npy(tmp_path, "short.npy", np.ones(3))
-    with pytest.raises(InputError, match=r"labels\['z'\] has 6 rows but 2 files .* has 7"):
+    with pytest.raises(InputError, match=r"labels\['z'\] has 6 rows but 2 files .* have 7"):
         from_npy(paths, {"z": np.ones(6)})
     with pytest.raises(InputError, match="names 1 files but X has 2"):
         from_npy(paths, {"z": short})

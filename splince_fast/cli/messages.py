@@ -1,0 +1,71 @@
+"""Messages of the library in the terms of the command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+# Parameters whose flag has another name.
+_FLAGS = {
+    "alpha": "alphas", "erasers": "eraser", "folder": "run", "heads": "head", "leakage": "probe",
+    "n_jobs": "jobs", "n_seeds": "seeds"
+}  # fmt: skip
+# Advice that applies to Python alone, and its replacement.
+_PYTHON = (
+    (r", e\.g\. (\w+) = \1\[np\.isfinite\(\1\)\.all\(axis=1\)\]", ""),
+    (r", or on_shortage='shrink' to [^.;]*", ""),
+    (r",? or a function of moments\b", ""),
+    (r"(must be )None(?:,| or) ", r"\1"),
+    (r",? or None for ", "; by default "),
+    (r"\blabels\[('[^']*')\]", r"column \1 of the labels"),
+)
+_KIND = re.compile(r"(?:Moments\()?kinds=\{(?:'([^']*)'|\.\.\.): '(\w+)'\}\)?")
+
+
+def with_flags(
+    text: str, parameters: Iterable[str], variables: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """Replace Python arguments in a message by flags of a command.
+
+    For example, ``min_scale=1e-8`` becomes ``--min-scale 1e-8``.
+
+    Parameters
+    ----------
+    text : str
+        Message of the library.
+    parameters : iterable of str
+        Parameters that are flags of the command. A parameter after a slash, a quote or a hyphen may
+        be part of a path, and is not replaced. A parameter without "=" is replaced at the beginning
+        of the message, or if its name has an underscore.
+    variables : mapping
+        Name of a variable on the command line by its name in the library, such as "task".
+    """
+    flags = {name: f"--{name.replace('_', '-')}" for name in parameters}
+    flags |= {name: flags[other] for name, other in _FLAGS.items() if other in flags}
+    for pattern, replacement in _PYTHON:
+        text = re.sub(pattern, replacement, text)
+    if "kind" in flags:
+        text = re.sub(r" \(on the command line: [^)]*\)", "", text)
+        text = _KIND.sub(lambda match: f"--kind {match[1] or 'NAME'}={match[2]}", text)
+    text = re.sub(
+        r"\bvariable '(\w+)'", lambda match: f"variable {variables.get(match[1], match[1])!r}", text
+    )
+    any_name = "|".join(map(re.escape, flags))
+    words = "|".join(re.escape(name) for name in flags if "_" in name) or "(?!)"
+    start = r"(?<![\w/'\"-])"
+    text = re.sub(
+        rf"\b(?:pass ({any_name})=None\b|leave ({any_name}) out\b)",
+        lambda match: f"leave {flags[match[1] or match[2]]} out",
+        text,
+    )
+    text = re.sub(
+        rf"{start}({any_name})=('?)((?:[\w+-]+(?:\.\w+)*)?)\2",
+        lambda match: f"{flags[match[1]]} {match[3]}".rstrip(),
+        text,
+    )
+    return re.sub(
+        rf"^({any_name})(?= (?:is|assigns)\b)|{start}(?<!= )({words})\b(?![/'\"=.-]\w)",
+        lambda match: flags[match[1] or match[2]],
+        text,
+    )
