@@ -240,7 +240,8 @@ def fit_layers(
                     f"and earlier sites had {applied_rule!r}: only some calls have tokens. Fit "
                     "such sites separately, or pass tokens='all'"
                 )
-            ((site, projection),) = collected._fit(method, erase, keep, options)
+            erased_before = any(p.rank for p in projections.values())
+            ((site, projection),) = collected._fit(method, erase, keep, options, erased_before)
             projections[site.name] = linear_part(projection) if bias == "drop" else projection
             fitted_sites.append(site)
             spec = replace(collected.recipe, apply_to=apply_to, bias=bias)

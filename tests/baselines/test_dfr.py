@@ -137,7 +137,7 @@ def test_predictions_are_class_names() -> None:
         ({"groups_from": "y"}, {}, InputError, "was given groups, too"),
         ({}, {"y": None}, InputError, "requires y to be passed"),
         ({}, {"y": np.zeros(400, int)}, LabelError, "one class"),
-        ({}, {"groups": [None] + [1] * 399}, LabelError, "has no group for 1 rows"),
+        ({}, {"groups": [None] + [1] * 399}, LabelError, "has no group in 1 of 400 rows"),
         ({}, {"y": np.array([b"p", b"q"] * 200)}, LabelError, "represented as bytes"),
     ],
 )

@@ -853,8 +853,15 @@ def test_search_says_which_combination_failed(moments: sf.Moments) -> None:
         LEACE.search(moments, {"shrinkage": [0.1]})
     with pytest.raises(InputError, match="cannot be read"):
         LEACE.search(moments, {"erase": "z"})
-    with pytest.raises(TypeError, match="unknown"):
-        LEACE.search(moments, {"erase": ["z"], "unknown": [1]})
+    for kind, name, text in (
+        (LEACE, "unknown", r"LEACE takes no unknown= \(it takes erase, "),
+        (LEACE, "shrinkge", "did you mean shrinkage="),
+        (SPLINCE, "kep", "did you mean keep="),
+    ):
+        with pytest.raises(InputError, match=text):
+            kind.search(moments, {"erase": ["z"], name: [1]})
+        with pytest.raises(InputError, match=text):
+            kind.from_moments(moments, erase="z", **{name: 1})
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -471,7 +471,7 @@ def test_invalid_arguments_of_install_are_errors() -> None:
         snn.install(model, projection())
     with pytest.raises(sf.InputError, match="name their sites"):
         snn.install(model, {"2": projection()}, at="2")
-    with pytest.raises(sf.InputError, match="erasers is list"):
+    with pytest.raises(sf.InputError, match="erasers is a list"):
         snn.install(model, [projection()])
     with pytest.raises(sf.InputError, match="tokens is 'head'"):
         snn.install(model, {"2": projection()}, tokens="head")
