@@ -263,7 +263,7 @@ def _group_array(groups: Any) -> NDArray[Any]:
         return arrays[0]
     if len({len(array) for array in arrays}) > 1:
         raise InputError(
-            f"the columns of groups have {listed(map(len, arrays))} rows; pass columns of "
+            f"the columns of groups have the lengths {listed(map(len, arrays))}; pass columns of "
             "the same length"
         )
     return np.stack([array.astype(object) for array in arrays], axis=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import pickle
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
@@ -13,7 +14,7 @@ import numpy as np
 from torch import Tensor
 from torch.nn import Module
 
-from splince_fast.exceptions import InputError, NonFiniteError, SiteError
+from splince_fast.exceptions import InputError, NonFiniteError, NothingErasedWarning, SiteError
 from splince_fast.methods.table import Function
 from splince_fast.nn import running
 from splince_fast.nn.activation_cache import (
@@ -248,7 +249,9 @@ def fit_layers(
             erasers = Erasers(projections, fitted_sites, spec, sequential=True)
             if installed is not None:
                 installed.remove()
-            installed = install(inner, erasers)
+            with warnings.catch_warnings():  # the fit has warned of erasers of rank 0
+                warnings.simplefilter("ignore", NothingErasedWarning)
+                installed = install(inner, erasers)
     finally:
         if installed is not None:
             installed.remove()

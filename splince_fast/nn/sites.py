@@ -183,7 +183,7 @@ def pick(name: str, output: object, key: Key, feature_dim: int = -1) -> tuple[Te
             )
     if not is_row_tensor(tensor):
         candidates = [label for label, value in _elements(output) if is_row_tensor(value)]
-        hint = f"; pass output= one of {listed(candidates)}" if candidates else ""
+        hint = f"; output= can be {listed(candidates)}" if candidates else ""
         element = f"element {key!r} of " if key is not None else ""
         raise SiteError(
             f"the site {name!r} has no floating tensor: {element}{describe(output)}{hint}"
