@@ -169,7 +169,7 @@ def fit_site(
     options: Mapping[str, object],
     erased_before: bool,
 ) -> Projection:
-    """Fit the eraser of one site; errors and warnings include the name of the site.
+    """Fit the eraser of one site; errors and the warning that nothing was erased name the site.
 
     `erased_before` is whether an eraser of an earlier site was installed.
     """
@@ -192,10 +192,12 @@ def fit_site(
         raise
     for warning in caught:
         text = str(warning.message)
-        if erased_before and issubclass(warning.category, NothingErasedWarning):
-            text = (
-                "nothing was erased, and the eraser is the identity; the erasers of the sites "
-                "before it probably removed the association"
-            )
-        warn(f"at the site {name!r}: {text}", warning.category)
+        if issubclass(warning.category, NothingErasedWarning):
+            if erased_before:
+                text = (
+                    "nothing was erased, and the eraser is the identity; the erasers of the sites "
+                    "before it probably removed the association"
+                )
+            text = f"at the site {name!r}: {text}"
+        warn(text, warning.category)
     return projection

@@ -756,7 +756,7 @@ def test_transform_checks_values_where_nothing_is_subtracted() -> None:
     with pytest.warns(NothingErasedWarning):
         fitted = LEACE().fit(X, concept=z)
     X[4, 1] = np.nan
-    with pytest.raises(NonFiniteError, match="rows 4"):
+    with pytest.raises(NonFiniteError, match="row 4"):
         fitted.transform(X)
     assert fitted.transform(X[:0]).shape == (0, 2)
 
