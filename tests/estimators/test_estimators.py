@@ -482,11 +482,11 @@ def test_blocks_name_the_same_variables(data: Data) -> None:
     X, y, z = data
     estimator = SPLINCE().fit(X, y, concept={"a": z, "b": z % 2})
     estimator.partial_fit(X, y, concept={"b": z % 2, "a": z})  # in any order
-    with pytest.raises(LabelError, match=r"erase \['a', 'b'\].*gets \['a'\]"):
+    with pytest.raises(LabelError, match="erase 'a', 'b'.*gets 'a'"):
         estimator.partial_fit(X, y, concept={"a": z})
-    with pytest.raises(LabelError, match=r"keep \['task'\]"):
+    with pytest.raises(LabelError, match="keep 'task'"):
         estimator.partial_fit(X, {"job": y}, concept={"a": z, "b": z % 2})
-    with pytest.raises(LabelError, match=r"gets \[1, 'a'\]"):
+    with pytest.raises(LabelError, match="gets 1, 'a'"):
         estimator.partial_fit(X, y, concept={"a": z, 1: z})
     assert estimator.n_samples_seen_ == 800
 
@@ -746,7 +746,7 @@ def test_transform_refuses_what_is_not_finite(
     X, y, z = make_data(40, dtype=dtype)
     fitted = kind().fit(X, y, concept=z)
     X[row, column] = value
-    with pytest.raises(NonFiniteError, match=f"rows {row}"):
+    with pytest.raises(NonFiniteError, match=f"row {row}"):
         fitted.transform(X)
 
 

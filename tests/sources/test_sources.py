@@ -919,7 +919,7 @@ def test_bad_vector_of_a_dataset_is_named(datasets: Any) -> None:
 
 def test_what_is_no_dataset(datasets: Any) -> None:
     ds = datasets.Dataset.from_dict({"e": [[1.0, 2.0]]})
-    with pytest.raises(InputError, match=r"with the splits \['train'\]"):
+    with pytest.raises(InputError, match="with the splits 'train'"):
         from_dataset(datasets.DatasetDict(train=ds), embedding="e")
     with pytest.raises(InputError, match="ds is an ndarray"):
         from_dataset(np.ones((2, 2)), embedding="e")
@@ -1008,7 +1008,7 @@ def test_arguments_of_from_torch_that_do_not_fit(torch: Any) -> None:
         from_torch(X, embedding="e")
     with pytest.raises(InputError, match="batch_size"):
         from_torch([X], block_rows=2)
-    with pytest.raises(InputError, match="are names, not Tensor"):
+    with pytest.raises(InputError, match="are names, not a Tensor"):
         from_torch([(X, z)], z)
     with pytest.raises(InputError, match="are names, not a dict"):
         from_torch([(X, z)], {"z": z})
