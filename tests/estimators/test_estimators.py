@@ -482,7 +482,7 @@ def test_blocks_name_the_same_variables(data: Data) -> None:
     X, y, z = data
     estimator = SPLINCE().fit(X, y, concept={"a": z, "b": z % 2})
     estimator.partial_fit(X, y, concept={"b": z % 2, "a": z})  # in any order
-    with pytest.raises(LabelError, match="erase 'a', 'b'.*gets 'a'"):
+    with pytest.raises(LabelError, match=r"erase 'a', 'b'.*gets 'a'"):
         estimator.partial_fit(X, y, concept={"a": z})
     with pytest.raises(LabelError, match="keep 'task'"):
         estimator.partial_fit(X, {"job": y}, concept={"a": z, "b": z % 2})
