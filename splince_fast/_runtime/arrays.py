@@ -438,9 +438,10 @@ def non_finite_error(
     """Return the error for NaN or infinity in the rows with the numbers `rows`, of `n` rows."""
     location = f", {listed_columns(columns)}" if columns else ""
     error = NonFiniteError(
-        f"{name} contains NaN or infinity in {len(rows)} of {n} rows (rows {abbreviated(rows)})"
-        f"{location}; drop these rows and their labels, or repair them{example}. Half precision "
-        "overflows to infinity above 65504"
+        f"{name} contains NaN or infinity in {len(rows)} of {n} rows "
+        f"({'row' if len(rows) == 1 else 'rows'} {abbreviated(rows)}){location}; drop these rows "
+        f"and their labels, or repair them{example}. Half precision overflows to infinity above "
+        "65504"
     )
     error.columns = tuple(columns)
     return error

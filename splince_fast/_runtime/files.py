@@ -177,8 +177,8 @@ def read(path: str | os.PathLike[str], kind: str, format_version: int) -> Record
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise FileFormatError(
-            f"{target} cannot be read: {error}. It is truncated, damaged, or no safetensors file; "
-            "write it again"
+            f"{target} cannot be read: {error}. It is truncated, damaged, or not a safetensors "
+            "file; write it again"
         ) from error
     if header.get("library") != _LIBRARY:
         raise FileFormatError(

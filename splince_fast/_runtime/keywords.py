@@ -1,4 +1,4 @@
-"""Validation of keyword arguments that are passed on to another function."""
+"""Validation of arguments, and descriptions of arguments in messages."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 from splince_fast.exceptions import InputError
+
+
+def described_type(value: object) -> str:
+    """Return the type of a value with an article, such as "an int"; "None" for None."""
+    name = type(value).__name__
+    article = "an" if name[0] in "aeioAEIO" or name.startswith("nd") else "a"
+    return "None" if value is None else f"{article} {name}"
 
 
 def as_names(value: object, argument: str) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from splince_fast.baselines._inputs import (
 )
 from splince_fast.estimators.base import ErasingTransformer, columns_by_name
 from splince_fast.exceptions import LabelError, NotEnoughDataError, NothingErasedWarning
-from splince_fast.labels.names import ClassName, names_array
+from splince_fast.labels.names import ClassName, listed, names_array
 from splince_fast.labels.positions import check_index
 from splince_fast.projection import Projection
 
@@ -203,8 +203,8 @@ class IterativeEraser(ErasingTransformer):
         columns = self._concept_columns(y, concept)
         if len(columns) != 1:
             raise LabelError(
-                f"the concept holds the variables {sorted(columns)}; {type(self).__name__} erases "
-                "one variable: pass one column, or joint cells as one"
+                f"the concept holds the variables {listed(sorted(columns))}; "
+                f"{type(self).__name__} erases one variable: pass one column, or joint cells as one"
             )
         mask = None if isinstance(validation, tuple) else validation
         for column, role in (
@@ -226,13 +226,13 @@ class IterativeEraser(ErasingTransformer):
             lambda X: self._rows(X, reset=False, min_rows=1),
         )  # fmt: skip
         rows, values, *task_columns = inputs
-        classes, codes = observed_classes(values, len(rows), str(name), "concept")
+        classes, codes = observed_classes(values, len(rows), str(name), "the concept")
         weight = normalised_weights(sample_weight, len(rows))
         task = None
         if task_columns:
             if task_columns[0] is None:
                 self._refuse_missing_y("by_task draws a class of y per round")
-            _, task = observed_classes(task_columns[0], len(rows), "task", "task")
+            _, task = observed_classes(task_columns[0], len(rows), "task", "the task")
         usable = (codes >= 0) & (weight > 0)
         rng = as_generator(self.random_state)
         mask = validation_mask(validation, self.validation_share, codes, usable, rng)
@@ -280,9 +280,13 @@ class IterativeEraser(ErasingTransformer):
         warning_texts = []
         if not basis.shape[1]:
             accuracies = ", ".join(f"{accuracy:.3f}" for accuracy in run.accuracies[:3])
+            figures = (
+                f" (probe accuracy on the selection rows {accuracies}; always predicting the most "
+                f"frequent class gives {data.selection.majority():.3f})"
+            )
             warning_texts.append(
-                f"nothing was erased, so the eraser is the identity: {run.stop} (accuracies "
-                f"{accuracies or '-'}; majority {data.selection.majority():.3f})"
+                f"nothing was erased, so the eraser is the identity: {run.stop}"
+                + (figures if accuracies else "")
             )
             warn(warning_texts[-1], NothingErasedWarning)
         self._projection = Projection(basis, basis, data.mean, method=type(self).__name__)

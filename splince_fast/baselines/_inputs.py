@@ -120,10 +120,10 @@ def observed_classes(
     """
     column = observed(encode_one(values, n, name=name, kind="classes"))
     if not column.classes:
-        raise LabelError(f"every label of the {role} is missing; pass at least two classes")
+        raise LabelError(f"every label of {role} is missing; pass at least two classes")
     if len(column.classes) == 1:
         raise LabelError(
-            f"the {role} has only one class, {column.classes[0]!r}; pass at least two classes"
+            f"{role} has only one class, {column.classes[0]!r}; pass at least two classes"
         )
     return column.classes, column.codes
 

@@ -32,6 +32,7 @@ from splince_fast.baselines._inputs import (
 from splince_fast.estimators.base import CheckedEstimator, columns_by_name
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassName, encode_one
+from splince_fast.labels.names import listed
 from splince_fast.labels.positions import check_index
 
 
@@ -141,7 +142,8 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
         n = len(rows)
         classes, codes = observed_classes(labels, n, "y", "y")
         if (codes < 0).any():
-            raise LabelError(f"y has {(codes < 0).sum()} missing labels; leave those rows out")
+            n_missing = (codes < 0).sum()
+            raise LabelError(f"y has no label in {n_missing} of {n} rows; leave these rows out")
         weight = normalised_weights(sample_weight, n)
         cells, names = _encode_cells(classes, codes, groups, n)
         rng = as_generator(self.random_state)
@@ -261,7 +263,7 @@ def _group_array(groups: Any) -> NDArray[Any]:
         return arrays[0]
     if len({len(array) for array in arrays}) > 1:
         raise InputError(
-            f"the columns of groups have {[len(array) for array in arrays]} rows; pass columns of "
+            f"the columns of groups have the lengths {listed(map(len, arrays))}; pass columns of "
             "the same length"
         )
     return np.stack([array.astype(object) for array in arrays], axis=1)
@@ -287,8 +289,8 @@ def _align_groups(training_groups: Any, validation_groups: Any) -> Any:
         return validation_groups
     if set(training_columns) != set(validation_columns):
         raise InputError(
-            f"validation has the groups {list(validation_columns)} and the fit "
-            f"{list(training_columns)}; pass columns of the same names"
+            f"validation has the groups {listed(validation_columns)} and the fit "
+            f"{listed(training_columns)}; pass columns of the same names"
         )
     return {name: validation_columns[name] for name in training_columns}
 
@@ -306,10 +308,10 @@ def _encode_cells(
     for name, values in columns.items():
         column = encode_one(values, n, name=name, kind="classes")
         if (column.codes < 0).any():
-            missing = (column.codes < 0).sum()
+            n_missing = (column.codes < 0).sum()
             raise LabelError(
-                f"{name} has no group for {missing} rows; leave those rows out, or give them a "
-                "group of their own"
+                f"{name} has no group in {n_missing} of {n} rows; leave out rows without a group, "
+                "or give them a group of their own"
             )
         code_columns.append(column.codes)
         class_names.append(column.classes)

@@ -17,6 +17,7 @@ from sklearn.model_selection import ParameterGrid
 from sklearn.utils.validation import check_is_fitted
 
 from splince_fast._runtime.arrays import as_weights, check_values
+from splince_fast._runtime.keywords import check_names, described_type
 from splince_fast._solve.options import Options, check_moment_options
 from splince_fast._solve.selection import Selection
 from splince_fast.conditional import ConditionalEraser
@@ -28,6 +29,7 @@ from splince_fast.exceptions import (
     NotEnoughDataError,
     SplinceError,
 )
+from splince_fast.labels.names import listed
 from splince_fast.labels.positions import check_index
 from splince_fast.methods import leace, splince
 from splince_fast.methods.oracle import oracle
@@ -329,10 +331,12 @@ class _Eraser(ErasingTransformer):
             for pair in ((self.erased_, self.kept_), (erased, kept))
         )
         if earlier != current:
+            before, now = (
+                [listed(names) or "nothing" for names in pair] for pair in (earlier, current)
+            )
             raise error(
-                f"{type(self).__name__} was fitted to erase {earlier[0]} and keep {earlier[1]}; "
-                f"now it gets {current[0]} and {current[1]}; pass the same variables under the "
-                "same names"
+                f"{type(self).__name__} was fitted to erase {before[0]} and keep {before[1]}; now "
+                f"it gets {now[0]} and {now[1]}; pass the same variables under the same names"
             )
 
     def _check_extendable(self) -> None:
@@ -502,6 +506,8 @@ class _Eraser(ErasingTransformer):
     @classmethod
     def _unfitted(cls, keep: Keep, params: Mapping[str, object]) -> Self:
         """Return an unfitted estimator with parameters that are valid for a fit from moments."""
+        variables = ("erase", "keep") if cls._keeps_task else ("erase",)
+        check_names(params, (*variables, *cls._get_param_names()), cls.__name__)
         estimator = cls(**params)
         estimator._check_parameters()
         estimator._check_incremental()
@@ -1002,6 +1008,6 @@ def _check_moments(moments: Moments) -> Moments:
     """Return `moments`; raise InputError if it is not a Moments object."""
     if not isinstance(moments, Moments):
         raise InputError(
-            f"moments is {type(moments).__name__}; pass sf.Moments().update(X, labels)"
+            f"moments is {described_type(moments)}; pass sf.Moments().update(X, labels)"
         )
     return moments

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._runtime.keywords import described_type
 from splince_fast.exceptions import InputError, LabelError, NonFiniteError
 from splince_fast.labels.names import ClassName, listed
 
@@ -107,7 +108,7 @@ def read_column(values: Any, name: str, kind: str | None) -> Raw:
     if isinstance(values, Sequence) and not isinstance(values, str | bytes | bytearray):
         return _read_sequence(list(values), name)
     if isinstance(values, Mapping | Set):
-        refuse(name, f"is a {type(values).__name__}, which has no rows; pass a list or an array")
+        refuse(name, f"is {described_type(values)}, which has no rows; pass a list or an array")
     if hasattr(values, "detach"):
         return _read_array(_tensor_to_numpy(values, name), name)
     if hasattr(values, "tocsr"):  # a SciPy sparse matrix, such as from OneHotEncoder
@@ -124,7 +125,7 @@ def read_column(values: Any, name: str, kind: str | None) -> Raw:
             array = np.asarray(values)
         except (TypeError, ValueError, RuntimeError) as error:
             raise LabelError(
-                f"variable {name!r}: {type(values).__name__} did not give a NumPy array "
+                f"variable {name!r}: {described_type(values)} did not give a NumPy array "
                 f"({error}); convert it first"
             ) from error
         return _read_array(array, name)

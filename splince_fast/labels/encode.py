@@ -8,6 +8,7 @@ from typing import Any, Literal, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._runtime.keywords import described_type
 from splince_fast._runtime.warn import warn
 from splince_fast.exceptions import (
     LabelError,
@@ -103,7 +104,7 @@ def encode(
     for name in variables:
         if not isinstance(name, str):
             raise LabelError(
-                f"the variable name {name!r} is not a string but {type(name).__name__}; "
+                f"the variable name {name!r} is not a string but {described_type(name)}; "
                 "rename the key, column or Series"
             )
     for name in kinds or ():
@@ -188,7 +189,9 @@ def encode_one(
     [[1950.0], [1980.0], [1950.0]]
     """
     if kind is not None and kind not in KINDS:
-        raise LabelError(f"variable {name!r} has the unknown kind {kind!r}; choose from {KINDS}")
+        raise LabelError(
+            f"variable {name!r} has the unknown kind {kind!r}; choose from {listed(KINDS)}"
+        )
     if isinstance(values, ClassCodes):
         if len(values) != n_rows:
             refuse_length(values.codes, n_rows, name, of)

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._runtime.keywords import described_type
 from splince_fast.exceptions import FileFormatError, LabelError, SplinceError
 
 ClassName: TypeAlias = str | bool | int | tuple[str | bool | int, ...]
@@ -85,7 +86,7 @@ def names_from_json(obj: object) -> tuple[ClassName, ...]:
     ('f', True, ('f', 1))
     """
     if not isinstance(obj, list):
-        raise FileFormatError(f"class names must be a list, not {type(obj).__name__}")
+        raise FileFormatError(f"class names must be a list, not {described_type(obj)}")
     names = tuple(tuple(item) if isinstance(item, list) else item for item in obj)
     _check_names(names, FileFormatError)
     return names

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from splince_fast._runtime.extras import require
+from splince_fast._runtime.keywords import described_type
 from splince_fast._runtime.warn import warn
 from splince_fast.exceptions import IncompatibleMomentsError, InputError, OnePassWarning
 from splince_fast.methods.table import Function
@@ -112,11 +113,22 @@ class Collected(BySite):
         )
 
     def _fit(
-        self, method: Any, erase: Any, keep: Any, options: Mapping[str, object]
+        self,
+        method: Any,
+        erase: Any,
+        keep: Any,
+        options: Mapping[str, object],
+        erased_before: bool = False,
     ) -> list[tuple[Site, Projection]]:
-        """Fit one eraser per site; for sites with heads, a block-diagonal eraser of all heads."""
+        """Fit one eraser per site; for sites with heads, a block-diagonal eraser of all heads.
+
+        `erased_before` is whether an eraser of an earlier site was installed.
+        """
         fitted = [
-            (site, fit_site(site.name, self[site.name], method, erase, keep, options))
+            (
+                site,
+                fit_site(site.name, self[site.name], method, erase, keep, options, erased_before),
+            )
             for site in self._sites
         ]
         if self.placement.heads is None:
@@ -138,7 +150,7 @@ class Collected(BySite):
         """Return the moments of the rows of two collections, for instance from two workers."""
         if not isinstance(other, Collected):
             raise InputError(
-                f"a Collected can be added only to a Collected, not to {type(other).__name__}"
+                f"a Collected can be added only to a Collected, not to {described_type(other)}"
             )
         self._check_compatible(other._description())
         other_sites = {site.name: site for site in other._sites}

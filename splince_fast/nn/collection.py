@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import Module
 
-from splince_fast._runtime.keywords import as_names
+from splince_fast._runtime.keywords import as_names, described_type
 from splince_fast._runtime.progress import Progress
 from splince_fast.exceptions import InputError, LabelError, NeverCalledError, SiteError
 from splince_fast.labels import encode
+from splince_fast.labels.names import listed
 from splince_fast.moments import Moments
 from splince_fast.moments.block import Workspace
 from splince_fast.moments.parameters import Parameters
@@ -126,8 +127,8 @@ class Collector:
         unknown = set(options) - {"kinds", "joint"}
         if unknown:
             raise InputError(
-                f"unknown arguments {sorted(unknown)}; of the parameters of Moments, only kinds "
-                "and joint can be passed here"
+                f"unknown arguments {listed(sorted(unknown))}; of the parameters of Moments, only "
+                "kinds and joint can be passed here"
             )
         if not (callable(labels) or isinstance(labels, Iterable)):
             raise InputError(
@@ -288,10 +289,10 @@ class Collector:
         never_called = [name for name, count in self.calls.items() if not count]
         if never_called:
             raise NeverCalledError(
-                f"the model ran on {self.n_batches} batches, but the sites {never_called} never "
-                "ran. Likely causes: other code reads their weights without calling them, or the "
-                "batches take another path through the model. Choose the modules that contain "
-                "these sites"
+                f"the model ran on {self.n_batches} batches, but the sites {listed(never_called)} "
+                "never ran. Likely causes: other code reads their weights without calling them, "
+                "or the batches take another path through the model. Choose the modules that "
+                "contain these sites"
             )
 
     def _result(self) -> Collected:
@@ -319,10 +320,16 @@ class Collector:
 
 
 def _device(device: Any) -> torch.device:
+    """Return a device; raise InputError if it is invalid, or if torch cannot use it."""
     try:
-        return torch.device(device)
-    except (TypeError, RuntimeError) as error:
-        raise InputError(f"device is {device!r}; it must be 'model' or a torch.device") from error
+        valid = torch.device(device)
+        torch.empty(0, device=valid)
+    except (TypeError, RuntimeError, AssertionError) as error:
+        raise InputError(
+            f"device is {device!r}; it must be 'model', or a torch.device that the installed torch "
+            "supports on this machine"
+        ) from error
+    return valid
 
 
 def _sequence_means(rows: Tensor, mask: Tensor | None) -> Tensor:
@@ -350,8 +357,8 @@ def read_labels(batch: Any, labels: Labels) -> dict[str, Any]:
         columns = labels(batch)
         if not isinstance(columns, Mapping):
             raise LabelError(
-                f"the function labels= returned {type(columns).__name__}; it must return a mapping "
-                "of names to labels"
+                f"the function labels= returned {described_type(columns)}; it must return a "
+                "mapping of names to labels"
             )
         return dict(columns)
     keys = label_keys(labels)
@@ -361,14 +368,16 @@ def read_labels(batch: Any, labels: Labels) -> dict[str, Any]:
         batch = batch[1]
     if keys and not isinstance(batch, Mapping):
         raise LabelError(
-            f"labels= names {list(keys)}, but a batch, or the second entry of a pair, is of type "
-            f"{type(batch).__name__}; pass batches that are mappings, or pairs (inputs, labels) "
+            f"labels= names {listed(keys)}, but a batch, or the second entry of a pair, is "
+            f"{described_type(batch)}; pass batches that are mappings, or pairs (inputs, labels) "
             "whose second entry is a mapping of names to labels, or for a single name the labels; "
             "or pass a function of the batch that returns such a mapping"
         )
     missing = [key for key in keys if key not in batch]
     if missing:
-        raise LabelError(f"the batch has no labels {missing}; it has the keys {list(batch)}")
+        raise LabelError(
+            f"the batch has no labels {listed(missing)}; it has the keys {listed(batch)}"
+        )
     return {key: batch[key] for key in keys}
 
 

@@ -26,6 +26,7 @@ from splince_fast.evaluation._tables import Table, number
 from splince_fast.evaluation.probes import leakage
 from splince_fast.exceptions import InputError, LabelError, NonFiniteError, WholeNumbersWarning
 from splince_fast.labels import ClassCodes, Encoded, VariableName
+from splince_fast.labels.names import listed
 from splince_fast.moments.parameters import Parameters, check_random_state
 from splince_fast.nn import running, sites
 from splince_fast.nn.accumulate import RowLabels
@@ -469,8 +470,8 @@ def effect(
     missing = [name for name in label_names if name not in first_sample.columns()]
     if missing:
         raise LabelError(
-            f"texts have no labels {missing}; labels= must include the variables to probe, and "
-            "`groups`"
+            f"texts have no labels {listed(missing)}; labels= must include the variables to "
+            "probe, and `groups`"
         )
     effects = tuple(
         _site_effect(

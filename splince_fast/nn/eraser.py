@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from splince_fast._runtime.keywords import described_type
 from splince_fast._runtime.torch_rows import erased_by_torch
 from splince_fast.exceptions import InputError
 from splince_fast.projection import Projection
@@ -21,7 +22,7 @@ def check_projection(value: object) -> None:
     kinds = getattr(value, "label_kinds", {})
     needs = f", which needs the labels of {', '.join(kinds)} for every row" if kinds else ""
     raise InputError(
-        f"projection is {type(value).__name__}{needs}; a module receives rows only: pass a "
+        f"projection is {described_type(value)}{needs}; a module receives rows only: pass a "
         "Projection, such as sf.splince or sf.leace returns"
     )
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 from scipy.linalg import block_diag
 
-from splince_fast._runtime.keywords import check_keywords
+from splince_fast._runtime.keywords import check_keywords, described_type
 from splince_fast._runtime.warn import warn
-from splince_fast.exceptions import InputError, OtherTokensWarning, SplinceError
+from splince_fast.exceptions import (
+    InputError,
+    NothingErasedWarning,
+    OtherTokensWarning,
+    SplinceError,
+)
 from splince_fast.methods.table import Function, method_of
 from splince_fast.moments import Moments
 from splince_fast.nn.eraser import check_projection
@@ -130,7 +136,7 @@ def read_erasers(erasers: Any) -> tuple[Mapping[Any, Any], CollectionSpec]:
         if hasattr(erasers, "label_kinds"):
             check_projection(erasers)
         raise InputError(
-            f"erasers is {type(erasers).__name__}; pass Erasers, the path of a file with Erasers, "
+            f"erasers is {described_type(erasers)}; pass Erasers, the path of a file with Erasers, "
             "or a mapping of names to projections, such as {'norm': projection}"
         )
     spec = erasers.recipe if isinstance(erasers, Erasers) else CollectionSpec(tokens=None)
@@ -161,8 +167,12 @@ def fit_site(
     erase: object,
     keep: object,
     options: Mapping[str, object],
+    erased_before: bool,
 ) -> Projection:
-    """Fit the eraser of one site; error messages include the name of the site."""
+    """Fit the eraser of one site; errors and the warning that nothing was erased name the site.
+
+    `erased_before` is whether an eraser of an earlier site was installed.
+    """
     method_entry = method_of(method, keep)
     if method_entry.needs_labels:
         raise InputError(
@@ -173,8 +183,21 @@ def fit_site(
     if keep is not None:
         options = {**options, "keep": keep}
     try:
-        return cast(Projection, method_entry.function(moments, erase=erase, **options))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            projection = cast(Projection, method_entry.function(moments, erase=erase, **options))
     except SplinceError as error:
         text = f"at the site {name!r}: {error}"
         error.args = (text, *error.args[1:])
         raise
+    for warning in caught:
+        text = str(warning.message)
+        if issubclass(warning.category, NothingErasedWarning):
+            if erased_before:
+                text = (
+                    "nothing was erased, and the eraser is the identity; the erasers of the sites "
+                    "before it probably removed the association"
+                )
+            text = f"at the site {name!r}: {text}"
+        warn(text, warning.category)
+    return projection

@@ -25,6 +25,7 @@ from torch.nn import Module
 
 from splince_fast._runtime.warn import warn
 from splince_fast.exceptions import FoldError, InputError, SplinceWarning
+from splince_fast.labels.names import listed
 from splince_fast.nn import running, sites
 from splince_fast.nn.erasers import Erasers, linear_part, read_erasers
 from splince_fast.nn.layer_weights import Layer, WeightReplacement, layer_of, to_numpy
@@ -205,6 +206,10 @@ def fold(
     model = running.unwrap(model)
     if bias not in ("error", "add", "drop"):
         raise InputError(f"bias is {bias!r}; it must be 'error', 'add' or 'drop'")
+    if example is None:
+        raise InputError(
+            "example is None; pass the arguments of one call of the model, such as a batch"
+        )
     erasers, spec = read_erasers(erasers)
     if tokens not in (None, "all"):
         raise InputError(f"tokens is {tokens!r}; a fold erases at every token: pass 'all'")
@@ -278,8 +283,8 @@ def fold(
                     f"the outputs of the folded model differ by {distance:.1e} of their range from "
                     f"those of the model with hooks (at most {limit:.0e} is rounding error). The "
                     "likely cause is that other operations than linear layers, such as a residual "
-                    f"connection, read {list(site_modules)}. Erase the outputs of norms that only "
-                    "linear layers read, or use install"
+                    f"connection, read {listed(site_modules)}. Erase the outputs of norms that "
+                    "only linear layers read, or use install"
                 )
         except BaseException:
             replacement.undo()

@@ -13,6 +13,7 @@ from torch.nn import Module
 from splince_fast._runtime.warn import warn
 from splince_fast._solve.options import is_number
 from splince_fast.exceptions import InputError, NeverCalledError, NothingErasedWarning, SiteError
+from splince_fast.labels.names import listed
 from splince_fast.nn import running, sites
 from splince_fast.nn.call_selections import CallSelections
 from splince_fast.nn.eraser import Eraser, check_projection
@@ -137,10 +138,10 @@ class Installed:
         selections = self._erasers[0][1].selections
         if selections.n_calls or selections.ran_compiled:
             raise NeverCalledError(
-                f"the model ran {selections.n_calls} times, but the sites {never_called} never "
-                "ran, so nothing was erased there. Likely causes: other code reads their weights "
-                "without calling them, or the calls take another path through the model. Choose "
-                "the modules that contain these sites"
+                f"the model ran {selections.n_calls} times, but the sites {listed(never_called)} "
+                "never ran, so nothing was erased there. Likely causes: other code reads their "
+                "weights without calling them, or the calls take another path through the model. "
+                "Choose the modules that contain these sites"
             )
 
     @contextmanager
@@ -314,7 +315,7 @@ def install(
             rank_zero += [] if eraser.rank else [name]
     if rank_zero:
         warn(
-            f"the erasers at {rank_zero} have rank 0 and change nothing",
+            f"the erasers at {listed(rank_zero)} have rank 0 and change nothing",
             NothingErasedWarning,
         )
     return Installed(model, site_erasers, float(strength))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import pickle
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
@@ -13,7 +14,7 @@ import numpy as np
 from torch import Tensor
 from torch.nn import Module
 
-from splince_fast.exceptions import InputError, NonFiniteError, SiteError
+from splince_fast.exceptions import InputError, NonFiniteError, NothingErasedWarning, SiteError
 from splince_fast.methods.table import Function
 from splince_fast.nn import running
 from splince_fast.nn.activation_cache import (
@@ -240,14 +241,17 @@ def fit_layers(
                     f"and earlier sites had {applied_rule!r}: only some calls have tokens. Fit "
                     "such sites separately, or pass tokens='all'"
                 )
-            ((site, projection),) = collected._fit(method, erase, keep, options)
+            erased_before = any(p.rank for p in projections.values())
+            ((site, projection),) = collected._fit(method, erase, keep, options, erased_before)
             projections[site.name] = linear_part(projection) if bias == "drop" else projection
             fitted_sites.append(site)
             spec = replace(collected.recipe, apply_to=apply_to, bias=bias)
             erasers = Erasers(projections, fitted_sites, spec, sequential=True)
             if installed is not None:
                 installed.remove()
-            installed = install(inner, erasers)
+            with warnings.catch_warnings():  # the fit has warned of erasers of rank 0
+                warnings.simplefilter("ignore", NothingErasedWarning)
+                installed = install(inner, erasers)
     finally:
         if installed is not None:
             installed.remove()

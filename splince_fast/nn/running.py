@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from splince_fast.exceptions import InputError
+from splince_fast.exceptions import InputError, SplinceError
+from splince_fast.nn.sites import describe
 from splince_fast.nn.tokens import parameters_of
 
 _FSDP = ("FSDPModule", "FullyShardedDataParallel")
@@ -97,8 +98,20 @@ def call(
 
     If `forward` is None, a mapping is passed as keyword arguments without labels, a pair (inputs,
     labels) as its inputs, another tuple or list as positional arguments, and any other batch as a
-    single argument.
+    single argument. Errors of the model get a note with the types and shapes in the batch.
     """
+    try:
+        return _call(model, batch, label_keys, forward)
+    except (SplinceError, StopForward):
+        raise
+    except Exception as error:
+        error.add_note(f"while the model ran on a batch or example: {describe(batch):.300}")
+        raise
+
+
+def _call(
+    model: Module, batch: object, label_keys: Sequence[str], forward: Callable[..., object] | None
+) -> Any:
     if forward is not None:
         return forward(model, batch)
     if isinstance(batch, Mapping):
@@ -111,7 +124,7 @@ def call(
         return model(**arguments)
     if isinstance(batch, tuple | list):
         if label_keys:  # (inputs, labels)
-            return call(model, batch[0], label_keys, None)
+            return _call(model, batch[0], label_keys, None)
         return model(*_positional(model, batch))
     return model(batch)
 

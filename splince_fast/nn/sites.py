@@ -13,8 +13,10 @@ from torch import Tensor
 from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
+from splince_fast._runtime.keywords import described_type
 from splince_fast._solve.options import is_integer
 from splince_fast.exceptions import InputError, SiteError
+from splince_fast.labels.names import listed
 from splince_fast.nn.spec import Placement
 
 Key = int | str | None
@@ -51,7 +53,7 @@ def find(model: Module, at: str | Module | Iterable[str | Module]) -> dict[str, 
     SiteError if no module matches an entry, or if a matching module is never called.
     """
     if not isinstance(model, Module):
-        raise SiteError(f"model is {type(model).__name__}; it must be a torch.nn.Module")
+        raise SiteError(f"model is {described_type(model)}; it must be a torch.nn.Module")
     modules = named_modules(model)
     sites = list(at) if isinstance(at, Iterable) and not isinstance(at, str | Module) else [at]
     if not sites:
@@ -71,7 +73,7 @@ def _matching(modules: Mapping[str, Module], site: object) -> list[str]:
         matches = [name for name, module in modules.items() if module is site][:1]
         if not matches:
             raise SiteError(
-                f"at holds a module of type {type(site).__name__} that is not in this model; pass "
+                f"at holds {described_type(site)} that is not in this model; pass "
                 "a submodule of the model, or its dotted name"
             )
         return matches
@@ -82,10 +84,15 @@ def _matching(modules: Mapping[str, Module], site: object) -> list[str]:
     pattern = re.compile(_regex(site))
     matches = [name for name in modules if pattern.fullmatch(name)]
     if not matches:
-        nearest = difflib.get_close_matches(site, list(modules), n=3, cutoff=0.0)
+        names = [name for name in modules if name]
+        nearest = listed(difflib.get_close_matches(site, names, n=3, cutoff=0.0))
         raise SiteError(
-            f"no module of this model is called {site!r}; the nearest names are "
-            f"{', '.join(map(repr, nearest))} (print model.named_modules() for all)"
+            f"no module of this model is called {site!r}; "
+            + (
+                f"the nearest names are {nearest} (print model.named_modules() for all)"
+                if nearest
+                else "the model has no submodules"
+            )
         )
     return matches
 
@@ -171,12 +178,12 @@ def pick(name: str, output: object, key: Key, feature_dim: int = -1) -> tuple[Te
         fields = [k for k, v in output.items() if _same_width(v, tensor, feature_dim)]
         if len(fields) > 1:
             raise SiteError(
-                f"the site {name!r} returns several tensors of the same width, {fields}: select "
-                "one of them by output="
+                f"the site {name!r} returns several tensors of the same width, {listed(fields)}: "
+                "select one of them by output="
             )
     if not is_row_tensor(tensor):
         candidates = [label for label, value in _elements(output) if is_row_tensor(value)]
-        hint = f"; pass output= one of {candidates}" if candidates else ""
+        hint = f"; output= can be {listed(candidates)}" if candidates else ""
         element = f"element {key!r} of " if key is not None else ""
         raise SiteError(
             f"the site {name!r} has no floating tensor: {element}{describe(output)}{hint}"
@@ -335,7 +342,7 @@ def check_width(name: str, x: Tensor, feature_dim: int, width: int | None) -> No
         raise SiteError(f"the site {name!r} has shape {tuple(x.shape)}, without axis {feature_dim}")
     if width not in (None, x.shape[feature_dim]):
         axes = [axis for axis, size in enumerate(x.shape) if size == width]
-        hint = f"; axis {axes} has this width: pass feature_dim" if axes else ""
+        hint = f"; axis {listed(axes)} has this width: pass feature_dim" if axes else ""
         raise SiteError(
             f"the site {name!r} has shape {tuple(x.shape)}, and axis {feature_dim} must have "
             f"width {width}, as the eraser or earlier activations{hint}"

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 from splince_fast._runtime import files
 from splince_fast._solve.options import is_integer
 from splince_fast.exceptions import InputError
+from splince_fast.labels.names import listed
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ class BySite(Mapping[str, Any]):
         try:
             return self._values[name]
         except KeyError:
-            raise KeyError(f"no site {name!r}; the sites are {list(self._values)}") from None
+            raise KeyError(f"no site {name!r}; the sites are {listed(self._values)}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)

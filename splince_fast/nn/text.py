@@ -11,6 +11,7 @@ import torch
 from splince_fast._runtime.keywords import as_names
 from splince_fast._solve.options import is_integer, is_number
 from splince_fast.exceptions import InputError, LabelError
+from splince_fast.labels.names import listed
 from splince_fast.nn.tokens import MISSING_LABEL
 
 
@@ -214,7 +215,9 @@ def _columns(dataset: Any, names: list[str]) -> dict[str, Any]:
         if all(name in available for name in names):
             for i, row in enumerate(dataset):
                 if absent := [name for name in names if name not in row]:
-                    raise InputError(f"row {i} of the data set has no {absent}; it has {list(row)}")
+                    raise InputError(
+                        f"row {i} of the data set has no {listed(absent)}; it has {listed(row)}"
+                    )
             return {name: [row[name] for row in dataset] for name in names}
     else:
         columns = getattr(dataset, "column_names", getattr(dataset, "columns", dataset))

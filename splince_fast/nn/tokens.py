@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from splince_fast.exceptions import InputError, SiteError
+from splince_fast.labels.names import listed
 
 # Integer label that means "no label", as in the losses of torch.
 MISSING_LABEL = -100
@@ -44,8 +45,8 @@ class TokenRule:
         rules = [r for r in RULES if allow_mean or r != "mean"]
         if not (rule is None or callable(rule) or rule in rules):
             raise InputError(
-                f"tokens is {rule!r}; it must be one of {rules} or a function of the call's inputs "
-                "that returns a bool tensor (B, T)"
+                f"tokens is {rule!r}; it must be one of {listed(rules)}, or a function of the "
+                "call's inputs that returns a bool tensor (B, T)"
             )
         try:
             return cls(rule, tuple(operator.index(i) for i in skip_ids))

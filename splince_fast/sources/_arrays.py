@@ -9,6 +9,7 @@ from typing import Any
 
 from splince_fast._runtime.arrays import is_sparse, torch_to_numpy
 from splince_fast._runtime.blocks import choose_block_rows
+from splince_fast._runtime.keywords import described_type
 from splince_fast.exceptions import InputError
 from splince_fast.labels.positions import check_index
 from splince_fast.sources.base import Block, PieceSource, Source, is_matrix
@@ -58,7 +59,7 @@ def from_arrays(
     """
     if not is_matrix(X):
         shape = getattr(X, "shape", None)
-        description = f"is a {type(X).__name__}" if shape is None else f"has shape {tuple(shape)}"
+        description = f"is {described_type(X)}" if shape is None else f"has shape {tuple(shape)}"
         raise InputError(f"X {description}; pass an array of shape (n, d), one row per sample")
     n = count_rows(X, "X")
     d = int(X.shape[1])
@@ -109,13 +110,13 @@ def count_rows(values: Any, name: str) -> int:
     """Return the number of rows of a container; raise InputError if rows cannot be sliced."""
     try:
         if isinstance(values, str | bytes | Mapping):
-            raise TypeError("no column")
+            raise TypeError("it is not a column")
         shape = getattr(values, "shape", None)
         rows = operator.index(shape[0] if shape else len(values))
         slice_rows(values, 0, 0)
     except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:
         raise InputError(
-            f"{name} is a {type(values).__name__}, which cannot be sliced by rows ({error}); pass "
+            f"{name} is {described_type(values)}, which cannot be sliced by rows ({error}); pass "
             "an array, list or frame in memory (collect or compute lazy ones first)"
         ) from error
     return rows

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from splince_fast._runtime.extras import require
+from splince_fast._runtime.keywords import described_type
 from splince_fast.exceptions import InputError
 from splince_fast.sources._arrays import check_length, map_labels, slice_rows
 from splince_fast.sources.base import Block, Source, is_matrix, too_few_blocks
@@ -62,9 +63,7 @@ def from_dask(X: Array, labels: Any = None, *, sample_weight: object = None) -> 
     require("dask.array", "dask")
     if not is_matrix(X) or not hasattr(X, "__dask_graph__") or not hasattr(X, "chunks"):
         shape = getattr(X, "shape", None)
-        description = f"a {type(X).__name__}" + (
-            "" if shape is None else f" of shape {tuple(shape)}"
-        )
+        description = described_type(X) + ("" if shape is None else f" of shape {tuple(shape)}")
         raise InputError(
             f"X is {description}; pass a dask array of shape (n, d). For arrays in memory take "
             "sources.from_arrays, for a dask data frame its columns' .to_dask_array()"

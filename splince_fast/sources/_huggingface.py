@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from splince_fast._runtime.keywords import described_type
 from splince_fast.exceptions import InputError
+from splince_fast.labels.names import listed
 from splince_fast.sources._arrow import (
     ColumnNames,
     VectorType,
@@ -69,9 +71,11 @@ def from_dataset(
     ((2, 2), ['f', 'm'])
     """
     if isinstance(ds, Mapping) or not hasattr(ds, "with_format"):
-        splits = f" with the splits {list(ds)}; pass one of them" if isinstance(ds, Mapping) else ""
+        splits = (
+            f" with the splits {listed(ds)}; pass one of them" if isinstance(ds, Mapping) else ""
+        )
         raise InputError(
-            f"ds is a {type(ds).__name__}{splits or ', not a datasets.Dataset or IterableDataset'}"
+            f"ds is {described_type(ds)}{splits or ', not a datasets.Dataset or IterableDataset'}"
         )
     columns = ColumnNames.from_arguments(embedding, labels, sample_weight)
     name = type(ds).__name__

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime.arrays import torch_to_numpy
 from splince_fast._runtime.blocks import choose_block_rows
+from splince_fast._runtime.keywords import described_type
 from splince_fast.exceptions import InputError
 from splince_fast.sources._arrays import check_length, map_labels, slice_rows, take_block
 from splince_fast.sources.base import Block, PieceSource, Source, describe_files
@@ -101,7 +102,7 @@ def host_rows(X: object, path: str) -> NDArray[Any]:
     """Convert rows of a file to a NumPy array; raise InputError unless X is an array or tensor."""
     rows = torch_to_numpy(X) if hasattr(X, "detach") else X
     if not isinstance(rows, np.ndarray):
-        raise InputError(f"{path!r} holds a {type(X).__name__} where rows are expected")
+        raise InputError(f"{path!r} holds {described_type(X)} where rows are expected")
     return rows
 
 

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple, Self
 
 from splince_fast._runtime.arrays import torch_to_numpy
 from splince_fast._runtime.extras import require
+from splince_fast._runtime.keywords import described_type
 from splince_fast.exceptions import InputError
+from splince_fast.labels.names import listed
 from splince_fast.sources._arrays import from_arrays
 from splince_fast.sources.base import Block, Source, StreamSource, is_matrix, iterator_factory
 
@@ -75,7 +77,7 @@ def from_torch(
     name = f"{type(data).__name__} of batches"
     if not isinstance(data, Iterable) or is_matrix(data):
         raise InputError(
-            f"data is a {type(data).__name__}, neither a tensor nor batches; pass a DataLoader, an "
+            f"data is {described_type(data)}, neither a tensor nor batches; pass a DataLoader, an "
             "iterable of batches, or sources.from_arrays(X, labels)"
         )
     items = iterator_factory(data, name)
@@ -102,7 +104,7 @@ class _BatchKeys(NamedTuple):
             if not isinstance(name, str):
                 raise InputError(
                     "labels= and sample_weight= of batches are names, not "
-                    f"{type(name).__name__}; pass labels=['gender'] for batches (X, gender)"
+                    f"{described_type(name)}; pass labels=['gender'] for batches (X, gender)"
                 )
         return keys
 
@@ -132,12 +134,14 @@ class _BatchKeys(NamedTuple):
         """Return X, and a mapping with the labels and weights, of a batch that is a mapping."""
         if self.embedding is None:
             raise InputError(
-                f"batch {number} is a mapping with the keys {list(batch)}; pass the key of X as "
+                f"batch {number} is a mapping with the keys {listed(batch)}; pass the key of X as "
                 "embedding="
             )
         for name in (self.embedding, *self.entries()):
             if name not in batch:
-                raise InputError(f"batch {number} has no key {name!r}; its keys are {list(batch)}")
+                raise InputError(
+                    f"batch {number} has no key {name!r}; its keys are {listed(batch)}"
+                )
         return batch[self.embedding], batch
 
     def _from_tuple(self, batch: object, number: int) -> tuple[Any, Mapping[str, Any]]:
@@ -150,7 +154,7 @@ class _BatchKeys(NamedTuple):
         if self.embedding is not None or len(entries) != 1 + len(names):
             expected = "a mapping" if self.embedding is not None else f"(X, {', '.join(names)})"
             raise InputError(
-                f"batch {number} is a {type(batch).__name__} of {len(entries)}, where {expected} "
+                f"batch {number} is {described_type(batch)} of {len(entries)}, where {expected} "
                 "is expected; name the entries after X by labels=[...] and sample_weight=, or "
                 "pass embedding= for mappings"
             )

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from splince_fast._runtime.keywords import described_type
 from splince_fast.exceptions import InputError
 
 T = TypeVar("T")
@@ -224,7 +225,7 @@ def as_source(blocks: object) -> Source:
         return blocks
     if hasattr(blocks, "shape") or hasattr(blocks, "column_names"):
         raise InputError(
-            f"blocks is one {type(blocks).__name__}, and its rows are not blocks; pass "
+            f"blocks is {described_type(blocks)}, and its rows are not blocks; pass "
             "sources.from_arrays(X, labels), or from_torch, from_parquet, from_dataset"
         )
     if isinstance(blocks, str | bytes | os.PathLike):
@@ -233,7 +234,7 @@ def as_source(blocks: object) -> Source:
         )
     if isinstance(blocks, Mapping) or not isinstance(blocks, Iterable):
         raise InputError(
-            f"blocks is a {type(blocks).__name__}; pass an iterable of (X, labels), such as a list "
+            f"blocks is {described_type(blocks)}; pass an iterable of (X, labels), such as a list "
             "or a generator, or one of the sources in splince_fast.sources"
         )
     name = f"{type(blocks).__name__} of blocks"
@@ -257,9 +258,9 @@ def _as_block(numbered_item: tuple[int, object]) -> Block:
 def _describe(item: object) -> str:
     """Describe an item by its type and shape, for messages."""
     if isinstance(item, tuple | list):
-        return f"a {type(item).__name__} of ({', '.join(map(_describe, item[:4]))})"
+        return f"{described_type(item)} of ({', '.join(map(_describe, item[:4]))})"
     shape = getattr(item, "shape", None)
-    return f"{type(item).__name__}{'' if shape is None else f' of shape {tuple(shape)}'}"
+    return f"{described_type(item)}{'' if shape is None else f' of shape {tuple(shape)}'}"
 
 
 def is_matrix(X: object) -> bool:
@@ -300,11 +301,11 @@ def as_paths(paths: object, name: str) -> list[str]:
     """Convert one path or several to a list of strings; raise InputError for other values."""
     sequence = [paths] if isinstance(paths, str | os.PathLike) else paths
     if not isinstance(sequence, Iterable) or hasattr(sequence, "shape"):
-        raise InputError(f"{name} is a {type(paths).__name__}; pass a path or a sequence of paths")
+        raise InputError(f"{name} is {described_type(paths)}; pass a path or a sequence of paths")
     items = list(sequence)
     for path in items:
         if not isinstance(path, str | os.PathLike):
-            raise InputError(f"{name} holds a {type(path).__name__}; pass a sequence of paths")
+            raise InputError(f"{name} holds {described_type(path)}; pass a sequence of paths")
     if not items:
         raise InputError(f"{name} is empty; pass at least one path")
     return [os.fsdecode(path) for path in items]

@@ -47,7 +47,7 @@ def test_nan_is_located_by_row_and_column(library: str) -> None:
     X[7, 1] = np.nan
     frame = pd.DataFrame(X, columns=["a", "b", "c"])
     frame = pl.from_pandas(frame) if library == "polars" else frame
-    words = r"\(rows 7\), column 'b'"
+    words = r"\(row 7\), column 'b'"
     for attempt in (
         lambda: sf.LEACE().fit(frame, concept=z),
         lambda: sf.LEACE().partial_fit(frame, concept=z),
@@ -55,7 +55,7 @@ def test_nan_is_located_by_row_and_column(library: str) -> None:
         lambda: sf.Moments().update(frame, z),
         lambda: sf.Moments.from_blocks([sf.sources.Block(X, {"z": z})], folds=2),
     ):
-        with pytest.raises(sf.NonFiniteError, match=r"\(rows 7\), column"):
+        with pytest.raises(sf.NonFiniteError, match=r"\(row 7\), column"):
             attempt()
     for named in (
         lambda: sf.LEACE().fit(frame, concept=z),

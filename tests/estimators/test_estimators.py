@@ -482,11 +482,11 @@ def test_blocks_name_the_same_variables(data: Data) -> None:
     X, y, z = data
     estimator = SPLINCE().fit(X, y, concept={"a": z, "b": z % 2})
     estimator.partial_fit(X, y, concept={"b": z % 2, "a": z})  # in any order
-    with pytest.raises(LabelError, match=r"erase \['a', 'b'\].*gets \['a'\]"):
+    with pytest.raises(LabelError, match=r"erase 'a', 'b'.*gets 'a'"):
         estimator.partial_fit(X, y, concept={"a": z})
-    with pytest.raises(LabelError, match=r"keep \['task'\]"):
+    with pytest.raises(LabelError, match="keep 'task'"):
         estimator.partial_fit(X, {"job": y}, concept={"a": z, "b": z % 2})
-    with pytest.raises(LabelError, match=r"gets \[1, 'a'\]"):
+    with pytest.raises(LabelError, match="gets 1, 'a'"):
         estimator.partial_fit(X, y, concept={"a": z, 1: z})
     assert estimator.n_samples_seen_ == 800
 
@@ -746,7 +746,7 @@ def test_transform_refuses_what_is_not_finite(
     X, y, z = make_data(40, dtype=dtype)
     fitted = kind().fit(X, y, concept=z)
     X[row, column] = value
-    with pytest.raises(NonFiniteError, match=f"rows {row}"):
+    with pytest.raises(NonFiniteError, match=f"row {row}"):
         fitted.transform(X)
 
 
@@ -756,7 +756,7 @@ def test_transform_checks_values_where_nothing_is_subtracted() -> None:
     with pytest.warns(NothingErasedWarning):
         fitted = LEACE().fit(X, concept=z)
     X[4, 1] = np.nan
-    with pytest.raises(NonFiniteError, match="rows 4"):
+    with pytest.raises(NonFiniteError, match="row 4"):
         fitted.transform(X)
     assert fitted.transform(X[:0]).shape == (0, 2)
 
@@ -853,8 +853,15 @@ def test_search_says_which_combination_failed(moments: sf.Moments) -> None:
         LEACE.search(moments, {"shrinkage": [0.1]})
     with pytest.raises(InputError, match="cannot be read"):
         LEACE.search(moments, {"erase": "z"})
-    with pytest.raises(TypeError, match="unknown"):
-        LEACE.search(moments, {"erase": ["z"], "unknown": [1]})
+    for kind, name, text in (
+        (LEACE, "unknown", r"LEACE takes no unknown= \(it takes erase, "),
+        (LEACE, "shrinkge", "did you mean shrinkage="),
+        (SPLINCE, "kep", "did you mean keep="),
+    ):
+        with pytest.raises(InputError, match=text):
+            kind.search(moments, {"erase": ["z"], name: [1]})
+        with pytest.raises(InputError, match=text):
+            kind.from_moments(moments, erase="z", **{name: 1})
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

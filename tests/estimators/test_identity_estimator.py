@@ -74,9 +74,9 @@ def test_a_fit_that_fails_changes_nothing() -> None:
     bad = X.copy()
     bad[3, 2] = np.nan
     for attempt in (eraser.fit, eraser.partial_fit, eraser.transform):
-        with pytest.raises(sf.NonFiniteError, match=r"rows 3\), column 2"):
+        with pytest.raises(sf.NonFiniteError, match=r"row 3\), column 2"):
             attempt(bad)
-    with pytest.raises(sf.NonFiniteError, match="rows 3"):
+    with pytest.raises(sf.NonFiniteError, match="row 3"):
         eraser.fit(sp.csr_array(bad))
     with pytest.raises(sf.InputError, match="sample_weight"):
         eraser.fit(X, sample_weight=-np.ones(50))

@@ -196,7 +196,7 @@ def test_rows_with_nan_are_neither_fitted_nor_predicted(number: float) -> None:
         (lambda: head.predict(bad), "X"),  # NaN > 0 is False: it was the first class
         (lambda: head.predict_proba(bad), "X"),
     ):
-        with pytest.raises(NonFiniteError, match=rf"{name} contains NaN.*rows 7"):
+        with pytest.raises(NonFiniteError, match=rf"{name} contains NaN.*row 7"):
             call()
 
 

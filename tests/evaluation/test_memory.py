@@ -157,5 +157,5 @@ def test_a_bad_row_beyond_the_first_block_is_named_by_its_own_number() -> None: 
     n = _data.BLOCK + 100
     X = rng.normal(size=(n, 2))
     X[n - 3, 1] = np.inf
-    with pytest.raises(NonFiniteError, match=f"rows {n - 3}"):
+    with pytest.raises(NonFiniteError, match=f"row {n - 3}"):
         ev.compare(X, task=rng.integers(0, 2, n), concept=rng.integers(0, 2, n), progress=False)

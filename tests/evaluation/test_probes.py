@@ -204,7 +204,7 @@ def test_rows_with_nan_are_refused_and_are_not_at_chance(number: float, concept:
     X, z = rows(0, 2)
     X[17, 3] = number
     column = z if concept == "classes" else z + 0.5
-    with pytest.raises(NonFiniteError, match=r"X_fresh contains NaN.*rows 17"):
+    with pytest.raises(NonFiniteError, match=r"X_fresh contains NaN.*row 17"):
         ev.leakage(X, column, probes=("linear",))
 
 

@@ -109,7 +109,7 @@ def test_bad_rows_change_no_fold() -> None:
     folds = Folds(2, block_rows=16).update(X, labels)
     before = [state_bytes(fold) for fold in folds]
     X[-1, 2] = np.nan  # in the last block of one fold, after full ones of both
-    with pytest.raises(NonFiniteError, match=f"rows {N - 1}"):
+    with pytest.raises(NonFiniteError, match=f"row {N - 1}"):
         folds.update(X, labels)
     assert [state_bytes(fold) for fold in folds] == before
 

@@ -687,10 +687,10 @@ def bad(value: float, row: int = 2) -> Float:
 
 
 ERRORS: dict[str, tuple[Any, dict[str, Any], type[SplinceError], str]] = {
-    "NaN": (bad(np.nan), {}, NonFiniteError, r"1 of 6 rows \(rows 2\)"),
-    "infinity": (bad(np.inf, 5), {}, NonFiniteError, "rows 5"),
+    "NaN": (bad(np.nan), {}, NonFiniteError, r"1 of 6 rows \(row 2\)"),
+    "infinity": (bad(np.inf, 5), {}, NonFiniteError, "row 5"),
     "float16 saturated": (bad(np.inf).astype("f2"), {}, NonFiniteError, "65504"),
-    "F-ordered NaN": (np.asfortranarray(bad(np.nan)), {}, NonFiniteError, "rows 2"),
+    "F-ordered NaN": (np.asfortranarray(bad(np.nan)), {}, NonFiniteError, "row 2"),
     "long double beyond float64": (
         np.full((2, 2), np.longdouble("1e400")) if np.finfo(np.longdouble).max > 1e400
         else np.full((2, 2), np.inf), {}, InputError, ".",

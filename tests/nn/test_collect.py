@@ -468,7 +468,7 @@ def test_invalid_arguments_of_collect_are_errors() -> None:
         snn.collect(model, iter(()), SITE, labels="gender")
     with pytest.raises(sf.InputError, match="weight is"):
         snn.collect(model, text_batches(), SITE, labels="gender", weight="row")
-    for device in ("gpu9", 1.5):
+    for device in ("gpu9", 1.5, "cuda:99"):
         with pytest.raises(sf.InputError, match="device is"):
             snn.collect(model, text_batches(), SITE, labels="gender", device=device)
     for skip_ids in ([1.5], 3):

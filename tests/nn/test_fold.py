@@ -415,8 +415,19 @@ def test_tokens_must_be_all() -> None:
     for_all = snn.collect(model, [batch], "transformer.ln_f", labels="z", tokens="all")
     with pytest.raises(sf.InputError, match="tokens is 'last'"):
         snn.fold(model, for_all.erasers(sf.leace, erase="z"), batch, tokens="last")
-    with pytest.raises(sf.InputError, match="erasers is Projection"):
+    with pytest.raises(sf.InputError, match="erasers is a Projection"):
         snn.fold(model, projection(), batch)
+
+
+def test_an_example_that_the_model_cannot_take_is_named() -> None:
+    model = torch.nn.Sequential(torch.nn.LayerNorm(16), torch.nn.Linear(16, 4))
+    with pytest.raises(sf.InputError, match="example is None"):
+        snn.fold(model, {"0": projection()}, None)
+    with pytest.raises(RuntimeError, match="normalized_shape") as caught:
+        snn.fold(model, {"0": projection()}, torch.ones(3, 7))
+    assert caught.value.__notes__ == [
+        "while the model ran on a batch or example: float32 tensor (3, 7)"
+    ]
 
 
 @pytest.mark.parametrize("masked", [-torch.inf, torch.nan])

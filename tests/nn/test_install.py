@@ -119,7 +119,7 @@ def test_outputs_without_a_tensor_are_named(form: str) -> None:
         model(torch.randn(2, 16))
     assert hooks_in(model) == 0
     if form == "second":
-        assert "output= one of [1]" in str(caught.value)
+        assert "output= can be 1" in str(caught.value)
         with snn.install(model, {"inner": projection()}, output=1):
             assert torch.is_tensor(model(torch.randn(2, 16))[1])
 
@@ -142,7 +142,7 @@ def test_several_fields_of_the_width_are_an_error() -> None:
     )
     p, x = projection(), torch.randn(4, 7, 16)
     plain, batch = model(x), {"input": x, "z": torch.arange(4) % 2}
-    message = r"same width, \['tokens', 'sentence'\].*output="
+    message = "same width, 'tokens', 'sentence'.*output="
     with snn.install(model, {"0": p}), pytest.raises(snn.SiteError, match=message):
         model(x)
     for run in (
@@ -173,7 +173,7 @@ def test_unambiguous_fields_are_erased() -> None:
     model = torch.nn.Sequential(Fields(lambda x: {"a": x, "b": x[:, :, :3], "c": x[:, :2]}))
     with (
         snn.install(model, {"0": projection(7)}, feature_dim=1),
-        pytest.raises(snn.SiteError, match=r"\['a', 'b'\]"),
+        pytest.raises(snn.SiteError, match="width, 'a', 'b'"),
     ):
         model(x)
 
@@ -471,7 +471,7 @@ def test_invalid_arguments_of_install_are_errors() -> None:
         snn.install(model, projection())
     with pytest.raises(sf.InputError, match="name their sites"):
         snn.install(model, {"2": projection()}, at="2")
-    with pytest.raises(sf.InputError, match="erasers is list"):
+    with pytest.raises(sf.InputError, match="erasers is a list"):
         snn.install(model, [projection()])
     with pytest.raises(sf.InputError, match="tokens is 'head'"):
         snn.install(model, {"2": projection()}, tokens="head")

@@ -150,6 +150,21 @@ def test_the_default_is_splince_and_errors_name_the_layer() -> None:
     assert hooks_in(model) == 0
 
 
+def test_a_site_without_association_is_named() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    z = torch.arange(60) % 2
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)) + z[:, None]
+    batches = [{"input": x, "z": z}]
+    with pytest.warns(sf.NothingErasedWarning, match=r"^at the site '1': .*sites before it"):
+        snn.fit_layers(model, batches, ["0", "1"], "leace", erase="z")
+    constant = [{"input": torch.ones(60, 4), "z": z}]
+    with pytest.warns(sf.NothingErasedWarning) as caught:
+        snn.fit_layers(model, constant, ["0", "1"], "leace", erase="z")
+    texts = [str(w.message) for w in caught]
+    assert [text.partition(":")[0] for text in texts] == ["at the site '0'", "at the site '1'"]
+    assert all("labels and rows are in the same order" in text for text in texts)
+
+
 def test_batches_that_differ_between_passes_are_errors() -> None:
     model, batches = model_and_batches()
     options = {"erase": "z", "labels": ["z", "y"]}
@@ -372,6 +387,8 @@ def test_erasers_survive_a_file(tmp_path: Path) -> None:
         assert torch.equal(model(x), expected)
     with pytest.raises(snn.SiteError, match="nearest names"):
         snn.install(tiny("llama"), path)
+    with pytest.raises(snn.SiteError, match="the model has no submodules"):
+        snn.install(torch.nn.Linear(8, 8), path)
     other = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(9)))
     with pytest.raises(snn.SiteError, match="another model"):
         snn.install(other, path)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import splince_fast as sf
+from splince_fast._runtime.keywords import described_type
 from splince_fast.moments import Folds
 
 Z = np.arange(40) % 2
@@ -53,3 +54,11 @@ def test_a_misspelt_option_of_a_figure() -> None:
 
     with pytest.raises(sf.InputError, match=r"'association' takes no metrc=; did you mean metric="):
         draw(None, "association", metrc="accuracy")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(3, "an int"), (None, "None"), (np.ones(2), "an ndarray"), ({}, "a dict"), ("", "a str")],
+)
+def test_types_are_described_with_an_article(value: object, text: str) -> None:
+    assert described_type(value) == text

@@ -246,7 +246,7 @@ def test_the_scan_for_bad_numbers_sees_every_part(
     for row in range(0, 100, 9):
         X = normal(100, 16)
         X[row, row % 16] = np.nan
-        with pytest.raises(InputError, match=rf"rows {row}\)"):
+        with pytest.raises(InputError, match=rf"row {row}\)"):
             Moments().update(X)
 
 
