@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._kernels.factor import STATUS_OK
+from splince_fast._runtime.arrays import cause_text
 from splince_fast._runtime.warn import warn
 from splince_fast._solve import tolerances
 from splince_fast._solve.factor import Factor
@@ -139,6 +140,11 @@ def oracle(
     total = moments._total() if isinstance(moments, Folds) else moments
     erased = names_of(erase, "erase")
     kept = [] if keep is None else names_of(keep, "keep")
+    if both := [name for name in kept if name in erased]:
+        raise InfeasibleError(
+            f"{listed(both)} is to be erased and to be kept: name it in one of erase= and keep=",
+            1.0,
+        )
     for name in erased:
         if not isinstance(name, str):
             raise InputError(f"erase names the joint cells {name!r}; name the variables one by one")
@@ -206,8 +212,8 @@ def oracle(
                 )
             except InfeasibleError as error:
                 raise InfeasibleError(
-                    f"the map of rows without a label, SPLINCE, is infeasible: {error}. The map "
-                    "that uses labels exists: pass missing='raise', and labels of every row",
+                    "the map of rows without a label, SPLINCE, is infeasible: "
+                    f"{cause_text(error)}. The map that uses labels exists: pass missing='raise', and labels of every row",
                     error.cosine,
                 ) from error
     empty = np.empty((0, len(mean)))

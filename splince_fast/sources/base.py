@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from splince_fast._runtime.arrays import type_text
 from splince_fast.exceptions import InputError
 
 T = TypeVar("T")
@@ -233,7 +234,7 @@ def as_source(blocks: object) -> Source:
         )
     if isinstance(blocks, Mapping) or not isinstance(blocks, Iterable):
         raise InputError(
-            f"blocks is a {type(blocks).__name__}; pass an iterable of (X, labels), such as a list "
+            f"blocks is {type_text(blocks)}; pass an iterable of (X, labels), such as a list "
             "or a generator, or one of the sources in splince_fast.sources"
         )
     name = f"{type(blocks).__name__} of blocks"
@@ -300,11 +301,11 @@ def as_paths(paths: object, name: str) -> list[str]:
     """Convert one path or several to a list of strings; raise InputError for other values."""
     sequence = [paths] if isinstance(paths, str | os.PathLike) else paths
     if not isinstance(sequence, Iterable) or hasattr(sequence, "shape"):
-        raise InputError(f"{name} is a {type(paths).__name__}; pass a path or a sequence of paths")
+        raise InputError(f"{name} is {type_text(paths)}; pass a path or a sequence of paths")
     items = list(sequence)
     for path in items:
         if not isinstance(path, str | os.PathLike):
-            raise InputError(f"{name} holds a {type(path).__name__}; pass a sequence of paths")
+            raise InputError(f"{name} holds {type_text(path)}; pass a sequence of paths")
     if not items:
         raise InputError(f"{name} is empty; pass at least one path")
     return [os.fsdecode(path) for path in items]
