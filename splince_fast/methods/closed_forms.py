@@ -136,7 +136,8 @@ def splince(
         above 1e-3 and above 10 times that of an orthogonal projection of the same rank.
     ManyClassesWarning
         An integer variable has more than 24 classes, and erasure removes at least half of the rank
-        of x or more than half of its variance: the variable may be a quantity.
+        of x or more than half of its variance: the variable may be a quantity. Or erasure removes
+        all dimensions of x. Neither is issued for variables in ``kinds=``.
     LabelFeatureWarning
         A feature equals a variable, up to offset, scale and coding of classes: x contains a label.
 

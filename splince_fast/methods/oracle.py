@@ -213,7 +213,8 @@ def oracle(
             except InfeasibleError as error:
                 raise InfeasibleError(
                     "the map of rows without a label, SPLINCE, is infeasible: "
-                    f"{cause_text(error)}. The map that uses labels exists: pass missing='raise', and labels of every row",
+                    f"{cause_text(error)}. The map that uses labels exists: pass missing='raise', "
+                    "and labels of every row",
                     error.cosine,
                 ) from error
     empty = np.empty((0, len(mean)))

@@ -145,7 +145,8 @@ def open_npy(path: str, mode: Literal["r", "r+"] = "r") -> np.memmap[Any, Any]:
     except (OSError, ValueError, EOFError, OverflowError) as error:
         raise InputError(
             f"{path!r} cannot be read as a .npy array: {cause_text(error)}. It may be truncated, "
-            "of another format, or hold Python objects; write it with numpy.save and a numeric dtype"
+            "of another format, or hold Python objects; write it with numpy.save and a numeric "
+            "dtype"
         ) from error
 
 

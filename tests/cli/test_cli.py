@@ -696,7 +696,7 @@ def test_apply_needs_memory_for_a_piece_only(
         (["apply", "X.npy", "e", "-o", "out.npy"], "pass the eraser first"),
         (["apply", "e", "absent.npy", "-o", "out.npy"], "there is no file 'absent.npy'"),
         (["apply", "absent", "X.npy", "-o", "out.npy"], "there is no file absent"),
-        (["apply", "X.npy", "X.npy", "-o", "out.npy"], "no safetensors file"),
+        (["apply", "X.npy", "X.npy", "-o", "out.npy"], "not a safetensors file"),
         (["apply", "e", "X.npy", "-o", "absent/out.npy"], "there is no folder"),
         (["apply", "e", "X.npy"], "-o/--output --in-place is required"),
         (["apply", "e", "X.npy", "-o", "out.npy", "--in-place"], "not allowed with"),
@@ -1035,7 +1035,7 @@ def test_inspect_moments(here: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_inspect_says_what_a_file_is_not(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "no safetensors file" in told(capsys, "inspect", "X.npy", code=2)
+    assert "not a safetensors file" in told(capsys, "inspect", "X.npy", code=2)
     assert "absent" in told(capsys, "inspect", "absent", code=2)
     files.write("foreign", "something", 1, {"a": np.zeros(2)}, {})
     assert "'projection' was expected" in told(capsys, "inspect", "foreign", code=2)
