@@ -715,9 +715,9 @@ class Report:
             facts.append(
                 (
                     "frozen head",
-                    f"rho = {self.rho:.4g}: excess risk of an unregularised head "
-                    f"{self.frozen_head.excess_risk:.4g} times that of LEACE; smaller for a head "
-                    f"shrunk below {self.frozen_head.shrinkage_threshold:.3g} times least squares",
+                    f"rho = {self.rho:.4g}; least-squares head: "
+                    f"{self.frozen_head.excess_risk:.4g} times the excess risk of LEACE, less for "
+                    f"heads shrunk below {self.frozen_head.shrinkage_threshold:.3g} times it",
                 )
             )
         if self.sensitivity is not None:

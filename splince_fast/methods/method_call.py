@@ -328,9 +328,9 @@ class MethodCall(NamedTuple):
             f"pass kinds={{{name!r}: 'classes'}}, which does not warn"
             for name, count in counts.items()
         )
-        if not notes and rank_z == rank and any(name not in kinds for name in self.erase):
+        if not notes and rank_z == rank > 1 and any(name not in kinds for name in self.erase):
             notes = (
-                f"erasing {listed(map(str, self.erase))} removes {rank} of {rank} dimension(s) in "
+                f"erasing {listed(map(str, self.erase))} removes all {rank} dimensions in "
                 "which x varies: all erased rows are equal. Typical causes: an identifier, with a "
                 "class for nearly every row, or too few dimensions of x for the classes. Erase "
                 "other variables, or merge classes; kinds= for the variable silences the warning",
@@ -499,8 +499,8 @@ def _warn(
     notes = []
     if not (solution.rank_z or (solution.rank_covariance and solution.variance)):
         notes.append(
-            "nothing was erased: all features of x are constant, so the eraser is the identity. "
-            "Check the rows that were accumulated"
+            "nothing was erased: all features of x are constant, without association with "
+            f"{listed(erased)}, so the eraser is the identity. Check the rows that were accumulated"
         )
         warn(notes[-1], NothingErasedWarning)
     elif not solution.rank_z:

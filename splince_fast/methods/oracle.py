@@ -140,17 +140,17 @@ def oracle(
     total = moments._total() if isinstance(moments, Folds) else moments
     erased = names_of(erase, "erase")
     kept = [] if keep is None else names_of(keep, "keep")
-    if both := [name for name in kept if name in erased]:
-        raise InfeasibleError(
-            f"{listed(both)} is to be erased and to be kept: name it in one of erase= and keep=",
-            1.0,
-        )
     for name in erased:
         if not isinstance(name, str):
             raise InputError(f"erase names the joint cells {name!r}; name the variables one by one")
     classes = None
     if classwise and kept:
         classes = read_classes(moments, concept_of(erase, "classwise"), "classwise").all_rows
+    if both := [name for name in kept if name in erased]:
+        raise InfeasibleError(
+            f"{listed(both)} is to be erased and to be kept: name it in one of erase= and keep=",
+            1.0,
+        )
     with statistics(total) as stats, stats.memory(True) as memory:
         span_z = span_of(stats, erased, "erase", True)
         span_y = span_of(stats, kept, "keep", True) if kept else Span([], span_z.rows[:0], [], [])

@@ -45,7 +45,7 @@ def test_directions_that_are_not_finite(data: tuple[Any, Any, sf.Moments]) -> No
 def test_an_eraser_of_all_dimensions_warns(name: str, data: tuple[Any, Any, sf.Moments]) -> None:
     X, method = data[0], getattr(sf, name)
     ids = np.arange(400).astype(str)
-    with pytest.warns(sf.ManyClassesWarning, match="removes 6 of 6 dimension"):
+    with pytest.warns(sf.ManyClassesWarning, match="removes all 6 dimensions"):
         eraser = method(sf.Moments().update(X, {"z": ids}), erase="z")
     assert np.ptp(eraser(X), axis=0).max() < 1e-9
     with warnings.catch_warnings():
