@@ -124,7 +124,7 @@ class LabelFeatureWarning(SplinceWarning):
 
 
 class ManyClassesWarning(SplinceWarning):
-    """An integer variable was interpreted as many classes, and may be a quantity."""
+    """An integer variable was read as many classes, or an eraser removes all dimensions of x."""
 
 
 class MissingLabelWarning(SplinceWarning):

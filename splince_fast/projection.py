@@ -367,13 +367,15 @@ class Projection:
 
     __array_ufunc__ = None  # makes array @ projection raise TypeError
 
-    def __matmul__(self, first: Projection) -> Projection:
+    def __matmul__(self, first: Any) -> Projection:
         """Return ``second @ first``, the map that applies `first` and then `second`.
 
         Concepts erased by `second` stay erased; variables kept by `first` may be changed. To keep
         a variable exactly, erase all concepts jointly (``erase=[...]``).
         """
         if not isinstance(first, Projection):
+            if hasattr(first, "__array__"):
+                raise TypeError("a Projection erases rows by a call: P(X), not P @ X or X @ P")
             return NotImplemented
         if first.n_features != self.n_features:
             raise InputError(
@@ -392,6 +394,9 @@ class Projection:
             ),
             feature_names=self._names or first._names,
         )
+
+    def __rmatmul__(self, rows: object) -> Projection:
+        return self.__matmul__(rows)  # raises TypeError for an array
 
     def scaled(self, alpha: float) -> Projection:
         """Return the partial eraser x - alpha (I - P) (x - mean).

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from splince_fast._runtime.arrays import abbreviated, as_reals
+from splince_fast._runtime.keywords import described_type
 from splince_fast._solve import tolerances
 from splince_fast._solve.frozen import best_strength
 from splince_fast._solve.held_out import Noise, certificate, expected_r2
@@ -481,11 +482,18 @@ class Report:
                 "certificate"
             )
         if self.alpha < 1 or any(v.noise is None for v in erased):
-            raise InputError(
-                "there is no certificate of this eraser: part of the association with the concept "
-                "remains (rank_tol=, or alpha below 1), the map depends on labels, or the file is "
-                "of an older version. Fit the eraser again without these options"
+            cause = (
+                "it was fitted with rank_tol=, which may leave part of the association with the "
+                "concept, or its file is of an older version. Fit it again without rank_tol="
             )
+            if self.alpha < 1:
+                cause = (
+                    f"part of the association with the concept remains (alpha = {self.alpha:.3g}). "
+                    "Ask the report of the eraser with alpha = 1"
+                )
+            elif self.oracle is not None or self.quadratic is not None:
+                cause = "the map depends on labels. Use an eraser that maps all rows alike"
+            raise InputError(f"there is no certificate of this eraser: {cause}")
         return {v.name: certificate(v.noise, delta) for v in erased if v.noise is not None}
 
     def strength_for(self, head: ArrayLike, moments: Moments | Factored) -> float:
@@ -536,7 +544,7 @@ class Report:
         """
         if not hasattr(moments, "factored"):
             raise InputError(
-                f"moments is {type(moments).__name__}; pass the moments that the eraser was "
+                f"moments is {described_type(moments)}; pass the moments that the eraser was "
                 "fitted to"
             )
         names = {str(name): name for name in moments.variables}
@@ -624,13 +632,13 @@ class Report:
             )
         dimensions = f"{self.rank} of {self.n_features} dimensions"
         if not self._erases:
-            return dimensions, f"changes them in {self.rank} direction(s)"
+            return dimensions, f"changes the rows in {self.rank} direction(s)"
         if self.alpha == 1:
-            return dimensions, f"removes {self.rank} dimension(s) of them"
+            return dimensions, f"removes {dimensions}"
         return (
             f"{self.alpha:.3g} of the deviation in {dimensions}; a linear probe still reads the "
             "concept",
-            f"shrinks the deviation in {self.rank} dimension(s) of them by the fraction "
+            f"shrinks the deviation in {dimensions} by the fraction "
             f"{self.alpha:.3g}: a partial erasure",
         )
 
@@ -709,9 +717,9 @@ class Report:
             facts.append(
                 (
                     "frozen head",
-                    f"rho = {self.rho:.4g}: excess risk of an unregularised head "
-                    f"{self.frozen_head.excess_risk:.4g} times that of LEACE; smaller for a head "
-                    f"shrunk below {self.frozen_head.shrinkage_threshold:.3g}",
+                    f"rho = {self.rho:.4g}; least-squares head: "
+                    f"{self.frozen_head.excess_risk:.4g} times the excess risk of LEACE, less for "
+                    f"heads shrunk below {self.frozen_head.shrinkage_threshold:.3g} times it",
                 )
             )
         if self.sensitivity is not None:
@@ -891,8 +899,8 @@ class Report:
             return text
         if v.kind.startswith("classes"):
             return (
-                f"{text} The bound assumes that all classes have the same covariance; with "
-                f"moments made with Moments(by={v.name!r}), it does not."
+                f"{text} The bound assumes that all classes have the same covariance; pass "
+                f"Moments(by={v.name!r}) to drop this assumption."
             )
         return f"{text} The bound assumes the same deviation of x for all values of {v.name!r}."
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -123,7 +124,9 @@ def eps_of(dtype: object) -> float:
     return _EPS.get(name, 0.0)
 
 
-def as_rows(X: object, *, width: int | None = None, name: str = "X") -> NDArray[Any]:
+def as_rows(
+    X: object, *, width: int | None = None, name: str = "X", earlier: str = "earlier rows"
+) -> NDArray[Any]:
     """Convert X to a 2-D numeric array; a numeric array is not copied.
 
     Parameters
@@ -132,8 +135,8 @@ def as_rows(X: object, *, width: int | None = None, name: str = "X") -> NDArray[
         Rows.
     width : int, optional
         Required number of columns.
-    name : str
-        Name of the argument in error messages.
+    name, earlier : str
+        Names of the argument, and of the rows that determine `width`, in error messages.
 
     Raises
     ------
@@ -149,7 +152,7 @@ def as_rows(X: object, *, width: int | None = None, name: str = "X") -> NDArray[
             f"row per sample and one column per feature;{hint}".rstrip(";")
         )
     if array.shape[1] != width:
-        check_columns(array.shape, width, name)
+        check_columns(array.shape, width, name, earlier)
     return array
 
 
@@ -171,20 +174,33 @@ def as_reals(values: object, name: str) -> NDArray[np.float64]:
 
 
 def check_columns(
-    shape: tuple[int, ...], width: int | None, name: str, of: str = "earlier rows"
+    shape: tuple[int, ...], width: int | None, name: str, earlier: str = "earlier rows"
 ) -> None:
-    """Raise InputError unless a 2-D shape has columns; with `width`, as many as the rows `of`."""
+    """Raise InputError unless a 2-D shape has columns; with `width`, exactly `width` columns.
+
+    `earlier` names the rows that determine `width` in the error message.
+    """
     if shape[1] == 0:
         raise InputError(f"{name} has no columns (shape {shape}); at least one is needed")
     if width is not None and shape[1] != width:
         raise InputError(
-            f"{name} has {shape[1]} columns, and {width} are expected, as in {of}; pass rows of "
-            "the same embedding"
+            f"{name} has {shape[1]} columns, and {width} are expected, as in {earlier}; pass rows "
+            "of the same embedding"
         )
+
+
+def cause_text(error: BaseException) -> str:
+    """Return the text of an error without its full stop, to be continued in another message."""
+    return str(error).rstrip(". \n")
 
 
 def as_numbers(X: Any, name: str = "X") -> NDArray[Any]:
     """Convert X to a numeric array of any number of dimensions; errors are those of `as_rows`."""
+    if X is None:
+        raise InputError(f"{name} is None; pass an array of real numbers")
+    if isinstance(X, str | bytes | os.PathLike):
+        kind = "path" if isinstance(X, os.PathLike) else "string"
+        raise InputError(f"{name} is a {kind}; load the file first, for example by np.load(path)")
     if isinstance(X, np.matrix):
         X = np.asarray(X)
     if isinstance(X, np.ma.MaskedArray):
@@ -285,8 +301,8 @@ def _foreign_rows(X: Any, name: str) -> NDArray[Any]:
         return np.asarray(X.to_numpy() if hasattr(X, "to_numpy") else X)
     except (ValueError, TypeError) as error:
         raise InputError(
-            f"{name} cannot be read as an array: {error}. Rows of unequal length are a common "
-            "cause; pass a 2-D array of numbers"
+            f"{name} cannot be read as an array: {cause_text(error)}. Rows of unequal length are a "
+            "common cause; pass a 2-D array of numbers"
         ) from error
 
 
@@ -324,8 +340,8 @@ def _stacked(column: NDArray[np.generic], name: str) -> NDArray[np.generic]:
         return np.stack([np.asarray(vector) for vector in column])
     except (ValueError, TypeError) as error:
         raise InputError(
-            f"{name} is a column that cannot be stacked to a matrix: {error}. Every entry must be "
-            "a vector of the same length; drop rows without one"
+            f"{name} is a column that cannot be stacked to a matrix: {cause_text(error)}. Every "
+            "entry must be a vector of the same length; drop rows without one"
         ) from error
 
 
@@ -346,9 +362,9 @@ def _cast_rows(X: NDArray[np.generic], name: str, columns: list[Any] | None = No
         except (ValueError, TypeError, OverflowError) as error:
             raise InputError(f"{name} holds values that are not numbers: {error}") from error
     if X.dtype.kind == "c":
-        raise InputError(
-            f"{name}: Complex data not supported (dtype {X.dtype}); stack real and imaginary parts "
-            "as columns"
+        raise InputError(  # scikit-learn's estimator checks require "Complex data not supported"
+            f"{name} is complex ({X.dtype}). Complex data not supported; pass real numbers, such "
+            "as real and imaginary parts stacked as columns"
         )
     raise InputError(f"{name} has dtype {X.dtype}; real numbers are needed")
 

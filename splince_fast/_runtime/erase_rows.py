@@ -62,6 +62,9 @@ class Factors:
         return row_kernels.PackedFactors(self.left, self.right, self.mean, self.shift)
 
 
+_FITTED = "the rows of the fit"  # source of the width in error messages
+
+
 def as_stack(X: Any, width: int) -> NDArray[Any]:
     """Convert X to a numeric array of shape (..., d); errors are those of :func:`as_rows`."""
     numeric = type(X) in (np.ndarray, np.memmap) and X.dtype.kind in "fiub"
@@ -74,10 +77,11 @@ def as_stack(X: Any, width: int) -> NDArray[Any]:
             "by eraser(X[i:j].toarray()); X @ eraser.right, (n, r), are the erased coordinates"
         )
     if not isinstance(X, np.ndarray) or X.ndim < 3:
-        return as_rows(X, width=width)
+        return as_rows(X, width=width, earlier=_FITTED)
     if numeric:
-        check_columns(X.shape[-2:], width, "X")  # raises InputError
-    return as_rows(X.reshape(-1, X.shape[-1]), width=width).reshape(X.shape)
+        check_columns(X.shape[-2:], width, "X", _FITTED)  # raises InputError
+    rows = X.reshape(-1, X.shape[-1])
+    return as_rows(rows, width=width, earlier=_FITTED).reshape(X.shape)
 
 
 def result_dtype(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:

@@ -15,6 +15,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from splince_fast._runtime.arrays import cause_text
 from splince_fast._runtime.version import library_version
 from splince_fast.exceptions import FileFormatError, InputError
 
@@ -171,14 +172,23 @@ def read(path: str | os.PathLike[str], kind: str, format_version: int) -> Record
         raise PermissionError(
             f"this user may not read {target}; ask the owner of the file for permission"
         )
+    if target.is_dir():
+        raise FileFormatError(f"{target} is a folder; pass the path of a file")
     try:
         with safe_open(target, framework="numpy") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        with open(target, "rb") as file:
+            start = file.read(9)
+        if len(start) == 9 and start[8:] != b"{":  # the JSON header follows its length, 8 bytes
+            raise FileFormatError(
+                f"{target} is not a safetensors file; pass a file that Projection.save or "
+                "Moments.save has written"
+            ) from error
         raise FileFormatError(
-            f"{target} cannot be read: {error}. It is truncated, damaged, or not a safetensors "
-            "file; write it again"
+            f"{target} cannot be read: {cause_text(error)}. It is truncated or damaged; write it "
+            "again"
         ) from error
     if header.get("library") != _LIBRARY:
         raise FileFormatError(

@@ -29,7 +29,10 @@ def raise_infeasible(
         Name of the method.
     """
     amplification = np.inf if sine == 0 else 1 / sine
+    both = [name for name in kept if name in erased]
+    same = f"{listed(both)} is to be erased and to be kept: name it in one of erase= and keep=. "
     raise InfeasibleError(
+        f"{same if both else ''}"
         f"{method} cannot keep {listed(kept)} while it erases {listed(erased)}: a direction of "
         "the kept variables lies in the span of the erased variables, and erasure removes this "
         f"direction (largest principal cosine {cosine:.12g}, amplification {amplification:.1e}; "

@@ -7,6 +7,7 @@ direction.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,9 +16,10 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.arrays import as_rows, check_values
+from splince_fast._runtime.arrays import as_rows, listed_columns
+from splince_fast._runtime.keywords import described_type
 from splince_fast._solve import tolerances
-from splince_fast.exceptions import ConstantVariableError, InputError
+from splince_fast.exceptions import ConstantVariableError, InputError, NonFiniteError
 from splince_fast.labels import VariableName
 
 Float = NDArray[np.float64]
@@ -85,9 +87,13 @@ def names_of(selection: object, role: str) -> list[VariableName]:
     items = selection if isinstance(selection, list) else []
     if items and all(isinstance(item, (str, tuple)) for item in items):
         return items
+    text = reprlib.repr(selection)
+    if shape := getattr(selection, "shape", ()):
+        text = f"{described_type(selection)} of shape {tuple(shape)}"
     raise InputError(
-        f"{role} is {selection!r}; it must be the name of a variable, a tuple of names for joint "
-        "cells, or a non-empty list of these"
+        f"{role} is {text}; it must be the name of a variable, a tuple of names for joint "
+        "cells, or a non-empty list of these. Labels are passed to Moments.update with their "
+        "names"
     )
 
 
@@ -195,7 +201,11 @@ def _directions(variances: Float, array: NDArray[Any], whitened: bool) -> Span:
     rows = np.array(array.T, dtype=np.float64, order="C")  # a copy, which is scaled below
     largest = np.abs(rows).max(axis=1, keepdims=True)
     if not np.isfinite(largest).all():
-        check_values(array, "keep")
+        columns = np.flatnonzero(~np.isfinite(largest))
+        raise NonFiniteError(
+            f"keep contains NaN or infinity in {len(columns)} of {len(rows)} directions "
+            f"({listed_columns(columns.tolist())}); pass finite directions"
+        )
     if (largest == 0).any():
         raise ConstantVariableError("keep holds a direction of zeros; leave it out")
     rows /= largest

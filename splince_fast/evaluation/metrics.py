@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.arrays import as_weights
+from splince_fast._runtime.keywords import described_type
 from splince_fast._runtime.warn import warn
 from splince_fast._solve.options import is_integer, is_number
 from splince_fast.evaluation._cells import FEW_ROWS, cells_of_groups, class_codes, common_codes
@@ -496,12 +497,12 @@ def covariance_ratio(eraser: Projection, moments: Moments, name: VariableName) -
     True
     """
     if not isinstance(moments, Moments):
-        raise InputError(f"moments is {type(moments).__name__}; pass the moments of the rows")
+        raise InputError(f"moments is {described_type(moments)}; pass the moments of the rows")
     S = moments.cross_covariance(name, ddof=0)
     if not isinstance(eraser, Projection) or eraser.n_features != len(S):
         width = f" of width {eraser.n_features}" if isinstance(eraser, Projection) else ""
         raise InputError(
-            f"eraser is a {type(eraser).__name__}{width}; it must be a Projection of width {len(S)}"
+            f"eraser is {described_type(eraser)}{width}; it must be a Projection of width {len(S)}"
         )
     kept = S - eraser.left @ (eraser.right.T @ S)
     total = float(np.sum(S**2))

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.arrays import abbreviated
+from splince_fast._runtime.keywords import described_type
 from splince_fast._solve.class_covariances import ClassStatistics
 from splince_fast._solve.selection import Selection, Span, names_of, span_of
 from splince_fast.exceptions import (
@@ -102,7 +103,7 @@ def read_classes(moments: object, name: str, method: str) -> ClassMoments:
         folds = [_by_class(moments, name, method)]
     else:
         raise InputError(
-            f"moments is {type(moments).__name__}; pass Moments(by={name!r}), Folds of them, or a "
+            f"moments is {described_type(moments)}; pass Moments(by={name!r}), Folds of them, or a "
             "mapping of classes to moments"
         )
     classes: dict[Any, ClassName] = {}

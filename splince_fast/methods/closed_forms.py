@@ -19,7 +19,7 @@ from splince_fast.methods.folds import eraser_of
 from splince_fast.methods.method_call import MethodCall
 from splince_fast.methods.refine import Refinement
 from splince_fast.moments import Folds, Moments
-from splince_fast.moments.snapshot import Factored
+from splince_fast.moments.snapshot import Factored, check_moments
 from splince_fast.projection import Projection
 
 
@@ -136,7 +136,8 @@ def splince(
         above 1e-3 and above 10 times that of an orthogonal projection of the same rank.
     ManyClassesWarning
         An integer variable has more than 24 classes, and erasure removes at least half of the rank
-        of x or more than half of its variance: the variable may be a quantity.
+        of x or more than half of its variance: the variable may be a quantity. Or erasure removes
+        all dimensions of x. Neither is issued for variables in ``kinds=``.
     LabelFeatureWarning
         A feature equals a variable, up to offset, scale and coding of classes: x contains a label.
 
@@ -156,6 +157,7 @@ def splince(
     >>> bool(np.allclose(after.cross_covariance("y"), moments.cross_covariance("y")))
     True
     """
+    check_moments(moments)
     options = Options(
         max_amplification, on_infeasible, null_space, shrinkage, rank_tol, solver, min_scale,
         strength,
@@ -206,6 +208,7 @@ def leace(
     >>> sf.leace(moments, erase="z").rank
     2
     """
+    check_moments(moments)
     options = Options(None, "raise", null_space, shrinkage, rank_tol, solver, min_scale)
     again = Refinement.of(refine, passes)
     erased = names_of(erase, "erase")
@@ -253,6 +256,7 @@ def sal(
     >>> bool(np.allclose(P, P.T))
     True
     """
+    check_moments(moments)
     options = Options(max_amplification, on_infeasible, rank_tol=rank_tol)
     erased, kept = names_of(erase, "erase"), kept_of(keep)
     return eraser_of(moments, MethodCall("SAL", False, erased, kept, options))
@@ -291,6 +295,7 @@ def mean_projection(
     >>> sf.mean_projection(sf.Moments().update(X, {"z": z}), erase="z").rank
     1
     """
+    check_moments(moments)
     options = Options(rank_tol=rank_tol)
     erased = names_of(erase, "erase")
     call = MethodCall("MeanProjection", False, erased, None, options, classes_only=True)

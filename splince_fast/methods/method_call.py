@@ -233,7 +233,8 @@ class MethodCall(NamedTuple):
                 notes += warn_of_labels(stats, self.keep, span_y, "keep")
             rank = solution.rank_covariance
             measured = complete is not None or sample is not None or sketch is not None
-            if whitened and not (shrinkage or measured) and stats.n_rows < FEW_ROWS * rank:
+            few = stats.n_rows < FEW_ROWS * rank or 0 < stats.n_rows - 1 <= rank
+            if whitened and not (shrinkage or measured) and few:
                 notes += (_few_rows(stats.n_rows, rank),)
                 warn(notes[-1], UnseenRowsWarning)
             changed = distortions.eraser
@@ -306,16 +307,18 @@ class MethodCall(NamedTuple):
     def _many_classes_warnings(
         self, stats: Statistics, rank_z: int, rank: int, changed: float | None
     ) -> tuple[str, ...]:
-        """Warn of erased integer variables with many classes; return the texts of the warnings."""
-        if self.classes_only:
-            return ()
+        """Warn of erased integers with many classes, or if all dimensions of x are removed.
+
+        The texts of the warnings are returned.
+        """
         kinds = stats.interpretation[0] or {}
         counts = {}
         for name in self.erase:
             variable = stats.variable(name)
             if isinstance(variable, ClassSums) and name not in kinds:
                 count = int(np.count_nonzero(variable.weights))
-                if count > _MAX_CLASSES and type(variable.names[0]) is int:
+                integers = type(variable.names[0]) is int and not self.classes_only
+                if count > _MAX_CLASSES and integers:
                     counts[name] = count
         variance = "" if changed is None else f" and {changed:.0%} of its variance"
         notes = tuple(
@@ -325,6 +328,13 @@ class MethodCall(NamedTuple):
             f"pass kinds={{{name!r}: 'classes'}}, which does not warn"
             for name, count in counts.items()
         )
+        if not notes and rank_z == rank > 1 and any(name not in kinds for name in self.erase):
+            notes = (
+                f"erasing {listed(map(str, self.erase))} removes all {rank} dimensions in "
+                "which x varies: all erased rows are equal. Typical causes: an identifier, with a "
+                "class for nearly every row, or too few dimensions of x for the classes. Erase "
+                "other variables, or merge classes; kinds= for the variable silences the warning",
+            )
         for note in notes:
             warn(note, ManyClassesWarning)
         return notes
@@ -487,7 +497,13 @@ def _warn(
 ) -> tuple[str, ...]:
     """Issue the warnings of a solve, and return their texts."""
     notes = []
-    if not solution.rank_z:
+    if not (solution.rank_z or (solution.rank_covariance and solution.variance)):
+        notes.append(
+            "nothing was erased: all features of x are constant, without association with "
+            f"{listed(erased)}, so the eraser is the identity. Check the rows that were accumulated"
+        )
+        warn(notes[-1], NothingErasedWarning)
+    elif not solution.rank_z:
         notes.append(
             f"nothing was erased: x has no linear association with {listed(erased)} above the "
             f"rounding level ({solution.noise:.1e} in units of correlation), so the eraser is the "

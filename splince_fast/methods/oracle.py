@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._kernels.factor import STATUS_OK
+from splince_fast._runtime.arrays import cause_text
 from splince_fast._runtime.warn import warn
 from splince_fast._solve import tolerances
 from splince_fast._solve.factor import Factor
@@ -145,6 +146,11 @@ def oracle(
     classes = None
     if classwise and kept:
         classes = read_classes(moments, concept_of(erase, "classwise"), "classwise").all_rows
+    if both := [name for name in kept if name in erased]:
+        raise InfeasibleError(
+            f"{listed(both)} is to be erased and to be kept: name it in one of erase= and keep=",
+            1.0,
+        )
     with statistics(total) as stats, stats.memory(True) as memory:
         span_z = span_of(stats, erased, "erase", True)
         span_y = span_of(stats, kept, "keep", True) if kept else Span([], span_z.rows[:0], [], [])
@@ -206,8 +212,9 @@ def oracle(
                 )
             except InfeasibleError as error:
                 raise InfeasibleError(
-                    f"the map of rows without a label, SPLINCE, is infeasible: {error}. The map "
-                    "that uses labels exists: pass missing='raise', and labels of every row",
+                    "the map of rows without a label, SPLINCE, is infeasible: "
+                    f"{cause_text(error)}. The map that uses labels exists: pass missing='raise', "
+                    "and labels of every row",
                     error.cosine,
                 ) from error
     empty = np.empty((0, len(mean)))

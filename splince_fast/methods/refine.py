@@ -214,7 +214,11 @@ class Refinement:
             return None
         from splince_fast.sources import as_source
 
-        return cls(as_source(source), int(passes))
+        try:
+            return cls(as_source(source), int(passes))
+        except InputError as error:
+            text = str(error).removeprefix("blocks")
+            raise InputError(f"refine{text}") from error
 
     def factor(
         self, stats: Statistics, span_z: Float, span_y: Float, options: Options

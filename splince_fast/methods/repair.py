@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from splince_fast._kernels import spans
 from splince_fast._kernels.factor import STATUS_OK, Factor
 from splince_fast._runtime.arrays import check_feature_names
+from splince_fast._runtime.keywords import described_type
 from splince_fast._runtime.warn import warn
 from splince_fast._solve import tolerances
 from splince_fast._solve.messages import raise_numerical
@@ -133,7 +134,7 @@ def repair(
     OPTIONS["strength"].check(strength)
     if keep is None or not isinstance(keep, (str, tuple, list)):
         raise InputError(
-            f"keep is {type(keep).__name__}; repair restores covariances with variables and takes "
+            f"keep is {described_type(keep)}; repair restores covariances with variables and takes "
             "their names. Moments do not hold the image of a direction under an eraser: restore a "
             "variable, or pass the direction to splince(keep=)"
         )
@@ -217,6 +218,13 @@ def _aligned(name: VariableName, after: Variable, before: Variable) -> Float:
             # rows. Both spans use the weights of `after`, so that both leave out the same class.
             return spans.class_span(sums, after.weights)
         text = f"weigh {total_after:g} and {total_before:g} in total"
+        if not in_before.all():
+            c = int(np.argmin(in_before))
+            raise InputError(
+                f"the class {after.names[c]!r} ({type(after.names[c]).__name__}) of {name!r} "
+                f"occurs only after erasing; the classes before are {listed(before.names)}; "
+                f"{remedy}"
+            )
         if not close.all():
             c = int(np.argmin(close))
             text = f"of class {after.names[c]!r} weigh {after.weights[c]:g} and {weights[c]:g}"

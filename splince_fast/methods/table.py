@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from splince_fast._runtime.keywords import described_type
 from splince_fast._solve.options import OPTIONS, Option
 from splince_fast._solve.selection import Selection
 from splince_fast.exceptions import InputError
@@ -137,7 +138,7 @@ def method_of(method: str | Function | None, keep: object = None) -> Method:
         entry = next(entries, Method(name, method))
     else:
         raise InputError(
-            f"method is {type(method).__name__}; it must be a name or a function of moments"
+            f"method is {described_type(method)}; it must be a name or a function of moments"
         )
     if keep is not None and not entry.keeps:
         raise InputError(f"{entry.label} keeps nothing; leave keep= out, or take 'splince'")

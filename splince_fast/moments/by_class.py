@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from splince_fast._runtime.arrays import Rows
 from splince_fast.exceptions import IncompatibleMomentsError, InputError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, VariableName, class_key
+from splince_fast.labels.names import listed
 from splince_fast.moments.accumulator import Accumulator, check_column
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.parameters import Parameters
@@ -143,6 +144,11 @@ class ClassAccumulator(Accumulator):
         """
         by = self.parameters.by
         column = encoded.get(by) if by is not None else None
+        if column is None and encoded:
+            raise LabelError(
+                f"by is {by!r}, which is not among the variables {listed(encoded)}; pass labels of "
+                f"{by!r}, with None for rows without one"
+            )
         if column is None:
             return {None: np.arange(n)}
         if not isinstance(column, ClassCodes):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from splince_fast._runtime import threads
 from splince_fast._runtime.extras import require
+from splince_fast._runtime.keywords import described_type
 from splince_fast.exceptions import InputError
 from splince_fast.moments.digest import block_digest
 from splince_fast.moments.parameters import Parameters
@@ -55,7 +56,7 @@ def check(client: object, source: Source) -> None:
     """Raise InputError unless the workers of `client` can read the blocks of `source`."""
     require("distributed", "dask")
     if not hasattr(client, "submit") or not hasattr(client, "compute"):
-        raise InputError(f"client is a {type(client).__name__}; pass a dask.distributed.Client")
+        raise InputError(f"client is {described_type(client)}; pass a dask.distributed.Client")
     if source.block_sizes() is None:
         raise InputError(
             f"{source.name} can only be read in order, by one process; pass sources.from_npy, "

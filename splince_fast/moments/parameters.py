@@ -64,6 +64,11 @@ class Parameters:
             raise InputError(
                 f"kinds is {kinds!r}; it must map names of variables to 'classes' or 'continuous'"
             )
+        for name, kind in (kinds or {}).items():
+            if kind not in ("classes", "continuous"):
+                raise InputError(
+                    f"kinds has {kind!r} for {name!r}; it must be 'classes' or 'continuous'"
+                )
         if not isinstance(joint, list | tuple) or not all(map(_are_names, joint)):
             raise InputError(
                 f"joint is {joint!r}; it must be a list of tuples of names, such as "

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._runtime.keywords import described_type
 from splince_fast._solve import factor as factors
 from splince_fast._solve import tolerances
 from splince_fast._solve.factor import Factor, weak_features
@@ -552,6 +553,17 @@ def statistics(source: Moments | Factored) -> AbstractContextManager[Statistics]
     InputError
         `source` is neither Moments nor Factored.
     """
-    if not hasattr(source, "_statistics"):
-        raise InputError(f"moments is {type(source).__name__}; pass sf.Moments().update(X, labels)")
+    check_moments(source)
     return source._statistics()
+
+
+def check_moments(source: object) -> None:
+    """Raise InputError unless `source` is Moments, Factored or Folds."""
+    if not hasattr(source, "_statistics") and not hasattr(source, "_total"):
+        text = described_type(source)
+        if hasattr(source, "shape"):
+            text += "; for arrays, call sf.erase(X, concept=z, keep=y)"
+        raise InputError(
+            f'moments is {text}; pass sf.Moments().update(X, {{"z": z}}), and names such as "z" as '
+            "erase= and keep="
+        )

@@ -257,7 +257,8 @@ def refuse_other_kind(name: object, ours: Variable, theirs: Variable) -> None:
 
 def contradiction(name: object, ours: str, theirs: str) -> LabelError:
     """Return the error for a variable whose kind differs from earlier blocks."""
+    held = {"classes": "classes", "continuous": "continuous values"}
     return LabelError(
-        f"the variable {name!r} was {ours} in earlier blocks and is {theirs} in this one; give it "
-        f"one dtype, or fix it with Moments(kinds={{{name!r}: {ours!r}}})"
+        f"the variable {name!r} held {held[ours]} in earlier blocks and holds {held[theirs]} in "
+        f"this one; give it one dtype, or fix it with Moments(kinds={{{name!r}: {ours!r}}})"
     )

@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
+from splince_fast._runtime.arrays import cause_text
 from splince_fast.exceptions import InputError
 from splince_fast.sources._sharded import Shard, sharded_source, split_array
 from splince_fast.sources.base import Source, as_paths, describe_files
@@ -143,8 +144,9 @@ def open_npy(path: str, mode: Literal["r", "r+"] = "r") -> np.memmap[Any, Any]:
         ) from error
     except (OSError, ValueError, EOFError, OverflowError) as error:
         raise InputError(
-            f"{path!r} cannot be read as a .npy array: {error}. It may be truncated, of "
-            "another format, or hold Python objects; write it with numpy.save and a numeric dtype"
+            f"{path!r} cannot be read as a .npy array: {cause_text(error)}. It may be truncated, "
+            "of another format, or hold Python objects; write it with numpy.save and a numeric "
+            "dtype"
         ) from error
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from splince_fast._runtime.arrays import cause_text
 from splince_fast._runtime.blocks import choose_block_rows
 from splince_fast._runtime.extras import require
 from splince_fast.exceptions import InputError
@@ -253,7 +254,7 @@ def _decode(
         yield from file.iter_batches(block_rows, row_groups=[group.number], columns=columns.all())
     except (pa.ArrowException, OSError) as error:
         raise InputError(
-            f"{place} cannot be read: {error}. The file may be damaged; write it again"
+            f"{place} cannot be read: {cause_text(error)}. The file may be damaged; write it again"
         ) from error
 
 
@@ -263,6 +264,6 @@ def _open(path: str) -> ParquetFile:
         return parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES)
     except (pa.ArrowException, OSError) as error:
         raise InputError(
-            f"{path!r} cannot be read as Parquet: {error}. It may be missing, truncated or of "
-            "another format"
+            f"{path!r} cannot be read as Parquet: {cause_text(error)}. It may be missing, "
+            "truncated or of another format"
         ) from error

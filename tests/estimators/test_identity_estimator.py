@@ -43,7 +43,7 @@ def test_report_of_identity_removes_nothing() -> None:
     report = eraser.report_
     assert (eraser.n_samples_seen_, report.n_rows, report.weight) == (49, 49, weight.sum())
     assert (report.rank, report.distortion, report.n_features) == (0, 0.0, 6)
-    assert "removes 0 dimension" in report.explain()
+    assert "removes 0 of 6 dimension" in report.explain()
     assert sf.Report.from_dict(report.to_dict()) == report
     assert pickle.loads(pickle.dumps(eraser)).report_ == report
 

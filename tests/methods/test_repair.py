@@ -355,8 +355,8 @@ def test_moments_that_do_not_belong_together_are_refused() -> None:
     refused(sf.UnknownVariableError, "y", sf.Moments().update(t, {"z": data.z}))
     constant = sf.Moments().update(t, {"y": np.ones(400)})
     refused(sf.ConstantVariableError, "single value", constant, before=constant)
-    refused(sf.InputError, "keep is ndarray", keep=np.eye(5)[:, :1])
-    refused(sf.InputError, "keep is NoneType", keep=None)
+    refused(sf.InputError, "keep is an ndarray", keep=np.eye(5)[:, :1])
+    refused(sf.InputError, "keep is None;", keep=None)
     refused(sf.InputError, "pass sf.Moments", [after])
     refused(sf.NotEnoughDataError, "empty", sf.Moments())
     for strength in (-0.1, 1.1, float("nan"), "1", None, True):
