@@ -500,7 +500,7 @@ def test_ambiguous_labels_are_refused(data: Data) -> None:
         LEACE().fit(X, concept=twice)
     with pytest.raises(InputError, match="holds no variable"):
         LEACE().fit(X, concept=pd.DataFrame(index=range(len(X))))
-    with pytest.raises(LabelError, match="not a string but int"):
+    with pytest.raises(LabelError, match="not a string but an int"):
         LEACE().fit(X, concept=pd.DataFrame({0: z}))
     with pytest.raises(LabelError, match="collect"):
         LEACE().fit(X, concept=pl.LazyFrame({"a": z}))

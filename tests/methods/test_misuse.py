@@ -128,7 +128,7 @@ def test_a_class_that_occurs_only_after_erasing(data: tuple[Any, Any, sf.Moments
 
 
 def test_rows_as_refine_argument(data: tuple[Any, Any, sf.Moments]) -> None:
-    with pytest.raises(sf.InputError, match=r"^refine is one ndarray"):
+    with pytest.raises(sf.InputError, match=r"^refine is an ndarray"):
         sf.leace(data[2], erase="z", refine=data[0])
 
 
