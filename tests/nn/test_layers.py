@@ -162,7 +162,7 @@ def test_a_site_without_association_is_named() -> None:
         snn.fit_layers(model, constant, ["0", "1"], "leace", erase="z")
     texts = [str(w.message) for w in caught]
     assert [text.partition(":")[0] for text in texts] == ["at the site '0'", "at the site '1'"]
-    assert all("labels and rows are in the same order" in text for text in texts)
+    assert all("all features of x are constant" in text for text in texts)
 
 
 def test_batches_that_differ_between_passes_are_errors() -> None:
