@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -11,7 +12,12 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 from splince_fast.evaluation import Comparison, statistics
-from splince_fast.evaluation._decision import MIN_GAIN, _Choice, cards, sampling_accuracy
+from splince_fast.evaluation._decision import (
+    MIN_GAIN,
+    _Choice,
+    cards,
+    sampling_accuracy,
+)
 
 SEEDS = 6
 
@@ -138,6 +144,25 @@ def test_partial_iterative_erasers_are_never_chosen() -> None:
         decision.sentence
     )  # the control: at full intensity it counts as complete
     assert "INLP*0.5" in decision.sentence.partition("Not considered")[2]
+
+
+def test_a_concept_of_three_classes_has_no_accuracy_of_two() -> None:
+    rng = np.random.default_rng(3)
+    z, y = rng.choice(3, 600, p=[0.7, 0.2, 0.1]), rng.integers(0, 2, 600)
+    X = rng.normal(size=(600, 6)) + np.eye(6)[z] + np.outer(y, np.eye(6)[5])
+    found = run(X, y, z, n_seeds=3, erasers=("none", "SAL"), heads=("retrained",))
+    above_chance = [
+        dataclasses.replace(r, values=r.values | {"probe_accuracy": 0.95})
+        if "probe_accuracy" in r.values
+        else r
+        for r in found.records
+    ]
+    # The control, a concept of unknown size, counts as one of two classes.
+    for sizes, expected in (((3,), False), ((), True)):
+        context = dataclasses.replace(found.context, concept_sizes=sizes)
+        texts = [card.text for card in cards(Comparison(above_chance, context))]
+        assert any("an accuracy of about" in text for text in texts) == expected
+    assert found.context.concept_sizes == (3,)
 
 
 def test_the_least_gain_of_a_bounded_metric_is_absolute(plain: Comparison) -> None:
