@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NoReturn
 
 import numpy as np
 
 from splince_fast._kernels import factor as status
 from splince_fast.exceptions import InfeasibleError, SplinceError
-from splince_fast.labels.names import listed
+from splince_fast.labels.names import VariableName, listed
+
+
+def common_text(erased: Sequence[VariableName], kept: Sequence[VariableName]) -> str:
+    """Return the sentence that names variables both erased and kept; "" without such variables."""
+    both = [name for name in kept if name in erased]
+    if not both:
+        return ""
+    return f"{listed(both)} is to be erased and to be kept: name it in one of erase= and keep=. "
 
 
 def raise_infeasible(
@@ -29,10 +38,8 @@ def raise_infeasible(
         Name of the method.
     """
     amplification = np.inf if sine == 0 else 1 / sine
-    both = [name for name in kept if name in erased]
-    same = f"{listed(both)} is to be erased and to be kept: name it in one of erase= and keep=. "
     raise InfeasibleError(
-        f"{same if both else ''}"
+        f"{common_text(erased, kept)}"
         f"{method} cannot keep {listed(kept)} while it erases {listed(erased)}: a direction of "
         "the kept variables lies in the span of the erased variables, and erasure removes this "
         f"direction (largest principal cosine {cosine:.12g}, amplification {amplification:.1e}; "

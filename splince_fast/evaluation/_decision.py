@@ -236,14 +236,16 @@ class _Choice:
 
     def _change_text(self, eraser: str, erasers: Sequence[str] = ()) -> str:
         """Return the text of the distortion of an eraser, against that of another of `erasers`."""
-        others = [e for e in erasers if e != eraser][:1]
-        value, *other = (f"{100 * self._distortion(e):.3g} %" for e in (eraser, *others))
-        if value == "nan %":
+        if math.isnan(distortion := self._distortion(eraser)):
             return ""
-        if other == [value]:
-            return f"; {others[0]} changes the rows as much ({value} of their variance)"
-        against = f" against {other[0]}" if other and other != ["nan %"] else ""
-        return f", which changes the rows least ({value} of their variance{against})"
+        text, against = f"{100 * distortion:.3g} %", ""
+        other = next((e for e in erasers if e != eraser), None)
+        if other is not None and not math.isnan(distortion := self._distortion(other)):
+            other_text = f"{100 * distortion:.3g} %"
+            if other_text == text:
+                return f"; {other} changes the rows as much ({text} of their variance)"
+            against = f" against {other_text}"
+        return f", which changes the rows least ({text} of their variance{against})"
 
     def _decided(self, unerased_test: Difference | None) -> str:
         others = [f"{self._value_text(e)} after {e}" for e in self.erasers[1:2]]

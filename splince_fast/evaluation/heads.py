@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime.arrays import (
     as_rows,
-    check_columns,
     check_feature_names,
     check_values,
     feature_names,
@@ -314,8 +313,7 @@ def _checked_rows(X: object, name: str, *, width: int | None = None, of: str = "
 
     `width` is the required number of columns, that of the rows `of`.
     """
-    rows = as_rows(X, name=name)
-    check_columns(rows.shape, width, name, of)
+    rows = as_rows(X, width=width, name=name, earlier=of)
     check_values(rows, name)
     return np.asarray(rows, dtype=np.float64)
 

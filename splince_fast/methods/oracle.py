@@ -30,7 +30,7 @@ from splince_fast._runtime.arrays import cause_text
 from splince_fast._runtime.warn import warn
 from splince_fast._solve import tolerances
 from splince_fast._solve.factor import Factor
-from splince_fast._solve.messages import raise_numerical
+from splince_fast._solve.messages import common_text, raise_numerical
 from splince_fast._solve.options import OPTIONS, Options
 from splince_fast._solve.restore import Restoration, restore
 from splince_fast._solve.selection import Selection, Span, names_of, span_of
@@ -146,11 +146,8 @@ def oracle(
     classes = None
     if classwise and kept:
         classes = read_classes(moments, concept_of(erase, "classwise"), "classwise").all_rows
-    if both := [name for name in kept if name in erased]:
-        raise InfeasibleError(
-            f"{listed(both)} is to be erased and to be kept: name it in one of erase= and keep=",
-            1.0,
-        )
+    if text := common_text(erased, kept):
+        raise InfeasibleError(text.rstrip(". "), 1.0)
     with statistics(total) as stats, stats.memory(True) as memory:
         span_z = span_of(stats, erased, "erase", True)
         span_y = span_of(stats, kept, "keep", True) if kept else Span([], span_z.rows[:0], [], [])

@@ -214,11 +214,7 @@ class Refinement:
             return None
         from splince_fast.sources import as_source
 
-        try:
-            return cls(as_source(source), int(passes))
-        except InputError as error:
-            text = str(error).removeprefix("blocks")
-            raise InputError(f"refine{text}") from error
+        return cls(as_source(source, argument="refine"), int(passes))
 
     def factor(
         self, stats: Statistics, span_z: Float, span_y: Float, options: Options

@@ -192,7 +192,7 @@ class StreamSource(Source):
         yield from blocks
 
 
-def as_source(blocks: object) -> Source:
+def as_source(blocks: object, *, argument: str = "blocks") -> Source:
     """Convert an iterable of blocks to a source.
 
     Parameters
@@ -200,6 +200,8 @@ def as_source(blocks: object) -> Source:
     blocks : Source or iterable
         A source is returned unchanged. The items of any other iterable are ``(X, labels)``,
         ``(X, labels, sample_weight)`` or X alone. A generator can be read only once.
+    argument : str
+        Name of the argument in error messages.
 
     Returns
     -------
@@ -225,17 +227,18 @@ def as_source(blocks: object) -> Source:
         return blocks
     if hasattr(blocks, "shape") or hasattr(blocks, "column_names"):
         raise InputError(
-            f"blocks is {described_type(blocks)}, and its rows are not blocks; pass "
+            f"{argument} is {described_type(blocks)}, and its rows are not blocks; pass "
             "sources.from_arrays(X, labels), or from_torch, from_parquet, from_dataset"
         )
     if isinstance(blocks, str | bytes | os.PathLike):
         raise InputError(
-            f"blocks is the path {blocks!r}; pass sources.from_npy(path) or from_parquet(path, ...)"
+            f"{argument} is the path {blocks!r}; pass sources.from_npy(path) or "
+            "from_parquet(path, ...)"
         )
     if isinstance(blocks, Mapping) or not isinstance(blocks, Iterable):
         raise InputError(
-            f"blocks is {described_type(blocks)}; pass an iterable of (X, labels), such as a list "
-            "or a generator, or one of the sources in splince_fast.sources"
+            f"{argument} is {described_type(blocks)}; pass an iterable of (X, labels), such as a "
+            "list or a generator, or one of the sources in splince_fast.sources"
         )
     name = f"{type(blocks).__name__} of blocks"
     start = iterator_factory(blocks, name)
