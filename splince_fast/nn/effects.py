@@ -263,7 +263,7 @@ def _plain(value: object) -> object:
 # -- rows ----------------------------------------------------------------------------------
 
 
-# Keys of three columns of a sample: random keys, rows and sequences. The others hold labels.
+# Keys of three columns of a sample: random keys, rows and sequences. Other columns hold labels.
 _RANDOM_KEY, _ROWS, _SEQUENCE = object(), object(), object()
 
 
