@@ -35,7 +35,7 @@ def no_data_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
 
 
-@pytest.mark.filterwarnings("ignore:up to .* test rows of a split occur")
+@pytest.mark.filterwarnings("ignore:up to .* test rows of a split equal")
 @pytest.mark.parametrize(
     "name",
     [

@@ -20,7 +20,7 @@ from splince_fast.experiments.dataset import VARIABLE
 from splince_fast.experiments.datasets import load, shipped_bios
 
 # A few sentences of the corpus occur twice, and compare says so.
-pytestmark = pytest.mark.filterwarnings("ignore:up to .* test rows of a split occur")
+pytestmark = pytest.mark.filterwarnings("ignore:up to .* test rows of a split equal")
 
 Find = Callable[[str], Path]
 # alpha is chosen on validation cells of 30 rows, where one prediction of another solver may select
