@@ -101,11 +101,8 @@ def with_labels(sample: Sample, keep: str | None = "y", **options: Any) -> Matri
 
 def quadratic(sample: Sample, **options: Any) -> NDArray[np.float64]:
     """Return the maps of the library's quadratic eraser that keeps y, by sorted class."""
-    columns = (sample.features, sample.z_labels[:, 0].astype(int), sample.y_labels)
-    parts = {
-        int(c): accumulated([[column[columns[1] == c] for column in columns]])
-        for c in np.unique(columns[1])
-    }
+    x, z, y = sample.features, sample.z_labels[:, 0].astype(int), sample.y_labels
+    parts = {int(c): accumulated([(x[z == c], z[z == c], y[z == c])]) for c in np.unique(z)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", sf.UnseenRowsWarning)
         eraser = sf.quadratic(parts, erase="z", keep="y", shrinkage=None, **options)

@@ -465,8 +465,8 @@ def _reported(sample: Sample) -> tuple[float, float, float]:
     The distortions are fractions of tr S.
     """
     report = _library.report(sample)
-    if report.distortion_leace is None:
-        raise ValueError("the report gives no distortion of LEACE")
+    if report.distortion is None or report.distortion_leace is None:
+        raise ValueError("the report lacks a distortion")
     return report.amplification, report.distortion, report.distortion_leace
 
 

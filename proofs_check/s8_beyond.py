@@ -34,6 +34,7 @@ from proofs_check._linalg import (
     null_basis,
     pinv,
     rank,
+    solve,
     to_float,
     trace,
 )
@@ -76,7 +77,7 @@ def _cost(t: Matrix, ty: Matrix, sy: Matrix, m: Matrix) -> Number:
 def _solvable(ty: Matrix, sy: Matrix) -> bool:
     """Return whether B Ty = Sy has a solution B."""
     try:
-        _reference.solve(ty.T, sy.T)
+        solve(ty.T, sy.T)
     except ValueError:
         return False
     return True
@@ -249,7 +250,7 @@ class Classes:
 
     def task_covariance(self, maps: list[Floats]) -> Floats:
         """Return the task covariance after the maps, sum p_c A_c S_cy."""
-        return np.mean([a @ c for a, c in zip(maps, self.s_y, strict=True)], axis=0)
+        return np.asarray(np.mean([a @ c for a, c in zip(maps, self.s_y, strict=True)], axis=0))
 
     def feasible(self, orthogonal: Floats) -> list[Floats]:
         """Return feasible maps R O_c S_c^-1/2 with the orthogonal matrices O = (I, ``orthogonal``).
@@ -351,8 +352,12 @@ def _minimum(c: Classes, value: Value) -> tuple[Floats, float]:
 
     f is convex and may be non-smooth.
     """
+
+    def f(lam: Floats) -> float:
+        return value(c, lam)
+
     result = optimize.minimize(
-        lambda lam: value(c, lam), np.zeros(2), method="Nelder-Mead",
+        f, np.zeros(2), method="Nelder-Mead",
         options={"xatol": 1e-9, "fatol": 1e-13, "maxiter": 2000, "maxfev": 4000},
     )  # fmt: skip
     return np.asarray(result.x), float(result.fun)
@@ -433,7 +438,7 @@ def equal_covariances(
         bench.add_corrected(c.task_covariance(maps) - c.sy, 1e-9, label="library keeps")
         erased = [a @ s @ a.T for a, s in zip(maps, c.s, strict=True)]
         bench.add_corrected(
-            erased[0] - erased[1], 1e-9 * np.linalg.norm(erased[0]), label="library"
+            erased[0] - erased[1], 1e-9 * float(np.linalg.norm(erased[0])), label="library"
         )
         bench.add_corrected(c.cost(maps) / _grid_minimum(c) - 1.0, 1e-5, label="library costs")
 
@@ -673,13 +678,13 @@ def new_rows(
         f = integers(bench.rng, d, d - (i // 2) % 2)
         s = f @ f.T
         true, fitted = (f @ integers(bench.rng, f.shape[1], c) for c in (1, k))
-        variance = Fraction(1 + i)
+        variance_z = Fraction(1 + i)
         if is_zero(true) or rank(fitted) < k:
             continue
         for p in _erasers(bench, s, fitted):
             remaining = p @ true
-            r2 = (remaining.T @ pinv(p @ s @ p.T) @ remaining)[0, 0] / variance
-            bench.add_printed(r2 - closed(s, true, fitted, variance))
+            r2 = (remaining.T @ pinv(p @ s @ p.T) @ remaining)[0, 0] / variance_z
+            bench.add_printed(r2 - closed(s, true, fitted, variance_z))
     s, true, variance = _population()
     r2_of_x = float(true @ np.linalg.solve(s, true)) / variance
     noises, n_covered = [], 0

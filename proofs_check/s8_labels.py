@@ -21,6 +21,7 @@ from proofs_check._linalg import (
     null_basis,
     pinv,
     rank,
+    solve,
     to_float,
     trace,
     zeros,
@@ -125,7 +126,7 @@ def _residual_form(j: Joint) -> Matrix:
 def _solvable(j: Joint) -> bool:
     """Return whether E Cov(w, z) = Sz and E Cov(w, y) = 0 have a common solution E."""
     try:
-        _reference.solve(hstack(j.wz, j.wy).T, hstack(j.sz, 0 * j.sy).T)
+        solve(hstack(j.wz, j.wy).T, hstack(j.sz, 0 * j.sy).T)
     except ValueError:
         return False
     return True
@@ -419,7 +420,7 @@ def relation_within_classes(
         constraints = hstack(hstack(j.wz, j.wy), within)
         values = hstack(hstack(j.sz, 0 * j.sy), 0 * j.sy)
         try:
-            _reference.solve(constraints.T, values.T)
+            solve(constraints.T, values.T)
             feasible = True
         except ValueError:
             feasible = False

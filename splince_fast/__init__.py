@@ -8,9 +8,9 @@ one pass.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from splince_fast._runtime.lazy import lazy_names
 from splince_fast._runtime.version import library_version
 from splince_fast.exceptions import (
     ConstantVariableError,
@@ -54,46 +54,6 @@ if TYPE_CHECKING:
     from splince_fast.projection import Projection
     from splince_fast.report import Report, VariableReport
     from splince_fast.strength import ConceptStrength, concept_strength
-
-# Public names and their modules, imported on first access: these modules import NumPy, SciPy, Numba
-# or scikit-learn, which would slow down `import splince_fast`. An empty string marks a subpackage.
-_LAZY = {
-    "Moments": "splince_fast.moments",
-    "Projection": "splince_fast.projection",
-    "Report": "splince_fast.report",
-    "VariableReport": "splince_fast.report",
-    "Eraser": "splince_fast.eraser",
-    "ConditionalEraser": "splince_fast.conditional",
-    "oracle": "splince_fast.methods.oracle",
-    "load_eraser": "splince_fast.eraser",
-    "erase": "splince_fast.methods.quick",
-    "splince": "splince_fast.methods",
-    "quadratic": "splince_fast.methods.quadratic",
-    "isotropic": "splince_fast.methods.isotropic",
-    "leace": "splince_fast.methods",
-    "sal": "splince_fast.methods",
-    "mean_projection": "splince_fast.methods",
-    "repair": "splince_fast.methods.repair",
-    "SPLINCE": "splince_fast.estimators",
-    "LEACE": "splince_fast.estimators",
-    "SAL": "splince_fast.estimators",
-    "MeanProjection": "splince_fast.estimators",
-    "Identity": "splince_fast.estimators",
-    "OracleSPLINCE": "splince_fast.estimators",
-    "Factored": "splince_fast.moments.snapshot",
-    "Folds": "splince_fast.moments",
-    "concept_strength": "splince_fast.strength",
-    "cross_report": "splince_fast.methods.cross",
-    "CrossReport": "splince_fast.methods.cross",
-    "FoldReport": "splince_fast.methods.folds",
-    "ConceptStrength": "splince_fast.strength",
-    "show_config": "splince_fast.config",
-    "Config": "splince_fast.config",
-    "sources": "",
-    "nn": "",
-    "evaluation": "",
-    "baselines": "",
-}
 
 __version__ = library_version()
 
@@ -155,15 +115,45 @@ __all__ = [
     "splince",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'splince_fast' has no attribute {name!r}")
-    path = _LAZY[name]
-    value = getattr(import_module(path), name) if path else import_module(f"splince_fast.{name}")
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))
+if not TYPE_CHECKING:
+    # Imports of NumPy, SciPy and scikit-learn would slow down `import splince_fast`.
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "Moments": "moments",
+            "Projection": "projection",
+            "Report": "report",
+            "VariableReport": "report",
+            "Eraser": "eraser",
+            "ConditionalEraser": "conditional",
+            "oracle": "methods.oracle",
+            "load_eraser": "eraser",
+            "erase": "methods.quick",
+            "splince": "methods",
+            "quadratic": "methods.quadratic",
+            "isotropic": "methods.isotropic",
+            "leace": "methods",
+            "sal": "methods",
+            "mean_projection": "methods",
+            "repair": "methods.repair",
+            "SPLINCE": "estimators",
+            "LEACE": "estimators",
+            "SAL": "estimators",
+            "MeanProjection": "estimators",
+            "Identity": "estimators",
+            "OracleSPLINCE": "estimators",
+            "Factored": "moments.snapshot",
+            "Folds": "moments",
+            "concept_strength": "strength",
+            "cross_report": "methods.cross",
+            "CrossReport": "methods.cross",
+            "FoldReport": "methods.folds",
+            "ConceptStrength": "strength",
+            "show_config": "config",
+            "Config": "config",
+            "sources": "sources",
+            "nn": "nn",
+            "evaluation": "evaluation",
+            "baselines": "baselines",
+        },
+    )

@@ -7,8 +7,9 @@ baselines need NumPy, SciPy and scikit-learn only.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from splince_fast._runtime.lazy import lazy_names
 
 if TYPE_CHECKING:
     from splince_fast.baselines.dfr import DFR
@@ -18,16 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DFR", "INLP", "RLACE", "GroupDRO"]
 
-_MODULES = {"DFR": "dfr", "GroupDRO": "group_dro", "INLP": "inlp", "RLACE": "rlace"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'splince_fast.baselines' has no attribute {name!r}")
-    value = getattr(import_module(f"splince_fast.baselines.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(
+        __name__, {"DFR": "dfr", "GroupDRO": "group_dro", "INLP": "inlp", "RLACE": "rlace"}
+    )

@@ -5,8 +5,9 @@ A submodule is imported when one of its public names is first used.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from splince_fast._runtime.lazy import lazy_names
 
 if TYPE_CHECKING:
     from splince_fast.evaluation.heads import fit_head, select_head
@@ -24,22 +25,6 @@ if TYPE_CHECKING:
     from splince_fast.evaluation.scoring import Metric
     from splince_fast.evaluation.splits import spurious_split
 
-_LAZY = {
-    "group_accuracy": "metrics",
-    "worst_group_accuracy": "metrics",
-    "class_accuracy": "metrics",
-    "tpr_gap": "metrics",
-    "covariance_ratio": "metrics",
-    "leakage": "probes",
-    "log_odds_regression": "regression",
-    "spurious_split": "splits",
-    "fit_head": "heads",
-    "select_head": "heads",
-    "compare": "run",
-    "Comparison": "result",
-    "Metric": "scoring",
-}
-
 __all__ = [
     "Comparison",
     "Metric",
@@ -56,14 +41,22 @@ __all__ = [
     "worst_group_accuracy",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'splince_fast.evaluation' has no attribute {name!r}")
-    value = getattr(import_module(f"splince_fast.evaluation.{_LAZY[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "group_accuracy": "metrics",
+            "worst_group_accuracy": "metrics",
+            "class_accuracy": "metrics",
+            "tpr_gap": "metrics",
+            "covariance_ratio": "metrics",
+            "leakage": "probes",
+            "log_odds_regression": "regression",
+            "spurious_split": "splits",
+            "fit_head": "heads",
+            "select_head": "heads",
+            "compare": "run",
+            "Comparison": "result",
+            "Metric": "scoring",
+        },
+    )

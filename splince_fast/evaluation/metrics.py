@@ -92,7 +92,7 @@ class GroupAccuracy:
         """Unweighted mean of the accuracies over cells."""
         return math.fsum(row.accuracy for row in self.rows) / len(self.rows)
 
-    def weighted(self, by: Mapping[ClassName, float]) -> float:
+    def weighted(self, by: Mapping[Any, float]) -> float:
         """Weighted mean sum_g by[g] accuracy_g / sum_g by[g] over cells g.
 
         `by` maps cells to weights, such as their fractions or counts among the training rows. The

@@ -28,7 +28,8 @@ from splince_fast.moments import Folds, Moments
 from splince_fast.moments.snapshot import statistics
 
 Float = NDArray[np.float64]
-Classes: TypeAlias = Mapping[ClassName, Moments]
+# Mapping is invariant in its keys: with ClassName, a dict[str, Moments] would be refused.
+Classes: TypeAlias = Mapping[Any, Moments]
 
 # A larger variance of a feature is an error, because sums of millions of squared variances may
 # overflow.

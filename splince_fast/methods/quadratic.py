@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +58,7 @@ _SHRINKAGE = Option(
 
 
 def quadratic(
-    moments: Moments | Folds | Mapping[ClassName, Moments] | Mapping[ClassName, Folds],
+    moments: Moments | Folds | Mapping[Any, Moments] | Mapping[Any, Folds],
     *,
     erase: str,
     keep: Selection | None = None,

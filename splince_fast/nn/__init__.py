@@ -9,12 +9,11 @@ Names are imported on first use, because torch is an optional dependency (extra 
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from splince_fast._runtime.lazy import lazy_names
 from splince_fast.exceptions import (
     FoldError,
-    MissingExtraError,
     NeverCalledError,
     NotEnoughMemoryError,
     OnePassWarning,
@@ -33,23 +32,6 @@ if TYPE_CHECKING:
     from splince_fast.nn.layers import fit_layers
     from splince_fast.nn.spec import Site
     from splince_fast.nn.text import TextBatches, text_batches
-
-_LAZY = {
-    "Collected": "collected",
-    "Effect": "effects",
-    "Eraser": "eraser",
-    "Erasers": "erasers",
-    "Folded": "folding",
-    "Installed": "installed",
-    "Site": "spec",
-    "TextBatches": "text",
-    "collect": "collection",
-    "effect": "effects",
-    "fit_layers": "layers",
-    "fold": "folding",
-    "install": "installed",
-    "text_batches": "text",
-}
 
 __all__ = [
     "Collected",
@@ -74,23 +56,24 @@ __all__ = [
     "text_batches",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'splince_fast.nn' has no attribute {name!r}")
-    try:
-        module = import_module(f"splince_fast.nn.{_LAZY[name]}")
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise MissingExtraError(
-            f"torch could not be imported ({error}); it comes with the extra 'torch': pip install "
-            '"splince_fast[torch]"'
-        ) from error
-    value = getattr(module, name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "Collected": "collected",
+            "Effect": "effects",
+            "Eraser": "eraser",
+            "Erasers": "erasers",
+            "Folded": "folding",
+            "Installed": "installed",
+            "Site": "spec",
+            "TextBatches": "text",
+            "collect": "collection",
+            "effect": "effects",
+            "fit_layers": "layers",
+            "fold": "folding",
+            "install": "installed",
+            "text_batches": "text",
+        },
+        extra="torch",
+    )

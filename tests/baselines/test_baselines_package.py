@@ -23,11 +23,6 @@ def test_importing_it_loads_no_scikit_learn() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'JSE'"):
-        baselines.JSE  # noqa: B018
-
-
 @pytest.mark.parametrize("name", baselines.__all__)
 def test_the_weight_of_validation_rows_is_documented(name: str) -> None:
     text = inspect.getdoc(getattr(baselines, name).fit) or ""

@@ -50,11 +50,6 @@ def test_import_takes_under_three_tenths_of_a_second() -> None:
     assert min(float(python(code)) for _ in range(5)) < 0.3
 
 
-def test_unknown_attribute_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        sf.nothing  # noqa: B018
-
-
 def test_missing_extension_says_how_to_build_it() -> None:
     code = (
         "import sys\n"

@@ -1,0 +1,52 @@
+"""Public names of a package that are imported on first use."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from splince_fast._runtime.extras import require
+
+
+def lazy_names(
+    package: str, modules: Mapping[str, str], extra: str | None = None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` of a package that imports its public names late.
+
+    The package defines them under ``if not TYPE_CHECKING``, so that type checkers see the imports
+    themselves and report misspelt names.
+
+    Parameters
+    ----------
+    package : str
+        Name of the package, ``__name__``.
+    modules : mapping
+        Module of each name, relative to the package. A name whose module has the same name denotes
+        that module.
+    extra : str or None
+        Optional dependency of the modules, and extra of the same name. If it is not installed, use
+        of a name raises MissingExtraError.
+    """
+
+    def get(name: str) -> Any:
+        namespace = sys.modules[package]
+        if name not in modules:
+            text = f"module {package!r} has no attribute {name!r}"
+            raise AttributeError(text, name=name, obj=namespace)
+        try:
+            module = import_module(f"{package}.{modules[name]}")
+        except ModuleNotFoundError as error:
+            if extra is not None and error.name == extra:
+                require(extra, extra)
+            raise
+        value = module if modules[name] == name else getattr(module, name)
+        setattr(namespace, name, value)
+        return value
+
+    def names() -> list[str]:
+        namespace = vars(sys.modules[package])
+        return sorted({*namespace, *namespace["__all__"]})
+
+    return get, names
