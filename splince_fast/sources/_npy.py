@@ -98,7 +98,7 @@ def _split_column(values: object, name: str, shards: list[Shard]) -> Callable[[i
                 f"{name}: {file.path!r} has shape {file.shape} but {shard.path!r} has "
                 f"{shard.shape[0]} rows; pass the labels of that shard, one per row"
             )
-    return lambda index: np.array(files[index].open())
+    return lambda index: np.array(files[index].rows())
 
 
 def _are_paths(values: object) -> bool:
@@ -121,13 +121,8 @@ def _are_paths(values: object) -> bool:
 def _make_shard(path: str) -> Shard:
     """Return a .npy file as a shard, with the shape and dtype in its header."""
     array = open_npy(path)
-    shape, dtype = array.shape, array.dtype
     return Shard(
-        path,
-        shape,
-        dtype,
-        lambda: _reopen(path, shape, dtype),
-        lambda rows: _check_size(rows, path),
+        path, array.shape, array.dtype, lambda: open_npy(path), lambda rows: _check_size(rows, path)
     )
 
 
@@ -148,17 +143,6 @@ def open_npy(path: str, mode: Literal["r", "r+"] = "r") -> np.memmap[Any, Any]:
             "of another format, or hold Python objects; write it with numpy.save and a numeric "
             "dtype"
         ) from error
-
-
-def _reopen(path: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> np.memmap[Any, Any]:
-    """Open a file again; raise InputError if its shape or dtype has changed."""
-    array = open_npy(path)
-    if (array.shape, array.dtype) != (shape, dtype):
-        raise InputError(
-            f"{path!r} held {dtype} of shape {shape} and now holds {array.dtype} of shape "
-            f"{array.shape}; make a new source when the files have changed"
-        )
-    return array
 
 
 def _check_size(array: np.memmap[Any, Any], path: str) -> None:

@@ -20,8 +20,8 @@ from splince_fast.sources.base import Block, PieceSource, Source, describe_files
 class Shard(NamedTuple):
     """A file, with the shape and dtype that it had when the source was created.
 
-    ``open()`` returns the rows. ``check(rows)`` is called before each block, and raises InputError
-    if the rows can no longer be read; by default it does nothing.
+    ``open()`` opens the file and returns the rows. ``check(rows)`` is called before each block, and
+    raises InputError if the rows can no longer be read; by default it does nothing.
     """
 
     path: str
@@ -29,6 +29,16 @@ class Shard(NamedTuple):
     dtype: np.dtype[Any]
     open: Callable[[], Any]
     check: Callable[[Any], None] = lambda rows: None
+
+    def rows(self) -> Any:
+        """Open the file; raise InputError if its shape or dtype has changed."""
+        rows = self.open()
+        if (rows.shape, rows.dtype) != (self.shape, self.dtype):
+            raise InputError(
+                f"{self.path!r} held {self.dtype} of shape {self.shape} and now holds {rows.dtype} "
+                f"of shape {rows.shape}; make a new source when the files have changed"
+            )
+        return rows
 
 
 # Function that takes a column and its name. It returns a second function, which maps the index of a
@@ -67,7 +77,7 @@ def sharded_source(
             row = 0
 
     def read_shard(index: int, row: int) -> Iterator[Block]:
-        rows = shards[index].open()
+        rows = shards[index].rows()
         columns = map_labels(label_readers, lambda reader, _: reader(index))
         weight = None if weight_reader is None else weight_reader(index)
         for start in range(row, len(rows), size):

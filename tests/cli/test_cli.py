@@ -312,6 +312,29 @@ def test_a_checkpoint_is_refused_after_a_change_of_rows_in_the_middle(
     assert "has changed since" in told(capsys, *argv, code=2)
 
 
+@pytest.mark.parametrize("suffix", [".npy", ".npz"])
+def test_a_file_that_was_replaced_since_its_header_was_read_is_refused(
+    tmp_path: Path, suffix: str
+) -> None:
+    path = str(tmp_path / ("X" + suffix))
+
+    def write(X: NDArray[np.float64]) -> None:
+        np.save(path, X) if suffix == ".npy" else np.savez(path, X=X)
+
+    write(np.ones((6, 2)))
+    labels = {"z": [0, 1, 0, 1, 0, 1]}
+    source = rows.source_of(
+        [path], key=None, embedding=None, variables=["z"], labels=lambda: labels
+    )
+    assert len(list(source)) == 1  # control: the same file, read again
+    for other in (np.ones((4, 2)), np.ones((6, 2), np.float32)):
+        write(other)
+        with pytest.raises(
+            sf.InputError, match=r"now holds float.* of shape \(.*make a new source"
+        ):
+            list(source)
+
+
 def test_moments_and_checkpoint_are_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     start = ["fit", "X.npy", "--labels", "labels.csv", "--erase", "gender", "--keep", "job"]
     files = ["--save-moments", "m.safetensors", "--checkpoint", "c.safetensors"]
