@@ -39,8 +39,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add = fit.add_argument_group("data").add_argument
     add("embeddings", nargs="+", metavar="EMBEDDINGS",
         help=".npy, .npz, .safetensors or .pt files; with --embedding, .parquet files or a saved "
-        "Hugging Face data set; or folders of such files. Several files are shards, read in this "
-        "order")  # fmt: skip
+        "Hugging Face data set; or folders of such files, sorted by name. Several files are "
+        "shards, read in this order")  # fmt: skip
     add("--embedding", metavar="COLUMN", help="column of vectors in a table")
     add("--key", metavar="NAME", help="name of the array of rows in a file of several arrays")
     add("--labels", action="append", default=[], metavar="[NAME=]FILE",
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> None:
     from splince_fast.methods.table import method_of
     from splince_fast.moments import Moments
 
-    embeddings = rows.expand_folders(args.embeddings)
+    embeddings = rows.expand_folders(args.embeddings, ordered=bool(args.labels))
     inputs = [*embeddings, *label_files.paths_of(args.labels)]
     outputs = {
         "--output": args.output,

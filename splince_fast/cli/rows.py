@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -54,15 +56,17 @@ def format_of_rows(path: str | Path) -> str:
     )
 
 
-def expand_folders(paths: Sequence[str]) -> list[str]:
+def expand_folders(paths: Sequence[str], *, ordered: bool = False) -> list[str]:
     """Replace each folder by its files of rows, sorted by name.
 
-    A folder that is a saved data set counts as one file of rows.
+    A folder that is a saved data set counts as one file of rows. Files are `ordered` if labels are
+    matched to their rows by position.
 
     Raises
     ------
     InputError
-        A folder has no files of rows, or the suffix of a file is unknown.
+        A folder has no files of rows, the suffix of a file is unknown, or `ordered` files have
+        numbers in their names that are not in ascending order.
     """
     files: list[str] = []
     for path in paths:
@@ -79,8 +83,20 @@ def expand_folders(paths: Sequence[str]) -> list[str]:
             raise InputError(
                 f"the folder {path!r} has no file of rows ({', '.join((*ARRAYS, *TABLES))})"
             )
+        for first, second in pairwise(folder_files if ordered else ()):
+            if _padded(first) > _padded(second):
+                raise InputError(
+                    f"{os.path.basename(first)!r} comes before {os.path.basename(second)!r} in the "
+                    f"folder {path!r}, whose files are sorted by name, and labels are matched to "
+                    "rows by position; pass the files themselves, in the order of the labels"
+                )
         files += folder_files
     return files
+
+
+def _padded(name: str) -> str:
+    """Pad the numbers in a name with zeros, so that "shard-2" comes before "shard-10"."""
+    return re.sub(r"\d+", lambda match: match[0].zfill(20), name)
 
 
 class Arrays(NamedTuple):

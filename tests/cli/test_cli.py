@@ -312,6 +312,25 @@ def test_a_checkpoint_is_refused_after_a_change_of_rows_in_the_middle(
     assert "has changed since" in told(capsys, *argv, code=2)
 
 
+def test_shards_of_a_folder_whose_names_do_not_sort_by_number_are_refused_with_labels(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By name shard-10 comes before shard-2, so the second label would go to another row."""
+    X, names = np.load("X.npy"), ["shard-2.npy", "shard-10.npy"]
+    for folder, padded in (("plain", names), ("padded", ["shard-02.npy", "shard-10.npy"])):
+        os.mkdir(folder)
+        for name, part in zip(padded, np.split(X, [100]), strict=True):
+            np.save(os.path.join(folder, name), part)
+    options = ["--labels", "labels.csv", "--erase", "gender", "-o"]
+    err = told(capsys, "fit", "plain", *options, "e", code=2)
+    assert "'shard-10.npy' comes before 'shard-2.npy' in the folder 'plain'" in err
+    told(capsys, "fit", *(f"plain/{name}" for name in names), *options, "e1")
+    told(capsys, "fit", "padded", *options, "e2")
+    told(capsys, "apply", "e2", "plain", "-o", "erased")  # without labels the order is no matter
+    agree("e1", by_hand(None))
+    agree("e2", by_hand(None))
+
+
 @pytest.mark.parametrize("suffix", [".npy", ".npz"])
 def test_a_file_that_was_replaced_since_its_header_was_read_is_refused(
     tmp_path: Path, suffix: str
