@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast.sources.base import Block, Source
+from splince_fast.sources.base import Block, Source, StreamSource
 
 _PAGE_BYTES = 4096
 
@@ -20,7 +21,8 @@ def prefetched(source: Source, first_block: int = 0) -> Iterator[Iterator[Block]
     """Iterate over the blocks of a source from `first_block` on; a thread reads one block ahead.
 
     The thread copies rows of a memory map. The disk is thus read while the caller uses the current
-    block, and a block remains valid if its file changes. At most two blocks are in memory. If the
+    block, and a block remains valid if its file changes. It also copies the blocks of a source that
+    may refill their arrays. At most two blocks are in memory, besides refilled arrays. If the
     source raises an exception, the caller first gets all earlier blocks, then the exception with
     its original traceback. On exit, the context waits until the thread has read its current block.
 
@@ -34,23 +36,38 @@ def prefetched(source: Source, first_block: int = 0) -> Iterator[Iterator[Block]
     """
     with (
         ThreadPoolExecutor(1, thread_name_prefix="splince_fast reader") as reader,
-        closing(_read_ahead(reader, source.iter_from(first_block))) as blocks,
+        closing(_read_ahead(reader, source, first_block)) as blocks,
     ):
         yield blocks
 
 
 def _read_ahead(
-    reader: ThreadPoolExecutor, blocks: Iterator[Block]
+    reader: ThreadPoolExecutor, source: Source, first_block: int
 ) -> Generator[Block, None, None]:
+    blocks = source.iter_from(first_block)
+    refills = isinstance(source, StreamSource) and source.refills
+
     def read() -> Block | None:
         block = next(blocks, None)
-        return None if block is None else _load_rows(block)
+        if block is None:
+            return None
+        return Block(*map(_copied, block)) if refills else _load_rows(block)
 
     pending = reader.submit(read)
     while (block := pending.result()) is not None:
         pending = reader.submit(read)
         yield block
         del block  # so that at most two blocks are in memory
+
+
+def _copied(value: Any) -> Any:
+    """Copy an array, tensor, frame or list, or the columns of a mapping."""
+    if isinstance(value, Mapping):
+        return {name: _copied(column) for name, column in value.items()}
+    if isinstance(value, np.ndarray):
+        return value.copy(order="K")
+    copy = getattr(value, "copy", None) or getattr(value, "clone", None)
+    return value if copy is None else copy()
 
 
 def _load_rows(block: Block) -> Block:

@@ -83,7 +83,10 @@ def from_torch(
     items = iterator_factory(data, name)
     source_class = _ShuffledSource if _shuffles(data) else StreamSource
     return source_class(
-        name, lambda: map(keys.to_block, enumerate(items())), n_rows=_count_rows(data)
+        name,
+        lambda: map(keys.to_block, enumerate(items())),
+        n_rows=_count_rows(data),
+        refills=not isinstance(data, list | tuple | torch.utils.data.DataLoader),
     )
 
 

@@ -92,6 +92,8 @@ class Source(ABC):
     def iter_from(self, first_block: int = 0) -> Iterator[Block]:
         """Yield the blocks from number `first_block` onwards.
 
+        A thread reads one block ahead, so the arrays of a block must not be refilled for the next.
+
         Parameters
         ----------
         first_block : int
@@ -167,7 +169,8 @@ class PieceSource(Source):
 class StreamSource(Source):
     """Source that can only be read in order; resuming reads and discards the earlier blocks.
 
-    ``start()`` returns an iterator over all blocks. `once` says whether only one pass is possible.
+    ``start()`` returns an iterator over all blocks. `once` says whether only one pass is possible,
+    and `refills` whether the arrays of a block may be refilled when the next block is read.
     """
 
     def __init__(
@@ -178,10 +181,12 @@ class StreamSource(Source):
         n_rows: int | None = None,
         n_features: int | None = None,
         once: bool = False,
+        refills: bool = False,
     ) -> None:
         super().__init__(name, n_rows=n_rows, n_features=n_features)
         self._start = start
         self.once = once
+        self.refills = refills
 
     def iter_from(self, first_block: int = 0) -> Iterator[Block]:
         """Yield the blocks from number `first_block` onwards; see :meth:`Source.iter_from`."""
@@ -207,7 +212,8 @@ def as_source(blocks: object, *, argument: str = "blocks") -> Source:
     -------
     Source
         A resumed run reads the earlier blocks and discards them: pass the same blocks in the same
-        order.
+        order. Blocks are copied when they are read ahead, unless they are in a list or a tuple; an
+        iterator may thus refill one array for every block.
 
     Raises
     ------
@@ -243,7 +249,12 @@ def as_source(blocks: object, *, argument: str = "blocks") -> Source:
     name = f"{type(blocks).__name__} of blocks"
     start = iterator_factory(blocks, name)
     once = isinstance(blocks, Iterator)
-    return StreamSource(name, lambda: map(_as_block, enumerate(start())), once=once)
+    return StreamSource(
+        name,
+        lambda: map(_as_block, enumerate(start())),
+        once=once,
+        refills=not isinstance(blocks, list | tuple),
+    )
 
 
 def _as_block(numbered_item: tuple[int, object]) -> Block:

@@ -1105,6 +1105,36 @@ def test_one_block_is_read_ahead_and_no_more() -> None:
     assert plain.started == 1  # without it, nothing is read ahead
 
 
+def refilled(arrays: list[Any]) -> Iterator[tuple[Any, dict[str, Any], Any]]:
+    """Yield the same three arrays with other values each time."""
+    X, z, weight = arrays
+    for number in range(20):
+        X[:], z[:], weight[:] = number, number, number
+        yield X, {"z": z}, weight
+
+
+def check_refilled(source: Source) -> None:
+    with prefetched(source) as blocks:
+        for number, block in enumerate(blocks):
+            time.sleep(0.002)  # the reader gets time to fill the arrays with the next values
+            for values in (block.X, block.labels["z"], block.sample_weight):
+                assert (np.asarray(values) == number).all()
+    assert number == 19
+
+
+def test_an_iterator_may_refill_its_arrays() -> None:
+    check_refilled(as_source(refilled([np.empty((4, 2)), np.empty(4, int), np.empty(4)])))
+    items = list(refilled([np.empty((4, 2)), np.empty(4, int), np.empty(4)]))
+    with prefetched(as_source(items)) as blocks:  # control: the items of a list are not copied
+        assert np.shares_memory(next(blocks).X, items[0][0])
+
+
+def test_batches_of_tensors_may_be_refilled(torch: Any) -> None:
+    tensors = [torch.empty(4, 2), torch.empty(4, dtype=torch.int64), torch.empty(4)]
+    batches = ((X, labels["z"], weight) for X, labels, weight in refilled(tensors))
+    check_refilled(from_torch(batches, "z", sample_weight="weight"))
+
+
 def test_a_block_that_was_dropped_is_freed_while_the_next_is_read() -> None:
     class Patient(Recorded):
         def iter_from(self, first_block: int = 0) -> Iterator[Block]:
