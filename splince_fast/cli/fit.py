@@ -132,6 +132,7 @@ def run(args: argparse.Namespace) -> None:
         variables=columns,
         labels=lambda: label_files.read_label_files(args.labels, columns, kinds),
     )
+    source.files += tuple(label_files.paths_of(args.labels))
     parameters = {"kinds": kinds, "ledoit_wolf": args.shrinkage == "ledoit-wolf", **moment_options}
     stream = {"checkpoint": args.checkpoint}
     folds = None

@@ -47,10 +47,7 @@ def block_digest(X: object, labels: object, sample_weight: object, parameters: P
     return digest.hexdigest()
 
 
-def file_stamps(paths: Iterable[str]) -> dict[str, list[int]]:
-    """Return the size (bytes) and modification time (ns) of each file, by path."""
-    stamps = {}
-    for path in paths:
-        status = os.stat(path)
-        stamps[os.fspath(path)] = [status.st_size, status.st_mtime_ns]
-    return stamps
+def file_stamps(paths: Iterable[str]) -> list[list[str | int]]:
+    """Return the path, the size (bytes) and the modification time (ns) of each file."""
+    stats = ((os.fspath(path), os.stat(path)) for path in paths)
+    return [[path, status.st_size, status.st_mtime_ns] for path, status in stats]

@@ -120,9 +120,12 @@ def _resumed(source: Source, empty: T, checkpoint: Path) -> tuple[T, dict[str, A
     _check_stream(path, stream)
     if stream["source"] != _identity(source):
         raise _mismatch(path, f"it was written for {stream['source']}")
-    for name, stamp in file_stamps(source.files).items():
-        if stream.get("files", {}).get(name, stamp) != stamp:
-            raise _mismatch(path, f"the file {name} has changed since")
+    stamps, stored = file_stamps(source.files), stream.get("files", [])
+    if [name for name, *_ in stored] != [name for name, *_ in stamps]:
+        raise _mismatch(path, "the files are others, or in another order")
+    for before, now in zip(stored, stamps, strict=True):
+        if before != now:
+            raise _mismatch(path, f"the file {now[0]} has changed since")
     return target, stream
 
 
@@ -141,12 +144,13 @@ def _check_stream(path: str, stream: Any) -> None:
         valid = isinstance(position, int) and not isinstance(position, bool) and position >= 0
         digests = (stream.get("first", ""), stream.get("last", ""))
         valid = valid and all(isinstance(digest, str) for digest in digests)
-        files = stream.get("files", {})
-        valid = valid and isinstance(files, dict)
+        files = stream.get("files", [])
+        valid = valid and isinstance(files, list)
+        valid = valid and all(isinstance(stamp, list) and stamp for stamp in files)
     if not valid:
         raise FileFormatError(
-            f"the checkpoint {path} has no valid position in its source: the file was edited or "
-            "damaged; delete the file"
+            f"the checkpoint {path} has no valid position in its source: the file was edited, "
+            "damaged, or written by an earlier version; delete the file"
         )
 
 
@@ -169,7 +173,7 @@ class Run:
         self._source = source
         self._checkpoint = checkpoint
         # Read the stamps before the data, so that a later change of a file is detected.
-        self._files = {} if checkpoint is None else file_stamps(source.files)
+        self._files = [] if checkpoint is None else file_stamps(source.files)
         stream = stream or {"position": 0}
         self.position: int = stream["position"]
         self._written_position = self.position if self.position else -1

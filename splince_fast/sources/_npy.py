@@ -67,21 +67,25 @@ def from_npy(
     (6, 48)
     """
     shards = [_make_shard(path) for path in as_paths(paths, "paths")]
+    column_files: list[str] = []
     source = sharded_source(
         shards,
         labels,
         sample_weight=sample_weight,
         block_rows=block_rows,
-        split_column=lambda column, name: _split_column(column, name, shards),
+        split_column=lambda column, name: _split_column(column, name, shards, column_files),
     )
-    source.files = tuple(shard.path for shard in shards)
+    source.files = (*(shard.path for shard in shards), *sorted(column_files))
     return source
 
 
-def _split_column(values: object, name: str, shards: list[Shard]) -> Callable[[int], object]:
+def _split_column(
+    values: object, name: str, shards: list[Shard], column_files: list[str]
+) -> Callable[[int], object]:
     """Check a column of labels or weights, an array or the paths of files.
 
-    Return a function that maps the index of a shard to the shard's part of the column.
+    Add the paths to `column_files`, and return a function that maps the index of a shard to the
+    shard's part of the column.
     """
     if not _are_paths(values):
         counts = [shard.shape[0] for shard in shards]
@@ -92,6 +96,7 @@ def _split_column(values: object, name: str, shards: list[Shard]) -> Callable[[i
             f"{name} names {len(files)} files but X has {len(shards)}; pass one per shard, or one "
             "array over all rows"
         )
+    column_files += [file.path for file in files]
     for file, shard in zip(files, shards, strict=True):
         if file.shape[:1] != shard.shape[:1]:
             raise InputError(

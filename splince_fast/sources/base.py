@@ -57,7 +57,8 @@ class Source(ABC):
     Attributes
     ----------
     files : tuple of str
-        Paths of the files to read. A checkpoint stores the size and modification time of each.
+        Paths of the files to read, labels and weights included. A checkpoint stores the paths, with
+        size and modification time, and is refused for others.
 
     Examples
     --------

@@ -310,6 +310,11 @@ def test_a_checkpoint_is_refused_after_a_change_of_rows_in_the_middle(
     X[5000] += 1.0
     write()
     assert "has changed since" in told(capsys, *argv, code=2)
+    os.remove(checkpoint)
+    told(capsys, *argv)
+    z[5000] = 1 - z[5000]
+    np.save(labels, z)
+    assert "z.npy has changed since" in told(capsys, *argv, code=2)
 
 
 def test_shards_of_a_folder_whose_names_do_not_sort_by_number_are_refused_with_labels(

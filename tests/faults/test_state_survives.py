@@ -229,7 +229,7 @@ def test_what_ends_a_run_leaves_its_checkpoint(tmp_path: Path, error: BaseExcept
 @pytest.mark.parametrize(
     "stream",
     [5, [], {}, {"position": None}, {"position": "1"}, {"position": -1}, {"position": True},
-     {"first": 3}, {"files": []}],
+     {"first": 3}, {"files": {}}, {"files": [[]]}],
 )  # fmt: skip
 def test_a_checkpoint_with_another_place_is_refused(tmp_path: Path, stream: Any) -> None:
     path, source = tmp_path / "c", sources.from_arrays(normal(20, 3), block_rows=10)
