@@ -29,6 +29,7 @@ from splince_fast.exceptions import (
     NotEnoughDataError,
 )
 from splince_fast.labels import ClassCodes, ClassName, VariableName, class_key
+from splince_fast.labels.names import sort_key
 from splince_fast.moments.accumulator import Accumulator, check_column
 from splince_fast.moments.by_class import ClassAccumulator, take_labels
 from splince_fast.moments.format import (
@@ -1045,16 +1046,16 @@ class Folds(Sequence[Moments]):
 
     def _sort_classes(self) -> Folds:
         """Give all folds the same classes in sorted order, whatever the sizes of the blocks."""
+        classes: dict[VariableName, dict[tuple[object, ...], ClassName]] = {}
         for fold in self._folds:
-            with fold._locked():
-                pass  # `_locked` merges the buffered rows
+            with fold._locked() as accumulator:
+                for name, variable in accumulator.variables.items():
+                    if variable.kind == "classes":
+                        found = {class_key(c): c for c in variable.class_names(name)}
+                        classes.setdefault(name, {}).update(found)
         self._merged = None
-        for name, kind in self.variables.items():
-            if kind != "classes":
-                continue
-            parts = [fold._accumulator.variables.get(name) for fold in self._folds]
-            names = {class_key(c): c for v in parts if v for c in v.class_names(name)}
-            order = [names[key] for key in sorted(names, key=repr)]
+        for name, by_key in classes.items():
+            order = sorted(by_key.values(), key=sort_key)
             for fold in self._folds:
                 with fold._locked() as accumulator, Deferred():
                     if accumulator.state is not None:

@@ -359,6 +359,8 @@ class State:
         self.weight *= factor
         self.deviation *= factor
         self.second.scale(factor)
+        if self.rounding_bound is not None:
+            self.rounding_bound *= factor
         self.fourth = None if self.fourth is None else self.fourth.scaled(factor)
 
     # -- the reference point ---------------------------------------------------------------

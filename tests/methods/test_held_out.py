@@ -436,10 +436,10 @@ def test_the_command_line_splits_rows_into_folds(
 
 
 def test_a_checkpoint_goes_on_as_it_began(files: None, capsys: pytest.CaptureFixture[str]) -> None:
-    """That of an earlier version holds no folds."""
+    """A checkpoint without folds."""
     x, y, z = data()
-    labels = {"z": z, "y": y}
-    source = sf.sources.from_npy("x.npy", labels)
+    source = sf.sources.from_npy("x.npy", {"z": z, "y": y})
+    source.files += ("z.npy", "y.npy")
     sf.Moments.from_blocks(source, checkpoint="old")
     assert fitted("--checkpoint", "old").held_out is None
     assert fitted("--checkpoint", "new").held_out is not None

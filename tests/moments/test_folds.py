@@ -40,6 +40,20 @@ def table(seed: int = 0, dtype: Any = np.float32) -> tuple[NDArray[Any], dict[st
     return X.astype(dtype), {"z": z, "y": rng.integers(0, 2, N).astype(str), "v": v}
 
 
+@pytest.mark.parametrize("by", [None, "z"])
+def test_classes_of_folds_are_sorted_by_value_whatever_the_order_of_the_labels(
+    by: str | None,
+) -> None:
+    X, labels = table()
+    labels["number"] = np.arange(N) % 12
+    for names in (["z", "number"], ["number", "z"]):
+        blocks = [(X, {name: labels[name] for name in names})]
+        folds = Folds.from_blocks(blocks, folds=2, by=by)
+        for moments in (folds.total, *folds):
+            assert moments.classes("number") == tuple(range(12))
+            assert moments.classes("z") == (0, 1, 2)
+
+
 def part(labels: dict[str, Any], rows: Any) -> dict[str, Any]:
     return {name: column[rows] for name, column in labels.items()}
 

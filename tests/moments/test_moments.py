@@ -96,6 +96,15 @@ def test_scaled_moments_are_those_of_rows_of_scaled_weight(
         check(scaled + fed(other), weighted(table.rows) + other.rows)
 
 
+@pytest.mark.parametrize("factor", [1.0, 1e-6])
+def test_scaled_moments_scale_the_rounding_bound_of_a_removal(factor: float) -> None:
+    """Unscaled, the bound of a removal far from the mean would exceed variances of small weight."""
+    rng = np.random.default_rng(0)
+    a, b, c = (Moments().update(rng.normal(size=(1000, 5)) + mean) for mean in (0.0, 1e4, 0.0))
+    found = (a + b + c - b).scaled(factor) - c.scaled(factor)
+    np.testing.assert_allclose(found.covariance(ddof=0), a.covariance(ddof=0), atol=1e-6)
+
+
 def test_scaled_moments_keep_what_ledoit_wolf_shrinkage_reads() -> None:
     X, weight = normal(60, 3), np.arange(60) % 4 + 0.5
     z = {"z": np.arange(60) % 3}
