@@ -30,8 +30,6 @@ Float = NDArray[np.float64]
 BLOCK = 1 << 12  # rows per block
 # Rows per block if rows are scattered in a file: each of them may map 2 MiB of the file.
 _SCATTERED_BLOCK = 1 << 6
-_MAX_HASHED_BYTES = 1 << 28  # rows of at most this many bytes in total are all hashed
-_SAMPLED_ROWS = 1 << 16  # of larger data, at least this many rows are hashed
 
 
 def read_rows(X: object) -> Matrix:
@@ -131,18 +129,16 @@ def labels_of(column: Encoded, rows: Rows) -> Encoded:
 
 
 def fingerprint(
-    X: Matrix, labels: Sequence[Encoded], groups: Rows | None, parts: NDArray[np.int8] | None
+    X: Matrix,
+    labels: Mapping[str, Encoded],
+    groups: Rows | None,
+    parts: NDArray[np.int8] | None,
 ) -> str:
-    """Return a hash of the rows, labels, groups and parts.
-
-    Of rows that exceed 256 MiB, at most 131,071 evenly spaced rows are hashed.
-    """
-    digest = hashlib.sha256(repr((X.shape, X.dtype.str)).encode())
-    step = 1 if X.nbytes <= _MAX_HASHED_BYTES else max(1, len(X) // _SAMPLED_ROWS)
-    for start in range(0, len(X), 8192 * step):
-        digest.update(np.ascontiguousarray(X[start : start + 8192 * step : step]).tobytes())
-        release(X)
-    for encoded in labels:
+    """Return a hash of the rows, of the labels with their names, and of the groups and parts."""
+    digest = hashlib.sha256(repr((X.shape, X.dtype.str, list(labels))).encode())
+    for _, rows in blocks(X):
+        digest.update(np.ascontiguousarray(rows).view(np.uint8).data)
+    for encoded in labels.values():
         if isinstance(encoded, ClassCodes):
             digest.update(repr(encoded.classes).encode() + encoded.codes.tobytes())
         else:

@@ -91,7 +91,7 @@ def decision(
     head = result.head_of(metric, head)
     verdict = result.verdict(metric, head=head or None, p=p)
     order, unerased = verdict.order, result.context.eraser_as("none")
-    partial = [name for name in order if name != unerased and is_partial(result, name)]
+    partial = [name for name in order if name != unerased and is_partial(result, name, p)]
     erasers = [name for name in order if name != unerased and name not in partial]
     if not erasers:
         reason = "no eraser has a value"
@@ -121,8 +121,8 @@ def _default_metric(result: Comparison, head: str | None, p: float | None) -> st
     return "accuracy" if few else metric
 
 
-def is_partial(result: Comparison, eraser: str) -> bool:
-    """Whether an eraser leaves more than 1 % of the covariance with a concept.
+def is_partial(result: Comparison, eraser: str, p: float | None) -> bool:
+    """Whether an eraser leaves more than 1 % of the covariance with a concept, at level `p`.
 
     INLP and R-LACE do not aim at the covariance, but remove directions that a probe finds. They
     count as complete if they remove at least one direction, at full intensity.
@@ -131,9 +131,9 @@ def is_partial(result: Comparison, eraser: str) -> bool:
     if "residual" not in result.metrics:
         return False
     searches = role.startswith(("INLP", "RLACE")) and parse_partial(role) is None
-    if searches and result.mean("rank", eraser=eraser):
+    if searches and result.mean("rank", eraser=eraser, p=p):
         return False
-    return result.mean("residual", eraser=eraser) > MAX_RESIDUAL
+    return result.mean("residual", eraser=eraser, p=p) > MAX_RESIDUAL
 
 
 class _Choice:

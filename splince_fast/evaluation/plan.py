@@ -343,7 +343,7 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
             _component(k, m, m.score) for k, m in check_metrics(settings.metrics).items()
         ),
         test=parts, notes=(note, *notes) if note else notes,
-        fingerprint=fingerprint(rows, [y, *concepts.values()], codes, parts),
+        fingerprint=fingerprint(rows, {"": y, **concepts}, codes, parts),
     )  # fmt: skip
     if parts is not None and len(plan.seeds) > 1:
         raise InputError("test= is one split; pass n_seeds=1 with it")

@@ -152,10 +152,11 @@ def compare(
         Number of processes, each with one BLAS thread; -1 means one process per processor. The
         default is 1.
     run : path, optional
-        Folder in which finished records are stored, so that an interrupted run can be continued. A
-        record is computed again if its data, settings or code have changed, including the globals
-        and closures of functions. Records that depend on a function whose code or variables cannot
-        be read are computed again in every run, with a warning.
+        Folder in which finished records are stored, so that an interrupted run can be continued.
+        The folder of a run on other rows, labels or concept names is refused. A record is computed
+        again if its settings or code have changed, including the globals and closures of functions.
+        Records that depend on a function whose code or variables cannot be read are computed again
+        in every run, with a warning.
     progress : bool, optional
         Show a progress bar on stderr; by default only in a terminal or notebook, after two
         seconds.
@@ -247,7 +248,7 @@ def _keys(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> dict[RecordId,
                 unlabelled=plan.unlabelled,
                 eraser=(eraser.name, eraser.digest),
                 head=(head, heads.get(head, "")),
-                alphas=plan.alphas if is_head else (),
+                alphas=plan.alphas if is_head or eraser.name == ADVICE else (),
                 select=plan.select if is_head else "",
                 probes=() if is_head else plan.probes,
                 metrics=metrics if is_head else {},

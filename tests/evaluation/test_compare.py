@@ -25,6 +25,7 @@ from sklearn.preprocessing import StandardScaler
 import splince_fast as sf
 from splince_fast import evaluation as ev
 from splince_fast.evaluation import Comparison
+from splince_fast.evaluation._data import fingerprint
 from splince_fast.evaluation.plan import Settings, make_plan
 from splince_fast.evaluation.run import Worker
 from splince_fast.exceptions import (
@@ -210,8 +211,9 @@ def test_a_folder_resumes_exactly_and_recomputes_only_what_a_setting_touches(
     run(X, y, z, run=tmp_path, erasers=("none", "SAL", "LEACE", "SPLINCE", "mean_projection"))
     assert made == [["MeanProjection"], ["MeanProjection"]]
     made.clear()
-    run(X, y, z, run=tmp_path, alphas=(0.1,))
+    other = run(X, y, z, run=tmp_path, alphas=(0.1,))
     assert len(made) == 2
+    assert other.advice() == run(X, y, z, alphas=(0.1,)).advice() != whole.advice()
 
 
 def test_other_data_in_the_same_folder_is_refused(tmp_path: Path) -> None:
@@ -221,11 +223,21 @@ def test_other_data_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         run(X + 1, y, z, n_seeds=1, run=tmp_path)
     with pytest.raises(InputError, match="other data"):
         run(X, 1 - y, z, n_seeds=1, run=tmp_path)
+    with pytest.raises(InputError, match="other data"):
+        run(X, y, {"other name": z}, n_seeds=1, run=tmp_path)
     file = tmp_path / "cells.jsonl"
     lines = file.read_text().splitlines()
     file.write_text("\n".join([lines[0], "{", *lines[2:]]) + "\n")
     with pytest.raises(FileFormatError, match="line 2"):
         run(X, y, z, n_seeds=1, run=tmp_path)
+
+
+def test_the_fingerprint_reads_every_row() -> None:
+    """Of 269 MiB, too."""
+    X = np.zeros((1, 2**8), np.float32).repeat(2**18 + 2**13, axis=0)
+    first = fingerprint(X, {}, None, None)
+    X[-2, -1] = 1.0
+    assert fingerprint(X, {}, None, None) != first
 
 
 @pytest.mark.slow

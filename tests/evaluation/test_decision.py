@@ -11,6 +11,7 @@ from comparisons import changed, data, run
 from scipy.stats import norm
 from scipy.stats import t as student
 
+import splince_fast as sf
 from splince_fast.evaluation import Comparison, statistics
 from splince_fast.evaluation._decision import (
     MIN_GAIN,
@@ -130,6 +131,22 @@ def test_partial_erasers_are_never_chosen() -> None:
     alone = run(X, y, z, n_seeds=3, erasers=("none", "LEACE*0.5"), heads=("retrained",))
     assert alone.decision().eraser is None
     assert "of the covariance with the concept remains" in alone.decision().sentence
+
+
+def test_an_eraser_is_partial_at_the_level_that_is_decided() -> None:
+    X, y, z = data(2000)
+
+    def partial_at_one_half(moments: sf.Moments) -> sf.Projection:
+        eraser = sf.leace(moments, erase="concept")
+        cross = moments.cross_covariance("task")
+        return eraser if np.abs(cross[0]).max() > 0.2 else eraser.scaled(0.5)
+
+    erasers = {"none": "none", "SAL": "SAL", "mine": partial_at_one_half}
+    found = run(X, y, z, n_seeds=3, erasers=erasers, association=(0.5, 0.9), heads=("retrained",))
+    high = {e: dict.fromkeys(range(3), 0.9 if e == "mine" else 0.5) for e in erasers}
+    found = changed(found, high)
+    assert found.decision(p=0.9).eraser == "mine"
+    assert found.decision(p=0.5).eraser == "SAL"
 
 
 def test_partial_iterative_erasers_are_never_chosen() -> None:
