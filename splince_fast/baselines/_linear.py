@@ -14,6 +14,8 @@ from sklearn.utils import assert_all_finite
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
+from splince_fast._runtime.arrays import eps_of
+from splince_fast._solve.tolerances import EPS
 from splince_fast.baselines._inputs import (
     ClassRows,
     Float,
@@ -55,6 +57,7 @@ class CellData:
     train: CellRows
     selection: CellRows  # the validation rows, or the training rows without validation rows
     names: list[tuple[ClassName, ...]]  # the cells (class, group), in the order of the cell codes
+    eps: float  # machine epsilon of the rows that were passed; of float64 for integers
     rng: np.random.Generator
 
 
@@ -125,6 +128,7 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
         ):  # fmt: skip
             check_index(X, column, role)
         rows = self._rows(X, reset=True, min_rows=2)
+        eps = eps_of(rows.dtype) or EPS
         labels = fit_labels = _check_y(y)
         if isinstance(validation, tuple):
             inputs, input_names = [rows, labels], "X, y"
@@ -161,7 +165,8 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
         # As in scikit-learn, `classes_` has the dtype of y.
         self.classes_ = np.unique(fit_labels)
         self.cells_ = names
-        return CellData(train, all_rows.take(usable & mask) if mask.any() else train, names, rng)
+        selection = all_rows.take(usable & mask) if mask.any() else train
+        return CellData(train, selection, names, eps, rng)
 
     def _accuracies(self, part: CellRows, coef: Float, intercept: Float) -> tuple[float, float]:
         """Return the lowest accuracy over the non-empty cells, and the accuracy over all rows."""

@@ -24,7 +24,8 @@ from splince_fast.exceptions import InputError
 # From scikit-learn 1.8 on, `l1_ratio=1` replaces `penalty="l1"`.
 _HAS_PENALTY = inspect.signature(LogisticRegression).parameters["penalty"].default == "l2"
 # A feature counts as constant if its range is at most _ROUNDINGS * eps times its largest absolute
-# value. A rounding has a relative error of at most eps / 2, so this allows for 128 of them.
+# value, eps being the machine epsilon of the rows. A rounding has a relative error of at most
+# eps / 2, so this allows for 128 of them.
 _ROUNDINGS = 64
 _L1: dict[str, str | float] = {"penalty": "l1"} if _HAS_PENALTY else {"l1_ratio": 1.0}
 
@@ -166,8 +167,7 @@ class DFR(BalancedClassifier):
         scale = train.rows.std(axis=0)
         # Constant features are detected by their range. The computed standard deviation of a
         # constant feature may be positive, because the mean is rounded.
-        eps = float(np.finfo(np.float64).eps)
-        rounding = _ROUNDINGS * eps * np.abs(train.rows).max(axis=0)
+        rounding = _ROUNDINGS * data.eps * np.abs(train.rows).max(axis=0)
         scale[np.ptp(train.rows, axis=0) <= rounding] = 1.0
         counts = np.bincount(train.cells)
         members = [np.flatnonzero(train.cells == cell) for cell in range(len(counts))]

@@ -41,7 +41,7 @@ ALPHA = 0.01  # penalty of the linear probe, on features of unit variance
 # A feature whose standard deviation is below this fraction of the largest standard deviation counts
 # as constant. A direction whose singular value is below this fraction of the largest is dropped.
 _CONSTANT_RTOL = 1e-6
-# A feature counts as constant if its standard deviation is at most _ROUNDINGS * eps times its
+# A feature counts as constant if its standard deviation is at most _ROUNDING_FACTOR * eps times its
 # largest absolute value, eps being the machine epsilon of the input dtype.
 _ROUNDING_FACTOR = 64
 _COMPONENTS = 64  # number of principal components for the quadratic probe and boosting

@@ -80,6 +80,17 @@ def test_a_constant_feature_whose_mean_is_rounded_changes_no_decision(
     )
 
 
+def test_a_feature_of_float32_roundings_gets_no_weight() -> None:
+    data = draw(n=2000, d=4)
+    value = np.float32(1000.1)
+    noise = value + np.spacing(value) * np.random.default_rng(0).integers(-1, 2, 2000)
+    X = np.column_stack([data.X, noise])
+    head = DFR(C=1.0, random_state=0).fit(X.astype(np.float32), data.y, groups=data.z)
+    assert abs(head.coef_[0, -1]) < 0.1
+    control = DFR(C=1.0, random_state=0).fit(X, data.y, groups=data.z)  # of float64 rows
+    assert abs(control.coef_[0, -1]) > 100
+
+
 @pytest.mark.parametrize("penalty", ["l1", "l2"])
 def test_several_classes_and_crossed_groups(penalty: str) -> None:
     data = draw(n=3000, d=9, k=3, classes=3, tied=0.5)
