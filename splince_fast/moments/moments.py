@@ -296,8 +296,8 @@ class Moments:
             File to which the state is written atomically: at intervals, after an error of the
             source or Ctrl-C, and at the end. If the file exists, accumulation resumes after the
             last block in it; the result is bit for bit the same as without interruption. The data
-            are compared with the checkpoint by digests of the first and last block, and by size
-            and modification time of files.
+            are compared with the checkpoint by digests of the first and last block, and by path,
+            size and modification time of files.
         checkpoint_seconds : float
             Seconds between two writes of the checkpoint; 0 writes after every block.
         **parameters
