@@ -7,6 +7,7 @@ import itertools
 import pickle
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
 
@@ -14,9 +15,9 @@ import numpy as np
 from torch import Tensor
 from torch.nn import Module
 
-from splince_fast.exceptions import InputError, NonFiniteError, NothingErasedWarning, SiteError
+from splince_fast.exceptions import InputError, NothingErasedWarning, SiteError, SplinceError
 from splince_fast.methods.table import Function
-from splince_fast.nn import running
+from splince_fast.nn import running, sites
 from splince_fast.nn.activation_cache import (
     ActivationCache,
     CachePoint,
@@ -146,7 +147,8 @@ def fit_layers(
         Memory in bytes for cached outputs of the module at which the next pass starts; by default a
         quarter of the free memory of the device. Batches that do not fit run from the start of the
         model; with 0 all batches do. The result does not depend on `memory`. Other hooks on
-        skipped modules receive NaN or do not run: pass 0 if the model has such hooks.
+        skipped modules receive tensors without values or do not run: pass 0 if the model has such
+        hooks, or if modules change state outside of their outputs in some batches only.
     bias : {"keep", "drop"}
         "drop" leaves the mean out of every eraser, ``x - left right^T x``, so that :func:`fold` can
         be used for linear layers without a bias. Later sites are fitted with these erasers
@@ -213,7 +215,17 @@ def fit_layers(
             modules={name: collector.modules[name]},
             once_per_batch=plan.once_per_batch[name],
         )
-        with cache.pass_scope(start_point, store_point):
+
+        def check_site(value: object) -> None:
+            cache.check_site(sites.pick_rows(name, value, collector.placement)[0])
+
+        with ExitStack() as stack:
+            if plan.cache_limit:
+                hook = sites.add_hook(
+                    name, collector.modules[name], collector.placement.side, check_site
+                )
+                stack.callback(hook.remove)
+                stack.enter_context(cache.pass_scope(start_point, store_point))
             return site_collector.run(inner, cache.number_batches(repeated), forward, progress)
 
     projections: dict[str, Projection] = {}
@@ -225,12 +237,11 @@ def fit_layers(
         for name, store_point in zip(plan.order, [*plan.cache_points, None], strict=True):
             try:
                 collected = collect_site(name, start_point, store_point)
-            except NonFiniteError:
-                if start_point is None:
+            except Exception as error:
+                if start_point is None or isinstance(error, SplinceError):
                     raise
-                # Either a module read the NaN that a skipped module returns, or the model itself
-                # computes NaN. Without the cache no module is skipped, so that a second error means
-                # that the model computes NaN.
+                # Code that receives placeholders may raise any error. Without the cache no module
+                # is skipped, so that a second error has another cause.
                 cache = ActivationCache(0)
                 collected = collect_site(name, None, None)
             start_point = store_point
