@@ -31,6 +31,7 @@ from splince_fast.moments.parameters import Parameters, check_random_state
 from splince_fast.nn import running, sites
 from splince_fast.nn.accumulate import RowLabels
 from splince_fast.nn.collection import Collector, Labels, label_keys
+from splince_fast.nn.early_stop import EarlyStop
 from splince_fast.nn.erasers import read_erasers
 from splince_fast.nn.installed import install
 from splince_fast.nn.tokens import TokenRule
@@ -449,14 +450,16 @@ def effect(
     roles = _roles(by_site, erase, keep)
     rule = spec.applied if tokens is None else tokens
     label_names = [*roles, *([] if groups is None else [groups])]
+    modules = sites.find(inner, list(by_site) if at is None else at)
     collector = _SampleCollector(
-        modules=sites.find(inner, list(by_site) if at is None else at),
+        modules=modules,
         token_rule=TokenRule.of(rule, spec.skip_ids),
         placement=spec.placement,
         labels=label_names if labels is None else labels,
         by_sequence=False,
         device=None,
         parameters=Parameters.of(None, kinds, (), False),
+        early_stop=EarlyStop(modules),
         max_rows=int(max_rows),
         random_state=check_random_state(random_state),
     )

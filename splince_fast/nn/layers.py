@@ -210,11 +210,7 @@ def fit_layers(
     def collect_site(
         name: str, start_point: CachePoint | None, store_point: CachePoint | None
     ) -> Collected:
-        site_collector = replace(
-            collector,
-            modules={name: collector.modules[name]},
-            once_per_batch=plan.once_per_batch[name],
-        )
+        site_collector = replace(collector, modules={name: collector.modules[name]})
 
         def check_site(value: object) -> None:
             cache.check_site(sites.pick_rows(name, value, collector.placement)[0])
@@ -273,7 +269,6 @@ class _PassPlan(NamedTuple):
     """Sites in the order in which they run, and the cache points at which passes start."""
 
     order: list[str]
-    once_per_batch: dict[str, bool]
     cache_points: list[CachePoint | None]  # one per site but the first
     cache_limit: int
 
@@ -287,7 +282,7 @@ def _plan_passes(
     no_points: list[CachePoint | None] = [None] * (len(modules) - 1)
     first_batches = list(itertools.islice(batches, 1))
     if not first_batches:  # empty batches: the pass of the first site raises the error
-        return _PassPlan(list(modules), dict.fromkeys(modules, False), no_points, 0)
+        return _PassPlan(list(modules), no_points, 0)
     batch = running.batch_to(first_batches[0], device)
 
     def call() -> object:
@@ -296,8 +291,9 @@ def _plan_passes(
     limit = cache_limit(memory, device) if running.may_stop_early(model, forward) else 0
     with running.evaluating(model):
         trace = Trace.of(model, call, modules, placement)
+        collector.early_stop.record(first_batches[0], trace.calls)
         points = no_points
         if limit and len(trace.order) == len(modules) > 1:
             points = choose_cache_points(model, call, trace, modules, placement, limit)
     order = trace.order + [name for name in modules if name not in trace.order]
-    return _PassPlan(order, {name: n == 1 for name, n in trace.calls.items()}, points, limit)
+    return _PassPlan(order, points, limit)
