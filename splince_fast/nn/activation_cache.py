@@ -13,8 +13,8 @@ at the next site, on the first batch, are the same with and without the cache. A
 only if the module runs once in the batch, before the site. The result of an operation with a
 placeholder is a placeholder, whatever its values would be: if a placeholder reaches the site, or
 would give a number, a shape or a change of another tensor, the pass fails, and `fit_layers` repeats
-it without the cache. A skipped module that changes state outside of its output, in some batches but
-not in the first one, is not detected.
+it without the cache. Values that modules exchange by attributes, instead of by their inputs and
+outputs, are not traced.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from splince_fast.nn.spec import Placement
 
 Call = Callable[[], object]
 Candidate = tuple["CachePoint", "ActivationCache"]
+Checksums = tuple[Tensor, Tensor] | None
 
 # Default size limit of the cache, as a fraction of the free memory of the device.
 _MEMORY_FRACTION = 0.25
@@ -85,7 +86,7 @@ class Trace:
     order: list[str] = field(default_factory=list)
     calls: dict[str, int] = field(default_factory=dict)
     _site_starts: dict[str, int] = field(default_factory=dict)  # time of the first call, by site
-    _checksums: dict[str, tuple[Tensor, Tensor] | None] = field(default_factory=dict)
+    _checksums: dict[str, Checksums] = field(default_factory=dict)
     _runs: dict[int, _ModuleRun] = field(default_factory=dict)  # runs by id of the module
 
     @classmethod
@@ -110,7 +111,7 @@ class Trace:
             if name not in trace._site_starts:
                 trace.order.append(name)
                 trace._site_starts[name] = time
-                trace._checksums[name] = _checksums(sites.pick_rows(name, value, placement)[0])
+                trace._checksums[name] = checksums(sites.pick_rows(name, value, placement)[0])
 
         with ExitStack() as stack:
             for module in model.modules():
@@ -129,10 +130,7 @@ class Trace:
 
         If a site ran several times in the trace, the activations of the first call count.
         """
-        expected, checksums = self._checksums[name], _checksums(value)
-        if expected is None or checksums is None:
-            return False
-        return all(torch.equal(a, b) for a, b in zip(expected, checksums, strict=True))
+        return equal_checksums(self._checksums[name], checksums(value))
 
     def cache_points(self, modules: Mapping[str, Module], name: str) -> list[CachePoint]:
         """Return the cache points before a site, in descending order of saved module calls."""
@@ -355,7 +353,7 @@ def _tensors(output: Any) -> list[Tensor] | None:
     return None if None in nested else [t for tensors in nested for t in tensors or ()]
 
 
-def _checksums(x: Tensor) -> tuple[Tensor, Tensor] | None:
+def checksums(x: Tensor) -> Checksums:
     """Return column and row sums of the bits of a tensor, read as integers.
 
     Returns None for scalars and for subclasses of Tensor.
@@ -364,6 +362,13 @@ def _checksums(x: Tensor) -> tuple[Tensor, Tensor] | None:
         return None
     bits = x.detach().contiguous().view(_INTEGER_DTYPES[x.dtype.itemsize]).reshape(-1, x.shape[-1])
     return bits.sum(0, dtype=torch.int64), bits.sum(1, dtype=torch.int64)
+
+
+def equal_checksums(first: Checksums, second: Checksums) -> bool:
+    """Return whether the checksums of two tensors are equal; False if one has no checksums."""
+    if first is None or second is None:
+        return False
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 # -- choice of cache points -------------------------------------------------------------------

@@ -473,7 +473,9 @@ def collect(
         projection, "num_key_value_heads" for outputs of ``k_proj`` and ``v_proj``. Every head has
         its own moments, under the name ``site[head]``, and its own eraser.
     forward : function, optional
-        ``forward(model, batch)`` runs the model; by default the model is called.
+        ``forward(model, batch)`` runs the model. By default the model is called, and a call ends
+        after the last site if batches of at least the same sizes ran each site once; pass a
+        function if the number of calls of a site depends on values instead of sizes.
     weight : {"token", "sequence"}
         "token": each row has weight 1; "sequence": the rows of each sequence have total weight 1.
     skip_ids : iterable of int

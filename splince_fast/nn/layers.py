@@ -7,15 +7,23 @@ import itertools
 import pickle
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.nn import Module
 
-from splince_fast.exceptions import InputError, NothingErasedWarning, SiteError, SplinceError
+from splince_fast._runtime.warn import warn
+from splince_fast.exceptions import (
+    InputError,
+    NothingErasedWarning,
+    OnePassWarning,
+    SiteError,
+    SplinceError,
+)
 from splince_fast.methods.table import Function
 from splince_fast.nn import running, sites
 from splince_fast.nn.activation_cache import (
@@ -23,7 +31,9 @@ from splince_fast.nn.activation_cache import (
     CachePoint,
     Trace,
     cache_limit,
+    checksums,
     choose_cache_points,
+    equal_checksums,
 )  # fmt: skip
 from splince_fast.nn.collected import Collected
 from splince_fast.nn.collection import Collector, Labels, label_keys, read_labels
@@ -148,7 +158,7 @@ def fit_layers(
         quarter of the free memory of the device. Batches that do not fit run from the start of the
         model; with 0 all batches do. The result does not depend on `memory`. Other hooks on
         skipped modules receive tensors without values or do not run: pass 0 if the model has such
-        hooks, or if modules change state outside of their outputs in some batches only.
+        hooks, or if its modules exchange values by attributes instead of by inputs and outputs.
     bias : {"keep", "drop"}
         "drop" leaves the mean out of every eraser, ``x - left right^T x``, so that :func:`fold` can
         be used for linear layers without a bias. Later sites are fitted with these erasers
@@ -171,6 +181,13 @@ def fit_layers(
         As for the method; the message names the site.
     SiteError, NeverCalledError, NotEnoughMemoryError, NonFiniteError, LabelError
         As for :func:`collect`.
+
+    Warns
+    -----
+    OnePassWarning
+        A site runs several times per batch, and later runs depend on the outputs of earlier ones,
+        as in layers with shared weights. The eraser is fitted on activations without itself, so
+        that it may be inexact when it is installed.
 
     Examples
     --------
@@ -207,6 +224,14 @@ def fit_layers(
         )
     cache = ActivationCache(plan.cache_limit)
 
+    repeating_batches: dict[str, Any] = {}  # by site, a batch in which the site runs repeatedly
+
+    def watched_batches(name: str) -> Iterator[Any]:
+        for batch in cache.number_batches(repeated):
+            yield batch
+            if collector.early_stop.calls[name] > 1:
+                repeating_batches.setdefault(name, batch)
+
     def collect_site(
         name: str, start_point: CachePoint | None, store_point: CachePoint | None
     ) -> Collected:
@@ -222,7 +247,7 @@ def fit_layers(
                 )
                 stack.callback(hook.remove)
                 stack.enter_context(cache.pass_scope(start_point, store_point))
-            return site_collector.run(inner, cache.number_batches(repeated), forward, progress)
+            return site_collector.run(inner, watched_batches(name), forward, progress)
 
     projections: dict[str, Projection] = {}
     fitted_sites: list[Site] = []
@@ -252,6 +277,8 @@ def fit_layers(
             ((site, projection),) = collected._fit(method, erase, keep, options, erased_before)
             projections[site.name] = linear_part(projection) if bias == "drop" else projection
             fitted_sites.append(site)
+            if projection.rank and name in repeating_batches:
+                _check_repetition(inner, name, repeating_batches[name], collector, forward)
             spec = replace(collected.recipe, apply_to=apply_to, bias=bias)
             erasers = Erasers(projections, fitted_sites, spec, sequential=True)
             if installed is not None:
@@ -263,6 +290,42 @@ def fit_layers(
         if installed is not None:
             installed.remove()
     return erasers
+
+
+def _check_repetition(
+    model: Module, name: str, batch: object, collector: Collector, forward: Any
+) -> None:
+    """Warn if a site, on a batch in which it runs repeatedly, depends on its own earlier outputs.
+
+    The model runs on the batch twice, the second time with zeros as activations at the site. The
+    activations before they are replaced are compared.
+    """
+    inputs = running.batch_to(batch, running.device_of(model))
+    module, placement = collector.modules[name], collector.placement
+    runs: list[list[Any]] = []
+
+    def observe(value: object) -> object:
+        rows = sites.pick_rows(name, value, placement)[0]
+        runs[-1].append(checksums(rows))
+        if len(runs) == 1:
+            return None
+        return sites.replace_rows(name, value, placement, rows.shape[-1], torch.zeros_like)
+
+    with running.evaluating(model), ExitStack() as stack:
+        stack.callback(sites.add_hook(name, module, placement.side, observe).remove)
+        with suppress(Exception):  # a model may raise any error for activations of zero
+            for _ in range(2):
+                runs.append([])
+                running.call(model, inputs, label_keys(collector.labels), forward)
+            if len(runs[0]) == len(runs[1]) and all(map(equal_checksums, *runs)):
+                return
+    warn(
+        f"the site {name!r} runs several times per batch, and its later activations depend on its "
+        "earlier ones, as in layers with shared weights. The eraser was fitted on activations "
+        "without itself and may leave part of the concept when it is installed: call collect with "
+        "the erasers installed to measure it, or choose sites that run once",
+        OnePassWarning,
+    )
 
 
 class _PassPlan(NamedTuple):
