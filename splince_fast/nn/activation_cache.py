@@ -13,8 +13,9 @@ at the next site, on the first batch, are the same with and without the cache. A
 only if the module runs once in the batch, before the site. The result of an operation with a
 placeholder is a placeholder, whatever its values would be: if a placeholder reaches the site, or
 would give a number, a shape or a change of another tensor, the pass fails, and `fit_layers` repeats
-it without the cache. Values that modules exchange by attributes, instead of by their inputs and
-outputs, are not traced.
+it without the cache. Nothing is cached for a model whose modules store other tensors after a call
+than before. Other objects by which modules exchange values, besides their inputs and outputs, are
+not traced.
 """
 
 from __future__ import annotations
@@ -81,10 +82,13 @@ class Trace:
         Sites in the order of their first calls.
     calls : dict of str to int
         Number of calls of each site.
+    changes_state : bool
+        Whether the call changed tensors that modules store, such as buffers.
     """
 
     order: list[str] = field(default_factory=list)
     calls: dict[str, int] = field(default_factory=dict)
+    changes_state: bool = False
     _site_starts: dict[str, int] = field(default_factory=dict)  # time of the first call, by site
     _checksums: dict[str, Checksums] = field(default_factory=dict)
     _runs: dict[int, _ModuleRun] = field(default_factory=dict)  # runs by id of the module
@@ -122,7 +126,13 @@ class Trace:
             for name, module in modules.items():
                 hook = sites.add_hook(name, module, placement.side, partial(record_site, name))
                 stack.callback(hook.remove)
+            before = _stored_tensors(model)
             call()
+            after = _stored_tensors(model)
+        trace.changes_state = len(before) != len(after) or any(
+            tensor is not stored or version != stored_version
+            for (tensor, version), (stored, stored_version) in zip(before, after, strict=True)
+        )
         return trace
 
     def matches(self, name: str, value: Tensor) -> bool:
@@ -351,6 +361,16 @@ def _tensors(output: Any) -> list[Tensor] | None:
         return None
     nested = [_tensors(element) for element in output]
     return None if None in nested else [t for tensors in nested for t in tensors or ()]
+
+
+def _stored_tensors(model: Module) -> list[tuple[Tensor, int]]:
+    """Return the tensors in the attributes of all modules, with their version counters."""
+    return [
+        (leaf, 0 if leaf.is_inference() else leaf._version)
+        for module in model.modules()
+        for leaf in tree_leaves(module.__dict__)
+        if isinstance(leaf, Tensor)
+    ]
 
 
 def checksums(x: Tensor) -> Checksums:

@@ -158,7 +158,8 @@ def fit_layers(
         quarter of the free memory of the device. Batches that do not fit run from the start of the
         model; with 0 all batches do. The result does not depend on `memory`. Other hooks on
         skipped modules receive tensors without values or do not run: pass 0 if the model has such
-        hooks, or if its modules exchange values by attributes instead of by inputs and outputs.
+        hooks, or if its modules exchange values by objects other than inputs, outputs and tensors
+        in attributes.
     bias : {"keep", "drop"}
         "drop" leaves the mean out of every eraser, ``x - left right^T x``, so that :func:`fold` can
         be used for linear layers without a bias. Later sites are fitted with these erasers
@@ -356,7 +357,7 @@ def _plan_passes(
         trace = Trace.of(model, call, modules, placement)
         collector.early_stop.record(first_batches[0], trace.calls)
         points = no_points
-        if limit and len(trace.order) == len(modules) > 1:
+        if limit and len(trace.order) == len(modules) > 1 and not trace.changes_state:
             points = choose_cache_points(model, call, trace, modules, placement, limit)
     order = trace.order + [name for name in modules if name not in trace.order]
     return _PassPlan(order, points, limit)

@@ -296,6 +296,14 @@ def test_a_model_that_reads_a_skipped_output_is_run_again(rule: Any, again: bool
     assert same(found[0], found[None])
 
 
+class Storing(torch.nn.Sequential):
+    """Layers that store their last output."""
+
+    def forward(self, input: Any) -> Any:
+        self.last = super().forward(input)
+        return self.last
+
+
 class Varying(torch.nn.Module):
     """A model that reads skipped outputs, or runs them again, in batches after the first one."""
 
@@ -303,7 +311,8 @@ class Varying(torch.nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.kind = kind
-        self.first = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh())
+        layers = Storing if kind == "attribute" else torch.nn.Sequential
+        self.first = layers(torch.nn.Linear(3, 5), torch.nn.Tanh())
         self.second = torch.nn.Linear(5, 5)
         self.third = torch.nn.Sequential(torch.nn.Linear(5, 5), torch.nn.Tanh(),
                                          torch.nn.Linear(5, 5))  # fmt: skip
@@ -325,13 +334,15 @@ class Varying(torch.nn.Module):
             h = h + encoded.numpy().mean()
         elif self.kind == "write":
             h = torch.zeros_like(h).copy_(encoded.clamp(min=0.9)) + h
+        elif self.kind == "attribute":
+            h = h * (1 + self.first.last.mean())
         elif self.kind == "again" and x.shape[1] > 4:
             h = h + self.second(self.first(x.flip(1)))
         return self.third(h)
 
 
 @pytest.mark.parametrize(
-    "kind", ["chunks", "mask", "number", "shape", "array", "error", "write", "again"]
+    "kind", ["chunks", "mask", "number", "shape", "array", "error", "write", "attribute", "again"]
 )
 def test_the_result_does_not_depend_on_memory(kind: str) -> None:
     g = torch.Generator().manual_seed(1)
