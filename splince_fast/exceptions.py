@@ -136,7 +136,7 @@ class WholeNumbersWarning(SplinceWarning):
 
 
 class OnePassWarning(SplinceWarning):
-    """Erasers of several sites were fitted in one pass; an eraser is exact only if used alone."""
+    """Erasers of several sites, or of runs of one site, were fitted without each other's effect."""
 
 
 class OtherTokensWarning(SplinceWarning):

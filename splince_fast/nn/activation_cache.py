@@ -3,14 +3,19 @@
 `fit_layers` runs the same batches once per site. The modules that run before a fitted site return
 the same outputs in all later passes. A cache point is one of these modules, together with its
 earlier siblings: the modules with the same parent that run before it. One pass caches the output of
-the module for each batch, before hooks change the output. In the next pass the module returns the
-cached output. The earlier siblings are skipped: each returns NaN in the shapes of its output. All
-hooks, and the ancestors of the module, run as usual.
+the module for each batch, before hooks change the output. In the next pass the first call of the
+module returns the cached output. Until then the earlier siblings are skipped: each returns a
+:class:`Placeholder`. Later calls of these modules run. All hooks, and the ancestors of the module,
+run as usual.
 
-Two checks make the cache safe for any model. First, a cache point is used only if the activations
-at the next site, on the first batch, are the same with and without the cache. Second, a module that
-reads the output of a skipped module receives NaN. If NaN reaches the site in a later batch,
-`fit_layers` repeats the pass without the cache.
+Three rules make the cached pass equal to a full pass. A cache point is used only if the activations
+at the next site, on the first batch, are the same with and without the cache. An output is cached
+only if the module runs once in the batch, before the site. The result of an operation with a
+placeholder is a placeholder, whatever its values would be: if a placeholder reaches the site, or
+would give a number, a shape or a change of another tensor, the pass fails, and `fit_layers` repeats
+it without the cache. Nothing is cached for a model whose modules store other tensors after a call
+than before. Other objects by which modules exchange values, besides their inputs and outputs, are
+not traced.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from splince_fast._solve.options import is_number
 from splince_fast.exceptions import InputError
@@ -35,6 +41,7 @@ from splince_fast.nn.spec import Placement
 
 Call = Callable[[], object]
 Candidate = tuple["CachePoint", "ActivationCache"]
+Checksums = tuple[Tensor, Tensor] | None
 
 # Default size limit of the cache, as a fraction of the free memory of the device.
 _MEMORY_FRACTION = 0.25
@@ -75,12 +82,15 @@ class Trace:
         Sites in the order of their first calls.
     calls : dict of str to int
         Number of calls of each site.
+    changes_state : bool
+        Whether the call changed tensors that modules store, such as buffers.
     """
 
     order: list[str] = field(default_factory=list)
     calls: dict[str, int] = field(default_factory=dict)
+    changes_state: bool = False
     _site_starts: dict[str, int] = field(default_factory=dict)  # time of the first call, by site
-    _checksums: dict[str, tuple[Tensor, Tensor] | None] = field(default_factory=dict)
+    _checksums: dict[str, Checksums] = field(default_factory=dict)
     _runs: dict[int, _ModuleRun] = field(default_factory=dict)  # runs by id of the module
 
     @classmethod
@@ -105,7 +115,7 @@ class Trace:
             if name not in trace._site_starts:
                 trace.order.append(name)
                 trace._site_starts[name] = time
-                trace._checksums[name] = _checksums(sites.pick_rows(name, value, placement)[0])
+                trace._checksums[name] = checksums(sites.pick_rows(name, value, placement)[0])
 
         with ExitStack() as stack:
             for module in model.modules():
@@ -116,7 +126,13 @@ class Trace:
             for name, module in modules.items():
                 hook = sites.add_hook(name, module, placement.side, partial(record_site, name))
                 stack.callback(hook.remove)
+            before = _stored_tensors(model)
             call()
+            after = _stored_tensors(model)
+        trace.changes_state = len(before) != len(after) or any(
+            tensor is not stored or version != stored_version
+            for (tensor, version), (stored, stored_version) in zip(before, after, strict=True)
+        )
         return trace
 
     def matches(self, name: str, value: Tensor) -> bool:
@@ -124,10 +140,7 @@ class Trace:
 
         If a site ran several times in the trace, the activations of the first call count.
         """
-        expected, checksums = self._checksums[name], _checksums(value)
-        if expected is None or checksums is None:
-            return False
-        return all(torch.equal(a, b) for a, b in zip(expected, checksums, strict=True))
+        return equal_checksums(self._checksums[name], checksums(value))
 
     def cache_points(self, modules: Mapping[str, Module], name: str) -> list[CachePoint]:
         """Return the cache points before a site, in descending order of saved module calls."""
@@ -151,6 +164,53 @@ class Trace:
                 *skipped, last = (child for _, child in siblings)
                 points.append((n_saved, CachePoint(last, tuple(skipped))))
         return [point for _, point in sorted(points, key=lambda pair: -pair[0])]
+
+
+# -- placeholders ---------------------------------------------------------------------------
+
+
+class PlaceholderError(RuntimeError):
+    """The values of a skipped output are needed."""
+
+
+class Placeholder(Tensor):  # type: ignore[misc]
+    """Tensor without values, which has the shape, dtype and device of the output of a module.
+
+    The result of an operation with a placeholder is a placeholder. Raises PlaceholderError for an
+    operation that returns a number, returns a tensor whose shape depends on values, or changes a
+    tensor in place.
+    """
+
+    _values: Tensor  # zeros, from which operations compute the shapes of their results
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, tensor: Tensor) -> Placeholder:
+        """Return a placeholder with the shape, dtype and device of a tensor."""
+        if isinstance(tensor, Placeholder):
+            return tensor
+        new: Placeholder = Tensor._make_wrapper_subclass(
+            cls, tensor.shape, dtype=tensor.dtype, device=tensor.device
+        )
+        new._values = tensor.new_zeros(()).expand(tensor.shape)  # stores a single number
+        return new
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Compute the result of an operation as a placeholder."""
+        if not (func._schema.is_mutable or torch.Tag.dynamic_output_shape in func.tags):
+            args, kwargs = tree_map_only(cls, lambda p: p._values, (args, kwargs or {}))
+            result = func(*args, **kwargs)
+            if _holds_tensors(result):
+                return tree_map_only(Tensor, cls, result)
+        raise PlaceholderError(f"{func} needs the values of the output of a skipped module")
+
+
+def _holds_tensors(value: object) -> bool:
+    """Return whether a value is a tensor or None, or a container of such values."""
+    return all(leaf is None or isinstance(leaf, Tensor) for leaf in tree_leaves(value))
 
 
 # -- cached outputs -------------------------------------------------------------------------
@@ -182,11 +242,17 @@ class ActivationCache:
         self.nbytes = 0
         self._outputs: dict[int, _CachedOutput] = {}  # by index of the batch
         self._placeholders: dict[tuple[int, int], Any] = {}  # by batch and id of the module
-        self._batch = 0
+        self._start_batch(0)
+
+    def _start_batch(self, batch: int) -> None:
+        self._batch = batch
+        self._started = False  # whether the start module has returned its cached output
+        self._ended = False  # whether the store module or the site has run
 
     def number_batches(self, batches: Iterable[object]) -> Iterator[Any]:
         """Yield the batches, and record the index of the current batch."""
-        for self._batch, batch in enumerate(batches):
+        for i, batch in enumerate(batches):
+            self._start_batch(i)
             yield batch
 
     @contextmanager
@@ -200,6 +266,7 @@ class ActivationCache:
         points = [point for point in (start_point, store_point) if point is not None]
         modules = {id(m): m for point in points for m in (*point.skipped, point.module)}
         forwards = [(module, module.__dict__.get("forward")) for module in modules.values()]
+        self._start_batch(0)
         try:
             for module, _ in forwards:
                 module.forward = self._forward(module, start_point, store_point)
@@ -216,50 +283,63 @@ class ActivationCache:
     ) -> Call:
         """Return the function that replaces the forward method of a module during one pass.
 
-        If the output of `start_point` is cached for the batch, the function returns this output for
-        the module of `start_point`, and NaN for a skipped module. Otherwise it runs the module.
+        If the output of `start_point` is cached for the batch, the first call of the module of
+        `start_point` returns this output, and earlier calls of skipped modules return placeholders.
+        Otherwise the function runs the module.
         """
         original = module.forward
         is_start = start_point is not None and module is start_point.module
         is_skipped = start_point is not None and any(m is module for m in start_point.skipped)
 
         def forward(*args: object, **kwargs: object) -> Any:
-            cached = self._outputs.get(self._batch) if is_start or is_skipped else None
             key = self._batch, id(module)
-            if cached is None or cached.point is not start_point or not cached.unchanged:
-                output = original(*args, **kwargs)
-                self._placeholders[key] = _placeholder(output)
+            cached = None if self._started else self._outputs.get(self._batch)
+            if cached is not None and (cached.point is not start_point or not cached.unchanged):
+                cached = None
+            if cached is not None and is_start:
+                self._started = True
+                output = cached.output
+            elif cached is not None and is_skipped and key in self._placeholders:
+                output = self._placeholders[key]
             else:
-                output = self._placeholders[key] if is_skipped else cached.output
+                output = original(*args, **kwargs)
+                self._placeholders.pop(key, None)
+                if _holds_tensors(output):
+                    self._placeholders[key] = tree_map_only(Tensor, Placeholder, output)
             if store_point is not None and module is store_point.module:
                 self._store(store_point, output)
             return output
 
         return forward
 
+    def check_site(self, value: Tensor) -> None:
+        """Raise PlaceholderError if activations at the fitted site depend on a skipped output.
+
+        Also records that the site has run: the eraser of the site may change all later outputs in
+        the batch.
+        """
+        self._ended = True
+        if isinstance(value, Placeholder):
+            raise PlaceholderError("the activations at the site depend on a skipped output")
+
     def _store(self, point: CachePoint, output: object) -> None:
         """Replace the cached output of the current batch by a new output.
 
-        If the new output is too large or cannot be cached, the batch has no cached output.
+        The batch has no cached output if the module has run before in the batch or the site has
+        run, or if the new output is too large or cannot be cached.
         """
         tensors = _tensors(output)
         previous = self._outputs.pop(self._batch, None)
         if previous is not None:
             self.nbytes -= previous.nbytes
-        if tensors is None or any(t.is_inference() for t in tensors):
+        ended, self._ended = self._ended, True
+        if ended or tensors is None or any(t.is_inference() for t in tensors):
             return
         nbytes = sum(t.untyped_storage().nbytes() for t in tensors)
         if self.nbytes + nbytes <= self.limit:
             versions = [t._version for t in tensors]
             self._outputs[self._batch] = _CachedOutput(point, output, nbytes, versions)
             self.nbytes += nbytes
-
-
-def _placeholder(output: Any) -> Any:
-    """Return a copy of an output with NaN as every entry; each tensor stores a single number."""
-    if isinstance(output, Tensor):
-        return output.new_full((), torch.nan).expand(output.shape)
-    return None if output is None else type(output)(map(_placeholder, output))
 
 
 def cache_limit(memory: int | None, device: torch.device) -> int:
@@ -283,7 +363,17 @@ def _tensors(output: Any) -> list[Tensor] | None:
     return None if None in nested else [t for tensors in nested for t in tensors or ()]
 
 
-def _checksums(x: Tensor) -> tuple[Tensor, Tensor] | None:
+def _stored_tensors(model: Module) -> list[tuple[Tensor, int]]:
+    """Return the tensors in the attributes of all modules, with their version counters."""
+    return [
+        (leaf, 0 if leaf.is_inference() else leaf._version)
+        for module in model.modules()
+        for leaf in tree_leaves(module.__dict__)
+        if isinstance(leaf, Tensor)
+    ]
+
+
+def checksums(x: Tensor) -> Checksums:
     """Return column and row sums of the bits of a tensor, read as integers.
 
     Returns None for scalars and for subclasses of Tensor.
@@ -292,6 +382,13 @@ def _checksums(x: Tensor) -> tuple[Tensor, Tensor] | None:
         return None
     bits = x.detach().contiguous().view(_INTEGER_DTYPES[x.dtype.itemsize]).reshape(-1, x.shape[-1])
     return bits.sum(0, dtype=torch.int64), bits.sum(1, dtype=torch.int64)
+
+
+def equal_checksums(first: Checksums, second: Checksums) -> bool:
+    """Return whether the checksums of two tensors are equal; False if one has no checksums."""
+    if first is None or second is None:
+        return False
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 # -- choice of cache points -------------------------------------------------------------------
@@ -349,7 +446,7 @@ def choose_cache_points(
             try:
                 if reproduces(name, candidate, next_candidates):
                     break
-            except Exception:  # modules that receive NaN may raise any error
+            except Exception:  # code that receives placeholders may raise any error
                 if candidate is None:
                     raise
         points.append(None if candidate is None else candidate[0])

@@ -93,8 +93,10 @@ class Collected(BySite):
         Warns
         -----
         OnePassWarning
-            There are several sites. Each eraser is exact if it is installed alone. If all erasers
-            are installed, the activations at later sites differ from those of the fit.
+            There are several sites. Each eraser is exact if it is installed alone and its site runs
+            once per batch. If all erasers are installed, the activations at later sites differ from
+            those of the fit. Likewise, at a site that runs several times per batch, such as a layer
+            with shared weights, later activations differ; only :func:`fit_layers` warns of this.
         """
         n_sites = len(self) // (self.placement.heads or 1)
         if n_sites > 1:

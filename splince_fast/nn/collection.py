@@ -26,6 +26,7 @@ from splince_fast.nn import running, sites
 from splince_fast.nn.accumulate import RowLabels, SiteSums, accumulation_device
 from splince_fast.nn.call_selections import CallSelections
 from splince_fast.nn.collected import Collected
+from splince_fast.nn.early_stop import EarlyStop
 from splince_fast.nn.memory import check_memory, to_device
 from splince_fast.nn.spec import CollectionSpec, Placement, Site
 from splince_fast.nn.tokens import MISSING_LABEL, Selection, TokenRule
@@ -66,9 +67,8 @@ class Collector:
         Whether the rows of each sequence have total weight 1.
     device : torch.device or None
         Device of the sums; None for the device of the activations.
-    once_per_batch : bool or None
-        Whether each site runs once per batch; None before the first batch. If True, :meth:`run`
-        ends each call after the last site, if the model allows an early end.
+    early_stop : EarlyStop
+        Decision, per batch, whether :meth:`run` ends the call after the last site.
     sums : dict of str to SiteSums
         Sums by site or head, in the order of the first calls.
     calls, widths : dict of str to int
@@ -86,7 +86,7 @@ class Collector:
     by_sequence: bool
     device: torch.device | None
     parameters: Parameters
-    once_per_batch: bool | None = None
+    early_stop: EarlyStop
 
     def __post_init__(self) -> None:
         self.selections = CallSelections(self.token_rule)
@@ -96,12 +96,12 @@ class Collector:
         self.applied_rule: str | None = None
         self.n_batches = self.n_sequences = 0
         self._work = Workspace()
-        self._may_stop = False  # whether a call may end after the last site
+        self._model_may_stop = False  # whether the model allows calls to end after the last site
         # The attributes below are the state of the current batch.
         self._batch_labels: dict[str, object] = {}
         self._selected: dict[object, SelectedRows] = {}  # by mask and shape of the rows
         self._called_sites: set[str] = set()
-        self._stopped = False
+        self._may_stop = self._stopped = False
 
     @classmethod
     def of(
@@ -137,8 +137,9 @@ class Collector:
             )
         if weight not in ("token", "sequence"):
             raise InputError(f"weight is {weight!r}; it must be 'token' or 'sequence'")
+        modules = sites.find(model, at)
         return cls(
-            modules=sites.find(model, at),
+            modules=modules,
             token_rule=TokenRule.of(
                 None if tokens == "body" else tokens, skip_ids, allow_mean=True
             ),
@@ -147,6 +148,7 @@ class Collector:
             by_sequence=weight == "sequence",
             device=None if device == "model" else _device(device),
             parameters=Parameters.of(None, options.get("kinds"), options.get("joint") or (), False),
+            early_stop=EarlyStop(modules),
         )
 
     def run(
@@ -155,7 +157,7 @@ class Collector:
         """Run a model on all batches, and return the moments of all sites."""
         running.check_inputs(batches, forward)
         device, keys = running.device_of(model), label_keys(self.labels)
-        self._may_stop = running.may_stop_early(model, forward)
+        self._model_may_stop = running.may_stop_early(model, forward)
         with (
             self.attached(model),
             running.evaluating(model),
@@ -182,6 +184,7 @@ class Collector:
             # selection of the call.
             stack.callback(self.selections.detach)
             self.selections.attach(model, self.modules)
+            stack.enter_context(self.early_stop.counting())
             yield
 
     @contextmanager
@@ -189,11 +192,12 @@ class Collector:
         """Prepare the collector for a batch; the model runs on it inside the ``with`` block."""
         self._batch_labels = read_labels(batch, self.labels)
         self._selected, self._called_sites, self._stopped = {}, set(), False
-        calls_before = dict(self.calls)
+        covered = self.early_stop.start_batch(batch, self.modules)
+        self._may_stop = self._model_may_stop and covered
         with suppress(running.StopForward):
             yield
-        if self.once_per_batch is None:
-            self.once_per_batch = all(n == calls_before[k] + 1 for k, n in self.calls.items())
+        if not self._stopped:
+            self.early_stop.record(batch, self.early_stop.calls)
         self._selected = {}
         self.n_batches += 1
 
@@ -219,7 +223,7 @@ class Collector:
                 self._sums_of(key, head_rows).add(head_rows, labels)
         self.widths[name] = int(rows.shape[-1])
         self._called_sites.add(name)
-        if self._may_stop and self.once_per_batch and len(self._called_sites) == len(self.modules):
+        if self._may_stop and len(self._called_sites) == len(self.modules):
             self._stopped = True
             raise running.StopForward
 
@@ -469,7 +473,9 @@ def collect(
         projection, "num_key_value_heads" for outputs of ``k_proj`` and ``v_proj``. Every head has
         its own moments, under the name ``site[head]``, and its own eraser.
     forward : function, optional
-        ``forward(model, batch)`` runs the model; by default the model is called.
+        ``forward(model, batch)`` runs the model. By default the model is called, and a call ends
+        after the last site if batches of at least the same sizes ran each site once; pass a
+        function if the number of calls of a site depends on values instead of sizes.
     weight : {"token", "sequence"}
         "token": each row has weight 1; "sequence": the rows of each sequence have total weight 1.
     skip_ids : iterable of int

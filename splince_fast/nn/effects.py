@@ -24,13 +24,20 @@ from splince_fast._runtime.progress import Progress
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation._tables import Table, number
 from splince_fast.evaluation.probes import leakage
-from splince_fast.exceptions import InputError, LabelError, NonFiniteError, WholeNumbersWarning
+from splince_fast.exceptions import (
+    InputError,
+    LabelError,
+    NeverCalledError,
+    NonFiniteError,
+    WholeNumbersWarning,
+)
 from splince_fast.labels import ClassCodes, Encoded, VariableName
 from splince_fast.labels.names import listed
 from splince_fast.moments.parameters import Parameters, check_random_state
 from splince_fast.nn import running, sites
 from splince_fast.nn.accumulate import RowLabels
 from splince_fast.nn.collection import Collector, Labels, label_keys
+from splince_fast.nn.early_stop import EarlyStop
 from splince_fast.nn.erasers import read_erasers
 from splince_fast.nn.installed import install
 from splince_fast.nn.tokens import TokenRule
@@ -75,10 +82,10 @@ class SiteEffect:
     ----------
     site : str
     n_rows : int
-        Number of sampled rows.
+        Number of rows sampled without erasers.
     change : float
-        sum |after - before|^2 / sum |before - mean|^2 over the sampled rows, with the mean without
-        erasers.
+        sum |after - before|^2 / sum |before - mean|^2 over the rows sampled both without and with
+        erasers, with the mean without erasers; NaN without such rows.
     probes : tuple of ProbeEffect
         One probe per variable.
     """
@@ -263,38 +270,43 @@ def _plain(value: object) -> object:
 # -- rows ----------------------------------------------------------------------------------
 
 
-# Keys of three columns of a sample: random keys, rows and sequences. Other columns hold labels.
-_RANDOM_KEY, _ROWS, _SEQUENCE = object(), object(), object()
+# Keys of three columns of a sample: random keys, rows and ids of the rows. Other columns hold
+# labels. The id of a row has five entries: the indices of the batch and of the sequence, the index
+# of the call of the site in the batch, the number of selected rows, and the position among them.
+_RANDOM_KEY, _ROWS, _ID = object(), object(), object()
 
 
 class _RowSample:
     """Random sample of the rows of one site, with labels; in float32 on the host.
 
     Each row has a random key, and the rows with the smallest keys are kept. The key depends only on
-    `random_state`, the batch, the number of selected rows and the position of the row. Therefore
-    all sites with the same selection sample the same rows, without and with erasers.
+    `random_state`, the batch, the call in the batch, the number of selected rows and the position
+    of the row. Therefore all sites with the same calls and selections sample the same rows, without
+    and with erasers.
     """
 
     def __init__(self, width: int, max_rows: int, random_state: int) -> None:
         self.width, self._max_rows, self._random_state = width, max_rows, random_state
         self._max_key = math.inf
+        self._batch, self._call = -1, 0
         self._chunks: list[dict[Any, NDArray[Any]]] = []
         self._n = 0
 
     def add(self, rows: Tensor, labels: RowLabels) -> None:
         """Add rows (n, d), and keep the rows with the smallest keys."""
-        seed = (self._random_state, labels.batch_index // 2, labels.n)
+        batch = labels.batch_index // 2
+        self._batch, self._call = batch, self._call + 1 if batch == self._batch else 0
+        seed = (self._random_state, batch, self._call, labels.n)
         keys = np.random.default_rng(seed).random(labels.n)
         index = np.flatnonzero(keys <= self._max_key)
         if not len(index):
             return
         values = rows[torch.from_numpy(index).to(rows.device)].float().cpu().numpy()
         columns = {name: _label_column(column)[index] for name, column in labels.encoded.items()}
-        batch_index = np.full(len(index), labels.batch_index // 2)
-        sequence = np.stack([batch_index, labels.sequence_index[index]], axis=1)
-        self._chunks.append(
-            {_RANDOM_KEY: keys[index], _ROWS: values, _SEQUENCE: sequence, **columns}
-        )
+        row_id = np.empty((len(index), 5), np.int64)
+        row_id[:] = batch, 0, self._call, labels.n, 0
+        row_id[:, 1], row_id[:, 4] = labels.sequence_index[index], index
+        self._chunks.append({_RANDOM_KEY: keys[index], _ROWS: values, _ID: row_id, **columns})
         self._n += len(index)
         if self._n > 2 * self._max_rows:
             self._chunks = [self.columns()]
@@ -302,7 +314,7 @@ class _RowSample:
             self._max_key = float(self._chunks[0][_RANDOM_KEY].max())
 
     def columns(self) -> dict[Any, NDArray[Any]]:
-        """Return the columns of the sample: random keys, rows, sequences and labels.
+        """Return the columns of the sample: random keys, rows, ids and labels.
 
         Rows are in the order of the data.
         """
@@ -372,7 +384,9 @@ def effect(
 
     Each batch runs twice. At each site, linear probes of the erased and of the kept variables are
     evaluated by five-fold cross-validation on sampled rows of these data, and the activations
-    without and with erasers are compared row by row.
+    without and with erasers are compared row by row. If a site runs more often without than with
+    erasers, or on other tokens, each run has its own rows and labels, and the comparison is
+    restricted to the rows of both runs.
 
     Parameters
     ----------
@@ -449,14 +463,16 @@ def effect(
     roles = _roles(by_site, erase, keep)
     rule = spec.applied if tokens is None else tokens
     label_names = [*roles, *([] if groups is None else [groups])]
+    modules = sites.find(inner, list(by_site) if at is None else at)
     collector = _SampleCollector(
-        modules=sites.find(inner, list(by_site) if at is None else at),
+        modules=modules,
         token_rule=TokenRule.of(rule, spec.skip_ids),
         placement=spec.placement,
         labels=label_names if labels is None else labels,
         by_sequence=False,
         device=None,
         parameters=Parameters.of(None, kinds, (), False),
+        early_stop=EarlyStop(modules),
         max_rows=int(max_rows),
         random_state=check_random_state(random_state),
     )
@@ -466,6 +482,13 @@ def effect(
     if first_sample is None:
         raise InputError(
             "no token of texts was selected at any site; pass batches with selected tokens"
+        )
+    one_sided = sorted(before.keys() ^ after.keys())
+    if one_sided:
+        raise NeverCalledError(
+            f"the sites {listed(one_sided)} ran either only without or only with the erasers, on "
+            "selected tokens: the path through the model depends on activations. Choose the "
+            "modules that contain these sites"
         )
     missing = [name for name in label_names if name not in first_sample.columns()]
     if missing:
@@ -583,35 +606,55 @@ def _site_effect(
     random_state: int,
 ) -> SiteEffect:
     """Compare the sampled rows of one site without and with erasers, and probe both samples."""
-    rows = [columns[_ROWS].astype(np.float64) for columns in (before, after)]
+    samples = (before, after)
+    rows = [columns[_ROWS].astype(np.float64) for columns in samples]
     for values, condition in zip(rows, ("without", "with"), strict=True):
         if not np.isfinite(values).all():
             raise NonFiniteError(
                 f"the activations at the site {name!r} hold NaN or infinity {condition} the "
                 "erasers; run the model in bfloat16 or float32 if it is in float16"
             )
-    centred = rows[0] - rows[0].mean(axis=0)
-    total = float(np.sum(centred**2))
-    change = float(np.sum((rows[1] - rows[0]) ** 2)) / total if total else math.nan
-    group_labels = before[_SEQUENCE] if groups is None else before[groups].astype(str)
-    group_index = np.unique(group_labels, axis=0, return_inverse=True)[1].reshape(-1)
+    common, other = (
+        values[index]
+        for values, index in zip(rows, _common_rows(before[_ID], after[_ID]), strict=True)
+    )
+    total = float(np.sum((common - common.mean(axis=0)) ** 2)) if len(common) else 0.0
+    change = float(np.sum((other - common) ** 2)) / total if total else math.nan
+    group_labels = [
+        columns[_ID][:, :2] if groups is None else columns[groups].astype(str)
+        for columns in samples
+    ]
+    group_index = [
+        np.unique(labels, axis=0, return_inverse=True)[1].reshape(-1) for labels in group_labels
+    ]
     probes = []
     for variable, role in roles.items():
         # The labels were encoded when the batches were read, with this warning where it applied.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", WholeNumbersWarning)
             results = [
-                leakage(values, before[variable], probes=("linear",), groups=group_index,
+                leakage(values, columns[variable], probes=("linear",), groups=index,
                         random_state=random_state)
-                for values in rows
+                for values, columns, index in zip(rows, samples, group_index, strict=True)
             ]  # fmt: skip
-        metric, reason = "accuracy" if results[0].n_classes else "R2", results[0].reason
+        metric = "accuracy" if results[0].n_classes else "R2"
+        reason = results[0].reason or results[1].reason
         value_before, value_after = (
             math.nan if result.reason else getattr(result["linear"], metric.lower())
             for result in results
         )
-        chance = math.nan if reason else results[0]["linear"].chance
+        chance = math.nan if results[0].reason else results[0]["linear"].chance
         probes.append(
             ProbeEffect(variable, role, metric, chance, value_before, value_after, reason)
         )
     return SiteEffect(name, len(rows[0]), change, tuple(probes))
+
+
+def _common_rows(
+    first: NDArray[np.int64], second: NDArray[np.int64]
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the indices, in two arrays of row ids, of the ids that occur in both."""
+    codes = np.unique(np.concatenate([first, second]), axis=0, return_inverse=True)[1].reshape(-1)
+    n = len(first)
+    _, *indices = np.intersect1d(codes[:n], codes[n:], assume_unique=True, return_indices=True)
+    return indices[0], indices[1]

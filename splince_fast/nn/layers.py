@@ -7,22 +7,33 @@ import itertools
 import pickle
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.nn import Module
 
-from splince_fast.exceptions import InputError, NonFiniteError, NothingErasedWarning, SiteError
+from splince_fast._runtime.warn import warn
+from splince_fast.exceptions import (
+    InputError,
+    NothingErasedWarning,
+    OnePassWarning,
+    SiteError,
+    SplinceError,
+)
 from splince_fast.methods.table import Function
-from splince_fast.nn import running
+from splince_fast.nn import running, sites
 from splince_fast.nn.activation_cache import (
     ActivationCache,
     CachePoint,
     Trace,
     cache_limit,
+    checksums,
     choose_cache_points,
+    equal_checksums,
 )  # fmt: skip
 from splince_fast.nn.collected import Collected
 from splince_fast.nn.collection import Collector, Labels, label_keys, read_labels
@@ -146,7 +157,9 @@ def fit_layers(
         Memory in bytes for cached outputs of the module at which the next pass starts; by default a
         quarter of the free memory of the device. Batches that do not fit run from the start of the
         model; with 0 all batches do. The result does not depend on `memory`. Other hooks on
-        skipped modules receive NaN or do not run: pass 0 if the model has such hooks.
+        skipped modules receive tensors without values or do not run: pass 0 if the model has such
+        hooks, or if its modules exchange values by objects other than inputs, outputs and tensors
+        in attributes.
     bias : {"keep", "drop"}
         "drop" leaves the mean out of every eraser, ``x - left right^T x``, so that :func:`fold` can
         be used for linear layers without a bias. Later sites are fitted with these erasers
@@ -169,6 +182,13 @@ def fit_layers(
         As for the method; the message names the site.
     SiteError, NeverCalledError, NotEnoughMemoryError, NonFiniteError, LabelError
         As for :func:`collect`.
+
+    Warns
+    -----
+    OnePassWarning
+        A site runs several times per batch, and later runs depend on the outputs of earlier ones,
+        as in layers with shared weights. The eraser is fitted on activations without itself, so
+        that it may be inexact when it is installed.
 
     Examples
     --------
@@ -205,16 +225,30 @@ def fit_layers(
         )
     cache = ActivationCache(plan.cache_limit)
 
+    repeating_batches: dict[str, Any] = {}  # by site, a batch in which the site runs repeatedly
+
+    def watched_batches(name: str) -> Iterator[Any]:
+        for batch in cache.number_batches(repeated):
+            yield batch
+            if collector.early_stop.calls[name] > 1:
+                repeating_batches.setdefault(name, batch)
+
     def collect_site(
         name: str, start_point: CachePoint | None, store_point: CachePoint | None
     ) -> Collected:
-        site_collector = replace(
-            collector,
-            modules={name: collector.modules[name]},
-            once_per_batch=plan.once_per_batch[name],
-        )
-        with cache.pass_scope(start_point, store_point):
-            return site_collector.run(inner, cache.number_batches(repeated), forward, progress)
+        site_collector = replace(collector, modules={name: collector.modules[name]})
+
+        def check_site(value: object) -> None:
+            cache.check_site(sites.pick_rows(name, value, collector.placement)[0])
+
+        with ExitStack() as stack:
+            if plan.cache_limit:
+                hook = sites.add_hook(
+                    name, collector.modules[name], collector.placement.side, check_site
+                )
+                stack.callback(hook.remove)
+                stack.enter_context(cache.pass_scope(start_point, store_point))
+            return site_collector.run(inner, watched_batches(name), forward, progress)
 
     projections: dict[str, Projection] = {}
     fitted_sites: list[Site] = []
@@ -225,12 +259,11 @@ def fit_layers(
         for name, store_point in zip(plan.order, [*plan.cache_points, None], strict=True):
             try:
                 collected = collect_site(name, start_point, store_point)
-            except NonFiniteError:
-                if start_point is None:
+            except Exception as error:
+                if start_point is None or isinstance(error, SplinceError):
                     raise
-                # Either a module read the NaN that a skipped module returns, or the model itself
-                # computes NaN. Without the cache no module is skipped, so that a second error means
-                # that the model computes NaN.
+                # Code that receives placeholders may raise any error. Without the cache no module
+                # is skipped, so that a second error has another cause.
                 cache = ActivationCache(0)
                 collected = collect_site(name, None, None)
             start_point = store_point
@@ -245,6 +278,8 @@ def fit_layers(
             ((site, projection),) = collected._fit(method, erase, keep, options, erased_before)
             projections[site.name] = linear_part(projection) if bias == "drop" else projection
             fitted_sites.append(site)
+            if projection.rank and name in repeating_batches:
+                _check_repetition(inner, name, repeating_batches[name], collector, forward)
             spec = replace(collected.recipe, apply_to=apply_to, bias=bias)
             erasers = Erasers(projections, fitted_sites, spec, sequential=True)
             if installed is not None:
@@ -258,11 +293,46 @@ def fit_layers(
     return erasers
 
 
+def _check_repetition(
+    model: Module, name: str, batch: object, collector: Collector, forward: Any
+) -> None:
+    """Warn if a site, on a batch in which it runs repeatedly, depends on its own earlier outputs.
+
+    The model runs on the batch twice, the second time with zeros as activations at the site. The
+    activations before they are replaced are compared.
+    """
+    inputs = running.batch_to(batch, running.device_of(model))
+    module, placement = collector.modules[name], collector.placement
+    runs: list[list[Any]] = []
+
+    def observe(value: object) -> object:
+        rows = sites.pick_rows(name, value, placement)[0]
+        runs[-1].append(checksums(rows))
+        if len(runs) == 1:
+            return None
+        return sites.replace_rows(name, value, placement, rows.shape[-1], torch.zeros_like)
+
+    with running.evaluating(model), ExitStack() as stack:
+        stack.callback(sites.add_hook(name, module, placement.side, observe).remove)
+        with suppress(Exception):  # a model may raise any error for activations of zero
+            for _ in range(2):
+                runs.append([])
+                running.call(model, inputs, label_keys(collector.labels), forward)
+            if len(runs[0]) == len(runs[1]) and all(map(equal_checksums, *runs)):
+                return
+    warn(
+        f"the site {name!r} runs several times per batch, and its later activations depend on its "
+        "earlier ones, as in layers with shared weights. The eraser was fitted on activations "
+        "without itself and may leave part of the concept when it is installed: call collect with "
+        "the erasers installed to measure it, or choose sites that run once",
+        OnePassWarning,
+    )
+
+
 class _PassPlan(NamedTuple):
     """Sites in the order in which they run, and the cache points at which passes start."""
 
     order: list[str]
-    once_per_batch: dict[str, bool]
     cache_points: list[CachePoint | None]  # one per site but the first
     cache_limit: int
 
@@ -276,7 +346,7 @@ def _plan_passes(
     no_points: list[CachePoint | None] = [None] * (len(modules) - 1)
     first_batches = list(itertools.islice(batches, 1))
     if not first_batches:  # empty batches: the pass of the first site raises the error
-        return _PassPlan(list(modules), dict.fromkeys(modules, False), no_points, 0)
+        return _PassPlan(list(modules), no_points, 0)
     batch = running.batch_to(first_batches[0], device)
 
     def call() -> object:
@@ -285,8 +355,9 @@ def _plan_passes(
     limit = cache_limit(memory, device) if running.may_stop_early(model, forward) else 0
     with running.evaluating(model):
         trace = Trace.of(model, call, modules, placement)
+        collector.early_stop.record(first_batches[0], trace.calls)
         points = no_points
-        if limit and len(trace.order) == len(modules) > 1:
+        if limit and len(trace.order) == len(modules) > 1 and not trace.changes_state:
             points = choose_cache_points(model, call, trace, modules, placement, limit)
     order = trace.order + [name for name in modules if name not in trace.order]
-    return _PassPlan(order, {name: n == 1 for name, n in trace.calls.items()}, points, limit)
+    return _PassPlan(order, points, limit)

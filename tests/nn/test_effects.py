@@ -15,6 +15,7 @@ import splince_fast as sf  # noqa: E402
 from nn.conftest import hooks_in, inputs, tiny  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
 from splince_fast.evaluation import leakage  # noqa: E402
+from splince_fast.nn import effects  # noqa: E402
 
 
 def texts(n: int, seed: int) -> list[dict[str, Any]]:
@@ -159,6 +160,74 @@ def test_effects_on_models_that_generate_no_text(name: str) -> None:
     assert scored.loss == (2.5, 2.5)
     infinite = snn.effect(model, erasers, [other], loss=lambda output, batch: float("inf"))
     assert json.loads(infinite.to_json())["loss"] == [None, None]
+
+
+def halting(model: Any, batch: Any) -> None:
+    """Run a model twelve times on shifted inputs; stop if the first feature is constant."""
+    for i in range(12):
+        if model(batch["x"] + 0.01 * i)[:, 0].std() < 0.5 and i > 1:
+            return
+
+
+@pytest.mark.parametrize("max_rows", [10_000, 300])
+def test_runs_of_different_lengths_have_their_own_rows_and_labels(max_rows: int) -> None:
+    g = torch.Generator().manual_seed(0)
+    data = []
+    for _ in range(4):
+        z, k = (torch.randint(0, 2, (50,), generator=g) for _ in range(2))
+        x = 0.3 * torch.randn(50, 4, generator=g)
+        x[:, 0] += 2 * z
+        x[:, 1] += 3 * k
+        data.append({"x": x, "z": z, "k": k})
+    model = torch.nn.Sequential(torch.nn.Identity())
+    erasers = snn.collect(
+        model, data, "0", labels=["z", "k"], forward=lambda m, b: m(b["x"])
+    ).erasers(sf.leace, erase="z")
+    found = snn.effect(model, erasers, data, erase="z", keep="k", forward=halting,
+                       max_rows=max_rows).sites[0]  # fmt: skip
+    erased, kept = found.probes
+    assert found.n_rows == min(max_rows, 4 * 12 * 50)
+    assert erased.after < 0.7 < 0.95 < min(erased.before, kept.before, kept.after)
+    if max_rows == 10_000:  # the rows of both runs are those of three calls
+        x = torch.cat([batch["x"] + 0.01 * i for batch in data for i in range(3)]).double().numpy()
+        change = (
+            ((x - erasers["0"].mean) @ erasers["0"].matrix().T + erasers["0"].mean - x) ** 2
+        ).sum() / ((x - x.mean(0)) ** 2).sum()
+        np.testing.assert_allclose(found.change, change, rtol=1e-4)
+
+
+def test_calls_of_a_site_in_one_batch_have_their_own_sample(monkeypatch: Any) -> None:
+    rows = []
+    columns = effects._RowSample.columns
+
+    def seen(self: Any) -> Any:
+        rows.append(columns(self)[effects._ROWS])
+        return columns(self)
+
+    monkeypatch.setattr(effects._RowSample, "columns", seen)
+    model = torch.nn.Sequential(*[torch.nn.Identity()] * 12)
+    x = torch.arange(800.0).reshape(400, 2)
+    nothing = {"0": sf.Projection(np.zeros((2, 1)), np.ones((2, 1)), np.zeros(2))}
+    batch = {"input": x, "z": torch.arange(400) % 2}
+    snn.effect(model, nothing, [batch], erase="z", max_rows=200)
+    # 200 of 4800 rows: 158 of the 400 different ones are expected.
+    assert len(np.unique(rows[-1][:, 0])) > 120
+
+
+def test_a_site_that_runs_only_without_erasers_is_an_error() -> None:
+    class Routed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = torch.nn.Identity(), torch.nn.Identity()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.a(x)
+            return self.b(x) if float(x[:, 0].max()) > 0.5 else x
+
+    zero = {"a": sf.Projection(np.eye(2), np.eye(2), np.zeros(2))}
+    batch = {"x": torch.ones(20, 2), "z": torch.arange(20) % 2}
+    with pytest.raises(snn.NeverCalledError, match=r"'b'.*only without or only with"):
+        snn.effect(Routed(), zero, [batch], erase="z", at=["a", "b"])
 
 
 def test_continuous_labels_and_labels_without_a_probe() -> None:

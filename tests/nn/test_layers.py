@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 import splince_fast as sf  # noqa: E402
 from nn.conftest import hooks_in, inputs, tiny  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
+from splince_fast.nn.activation_cache import Placeholder, PlaceholderError  # noqa: E402
 
 
 def model_and_batches() -> tuple[Any, list[dict[str, Any]]]:
@@ -269,7 +270,7 @@ class Forked(torch.nn.Module):
     [
         (lambda x, first, input: x, False),
         (lambda x, first, input: x + first, True),
-        # Read on the last batch only, so that the first one cannot tell: NaN does.
+        # Read on the last batch only, so that the first one cannot tell.
         (lambda x, first, input: x + first if float(input.mean()) > 1 else x, True),
         # Written into: what was kept is not what it was.
         (lambda x, first, input: x.add_(1.0), False),
@@ -293,6 +294,127 @@ def test_a_model_that_reads_a_skipped_output_is_run_again(rule: Any, again: bool
     counts = calls_of(model, lambda: fit(None))
     assert (counts["blocks.0"] > len(batches) + 2) == again
     assert same(found[0], found[None])
+
+
+class Storing(torch.nn.Sequential):
+    """Layers that store their last output."""
+
+    def forward(self, input: Any) -> Any:
+        self.last = super().forward(input)
+        return self.last
+
+
+class Varying(torch.nn.Module):
+    """A model that reads skipped outputs, or runs them again, in batches after the first one."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind = kind
+        layers = Storing if kind == "attribute" else torch.nn.Sequential
+        self.first = layers(torch.nn.Linear(3, 5), torch.nn.Tanh())
+        self.second = torch.nn.Linear(5, 5)
+        self.third = torch.nn.Sequential(torch.nn.Linear(5, 5), torch.nn.Tanh(),
+                                         torch.nn.Linear(5, 5))  # fmt: skip
+
+    def forward(self, x: Any) -> Any:
+        if self.kind == "chunks":
+            return self.third(torch.cat([self.second(self.first(c)) for c in x.split(4, 1)], 1))
+        encoded = self.first(x)
+        h = torch.tanh(self.second(encoded))
+        if self.kind == "mask":  # comparisons turn NaN into a valid value
+            h = h.masked_fill((encoded > 0.9).any(-1, keepdim=True), 0.0)
+        elif self.kind == "number" and float(encoded.max()) > 0.9:
+            h = 2 * h
+        elif self.kind == "shape":
+            h = h * (1 + len((encoded > 0.9).nonzero()))
+        elif self.kind == "array":
+            h = h * (1 + float((encoded.numpy() > 0.9).mean()))
+        elif self.kind == "error" and x.shape[1] > 4:
+            h = h + encoded.numpy().mean()
+        elif self.kind == "write":
+            h = torch.zeros_like(h).copy_(encoded.clamp(min=0.9)) + h
+        elif self.kind == "attribute":
+            h = h * (1 + self.first.last.mean())
+        elif self.kind == "again" and x.shape[1] > 4:
+            h = h + self.second(self.first(x.flip(1)))
+        return self.third(h)
+
+
+@pytest.mark.parametrize(
+    "kind", ["chunks", "mask", "number", "shape", "array", "error", "write", "attribute", "again"]
+)
+def test_the_result_does_not_depend_on_memory(kind: str) -> None:
+    g = torch.Generator().manual_seed(1)
+    z = torch.arange(40) % 2
+    batches = [
+        {"x": scale * torch.randn(40, n, 3, generator=g) + scale * z[:, None, None], "z": z}
+        for scale, n in ((0.1, 4), (1.0, 8), (1.0, 8))
+    ]
+    model = Varying(kind).eval()
+    sites = ["third.0", "third.2"]
+    if kind not in ("chunks", "again"):
+        sites.insert(0, "second")
+    found = [
+        snn.fit_layers(model, batches, sites, sf.leace, erase="z", memory=memory)
+        for memory in (0, None, 4 * 40 * 4 * 5)
+    ]
+    assert same(found[0], found[1])
+    assert same(found[0], found[2])
+    with snn.install(model, found[1]):
+        after = snn.collect(model, batches, sites, labels="z")
+    assert max(after.trace("z").values()) < 1e-6
+    assert hooks_in(model) == 0
+
+
+def test_operations_with_placeholders_give_placeholders_or_errors() -> None:
+    x = Placeholder(torch.ones(2, 3))
+    mask = torch.tensor([True, False])[:, None]
+    for result in (x > 0, x.argmax(1), torch.nan_to_num(x), torch.where(mask, x, torch.ones(2, 3)),
+                   torch.ones(2, 3).masked_fill(x == 0, 0.0), x.sum(), *x.split(1)):  # fmt: skip
+        assert type(result) is Placeholder
+    assert (x @ torch.ones(3, 4)).shape == (2, 4)
+    assert (x.to(torch.float64) + 1).dtype == torch.float64
+    for read in (bool, float, lambda x: x.sum().item(), lambda x: torch.ones(2, 3).add_(x),
+                 lambda x: x.add_(1), lambda x: x.nonzero(), lambda x: torch.ones(2, 3)[x > 0],
+                 lambda x: torch.equal(x, x)):  # fmt: skip
+        with pytest.raises(PlaceholderError, match="skipped module"):
+            read(x.sum() if read in (bool, float) else x)
+    for read in (lambda x: x.numpy(), lambda x: x.tolist()):
+        with pytest.raises((RuntimeError, TypeError)):
+            read(x)
+
+
+class Recurrent(torch.nn.Module):
+    """A model that runs one layer three times."""
+
+    def __init__(self, independent: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.independent = torch.nn.Linear(6, 6), independent
+
+    def forward(self, input: Any) -> Any:
+        x = input
+        for i in range(3):
+            x = torch.tanh(self.layer(input + i if self.independent else x))
+        return x
+
+
+def test_a_site_that_depends_on_its_own_output_warns() -> None:
+    z = torch.arange(200) % 2
+    x = torch.randn(200, 6, generator=torch.Generator().manual_seed(0)) + 2 * z[:, None]
+    batches = [{"input": x, "z": z}]
+
+    def rest(model: Any, erasers: snn.Erasers) -> float:
+        with snn.install(model, erasers):
+            return snn.collect(model, batches, "layer", labels="z").trace("z")["layer"]
+
+    with pytest.warns(snn.OnePassWarning, match="'layer' runs several times per batch"):
+        erasers = snn.fit_layers(Recurrent(False), batches, "layer", sf.leace, erase="z")
+    assert rest(Recurrent(False), erasers) > 1e-4
+    # No warning if the runs are independent of each other: the eraser is exact.
+    erasers = snn.fit_layers(Recurrent(True), batches, "layer", sf.leace, erase="z")
+    assert rest(Recurrent(True), erasers) < 1e-7
 
 
 def test_the_pass_of_a_site_after_a_norm_starts_before_its_block() -> None:
