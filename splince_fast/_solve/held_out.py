@@ -9,7 +9,7 @@ m = (p - r) / n, p is the rank of x and r is the rank of the concept.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,6 +122,8 @@ def class_noise(
     if len(weights) == 2:
         mixing = mixing[:1]
     taus = mixing @ capped
+    if not taus.any():  # the rows are constant within each class
+        return replace(equal_noise(n, len(taus), 0), ratio=0.0)
     variances = 2 * mixing**2 @ (norms**2 / np.maximum(df, 1.0)) / taus**2
     degrees = (taus / (mixing @ norms)) ** 2
     if probes is not None:

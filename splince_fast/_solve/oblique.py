@@ -215,9 +215,10 @@ def with_null_space(solution: Solution, kept: Float) -> tuple[Float, Float]:
     Let N be an orthonormal basis of the null space of S, and D the standard deviations. The
     projection erases colsp[left, N] and keeps the span Sy. With Qc = orth(D^-1 Sy), the matrix
     ``M = N - D^-1 Qc Qc^T D N`` satisfies M^T Sy = 0, so that Sy is kept even if it has a component
-    in the null space. If that component is rounding error, M = N. Block elimination then replaces
-    [right, M] by a matrix with [right, M]^T [left, N] = I; its off-diagonal blocks B = right^T N
-    and C = M^T left are small.
+    in the null space. Constant features have the unit 1 in D: only directions that are passed as
+    `keep` have entries there. If that component is rounding error, M = N. Block elimination then
+    replaces [right, M] by a matrix with [right, M]^T [left, N] = I; its off-diagonal blocks
+    B = right^T N and C = M^T left are small.
 
     Parameters
     ----------
@@ -229,7 +230,8 @@ def with_null_space(solution: Solution, kept: Float) -> tuple[Float, Float]:
     left, right, null = solution.left, solution.right, solution.null_basis
     if null is None or not len(null):
         return left, right
-    inverse: Float = solution.inverse_scale
+    inverse: Float = np.where(solution.inverse_scale == 0.0, 1.0, solution.inverse_scale)
+    inverse[solution.left_out] = 0.0
     dual: Float = null
     rank = solution.rank_y - solution.dropped
     if rank:

@@ -511,11 +511,13 @@ class _Eraser(ErasingTransformer):
         estimator = cls(**params)
         estimator._check_parameters()
         estimator._check_incremental()
-        if estimator.subsample != 1 or estimator.sketch_size is not None:
-            raise InputError(
-                "subsample and sketch_size determine how moments are accumulated, and these are "
-                "accumulated already; pass subsample and sketch_size to Moments"
-            )
+        accumulation = {"kinds": None, "subsample": 1, "sketch_size": None}
+        for name, default in accumulation.items():
+            if getattr(estimator, name) != default:
+                raise InputError(
+                    f"{name} determines how moments are accumulated, and these are accumulated "
+                    f"already; pass {name} to Moments"
+                )
         if keep is None and cls._needs_task:
             raise InputError(
                 "keep is missing: SPLINCE keeps a task; pass keep=, or use LEACE, which keeps none"

@@ -9,7 +9,7 @@ from splince_fast._runtime.warn import warn
 from splince_fast._solve import tolerances
 from splince_fast._solve.class_covariances import ClassStatistics
 from splince_fast._solve.class_maps import Support, support_of
-from splince_fast._solve.held_out import Noise
+from splince_fast._solve.held_out import Noise, equal_noise
 from splince_fast._solve.options import OPTIONS
 from splince_fast._solve.restore import Restoration, restore
 from splince_fast._solve.selection import Selection
@@ -209,7 +209,9 @@ def isotropic(
     for note in notes:
         warn(note, category)
     with statistics(moments._total() if isinstance(moments, Folds) else moments) as total:
-        noise = total.class_noise([name], None).get(name)
+        noise = total.class_noise([name], None).get(name) or equal_noise(
+            total.variable(name).weight, 1, int(np.count_nonzero(total.variances))
+        )
     # `distance` is |L^+ (m_1 - m_0)|^2, or infinite if the means differ off the range of S_w.
     distance = float(np.sum((whitener.T @ inside) ** 2))
     if len(off_range) > support.tiny.shape[1]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from splince_fast._runtime.keywords import check_keywords
-from splince_fast.exceptions import InputError
+from splince_fast.exceptions import InputError, LabelError
 from splince_fast.labels.positions import check_index
 from splince_fast.methods.table import Function, method_of
 from splince_fast.moments import Moments
@@ -94,4 +94,9 @@ def _named(columns: object, default_name: str) -> dict[str, Any]:
     """Return the columns of a mapping or frame by name, or a single column as `default_name`."""
     from splince_fast.labels.containers import variables_of
 
-    return {str(name): column for name, column in variables_of(columns, default_name).items()}
+    by_name: dict[str, Any] = {}
+    for name, column in variables_of(columns, default_name).items():
+        if str(name) in by_name:
+            raise LabelError(f"two columns have the name {str(name)!r}; rename one of them")
+        by_name[str(name)] = column
+    return by_name

@@ -813,6 +813,11 @@ def test_from_moments_refuses(data: Data, moments: sf.Moments) -> None:
         LEACE.from_moments(X, erase="z")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="null_space"):
         LEACE.from_moments(moments, erase="z", null_space="erase")
+    for option in ({"kinds": {"z": "continuous"}}, {"subsample": 0.5}, {"sketch_size": 4}):
+        with pytest.raises(InputError, match=f"{next(iter(option))} determines how moments are"):
+            LEACE.from_moments(moments, erase="z", **option)
+        with pytest.raises(InputError, match=f"{next(iter(option))} determines how moments are"):
+            LEACE.search(moments, {"erase": ["z"], **{k: [v] for k, v in option.items()}})
     fitted = LEACE.from_moments(moments, erase="z")
     for verb in (
         lambda: fitted.partial_fit(X, concept={"z": z}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -318,6 +319,30 @@ def test_snapshots_files_and_dictionaries_keep_it(tmp_path: Path) -> None:
     del values["variables"][0]["noise"]  # as earlier versions wrote it
     with pytest.raises(sf.InputError, match="no certificate"):
         Report.from_dict(values).certificate()
+
+
+def test_few_rows_have_a_certificate_that_takes_class_covariances_as_equal() -> None:
+    rng, z = np.random.default_rng(0), np.arange(40) % 2
+    X = rng.normal(size=(40, 60)) + z[:, None]
+    moments = sf.Moments(by="z").update(X, {"z": z})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sf.UnseenRowsWarning)
+        reports = [method(moments, erase="z").report for method in (sf.leace, sf.isotropic)]
+    assert reports[0].certificate() == reports[1].certificate()
+    assert not reports[1].variables[0].noise.by_class
+
+
+def test_rows_that_are_constant_within_each_class_have_no_noise(tmp_path: Path) -> None:
+    """Only rows without a label vary within the classes."""
+    rng, z = np.random.default_rng(0), np.arange(300) % 2
+    X, labels = rng.normal(size=(2, 4))[z], z.astype(object)
+    X[:100], labels[:100] = rng.normal(size=(100, 4)), None
+    eraser = sf.leace(sf.Moments(by="z").update(X, {"z": labels}), erase="z")
+    report = eraser.report
+    assert report is not None
+    assert report.certificate() == {"z": 0.0}
+    eraser.save(tmp_path / "e")
+    assert sf.Projection.load(tmp_path / "e").report == report == Report.from_dict(report.to_dict())
 
 
 def test_report_states_the_certificate_in_words() -> None:

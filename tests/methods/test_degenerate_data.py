@@ -305,6 +305,19 @@ def test_null_space_of_dead_features(method: str, policy: str) -> None:
     np.testing.assert_allclose(eraser(x)[:, 3], 2.5)
 
 
+def test_directions_across_constant_features_are_kept_when_the_null_space_is_dropped() -> None:
+    rng = np.random.default_rng(0)
+    z = rng.integers(0, 2, 300)
+    x = rng.normal(size=(300, 4)) + z[:, None]
+    x[:, 3] = 3.0
+    y = np.array([[1.0], [0.0], [0.0], [1.0]])
+    moments = sf.Moments().update(x, {"z": z})
+    P = sf.splince(moments, erase="z", keep=y, null_space="drop").matrix()
+    np.testing.assert_allclose(P @ y, y, atol=16 * 4 * EPS)
+    np.testing.assert_allclose(P @ moments.cross_covariance("z"), 0.0, atol=16 * 4 * EPS)
+    assert np.linalg.matrix_rank(P) == 2  # of four dimensions; z and one null direction are gone
+
+
 # --- concepts that are rare, small, constant, repeated ------------------------------------------
 
 

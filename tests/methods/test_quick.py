@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
@@ -82,6 +83,18 @@ def test_erase_refuses_bad_arguments(
 ) -> None:
     with pytest.raises(error, match=text):
         sf.erase(data[0], data[1], **arguments)
+
+
+def test_two_columns_of_one_name_are_refused(data: Data) -> None:
+    X, z, y = data
+    for columns in ({1: z, "1": y}, pd.DataFrame({1: z, "1": y})):
+        with pytest.raises(sf.LabelError, match="two columns have the name '1'"):
+            sf.erase(X, columns)
+        with pytest.raises(sf.LabelError, match="two columns have the name '1'"):
+            sf.erase(X, z, keep=columns)
+    eraser = sf.erase(X, {1: z, 2: y})[1]  # control
+    assert eraser.report is not None
+    assert [variable.name for variable in eraser.report.variables] == ["1", "2"]
 
 
 def test_tensors_give_tensors(data: Data) -> None:
