@@ -31,6 +31,12 @@ class Layer:
     module: Module
     kind: str  # "linear", "conv1d" (transposed), "conv2d" (1 x 1), "embedding" (transposed)
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Numbers of outputs and of inputs; of an embedding, width and number of vectors."""
+        first, second = self.module.weight.shape[:2]
+        return (first, second) if self.kind in ("linear", "conv2d") else (second, first)
+
     def matrix(self) -> Float:
         """Return the weight as a matrix (outputs, inputs)."""
         weight = to_numpy(self.module.weight)

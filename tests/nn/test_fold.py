@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -454,3 +457,100 @@ def test_bfloat16_weights_are_folded_to_their_precision() -> None:
     folded = snn.fold(model, {"transformer.h.*.ln_1": projection()}, batch)
     assert folded.difference < 2e-2
     assert model.transformer.h[0].attn.c_attn.weight.dtype == torch.bfloat16
+
+
+# --- outputs that hide a difference ---------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Output:
+    """An output that is neither a tensor nor a container."""
+
+    logits: torch.Tensor
+
+
+class Residual(torch.nn.Module):
+    """A residual connection also reads the norm; `form` maps the output."""
+
+    def __init__(self, form: Callable[[torch.Tensor], Any], width: int = 16) -> None:
+        super().__init__()
+        self.norm, self.linear = torch.nn.LayerNorm(width), torch.nn.Linear(width, width)
+        self.form, self.with_residual = form, True
+
+    def forward(self, x: torch.Tensor) -> Any:
+        h = self.norm(x)
+        return self.form(self.linear(h) + (h if self.with_residual else 0))
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        Output,
+        lambda y: SimpleNamespace(result=[Output(y)]),
+        lambda y: y.index_fill(1, torch.tensor([0]), -1e9),
+        lambda y: y.index_fill(1, torch.tensor([0]), torch.finfo(torch.float32).min),
+        lambda y: (torch.ones(3), y.double(), {"ids": y.argmax(-1)}),
+    ],
+    ids=["dataclass", "object", "suppressed", "smallest number", "tuple"],
+)
+def test_a_residual_connection_is_found_in_every_form_of_output(form: Any) -> None:
+    torch.manual_seed(0)
+    model, x, p = Residual(form), torch.randn(50, 16), projection()
+    before, owners = bits(model), {k: id(q) for k, q in model.named_parameters()}
+    with pytest.raises(snn.FoldError, match="residual connection"):
+        snn.fold(model, {"norm": p}, x)
+    assert same(model, before, owners)
+    assert hooks_in(model) == 0
+    # Control: without the connection the same outputs are accepted.
+    model.with_residual = False
+    assert 0 < snn.fold(model, {"norm": p}, x).difference < 1e-4
+
+
+@pytest.mark.parametrize(
+    "form",
+    [lambda y: y.argmax(-1), lambda y: {"ids": y.argmax(-1), "constant": torch.ones(3)}],
+    ids=["integers", "constants"],
+)
+def test_outputs_that_the_erasers_do_not_change_are_refused(form: Any) -> None:
+    model, x = Residual(form), torch.randn(50, 16)
+    before, owners = bits(model), {k: id(q) for k, q in model.named_parameters()}
+    with pytest.raises(snn.FoldError, match="change no floating tensor"):
+        snn.fold(model, {"norm": projection()}, x)
+    assert same(model, before, owners)
+
+
+def test_a_residual_connection_is_found_below_the_precision_of_bfloat16() -> None:
+    """The eraser changes wide activations by less than the rounding of folded weights may."""
+    torch.manual_seed(0)
+    width = 2048
+    model = torch.nn.Sequential(Residual(lambda y: y, width), torch.nn.Linear(width, 8)).bfloat16()
+    with torch.no_grad():
+        model[0].linear.weight.mul_(0.05)
+    direction = np.full((width, 1), width**-0.5)
+    sites = {"0.norm": sf.Projection(direction, direction, np.zeros(width))}
+    x = torch.randn(20, width).bfloat16()
+    with torch.no_grad(), snn.install(model, sites):
+        erased = model(x)
+    with torch.no_grad():
+        change = (model(x) - erased).abs().max() / (erased.max() - erased.min())
+    assert change < 2e-2
+    with pytest.raises(snn.FoldError, match="residual connection"):
+        snn.fold(model, sites, x)
+    model[0].with_residual = False
+    snn.fold(model, sites, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_that_read_one_token_of_a_site_are_folded(dtype: torch.dtype) -> None:
+    class Classifier(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.head = torch.nn.LayerNorm(16), torch.nn.Linear(16, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.norm(x)[:, 0])
+
+    torch.manual_seed(0)
+    model = Classifier().to(dtype)
+    folded = snn.fold(model, {"norm": projection(rank=6)}, torch.randn(30, 5, 16).to(dtype))
+    assert folded.layers == {"norm": ("head",)}
