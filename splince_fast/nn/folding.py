@@ -136,8 +136,9 @@ def _readers(
             hook = partial(store_output, name)
             stack.callback(module.register_forward_hook(hook, prepend=True).remove)
         for name, module in modules.items():
-            # TorchScript modules take no hooks.
-            if name and not isinstance(module, torch.jit.ScriptModule):
+            # TorchScript modules take no hooks. Parametrisations run inside a layer that reads.
+            is_inner = isinstance(module, torch.jit.ScriptModule) or ".parametrizations." in name
+            if name and not is_inner:
                 hook = partial(find_readers, name)
                 stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
         outputs_of(model, example)
@@ -488,7 +489,7 @@ def _warn(replacement: WeightReplacement) -> None:
         warn(
             f"the weights of {replacement.untied} were tied to weights of other layers and are "
             "separate now: the model has more parameters, and tie_word_embeddings in its "
-            "configuration, if it has one, is False",
+            "configurations, if it has any, is False",
             SplinceWarning,
         )
     if replacement.with_added_bias:

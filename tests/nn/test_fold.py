@@ -15,6 +15,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.nn.utils import prune  # noqa: E402
+
 import splince_fast as sf  # noqa: E402
 from nn.conftest import hooks_in, inputs, projection, tiny  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
@@ -283,6 +285,118 @@ def test_a_tied_head_is_untied_and_survives_a_file(tmp_path: Path) -> None:
     assert other.lm_head.weight is other.model.embed_tokens.weight
 
 
+class Config:
+    """A configuration of a model of several parts."""
+
+    def __init__(self, tie: bool, text: Any = None) -> None:
+        self.tie_word_embeddings, self.text = tie, text
+
+    def get_text_config(self, decoder: bool = False) -> Any:
+        return self.text or self
+
+
+@pytest.mark.parametrize("tied", [(True, True), (False, True), (True, False)])
+def test_every_configuration_of_a_tied_head_is_untied(tied: tuple[bool, bool]) -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.embedding = torch.nn.Embedding(50, 16)
+            self.norm, self.head = torch.nn.LayerNorm(16), torch.nn.Linear(16, 50, bias=False)
+            self.head.weight = self.embedding.weight
+            self.other = torch.nn.Linear(16, 16)
+            self.config, self.other.config = Config(tied[0], Config(tied[1])), Config(True)
+            self.embedding.config = Config(tied[1])
+
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            return self.head(self.norm(self.embedding(input_ids)))
+
+    def flags(model: Any) -> list[bool]:
+        configs = model.config, model.config.text, model.embedding.config, model.other.config
+        return [config.tie_word_embeddings for config in configs]
+
+    model, ids = Model(), torch.arange(20).reshape(4, 5)
+    before = flags(model)
+    with pytest.warns(sf.SplinceWarning, match="are separate now"):
+        snn.fold(model, {"norm": projection()}, ids, bias="drop")
+    assert flags(model) == [False, False, False, True]  # another part keeps its own ties
+    # Undone where the fold fails.
+    model = Model()
+    model.head.register_forward_hook(lambda m, a, out: out * m.weight.sum())
+    with pytest.raises(snn.FoldError, match="another function of their weights"):
+        snn.fold(model, {"norm": projection()}, ids, bias="drop")
+    assert flags(model) == before
+    assert model.head.weight is model.embedding.weight
+
+
+def test_a_tied_head_of_a_model_of_images_and_text_survives_a_file(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    text = transformers.LlamaConfig(
+        **sizes, num_attention_heads=2, vocab_size=50, tie_word_embeddings=True
+    )
+    vision = transformers.CLIPVisionConfig(
+        **sizes, num_attention_heads=2, image_size=8, patch_size=4
+    )
+    config = transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_index=49)
+    config.tie_word_embeddings = True
+    model = transformers.LlavaForConditionalGeneration(config).eval()
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+    batch = {"input_ids": inputs("llama")["input_ids"] % 48}
+    with pytest.warns(sf.SplinceWarning, match="are separate now"):
+        snn.fold(model, {"**.norm": projection()}, batch, bias="drop")
+    assert not model.config.tie_word_embeddings
+    assert not model.config.text_config.tie_word_embeddings
+    with torch.no_grad():
+        expected = model(**batch).logits
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.save_pretrained(tmp_path)
+        loaded = type(model).from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        assert torch.equal(loaded(**batch).logits, expected)
+
+
+@pytest.mark.parametrize("trainable", ["weight", "bias"])
+def test_folded_parameters_train_as_before(trainable: str) -> None:
+    model = torch.nn.Sequential(torch.nn.LayerNorm(16), torch.nn.Linear(16, 3))
+    for name, parameter in model[1].named_parameters():
+        parameter.requires_grad_(name == trainable)
+    model[1].bias.data = model[1].bias.data.double()
+    model[1].forward = lambda x: x @ model[1].weight.T + model[1].bias.float()
+    snn.fold(model, {"0": projection()}, torch.randn(20, 16))
+    names = [name for name, parameter in model[1].named_parameters() if parameter.requires_grad]
+    assert names == [trainable]
+    assert model[1].bias.dtype == torch.float64
+    assert model[1].weight.dtype == torch.float32
+
+
+def pruned(linear: Any) -> Any:
+    return prune.l1_unstructured(linear, "weight", 0.3)
+
+
+def pruned_bias(linear: Any) -> Any:
+    return prune.l1_unstructured(linear, "bias", 0.3)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated")
+@pytest.mark.parametrize(
+    "change",
+    [
+        pruned, pruned_bias, torch.nn.utils.weight_norm,
+        torch.nn.utils.parametrizations.weight_norm, torch.nn.utils.parametrizations.spectral_norm,
+    ],
+)  # fmt: skip
+def test_weights_that_are_computed_from_parameters_are_refused(change: Any) -> None:
+    model = torch.nn.Sequential(torch.nn.LayerNorm(16), change(torch.nn.Linear(16, 16)))
+    before, owners = bits(model), {k: id(p) for k, p in model.named_parameters()}
+    for site in ("0", "1"):
+        with pytest.raises(snn.FoldError, match=r"(weight|bias) of '1' is no parameter"):
+            snn.fold(model, {site: projection()}, torch.randn(20, 16))
+    assert same(model, before, owners)
+
+
 def test_convolutions_of_one_pixel_are_folded() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(
@@ -538,6 +652,25 @@ def test_a_residual_connection_is_found_below_the_precision_of_bfloat16() -> Non
         snn.fold(model, sites, x)
     model[0].with_residual = False
     snn.fold(model, sites, x)
+
+
+def test_weights_that_other_code_reads_are_found_beside_suppressed_tokens() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.twice = torch.nn.Linear(16, 16), True
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.tanh(self.linear(x))
+            y = y @ self.linear.weight if self.twice else y
+            return y.index_fill(1, torch.tensor([0]), -1e9)
+
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(50, 16)
+    with pytest.raises(snn.FoldError, match="reads their weights without calling them"):
+        snn.fold(model, {"linear": projection()}, x)
+    model.twice = False
+    snn.fold(model, {"linear": projection()}, x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
