@@ -98,20 +98,22 @@ def erased_by_torch(
     mean: Tensor | None = None,
     gate: Tensor | None = None,
 ) -> Tensor:
-    """Return rows - gate * (((rows - mean) @ right.T + neg_bias) @ left), differentiably.
+    """Return rows - ((rows - mean) @ right.T + neg_bias) @ left, differentiably.
 
-    The shapes are (n, d) for `rows`, (r, d) for `left` and `right`, (r,) for `neg_bias`, (d,) for
-    `mean`, which is 0 by default, and () for `gate`, which is 1 by default. All tensors have the
-    dtype of `rows`.
+    Returns a copy of the rows if `gate`, a tensor of shape (), is 0. The shapes are (n, d) for
+    `rows`, (r, d) for `left` and `right`, (r,) for `neg_bias`, and (d,) for `mean`, which is 0 by
+    default. These tensors have the dtype of `rows`.
     """
     centred = rows if mean is None else rows - mean
+    # A selection, because the product of 0 with coefficients that are not finite would be NaN.
+    is_on = None if gate is None else gate != 0
     if len(left) > _MAX_VECTOR_RANK:
         # On a GPU, float32 operands are split, because torch may round them to TF32.
         products = _products if rows.is_cuda and rows.dtype == torch.float32 else _product
         coefficients = neg_bias
         for a, b in products(centred, right.T):
             coefficients = torch.addmm(coefficients, a, b)
-        coefficients = coefficients if gate is None else coefficients * gate
+        coefficients = coefficients if is_on is None else torch.where(is_on, coefficients, 0.0)
         result = rows
         for a, b in products(coefficients, left):
             result = torch.addmm(result, a, b, alpha=-1)
@@ -121,7 +123,7 @@ def erased_by_torch(
         neg_bias.unbind(), right.unbind(), left.unbind(), strict=True
     ):
         coefficient = torch.addmv(bias_k.expand(rows.shape[0]), centred, right_k)
-        coefficient = coefficient if gate is None else coefficient * gate
+        coefficient = coefficient if is_on is None else torch.where(is_on, coefficient, 0.0)
         result = torch.addr(result, coefficient, left_k, alpha=-1)
     return result
 

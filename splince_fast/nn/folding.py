@@ -4,8 +4,9 @@ Let ``P x + offset`` be the eraser of a site. If only linear layers read the out
 eraser is folded into these layers: each layer ``W x + b`` becomes ``(W P) x + (b + W offset)``. If
 the site is itself a linear layer ``W x + b``, it becomes ``(P W) x + (P b + offset)``. If the site
 is an embedding, the eraser is applied to each embedding vector. Other operations, such as a
-residual connection, may also read the output of a site. Therefore the outputs of the folded model
-are compared with the outputs of the model with hooks, and the fold is undone if the outputs differ.
+residual connection, may also read the output of a site. Therefore the outputs with hooks at the
+sites are compared with the outputs with hooks at the inputs of the layers, and with the outputs of
+the folded model. The fold is undone if the outputs differ.
 """
 
 from __future__ import annotations
@@ -29,10 +30,13 @@ from splince_fast.labels.names import listed
 from splince_fast.nn import running, sites
 from splince_fast.nn.erasers import Erasers, linear_part, read_erasers
 from splince_fast.nn.layer_weights import Layer, WeightReplacement, layer_of, to_numpy
+from splince_fast.nn.spec import Placement
 from splince_fast.nn.verification import (
+    HookPoint,
     attended,
+    channel_axis,
     check_activations,
-    difference,
+    differences,
     erasing_hooks,
     installed_outputs,
     outputs_of,
@@ -47,6 +51,10 @@ Changes = list[tuple[Layer, str]]
 # Largest difference between the folded model and the model with hooks that counts as rounding error
 # in 32 bits, relative to the range of an output.
 _OUTPUT_TOLERANCE = 1e-4
+# Largest difference between hooks at the sites and hooks at the inputs of the layers, relative to
+# the change by the erasers. The two are equal, bit for bit, if only these layers read the sites and
+# the layers read the complete tensors.
+_READER_TOLERANCE = 0.1
 # Modules that return their input in evaluation mode.
 _IDENTITIES = (torch.nn.Identity, torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d)
 
@@ -61,8 +69,9 @@ class Folded:
         Names of the layers whose weights changed, by site.
     difference : float
         Largest difference between the outputs of the folded model and of the model with hooks, on
-        the example and relative to the range of an output. These hooks erase all tokens, and they
-        leave out the means that the fold leaves out (``bias="drop"``).
+        the example and relative to the range of an output, without entries that are constants such
+        as -1e9. These hooks erase all tokens, and they leave out the means that the fold leaves out
+        (``bias="drop"``).
     from_installed : float or None
         Largest difference between the outputs of the folded model and of ``install(model,
         erasers)``, which may select tokens and keeps all means; relative to the range of an output,
@@ -127,8 +136,9 @@ def _readers(
             hook = partial(store_output, name)
             stack.callback(module.register_forward_hook(hook, prepend=True).remove)
         for name, module in modules.items():
-            # TorchScript modules take no hooks.
-            if name and not isinstance(module, torch.jit.ScriptModule):
+            # TorchScript modules take no hooks. Parametrisations run inside a layer that reads.
+            is_inner = isinstance(module, torch.jit.ScriptModule) or ".parametrizations." in name
+            if name and not is_inner:
                 hook = partial(find_readers, name)
                 stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
         outputs_of(model, example)
@@ -156,7 +166,8 @@ def fold(
     erasers : Erasers, path, or mapping of str to Projection
         Erasers by site.
     example : mapping, tuple or tensor
-        Arguments of one call, on which the folded model is compared with the model with hooks.
+        Arguments of one call, on which the folded model is compared with the model with hooks. The
+        erasers must change a floating tensor in the output of this call.
     tokens : "all"
         Must be "all" if the erasers are for other tokens: folded weights erase at every token,
         because weights do not depend on positions.
@@ -176,7 +187,8 @@ def fold(
     ------
     FoldError
         Other operations than linear layers read a site, such as those of the residual stream;
-        weights are quantised, offloaded, distributed or shared by modules; the outputs differ; or a
+        weights are quantised, offloaded, distributed, computed from other parameters or shared by
+        modules; the outputs differ, or hold no floating tensor that the erasers change; or a
         dropped mean changes the activations at a later site. All parameters are then unchanged, bit
         for bit.
     InputError
@@ -242,18 +254,32 @@ def fold(
     placement = spec.placement if isinstance(erasers, Erasers) else None
     with running.evaluating(model):
         at_input = spec.placement.side == "input"
-        changes = _changes(
-            model, site_modules, None if at_input else _readers(model, example, site_modules)
-        )
+        readers = None if at_input else _readers(model, example, site_modules)
+        changes = _changes(model, site_modules, projections, readers)
         drop_mean = {
             name: bias == "drop" and bool(_layers_without_bias(site_changes, projections[name]))
             for name, site_changes in changes.items()
         }
         applied = {n: linear_part(p) if drop_mean[n] else p for n, p in projections.items()}
-        with erasing_hooks(model, site_modules, applied, placement) as without_means:
+        points = [HookPoint.of(n, m, applied[n], placement) for n, m in site_modules.items()]
+        with erasing_hooks(model, points) as without_means:
             expected = outputs_of(model, example)
+        without_erasers = outputs_of(model, example)
+        compare = partial(differences, expected, without_erasers=without_erasers)
+        effects = compare(without_erasers)
+        if not any(effects) and any(p.rank for p in applied.values()):
+            raise FoldError(
+                "the erasers change no floating tensor in the outputs of the model on the "
+                "example, so the fold cannot be verified. Likely causes: the model returns token "
+                "ids or classes only, or the example does not run the sites. Fold a model that "
+                "returns floating outputs, such as logits, pass another example, or use install"
+            )
+        if not at_input:
+            with erasing_hooks(model, _layer_points(points, changes)):
+                _check_readers(compare(outputs_of(model, example)), effects, site_modules)
         if any(drop_mean.values()) and len(site_modules) > 1:
-            with erasing_hooks(model, site_modules, projections, placement) as with_means:
+            full_points = [point._replace(projection=projections[point.name]) for point in points]
+            with erasing_hooks(model, full_points) as with_means:
                 outputs_of(model, example)
             for name in site_modules:
                 check_activations(name, with_means[name], without_means[name], example)
@@ -266,7 +292,7 @@ def fold(
                 for name, site_changes in changes.items()
             }
             outputs = outputs_of(model, example)
-            distance = difference(expected, outputs)
+            distance = float(np.max(compare(outputs), initial=0.0))  # NaN if any is NaN
             limit = max(
                 tolerance(layer.module.weight.dtype, _OUTPUT_TOLERANCE)
                 for site_changes in changes.values()
@@ -282,9 +308,9 @@ def fold(
                 raise FoldError(
                     f"the outputs of the folded model differ by {distance:.1e} of their range from "
                     f"those of the model with hooks (at most {limit:.0e} is rounding error). The "
-                    "likely cause is that other operations than linear layers, such as a residual "
-                    f"connection, read {listed(site_modules)}. Erase the outputs of norms that "
-                    "only linear layers read, or use install"
+                    f"likely cause is that the layers of {listed(site_modules)} compute another "
+                    "function of their weights than a linear one, or that other code reads their "
+                    "weights without calling them. Erase at other sites, or use install"
                 )
         except BaseException:
             replacement.undo()
@@ -292,21 +318,64 @@ def fold(
     layers = {name: tuple(layer.name for layer, _ in pairs) for name, pairs in changes.items()}
     from_installed = None
     if outputs_installed is not None:
-        from_installed = difference(
-            *([attended(example, t) for t in tensors] for tensors in (outputs_installed, outputs))
+        compared = (outputs_installed, outputs, without_erasers)
+        from_installed = float(
+            np.max(
+                differences(*([attended(example, t) for t in tensors] for tensors in compared)),
+                initial=0.0,
+            )
         )
     _warn(replacement)
     return Folded(layers, distance, from_installed, shift, tuple(replacement.untied))
 
 
+def _layer_points(points: list[HookPoint], changes: Mapping[str, Changes]) -> list[HookPoint]:
+    """Return the hooks that erase the inputs of the layers, in place of the outputs of the sites.
+
+    A site that is itself a layer keeps its hook.
+    """
+    layer_points = []
+    for point in points:
+        for layer, role in changes[point.name]:
+            axis = channel_axis(layer.module)
+            at_layer = HookPoint(
+                layer.name, layer.module, point.projection, Placement("input", axis)
+            )
+            layer_points.append(at_layer if role == "in" else point)
+    return layer_points
+
+
+def _check_readers(
+    distances: list[float], effects: list[float], site_modules: Mapping[str, Module]
+) -> None:
+    """Raise FoldError if other operations than the layers to change read the sites.
+
+    `distances` are the differences between hooks at the layers and hooks at the sites, `effects`
+    those between the model without erasers and hooks at the sites, by output tensor.
+    """
+    for distance, effect in zip(distances, effects, strict=True):
+        if distance > _READER_TOLERANCE * effect or math.isnan(distance):
+            raise FoldError(
+                f"erased inputs of the linear layers that read {listed(site_modules)} give other "
+                f"outputs than erased outputs of these sites: they differ by {distance:.1e} of the "
+                f"range of an output, which the erasers change by {effect:.1e}. The likely cause "
+                "is that other operations than linear layers, such as a residual connection, also "
+                "read a site. Erase the outputs of norms that only linear layers read, or use "
+                "install"
+            )
+
+
 def _changes(
-    model: Module, site_modules: Mapping[str, Module], readers: Mapping[str, list[str]] | None
+    model: Module,
+    site_modules: Mapping[str, Module],
+    projections: Mapping[str, Projection],
+    readers: Mapping[str, list[str]] | None,
 ) -> dict[str, Changes]:
     """Return the layers to change, by site.
 
     `readers` names the modules that read the output of each site, or is None if the erasers apply
     to the inputs of the sites. Raises FoldError if a site has no layer to change, or if a reader is
-    not linear.
+    not linear or has another width.
     """
     modules = sites.named_modules(model)
     n_occurrences = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
@@ -341,7 +410,12 @@ def _changes(
                 "folded, because other terms are added before it is read; erase the outputs of "
                 "the norms after it, or use install"
             )
-        for layer, _ in site_changes:
+        for layer, role in site_changes:
+            if layer.shape[role == "in"] != projections[name].n_features:
+                raise FoldError(
+                    f"{layer.name!r} has a matrix {layer.shape}, and the eraser of {name!r} has "
+                    f"width {projections[name].n_features}"
+                )
             if n_occurrences[id(layer.module)] > 1:
                 raise FoldError(
                     f"{layer.name!r} occurs {n_occurrences[id(layer.module)]} times in the model, "
@@ -391,11 +465,6 @@ def _fold_site(
     largest = 0.0
     for layer, role in changes:
         matrix = layer.matrix()
-        if matrix.shape[0 if role == "out" else 1] != projection.n_features:
-            raise FoldError(
-                f"{layer.name!r} has a matrix {matrix.shape}, and the eraser of {name!r} has "
-                f"width {projection.n_features}"
-            )
         if role == "in":
             folded = matrix - (matrix @ left) @ right.T
             bias_change = matrix @ offset
@@ -420,7 +489,7 @@ def _warn(replacement: WeightReplacement) -> None:
         warn(
             f"the weights of {replacement.untied} were tied to weights of other layers and are "
             "separate now: the model has more parameters, and tie_word_embeddings in its "
-            "configuration, if it has one, is False",
+            "configurations, if it has any, is False",
             SplinceWarning,
         )
     if replacement.with_added_bias:

@@ -31,6 +31,12 @@ class Layer:
     module: Module
     kind: str  # "linear", "conv1d" (transposed), "conv2d" (1 x 1), "embedding" (transposed)
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Numbers of outputs and of inputs; of an embedding, width and number of vectors."""
+        first, second = self.module.weight.shape[:2]
+        return (first, second) if self.kind in ("linear", "conv2d") else (second, first)
+
     def matrix(self) -> Float:
         """Return the weight as a matrix (outputs, inputs)."""
         weight = to_numpy(self.module.weight)
@@ -49,7 +55,7 @@ class Layer:
 def layer_of(name: str, module: Module) -> Layer | None:
     """Return the Layer of a module, or None if it is neither a linear layer nor an embedding.
 
-    Raises FoldError if the weights are quantised, offloaded or distributed.
+    Raises FoldError if the weights are quantised, offloaded, distributed or no parameters.
     """
     module_class = type(module)
     weight: Any = getattr(module, "weight", None)
@@ -88,6 +94,15 @@ def layer_of(name: str, module: Module) -> Layer | None:
     is_plain = type(weight) in (Tensor, torch.nn.Parameter) and weight.is_floating_point()
     if not is_plain or weight.dtype.itemsize < _MIN_ITEMSIZE:
         raise FoldError(_QUANTISED.format(name=name, kind=module_class.__name__))
+    for attribute in ("weight", "bias"):
+        value = getattr(module, attribute, None)
+        if value is not None and attribute not in module._parameters:
+            raise FoldError(
+                f"the {attribute} of {name!r} is no parameter: it is computed from parameters, as "
+                "by weight_norm, spectral_norm or pruning, or it is a buffer. Make it a parameter "
+                "first, for instance by torch.nn.utils.parametrize.remove_parametrizations, "
+                "torch.nn.utils.remove_weight_norm or torch.nn.utils.prune.remove, or use install"
+            )
     return Layer(name, module, layout)
 
 
@@ -104,8 +119,8 @@ class WeightReplacement:
     def __init__(self, model: Module) -> None:
         self.untied: list[str] = []
         self.with_added_bias: list[str] = []
-        self._config: Any = getattr(model, "config", None)
-        self._untied_config = False
+        self._model = model
+        self._untied_configs: list[Any] = []
         self._originals: list[tuple[Module, Any, Any]] = []
         self._n_owners: dict[int, int] = {}  # number of owning modules, by id of the parameter
         for module in model.modules():
@@ -123,8 +138,7 @@ class WeightReplacement:
         self._originals.append((module, module.weight, bias))
         if self._n_owners[id(module.weight)] > 1:
             self.untied.append(layer.name)
-            if getattr(self._config, "tie_word_embeddings", None):
-                self._config.tie_word_embeddings, self._untied_config = False, True
+            self._untie_configs(module.weight)
         weight = torch.nn.Parameter(layer.to_weight(matrix), module.weight.requires_grad)
         module.weight = weight
         self._n_owners[id(weight)] = 1
@@ -134,8 +148,24 @@ class WeightReplacement:
             self.with_added_bias.append(layer.name)
         else:
             bias_change = bias_change + to_numpy(bias)
-        values = torch.from_numpy(bias_change).to(weight.device, weight.dtype)
-        module.bias = torch.nn.Parameter(values, weight.requires_grad)
+        like = weight if bias is None else bias
+        values = torch.from_numpy(bias_change).to(like.device, like.dtype)
+        module.bias = torch.nn.Parameter(values, like.requires_grad)
+
+    def _untie_configs(self, weight: Tensor) -> None:
+        """Set tie_word_embeddings to False in the configurations of the modules with a weight.
+
+        A model of several parts has a configuration for each part, and one for its text.
+        """
+        for module in self._model.modules():
+            config: Any = getattr(module, "config", None)
+            if config is None or all(weight is not p for p in module.parameters()):
+                continue
+            find_text = getattr(config, "get_text_config", lambda decoder, config=config: config)
+            for tied in (config, find_text(decoder=True)):
+                if getattr(tied, "tie_word_embeddings", None):
+                    tied.tie_word_embeddings = False
+                    self._untied_configs.append(tied)
 
     def undo(self) -> None:
         """Restore all parameters, bit for bit."""
@@ -143,8 +173,8 @@ class WeightReplacement:
             module.weight = weight
             if hasattr(module, "bias"):
                 module.bias = bias
-        if self._untied_config:
-            self._config.tie_word_embeddings = True
+        for config in self._untied_configs:
+            config.tie_word_embeddings = True
 
 
 def to_numpy(tensor: Tensor) -> Float:

@@ -6,6 +6,7 @@ import copy
 import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
@@ -21,8 +22,10 @@ from splince_fast.nn.spec import Placement
 
 Key = int | str | None
 
-# Parts of a dotted name that wrappers insert.
-_INFIXES = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+# Parts of a dotted name that wrappers insert. Other modules than wrappers also have a submodule
+# called "module".
+_INFIXES = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+_PARALLEL = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
 _PEFT_PREFIX = "base_model.model."
 # Names of the input of a module that receives its input by keyword, in order of preference.
 _INPUT_KEYWORDS = ("hidden_states", "input", "x")
@@ -31,18 +34,50 @@ _INPUT_KEYWORDS = ("hidden_states", "input", "x")
 def named_modules(model: Module) -> dict[str, Module]:
     """Return the modules of a model by name, without the parts of names that wrappers insert.
 
-    A shared module occurs under each of its names.
+    A shared module occurs under each of its names. A wrapper hides the module that it wraps.
     """
     modules: dict[str, Module] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        modules.setdefault(without_infixes(name), module)
+    for name, module in clean_names(model):
+        modules.setdefault(name, module)
     return modules
 
 
+def clean_names(model: Module) -> Iterator[tuple[str, Module]]:
+    """Yield the modules of a model with their names, without the parts that wrappers insert.
+
+    The name of a wrapper occurs again with the module that it wraps. A name keeps these parts if
+    another module has the name without them.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    clean = {name: _without_infixes(name, modules) for name in modules}
+    for name, module in modules.items():
+        new = clean[name]
+        is_taken = clean.get(new) == new and new not in ("", *prefixes(name))
+        yield (name if is_taken else new), module
+
+
 def without_infixes(name: str) -> str:
-    """Return a dotted name without the parts that wrappers insert."""
-    parts = [part for part in name.split(".") if part not in _INFIXES]
+    """Return a dotted name without the parts that wrappers insert, and without ``module``."""
+    parts = [part for part in name.split(".") if part not in (*_INFIXES, "module")]
     return ".".join(parts).removeprefix(_PEFT_PREFIX)
+
+
+def _without_infixes(name: str, modules: Mapping[str, Module]) -> str:
+    """Return the name of one of `modules` without the parts that wrappers insert.
+
+    A submodule ``module`` is a wrapped module in the parallel wrappers of torch, and if it is the
+    only submodule of the outermost module.
+    """
+    kept: list[str] = []
+    parent = ""
+    for part in name.split("."):
+        is_only = not kept and len(modules[parent]._modules) == 1
+        is_infix = part in _INFIXES or (
+            part == "module" and (is_only or isinstance(modules[parent], _PARALLEL))
+        )
+        kept += [] if is_infix else [part]
+        parent = f"{parent}.{part}" if parent else part
+    return ".".join(kept).removeprefix(_PEFT_PREFIX)
 
 
 def find(model: Module, at: str | Module | Iterable[str | Module]) -> dict[str, Module]:
@@ -231,10 +266,15 @@ def put(output: Any, key: Key, tensor: Tensor) -> Any:
     """Return a copy of an output, of the same type, with `tensor` at the index or field `key`."""
     if key is None:
         return tensor
+    fields = getattr(type(output), "__match_args__", ())
+    if isinstance(output, tuple) and key in fields:  # a named tuple
+        key = fields.index(key)
     if isinstance(output, Mapping) or isinstance(key, str):
         new = copy.copy(output)
         if isinstance(output, Mapping):
             new[key] = tensor
+        elif is_dataclass(output):  # possibly frozen
+            object.__setattr__(new, str(key), tensor)
         else:
             setattr(new, str(key), tensor)
         return new
@@ -336,8 +376,14 @@ def replace_rows(
 def check_width(name: str, x: Tensor, feature_dim: int, width: int | None) -> None:
     """Raise SiteError unless the axis `feature_dim` exists and has size `width`.
 
-    If `width` is None, any size is valid.
+    If `width` is None, any size is valid. Raises SiteError for a nested tensor, which has no shape.
     """
+    if x.is_nested:
+        raise SiteError(
+            f"the site {name!r} has a nested tensor, which has no shape. The likely cause is "
+            "nn.TransformerEncoder in evaluation mode with a padding mask: set its attribute "
+            "use_nested_tensor to False, or pass enable_nested_tensor=False to its constructor"
+        )
     if not -x.ndim <= feature_dim < x.ndim:
         raise SiteError(f"the site {name!r} has shape {tuple(x.shape)}, without axis {feature_dim}")
     if width not in (None, x.shape[feature_dim]):

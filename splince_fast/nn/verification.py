@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import fields, is_dataclass
 from functools import partial
+from types import ModuleType
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Module
@@ -33,15 +35,33 @@ def tolerance(dtype: torch.dtype, float32_tolerance: float) -> float:
 
 def outputs_of(model: Module, example: object) -> list[Tensor]:
     """Return the floating tensors in the output of a model on an example, in float64."""
-    return [_to_float64(t) for t in _floating_tensors(running.call(model, example, (), None))]
+    output = running.call(model, example, (), None)
+    return [_to_float64(tensor) for tensor in _floating_tensors(output, {})]
 
 
-def _floating_tensors(value: object) -> Iterator[Tensor]:
+def _floating_tensors(value: Any, visited: dict[int, object]) -> Iterator[Tensor]:
+    """Yield the floating tensors in a value, at any depth of containers, fields and attributes.
+
+    Caches of keys and values are left out: they also hold tokens that are not attended. `visited`
+    holds, by id, the objects that were read; each is read once.
+    """
     if sites.is_row_tensor(value):
         yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for element in value.values() if isinstance(value, Mapping) else value:
-            yield from _floating_tensors(element)
+    is_atom = isinstance(value, Tensor | Module | type | ModuleType)
+    if is_atom or hasattr(value, "get_seq_length") or id(value) in visited:
+        return
+    visited[id(value)] = value
+    elements: Iterable[Any] = ()
+    if isinstance(value, Mapping):
+        elements = value.values()
+    elif isinstance(value, list | tuple):
+        elements = value
+    elif is_dataclass(value):
+        elements = [getattr(value, field.name, None) for field in fields(value)]
+    elif hasattr(value, "__dict__"):
+        elements = vars(value).values()
+    for element in list(elements):
+        yield from _floating_tensors(element, visited)
 
 
 def _to_float64(tensor: Tensor) -> Tensor:
@@ -59,42 +79,66 @@ def attended(example: object, tensor: Tensor) -> Tensor:
     return tensor[mask.cpu() != 0]
 
 
-def difference(first: list[Tensor], second: list[Tensor]) -> float:
-    """Return the largest difference between the tensors of two lists, compared pair by pair.
+def differences(
+    first: list[Tensor], second: list[Tensor], without_erasers: list[Tensor]
+) -> list[float]:
+    """Return the largest difference between two tensors, for each pair of two lists.
 
-    The difference of a pair is relative to the range of the finite entries of the first tensor.
-    Entries that are both NaN, or infinite and equal, do not differ. The result is not finite if
-    only one of two entries is finite, or if a first tensor has no finite entry.
+    The difference of a pair is relative to the range of the finite entries of the first tensor,
+    without entries that equal those of the second tensor and of the output without erasers:
+    constants, such as -1e9 at suppressed tokens, do not count. Entries that are both NaN, or
+    infinite and equal, do not differ. A result is not finite if only one of two entries is finite.
     """
-    distances = [0.0]
-    for a, b in zip(first, second, strict=True):
-        if not a.numel():
+    distances = []
+    for a, b, c in zip(first, second, without_erasers, strict=True):
+        differs = _differ(a, b)
+        if not differs.any():
+            distances.append(0.0)
             continue
-        finite = a[a.isfinite()]
-        scale = float(finite.max() - finite.min()) if len(finite) else torch.nan
-        same = (a == b) | (a.isnan() & b.isnan())
-        distances.append(float(torch.where(same, 0.0, (a - b).abs()).max()) / (scale or 1.0))
-    return float(np.max(distances))  # NaN if any distance is NaN
+        values = a[differs | _differ(a, c)]
+        values = values[values.isfinite()]
+        scale = float(values.max() - values.min() or values.abs().max()) if len(values) else 1.0
+        distances.append(float((a - b)[differs].abs().max()) / (scale or 1.0))
+    return distances
+
+
+def _differ(first: Tensor, second: Tensor) -> Tensor:
+    return (first != second) & ~(first.isnan() & second.isnan())
+
+
+class HookPoint(NamedTuple):
+    """A module with the eraser of its output or input."""
+
+    name: str
+    module: Module
+    projection: Projection
+    placement: Placement
+
+    @classmethod
+    def of(
+        cls, name: str, module: Module, projection: Projection, placement: Placement | None
+    ) -> HookPoint:
+        """Return the point of a site; `placement` is by default the output of the module."""
+        return cls(name, module, projection, placement or Placement("output", channel_axis(module)))
+
+
+def channel_axis(module: Module) -> int:
+    """Return the axis of the features in the input and in the output of a module."""
+    return 1 if isinstance(module, torch.nn.Conv2d | torch.nn.BatchNorm2d) else -1
 
 
 @contextmanager
-def erasing_hooks(
-    model: Module,
-    modules: Mapping[str, Module],
-    projections: Mapping[str, Projection],
-    placement: Placement | None,
-) -> Iterator[dict[str, list[Tensor]]]:
+def erasing_hooks(model: Module, points: Iterable[HookPoint]) -> Iterator[dict[str, list[Tensor]]]:
     """Erase at all tokens by hooks inside a ``with`` block, as folded weights do.
 
-    Yields one list per site. Each call of a site appends its activations (..., d) before erasure to
-    the list of the site.
+    Yields one list per name of a point. Each call of the module appends its activations (..., d)
+    before erasure to the list.
     """
-    activations: dict[str, list[Tensor]] = {name: [] for name in modules}
+    points = list(points)
+    activations: dict[str, list[Tensor]] = {point.name: [] for point in points}
     with ExitStack() as stack:
-        for name, module in modules.items():
-            channels_first = isinstance(module, torch.nn.Conv2d | torch.nn.BatchNorm2d)
-            location = placement or Placement(feature_dim=1 if channels_first else -1)
-            eraser = Eraser(projections[name]).to(running.device_of(model))
+        for name, module, projection, placement in points:
+            eraser = Eraser(projection).to(running.device_of(model))
 
             def erase(
                 rows: Tensor, eraser: Eraser = eraser, tensors: list[Tensor] = activations[name]
@@ -105,11 +149,11 @@ def erasing_hooks(
             replace = partial(
                 sites.replace_rows,
                 name,
-                placement=location,
+                placement=placement,
                 width=eraser.n_features,
                 function=erase,
             )
-            stack.callback(sites.add_hook(name, module, location.side, replace).remove)
+            stack.callback(sites.add_hook(name, module, placement.side, replace).remove)
         yield activations
 
 

@@ -160,6 +160,20 @@ def test_the_gate_is_exact() -> None:
     assert eraser(x).data_ptr() != x.data_ptr()
 
 
+@pytest.mark.parametrize("rank", [1, 6])  # one by one, and by two products
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_disabled_erasers_return_rows_that_overflow(dtype: torch.dtype, rank: int) -> None:
+    x = torch.full((3, 16), torch.finfo(dtype).max, dtype=dtype)
+    x[0, 3], x[1, 2] = torch.inf, -torch.inf
+    model = torch.nn.Sequential(torch.nn.Identity())
+    with snn.install(model, {"0": projection(rank=rank)}) as installed:
+        with installed.disabled():
+            assert torch.equal(model(x), x)
+            compiled = torch.compile(model, backend="eager", fullgraph=True)
+            assert torch.equal(compiled(x), x)
+        assert not torch.equal(model(x), x)
+
+
 def test_rank_zero_returns_a_new_tensor() -> None:
     x = torch.randn(3, 16)
     found = snn.Eraser(projection(rank=0))(x)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from torch.nn.utils import prune  # noqa: E402
 
 import splince_fast as sf  # noqa: E402
 from nn.conftest import hooks_in, inputs, projection, tiny  # noqa: E402
@@ -280,6 +285,118 @@ def test_a_tied_head_is_untied_and_survives_a_file(tmp_path: Path) -> None:
     assert other.lm_head.weight is other.model.embed_tokens.weight
 
 
+class Config:
+    """A configuration of a model of several parts."""
+
+    def __init__(self, tie: bool, text: Any = None) -> None:
+        self.tie_word_embeddings, self.text = tie, text
+
+    def get_text_config(self, decoder: bool = False) -> Any:
+        return self.text or self
+
+
+@pytest.mark.parametrize("tied", [(True, True), (False, True), (True, False)])
+def test_every_configuration_of_a_tied_head_is_untied(tied: tuple[bool, bool]) -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.embedding = torch.nn.Embedding(50, 16)
+            self.norm, self.head = torch.nn.LayerNorm(16), torch.nn.Linear(16, 50, bias=False)
+            self.head.weight = self.embedding.weight
+            self.other = torch.nn.Linear(16, 16)
+            self.config, self.other.config = Config(tied[0], Config(tied[1])), Config(True)
+            self.embedding.config = Config(tied[1])
+
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            return self.head(self.norm(self.embedding(input_ids)))
+
+    def flags(model: Any) -> list[bool]:
+        configs = model.config, model.config.text, model.embedding.config, model.other.config
+        return [config.tie_word_embeddings for config in configs]
+
+    model, ids = Model(), torch.arange(20).reshape(4, 5)
+    before = flags(model)
+    with pytest.warns(sf.SplinceWarning, match="are separate now"):
+        snn.fold(model, {"norm": projection()}, ids, bias="drop")
+    assert flags(model) == [False, False, False, True]  # another part keeps its own ties
+    # Undone where the fold fails.
+    model = Model()
+    model.head.register_forward_hook(lambda m, a, out: out * m.weight.sum())
+    with pytest.raises(snn.FoldError, match="another function of their weights"):
+        snn.fold(model, {"norm": projection()}, ids, bias="drop")
+    assert flags(model) == before
+    assert model.head.weight is model.embedding.weight
+
+
+def test_a_tied_head_of_a_model_of_images_and_text_survives_a_file(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    text = transformers.LlamaConfig(
+        **sizes, num_attention_heads=2, vocab_size=50, tie_word_embeddings=True
+    )
+    vision = transformers.CLIPVisionConfig(
+        **sizes, num_attention_heads=2, image_size=8, patch_size=4
+    )
+    config = transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_index=49)
+    config.tie_word_embeddings = True
+    model = transformers.LlavaForConditionalGeneration(config).eval()
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+    batch = {"input_ids": inputs("llama")["input_ids"] % 48}
+    with pytest.warns(sf.SplinceWarning, match="are separate now"):
+        snn.fold(model, {"**.norm": projection()}, batch, bias="drop")
+    assert not model.config.tie_word_embeddings
+    assert not model.config.text_config.tie_word_embeddings
+    with torch.no_grad():
+        expected = model(**batch).logits
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.save_pretrained(tmp_path)
+        loaded = type(model).from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        assert torch.equal(loaded(**batch).logits, expected)
+
+
+@pytest.mark.parametrize("trainable", ["weight", "bias"])
+def test_folded_parameters_train_as_before(trainable: str) -> None:
+    model = torch.nn.Sequential(torch.nn.LayerNorm(16), torch.nn.Linear(16, 3))
+    for name, parameter in model[1].named_parameters():
+        parameter.requires_grad_(name == trainable)
+    model[1].bias.data = model[1].bias.data.double()
+    model[1].forward = lambda x: x @ model[1].weight.T + model[1].bias.float()
+    snn.fold(model, {"0": projection()}, torch.randn(20, 16))
+    names = [name for name, parameter in model[1].named_parameters() if parameter.requires_grad]
+    assert names == [trainable]
+    assert model[1].bias.dtype == torch.float64
+    assert model[1].weight.dtype == torch.float32
+
+
+def pruned(linear: Any) -> Any:
+    return prune.l1_unstructured(linear, "weight", 0.3)
+
+
+def pruned_bias(linear: Any) -> Any:
+    return prune.l1_unstructured(linear, "bias", 0.3)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated")
+@pytest.mark.parametrize(
+    "change",
+    [
+        pruned, pruned_bias, torch.nn.utils.weight_norm,
+        torch.nn.utils.parametrizations.weight_norm, torch.nn.utils.parametrizations.spectral_norm,
+    ],
+)  # fmt: skip
+def test_weights_that_are_computed_from_parameters_are_refused(change: Any) -> None:
+    model = torch.nn.Sequential(torch.nn.LayerNorm(16), change(torch.nn.Linear(16, 16)))
+    before, owners = bits(model), {k: id(p) for k, p in model.named_parameters()}
+    for site in ("0", "1"):
+        with pytest.raises(snn.FoldError, match=r"(weight|bias) of '1' is no parameter"):
+            snn.fold(model, {site: projection()}, torch.randn(20, 16))
+    assert same(model, before, owners)
+
+
 def test_convolutions_of_one_pixel_are_folded() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(
@@ -454,3 +571,119 @@ def test_bfloat16_weights_are_folded_to_their_precision() -> None:
     folded = snn.fold(model, {"transformer.h.*.ln_1": projection()}, batch)
     assert folded.difference < 2e-2
     assert model.transformer.h[0].attn.c_attn.weight.dtype == torch.bfloat16
+
+
+# --- outputs that hide a difference ---------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Output:
+    """An output that is neither a tensor nor a container."""
+
+    logits: torch.Tensor
+
+
+class Residual(torch.nn.Module):
+    """A residual connection also reads the norm; `form` maps the output."""
+
+    def __init__(self, form: Callable[[torch.Tensor], Any], width: int = 16) -> None:
+        super().__init__()
+        self.norm, self.linear = torch.nn.LayerNorm(width), torch.nn.Linear(width, width)
+        self.form, self.with_residual = form, True
+
+    def forward(self, x: torch.Tensor) -> Any:
+        h = self.norm(x)
+        return self.form(self.linear(h) + (h if self.with_residual else 0))
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        Output,
+        lambda y: SimpleNamespace(result=[Output(y)]),
+        lambda y: y.index_fill(1, torch.tensor([0]), -1e9),
+        lambda y: y.index_fill(1, torch.tensor([0]), torch.finfo(torch.float32).min),
+        lambda y: (torch.ones(3), y.double(), {"ids": y.argmax(-1)}),
+    ],
+    ids=["dataclass", "object", "suppressed", "smallest number", "tuple"],
+)
+def test_a_residual_connection_is_found_in_every_form_of_output(form: Any) -> None:
+    torch.manual_seed(0)
+    model, x, p = Residual(form), torch.randn(50, 16), projection()
+    before, owners = bits(model), {k: id(q) for k, q in model.named_parameters()}
+    with pytest.raises(snn.FoldError, match="residual connection"):
+        snn.fold(model, {"norm": p}, x)
+    assert same(model, before, owners)
+    assert hooks_in(model) == 0
+    # Control: without the connection the same outputs are accepted.
+    model.with_residual = False
+    assert 0 < snn.fold(model, {"norm": p}, x).difference < 1e-4
+
+
+@pytest.mark.parametrize(
+    "form",
+    [lambda y: y.argmax(-1), lambda y: {"ids": y.argmax(-1), "constant": torch.ones(3)}],
+    ids=["integers", "constants"],
+)
+def test_outputs_that_the_erasers_do_not_change_are_refused(form: Any) -> None:
+    model, x = Residual(form), torch.randn(50, 16)
+    before, owners = bits(model), {k: id(q) for k, q in model.named_parameters()}
+    with pytest.raises(snn.FoldError, match="change no floating tensor"):
+        snn.fold(model, {"norm": projection()}, x)
+    assert same(model, before, owners)
+
+
+def test_a_residual_connection_is_found_below_the_precision_of_bfloat16() -> None:
+    """The eraser changes wide activations by less than the rounding of folded weights may."""
+    torch.manual_seed(0)
+    width = 2048
+    model = torch.nn.Sequential(Residual(lambda y: y, width), torch.nn.Linear(width, 8)).bfloat16()
+    with torch.no_grad():
+        model[0].linear.weight.mul_(0.05)
+    direction = np.full((width, 1), width**-0.5)
+    sites = {"0.norm": sf.Projection(direction, direction, np.zeros(width))}
+    x = torch.randn(20, width).bfloat16()
+    with torch.no_grad(), snn.install(model, sites):
+        erased = model(x)
+    with torch.no_grad():
+        change = (model(x) - erased).abs().max() / (erased.max() - erased.min())
+    assert change < 2e-2
+    with pytest.raises(snn.FoldError, match="residual connection"):
+        snn.fold(model, sites, x)
+    model[0].with_residual = False
+    snn.fold(model, sites, x)
+
+
+def test_weights_that_other_code_reads_are_found_beside_suppressed_tokens() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.twice = torch.nn.Linear(16, 16), True
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.tanh(self.linear(x))
+            y = y @ self.linear.weight if self.twice else y
+            return y.index_fill(1, torch.tensor([0]), -1e9)
+
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(50, 16)
+    with pytest.raises(snn.FoldError, match="reads their weights without calling them"):
+        snn.fold(model, {"linear": projection()}, x)
+    model.twice = False
+    snn.fold(model, {"linear": projection()}, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_that_read_one_token_of_a_site_are_folded(dtype: torch.dtype) -> None:
+    class Classifier(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.head = torch.nn.LayerNorm(16), torch.nn.Linear(16, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.norm(x)[:, 0])
+
+    torch.manual_seed(0)
+    model = Classifier().to(dtype)
+    folded = snn.fold(model, {"norm": projection(rank=6)}, torch.randn(30, 5, 16).to(dtype))
+    assert folded.layers == {"norm": ("head",)}

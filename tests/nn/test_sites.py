@@ -1,0 +1,155 @@
+"""nn.sites: names of modules behind wrappers, and tensors in outputs of any type."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from nn.conftest import projection  # noqa: E402
+from splince_fast import nn as snn  # noqa: E402
+from splince_fast.nn import sites  # noqa: E402
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+class PreNorm(torch.nn.Module):
+    """A block whose submodule is called as that of a wrapper, with a norm inside and outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = torch.nn.Sequential(
+            OrderedDict(norm=torch.nn.LayerNorm(16), linear=torch.nn.Linear(16, 16))
+        )
+        self.norm = torch.nn.BatchNorm1d(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.module(self.norm(x))
+
+
+class Wrapper(torch.nn.Module):
+    """A wrapper of another library."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+PRE_NORM = {"module": "Sequential", "module.norm": "LayerNorm", "module.linear": "Linear",
+            "norm": "BatchNorm1d"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda model: model,
+        torch.nn.DataParallel,
+        Wrapper,
+        lambda model: Wrapper(torch.nn.DataParallel(model)),
+        lambda model: torch.compile(model, backend="eager"),
+    ],
+    ids=["none", "parallel", "other", "two", "compiled"],
+)
+def test_a_submodule_called_module_keeps_its_name_behind_every_wrapper(wrap: Any) -> None:
+    blocks = torch.nn.Sequential(PreNorm(), torch.nn.DataParallel(PreNorm()))
+    expected = {"": type(wrap(blocks)).__name__, "0": "PreNorm", "1": "DataParallel"}
+    expected |= {f"{i}.{name}": kind for i in range(2) for name, kind in PRE_NORM.items()}
+    model = wrap(blocks)
+    found = {name: type(module).__name__ for name, module in sites.named_modules(model).items()}
+    assert found == expected
+    for name in PRE_NORM:
+        module = blocks[0].get_submodule(name)
+        assert sites.find(model, f"0.{name}") == sites.find(model, module) == {f"0.{name}": module}
+    outermost = sites.named_modules(wrap(PreNorm()))
+    assert {name: type(module).__name__ for name, module in outermost.items() if name} == PRE_NORM
+
+
+def test_a_name_without_infixes_that_another_module_has_is_not_used() -> None:
+    model = torch.nn.ModuleDict({"norm": torch.nn.LayerNorm(16)})
+    model["base_model"] = torch.nn.ModuleDict({"model": torch.nn.ModuleDict()})
+    model["base_model"]["model"].update(
+        {"norm": torch.nn.BatchNorm1d(16), "linear": torch.nn.Linear(16, 16)}
+    )
+    assert sites.find(model, "norm") == {"norm": model["norm"]}
+    inner = "base_model.model.norm"
+    assert sites.find(model, inner) == {inner: model.get_submodule(inner)}
+    assert list(sites.find(model, "linear")) == ["linear"]  # as in models of PEFT
+
+
+# --- outputs --------------------------------------------------------------------------------------
+
+
+class Named(NamedTuple):
+    """A named tuple."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+
+
+@dataclasses.dataclass
+class Fields:
+    """A dataclass."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    """A frozen dataclass that derives a field."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    n_rows: int = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "n_rows", len(self.a))
+
+
+def largest(a: torch.Tensor, b: torch.Tensor) -> Any:
+    """A named tuple of torch, as of torch.topk."""
+    return torch.return_types.aminmax((a, b))
+
+
+@pytest.mark.parametrize(
+    ("make", "key"),
+    [(Named, "b"), (Fields, "b"), (Frozen, "b"), (largest, "max"), (largest, 1)],
+    ids=["named tuple", "dataclass", "frozen dataclass", "torch", "torch by index"],
+)
+def test_a_field_of_an_output_is_replaced_in_a_copy(make: Callable[..., Any], key: Any) -> None:
+    class Site(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            self.output = make(x, x)  # both fields hold the same tensor
+            return self.output
+
+    model, x, p = torch.nn.Sequential(Site()), torch.randn(20, 16), projection()
+    with snn.install(model, p, at="0", output=key):
+        found = model(x)
+    assert type(found) is type(model[0].output)
+    first, second = (found.a, found.b) if hasattr(found, "a") else (found.min, found.max)
+    assert torch.equal(first, x)
+    assert np.allclose(second, p(x.numpy()), atol=1e-5)
+    original = model[0].output
+    assert (original.b if hasattr(original, "b") else original.max) is x
+    assert getattr(found, "n_rows", 20) == 20
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_refused_with_the_remedy() -> None:
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    encoder = torch.nn.TransformerEncoder(layer, 2).eval()
+    padding = torch.zeros(4, 6, dtype=torch.bool)
+    padding[0, 4:] = True
+    batch = {"src": torch.randn(4, 6, 8), "src_key_padding_mask": padding, "z": torch.arange(4) % 2}
+    options: dict[str, Any] = {"labels": "z", "tokens": "all"}
+    for site in ("layers.0", "layers.1.linear1"):
+        with pytest.raises(snn.SiteError, match=r"nested tensor.*use_nested_tensor to False"):
+            snn.collect(encoder, [batch], site, **options)
+    encoder.use_nested_tensor = False
+    assert snn.collect(encoder, [batch], "layers.0", **options)["layers.0"].n_rows == 24
