@@ -25,11 +25,11 @@ from torch.utils.hooks import RemovableHandle
 
 from splince_fast.exceptions import SiteError
 from splince_fast.nn.sites import (
+    clean_names,
     in_backward,
     is_row_tensor,
     named_modules,
     prefixes,
-    without_infixes,
 )
 from splince_fast.nn.tokens import ALL_ROWS, Selection, TokenRule, parameters_of, select
 
@@ -118,9 +118,8 @@ class CallSelections:
         # takes tokens, such as the language model inside a wrapper.
         token_modules = [
             (name, module)
-            for raw_name, module in model.named_modules(remove_duplicate=False)
-            if (name := without_infixes(raw_name)) in ancestors
-            and (module is model or "input_ids" in parameters_of(module).names)
+            for name, module in clean_names(model)
+            if name in ancestors and (module is model or "input_ids" in parameters_of(module).names)
         ]
         others = [ancestor for ancestor in ancestors if ancestor not in dict(token_modules)]
         for name, module in token_modules:

@@ -39,6 +39,11 @@ class SiteEraser:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_packed": None}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copy; the copy erases, because no handle could enable it again."""
+        self.__dict__.update(state)
+        self.set_gate(1.0)
+
     def copy_on(self, device: torch.device) -> Eraser:
         """Return the copy of the eraser on a device; make it on first use."""
         eraser = self._copies.get(device)
@@ -67,9 +72,12 @@ class SiteEraser:
 
     def _erase_rows(self, rows: Tensor) -> Tensor:
         """Erase the selected rows of a tensor (..., d) by the C kernel if possible, or by torch."""
+        is_eager = not torch.compiler.is_compiling()
+        if is_eager and not self._enabled:
+            return rows
         mask = self.selections.current(self.name).mask_for(self.name, rows)
         erased = None
-        if not torch.compiler.is_compiling() and self._enabled and self._plain_placement:
+        if is_eager and self._plain_placement:
             if self._packed is None:
                 self._packed = self._pack()
             erased = erased_in_memory(self._packed, rows)

@@ -56,12 +56,6 @@ def clean_names(model: Module) -> Iterator[tuple[str, Module]]:
         yield (name if is_taken else new), module
 
 
-def without_infixes(name: str) -> str:
-    """Return a dotted name without the parts that wrappers insert, and without ``module``."""
-    parts = [part for part in name.split(".") if part not in (*_INFIXES, "module")]
-    return ".".join(parts).removeprefix(_PEFT_PREFIX)
-
-
 def _without_infixes(name: str, modules: Mapping[str, Module]) -> str:
     """Return the name of one of `modules` without the parts that wrappers insert.
 

@@ -418,6 +418,17 @@ def test_disabled_is_exact(rank: int) -> None:
         assert not torch.equal(model(**batch).logits, plain)
 
 
+def test_a_copy_of_a_disabled_model_erases() -> None:
+    model = torch.nn.Sequential(torch.nn.Identity())
+    x, p = torch.randn(3, 16), projection()
+    with snn.install(model, {"0": p}) as installed:
+        with installed.disabled():
+            copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+            assert torch.equal(model(x), x)
+        for other in (model, *copies):
+            assert np.allclose(other(x), p(x.numpy()), atol=1e-5)
+
+
 def test_a_site_that_did_not_run_is_an_error() -> None:
     class Idle(torch.nn.Module):
         def __init__(self) -> None:

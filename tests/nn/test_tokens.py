@@ -319,6 +319,35 @@ def test_tokens_by_position_are_seen_through_a_wrapper() -> None:
         assert not torch.equal(wrapped(**batch).last_hidden_state, by_name)
 
 
+def test_tokens_are_seen_in_a_submodule_called_module() -> None:
+    """The outer model takes a batch, and the module inside takes its tokens."""
+
+    class Inner(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = torch.nn.ModuleDict({"bert": tiny("bert")})
+            self.other = torch.nn.Identity()
+
+        def forward(self, batch: Any) -> Any:
+            return self.other(self.module["bert"](**batch).last_hidden_state)
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.other = Inner(), torch.nn.Identity()
+
+        def forward(self, batch: Any) -> Any:
+            return self.other(self.inner(batch))
+
+    model, batch = Model(), inputs("bert")
+    plain = model(batch)
+    with snn.install(model, {"inner.module.bert.encoder.layer.1": projection()}):
+        found = model(batch)
+    attended = batch["attention_mask"].bool()
+    assert torch.equal(found[~attended], plain[~attended])
+    assert not torch.equal(found[attended], plain[attended])
+
+
 def test_an_interrupted_call_leaves_no_tokens_to_the_next() -> None:
     """Hooks of the end of a call do not run after a KeyboardInterrupt."""
 
