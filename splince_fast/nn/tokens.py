@@ -163,12 +163,19 @@ def parameters_of(module: Module) -> ForwardParameters:
     return _parameters(type(module).forward)
 
 
-def _past_length(arguments: Mapping[str, Any], caches: Mapping[str, Any]) -> int | Tensor | None:
+def _past_length(
+    arguments: Mapping[str, Any], caches: Mapping[str, Any], n_masked: int
+) -> int | Tensor | None:
     """Return the number of earlier tokens, as an int or a tensor; None if no argument shows it.
 
-    The result is 1 if the arguments show only that earlier tokens exist, as for recurrent models.
+    `n_masked` is the number of entries of the attention mask, less the number of tokens. If the
+    arguments show only that earlier tokens exist, as for recurrent models, their number is
+    `n_masked`, or 1 if the mask has no entries for them.
     """
-    lengths = [int(bool(len(c))) if key in _STATES else _length_of(c) for key, c in caches.items()]
+    lengths = [
+        max(1, n_masked) * bool(len(c)) if key in _STATES else _length_of(c, n_masked)
+        for key, c in caches.items()
+    ]
     length = next((n for n in lengths if n is not None), None)
     if length is not None:
         return length
@@ -194,24 +201,22 @@ def _is_cache(key: str, value: object) -> bool:
     return ("cache" in key or "past" in key) and not isinstance(value, Tensor)
 
 
-def _length_of(cache: object) -> int | Tensor | None:
-    """Return the number of tokens in a cache.
-
-    Returns 1 if the cache shows only that the number is positive, and None if it shows nothing.
-    """
+def _length_of(cache: object, n_masked: int) -> int | Tensor | None:
+    """Return the number of tokens in a cache, None if the cache shows nothing."""
     if hasattr(cache, "get_seq_length"):
         with suppress(ValueError):  # raised by a cache that holds recurrent states only
             return cache.get_seq_length()
     if hasattr(cache, "has_previous_state"):
         has_previous = cache.has_previous_state
-        return int(bool(has_previous() if callable(has_previous) else has_previous))
+        return max(1, n_masked) * bool(has_previous() if callable(has_previous) else has_previous)
     if hasattr(cache, "seqlen_offset"):
         return cache.seqlen_offset
     if isinstance(cache, tuple | list):
         if not cache:
             return 0
         keys = cache[0][0] if isinstance(cache[0], tuple | list) and cache[0] else None
-        return int(keys.shape[-2]) if isinstance(keys, Tensor) else None
+        # The axis of the tokens depends on the model, so that the mask is the better source.
+        return n_masked or int(keys.shape[-2]) if isinstance(keys, Tensor) else None
     return None
 
 
@@ -261,12 +266,12 @@ def select(
     rule = "body" if rule is None else rule
     if skip_ids and rule == "body" and tokens is not ids:
         raise SiteError("skip_ids needs a call with input_ids, and this call has none")
-    n_past = _past_length(arguments, caches)
     length = tokens.shape[1]
+    n_masked = 0 if mask is None else max(0, mask.shape[-1] - length)
+    n_past = _past_length(arguments, caches, n_masked)
     if n_past is None:
-        # A mask that is longer than the tokens then has an entry for each earlier token.
-        n_past = 0 if mask is None else max(0, mask.shape[-1] - length)
-        covers_past = mask is not None and mask.ndim == 2 and n_past > 0
+        n_past = n_masked
+        covers_past = mask is not None and mask.ndim == 2 and n_masked > 0
         if caches and rule in ("body", "first") and not covers_past:
             raise SiteError(
                 f"the number of earlier tokens in {list(caches)} is unknown, so tokens={rule!r} "

@@ -467,8 +467,12 @@ def test_a_mask_of_a_static_cache_selects_as_one_of_the_tokens_so_far() -> None:
             for full in (mask, ones):
                 assert selected(tokens, end - start, full, start) == cut, (start, end, tokens)
     assert selected("body", 5, mask, 0) == [[0, 0, 0, 1, 1], [0, 1, 1, 1, 1]]
-    # Without a cache among the arguments, the tokens are the last ones.
-    assert selected("body", 2, mask[:, :5]) == [[1, 1], [1, 1]]
+    # If no argument shows the number of cached tokens, the tokens are the last ones.
+    keys = torch.zeros(2, 1, 4, 3).transpose(2, 3)  # with another axis of the tokens
+    state = types.SimpleNamespace(has_previous_state=True)
+    for cache in ({}, {"cache_params": state}, {"state": [keys]}, {"past": [(keys, keys)]}):
+        assert selected("body", 2, mask[:, :5], **cache) == [[1, 1], [1, 1]]
+        assert selected("first", 2, mask[:, :4], **cache) == [[1, 0], [0, 0]]
 
 
 def test_steps_of_any_length_select_the_same_tokens() -> None:
