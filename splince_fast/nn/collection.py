@@ -465,7 +465,11 @@ def collect(
         each sequence and `skip_ids`; "all": attended tokens; "first", "last": the first or the last
         attended token; "mean": one row per sequence, the mean over its attended tokens; or a
         function from the arguments of the call to a bool tensor (B, T). In a call without tokens
-        "body" selects all rows.
+        "body" selects all rows. At a site without the tokens of the call, such as a pooled state or
+        a module of a vision tower, "all" selects all rows. Tensors (T, B, d) are an error, but
+        cannot be told apart if T equals B. Of several sequences packed into one row, "first" and
+        "body" see each first token if the call has position_ids or a mask (B, queries, keys), and
+        "last" and "mean" see one sequence.
     side : {"output", "input"}
         Whether to use the output or the input of the module.
     feature_dim : int
