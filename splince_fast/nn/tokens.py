@@ -327,23 +327,28 @@ def _selected(
     # static cache also has entries for later tokens.
     latest = n_keys - length
     start = n_past.clamp(max=latest) if isinstance(n_past, Tensor) else min(n_past, latest)
-    positions: Any = slice(start, start + length)
-    if allowed is not None or isinstance(start, Tensor):
-        positions = torch.arange(length, device=mask.device) + start
-    selected = attended[:, positions]
+    selected = _columns(attended, start, length)
     if rule in ("all", "mean"):
         return selected
     # The rank of a token is the number of tokens of its sequence up to and including the token.
-    rank = attended.cumsum(1)[:, positions]
+    rank = _columns(attended.cumsum(1), start, length)
     if rule == "last":
         return selected & (rank == rank[:, -1:])
     if allowed is not None:
+        positions = torch.arange(length, device=mask.device) + start
         is_earlier = torch.arange(n_keys, device=mask.device) <= positions.unsqueeze(1)
         rank = (allowed[:, -length:] & is_earlier).sum(-1)
     is_first = rank == 1 - (n_past - start)
     if position_ids is not None and position_ids.shape[-1] == length and position_ids.ndim == 2:
         is_first = is_first | (position_ids == 0)
     return selected & (is_first if rule == "first" else ~is_first)
+
+
+def _columns(x: Tensor, start: int | Tensor, length: int) -> Tensor:
+    """Return `length` columns of a matrix; a start on a device is not copied to the host."""
+    if isinstance(start, Tensor):
+        return x.index_select(1, torch.arange(length, device=x.device) + start)
+    return x[:, start : start + length]
 
 
 def _allowed(mask: Tensor) -> Tensor:
