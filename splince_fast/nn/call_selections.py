@@ -4,21 +4,25 @@ The activations (B, T, d) at a site do not show which tokens are padding. During
 cache, the activations do not show the positions of the tokens either. The arguments of the call
 show both: `attention_mask`, `input_ids`, the cache and `position_ids`. The ancestors of a site are
 the modules that contain the site. Hooks on the model, and on ancestors that take `input_ids`,
-compute the selection once per call, for all sites.
+compute the selection once per call, for all sites. A module of embeddings, which takes `input_ids`
+but no attention mask, has the selection of the call around it.
 
 Gradient checkpointing runs ancestors of a site again in the backward pass, outside of a call of the
-model. Hooks on these ancestors then look up the selection by the memory address of the ancestor's
-input, because checkpointing keeps this tensor. The hooks for the lookup are added in the first call
-that records gradients and needs a mask.
+model. Hooks on these ancestors then look up the selection by the memory address of their
+input, because checkpointing keeps this tensor. If several calls with different selections have the
+same input, the lookup is an error. The hooks for the lookup are added in the first call that
+records gradients and needs a mask.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
@@ -44,6 +48,24 @@ class _ThreadState(threading.local):
         self.store_inputs = False
 
 
+@dataclass
+class _StoredInput:
+    """Input of an ancestor: its storage, and the selection of the call with this input."""
+
+    storage: StorageWeakRef
+    selection: Selection
+    looked_up: bool = False  # whether a backward pass ran the ancestor again
+
+
+_AMBIGUOUS = Selection(
+    None,
+    "",
+    error=(
+        "runs again in a backward pass, and several calls that select other tokens had the same "
+        "input tensor; pass a copy of the tensor to each call (x.clone()), or run the backward "
+        "pass of each call before the next call"
+    ),
+)
 _lock = threading.Lock()  # guards the hooks of ancestors and the stored inputs
 
 
@@ -67,7 +89,8 @@ class CallSelections:
         self._compiled_stack: tuple[Selection, Any] | None = None
         self._needs_lookup = False  # whether any call recorded gradients and needed a mask
         self._thread = _ThreadState()
-        self._by_input: dict[int, tuple[StorageWeakRef, Selection]] = {}  # by address of the input
+        # By module and address of its input.
+        self._by_input: dict[tuple[Module, int], _StoredInput] = {}
         self._handles: list[RemovableHandle] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -149,19 +172,18 @@ class CallSelections:
         """
         modules = named_modules(module)
         with _lock:
-            for ancestor in filter(None, map(modules.get, names)):
-                if self.enter_ancestor not in ancestor._forward_pre_hooks.values():
+            for ancestor in map(modules.get, names):
+                if ancestor is not None and (
+                    self.enter_ancestor not in ancestor._forward_pre_hooks.values()
+                ):
                     self._add_hooks(ancestor, self.enter_ancestor, self.leave)
 
     def enter_call(self, module: Module, arguments: Mapping[str, object], hook: EnterCall) -> None:
         """Select the tokens of a call, and make it the running call."""
-        has_tokens = any(arguments.get(key) is not None for key in ("input_ids", "inputs_embeds"))
         # A call of the model has no outer call: an entry on the stack is then the remainder of a
         # call that a KeyboardInterrupt ended.
-        outer_selection = None if hook.is_root else self._running_selection()
-        if outer_selection is not None and not has_tokens:
-            selection = outer_selection
-        else:
+        selection = None if hook.is_root else self._running_selection()
+        if selection is None or not selection.holds_in(arguments, hook.parameters):
             selection = select(self.token_rule, arguments, hook.parameters)
         self._compiled_stack = (selection, None if hook.is_root else self._compiled_stack)
         if torch.compiler.is_compiling():
@@ -174,7 +196,9 @@ class CallSelections:
             # reentrant checkpoints disable gradients when they first run a module.
             self._needs_lookup = self._thread.store_inputs = True
             with _lock:
-                self._by_input = {k: v for k, v in self._by_input.items() if not v[0].expired()}
+                self._by_input = {
+                    k: v for k, v in self._by_input.items() if not v.storage.expired()
+                }
             if hook.inner_ancestors:
                 self.attach_ancestors(module, hook.inner_ancestors)
                 hook.inner_ancestors = ()
@@ -192,14 +216,26 @@ class CallSelections:
         selection = self._running_selection()
         tensor = next((v for v in (*args, *kwargs.values()) if is_row_tensor(v)), None)
         if tensor is not None and self._needs_lookup and in_backward():
-            stored = self._by_input.get(tensor.data_ptr())
-            if stored is not None and not stored[0].expired():
-                selection = stored[1]
+            stored = self._by_input.get((module, tensor.data_ptr()))
+            if stored is not None and not stored.storage.expired():
+                selection, stored.looked_up = stored.selection, True
         elif tensor is not None and self._thread.store_inputs and selection is not None:
-            reference = StorageWeakRef(tensor.untyped_storage())
-            with _lock:
-                self._by_input[tensor.data_ptr()] = (reference, selection)
+            self._store(module, tensor, selection)
         self._thread.stack.append((module, selection))
+
+    def _store(self, module: Module, tensor: Tensor, selection: Selection) -> None:
+        """Store the selection of the running call by a module and the address of its input.
+
+        If an earlier call, whose backward pass has not run, had the same input and another
+        selection, the stored selection is an error.
+        """
+        key, storage = (module, tensor.data_ptr()), StorageWeakRef(tensor.untyped_storage())
+        with _lock:
+            stored = self._by_input.get(key)
+            is_pending = stored and not stored.looked_up and not stored.storage.expired()
+            if stored and is_pending and not stored.selection.selects_same(selection):
+                selection = _AMBIGUOUS
+            self._by_input[key] = _StoredInput(storage, selection)
 
     # `leave_call` and `leave` also run if the module raises an error (always_call=True).
 

@@ -40,7 +40,6 @@ class SelectedRows:
 
     labels: RowLabels
     index: Tensor | None  # indices of the rows, on the host; None for all rows
-    n_sequences: int
     _copies: dict[torch.device, Tensor] = field(default_factory=dict)
 
     def select(self, flat: Tensor) -> Tensor:
@@ -100,6 +99,7 @@ class Collector:
         # The attributes below are the state of the current batch.
         self._batch_labels: dict[str, object] = {}
         self._selected: dict[object, SelectedRows] = {}  # by mask and shape of the rows
+        self._counted = np.zeros(0, bool)  # whether a sequence has selected tokens
         self._called_sites: set[str] = set()
         self._may_stop = self._stopped = False
 
@@ -238,11 +238,22 @@ class Collector:
         selected = self._selected.get(key)
         if selected is None:
             selected = self._index_rows(tuple(rows.shape[:-1]), mask, selection)
-            if not self._selected:
-                self.n_sequences += selected.n_sequences
+            self._count_sequences(len(rows) if rows.ndim > 1 else 1, selected)
             self._selected[key] = selected
         flat = _sequence_means(rows, mask) if is_mean else rows.reshape(-1, rows.shape[-1])
         return selected.select(flat), selected.labels
+
+    def _count_sequences(self, n_sequences: int, selected: SelectedRows) -> None:
+        """Count the sequences of the batch that had no selected tokens in earlier calls.
+
+        Sites with another number of sequences than the first site of the batch do not count.
+        """
+        if not self._selected:
+            self._counted = np.zeros(n_sequences, bool)
+        if len(self._counted) == n_sequences:
+            before = np.count_nonzero(self._counted)
+            self._counted[selected.labels.sequence_index] = True
+            self.n_sequences += int(np.count_nonzero(self._counted) - before)
 
     def _index_rows(
         self, shape: tuple[int, ...], mask: Tensor | None, selection: Selection
@@ -266,7 +277,7 @@ class Collector:
         kinds, joint = self.parameters.kinds or None, self.parameters.joint
         encoded = encode(columns, n, kinds=kinds, joint=joint)
         labels = RowLabels(n, self.n_batches, weight, encoded, sequence)
-        return SelectedRows(labels, index, int(np.count_nonzero(counts)))
+        return SelectedRows(labels, index)
 
     def _keys(self, name: str) -> list[str]:
         """Return the keys of a site in `sums`: the name of the site, or one key per head."""
@@ -342,7 +353,7 @@ def _sequence_means(rows: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None:
         return values.reshape(len(rows), -1, rows.shape[-1]).mean(1)
     selected = mask.unsqueeze(-1)
-    return (values * selected).sum(1) / selected.sum(1).clamp(min=1)
+    return values.masked_fill(~selected, 0).sum(1) / selected.sum(1).clamp(min=1)
 
 
 # -- labels --------------------------------------------------------------------------------
@@ -458,7 +469,11 @@ def collect(
         each sequence and `skip_ids`; "all": attended tokens; "first", "last": the first or the last
         attended token; "mean": one row per sequence, the mean over its attended tokens; or a
         function from the arguments of the call to a bool tensor (B, T). In a call without tokens
-        "body" selects all rows.
+        "body" selects all rows. At a site without the tokens of the call, such as a pooled state or
+        a module of a vision tower, "all" selects all rows. Tensors (T, B, d) are an error, but
+        cannot be told apart if T equals B. Of several sequences packed into one row, "first" and
+        "body" see each first token if the call has position_ids or a mask (B, queries, keys), and
+        "last" and "mean" see one sequence.
     side : {"output", "input"}
         Whether to use the output or the input of the module.
     feature_dim : int
@@ -477,7 +492,9 @@ def collect(
         after the last site if batches of at least the same sizes ran each site once; pass a
         function if the number of calls of a site depends on values instead of sizes.
     weight : {"token", "sequence"}
-        "token": each row has weight 1; "sequence": the rows of each sequence have total weight 1.
+        "token": each row has weight 1; "sequence": the rows of each sequence have total weight 1 in
+        each call of a site. In a batch that runs a site once, each sequence has weight 1; in steps
+        of one token, each token has.
     skip_ids : iterable of int
         Ids of tokens that "body" leaves out, such as special tokens.
     device : "model" or torch.device

@@ -61,36 +61,73 @@ class Selection:
     mask: Tensor | None
     rule: str
     all_selected: bool = False  # whether the mask selects every token
-    error: str = ""  # error message if the call lacks arguments that the rule needs
+    token_shape: tuple[int, ...] | None = None  # (B, T); None if unknown, or of two kinds of tokens
+    has_cache: bool = False  # whether the call has a cache or a state of earlier tokens
+    only_mask: bool = False  # whether only an attention mask shows the tokens
+    error: str = ""  # predicate of an error message if the selected tokens are unknown
 
     def mask_for(self, name: str, x: Tensor) -> Tensor | None:
         """Return the mask of the selected rows of `x` (..., d), or None if all are selected.
 
-        Raises SiteError if the rows do not have the shape of the tokens, or if the rule needs
-        tokens that the call does not have.
+        Raises SiteError if the rows do not have the shape of the tokens, or if the selected tokens
+        are unknown.
         """
-        mask = self.mask
+        mask, shape = self.mask, tuple(x.shape[:-1])
         if self.error:
             if self.rule != "first" or x.ndim < 3:
-                raise SiteError(f"the site {name!r} runs in a call without tokens: {self.error}")
-            mask = torch.zeros(x.shape[:-1], dtype=torch.bool, device=x.device)
+                raise SiteError(f"the site {name!r} {self.error}")
+            mask = torch.zeros(shape, dtype=torch.bool, device=x.device)
             mask[:, 0] = True
             return mask
-        if mask is None or (self.all_selected and tuple(mask.shape) == tuple(x.shape[:-1])):
+        if mask is None:
             return None
-        if tuple(mask.shape) != tuple(x.shape[:-1]):
-            if x.ndim == 2 and x.shape[0] == mask.numel():
-                mask = mask.reshape(-1)
-            elif self.rule == "all":
+        token_shape = tuple(mask.shape)
+        # The rows are the same tokens in another form: downsampled, or with the tokens first.
+        is_other_form = len(shape) > 1 and (self.only_mask or shape == token_shape[::-1])
+        if token_shape == shape:
+            if self.all_selected:
                 return None
-            else:
-                raise SiteError(
-                    f"the site {name!r} has shape {tuple(x.shape)}, and the call has tokens of "
-                    f"shape {tuple(mask.shape)}; pass tokens='all', or a function that returns a "
-                    "mask of the site's own shape"
-                )
+        elif len(shape) == 1 and shape[0] == mask.numel():
+            mask = mask.reshape(-1)
+        elif self.rule != "all" or is_other_form:
+            hint = "" if is_other_form else "tokens='all', or "
+            raise SiteError(
+                f"the site {name!r} has shape {tuple(x.shape)}, and the call has tokens of "
+                f"shape {token_shape}; pass {hint}a function that returns a mask of the site's own "
+                "shape"
+            )
+        elif len(shape) > len(token_shape) and shape[: len(token_shape)] == token_shape:
+            # The rows of a token are those of its heads.
+            n_more = len(shape) - len(token_shape)
+            mask = mask.reshape(*token_shape, *[1] * n_more).expand(shape)
+        else:  # a site without tokens, such as a pooled state or a module of a vision tower
+            return None
         # Only copies to a GPU are asynchronous, because the host may read its copy at once.
         return mask if mask.device == x.device else mask.to(x.device, non_blocking=x.is_cuda)
+
+    def selects_same(self, other: Selection) -> bool:
+        """Return whether another selection is equal; synchronises with the device of the masks."""
+        mask, other_mask = self.mask, other.mask
+        if self is other or mask is None or other_mask is None:
+            return self is other or (mask is other_mask and self.error == other.error)
+        return mask.device == other_mask.device and bool(torch.equal(mask, other_mask))
+
+    def holds_in(self, arguments: Mapping[str, Any], parameters: tuple[str, ...]) -> bool:
+        """Return whether the selection also holds in a nested call.
+
+        It holds in a call without tokens, and in a call of as many tokens that shows less of them
+        than the outer call, as that of a module of embeddings, which takes no attention mask.
+        """
+        keys = "input_ids", "inputs_embeds"
+        tokens = next((t for key in keys if (t := arguments.get(key)) is not None), None)
+        if tokens is None:
+            return True
+        return (
+            self.token_shape is not None
+            and tuple(tokens.shape[:2]) == self.token_shape
+            and "attention_mask" not in {*parameters, *arguments}
+            and (self.has_cache or not _caches(arguments))
+        )
 
 
 ALL_ROWS = Selection(None, "all")
@@ -126,13 +163,19 @@ def parameters_of(module: Module) -> ForwardParameters:
     return _parameters(type(module).forward)
 
 
-def _past_length(arguments: Mapping[str, Any]) -> int | Tensor | None:
-    """Return the number of earlier tokens, as an int or a tensor; None if it is unknown.
+def _past_length(
+    arguments: Mapping[str, Any], caches: Mapping[str, Any], n_masked: int
+) -> int | Tensor | None:
+    """Return the number of earlier tokens, as an int or a tensor; None if no argument shows it.
 
-    The result is 1 if the arguments show only that earlier tokens exist, as for recurrent models.
+    `n_masked` is the number of entries of the attention mask, less the number of tokens. If the
+    arguments show only that earlier tokens exist, as for recurrent models, their number is
+    `n_masked`, or 1 if the mask has no entries for them.
     """
-    caches = {key: value for key, value in arguments.items() if _is_cache(key, value)}
-    lengths = [int(bool(len(c))) if key in _STATES else _length_of(c) for key, c in caches.items()]
+    lengths = [
+        max(1, n_masked) * bool(len(c)) if key in _STATES else _length_of(c, n_masked)
+        for key, c in caches.items()
+    ]
     length = next((n for n in lengths if n is not None), None)
     if length is not None:
         return length
@@ -141,7 +184,12 @@ def _past_length(arguments: Mapping[str, Any]) -> int | Tensor | None:
         first = position.reshape(-1)[0]
         on_host = first.device.type == "cpu" and not torch.compiler.is_compiling()
         return int(first) if on_host else first
-    return None if caches else 0
+    return None
+
+
+def _caches(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that are caches or states of earlier tokens."""
+    return {key: value for key, value in arguments.items() if _is_cache(key, value)}
 
 
 def _is_cache(key: str, value: object) -> bool:
@@ -153,24 +201,22 @@ def _is_cache(key: str, value: object) -> bool:
     return ("cache" in key or "past" in key) and not isinstance(value, Tensor)
 
 
-def _length_of(cache: object) -> int | Tensor | None:
-    """Return the number of tokens in a cache.
-
-    Returns 1 if the cache shows only that the number is positive, and None if it shows nothing.
-    """
+def _length_of(cache: object, n_masked: int) -> int | Tensor | None:
+    """Return the number of tokens in a cache, None if the cache shows nothing."""
     if hasattr(cache, "get_seq_length"):
         with suppress(ValueError):  # raised by a cache that holds recurrent states only
             return cache.get_seq_length()
     if hasattr(cache, "has_previous_state"):
         has_previous = cache.has_previous_state
-        return int(bool(has_previous() if callable(has_previous) else has_previous))
+        return max(1, n_masked) * bool(has_previous() if callable(has_previous) else has_previous)
     if hasattr(cache, "seqlen_offset"):
         return cache.seqlen_offset
     if isinstance(cache, tuple | list):
         if not cache:
             return 0
         keys = cache[0][0] if isinstance(cache[0], tuple | list) and cache[0] else None
-        return int(keys.shape[-2]) if isinstance(keys, Tensor) else None
+        # The axis of the tokens depends on the model, so that the mask is the better source.
+        return n_masked or int(keys.shape[-2]) if isinstance(keys, Tensor) else None
     return None
 
 
@@ -183,13 +229,6 @@ def select(
     arguments do not determine the selection.
     """
     rule, skip_ids = token_rule.rule, token_rule.skip_ids
-    if callable(rule):
-        mask = rule(arguments)
-        if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-            raise SiteError(
-                "the function tokens= must return a bool tensor, for instance of shape (B, T)"
-            )
-        return Selection(mask, "a function")
     # In an encoder-decoder model, the encoder and the decoder have nested calls with their own
     # tokens; all other modules, such as the head, have the tokens of the decoder.
     prefix = "decoder_" if {"input_ids", "decoder_input_ids"} <= set(parameters) else ""
@@ -200,53 +239,61 @@ def select(
         mask = mask.get("full_attention", next(iter(mask.values()), None))
     candidates = ((ids, 2), (embeds, 3), (mask, 2))
     tokens = next((t for t, ndim in candidates if t is not None and t.ndim == ndim), None)
+    caches = _caches(arguments)
+    selection_of = functools.partial(
+        Selection,
+        token_shape=None if tokens is None or prefix else tuple(tokens.shape[:2]),
+        has_cache=bool(caches),
+        only_mask=tokens is mask,
+    )
+    if callable(rule):
+        selected = rule(arguments)
+        if not isinstance(selected, Tensor) or selected.dtype != torch.bool:
+            raise SiteError(
+                "the function tokens= must return a bool tensor, for instance of shape (B, T)"
+            )
+        return selection_of(selected, "a function")
     if tokens is None:
         if rule in (None, "all"):
             return ALL_ROWS
         # The error is raised only if a site needs this selection, because a nested call may have
         # tokens, for instance of the decoder of a speech model.
         error = (
-            f"tokens={rule!r} needs a call with input_ids (B, T), inputs_embeds or "
-            "attention_mask; pass tokens='all', or a function of the call's inputs"
+            f"runs in a call without tokens: tokens={rule!r} needs a call with input_ids (B, T), "
+            "inputs_embeds or attention_mask; pass tokens='all', or a function of the call's inputs"
         )
         return Selection(None, str(rule), error=error)
     rule = "body" if rule is None else rule
     if skip_ids and rule == "body" and tokens is not ids:
         raise SiteError("skip_ids needs a call with input_ids, and this call has none")
-    n_past = _past_length(arguments)
     length = tokens.shape[1]
+    n_masked = 0 if mask is None else max(0, mask.shape[-1] - length)
+    n_past = _past_length(arguments, caches, n_masked)
     if n_past is None:
-        covers_past = isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape[1] > length
-        if rule in ("body", "first") and not covers_past:
-            names = [key for key, value in arguments.items() if _is_cache(key, value)]
+        n_past = n_masked
+        covers_past = mask is not None and mask.ndim == 2 and n_masked > 0
+        if caches and rule in ("body", "first") and not covers_past:
             raise SiteError(
-                f"the number of earlier tokens in {names} is unknown, so tokens={rule!r} cannot "
-                "find the first token; pass an attention_mask over all tokens so far, "
+                f"the number of earlier tokens in {list(caches)} is unknown, so tokens={rule!r} "
+                "cannot find the first token; pass an attention_mask over all tokens so far, "
                 "tokens='all', or a function of the call's inputs"
             )
-        n_past = 0
-    if length == 1 and isinstance(n_past, int) and n_past > 0:
+    if mask is None and rule in ("all", "mean"):
+        return selection_of(None, rule)
+    if mask is None and length == 1 and isinstance(n_past, int) and n_past > 0:
         if rule == "first":
-            return Selection(_constant(tokens, False), rule)
+            return selection_of(_constant(tokens, False), rule)
         if not (skip_ids and rule == "body"):
-            return Selection(None, rule)
-    attended, rank, largest_rank = _attended(tokens, mask, n_past)
-    if rule in ("all", "mean"):
-        if mask is None:
-            return Selection(None, rule)
-        return Selection(attended, rule, _selects_all(attended))
-    is_first = rank == 1
-    position_ids = arguments.get("position_ids")
-    if position_ids is not None and position_ids.shape[-1] == length and position_ids.ndim == 2:
-        is_first = is_first | (position_ids == 0)
-    if rule == "first":
-        return Selection(attended & is_first, rule)
-    if rule == "last":
-        return Selection(attended & (rank == largest_rank), rule)
-    body = attended & ~is_first
-    for skip_id in skip_ids:
-        body = body & (ids != skip_id)
-    return Selection(body, rule)
+            return selection_of(None, rule)
+    if mask is None:
+        mask = _constant(tokens, True)
+    selected = _selected(rule, tokens, mask, n_past, arguments.get("position_ids"))
+    if len(selected) == 1:  # a mask of all sequences
+        selected = selected.expand(tokens.shape[:2])
+    if rule == "body":
+        for skip_id in skip_ids:
+            selected = selected & (ids != skip_id)
+    return selection_of(selected, rule, _selects_all(selected))
 
 
 def _selects_all(mask: Tensor) -> bool:
@@ -259,37 +306,55 @@ def _constant(tokens: Tensor, value: bool) -> Tensor:
     return torch.full(tokens.shape[:2], value, dtype=torch.bool, device=tokens.device)
 
 
-def _attended(tokens: Tensor, mask: Tensor | None, n_past: object) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the mask of attended tokens, the rank of each token, and the largest ranks.
+def _selected(
+    rule: str, tokens: Tensor, mask: Tensor, n_past: Any, position_ids: Tensor | None
+) -> Tensor:
+    """Return the mask (B, T) of the attended tokens that a rule selects; B can be 1 for all rows.
 
-    The rank of a token is the number of attended tokens of its sequence up to and including the
-    token; cached tokens count. The mask and the ranks have shape (B, T), and the largest rank of
-    each sequence has shape (B, 1). Raises SiteError if the attention mask is shorter than the
-    tokens.
+    Each of several sequences that a mask with queries separates has a first token; the last token
+    is that of the row. Raises SiteError if the attention mask is shorter than the tokens.
     """
-    length = tokens.shape[1]
-    positions = torch.arange(length, device=tokens.device) + n_past
-    if mask is None:
-        rank = (positions + 1).expand(tokens.shape[0], length)
-        return _constant(tokens, True), rank, rank[:, -1:]
-    if mask.ndim == 2:
-        attended = mask != 0
-    else:
-        # The mask has shape (B, queries, keys) or (B, heads, queries, keys), and the last query
-        # attends to all tokens so far. A float mask is added to attention scores: 0 marks an
-        # attended token.
-        last_query = (mask[:, 0] if mask.ndim == 4 else mask)[:, -1]
-        attended = last_query == 0 if last_query.is_floating_point() else last_query != 0
-    if attended.shape[1] < length:
+    # The mask has shape (B, keys), (B, queries, keys) or (B, heads, queries, keys).
+    length, n_keys = tokens.shape[1], mask.shape[-1]
+    if n_keys < length:
         raise SiteError(
-            f"attention_mask has length {attended.shape[1]} for {length} tokens; pass one entry "
+            f"attention_mask has length {n_keys} for {length} tokens; pass one entry "
             "per token, cached tokens included"
         )
-    ranks = attended.cumsum(1)
-    if mask.ndim == 2:
-        if attended.shape[1] == length:  # the mask has no entries for cached tokens
-            ranks = ranks + n_past
-        return attended[:, -length:], ranks[:, -length:], ranks[:, -1:]
-    # The mask of a static cache also has entries for later tokens, so that the tokens of this call
-    # are not the last ones.
-    return attended[:, positions], ranks[:, positions], ranks[:, -1:]
+    allowed = None if mask.ndim == 2 else _allowed(mask[:, 0] if mask.ndim == 4 else mask)
+    attended = mask != 0 if allowed is None else allowed.any(1)
+    # A mask may have no entries for cached tokens, or for those outside of a window. The mask of a
+    # static cache also has entries for later tokens.
+    latest = n_keys - length
+    start = n_past.clamp(max=latest) if isinstance(n_past, Tensor) else min(n_past, latest)
+    selected = _columns(attended, start, length)
+    if rule in ("all", "mean"):
+        return selected
+    # The rank of a token is the number of tokens of its sequence up to and including the token.
+    rank = _columns(attended.cumsum(1), start, length)
+    if rule == "last":
+        return selected & (rank == rank[:, -1:])
+    if allowed is not None:
+        positions = torch.arange(length, device=mask.device) + start
+        is_earlier = torch.arange(n_keys, device=mask.device) <= positions.unsqueeze(1)
+        rank = (allowed[:, -length:] & is_earlier).sum(-1)
+    is_first = rank == 1 - (n_past - start)
+    if position_ids is not None and position_ids.shape[-1] == length and position_ids.ndim == 2:
+        is_first = is_first | (position_ids == 0)
+    return selected & (is_first if rule == "first" else ~is_first)
+
+
+def _columns(x: Tensor, start: int | Tensor, length: int) -> Tensor:
+    """Return `length` columns of a matrix; a start on a device is not copied to the host."""
+    if isinstance(start, Tensor):
+        return x.index_select(1, torch.arange(length, device=x.device) + start)
+    return x[:, start : start + length]
+
+
+def _allowed(mask: Tensor) -> Tensor:
+    """Return which keys each query attends to, for a mask (B, queries, keys)."""
+    if not mask.is_floating_point():
+        return mask != 0
+    # A float mask is added to attention scores, so that 0 marks an attended key, unless it has
+    # positive entries: it is then a mask of zeros and ones. The test stays on the device.
+    return (mask > 0) | ((mask == 0) & ~(mask > 0).any())

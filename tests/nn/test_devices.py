@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,7 +27,7 @@ from splince_fast.nn.accumulate import RowLabels, SiteSums  # noqa: E402
 from splince_fast.nn.collection import SelectedRows  # noqa: E402
 from splince_fast.nn.hooks import SiteEraser  # noqa: E402
 from splince_fast.nn.running import batch_to  # noqa: E402
-from splince_fast.nn.tokens import Selection  # noqa: E402
+from splince_fast.nn.tokens import Selection, TokenRule, select  # noqa: E402
 
 PARAMETERS = Parameters.of(None, None, (), False)
 CPU = torch.device("cpu")
@@ -60,7 +61,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_an_index_is_copied_to_each_device_once(fake: None) -> None:
-    selected = SelectedRows(RowLabels(2, 0, None, {}, np.arange(2)), torch.tensor([0, 2]), 2)
+    selected = SelectedRows(RowLabels(2, 0, None, {}, np.arange(2)), torch.tensor([0, 2]))
     for _ in range(2):
         for device in (*GPUS, CPU):
             # An index on another device would be an error here as it is there.
@@ -163,6 +164,28 @@ def test_copies_to_a_gpu_are_asynchronous_and_those_to_the_host_are_not(fake: No
     assert blocks(lambda: batch_to(there, CPU)) == [True]
     far = torch.zeros(2, 3, dtype=torch.bool, device=GPUS[0])
     assert blocks(lambda: Selection(far, "body").mask_for("a", rows)) == [True]
+
+
+@pytest.mark.parametrize("rule", ["body", "all", "first", "last"])
+def test_the_selection_of_tokens_does_not_wait_for_a_gpu(rule: str) -> None:
+    device = torch.device("meta")  # the host cannot read its tensors
+    masks = [
+        torch.ones(2, 8, device=device),
+        torch.ones(2, 3, 8, device=device),
+        torch.ones(2, 1, 3, 8, dtype=torch.bool, device=device),
+    ]
+    with pytest.raises(RuntimeError):  # control
+        bool(masks[0].any())
+    for mask in masks:
+        for n in (0, 5, torch.zeros((), dtype=torch.long, device=device)):
+            call = {
+                "input_ids": torch.ones(2, 3, device=device),
+                "attention_mask": mask,
+                "past_key_values": types.SimpleNamespace(get_seq_length=lambda n=n: n),
+            }
+            selected = select(TokenRule(rule), call).mask
+            assert selected is not None
+            assert (selected.device, tuple(selected.shape)) == (device, (2, 3))
 
 
 def test_a_copy_to_a_gpu_comes_from_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:

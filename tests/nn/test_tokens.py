@@ -394,3 +394,295 @@ def test_masks_of_queries_and_keys(heads: bool, dtype: Any) -> None:
     call = {"input_ids": torch.ones(2, 3), "attention_mask": mask[:, None] if heads else mask}
     body = select(TokenRule("body"), call).mask
     assert body.tolist() == [[False, False, True], [False, True, True]]
+
+
+# --- modules of embeddings -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("site", ["embeddings", "embeddings.LayerNorm"])
+def test_embeddings_have_the_mask_of_the_call_around_them(site: str) -> None:
+    model, p = tiny("bert"), projection()
+    ids = inputs("bert", n=2, length=6)["input_ids"]
+    mask = torch.tensor([[1, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 1]])
+    (plain,) = states(model, site, lambda: model(ids, mask))
+    expected = {
+        "all": mask.tolist(),
+        "body": [[0, 1, 1, 1, 0, 0], [0, 0, 0, 1, 1, 1]],
+        "first": [[1, 0, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0]],
+        "last": [[0, 0, 0, 1, 0, 0], [0, 0, 0, 0, 0, 1]],
+    }
+    batch = {"input_ids": ids, "attention_mask": mask, "z": torch.tensor([0, 1])}
+    for tokens, rows in expected.items():
+        with snn.install(model, {site: p}, tokens=tokens):
+            (erased,) = states(model, site, lambda: model(ids, mask))
+        assert is_erased(erased, plain, p, torch.tensor(rows).bool()), tokens
+        found = snn.collect(model, [batch], site, labels="z", tokens=tokens)
+        assert found[site].n_rows == np.sum(rows)
+
+
+def test_embeddings_have_the_cache_of_the_call_around_them() -> None:
+    model, site = tiny("gemma3"), "model.embed_tokens"  # takes input_ids, and nothing else
+    ids = inputs("gemma3", n=2)["input_ids"]
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    p = sf.Projection(np.eye(16)[:, :1], np.eye(16)[:, :1], np.r_[50.0, np.zeros(15)])
+    options = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False}
+    with snn.install(model, {site: p}, tokens="body"):
+        found = states(
+            model, site, lambda: model.generate(ids * mask, attention_mask=mask, **options)
+        )
+    erased = torch.cat(found, 1)[..., 0] == 50
+    assert erased.int().tolist() == [[0, 0, 0, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1, 1]]
+
+
+def test_a_nested_call_with_tokens_of_its_own_has_its_own_selection() -> None:
+    class Embeddings(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = torch.nn.Embedding(50, 16)
+
+        def forward(self, input_ids: Any, past: Any = None) -> Any:
+            return self.embed(input_ids)
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.masked = Embeddings(), Tokens()
+
+        def forward(self, input_ids: Any, attention_mask: Any, inner: Any, past: Any = None) -> Any:
+            return self.masked(input_ids), self.inner(inner, past)
+
+    class EncoderDecoder(Model):
+        def forward(self, input_ids: Any, decoder_input_ids: Any, attention_mask: Any) -> Any:
+            return self.inner(input_ids)
+
+    model, ids = Model(), torch.ones(2, 3, dtype=torch.long)
+    mask = torch.tensor([[0, 1, 1], [1, 1, 1]])
+    keys = torch.zeros(2, 1, 3, 4)
+
+    def n_erased(model: Any, site: str, *args: Any) -> list[int]:
+        (plain,) = states(model, site, lambda: model(*args))
+        with snn.install(model, {site: projection()}, tokens="body"):
+            (erased,) = states(model, site, lambda: model(*args))
+        return (erased != plain).any(-1).sum(1).tolist()
+
+    assert n_erased(model, "inner.embed", ids, mask, ids) == [1, 2]  # as many tokens
+    assert n_erased(model, "inner.embed", ids, mask, ids[:, :2]) == [1, 1]
+    assert n_erased(model, "masked.embed", ids, mask, ids) == [2, 2]  # a mask, which is None
+    assert n_erased(model, "inner.embed", ids, None, ids, [(keys, keys)]) == [3, 3]
+    # The tokens of the call are those of the decoder.
+    assert n_erased(EncoderDecoder(), "inner.embed", ids, ids, mask) == [2, 2]
+
+
+# --- masks of other lengths and forms ------------------------------------------------------------
+
+
+def selected(tokens: str, length: int, mask: Any, n_past: int | None = None, **call: Any) -> Any:
+    """What a rule selects in a call after `n_past` cached tokens."""
+    cache = {}
+    if n_past is not None:
+        cache = {"past_key_values": types.SimpleNamespace(get_seq_length=lambda: n_past)}
+    n = len(mask)
+    call = {"input_ids": torch.ones(n, length), "attention_mask": mask, **cache, **call}
+    return select(TokenRule(tokens), call).mask.int().tolist()
+
+
+def test_a_mask_of_a_static_cache_selects_as_one_of_the_tokens_so_far() -> None:
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 1, 0, 0]])
+    ones = mask.clone()
+    ones[:, 7:] = 1  # later tokens do not exist yet
+    for start, end in ((0, 5), (5, 6), (6, 7), (0, 3), (3, 7)):
+        for tokens in ("all", "body", "first", "last"):
+            cut = selected(tokens, end - start, mask[:, :end], start)
+            for full in (mask, ones):
+                assert selected(tokens, end - start, full, start) == cut, (start, end, tokens)
+    assert selected("body", 5, mask, 0) == [[0, 0, 0, 1, 1], [0, 1, 1, 1, 1]]
+    # If no argument shows the number of cached tokens, the tokens are the last ones.
+    keys = torch.zeros(2, 1, 4, 3).transpose(2, 3)  # with another axis of the tokens
+    state = types.SimpleNamespace(has_previous_state=True)
+    for cache in ({}, {"cache_params": state}, {"state": [keys]}, {"past": [(keys, keys)]}):
+        assert selected("body", 2, mask[:, :5], **cache) == [[1, 1], [1, 1]]
+        assert selected("first", 2, mask[:, :4], **cache) == [[1, 0], [0, 0]]
+
+
+def test_steps_of_any_length_select_the_same_tokens() -> None:
+    model, site = tiny("llama"), "model.layers.1"
+    cache = cache_name(model)
+    ids = inputs("llama", n=4, length=6)["input_ids"]
+    mask = torch.ones_like(ids)
+    mask[0, :2], mask[1, :4] = 0, 0
+    batch = {"input_ids": ids, "attention_mask": mask, "z": torch.tensor([0, 1, 0, 1])}
+
+    def steps(size: int) -> Any:
+        def forward(model: Any, batch: Any) -> None:
+            past: dict[str, Any] = {}
+            for i in range(0, 6, size):
+                output = model(
+                    input_ids=batch["input_ids"][:, i : i + size],
+                    attention_mask=batch["attention_mask"][:, : i + size], use_cache=True, **past,
+                )  # fmt: skip
+                past = {cache: output[cache]}
+
+        return forward
+
+    for tokens, n_rows in (("all", 18), ("body", 14), ("first", 4)):
+        for size in (6, 2, 1):
+            found = snn.collect(
+                model, [batch], site, labels="z", tokens=tokens, forward=steps(size)
+            )
+            assert (found[site].n_rows, found.n_sequences) == (n_rows, 4), (tokens, size)
+    # Each call gives each of its sequences the total weight 1.
+    found = snn.collect(model, [batch], site, labels="z", weight="sequence", forward=steps(1))
+    assert found[site].weight == 14
+
+
+@pytest.mark.parametrize("is_float", [False, True])
+@pytest.mark.parametrize("with_heads", [False, True])
+def test_each_packed_sequence_has_a_first_token(is_float: bool, with_heads: bool) -> None:
+    blocks = torch.block_diag(*(torch.ones(n, n).tril() for n in (3, 5)))[None]
+    mask = torch.where(blocks.bool(), 0.0, torch.finfo(torch.float32).min)
+    mask = mask if is_float else blocks.bool()
+    mask = mask[:, None] if with_heads else mask
+    assert selected("all", 8, mask) == [[1] * 8]
+    assert selected("first", 8, mask) == [[1, 0, 0, 1, 0, 0, 0, 0]]
+    assert selected("body", 8, mask) == [[0, 1, 1, 0, 1, 1, 1, 1]]
+    assert selected("last", 8, mask) == [[0, 0, 0, 0, 0, 0, 0, 1]]  # of the row
+    both = [mask.expand(2, *mask.shape[1:]), mask]  # one mask for all sequences
+    shared = [
+        select(TokenRule("all"), {"input_ids": torch.ones(2, 8), "attention_mask": m}).mask
+        for m in both
+    ]
+    assert torch.equal(*shared)
+
+
+def test_a_window_leaves_earlier_tokens_attended() -> None:
+    whole = torch.ones(6, 6).tril().bool() & torch.ones(6, 6).triu(-2).bool()
+    whole = whole.expand(2, 1, 6, 6).clone()
+    whole[0, :, :, :2] = False  # padding
+    padded = [[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]]
+    assert selected("all", 6, whole) == padded
+    assert selected("body", 6, whole) == [[0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 1, 1]]
+    # In steps, with a mask over all keys, and with one over those in the window.
+    for mask in (whole[:, :, 5:], whole[:, :, 5:, 3:]):
+        assert selected("body", 1, mask, 5) == selected("last", 1, mask, 5) == [[1], [1]]
+        assert selected("first", 1, mask, 5) == [[0], [0]]
+    assert selected("first", 1, whole[:, :, 2:3, :3], 2) == [[1], [0]]
+
+
+def test_a_float_mask_of_zeros_and_ones_is_not_added_to_scores() -> None:
+    keys = torch.tensor([[0, 1, 1], [1, 1, 1]])
+    for mask in (keys, keys.float(), keys.bool()):
+        queries = mask[:, None].expand(2, 3, 3)
+        assert selected("all", 3, queries) == selected("all", 3, mask) == keys.tolist()
+    assert selected("all", 3, torch.zeros(2, 1, 3, 3)) == [[1, 1, 1]] * 2  # added to scores
+
+
+# --- sites of other shapes -----------------------------------------------------------------------
+
+
+class Form(torch.nn.Module):
+    """Maps the embedding of its tokens by a function before the site."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.embed, self.site = torch.nn.Embedding(50, 16), torch.nn.Identity()
+        self.function = function
+
+    def forward(self, input_ids: Any = None, attention_mask: Any = None, x: Any = None) -> Any:
+        return self.site(self.function(self.embed(input_ids) if x is None else x))
+
+
+def test_all_selects_attended_tokens_in_every_form_of_the_tokens() -> None:
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 0]])
+    batch = {"input_ids": torch.ones(3, 4, dtype=torch.long), "attention_mask": mask}
+    sound = {"x": torch.randn(3, 4, 16), "attention_mask": mask}
+
+    def n_rows(function: Any, batch: Any) -> int:
+        batch = {**batch, "z": torch.tensor([0, 1, 1])}
+        found = snn.collect(Form(function), [batch], "site", labels="z", tokens="all")
+        return found["site"].n_rows
+
+    assert n_rows(lambda h: h, batch) == n_rows(lambda h: h.flatten(0, 1), batch) == 9
+    assert n_rows(lambda h: h.unflatten(-1, (2, 8)), batch) == 18  # (B, T, heads, d)
+    # Sites without tokens: a pooled state, and another input of the model.
+    assert n_rows(lambda h: h.mean(1), batch) == n_rows(lambda h: h.mean(1), sound) == 3
+    assert n_rows(lambda h: torch.ones(3, 7, 16), batch) == 21
+    # The rows of these sites are padding, too, but the mask does not show which rows.
+    for function, call in ((lambda h: h[:, ::2], sound), (lambda h: h.transpose(0, 1), batch)):
+        with pytest.raises(snn.SiteError, match=r"\(3, 4\); pass a function"):
+            n_rows(function, call)
+
+
+def test_the_mean_ignores_padding_that_is_not_finite() -> None:
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    x = torch.randn(2, 3, 16)
+    rows = x.masked_fill(mask[..., None] == 0, float("nan"))
+    batch = {"x": rows, "attention_mask": mask, "z": torch.tensor([0, 1])}
+    found = snn.collect(Form(lambda h: h), [batch], "site", labels="z", tokens="mean")["site"]
+    mean = torch.stack([x[0, :2].mean(0), x[1].mean(0)]).mean(0)
+    assert found.n_rows == 2
+    assert np.allclose(found.mean, mean, atol=1e-6)
+
+
+# --- gradient checkpoints ------------------------------------------------------------------------
+
+
+class Block(torch.nn.Module):
+    """A block that has no length, as blocks of torch.compile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.site = torch.nn.Linear(16, 16)
+
+    def __len__(self) -> int:
+        raise TypeError
+
+    def forward(self, h: Any) -> Any:
+        return torch.tanh(self.site(h))
+
+
+class Checkpointed(torch.nn.Module):
+    def __init__(self, use_reentrant: bool | None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.block, self.use_reentrant = Block(), use_reentrant
+
+    def forward(self, inputs_embeds: Any, attention_mask: Any) -> Any:
+        if self.use_reentrant is None:
+            return self.block(inputs_embeds)
+        return torch.utils.checkpoint.checkpoint(
+            self.block, inputs_embeds, use_reentrant=self.use_reentrant
+        )
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_checkpoint_of_an_input_of_several_calls_has_the_right_tokens(
+    use_reentrant: bool,
+) -> None:
+    x = torch.randn(2, 4, 16, requires_grad=True)
+    masks = [torch.ones(2, 4), torch.tensor([[0.0, 0, 1, 1], [1, 1, 1, 1]])]
+
+    def gradient(use_reentrant: bool | None, masks: Any, *, together: bool, copy: bool) -> Any:
+        model = Checkpointed(use_reentrant)
+        losses = []
+        with snn.install(model, {"block.site": projection()}):
+            for i, mask in enumerate(masks):
+                output = model(x.clone() if copy else x, mask)
+                losses.append(output.pow(2 + i).sum())
+                if not together:
+                    losses.pop().backward()
+            if together:
+                sum(losses).backward()
+        return model.block.site.weight.grad
+
+    expected = gradient(None, masks, together=True, copy=False)
+    for together, copy in ((True, True), (False, False), (False, True)):
+        found = gradient(use_reentrant, masks, together=together, copy=copy)
+        assert torch.allclose(found, expected, atol=1e-5)
+    same = [masks[1], masks[1].clone()]
+    assert torch.allclose(
+        gradient(use_reentrant, same, together=True, copy=False),
+        gradient(None, same, together=True, copy=False),
+        atol=1e-5,
+    )
+    with pytest.raises(snn.SiteError, match=r"'block\.site' runs again.*same input tensor"):
+        gradient(use_reentrant, masks, together=True, copy=False)
