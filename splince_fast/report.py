@@ -68,7 +68,11 @@ class VariableReport:
         values of the whitened directions.
     residual : float
         |P Cov(x, z)| / |Cov(x, z)| for an erased variable,
-        |P Cov(x, y) - Cov(x, y)| / |Cov(x, y)| for a kept variable (Frobenius norms).
+        |P Cov(x, y) - Cov(x, y)| / |Cov(x, y)| for a kept variable (Frobenius norms). For
+        :func:`splince_fast.repair` with the strength b: rounding error of the restored fraction,
+        |Cov(r, y) - Cov(t, y) - b X| / |Cov(x, y)|, for the rows t before and r after the repair,
+        X = Cov(x, y) - Cov(t, y), and features scaled to unit standard deviation. For an erased
+        variable with ``rank_tol=`` and :meth:`Projection.scaled`: upper bound.
     bound : float
         Rounding level of `residual`. It is the sum of 8 d eps q |P|^2 and of the part of the
         covariance that is not erased, because it is below the rounding level of Cov(x). Here q is
@@ -80,12 +84,12 @@ class VariableReport:
         report was read from an old file without kinds.
     expected : float or None
         Erased variable: expected R^2 of the best linear predictor in held-out rows of the same
-        distribution, about (d - r) / n for rank r and n rows (see
-        :func:`splince_fast.evaluation.advice.held_out_trace`). For classes, equal class covariances
-        are assumed, unless the moments were made ``by`` the variable. For a continuous variable,
-        the standard deviation of x is assumed not to depend on the variable. None without
-        whitening, with shrinkage or ``sketch_size=``, for fewer rows than dimensions, and if
-        ``rank_tol=`` leaves part of the association.
+        distribution, about (d - r) / n for n rows, with r the joint rank of all erased variables
+        (derivation: :func:`splince_fast.evaluation.advice.held_out_trace`). For classes, equal
+        class covariances are assumed, unless the moments were made ``by`` the variable. For a
+        continuous variable, the standard deviation of x is assumed not to depend on the variable.
+        None without whitening, with shrinkage or ``sketch_size=``, for fewer rows than dimensions,
+        and if ``rank_tol=`` leaves part of the association.
     expected_most : float or None
         Classes: upper bound of `expected` for any class covariances. None if the moments were made
         ``by`` the variable: `expected` then uses the class covariances.
@@ -145,10 +149,13 @@ class FrozenHead:
     excess_risk : float
         Excess risk of SPLINCE divided by the excess risk of LEACE, for an unregularised head on
         one task variable: 1 + b^2 rho / (1 - rho), at least 1, where b and rho are `strength` and
-        `rho` of the report (proofs_check, theorem 3).
+        `rho` of the report (proofs_check, theorem 3). With several principal angles (`cosines`),
+        upper bound of this ratio for each column of the task.
     shrinkage_threshold : float
         g* = 2 (1 - rho) / (2 - (2 - b) rho). For a head equal to g times the least-squares head,
-        SPLINCE has the smaller risk if g < g*, and LEACE if g > g* (proofs_check, theorem 3).
+        SPLINCE has the smaller risk if g < g*, and LEACE if g > g* (proofs_check, theorem 3). With
+        several principal angles, SPLINCE has the smaller risk if g < g*, and either may have it if
+        g > g*.
     """
 
     excess_risk: float
@@ -230,7 +237,8 @@ class OracleFit:
         Largest rho_o over all linear combinations u of the kept columns. rho_o is the variance of u
         that z predicts, divided by the variance of u that x and z predict together. For single
         columns z and y, rho_o = corr(z, y)^2 / R^2(y given x, z), and `distortion` is
-        D_oL / (1 - rho_o). None without kept variables.
+        D_oL / (1 - rho_o). None without kept variables, and with shrinkage: the map is then not
+        that of the least change.
     """
 
     distortion_leace: float
@@ -254,7 +262,9 @@ class QuadraticFit:
         Difference of the k class covariances before erasure, and after erasure in held-out rows:
         dS2 = sum_c |S_c - mean of S_c|^2 / k after whitening by the pooled covariance, which is
         |S_1 - S_0|^2 / 4 for two classes. Both are estimated from folds. The first estimate is
-        unbiased, the second is unbiased to first order. None without folds.
+        unbiased. The second is unbiased to first order in the differences and for many rows; with
+        few rows it is too small, by a third for 300 rows per class and 20 features. None without
+        folds.
     """
 
     determinant: float
@@ -305,19 +315,24 @@ class Report:
         Cosines of the principal angles between the whitened spans of the erased and of the kept
         variables, before any direction was dropped.
     amplification : float
-        1 / sin of the smallest principal angle, the spectral norm of the whitened projection of
-        Theorem 1. Erasing changes a whitened, centred row by at most this factor times its
-        length; the factor of LEACE is 1. For :func:`splince_fast.repair`: spectral norm of the
-        map, with each feature in units of its standard deviation before or after erasure, whichever
-        is larger; log10 of this norm is the number of digits lost.
+        1 / sin of the smallest principal angle that remains after directions were dropped. It is
+        the spectral norm a of the whitened projection of Theorem 1. Erasing changes a whitened,
+        centred row by at most ``alpha * sqrt(1 + strength**2 * (a**2 - 1))`` times its length,
+        which is a if `alpha` and `strength` are 1; the factor of LEACE is 1. Rows are whitened by
+        the factored covariance, also with shrinkage. For :func:`splince_fast.repair`: spectral norm
+        of the map, with each feature in units of its standard deviation before or after erasure,
+        whichever is larger; log10 of this norm is the number of digits lost.
     rho : float or None
         Squared cosine of the smallest angle between the erased and the remaining kept directions
         after whitening: the squared correlation of the best linear predictions of concept and
-        task. None without kept variables, without whitening, and with ``sketch_size=``.
+        task. With shrinkage, the whitening is that of the shrunk covariance. None without kept
+        variables, without whitening, and with ``sketch_size=``.
     distortion, distortion_leace : float or None
         E|r(x) - x|^2 / tr Cov(x), for this eraser and for LEACE with the same moments and erased
-        variables (equal without kept variables). None if not computed, for example with
-        ``sketch_size=`` but without ``refine=``. With ``subsample=``: estimate for all rows.
+        variables (equal without kept variables). Both are None with ``sketch_size=`` but without
+        ``refine=``. `distortion_leace` is also None with ``refine=``, which does not reach the
+        minimum; with shrinkage; and for SAL and repair. With ``subsample=``: estimates for all
+        rows, of erasers that are fitted to the sample.
     solver : {"cholesky", "eigh", "low-rank", "refined", "none"}
         Factorisation of the covariance.
     tolerance : float
@@ -346,7 +361,8 @@ class Report:
         kept variable LEACE removes this covariance; for :func:`splince_fast.repair`, the eraser of
         the repaired rows removes it.
     frozen_head : FrozenHead or None
-        Cost for a head that is not refitted; None if `rho` is None.
+        Cost for a head that is not refitted; None if `rho` is None, and with shrinkage, where
+        `rho` does not determine it.
     held_out : HeldOut or None
         Effect on held-out rows, for moments with folds.
     sampling : Sampling or None
@@ -426,8 +442,8 @@ class Report:
             raise FileFormatError(f"a report has missing or unknown fields: {error}") from error
         if not all(v.noise is None or _is_possible(v.noise) for v in new.variables):
             raise FileFormatError("the noise of a variable has values out of range")
-        if (new.rho is None) != (new.frozen_head is None):
-            raise FileFormatError("a report must have both rho and frozen_head, or neither")
+        if new.rho is None and new.frozen_head is not None:
+            raise FileFormatError("a report with frozen_head must have rho")
         return new
 
     def certificate(self, delta: float = 0.05) -> dict[str, float]:
@@ -592,8 +608,9 @@ class Report:
             return self
 
         def variable(v: VariableReport) -> VariableReport:
-            # For an erased variable with c = Cov(x, z), P_alpha c = (1 - alpha) c + alpha P c, and
-            # P c is 0 up to rounding error.
+            # For an erased variable with c = Cov(x, z), P_alpha c = (1 - alpha) c + alpha P c. P c
+            # is 0 up to rounding error, unless rank_tol= leaves a part; the sum of the two norms is
+            # then an upper bound.
             residual = alpha * v.residual + (1 - alpha if v.role == "erased" else 0.0)
             return dataclasses.replace(
                 v, residual=residual, expected=None, expected_most=None, noise=None
@@ -641,6 +658,11 @@ class Report:
             f"shrinks the deviation in {dimensions} by the fraction "
             f"{self.alpha:.3g}: a partial erasure",
         )
+
+    @property
+    def _at_most(self) -> str:
+        """Text before the excess risk of a frozen head, which is a bound for several angles."""
+        return "at most " if len(self.cosines) > 1 else ""
 
     @property
     def _left_out_text(self) -> str:
@@ -718,8 +740,8 @@ class Report:
                 (
                     "frozen head",
                     f"rho = {self.rho:.4g}; least-squares head: "
-                    f"{self.frozen_head.excess_risk:.4g} times the excess risk of LEACE, less for "
-                    f"heads shrunk below {self.frozen_head.shrinkage_threshold:.3g} times it",
+                    f"{self._at_most}{self.frozen_head.excess_risk:.4g} times the excess risk of "
+                    f"LEACE, less for heads below {self.frozen_head.shrinkage_threshold:.3g} of it",
                 )
             )
         if self.sensitivity is not None:
@@ -750,14 +772,13 @@ class Report:
             minimum = self.distortion_leace
             if self.oracle is not None:
                 minimum = self.oracle.distortion_leace
-            comparison = (
-                f"; the minimum for erasure alone is {100 * minimum:.3g} %."
-                if minimum is not None
-                else "."
-            )
+            comparison = ""
+            if minimum is not None and self.method != "LEACE":
+                baseline = "LEACE" if self.oracle is None else "o-LEACE"
+                comparison = f"; {baseline} changes them by {100 * minimum:.3g} %"
             lines.append(
                 f"It changes the rows by {100 * self.distortion:.3g} % of their variance "
-                f"(distortion){comparison}"
+                f"(distortion){comparison}."
             )
             if minimum is not None and self.distortion > max(1.0, 2.0 * minimum):
                 lines.append(
@@ -793,10 +814,11 @@ class Report:
             kind = f", read as {v.kind}," if v.kind else ""
             strength = f"{v.singular_values[0]:.3g}" if v.singular_values else "0"
             if v.role == "erased" and self.alpha < 1:
+                at_most = "at most " if v.residual > 1.0 - self.alpha + v.bound else ""
                 lines.append(
-                    f"{v.name!r}{kind} keeps the fraction {v.residual:.3g} of its covariance with "
-                    "x. A linear probe that is fitted afterwards predicts it as well as before; "
-                    "only alpha = 1 erases."
+                    f"{v.name!r}{kind} keeps {at_most}the fraction {v.residual:.3g} of its "
+                    "covariance with x. A linear probe that is fitted afterwards predicts it as "
+                    "well as before; only alpha = 1 erases."
                 )
             elif v.role == "erased" and self.quadratic is not None:
                 lines.append(
@@ -825,7 +847,7 @@ class Report:
                 )
                 if v.noise is not None:
                     lines.append(self._bound_in_words(v))
-                if v.expected == 0 and v.rank != self.rank_covariance:
+                if v.expected == 0 and self.rank != self.rank_covariance:
                     lines.append(f"No association of {v.name!r} beyond noise was measured.")
                 elif v.expected is not None:
                     lines.append(
@@ -838,11 +860,10 @@ class Report:
                             "covariances, it is at most {}.",
                         )
                     )
-            elif self._erases and self.strength < 1:
+            elif self._erases and (self.strength < 1 or v.residual > v.bound):
                 lines.append(
                     f"{v.name!r}{kind} loses the fraction {v.residual:.2g} of its covariance with "
-                    f"x: {self.strength:.3g} of the covariance that LEACE removes is restored "
-                    "(strength)."
+                    f"x{self._cause_of_loss(v)}."
                 )
             elif self._erases:
                 lines.append(
@@ -855,10 +876,16 @@ class Report:
                     f"with x is restored, to {v.residual:.1e} (rounding explains {v.bound:.1e})."
                 )
         if self.cosines:
+            row = "a row" if self.rank_covariance is None else "a whitened row"
+            if self.shrinkage:
+                row = "a row, whitened by the shrunk covariance,"
+            before = f" before {self.dropped} kept direction(s) were dropped" * bool(self.dropped)
+            factor = self.alpha * largest_change(self.amplification, self.strength)
             lines.append(
                 "The spans of the erased and the kept variables have a cosine of "
-                f"{self.cosines[0]:.3g}: a row is moved up to {self.amplification:.3g} times as "
-                "far as by LEACE (amplification)."
+                f"{self.cosines[0]:.3g}{before}. {self.method} changes {row} by at most "
+                f"{factor:.3g} times its length (amplification); without kept variables, the "
+                f"factor is {self.alpha:.3g}."
             )
         elif not self._erases:
             lines.append(
@@ -868,8 +895,9 @@ class Report:
         if self.frozen_head is not None:
             lines.append(
                 "A linear model that was fitted to the original rows by least squares and is not "
-                f"refitted has {self.frozen_head.excess_risk:.3g} times the excess risk of the "
-                "same model with LEACE (frozen head). A refitted model has no such cost."
+                f"refitted has {self._at_most}{self.frozen_head.excess_risk:.3g} times the excess "
+                "risk of the same model with LEACE (frozen head). A refitted model has no such "
+                "cost."
             )
         if self.sensitivity is not None:
             lines.append(
@@ -887,6 +915,19 @@ class Report:
                 "others are constant, copies of others, below the rounding level, or left out."
             )
         return "\n".join([*lines, *(f"Warning: {text}." for text in self.warnings)])
+
+    def _cause_of_loss(self, v: VariableReport) -> str:
+        """Return the end of a sentence: why part of the covariance of a kept variable is lost."""
+        causes = []
+        if self.strength < 1:
+            eraser = "LEACE" if self.oracle is None else "o-LEACE"
+            causes.append(
+                f"{self.strength:.3g} of the covariance that {eraser} removes is restored "
+                "(strength)"
+            )
+        if self.dropped:
+            causes.append(f"{self.dropped} kept direction(s) were dropped")
+        return ": " + ", and ".join(causes) if causes else f" (rounding explains {v.bound:.1e})"
 
     def _bound_in_words(self, v: VariableReport) -> str:
         """Return sentences that state `certificate` for one variable, with its assumptions."""
@@ -915,6 +956,15 @@ class Report:
     def _repr_html_(self) -> str:
         rows = [(v.role, f"{v.name}: rank {v.rank}, {v._exactness}") for v in self.variables]
         return as_html(self.method, self._facts() + rows)
+
+
+def largest_change(amplification: float, strength: float) -> float:
+    """Return the largest change of a whitened row of unit length, for a strength b.
+
+    In the plane of a principal angle t, the singular value of P_b - I is sqrt(1 + b^2 / tan(t)^2),
+    and `amplification` is 1 / sin(t).
+    """
+    return math.hypot(1.0, strength * math.sqrt(max(0.0, amplification**2 - 1.0)))
 
 
 def as_text(title: str, facts: Sequence[tuple[str, str]]) -> str:
@@ -1046,7 +1096,7 @@ def build_report(
     kept = bool(span_y.names) and has_angles
     rho, b = max(0.0, 1.0 - 1.0 / amplification**2) if kept else None, fit.strength
     head = None
-    if rho is not None:
+    if rho is not None and not fit.shrinkage:
         risk = (1 - b**2) + b**2 * amplification**2
         head = FrozenHead(risk, 2 * (1 - rho) / (2 - (2 - b) * rho))
     bound = solution.bound
@@ -1088,9 +1138,13 @@ def build_report(
                     sizes = n_labelled, solution.rank_covariance, rank_z
                     correlations = np.minimum(reported / labelled**0.5, 1.0)
                     ratio = fit.noises[i].ratio if fit.noises else 1.0
-                    expected = expected_r2(correlations, *sizes, ratio, ratio)
+                    # Only the noise orthogonal to all erased variables remains; that orthogonal to
+                    # this variable has p - r_v dimensions.
+                    remaining = solution.rank_covariance - solution.rank_z
+                    share = remaining / max(1, solution.rank_covariance - rank_z)
+                    expected = expected_r2(correlations, *sizes, share * ratio, ratio)
                     if largest_square is not None and not (fit.noises and fit.noises[i].by_class):
-                        expected_most = expected_r2(correlations, *sizes, largest_square)
+                        expected_most = expected_r2(correlations, *sizes, share * largest_square)
             variables.append(
                 VariableReport(
                     name,

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,16 +139,32 @@ def intensity(fractions: Float, differences: Float, folds: Sequence[Float]) -> f
     return float(np.clip(1.0 - float(np.mean(pairs)) / size, 0.0, 1.0))
 
 
+class HeldOutEigenvalues(NamedTuple):
+    """Eigenvalues of the difference of two class covariances, from held-out folds.
+
+    Attributes
+    ----------
+    values : (r,) float64
+        Estimated eigenvalues of D_1 - D_0, ascending.
+    product : float
+        Estimate of the inner product <D, F> of the differences D of held-out rows and F, which has
+        the eigenvectors of D_1 - D_0 in the fitted rows and the eigenvalues `values`.
+    """
+
+    values: Float
+    product: float
+
+
 def expected_difference(
-    before: float, differences: Float, intensity: float, eigenvalues: Float | None
+    before: float, differences: Float, intensity: float, eigenvalues: HeldOutEigenvalues | None
 ) -> float:
     """Return the squared difference of class covariances expected in held-out rows after erasure.
 
     To first order, an eraser fitted to shrunk differences F subtracts F from the differences D of
     held-out rows. The squared difference dS2 after erasure is |D - F|^2 = |D|^2 - 2 <D, F> + |F|^2,
     with the inner product of :func:`inner_product`. If F is c times the differences of the fitted
-    rows, <D, F> = c |D|^2 in expectation. If the eigenvalues of F were estimated on held-out folds
-    (:func:`held_out_eigenvalues`), <D, F> = |F|^2 in expectation.
+    rows, <D, F> = c |D|^2 in expectation. If the eigenvalues of F were estimated on held-out folds,
+    <D, F> is an estimate (:class:`HeldOutEigenvalues`).
 
     Parameters
     ----------
@@ -157,11 +174,12 @@ def expected_difference(
         D_c of the fitted rows.
     intensity : float
         Shrinkage intensity 1 - c.
-    eigenvalues : (r,) ndarray or None
-        Estimated eigenvalues of D_1 - D_0 for two classes; None for shrinkage by `intensity`.
+    eigenvalues : HeldOutEigenvalues or None
+        Eigenvalues of F_1 - F_0 for two classes; None for shrinkage by `intensity`.
     """
     if eigenvalues is not None:
-        return before - float(eigenvalues @ eigenvalues) / 4.0
+        values = eigenvalues.values
+        return before - 2.0 * eigenvalues.product + float(values @ values) / 4.0
     scale = 1.0 - intensity
     return before * (1.0 - 2.0 * scale) + scale**2 * inner_product(differences, differences)
 
@@ -173,23 +191,43 @@ def shrunk(statistics: ClassStatistics, intensity: float) -> Float:
     return np.asarray(intensity * statistics.pooled + (1.0 - intensity) * statistics.covariances)
 
 
-def held_out_eigenvalues(fractions: Float, folds: Sequence[Float]) -> Float:
-    """Estimate the eigenvalues of D = D_1 - D_0 in the population of two classes, (r,), ascending.
+def held_out_eigenvalues(fractions: Float, folds: Sequence[Float]) -> HeldOutEigenvalues:
+    """Estimate the eigenvalues of D = D_1 - D_0 in the population of two classes.
 
     Eigenvalue i is the mean of u^T D u over the folds, where D is the difference in the fold and u
     is eigenvector i of the sum of D over the other folds. Isotonic regression makes the estimates
-    ascending.
+    ascending: it replaces them by the means over blocks of neighbours.
+
+    The inner product <D, F> is estimated to second order in the sampling noise. Let a be the inner
+    product of the eigenvalues of two different folds, the mean over the pairs. No error of a fold
+    is multiplied by itself in a, but errors of the eigenvectors reduce it: a = |D|^2 - 2 l, with
+    the loss l for one of the two folds. The eigenvalues of F have the same loss l. The eigenvectors
+    of F come from m folds instead of m - 1, and have the loss (m - 1) l / m. Therefore,
+    <D, F> = |D|^2 - (2 m - 1) l / m = a + (|D|^2 - a) / (2 m).
+
+    Parameters
+    ----------
+    fractions : (2,) float64
+        Fraction of the weight in each class.
+    folds : sequence of (2, r, r) float64
+        Whitened differences of each fold.
     """
     differences = [fold[1] - fold[0] for fold in folds]
-    total = np.sum(differences, axis=0)
-    means = np.zeros(len(total))
-    for difference in differences:
+    total, m = np.sum(differences, axis=0), len(folds)
+    estimates = np.zeros((m, len(total)))
+    for estimate, difference in zip(estimates, differences, strict=True):
         _, vectors = np.linalg.eigh(total - difference)
-        means += np.einsum("ij,ij->j", vectors, difference @ vectors) / len(differences)
-    values = np.asarray(isotonic_regression(means).x)
+        estimate[:] = np.einsum("ij,ij->j", vectors, difference @ vectors)
+    isotonic = isotonic_regression(estimates.mean(axis=0))
+    starts, sizes = isotonic.blocks[:-1], np.diff(isotonic.blocks)
+    sums = np.add.reduceat(estimates, starts, axis=1) / np.sqrt(sizes)
+    total_sum = sums.sum(axis=0)
+    between_folds = float(total_sum @ total_sum - np.vdot(sums, sums)) / (4.0 * m * (m - 1))  # a
+    product = between_folds + (unbiased_difference(folds) - between_folds) / (2.0 * m)
     # Limited eigenvalues keep S_1 = S_w + p_0 D and S_0 = S_w - p_1 D positive definite.
     limit = 1.0 - _MIN_EIGENVALUE
-    return np.clip(values, -limit / fractions[0], limit / fractions[1])
+    values = np.clip(isotonic.x, -limit / fractions[0], limit / fractions[1])
+    return HeldOutEigenvalues(values, product)
 
 
 def with_eigenvalues(statistics: ClassStatistics, support: Support, values: Float) -> Float:

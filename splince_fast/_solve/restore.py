@@ -53,6 +53,8 @@ class Restoration(NamedTuple):
         |B Ty - Ty - b X| of each label column, in units of D, and the bound of its rounding error.
     sizes : (k,) float64
         |Sy| of each label column, in units of D.
+    lost : (k, d) float64
+        Sy - B Ty, transposed: (1 - b) X up to rounding error.
     amplification : float
         Spectral norm of B, in units of D; for m maps, the largest norm.
     """
@@ -67,10 +69,11 @@ class Restoration(NamedTuple):
     residuals: Float
     bounds: Float
     sizes: Float
+    lost: Float
     amplification: float
 
     def errors(self, part: slice) -> tuple[float, float]:
-        """Return residual and bound of the label columns `part`, relative to their |Sy|."""
+        """Return `residuals` and `bounds` of the label columns `part`, relative to their |Sy|."""
         size, residual, bound = (
             float(np.linalg.norm(v[part])) for v in (self.sizes, self.residuals, self.bounds)
         )
@@ -130,7 +133,7 @@ def restore(
         worst, empty = int(np.argmax(absent)), np.empty((0, d))
         return Restoration(
             empty, empty, whitened, 0.0, cut, combinations[:, worst], float(absent[worst]),
-            sizes, sizes, sizes, np.inf,
+            sizes, sizes, sizes, change, np.inf,
         )  # fmt: skip
     corrected = np.linalg.solve(right @ dual.T, weights)
     basis, lengths, _ = np.linalg.svd(change * inverse, full_matrices=False)
@@ -141,13 +144,15 @@ def restore(
     right, inner = weights @ solved, weights @ whitened
     size = float(np.linalg.norm(right * tiled_units, 2)) if len(right) else 0.0
     condition = float(values[present][0] / values[present][-1]) if present.any() else 1.0
-    error = (strength * change + (span_t @ right.T) @ left) * inverse
+    restored = -(span_t @ right.T) @ left  # b X
+    error = (strength * change - restored) * inverse
     both_sizes = sizes + np.linalg.norm(span_t * np.tile(inverse, n_maps), axis=1)
     return Restoration(
         left, right, whitened, float(np.vdot(left @ left.T, inner @ inner.T)), cut, None, 0.0,
         np.linalg.norm(error, axis=1),
         tolerances.residual(d, condition, size) * both_sizes + 4.0 * noise,
         sizes,
+        change - restored,
         max(_norm(left * inverse, part * units) for part in np.split(right, n_maps, axis=1)),
     )  # fmt: skip
 

@@ -47,7 +47,14 @@ from splince_fast.moments import Moments
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.snapshot import Factored, Statistics, statistics
 from splince_fast.projection import Projection
-from splince_fast.report import FitValues, Report, Sampling, SketchedCovariance, build_report
+from splince_fast.report import (
+    FitValues,
+    Report,
+    Sampling,
+    SketchedCovariance,
+    build_report,
+    largest_change,
+)
 
 Float = NDArray[np.float64]
 
@@ -401,6 +408,8 @@ def _distortions(stats: Statistics, solved: Solved, options: Options) -> _Distor
         if (solution.admitted or approximate) and span_y.names:
             leace = oblique(solved.factor, solved.span_z.rows, span_y.rows[:0], options)
             distortion_leace = _measured_distortion(stats, leace, bool(shrinkage))[0]
+    if solution.solver == "refined":  # the minimum over a subspace exceeds that of LEACE
+        return _Distortions(distortion, None, excess)
     return _Distortions(distortion, distortion_leace if span_y.names else distortion, excess)
 
 
@@ -521,13 +530,14 @@ def _warn(
         )
         warn(notes[-1], DroppedDirectionsWarning)
     imprecise = []
-    amplification, bound = solution.amplification, solution.bound
+    amplification = largest_change(solution.amplification, options.strength)
+    bound = solution.bound
     if amplification > AMPLIFICATION:
         imprecise.append(
             f"{listed(kept)} nearly lies in the span of {listed(erased)}: rows are moved up to "
-            f"{amplification:.1e} times as far as by LEACE, and errors due to rounding, noise and "
-            "new rows grow by the same factor. Limit the factor with max_amplification= (for "
-            "example 100), keep fewer variables, or use leace"
+            f"{amplification:.1e} times as far as without kept variables, and errors due to "
+            "rounding, noise and new rows grow by the same factor. Limit the factor with "
+            "max_amplification= (for example 100), keep fewer variables, or use leace"
         )
     worst = max(solution.residual_z, solution.residual_y)
     if solution.rank_z and (bound >= 1 or worst > bound):

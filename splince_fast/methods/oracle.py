@@ -454,9 +454,9 @@ def _report(
     variance = float(stats.variances.sum())
     minimum = float(np.sum(span_z.rows * predicted))
     d, variables, notes = len(stats.mean), [], [NEEDS_LABELS]
-    cost, amplification = minimum, 1.0
+    cost, amplification, shrinkage = minimum, 1.0, stats.intensity(Options())
     if restoration is not None:
-        if stats.sample is None and not stats.intensity(Options()):
+        if stats.sample is None and not shrinkage:
             cost += restoration.change
         else:  # another matrix than Cov(x) was factored
             inner = stats.gram(restoration.right) - (restoration.right @ span_z.rows.T) @ (
@@ -465,6 +465,7 @@ def _report(
             cost += float(np.vdot(restoration.left @ restoration.left.T, inner))
         amplification = restoration.amplification
     bound = tolerances.residual(d, 1.0, amplification)
+    largest_deviation = float(stats.variances.max(initial=0.0)) ** 0.5
     for role, span in (("erased", span_z), ("kept", span_y)):
         for name, part, kind, correlations in correlations_of(span, whitened[role]):
             rank = int(np.count_nonzero(np.array(correlations) > tolerances.noise(d, 1.0)))
@@ -475,7 +476,10 @@ def _report(
                 errors = float(np.linalg.norm(residual)) / size if size else 0.0, bound
             else:
                 assert restoration is not None
-                errors = restoration.errors(part)
+                size, lost = (float(np.linalg.norm(c[part])) for c in (span.rows, restoration.lost))
+                # `bounds` are in units of the standard deviations of the features.
+                error = largest_deviation * float(np.linalg.norm(restoration.bounds[part]))
+                errors = (lost / size, error / size) if size else (0.0, 0.0)
             variables.append(VariableReport(name, role, rank, correlations, *errors, kind))
     if amplification > tolerances.AMPLIFICATION:
         notes.append(
@@ -498,8 +502,8 @@ def _report(
         rank_covariance=factor.rank, rank=0 if restoration is None else len(restoration.left),
         variables=tuple(variables), dropped=0, cosines=(), amplification=amplification, rho=None,
         distortion=cost * fraction if measured else None, distortion_leace=None,
-        solver=factor.solver, tolerance=tolerances.noise(d, 1.0), shrinkage=0.0,
+        solver=factor.solver, tolerance=tolerances.noise(d, 1.0), shrinkage=shrinkage,
         warnings=tuple(notes), strength=strength,
         sampling=None if sample is None else Sampling(sample.n_rows, None),
-        oracle=OracleFit(minimum * fraction, rho),
+        oracle=OracleFit(minimum * fraction, None if shrinkage else rho),
     )  # fmt: skip

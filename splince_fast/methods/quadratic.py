@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from splince_fast._runtime.warn import warn
 from splince_fast._solve import class_covariances as shrinking
 from splince_fast._solve import tolerances
-from splince_fast._solve.class_covariances import ClassStatistics
+from splince_fast._solve.class_covariances import ClassStatistics, HeldOutEigenvalues
 from splince_fast._solve.class_maps import ClassMaps, SingularClassError, Support, solve, support_of
 from splince_fast._solve.options import OPTIONS, Option
 from splince_fast._solve.selection import Selection
@@ -235,12 +235,12 @@ class _Shrinkage(NamedTuple):
     intensity : float
         Weight a of the pooled covariance. For "cv-eig", a = 1 - <eigenvalues, raw> / |raw|^2,
         where `raw` are the eigenvalues of the unshrunk difference.
-    eigenvalues : (r,) ndarray or None
+    eigenvalues : HeldOutEigenvalues or None
         Estimated eigenvalues of the whitened difference of two classes, for "cv-eig".
     """
 
     intensity: float
-    eigenvalues: Float | None = None
+    eigenvalues: HeldOutEigenvalues | None = None
 
     @classmethod
     def of_option(
@@ -264,16 +264,17 @@ class _Shrinkage(NamedTuple):
             return cls(float(policy or 0.0))
         if policy == "cv":
             return cls(shrinking.intensity(fractions, differences, folds))
-        values = shrinking.held_out_eigenvalues(fractions, folds)
+        eigenvalues = shrinking.held_out_eigenvalues(fractions, folds)
         raw = np.linalg.eigvalsh(differences[1] - differences[0])
         size = float(raw @ raw)
-        return cls(float(np.clip(1.0 - values @ raw / size, 0.0, 1.0)) if size else 1.0, values)
+        share = float(eigenvalues.values @ raw) / size if size else 0.0
+        return cls(float(np.clip(1.0 - share, 0.0, 1.0)), eigenvalues)
 
     def covariances(self, stats: ClassStatistics, support: Support) -> Float:
         """Return the shrunk covariance of each class, (k, d, d)."""
         if self.eigenvalues is None:
             return shrinking.shrunk(stats, self.intensity)
-        return shrinking.with_eigenvalues(stats, support, self.eigenvalues)
+        return shrinking.with_eigenvalues(stats, support, self.eigenvalues.values)
 
 
 def _noise_warning(

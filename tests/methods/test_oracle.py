@@ -228,6 +228,34 @@ def test_relation_within_classes_is_kept_without_keep() -> None:
         assert (max(gaps) < 1e-10) == same
 
 
+@pytest.mark.parametrize("classwise", [False, True])
+@pytest.mark.parametrize("strength", [0.0, 0.3, 1.0])
+def test_residual_of_a_kept_variable_is_what_is_lost(strength: float, classwise: bool) -> None:
+    X, labels = data(classes=2)
+    X = X * 3.0 ** np.arange(X.shape[1])
+    moments = sf.Moments(by="z").update(X, labels)
+    eraser = sf.oracle(moments, erase="z", keep="y", strength=strength, classwise=classwise)
+    after = sf.Moments().update(eraser(X, labels), labels).cross_covariance("y")
+    before = moments.cross_covariance("y")
+    lost = np.linalg.norm(after - before) / np.linalg.norm(before)
+    kept = eraser.report.variables[1]
+    assert kept.residual == pytest.approx(lost, rel=1e-9, abs=1e-10)
+    assert (kept.residual <= kept.bound) == (strength == 1.0)
+    if strength < 1.0:
+        assert "covariance that o-LEACE removes is restored" in eraser.report.explain()
+
+
+def test_report_of_a_shrunk_snapshot_says_so() -> None:
+    X, labels = data(classes=2)
+    moments = sf.Moments().update(X, labels)
+    eraser = sf.oracle(moments.factored(shrinkage=0.5), erase="z", keep="y")
+    report = eraser.report
+    assert report.shrinkage == eraser.fallback.report.shrinkage == 0.5
+    assert report.oracle.rho is None
+    changed = ((eraser(X, labels) - X) ** 2).sum(axis=1).mean() / X.var(axis=0).sum()
+    assert report.distortion == pytest.approx(changed, rel=1e-9)
+
+
 def test_strength_moves_between_the_two() -> None:
     X, labels = data()
     moments = sf.Moments().update(X, labels)

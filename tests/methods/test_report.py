@@ -287,6 +287,149 @@ def test_nothing_erased() -> None:
     json.dumps(found.to_dict(), allow_nan=False)
 
 
+# --- what the sentences say ---------------------------------------------------------------------
+
+
+def largest_move(eraser: sf.Projection, covariance: Float) -> float:
+    """|S^{-1/2} (I - P) S^{1/2}|: largest change of a whitened row of unit length."""
+    root = np.linalg.cholesky(covariance)
+    change = np.eye(len(root)) - eraser.matrix()
+    return float(np.linalg.norm(np.linalg.solve(root, change @ root), 2))
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("alpha", [0.1, 1.0])
+@pytest.mark.parametrize("ky", [1, 2])
+def test_stated_change_of_a_row_is_the_largest(strength: float, alpha: float, ky: int) -> None:
+    data = draw_data(12, kz=3, ky=ky)
+    eraser = sf.splince(data.moments(), erase="z", keep="y", strength=strength).scaled(alpha)
+    size = largest_move(eraser, np.cov(data.x.T, ddof=0))
+    assert f"by at most {size:.3g} times its length" in report(eraser).explain()
+    assert f"the factor is {alpha:.3g}." in report(eraser).explain()
+
+
+def test_stated_change_of_a_row_under_shrinkage_is_that_of_the_shrunk_covariance() -> None:
+    data = draw_data(12)
+    eraser = sf.splince(data.moments(), erase="z", keep="y", shrinkage=0.5)
+    cov = np.cov(data.x.T, ddof=0)
+    shrunk = 0.5 * cov + 0.5 * np.trace(cov) / len(cov) * np.eye(len(cov))
+    text = f"whitened by the shrunk covariance, by at most {largest_move(eraser, shrunk):.3g} times"
+    assert text in report(eraser).explain()
+
+
+def test_change_of_a_row_at_strength_0_is_no_reason_to_warn() -> None:
+    data = draw_data(13, kz=2, ky=1)
+    close = data.z + 1e-6 * data.y[:, 0]
+    moments = sf.Moments().update(data.x, {"z": data.z, "y": close})
+    with pytest.warns(sf.PrecisionWarning):
+        warned = report(sf.splince(moments, erase="z", keep="y"))
+    assert "times as far as without kept variables" in warned.warnings[0]
+    found = report(sf.splince(moments, erase="z", keep="y", strength=0))
+    assert found.warnings == ()
+
+
+def test_a_dropped_part_of_a_task_is_said_to_be_lost() -> None:
+    found = examples()[3]
+    text = found.explain()
+    lost = next(v.residual for v in found.variables if v.role == "kept")
+    assert f"loses the fraction {lost:.2g} of its covariance with x: {found.dropped} kept" in text
+    assert f"a cosine of {found.cosines[0]:.3g} before {found.dropped} kept" in text
+    assert "keeps its covariance" not in text
+
+
+def test_excess_risk_of_several_angles_is_said_to_be_a_bound() -> None:
+    data = draw_data(14, kz=3, ky=2)
+    moments = data.moments()
+    optimal, leace = sf.splince(moments, erase="z", keep="y"), sf.leace(moments, erase="z")
+    x = data.x - data.x.mean(axis=0)
+    head = np.linalg.lstsq(x, data.y - data.y.mean(axis=0), rcond=None)[0]
+    ratios = [
+        (((e(data.x) - data.x) @ head) ** 2).mean(axis=0) for e in (optimal, leace)
+    ]  # fmt: skip
+    found = report(optimal)
+    bound = found.frozen_head.excess_risk
+    assert len(found.cosines) == 2
+    assert (ratios[0] <= bound * ratios[1] * (1 + 1e-9)).all()
+    assert ratios[0].sum() < 0.99 * bound * ratios[1].sum()
+    assert f"has at most {bound:.3g} times the excess risk" in found.explain()
+    assert f"at most {bound:.4g} times" in str(found)
+    one = report(sf.splince(draw_data(14, kz=2).moments(), erase="z", keep="y"))
+    assert f"has {one.frozen_head.excess_risk:.3g} times" in one.explain()
+
+
+def test_shrinkage_leaves_no_excess_risk_to_state() -> None:
+    data = draw_data(15, ky=1)
+    found = report(sf.splince(data.moments(), erase="z", keep="y", shrinkage=0.5))
+    assert found.rho is not None
+    assert found.frozen_head is None
+    assert "frozen head" not in found.explain() + str(found)
+    assert sf.Report.from_dict(found.to_dict()) == found
+    values = {**found.to_dict(), "frozen_head": {"excess_risk": 2.0, "shrinkage_threshold": 0.5}}
+    assert sf.Report.from_dict(values).frozen_head is not None  # as in files of earlier versions
+    with pytest.raises(sf.FileFormatError, match="must have rho"):
+        sf.Report.from_dict({**values, "rho": None})
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_refined_erasers_state_no_distortion_of_leace(keep: bool) -> None:
+    data = draw_data(16)
+    moments = sf.Moments(sketch_size=0).update(data.x, {"z": data.z, "y": data.y})
+    more: Any = {"refine": [data.x], "passes": 1}
+    if keep:
+        found = report(sf.splince(moments, erase="z", keep="y", **more))
+    else:
+        found = report(sf.leace(moments, erase="z", **more))
+    assert found.distortion > report(sf.leace(data.moments(), erase="z")).distortion
+    assert found.distortion_leace is None
+    assert "LEACE changes them by" not in found.explain()
+
+
+def test_partial_residual_of_a_rank_tolerance_is_said_to_be_a_bound() -> None:
+    rng = np.random.default_rng(6)
+    z = rng.integers(0, 3, 600)
+    x = rng.normal(size=(600, 6)) + np.outer(z == 1, np.eye(6)[0])
+    x += 0.8 * np.outer(z == 2, np.eye(6)[1])
+    moments = sf.Moments().update(x, {"z": z})
+    span = np.delete(moments.cross_covariance("z"), np.argmax(np.bincount(z)), axis=1)
+    for rank_tol, words in ((0.99, "keeps at most the fraction"), ("auto", "keeps the fraction")):
+        part = sf.leace(moments, erase="z", rank_tol=rank_tol).scaled(0.5)
+        left = np.linalg.norm(part.matrix() @ span) / np.linalg.norm(span)
+        residual = report(part).variables[0].residual
+        assert words in report(part).explain()
+        assert (residual > 1.05 * left) == (rank_tol == 0.99)
+        assert residual > left - 0.01
+
+
+@pytest.mark.parametrize("by", [None, "z"])
+@pytest.mark.parametrize("q", [1, 6, 9])
+def test_expected_r2_counts_the_ranks_of_all_erased_variables(q: int, by: str | None) -> None:
+    rng = np.random.default_rng(q)
+    a, b = 2 * rng.normal(size=12), rng.normal(size=(q, 12))
+    cov, cross = np.eye(12) + np.outer(a, a) / 4 + b.T @ b, a / 4
+    said, true = [], []
+    for _ in range(60):
+        z, u = rng.integers(0, 2, 300), rng.normal(size=(300, q))
+        x = rng.normal(size=(300, 12)) + np.outer(z, a) + u @ b
+        eraser = sf.leace(sf.Moments(by=by).update(x, {"z": z, "u": u}), erase=["z", "u"])
+        P = eraser.matrix()
+        inverse = np.linalg.pinv(P @ cov @ P.T, rcond=1e-9, hermitian=True)
+        true.append(4 * (P @ cross) @ inverse @ (P @ cross))
+        variable = report(eraser).variables[0]
+        said.append(variable.expected)
+        assert by or variable.expected <= variable.expected_most
+    assert np.mean(said) == pytest.approx(np.mean(true), rel=0.2)
+
+
+def test_erasing_all_dimensions_leaves_nothing_to_expect() -> None:
+    data = draw_data(17, kz=2)
+    u = data.x @ np.eye(8)[:, :7] + data.y[:, :1]
+    moments = sf.Moments().update(data.x, {"z": data.z, "u": u})
+    found = report(sf.leace(moments, erase=["z", "u"]))
+    assert found.rank == 8
+    assert [v.expected for v in found.variables] == [0.0, 0.0]
+    assert "No association" not in found.explain()
+
+
 # --- showing and storing it ----------------------------------------------------------------------
 
 
