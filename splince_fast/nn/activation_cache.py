@@ -5,17 +5,17 @@ the same outputs in all later passes. A cache point is one of these modules, tog
 earlier siblings: the modules with the same parent that run before it. One pass caches the output of
 the module for each batch, before hooks change the output. In the next pass the first call of the
 module returns the cached output. Until then the earlier siblings are skipped: each returns a
-:class:`Placeholder`. Later calls of these modules run. All hooks, and the ancestors of the module,
-run as usual.
+:class:`~splince_fast.nn.placeholder.Placeholder`. Later calls of these modules run. All hooks, and
+the ancestors of the module, run as usual.
 
 Three rules make the cached pass equal to a full pass. A cache point is used only if the activations
 at the next site, on the first batch, are the same with and without the cache. An output is cached
 only if the module runs once in the batch, before the site. The result of an operation with a
 placeholder is a placeholder, whatever its values would be: if a placeholder reaches the site, or
 would give a number, a shape or a change of another tensor, the pass fails, and `fit_layers` repeats
-it without the cache. Nothing is cached for a model whose modules store other tensors after a call
-than before. Other objects by which modules exchange values, besides their inputs and outputs, are
-not traced.
+it without the cache. Nothing is cached for a model whose modules store other tensors, numbers or
+strings after a call than before. Other objects by which modules exchange values, besides their
+inputs and outputs, are not traced.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from splince_fast._solve.options import is_number
 from splince_fast.exceptions import InputError
 from splince_fast.nn import sites
 from splince_fast.nn.memory import free_memory
+from splince_fast.nn.placeholder import Placeholder, PlaceholderError, holds_tensors
 from splince_fast.nn.running import StopForward
 from splince_fast.nn.spec import Placement
 
@@ -83,7 +84,7 @@ class Trace:
     calls : dict of str to int
         Number of calls of each site.
     changes_state : bool
-        Whether the call changed tensors that modules store, such as buffers.
+        Whether the call changed tensors, numbers or strings that modules store, such as buffers.
     """
 
     order: list[str] = field(default_factory=list)
@@ -126,12 +127,12 @@ class Trace:
             for name, module in modules.items():
                 hook = sites.add_hook(name, module, placement.side, partial(record_site, name))
                 stack.callback(hook.remove)
-            before = _stored_tensors(model)
+            before = _stored_values(model)
             call()
-            after = _stored_tensors(model)
+            after = _stored_values(model)
         trace.changes_state = len(before) != len(after) or any(
-            tensor is not stored or version != stored_version
-            for (tensor, version), (stored, stored_version) in zip(before, after, strict=True)
+            value is not new or version != new_version
+            for (value, version), (new, new_version) in zip(before, after, strict=True)
         )
         return trace
 
@@ -164,53 +165,6 @@ class Trace:
                 *skipped, last = (child for _, child in siblings)
                 points.append((n_saved, CachePoint(last, tuple(skipped))))
         return [point for _, point in sorted(points, key=lambda pair: -pair[0])]
-
-
-# -- placeholders ---------------------------------------------------------------------------
-
-
-class PlaceholderError(RuntimeError):
-    """The values of a skipped output are needed."""
-
-
-class Placeholder(Tensor):  # type: ignore[misc]
-    """Tensor without values, which has the shape, dtype and device of the output of a module.
-
-    The result of an operation with a placeholder is a placeholder. Raises PlaceholderError for an
-    operation that returns a number, returns a tensor whose shape depends on values, or changes a
-    tensor in place.
-    """
-
-    _values: Tensor  # zeros, from which operations compute the shapes of their results
-    __torch_function__ = torch._C._disabled_torch_function_impl
-
-    @staticmethod
-    def __new__(cls, tensor: Tensor) -> Placeholder:
-        """Return a placeholder with the shape, dtype and device of a tensor."""
-        if isinstance(tensor, Placeholder):
-            return tensor
-        new: Placeholder = Tensor._make_wrapper_subclass(
-            cls, tensor.shape, dtype=tensor.dtype, device=tensor.device
-        )
-        new._values = tensor.new_zeros(()).expand(tensor.shape)  # stores a single number
-        return new
-
-    @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: object, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        """Compute the result of an operation as a placeholder."""
-        if not (func._schema.is_mutable or torch.Tag.dynamic_output_shape in func.tags):
-            args, kwargs = tree_map_only(cls, lambda p: p._values, (args, kwargs or {}))
-            result = func(*args, **kwargs)
-            if _holds_tensors(result):
-                return tree_map_only(Tensor, cls, result)
-        raise PlaceholderError(f"{func} needs the values of the output of a skipped module")
-
-
-def _holds_tensors(value: object) -> bool:
-    """Return whether a value is a tensor or None, or a container of such values."""
-    return all(leaf is None or isinstance(leaf, Tensor) for leaf in tree_leaves(value))
 
 
 # -- cached outputs -------------------------------------------------------------------------
@@ -304,7 +258,7 @@ class ActivationCache:
             else:
                 output = original(*args, **kwargs)
                 self._placeholders.pop(key, None)
-                if _holds_tensors(output):
+                if holds_tensors(output):
                     self._placeholders[key] = tree_map_only(Tensor, Placeholder, output)
             if store_point is not None and module is store_point.module:
                 self._store(store_point, output)
@@ -363,14 +317,23 @@ def _tensors(output: Any) -> list[Tensor] | None:
     return None if None in nested else [t for tensors in nested for t in tensors or ()]
 
 
-def _stored_tensors(model: Module) -> list[tuple[Tensor, int]]:
-    """Return the tensors in the attributes of all modules, with their version counters."""
-    return [
-        (leaf, 0 if leaf.is_inference() else leaf._version)
-        for module in model.modules()
-        for leaf in tree_leaves(module.__dict__)
-        if isinstance(leaf, Tensor)
-    ]
+def _stored_values(model: Module) -> list[tuple[object, int]]:
+    """Return the tensors, numbers and strings in the attributes of all modules.
+
+    Each has a version: the version counter of a tensor, which in-place operations increase.
+    """
+    values: list[tuple[object, int]] = []
+    for module in model.modules():
+        for attribute in module.__dict__.values():
+            leaves = [attribute]
+            if isinstance(attribute, dict | list | tuple):
+                leaves = tree_leaves(attribute) if attribute else []
+            for leaf in leaves:
+                if isinstance(leaf, Tensor):
+                    values.append((leaf, 0 if leaf.is_inference() else leaf._version))
+                elif isinstance(leaf, int | float | str):
+                    values.append((leaf, 0))
+    return values
 
 
 def checksums(x: Tensor) -> Checksums:

@@ -158,8 +158,8 @@ def fit_layers(
         quarter of the free memory of the device. Batches that do not fit run from the start of the
         model; with 0 all batches do. The result does not depend on `memory`. Other hooks on
         skipped modules receive tensors without values or do not run: pass 0 if the model has such
-        hooks, or if its modules exchange values by objects other than inputs, outputs and tensors
-        in attributes.
+        hooks, or if its modules exchange values by objects other than inputs, outputs and
+        attributes that are tensors, numbers or strings.
     bias : {"keep", "drop"}
         "drop" leaves the mean out of every eraser, ``x - left right^T x``, so that :func:`fold` can
         be used for linear layers without a bias. Later sites are fitted with these erasers

@@ -73,12 +73,43 @@ def test_a_pass_over_a_batch_ends_early_after_a_complete_pass_over_a_larger_batc
     assert model.n_head_calls == 2
 
 
-def test_sizes_are_those_of_tensors_lists_strings_and_integers() -> None:
+class Budget(torch.nn.Module):
+    """A model of at most 12 tokens per call; without `extra` it runs its site twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.site = torch.nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor, extra: object = None, flag: float = 1.0) -> torch.Tensor:
+        parts = x.split(12 // x.shape[0], 1)
+        y = torch.cat([self.site(part) for part in parts], 1)
+        return y if extra is not None and flag else self.site(y)
+
+
+@pytest.mark.parametrize(
+    ("batches", "n_rows"),
+    [
+        ([{"x": (6, 2), "extra": 1}, {"x": (2, 6), "extra": 1}, {"x": (6, 6), "extra": 1}], 60),
+        ([{"x": (6, 2), "extra": 1}, {"x": (6, 2)}, {"x": (6, 2), "extra": None}], 60),
+        ([{"x": (6, 2), "extra": "aa"}, {"x": (6, 2), "extra": "b", "flag": 0.0}], 36),
+        ([{"x": (6, 2), "extra": 1, "flag": True}, {"x": (6, 2), "extra": 1, "flag": False}], 36),
+    ],
+)
+def test_other_combinations_of_sizes_and_arguments_run_to_the_end(
+    batches: list[dict[str, Any]], n_rows: int
+) -> None:
+    batches = [{**b, "x": torch.ones(*b["x"], 3), "z": [0, 1] * (b["x"][0] // 2)} for b in batches]
+    collected = snn.collect(Budget(), batches, "site", labels="z", tokens="all")
+    assert collected["site"].n_rows == n_rows
+
+
+def test_sizes_are_those_of_tensors_lists_and_integers() -> None:
     assert sizes_of(torch.ones(2, 3)) == sizes_of(np.ones((2, 3)))
-    small = sizes_of({"x": [torch.ones(2, 3)], "steps": 4, "texts": ["a", "bcd"], "flag": None})
-    large = sizes_of({"x": [torch.ones(2, 4)], "steps": 5, "texts": ["ab", "bcde"], "flag": 0.5})
+    small = sizes_of({"x": (torch.ones(2, 3),), "steps": 4, "texts": ["a", "bcd"], "flag": None})
+    large = sizes_of({"x": (torch.ones(2, 4),), "steps": 5, "texts": ["ab", "bcde"], "flag": None})
     assert small is not None
     assert large is not None
     assert small.keys() == large.keys()
     assert sum(small[key] < large[key] for key in small) == 3
+    assert sizes_of({"flag": 0.5}).keys() != sizes_of({"flag": None}).keys()  # type: ignore[union-attr]
     assert sizes_of({"x": object()}) is None

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 import splince_fast as sf  # noqa: E402
 from nn.conftest import hooks_in, inputs, tiny  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
-from splince_fast.nn.activation_cache import Placeholder, PlaceholderError  # noqa: E402
+from splince_fast.nn.placeholder import Placeholder, PlaceholderError  # noqa: E402
 
 
 def model_and_batches() -> tuple[Any, list[dict[str, Any]]]:
@@ -383,6 +383,10 @@ def test_operations_with_placeholders_give_placeholders_or_errors() -> None:
     for read in (lambda x: x.numpy(), lambda x: x.tolist()):
         with pytest.raises((RuntimeError, TypeError)):
             read(x)
+    other = torch.empty(2, 3)
+    other.data = x
+    with pytest.raises(RuntimeError):
+        other + 1
 
 
 class Recurrent(torch.nn.Module):
