@@ -27,6 +27,7 @@ Key = int | str | None
 _INFIXES = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _PARALLEL = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
 _PEFT_PREFIX = "base_model.model."
+_HAS_INFIX = re.compile("|".join(("module", *_INFIXES, re.escape(_PEFT_PREFIX))))
 # Names of the input of a module that receives its input by keyword, in order of preference.
 _INPUT_KEYWORDS = ("hidden_states", "input", "x")
 
@@ -49,10 +50,13 @@ def clean_names(model: Module) -> Iterator[tuple[str, Module]]:
     another module has the name without them.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
-    clean = {name: _without_infixes(name, modules) for name in modules}
+    clean = {
+        name: _without_infixes(name, modules) if _HAS_INFIX.search(name) else name
+        for name in modules
+    }
     for name, module in modules.items():
         new = clean[name]
-        is_taken = clean.get(new) == new and new not in ("", *prefixes(name))
+        is_taken = new != name and clean.get(new) == new and new not in ("", *prefixes(name))
         yield (name if is_taken else new), module
 
 
