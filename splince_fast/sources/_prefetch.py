@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast.sources.base import Block, Source, StreamSource
+from splince_fast.sources.base import Block, Source
 
 _PAGE_BYTES = 4096
 
@@ -21,8 +21,8 @@ def prefetched(source: Source, first_block: int = 0) -> Iterator[Iterator[Block]
     """Iterate over the blocks of a source from `first_block` on; a thread reads one block ahead.
 
     The thread copies rows of a memory map. The disk is thus read while the caller uses the current
-    block, and a block remains valid if its file changes. It also copies the blocks of a source that
-    may refill their arrays. At most two blocks are in memory, besides refilled arrays. If the
+    block, and a block remains valid if its file changes. It also copies the blocks of a source with
+    ``refills``. At most two blocks are in memory, besides the arrays that are refilled. If the
     source raises an exception, the caller first gets all earlier blocks, then the exception with
     its original traceback. On exit, the context waits until the thread has read its current block.
 
@@ -45,13 +45,12 @@ def _read_ahead(
     reader: ThreadPoolExecutor, source: Source, first_block: int
 ) -> Generator[Block, None, None]:
     blocks = source.iter_from(first_block)
-    refills = isinstance(source, StreamSource) and source.refills
 
     def read() -> Block | None:
         block = next(blocks, None)
         if block is None:
             return None
-        return Block(*map(_copied, block)) if refills else _load_rows(block)
+        return Block(*map(_copied, block)) if source.refills else _load_rows(block)
 
     pending = reader.submit(read)
     while (block := pending.result()) is not None:

@@ -57,8 +57,11 @@ class Source(ABC):
     Attributes
     ----------
     files : tuple of str
-        Paths of the files to read, labels and weights included. A checkpoint stores the paths, with
-        size and modification time, and is refused for others.
+        Paths of the files to read, labels and weights included. A checkpoint stores the path, size
+        and modification time of each file. It is refused if they differ.
+    refills : bool
+        Whether the arrays of a block are refilled for the next block. A thread that reads one block
+        ahead then copies each block. False by default.
 
     Examples
     --------
@@ -88,12 +91,11 @@ class Source(ABC):
         self.n_features = n_features
         self.nbytes = nbytes
         self.files: tuple[str, ...] = ()
+        self.refills = False
 
     @abstractmethod
     def iter_from(self, first_block: int = 0) -> Iterator[Block]:
         """Yield the blocks from number `first_block` onwards.
-
-        A thread reads one block ahead, so the arrays of a block must not be refilled for the next.
 
         Parameters
         ----------
@@ -170,8 +172,8 @@ class PieceSource(Source):
 class StreamSource(Source):
     """Source that can only be read in order; resuming reads and discards the earlier blocks.
 
-    ``start()`` returns an iterator over all blocks. `once` says whether only one pass is possible,
-    and `refills` whether the arrays of a block may be refilled when the next block is read.
+    ``start()`` returns an iterator over all blocks. `once` says whether only one pass is possible.
+    `refills` is the attribute of :class:`Source`.
     """
 
     def __init__(
