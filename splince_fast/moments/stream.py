@@ -122,7 +122,7 @@ def _resumed(source: Source, empty: T, checkpoint: Path) -> tuple[T, dict[str, A
         raise _mismatch(path, f"it was written for {stream['source']}")
     stamps, stored = file_stamps(source.files), stream.get("files", [])
     if [name for name, *_ in stored] != [name for name, *_ in stamps]:
-        raise _mismatch(path, "the files are others, or in another order")
+        raise _mismatch(path, "it was written for other files, or for another order of files")
     for before, now in zip(stored, stamps, strict=True):
         if before != now:
             raise _mismatch(path, f"the file {now[0]} has changed since")

@@ -356,9 +356,9 @@ def _check_readers(
     for distance, effect in zip(distances, effects, strict=True):
         if distance > _READER_TOLERANCE * effect or math.isnan(distance):
             raise FoldError(
-                f"erased inputs of the linear layers that read {listed(site_modules)} give other "
-                f"outputs than erased outputs of these sites: they differ by {distance:.1e} of the "
-                f"range of an output, which the erasers change by {effect:.1e}. The likely cause "
+                f"erasure at the inputs of the linear layers that read {listed(site_modules)} is "
+                f"not erasure at these sites: the outputs differ by {distance:.1e} of their range, "
+                f"and the erasers change them by {effect:.1e} of it. The likely cause "
                 "is that other operations than linear layers, such as a residual connection, also "
                 "read a site. Erase the outputs of norms that only linear layers read, or use "
                 "install"

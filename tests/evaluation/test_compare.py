@@ -233,7 +233,7 @@ def test_other_data_in_the_same_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_fingerprint_reads_every_row() -> None:
-    """Of 269 MiB, too."""
+    """The rows have 269 MiB."""
     X = np.zeros((1, 2**8), np.float32).repeat(2**18 + 2**13, axis=0)
     first = fingerprint(X, {}, None, None)
     X[-2, -1] = 1.0

@@ -203,7 +203,7 @@ def test_a_checkpoint_of_other_files_is_refused(tmp_path: Path, change: str) -> 
 
     first = fit(a, b, c, d)
     assert state_bytes(fit(a, b, c, d)) == state_bytes(first)  # control
-    paths, reason = [a, b, c, d], "the files are others, or in another order"
+    paths, reason = [a, b, c, d], "it was written for other files, or for another order of files"
     if change == "another file":
         paths[1] = other
     elif change == "another order":
