@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import FunctionType
 from typing import Any, ClassVar, NoReturn
 
 import narwhals.stable.v2 as nw
@@ -26,15 +24,9 @@ from splince_fast._runtime.arrays import (
 )
 from splince_fast._runtime.erase_rows import result_dtype
 from splince_fast._runtime.memory import total_memory
-from splince_fast.exceptions import (
-    IncompatibleMomentsError,
-    InputError,
-    NonFiniteError,
-)
+from splince_fast.exceptions import InputError, NonFiniteError
 from splince_fast.labels.containers import variables_of
 from splince_fast.projection import Projection
-
-_PACKAGE = __name__.partition(".")[0] + "."
 
 
 class _InputTypeError(InputError, TypeError):
@@ -48,21 +40,6 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
     feature_names_in_: NDArray[Any]
 
     _sparse_advice: ClassVar[str] = ""
-
-    def __init_subclass__(cls, **kwargs: object) -> None:
-        """Copy inherited public methods, with the name of the subclass in their qualified names.
-
-        The TypeError of a call with wrong arguments then names the subclass, not a base class.
-        """
-        super().__init_subclass__(**kwargs)
-        for name in dir(cls):
-            attribute = inspect.getattr_static(cls, name)
-            function = attribute.__func__ if isinstance(attribute, classmethod) else attribute
-            if name.startswith("_") or name in cls.__dict__:
-                continue
-            if isinstance(function, FunctionType) and function.__module__.startswith(_PACKAGE):
-                copy: Any = _copy_function(function, f"{cls.__qualname__}.{name}")
-                setattr(cls, name, classmethod(copy) if attribute is not function else copy)
 
     @property
     def _accepts_sparse(self) -> bool:
@@ -168,30 +145,13 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
         if self.concept_from not in (None, "y"):
             raise InputError(f"concept_from is {self.concept_from!r}; it must be None or 'y'")
 
-    def _check_mergeable(self, other: ErasingTransformer) -> None:
-        """Raise IncompatibleMomentsError unless `other` has the same Python type and features."""
-        if type(other) is not type(self):
-            raise IncompatibleMomentsError(
-                f"{type(self).__name__} cannot merge {type(other).__name__}; merge estimators of "
-                "one class, or add their moments_ and use from_moments"
-            )
-        features = []
-        for part in (self, other):
-            check_is_fitted(part)
-            features.append((part.n_features_in_, list(getattr(part, "feature_names_in_", ()))))
-        if features[0] != features[1]:
-            raise IncompatibleMomentsError(
-                "the estimators were fitted to different features (number and names): {} and {}; "
-                "fit both to the same features in the same order".format(*features)
-            )
-
     def _solve(self) -> Projection:
         """Compute the eraser from the accumulated moments, when `projection_` is first used."""
         raise NotImplementedError
 
     @property
     def projection_(self) -> Projection:
-        """Fitted map; computed on first use after ``partial_fit`` or ``merge``.
+        """Fitted map; computed on first use after ``partial_fit``.
 
         Raises
         ------
@@ -272,19 +232,6 @@ def _as_dense(rows: Any) -> NDArray[Any]:
             "layer takes the sparse rows without erasing them first"
         )
     return np.asarray(rows.astype(dtype, copy=False).toarray())
-
-
-def _copy_function(function: FunctionType, qualname: str) -> FunctionType:
-    """Return a copy of `function` with the qualified name `qualname`."""
-    copy = FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__,
-        function.__closure__,
-    )  # fmt: skip
-    copy.__kwdefaults__ = function.__kwdefaults__
-    copy.__annotations__, copy.__doc__ = function.__annotations__, function.__doc__
-    copy.__module__, copy.__qualname__ = function.__module__, qualname
-    copy.__dict__.update(function.__dict__)
-    return copy
 
 
 def _stack_vectors(X: Any) -> Any:

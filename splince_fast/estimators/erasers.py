@@ -7,13 +7,12 @@ the task and must not silently become the concept.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.model_selection import ParameterGrid
 from sklearn.utils.validation import check_is_fitted
 
 from splince_fast._runtime.arrays import as_weights, check_values
@@ -23,11 +22,9 @@ from splince_fast._solve.selection import Selection
 from splince_fast.conditional import ConditionalEraser
 from splince_fast.estimators.base import ErasingTransformer, columns_by_name
 from splince_fast.exceptions import (
-    IncompatibleMomentsError,
     InputError,
     LabelError,
     NotEnoughDataError,
-    SplinceError,
 )
 from splince_fast.labels.names import listed
 from splince_fast.labels.positions import check_index
@@ -211,43 +208,12 @@ class _Eraser(ErasingTransformer):
             self._check_incremental()
             rows, erased, kept = self._read(X, y, concept, sample_weight, min_rows=0)
             if self.__sklearn_is_fitted__():
-                self._check_variables(list(erased), list(kept), LabelError)
+                self._check_variables(list(erased), list(kept))
             else:
                 self.moments_ = Moments(**self._begin_fit(erased, kept))
             self.moments_.update(rows, erased | kept, sample_weight=sample_weight)
             name_features(self.moments_, getattr(self, "feature_names_in_", None))
             self._projection = None
-        return self
-
-    def merge(self, other: Self) -> Self:
-        """Add the rows of another estimator: ``a.merge(b)`` equals ``a`` fitted to both data sets.
-
-        Parameters
-        ----------
-        other : estimator of the same class
-            Estimator to add; not modified. Classes of labels are matched by name, so each
-            estimator may lack classes of the other. The result has the parameters of this
-            estimator, not of `other`.
-
-        Returns
-        -------
-        object
-            The estimator itself.
-
-        Raises
-        ------
-        IncompatibleMomentsError
-            The other estimator is of another class, or has other variables or features.
-        NotFittedError
-            One of the estimators is not fitted.
-        """
-        self._check_mergeable(other)
-        for part in (self, other):
-            part._check_extendable()
-        self._check_incremental()
-        self._check_variables(other.erased_, other.kept_, IncompatibleMomentsError)
-        self.moments_ = self.moments_ + other.moments_
-        self._projection = None
         return self
 
     def _read(
@@ -324,8 +290,8 @@ class _Eraser(ErasingTransformer):
         )  # fmt: skip
         self._check_concept_from()
 
-    def _check_variables(self, erased: Any, kept: Any, error: type[SplinceError]) -> None:
-        """Raise `error` unless the variables have the same names as in earlier blocks."""
+    def _check_variables(self, erased: list[str], kept: list[str]) -> None:
+        """Raise LabelError unless the variables have the same names as in earlier blocks."""
         earlier, current = (
             [sorted(names or (), key=str) for names in pair]
             for pair in ((self.erased_, self.kept_), (erased, kept))
@@ -334,7 +300,7 @@ class _Eraser(ErasingTransformer):
             before, now = (
                 [listed(names) or "nothing" for names in pair] for pair in (earlier, current)
             )
-            raise error(
+            raise LabelError(
                 f"{type(self).__name__} was fitted to erase {before[0]} and keep {before[1]}; now "
                 f"it gets {now[0]} and {now[1]}; pass the same variables under the same names"
             )
@@ -343,8 +309,8 @@ class _Eraser(ErasingTransformer):
         """Raise InputError for an estimator that was made from moments, not from rows."""
         if not getattr(self, "_extendable", True):
             raise InputError(
-                f"this {type(self).__name__} was made from moments; update or merge the moments, "
-                "and call from_moments again"
+                f"this {type(self).__name__} was made from moments; update or add moments, and "
+                "call from_moments again"
             )
 
     # -- one pass, many erasers ------------------------------------------------------------
@@ -389,119 +355,19 @@ class _Eraser(ErasingTransformer):
         >>> sf.LEACE.from_moments(moments, erase=["a", "b"]).transform(X).shape
         (200, 5)
         """
-        copy = _check_moments(moments).copy()
-        return cls._unfitted(keep, params)._fit_from(copy, copy, erase, keep)
-
-    @classmethod
-    def search(
-        cls, moments: Moments, grid: Mapping[str, object] | Sequence[Mapping[str, object]]
-    ) -> list[Self]:
-        """Fit every combination of a grid from the same moments, without reading data.
-
-        Parameters
-        ----------
-        moments : Moments
-            Moments to fit to. They are copied once, and the estimators share the copy.
-        grid : mapping of str to list, or list of them
-            Values to try for "erase", "keep" and the parameters of the estimator, in the format of
-            :class:`sklearn.model_selection.ParameterGrid`.
-
-        Returns
-        -------
-        list
-            Fitted estimators in the order of the ParameterGrid. ``erased_``, ``kept_`` and
-            ``get_params()`` identify an estimator, and ``report_`` states its cost.
-
-        Raises
-        ------
-        InputError
-            The grid is invalid, or a combination lacks "erase".
-        SplinceError
-            As in :meth:`from_moments`; a note of the error states the combination.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> import splince_fast as sf
-        >>> rng = np.random.default_rng(0)
-        >>> z, y = rng.integers(0, 2, size=(2, 200))
-        >>> X = rng.normal(size=(200, 5)) + np.outer(z, [1, 1, 0, 0, 0]) + np.outer(y, np.ones(5))
-        >>> moments = sf.Moments().update(X, {"z": z, "y": y})
-        >>> grid = {"erase": ["z"], "keep": ["y"], "shrinkage": [None, 0.1, "oas"]}
-        >>> erasers = sf.SPLINCE.search(moments, grid)
-        >>> min(erasers, key=lambda eraser: eraser.report_.distortion).shrinkage is None
-        True
-        """
-        try:
-            points = list(ParameterGrid(grid))
-        except (TypeError, ValueError) as error:
+        if not isinstance(moments, Moments):
             raise InputError(
-                f"the grid cannot be read: {error}. Pass a mapping of names to lists, or a list of "
-                "such mappings"
-            ) from error
-        shared = _check_moments(moments).copy()
-        estimators = []
-        factored: dict[tuple[object, ...], Factored] = {}
-        for point in points:
-            params = dict(point)
-            if "erase" not in params:
-                raise InputError(f"the grid point {point} has no 'erase'; add it to the grid")
-            try:
-                erase, keep = params.pop("erase"), params.pop("keep", None)
-                estimator = cls._unfitted(keep, params)
-                method_input = estimator._method_input(shared, factored)
-                estimators.append(estimator._fit_from(shared, method_input, erase, keep))
-            except SplinceError as error:
-                error.add_note(f"at the grid point {point}")
-                raise
-        return estimators
-
-    @classmethod
-    def from_folds(
-        cls, folds: Sequence[Moments], *, erase: Selection, keep: Keep = None, **params: object
-    ) -> list[Self]:
-        """Fit, for each fold, an eraser to all other folds, from moments and without reading data.
-
-        Parameters
-        ----------
-        folds : sequence of Moments
-            Moments of two or more folds.
-        erase, keep, **params
-            As in :meth:`from_moments`.
-
-        Returns
-        -------
-        list
-            Fitted estimators; the i-th equals, up to rounding error, an estimator fitted to the
-            rows of all folds except the i-th.
-
-        Raises
-        ------
-        InputError
-            There are fewer than two folds.
-        SplinceError
-            As in :meth:`from_moments`.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> import splince_fast as sf
-        >>> rng = np.random.default_rng(0)
-        >>> z, X = rng.integers(0, 2, size=90), rng.normal(size=(90, 4))
-        >>> rows = np.array_split(np.arange(90), 3)
-        >>> folds = [sf.Moments().update(X[part], {"z": z[part]}) for part in rows]
-        >>> [eraser.n_samples_seen_ for eraser in sf.LEACE.from_folds(folds, erase="z")]
-        [60, 60, 60]
-        """
-        parts = [_check_moments(fold) for fold in folds] if isinstance(folds, Iterable) else []
-        if len(parts) < 2:
-            raise InputError(
-                f"{len(parts)} fold(s) leave nothing to fit to; pass a sequence of two or more "
-                "Moments"
+                f"moments is {described_type(moments)}; pass sf.Moments().update(X, labels)"
             )
-        total = sum(parts[1:], parts[0])
-        others = [total - part for part in parts]
-        return [cls._unfitted(keep, params)._fit_from(rest, rest, erase, keep) for rest in others]
+        estimator = cls._unfitted(keep, params)
+        estimator.moments_ = moments.copy()
+        estimator.erased_, estimator.kept_ = erase, keep
+        estimator._projection = estimator._solve()
+        estimator.n_features_in_ = estimator._projection.n_features
+        if moments.feature_names is not None:
+            estimator.feature_names_in_ = np.array(moments.feature_names, object)
+        estimator._extendable = False
+        return estimator
 
     @classmethod
     def _unfitted(cls, keep: Keep, params: Mapping[str, object]) -> Self:
@@ -525,38 +391,6 @@ class _Eraser(ErasingTransformer):
         if keep is not None and not cls._keeps_task:
             raise InputError(f"{cls.__name__} keeps nothing; leave out keep=, or use SPLINCE")
         return estimator
-
-    def _method_input(
-        self, moments: Moments, factored: dict[tuple[object, ...], Factored]
-    ) -> Moments | Factored:
-        """Return the argument from which the method computes the eraser.
-
-        If the method factors Cov(x), the argument is a snapshot of `moments` with factored Cov(x),
-        which `factored` caches for estimators with the same covariance options. Otherwise the
-        argument is `moments`.
-        """
-        if "solver" not in METHODS[self._method].options:
-            return moments
-        options = self._options()
-        key = options["shrinkage"], options["solver"], options["min_scale"]
-        if key not in factored:
-            factored[key] = moments.factored(key[0], solver=key[1], min_scale=key[2])
-        return factored[key]
-
-    def _fit_from(
-        self, moments: Moments, method_input: Moments | Factored, erase: Selection, keep: Keep
-    ) -> Self:
-        """Compute the eraser, and store `moments` and the fitted attributes.
-
-        `method_input` is `moments`, or the snapshot of `moments` that `_method_input` returns.
-        """
-        self._projection = self._compute_eraser(method_input, erase, keep)
-        self.moments_, self.erased_, self.kept_ = moments, erase, keep
-        self.n_features_in_ = self._projection.n_features
-        if moments.feature_names is not None:
-            self.feature_names_in_ = np.array(moments.feature_names, object)
-        self._extendable = False
-        return self
 
     # -- fitted attributes -------------------------------------------------------------------
 
@@ -1004,12 +838,3 @@ def _accumulate_folds(
         labels = labels | {name: groups}
     folds = Folds(2, groups=name, **parameters)
     return folds._update(rows, labels, sample_weight, merge_all=True)
-
-
-def _check_moments(moments: Moments) -> Moments:
-    """Return `moments`; raise InputError if it is not a Moments object."""
-    if not isinstance(moments, Moments):
-        raise InputError(
-            f"moments is {described_type(moments)}; pass sf.Moments().update(X, labels)"
-        )
-    return moments

@@ -12,8 +12,6 @@ import splince_fast as sf
 pd = pytest.importorskip("pandas")
 pl = pytest.importorskip("polars")
 
-ERASERS = [sf.SPLINCE, sf.LEACE, sf.SAL, sf.MeanProjection, sf.Identity, sf.baselines.INLP]
-
 
 def problem() -> tuple[Any, Any, Any]:
     rng = np.random.default_rng(0)
@@ -94,27 +92,3 @@ def test_columns_of_vectors() -> None:
         sf.LEACE().fit(pd.DataFrame({"embedding": ["[1, 2]", "[3, 4]"]}), concept=[0, 1])
     with pytest.raises(sf.InputError, match=r"1D array|2-dimensional"):
         sf.LEACE().fit(pd.Series([1.0, 2.0]), concept=[0, 1])
-
-
-@pytest.mark.parametrize("eraser", ERASERS)
-def test_a_type_error_names_the_public_class(eraser: Any) -> None:
-    X, y, z = problem()
-    with pytest.raises(TypeError, match=rf"^{eraser.__name__}\.fit\(\)"):
-        eraser().fit(X, y, labels=z)
-    with pytest.raises(TypeError, match=rf"^{eraser.__name__}\.transform\(\)"):
-        eraser().transform()
-    if hasattr(eraser, "from_moments"):
-        with pytest.raises(TypeError, match=rf"^{eraser.__name__}\.from_moments\(\)"):
-            eraser.from_moments()
-
-
-def test_control_a_subclass_keeps_its_own_methods() -> None:
-    class Mine(sf.LEACE):
-        def fit(self, X: Any, y: Any = None, **keywords: Any) -> Any:  # type: ignore[override]
-            self.called_ = True
-            return super().fit(X, y, **keywords)
-
-    X, _, z = problem()
-    assert Mine().fit(X, concept=z).called_
-    assert sf.LEACE.fit is not sf.SAL.fit
-    assert sf.LEACE.fit.__doc__ == sf.SAL.fit.__doc__

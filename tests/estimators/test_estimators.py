@@ -35,7 +35,6 @@ from splince_fast import LEACE, SAL, SPLINCE, MeanProjection
 from splince_fast.estimators import erasers
 from splince_fast.exceptions import (
     ConstantVariableError,
-    IncompatibleMomentsError,
     InfeasibleError,
     InputError,
     LabelError,
@@ -340,20 +339,7 @@ def test_copies_go_on_alone(copier: Callable[[Any], Any], lazy: bool, data: Data
     assert same(SPLINCE(shrinkage=0.2).fit(X, y, concept=z), twin)
 
 
-# --- merging ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", CLASSES)
-def test_merge_equals_fitting_to_both(kind: Any, data: Data) -> None:
-    X, y, z = data
-    a = kind().fit(X[:150], y[:150], concept=z[:150])
-    b = kind().partial_fit(X[150:], y[150:], concept=z[150:])
-    assert b.projection_.rank  # which merges the rows that were waiting
-    state = pickle.dumps(b.moments_)
-    assert a.merge(b) is a
-    assert same(kind().fit(X, y, concept=z), a)
-    assert pickle.dumps(b.moments_) == state
-    assert a.n_samples_seen_ == 400
+# --- adding the moments of estimators -----------------------------------------------------------
 
 
 def test_classes_absent_from_the_first_batch_or_from_one_worker() -> None:
@@ -367,8 +353,8 @@ def test_classes_absent_from_the_first_batch_or_from_one_worker() -> None:
     stream = SPLINCE()
     for rows in (left, right):
         stream.partial_fit(X[rows], y[rows], concept=z[rows])
-    workers = [SPLINCE().partial_fit(X[r], y[r], concept=z[r]) for r in (right, left)]
-    merged = workers[0].merge(workers[1])
+    workers = [SPLINCE().partial_fit(X[r], y[r], concept=z[r]).moments_ for r in (right, left)]
+    merged = SPLINCE.from_moments(workers[0] + workers[1], erase="concept", keep="task")
     expected = SPLINCE().fit(X[order], y[order], concept=z[order])
     assert same(expected, stream)
     assert same(expected, merged)
@@ -377,27 +363,6 @@ def test_classes_absent_from_the_first_batch_or_from_one_worker() -> None:
     # Control: by position, "alpha" and "delta" of one worker would be classes of the other.
     mixed = np.where(left, np.where(z == "delta", "charlie", "bravo"), z)
     assert not same(expected, SPLINCE().fit(X[order], y[order], concept=mixed[order]))
-
-
-def test_merge_refuses_what_does_not_belong_together(data: Data) -> None:
-    X, _, z = data
-    fitted = LEACE().fit(X, concept=z)
-    frame = pd.DataFrame(X, columns=list("abcdef"))
-    continuous = LEACE().fit(X, concept=z + 0.25)
-    for other in (
-        SAL().fit(X, concept=z),
-        LEACE().fit(X[:, :3], concept=z),
-        LEACE().fit(frame, concept=z),
-        LEACE().fit(X, concept={"other": z}),
-        continuous,
-    ):
-        with pytest.raises(IncompatibleMomentsError):
-            fitted.merge(other)
-    with pytest.raises(NotFittedError):
-        fitted.merge(LEACE())
-    with pytest.raises(NotFittedError):
-        LEACE().merge(fitted)
-    assert fitted.n_samples_seen_ == len(X)
 
 
 # --- the concept and the task -------------------------------------------------------------------
@@ -816,85 +781,17 @@ def test_from_moments_refuses(data: Data, moments: sf.Moments) -> None:
     for option in ({"kinds": {"z": "continuous"}}, {"subsample": 0.5}, {"sketch_size": 4}):
         with pytest.raises(InputError, match=f"{next(iter(option))} determines how moments are"):
             LEACE.from_moments(moments, erase="z", **option)
-        with pytest.raises(InputError, match=f"{next(iter(option))} determines how moments are"):
-            LEACE.search(moments, {"erase": ["z"], **{k: [v] for k, v in option.items()}})
     fitted = LEACE.from_moments(moments, erase="z")
-    for verb in (
-        lambda: fitted.partial_fit(X, concept={"z": z}),
-        lambda: fitted.merge(LEACE().fit(X, concept={"z": z})),
-        lambda: LEACE().fit(X, concept={"z": z}).merge(fitted),
-    ):
-        with pytest.raises(InputError, match="made from moments"):
-            verb()
-    assert fitted.fit(X, concept=z).partial_fit(X, concept=z).n_samples_seen_ == 800
-
-
-def test_search_solves_every_combination(moments: sf.Moments) -> None:
-    grid: dict[str, Any] = {
-        "erase": ["z", ["z", "half"]],
-        "keep": ["y"],
-        "shrinkage": [None, 0.3],
-        "max_amplification": [None, 5.0],
-    }
-    found = SPLINCE.search(moments, grid)
-    assert len(found) == 8
-    assert len({id(e.moments_) for e in found}) == 1
-    points = {(str(e.erased_), e.shrinkage, e.max_amplification) for e in found}
-    assert len(points) == 8
-    for e in found:
-        alone = SPLINCE.from_moments(moments, erase=e.erased_, keep=e.kept_, **e.get_params())
-        assert np.array_equal(alone.projection_.matrix(), e.projection_.matrix())
-    moments.update(np.zeros((1, 6)), {"z": [0], "y": [0], "half": [False]})
-    assert found[0].n_samples_seen_ == 400
-    several = LEACE.search(moments, [{"erase": ["z"]}, {"erase": ["y"], "solver": ["eigh"]}])
-    assert [(e.erased_, e.solver) for e in several] == [("z", "auto"), ("y", "eigh")]
-
-
-def test_search_says_which_combination_failed(moments: sf.Moments) -> None:
-    with pytest.raises(InfeasibleError) as caught:
-        SPLINCE.search(moments, {"erase": ["z"], "keep": ["y", "half"]})
-    assert "'keep': 'half'" in caught.value.__notes__[0]
-    with pytest.raises(InputError, match="has no 'erase'"):
-        LEACE.search(moments, {"shrinkage": [0.1]})
-    with pytest.raises(InputError, match="cannot be read"):
-        LEACE.search(moments, {"erase": "z"})
+    with pytest.raises(InputError, match="made from moments"):
+        fitted.partial_fit(X, concept={"z": z})
     for kind, name, text in (
         (LEACE, "unknown", r"LEACE takes no unknown= \(it takes erase, "),
         (LEACE, "shrinkge", "did you mean shrinkage="),
         (SPLINCE, "kep", "did you mean keep="),
     ):
         with pytest.raises(InputError, match=text):
-            kind.search(moments, {"erase": ["z"], name: [1]})
-        with pytest.raises(InputError, match=text):
             kind.from_moments(moments, erase="z", **{name: 1})
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("kind", CLASSES)
-def test_erasers_of_folds_equal_refitting(kind: Any, dtype: Any) -> None:
-    X, y, z = make_data(300, dtype=dtype)
-    parts = np.array_split(np.random.default_rng(0).permutation(300), 5)
-    folds = [sf.Moments().update(X[p], {"concept": z[p], "task": y[p]}) for p in parts]
-    keep = {"keep": "task"} if kind is SPLINCE else {}
-    found = kind.from_folds(folds, erase="concept", **keep)
-    assert len(found) == 5
-    for part, eraser in zip(parts, found, strict=True):
-        rest = np.setdiff1d(np.arange(300), part)
-        refitted = kind().fit(X[rest], y[rest], concept=z[rest])
-        assert eraser.n_samples_seen_ == len(rest)
-        eps = EPS if dtype == np.float64 else EPS32
-        # Subtracting cancels at most the share of the fold: total / (total - fold) = 1.25.
-        assert distance(refitted, eraser) <= 2 * rounding(refitted, eps)
-        whole = kind().fit(X, y, concept=z)
-        assert distance(refitted, whole) > 1e-3  # control: the fold matters
-    assert all(fold.n_rows == 60 for fold in folds)
-
-
-def test_folds_are_checked(moments: sf.Moments) -> None:
-    with pytest.raises(InputError, match=r"1 fold\(s\)"):
-        LEACE.from_folds([moments], erase="z")
-    with pytest.raises(InputError, match="pass sf"):
-        LEACE.from_folds([moments, None], erase="z")  # type: ignore[list-item]
+    assert fitted.fit(X, concept=z).partial_fit(X, concept=z).n_samples_seen_ == 800
 
 
 # --- metadata through scikit-learn's routers ----------------------------------------------------

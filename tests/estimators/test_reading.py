@@ -225,8 +225,6 @@ def test_what_only_a_whole_fit_knows(data: Data) -> None:
             LEACE(**given).partial_fit("no data", concept=z)
         fitted = LEACE(**given).fit(X, concept=z)
         with pytest.raises(InputError, match=text):
-            fitted.merge(LEACE(**given).fit(X, concept=z))
-        with pytest.raises(InputError, match=text):
             LEACE.from_moments(fitted.moments_, erase="concept", **given)
     for given in ({"subsample": 0.5}, {"sketch_size": 2}):
         with pytest.raises(InputError, match="leave groups out"):
