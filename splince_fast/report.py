@@ -22,12 +22,10 @@ from typing import (
 )
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from splince_fast._runtime.arrays import abbreviated, as_reals
-from splince_fast._runtime.keywords import described_type
+from splince_fast._runtime.arrays import abbreviated
 from splince_fast._solve import tolerances
-from splince_fast._solve.frozen import best_strength
 from splince_fast._solve.held_out import Noise, certificate, expected_r2
 from splince_fast._solve.options import is_number
 from splince_fast.exceptions import FileFormatError, InputError
@@ -35,8 +33,6 @@ from splince_fast.exceptions import FileFormatError, InputError
 if TYPE_CHECKING:
     from splince_fast._solve.oblique import Solution
     from splince_fast._solve.selection import Interpretation
-    from splince_fast.moments import Moments
-    from splince_fast.moments.snapshot import Factored
 
 Float = NDArray[np.float64]
 
@@ -138,28 +134,6 @@ class VariableReport:
     @property
     def _exactness(self) -> str:
         return f"residual {self.residual:.1e} (rounding {self.bound:.1e})"
-
-
-@dataclass(frozen=True, slots=True)
-class FrozenHead:
-    """Cost of keeping a task for a least-squares head that is not refitted.
-
-    Attributes
-    ----------
-    excess_risk : float
-        Excess risk of SPLINCE divided by the excess risk of LEACE, for an unregularised head on
-        one task variable: 1 + b^2 rho / (1 - rho), at least 1, where b and rho are `strength` and
-        `rho` of the report (proofs_check, theorem 3). With several principal angles (`cosines`),
-        upper bound of this ratio for each column of the task.
-    shrinkage_threshold : float
-        g* = 2 (1 - rho) / (2 - (2 - b) rho). For a head equal to g times the least-squares head,
-        SPLINCE has the smaller risk if g < g*, and LEACE if g > g* (proofs_check, theorem 3). With
-        several principal angles, SPLINCE has the smaller risk if g < g*, and either may have it if
-        g > g*.
-    """
-
-    excess_risk: float
-    shrinkage_threshold: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,9 +334,6 @@ class Report:
         Fraction of the removed covariance with the kept variables that is restored. Without a
         kept variable LEACE removes this covariance; for :func:`splince_fast.repair`, the eraser of
         the repaired rows removes it.
-    frozen_head : FrozenHead or None
-        Cost for a head that is not refitted; None if `rho` is None, and with shrinkage, where
-        `rho` does not determine it.
     held_out : HeldOut or None
         Effect on held-out rows, for moments with folds.
     sampling : Sampling or None
@@ -410,7 +381,6 @@ class Report:
     left_out_names: tuple[str, ...] = ()
     alpha: float = 1.0
     strength: float = 1.0
-    frozen_head: FrozenHead | None = None
     held_out: HeldOut | None = None
     sampling: Sampling | None = None
     sketch: SketchedCovariance | None = None
@@ -437,13 +407,11 @@ class Report:
             A field is missing or unknown.
         """
         try:
-            new: Report = _from_plain(cls, _nested(values), "report")
+            new: Report = _from_plain(cls, values, "report")
         except (TypeError, KeyError, IndexError, AttributeError) as error:
             raise FileFormatError(f"a report has missing or unknown fields: {error}") from error
         if not all(v.noise is None or _is_possible(v.noise) for v in new.variables):
             raise FileFormatError("the noise of a variable has values out of range")
-        if new.rho is None and new.frozen_head is not None:
-            raise FileFormatError("a report with frozen_head must have rho")
         return new
 
     def certificate(self, delta: float = 0.05) -> dict[str, float]:
@@ -512,96 +480,6 @@ class Report:
             raise InputError(f"there is no certificate of this eraser: {cause}")
         return {v.name: certificate(v.noise, delta) for v in erased if v.noise is not None}
 
-    def strength_for(self, head: ArrayLike, moments: Moments | Factored) -> float:
-        """Return the strength that minimises the squared error of a frozen head on one task.
-
-        The squared error of the score theta^T P_b x as a prediction of y is quadratic in the
-        strength b of :func:`splince_fast.splince`. Let X be the part of Cov(x, y) that LEACE
-        removes, v = theta^T Cov(x, y), q = theta^T X, and H the variance of the best linear
-        prediction of y after LEACE. The minimum is at b = (H - v + q) / q: 0 for the least-squares
-        head, and (1 - rho) (1 - g) / (g rho) for g times the least-squares head (proofs_check 4.3
-        is the case b = 1). The intercept is free.
-
-        Parameters
-        ----------
-        head : array-like of shape (d,)
-            Coefficients theta of the head, fitted on rows before erasure. Two task classes are
-            coded 0 and 1, in the order of ``moments.classes(name)``.
-        moments : Moments or Factored
-            Moments that the eraser was fitted to.
-
-        Returns
-        -------
-        float
-            b, clipped to [0, 1]; 0 if the score does not depend on b. Pass b to
-            :func:`splince_fast.splince` as ``strength=``.
-
-        Raises
-        ------
-        InputError
-            The report is not of SPLINCE with one kept variable of one column or two classes;
-            `head` has another shape or is not finite; the eraser was fitted to other moments.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> import splince_fast as sf
-        >>> rng = np.random.default_rng(0)
-        >>> z = rng.normal(size=1000)
-        >>> y = z + rng.normal(size=1000)
-        >>> X = rng.normal(size=(1000, 4)) + np.outer(z, np.eye(4)[0]) + np.outer(y, np.eye(4)[1])
-        >>> moments = sf.Moments().update(X, {"z": z, "y": y})
-        >>> report = sf.splince(moments, erase="z", keep="y").report
-        >>> beta = np.linalg.solve(moments.covariance(), moments.cross_covariance("y")[:, 0])
-        >>> round(report.strength_for(beta, moments), 9)
-        0.0
-        >>> 0 < report.strength_for(0.7 * beta, moments) < 1
-        True
-        """
-        if not hasattr(moments, "factored"):
-            raise InputError(
-                f"moments is {described_type(moments)}; pass the moments that the eraser was "
-                "fitted to"
-            )
-        names = {str(name): name for name in moments.variables}
-        erase, keep = (
-            [names[v.name] for v in self.variables if v.role == role and v.name in names]
-            for role in ("erased", "kept")
-        )
-        if (
-            self.method != "SPLINCE"
-            or len(keep) != 1
-            or len(erase) + 1 < len(self.variables)
-            or self.n_features != moments.n_features
-        ):
-            raise InputError(
-                "strength_for needs a report of splince on one kept variable, and the moments that "
-                f"the eraser was fitted to; this one is of {self.method} on {self.n_features} "
-                f"features, and the variables are {[v.name for v in self.variables]}"
-            )
-        factored: Any = moments  # a Factored snapshot has its shrinkage already
-        if not hasattr(factored, "factor"):
-            factored = factored.factored(shrinkage=self.shrinkage or None)
-        task = factored.variable(keep[0])
-        cross = task.cross_covariance(0.0, keep[0])
-        if cross.shape[1] != (2 if task.kind == "classes" else 1):
-            raise InputError(
-                f"strength_for is for one task column or two classes, and {keep[0]!r} is "
-                f"{task.description}; a head with several outputs has no single strength"
-            )
-        theta = as_reals(head, "head")
-        theta = theta[0] if theta.shape == (1, self.n_features) else theta
-        if theta.shape != (self.n_features,) or not np.isfinite(theta).all():
-            raise InputError(
-                f"head has shape {theta.shape}; it must be {self.n_features} finite coefficients, "
-                "one per feature, of one score, such as head.coef_"
-            )
-        if self.dropped:  # the kept direction was dropped: every strength gives LEACE
-            return 0.0
-        span = np.concatenate([factored.variable(name).span() for name in erase])
-        column = np.ascontiguousarray(cross[:, -1])
-        return best_strength(factored.factor, factored.gram, span, column, theta)
-
     def _scaled(self, alpha: float) -> Report:
         """Return the report of the partial eraser, whose change is multiplied by `alpha`."""
         if alpha == 1:
@@ -623,7 +501,6 @@ class Report:
             distortion=None if self.distortion is None else alpha**2 * self.distortion,
             held_out=held_out and HeldOut(alpha**2 * held_out.distortion, None, None, None),
             rho=None,
-            frozen_head=None,
             sensitivity=None if self.sensitivity is None else alpha * self.sensitivity,
             alpha=alpha * self.alpha,
         )
@@ -658,11 +535,6 @@ class Report:
             f"shrinks the deviation in {dimensions} by the fraction "
             f"{self.alpha:.3g}: a partial erasure",
         )
-
-    @property
-    def _at_most(self) -> str:
-        """Text before the excess risk of a frozen head, which is a bound for several angles."""
-        return "at most " if len(self.cosines) > 1 else ""
 
     @property
     def _left_out_text(self) -> str:
@@ -733,17 +605,10 @@ class Report:
             facts.append(("amplification", f"{self.amplification:.4g} ({digits})"))
         if self.strength < 1:
             facts.append(("strength", f"{self.strength:.3g} of the lost covariance restored"))
+        if self.rho is not None:
+            facts.append(("concept and task", f"rho = {self.rho:.4g}"))
         if oracle is not None and oracle.rho is not None:
             facts.append(("shared with the labels", f"rho_o = {oracle.rho:.4g}"))
-        if self.rho is not None and self.frozen_head is not None:
-            facts.append(
-                (
-                    "frozen head",
-                    f"rho = {self.rho:.4g}; least-squares head: "
-                    f"{self._at_most}{self.frozen_head.excess_risk:.4g} times the excess risk of "
-                    f"LEACE, less for heads below {self.frozen_head.shrinkage_threshold:.3g} of it",
-                )
-            )
         if self.sensitivity is not None:
             facts.append(
                 ("sensitivity", f"float32 rounding moves rows by {self.sensitivity:.2g} deviations")
@@ -892,13 +757,6 @@ class Report:
                 f"Deviations grow up to {self.amplification:.3g} times, and "
                 f"{math.log10(self.amplification):.1f} digits of the rows are lost (amplification)."
             )
-        if self.frozen_head is not None:
-            lines.append(
-                "A linear model that was fitted to the original rows by least squares and is not "
-                f"refitted has {self._at_most}{self.frozen_head.excess_risk:.3g} times the excess "
-                "risk of the same model with LEACE (frozen head). A refitted model has no such "
-                "cost."
-            )
         if self.sensitivity is not None:
             lines.append(
                 f"Rounding the rows to float32 changes the removed part by {self.sensitivity:.2g} "
@@ -995,36 +853,6 @@ def _at_most(variable: VariableReport, text: str) -> str:
     return "" if bound is None else text.format(f"{bound:.2g}")
 
 
-# For each part of Report, the names of its fields in files of earlier versions, in which all values
-# are fields of the report itself.
-_FLAT = {
-    "frozen_head": ("frozen_head_penalty", "head_shrinkage_threshold"),
-    "held_out": ("unseen_distortion", "unseen_concept", "unseen_chance", "unseen_kept"),
-    "sampling": ("scatter_rows", "expected_excess"),
-    "sketch": ("sketch_rank", "passes", "gain"),
-    "oracle": ("distortion_o_leace", "rho_o"),
-    "quadratic": ("determinant", "gap", "covariance_difference", "covariance_difference_left"),
-}
-
-
-def _nested(values: Mapping[str, object]) -> dict[str, Any]:
-    """Return the fields of a report; group the flat fields of earlier versions into parts.
-
-    A part is built only if the first of its flat fields is present. Otherwise its other flat fields
-    are left unchanged, and are rejected later as unknown fields.
-    """
-    values = {**values}
-    for name, flat in _FLAT.items():
-        if flat[0] not in values:
-            continue
-        first, *others = (values.pop(key, None) for key in flat)
-        if first is not None or any(value is not None for value in others):
-            part = get_args(get_type_hints(Report)[name])[0]
-            fields = [field.name for field in dataclasses.fields(part)]
-            values[name] = dict(zip(fields, [first, *others], strict=True))
-    return values
-
-
 def _from_plain(kind: Any, value: Any, name: str) -> Any:
     """Convert plain values to the annotated type `kind`: the inverse of dataclasses.asdict.
 
@@ -1094,11 +922,7 @@ def build_report(
     amplification = solution.amplification
     has_angles = fit.whitened and fit.sketch is None
     kept = bool(span_y.names) and has_angles
-    rho, b = max(0.0, 1.0 - 1.0 / amplification**2) if kept else None, fit.strength
-    head = None
-    if rho is not None and not fit.shrinkage:
-        risk = (1 - b**2) + b**2 * amplification**2
-        head = FrozenHead(risk, 2 * (1 - rho) / (2 - (2 - b) * rho))
+    rho = max(0.0, 1.0 - 1.0 / amplification**2) if kept else None
     bound = solution.bound
     size = max(1.0, solution.size)  # |P|, which is 1 for the identity
     exact = fit.whitened and not fit.shrinkage
@@ -1183,7 +1007,6 @@ def build_report(
         tolerance=solution.noise,
         shrinkage=fit.shrinkage,
         warnings=fit.warnings,
-        frozen_head=head,
         sampling=fit.sampling,
         sketch=fit.sketch,
         sensitivity=fit.sensitivity,

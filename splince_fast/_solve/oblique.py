@@ -183,8 +183,9 @@ def with_strength(
 
     P_b restores the fraction b of X = Cov(x, y) - P_LEACE Cov(x, y), the covariance that LEACE
     removes. P_LEACE and P have the same `left`, which depends only on the erased span. The
-    distortion is D_LEACE + b^2 (D_P - D_LEACE), because P - P_LEACE = X H^+ K^T
-    (:mod:`splince_fast._solve.frozen`) and the changes by P_LEACE and by X H^+ K^T are orthogonal.
+    distortion is D_LEACE + b^2 (D_P - D_LEACE), because P - P_LEACE = X H^+ K^T,
+    with K = S^+ (Cov(x, y) - X) and H = K^T Cov(x, y), and the changes by P_LEACE and by X H^+ K^T
+    are orthogonal.
 
     Parameters
     ----------

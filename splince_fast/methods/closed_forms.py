@@ -92,7 +92,6 @@ def splince(
         Fraction b that is restored of X = Cov(x, y) - P_LEACE Cov(x, y), the covariance that LEACE
         removes: P_b = (1 - b) P_LEACE + b P and P_b Cov(x, y) = Cov(x, y) - (1 - b) X. The
         distortion in addition to that of LEACE is multiplied by b^2. 0 is LEACE.
-        :meth:`Report.strength_for` gives the strength of least squared error for a frozen head.
     refine : Source or iterable of blocks, optional
         The accumulated rows, for extra passes; only for moments made with ``sketch_size``, which
         store no covariance. Each pass computes the product of Cov(x) with k columns in O(n d k),

@@ -535,8 +535,6 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "repair(strength)": lambda v: sf.repair(
         _moments(), before=_moments(), keep="y", strength=v
     ),
-    "strength_for(head)": lambda v: _report().strength_for(v, _moments()),
-    "strength_for(moments)": lambda v: _report().strength_for(np.ones(D), v),
     "mean_projection(erase)": lambda v: sf.mean_projection(_moments(), erase=v),
     **{
         f"splince({option})": _with_option(option)

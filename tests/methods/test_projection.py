@@ -536,7 +536,7 @@ def test_the_report_of_a_partial_eraser() -> None:
     assert erased.residual == pytest.approx(0.6, abs=1e-9)
     assert kept.residual <= kept.bound
     assert erased.expected is None
-    assert part.rho is part.frozen_head is None
+    assert part.rho is None
     for text in (str(part), part.explain()):
         assert "linear probe" in text
     assert "no linear predictor" in whole.explain()

@@ -4,7 +4,7 @@ Tolerances. B Ty = Sy holds to the bound of the report, 8 d eps q |B|^2 and the 
 that Ty and Sy are. Two computations of B differ by the condition of T on its support, kappa, times
 that of the whitened Cov(t, y), q, and by the rounding of the covariances of n rows (`problems`).
 
-Modules: `_solve.restore`, `_solve.frozen`.
+Module: `_solve.restore`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.linalg
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from problems import EPS, Data, Float, draw_data, many, report
@@ -486,7 +485,6 @@ def test_the_ends_of_strength_are_the_methods_to_the_bit() -> None:
         np.testing.assert_array_equal(ends[1].matrix(), splince.matrix())
         np.testing.assert_array_equal(ends[0].matrix(), sf.leace(moments, erase="z").matrix())
         assert report(ends[1]) == report(splince)
-        assert report(ends[0]).frozen_head.excess_risk == 1.0
 
 
 def hidden(kind: str) -> tuple[sf.Moments, dict[str, Any]]:
@@ -548,86 +546,3 @@ def test_strength_of_folds_and_of_the_estimator() -> None:
     plain = sf.Moments().update(data.x, {"z": data.z, "y": data.y[:, 0]})
     expected = sf.splince(plain, erase="z", keep="y", strength=0.5)
     np.testing.assert_allclose(fitted.matrix(), expected.matrix(), atol=1e-12)
-
-
-# --- the strength of least squared error ---------------------------------------------------------
-
-
-def squared_error(moments: sf.Moments, theta: Float, x: Float, y: Float, b: float) -> float:
-    score = sf.splince(moments, erase="z", keep="y", strength=b)(x) @ theta
-    return float(np.var(score - y))
-
-
-@many
-@given(seed=st.integers(0, 2**20), fitted=st.booleans(), shrinkage=st.sampled_from([None, 0.3]))
-def test_no_strength_has_a_smaller_squared_error(
-    seed: int, fitted: bool, shrinkage: float | None
-) -> None:
-    data = draw_data(seed, n=200, d=5, kz=2, ky=1, kappa=10.0)
-    rng, y = np.random.default_rng(seed), data.y[:, 0]
-    moments = data.moments()
-    beta = np.linalg.lstsq(data.x - data.x.mean(axis=0), y - y.mean(), rcond=None)[0]
-    theta = rng.uniform(0.2, 1.2) * beta if fitted else rng.normal(size=5)
-    full = sf.splince(moments, erase="z", keep="y", shrinkage=shrinkage)
-    best = report(full).strength_for(theta, moments)
-    errors = []
-    for b in (best, *np.linspace(0, 1, 11)):
-        eraser = sf.splince(moments, erase="z", keep="y", strength=float(b), shrinkage=shrinkage)
-        errors.append(np.var(eraser(data.x) @ theta - y))
-    assert errors[0] <= min(errors) * (1 + 1e-10)
-    if fitted and shrinkage is None:
-        g = float(theta @ beta / (beta @ beta))
-        rho = report(full).rho
-        assert rho is not None
-        expected = np.clip((1 - rho) * (1 - g) / (g * rho), 0, 1)
-        assert best == pytest.approx(expected, abs=1e-7 / max(rho, 1e-6))
-
-
-def test_control_a_partial_strength_beats_both_ends() -> None:
-    rng = np.random.default_rng(2)
-    x = rng.normal(size=(1000, 4))
-    z, y = x[:, 0] + x[:, 1], x[:, 0] + 0.1 * rng.normal(size=1000)
-    moments = sf.Moments().update(x, {"z": z, "y": y})
-    eraser = sf.splince(moments, erase="z", keep="y")
-    rho = report(eraser).rho
-    assert rho == pytest.approx(0.5, abs=0.05)
-    beta = np.linalg.lstsq(x - x.mean(axis=0), y - y.mean(), rcond=None)[0]
-    theta = (1 - rho) / (1 - rho / 2) * beta  # b = 1/2
-    assert report(eraser).strength_for(theta, moments) == pytest.approx(0.5)
-    at = [squared_error(moments, theta, x, y, b) for b in (0.0, 0.5, 1.0)]
-    assert at[1] < 0.95 * min(at[0], at[2])
-    assert at[0] == pytest.approx(at[2])  # a parabola about 1/2
-
-
-def test_two_classes_are_0_and_1_and_what_b_does_not_change_is_0() -> None:
-    rng = np.random.default_rng(15)
-    x = rng.normal(size=(400, 4))
-    z, y = x[:, 0] + rng.normal(size=400), np.where(x[:, 0] + x[:, 1] > 0, "yes", "no")
-    moments = sf.Moments().update(x, {"z": z, "y": y})
-    number = (y == moments.classes("y")[-1]).astype(float)
-    eraser = sf.splince(moments, erase="z", keep="y")
-    centred = x - x.mean(axis=0)
-    theta = 0.6 * np.linalg.lstsq(centred, number - number.mean(), rcond=None)[0]
-    best = report(eraser).strength_for(theta, moments)
-    assert best == report(eraser).strength_for(theta, moments.factored())
-    assert best == report(eraser).strength_for(theta[None], moments)  # scikit-learn's coef_
-    errors = [squared_error(moments, theta, x, number, b) for b in (best, 0.0, 1.0)]
-    assert errors[0] <= min(errors)
-    away = scipy.linalg.null_space(moments.cross_covariance("z").T)[:, 0]
-    assert report(eraser).strength_for(away, moments) == 0.0
-
-
-def test_heads_and_reports_without_a_strength_are_refused() -> None:
-    data = draw_data(16, d=5, ky=1)
-    moments, two = data.moments(), draw_data(16, d=5, ky=2).moments()
-    one = report(sf.splince(moments, erase="z", keep="y"))
-    for head in (np.ones(4), np.ones((5, 1)), np.full(5, np.nan)):
-        with pytest.raises(sf.InputError, match="5 finite coefficients"):
-            one.strength_for(head, moments)
-    with pytest.raises(sf.InputError, match="no single strength"):
-        report(sf.splince(two, erase="z", keep="y")).strength_for(np.ones(5), two)
-    with pytest.raises(sf.InputError, match="needs a report of splince"):
-        report(sf.leace(moments, erase="z")).strength_for(np.ones(5), moments)
-    other = sf.Moments().update(data.x, {"a": data.z})
-    with pytest.raises(sf.InputError, match="the moments that the eraser was fitted to"):
-        one.strength_for(np.ones(5), other)
