@@ -525,7 +525,7 @@ class Projection:
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update({"_names": None} | state)  # old pickles have no "_names"
+        self.__dict__.update(state)
         for array in (self._left, self._right, self._mean, self._shift):
             array.flags.writeable = False
 
@@ -585,15 +585,13 @@ def from_record(tensors: files.Tensors, metadata: Mapping[str, Any]) -> Projecti
     real = np.float64
     files.check_tensors(
         tensors, {"left": (real, (d, r)), "right": (real, (d, r)), "mean": (real, (d,)),
-                  "offset": (real, (d,)), "bias": (real, (r,))}
-        | ({"shift": (real, (r,))} if "shift" in tensors else {})
+                  "offset": (real, (d,)), "bias": (real, (r,)), "shift": (real, (r,))}
     )  # fmt: skip
     report = metadata["report"]
     new = Projection._make(
         np.ascontiguousarray(tensors["left"].T), np.ascontiguousarray(tensors["right"].T),
-        tensors["mean"], tensors["bias"], str(metadata["method"]),
-        None if report is None else Report.from_dict(report),
-        shift=tensors.get("shift"),  # old files have no "shift"
+        tensors["mean"], None, str(metadata["method"]),
+        None if report is None else Report.from_dict(report), shift=tensors["shift"],
         feature_names=files.read_feature_names(metadata, d),
     )  # fmt: skip
     terms = np.abs(new._right) @ np.abs(new._mean) + np.abs(new._shift)

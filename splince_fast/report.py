@@ -76,8 +76,7 @@ class VariableReport:
         features scaled to unit standard deviation. If `residual` is far above `bound`, part of a
         kept variable was dropped, or part of an erased variable remains (``rank_tol=``).
     kind : str
-        Kind of the variable: "classes (4)", "continuous (1 column)", "directions (2)"; empty if the
-        report was read from an old file without kinds.
+        Kind of the variable: "classes (4)", "continuous (1 column)", "directions (2)".
     expected : float or None
         Erased variable: expected R^2 of the best linear predictor in held-out rows of the same
         distribution, about (d - r) / n for n rows, with r the joint rank of all erased variables
@@ -318,8 +317,7 @@ class Report:
         Change of the removed part (P - I) x when x is rounded to float32, relative to the
         standard deviation of x: sqrt(E|(P - I) e|^2) / s = eps32 rms(x) |P - I|_F / s. The rounding
         error e has independent entries with standard deviation eps32 rms(x); eps32 = 2^-23,
-        rms(x)^2 = E|x|^2 / d and s^2 = tr Cov(x). None if the report was read from an old file
-        without this value.
+        rms(x)^2 = E|x|^2 / d and s^2 = tr Cov(x). None for erasers that use labels.
     left_out : tuple of int
         Indices of the features with too little variance to be whitened (``min_scale``). The eraser
         removes from these features only that covariance with the concept which the other features
@@ -468,7 +466,7 @@ class Report:
         if self.alpha < 1 or any(v.noise is None for v in erased):
             cause = (
                 "it was fitted with rank_tol=, which may leave part of the association with the "
-                "concept, or its file is of an older version. Fit it again without rank_tol="
+                "concept. Fit it again without rank_tol="
             )
             if self.alpha < 1:
                 cause = (

@@ -137,13 +137,6 @@ def check(moments: Moments, rows: Rows, history: Rows | None = None) -> None:
     excess = np.abs(found - scatter_of(rows.x, rows.w)) - 8 * slack
     assert (excess <= 0).all(), f"the scatter is off by {excess.max()} beyond rounding"
 
-    state = moments._state()
-    if state.fourth is not None:
-        # Streamed about a fixed point of the data, at most a few times max |x| away.
-        truth = w @ (((x - (w @ x) / w.sum()) ** 2).sum(axis=1) ** 2)
-        centred = state.fourth.centred(state.weight, state.deviation, state.scatter)
-        assert abs(centred - truth) <= 64 * n * u * total * (4 * float(size @ size)) ** 2
-
     for name in moments.variables:
         column = rows.labels.get(name, [None] * len(rows))
         labelled = np.array([value is not None for value in column])

@@ -278,7 +278,7 @@ def read_feature_names(metadata: Mapping[str, Any], width: int | None) -> tuple[
 
     Raise FileFormatError unless the number of names is `width`.
     """
-    names = metadata.get("feature_names")  # absent in files of earlier versions
+    names = metadata.get("feature_names")  # absent if the rows had no names
     if names is not None and len(names) != width:
         raise FileFormatError(f"{len(names)} names of {width} features")
     return None if names is None else tuple(map(str, names))

@@ -97,7 +97,7 @@ def _one_of(name: str, default: str, choices: tuple[str, ...], help: str) -> Opt
     return Option(name, default, accepts, must_be, help, choices)
 
 
-SHRINKAGES = ("oas", "ledoit-wolf", "cv")
+SHRINKAGES = ("oas", "cv")
 # Shrinkage intensities that "cv" compares, in addition to "oas"; None is 0.
 INTENSITIES = (None, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1)
 
@@ -130,7 +130,7 @@ OPTIONS = {
             lambda s: (
                 s is None or (s in SHRINKAGES if isinstance(s, str) else _in_unit_interval(s))
             ),
-            "None, 'oas', 'ledoit-wolf', 'cv' or a number in [0, 1]",
+            "None, 'oas', 'cv' or a number in [0, 1]",
             "shrink the covariance towards a multiple of the identity, by this intensity or rule; "
             "'cv' minimises the distortion of held-out rows",
             SHRINKAGES,

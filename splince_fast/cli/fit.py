@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> None:
         labels=lambda: label_files.read_label_files(args.labels, columns, kinds),
     )
     source.files += tuple(label_files.paths_of(args.labels))
-    parameters = {"kinds": kinds, "ledoit_wolf": args.shrinkage == "ledoit-wolf", **moment_options}
+    parameters = {"kinds": kinds, **moment_options}
     stream = {"checkpoint": args.checkpoint}
     folds = None
     exact_moments = moment_options.get("subsample", 1) == 1 and "sketch_size" not in moment_options

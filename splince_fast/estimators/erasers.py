@@ -234,11 +234,7 @@ class _Eraser(ErasingTransformer):
             kinds = dict.fromkeys(erased, self._concept_kind) | dict(kinds or {})
         self.erased_, self.kept_ = list(erased), list(kept) or None
         self._extendable = True
-        ledoit_wolf = getattr(self, "shrinkage", None) == "ledoit-wolf"
-        return {
-            "kinds": kinds, "ledoit_wolf": ledoit_wolf, "subsample": self.subsample, "sketch_size":
-            self.sketch_size,
-        }  # fmt: skip
+        return {"kinds": kinds, "subsample": self.subsample, "sketch_size": self.sketch_size}
 
     @property
     def _needs_folds(self) -> bool:
@@ -432,9 +428,9 @@ class SPLINCE(_Eraser):
     null_space : {"keep", "drop"}
         Action on the component of rows outside the range of Cov(X): leave it unchanged, or set it
         to 0.
-    shrinkage : float in [0, 1], "oas", "ledoit-wolf" or "cv", optional
-        Intensity a: (1 - a) Cov(X) + a (tr Cov(X) / d) I is factored instead of Cov(X). "oas" and
-        "ledoit-wolf" estimate the intensity; "cv" selects it by cross-validation, in `fit` only.
+    shrinkage : float in [0, 1], "oas" or "cv", optional
+        Intensity a: (1 - a) Cov(X) + a (tr Cov(X) / d) I is factored instead of Cov(X). "oas"
+        estimates the intensity; "cv" selects it by cross-validation, in `fit` only.
     rank_tol : "auto" or float in [0, 1)
         Directions of the concept are not erased if their singular value is below this fraction of
         the largest; "auto" is a fraction at the rounding level.

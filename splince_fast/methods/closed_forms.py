@@ -68,13 +68,12 @@ def splince(
         Treatment of the component of x - E x orthogonal to the support of x: "keep" leaves the
         component unchanged, "drop" sets it to 0, as the formula in the paper does. On the fitted
         rows, the results agree.
-    shrinkage : float in [0, 1], "oas", "ledoit-wolf" or "cv", optional
+    shrinkage : float in [0, 1], "oas" or "cv", optional
         Intensity a: (1 - a) Cov(x) + a (tr Cov(x) / d) I is factored instead of Cov(x). The
         constraints remain exact; P minimises the distortion under the shrunk matrix. "oas" is the
-        oracle approximating shrinkage of Chen, Wiesel, Eldar and Hero (2010). "ledoit-wolf" is the
-        intensity of Ledoit and Wolf (2004), for moments made with ``ledoit_wolf=True``. "cv", for
-        folds, selects the intensity with the smallest distortion of held-out rows from 0, 1e-6,
-        1e-4, 1e-3, 0.01, 0.1 and "oas".
+        oracle approximating shrinkage of Chen, Wiesel, Eldar and Hero (2010). "cv", for folds,
+        selects the intensity with the smallest distortion of held-out rows from 0, 1e-6, 1e-4,
+        1e-3, 0.01, 0.1 and "oas".
     rank_tol : "auto" or float in [0, 1)
         Singular values of the concept below this value times the largest are ignored, as are
         singular values at the rounding level. "auto" ignores only those at the rounding level.

@@ -312,7 +312,7 @@ class Accumulator:
 
     def _empty_state(self, width: int) -> State:
         """Return a state of x that holds no rows."""
-        return State.empty(width, fourth=self.parameters.ledoit_wolf)
+        return State.empty(width)
 
     def _reserve(self, width: int, dtype: np.dtype[np.generic]) -> int:
         """Allocate work memory for blocks of this width and dtype; return the rows per block."""
@@ -397,12 +397,7 @@ class Accumulator:
             rows, weight, sample, reference, codes, n_sums, values,
             self._work.for_block(n, rows.shape[1], rows.dtype), index,
         )  # fmt: skip
-        # Allocate all memory before the first change, so that a MemoryError changes nothing.
-        fourth = None if state.fourth is None else state.fourth_about(reference)
-        if fourth is not None:
-            fourth.add_rows(rows, weight, reference, index)
         state.merge_block(reference, reduced, self._work.product)
-        state.fourth = fourth
         self._commit(batch, block, moved, requests, reduced.class_sums, reduced.products)
         if len(block.labels) > 1:
             self.label_products.add(block.labels, batch.variables, weight, within=False)
@@ -455,13 +450,6 @@ class Accumulator:
             raise IncompatibleMomentsError(
                 f"moments of {ours} features and of {theirs} features cannot be combined; both "
                 "must come from rows of the same embedding"
-            )
-        if other.state is not None and (
-            self.parameters.ledoit_wolf != other.parameters.ledoit_wolf
-        ):
-            raise IncompatibleMomentsError(
-                "one side was accumulated with ledoit_wolf=True and the other without; accumulate "
-                "both with the same ledoit_wolf="
             )
 
     def add(self, other: Accumulator) -> None:
@@ -556,10 +544,9 @@ class Accumulator:
         dtype = buffered.rows.dtype
         capacity = self.parameters.capacity(state.width, dtype.itemsize)
         missing_labels = {name: self.variables[name].missing_label for name in buffered.labels}
-        # Files of earlier versions may hold more buffered rows than a block has now.
-        self.buffer = Buffer(max(capacity, len(buffered)), state.width, dtype)
+        self.buffer = Buffer(capacity, state.width, dtype)
         self.buffer.append(buffered, missing_labels)
-        if not self.buffer.n_free or len(self.buffer.rows) > capacity:
+        if not self.buffer.n_free:
             self.flush()
             self.buffer = None
 

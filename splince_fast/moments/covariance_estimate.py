@@ -76,8 +76,6 @@ class SampleStatistics:
         Rank k of the labels.
     unit_roundoff : float
         Unit roundoff of the products in the scatter of the sample.
-    quartic : float or None
-        Mean of |x - mean|^4 over the sample; None if it was not accumulated.
     """
 
     correction: Float
@@ -87,7 +85,6 @@ class SampleStatistics:
     fraction: float
     n_labels: int
     unit_roundoff: float
-    quartic: float | None
 
     def distortion(
         self, left: Float, right: Float, gram: Float, regressors: int
@@ -199,17 +196,9 @@ def sampled_covariance(sampled: SampledAccumulator) -> tuple[Float, SampleStatis
     correction[undetermined] = np.maximum(correction, sampling_error * variances)[undetermined]
     diagonal += correction
     _warn_of_variances(variances, sample_variances, n_effective, sampled.feature_names)
-    quartic = None
-    if sample_state.fourth is not None:
-        quartic = (
-            sample_state.fourth.centred(
-                sample_state.weight, sample_state.deviation, sample_state.scatter
-            )
-            / sample_state.weight
-        )
     return matrix, SampleStatistics(
         correction, explained, sample_state.n_rows, n_effective, sample_state.n_rows / state.n_rows,
-        len(explained_in_sample), sample_state.unit_roundoff, quartic,
+        len(explained_in_sample), sample_state.unit_roundoff,
     )  # fmt: skip
 
 

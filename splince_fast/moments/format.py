@@ -9,8 +9,6 @@ deviation                float64 (d,)           sum w (x - r)
 scatter                  float64 (d, d)         sum w (x - mean)(x - mean)^T, both triangles
 scatter.lower            float64 (d(d+1)/2,)    lower triangle of the scatter by columns; replaces
                                                 ``scatter`` in pickles
-quartic, cubic           float64 (1,), (d,)     sum w |x - r|^4 and sum w |x - r|^2 (x - r), with
-                                                ``ledoit_wolf`` only
 lost                     float64 (d,)           bound of the rounding error of the diagonal of the
                                                 scatter; only after removals that lost precision
 variable.<i>.<sum>       see `tensors` of each  sums of variable i of the metadata
@@ -28,8 +26,7 @@ The metadata are the parameters, ``width``, ``n_rows``, ``float32_products``, ``
 machine epsilon of the rows' dtype), ``feature_names`` if the rows had names, and, for each
 variable, ``name``, ``kind`` and ``names``.
 
-Format 2 is for a state with the scatter of a sample of the rows. In place of the scatter, the file
-has:
+With the scatter of a sample of the rows, the file has, in place of the scatter:
 
 =======================  =====================  ===================================================
 variances                float64 (d,)           diagonal of the scatter of all rows
@@ -46,7 +43,7 @@ all_labels.<tensor>                             the three tensors of ``labels``,
 The metadata also have ``scatter`` (the argument `subsample`), ``seed`` and ``position``, the number
 of rows from which the sample was drawn.
 
-Format 3 is for a state with a sketch. In place of the scatter, the file has:
+With a sketch, the file has, in place of the scatter:
 
 =======================  =====================  ===================================================
 variances                float64 (d,)           diagonal of the scatter
@@ -55,9 +52,9 @@ images                   float64 (d, r)         the scatter times r columns of r
 
 The metadata also have ``rank``, the number r, and ``seed``, which determines the signs.
 
-Format 4 adds ``pairs`` of the first table, and a state per class of one variable. The tensors of
-the state of class i are ``class.<i>.<tensor>``. The metadata have two more entries: ``by``, the
-name of the variable, and ``classes``, a list of the metadata of these states.
+With a state per class of one variable, the tensors of class i are ``class.<i>.<tensor>``, and the
+metadata have two more entries: ``by``, the name of the variable, and ``classes``, a list of the
+metadata of these states.
 """
 
 from __future__ import annotations
@@ -69,7 +66,6 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from splince_fast._runtime.arrays import check_values
-from splince_fast._runtime.blocks import BLOCK_ROWS
 from splince_fast._runtime.files import (
     Record,
     Tensors,
@@ -85,25 +81,13 @@ from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.sampled import SampledAccumulator, SampledRows
 from splince_fast.moments.sketch import Sketch, SketchAccumulator, signs
-from splince_fast.moments.state import EPS32, EPS64, Diagonal, FourthMoment, Scatter, State
+from splince_fast.moments.state import EPS32, EPS64, Diagonal, Scatter, State
 
-# Version number of the newest file format.
-NEWEST = 4
+# Version number of the file format: raise it with every change that an older reader misreads.
+FORMAT = 1
 # Largest number of bytes of a block: a file with larger blocks is rejected as damaged, because the
 # next update would allocate a block.
 _MOST_BLOCK_BYTES = 1 << 35
-
-
-def format_of(accumulator: Accumulator) -> int:
-    """Return the oldest file format that can hold the state."""
-    parameters = accumulator.parameters
-    if len(accumulator.label_products.gram):
-        return 4
-    if parameters.by is not None:
-        return 4
-    if parameters.sketch_size is not None:
-        return 3
-    return 2 if parameters.subsample < 1 else 1
 
 
 def to_tensors(accumulator: Accumulator, *, packed: bool = False) -> Record:
@@ -118,7 +102,6 @@ def to_tensors(accumulator: Accumulator, *, packed: bool = False) -> Record:
         "block_rows": parameters.block_rows,
         "kinds": parameters.kinds,
         "joint": [list(names) for names in parameters.joint],
-        "ledoit_wolf": parameters.ledoit_wolf,
         "width": accumulator.width,
         "variables": [],
     }
@@ -149,8 +132,6 @@ def to_tensors(accumulator: Accumulator, *, packed: bool = False) -> Record:
             tensors["scatter"] = state.second.full().T
         if state.rounding_bound is not None:
             tensors["lost"] = state.rounding_bound
-        if state.fourth is not None:
-            tensors |= {"quartic": np.array([state.fourth.quartic]), "cubic": state.fourth.cubic}
     for i, (name, variable) in enumerate(accumulator.variables.items()):
         entry = {"name": list(name) if isinstance(name, tuple) else name}
         metadata["variables"].append(entry | variable.metadata())
@@ -276,7 +257,7 @@ def from_tensors(tensors: Tensors, metadata: Mapping[str, Any]) -> Accumulator:
     tensors = {key: _writable(tensor) for key, tensor in tensors.items()}
     joint = [tuple(names) for names in metadata["joint"]]
     parameters = Parameters.of(
-        metadata["block_rows"], metadata["kinds"], joint, metadata["ledoit_wolf"],
+        metadata["block_rows"], metadata["kinds"], joint,
         metadata.get("scatter", 1.0), metadata.get("seed", 0), metadata.get("rank"),
         metadata.get("by"),
     )  # fmt: skip
@@ -334,7 +315,6 @@ def _read_state(
     parameters: Parameters,
 ) -> State:
     sketch_size, sampled = parameters.sketch_size, parameters.subsample < 1
-    ledoit_wolf = parameters.ledoit_wolf and not sampled
     real, n_packed = np.float64, width * (width + 1) // 2
     expected: dict[str, tuple[DTypeLike, tuple[int, ...]]] = {
         "reference": (real, (width,)),
@@ -350,8 +330,6 @@ def _read_state(
         expected["scatter.lower"] = (real, (n_packed,))
     else:
         expected["scatter"] = (real, (width,) * 2)
-    if ledoit_wolf:
-        expected |= {"quartic": (real, (1,)), "cubic": (real, (width,))}
     if "lost" in tensors:
         expected["lost"] = (real, (width,))
     check_tensors(tensors, expected)
@@ -376,19 +354,13 @@ def _read_state(
         second = Scatter(np.asfortranarray(tensors["scatter"].T), roundoff)
     if (second.diagonal() < 0).any():
         raise FileFormatError("the scatter has a negative variance")
-    fourth = None
-    if ledoit_wolf:
-        fourth = FourthMoment(float(tensors["quartic"][0]), tensors["cubic"])
     lost = tensors.get("lost")
     if lost is not None:
         refuse_negative(tensors, ("lost",))
-    # Files of earlier versions have no entry "row_eps".
-    eps = metadata.get("row_eps", EPS32 if metadata["float32_products"] else 0.0)
+    eps = metadata["row_eps"]
     if not isinstance(eps, float) or not 0.0 <= eps < 1.0:
         raise FileFormatError(f"row_eps is {eps!r}, not a number from 0 to 1")
-    return State(
-        tensors["reference"], n_rows, weight, tensors["deviation"], second, fourth, lost, eps
-    )
+    return State(tensors["reference"], n_rows, weight, tensors["deviation"], second, lost, eps)
 
 
 def _read_buffered(tensors: Tensors, accumulator: Accumulator, width: int) -> LabelledRows | None:
@@ -399,7 +371,7 @@ def _read_buffered(tensors: Tensors, accumulator: Accumulator, width: int) -> La
     n = len(rows) if rows.ndim else 0
     dtype = np.float32 if rows.dtype == np.float32 else np.float64
     check_tensors(tensors, {"staged.rows": (dtype, (n, width))})
-    if n > (accumulator.parameters.block_rows or BLOCK_ROWS):
+    if n > accumulator.parameters.capacity(width, rows.itemsize):
         raise FileFormatError("the buffer has more rows than a block")
     try:
         check_values(rows, "staged.rows")

@@ -33,9 +33,8 @@ from splince_fast.labels.names import sort_key
 from splince_fast.moments.accumulator import Accumulator, check_column
 from splince_fast.moments.by_class import ClassAccumulator, take_labels
 from splince_fast.moments.format import (
-    NEWEST,
+    FORMAT,
     accumulator_of,
-    format_of,
     from_tensors,
     part_of,
     to_tensors,
@@ -81,9 +80,6 @@ class Moments:
     joint : sequence of tuples of str, optional
         Class-coded variables whose combinations are accumulated as classes of one more variable,
         with the tuple as its name: ``joint=[("gender", "race")]``.
-    ledoit_wolf : bool
-        Accumulate the fourth moments that ``shrinkage="ledoit-wolf"`` needs: O(d) more state and
-        another pass over each block.
     subsample : float in (0, 1]
         Fraction of the rows that are sampled to estimate the covariance of x. Sums per class, means
         and variances are computed from all rows, so that constraints stay exact; see the notes.
@@ -160,14 +156,13 @@ class Moments:
         block_rows: int | None = None,
         kinds: Mapping[str, str] | None = None,
         joint: Sequence[tuple[str, ...]] = (),
-        ledoit_wolf: bool = False,
         subsample: float = 1.0,
         sketch_size: int | None = None,
         random_state: int = 0,
         by: str | None = None,
     ) -> None:
         parameters = Parameters.of(
-            block_rows, kinds, joint, ledoit_wolf, subsample, random_state, sketch_size, by
+            block_rows, kinds, joint, subsample, random_state, sketch_size, by
         )  # fmt: skip
         self._accumulator = accumulator_of(parameters)
         self._lock = ReadersWriterLock(_IN_USE)
@@ -764,12 +759,11 @@ class Moments:
     def _write(self, path: str | os.PathLike[str], stream: dict[str, object] | None) -> None:
         with Reading(self._lock):
             tensors, metadata = to_tensors(self._accumulator)
-            version = format_of(self._accumulator)
-            files.write(path, _KIND, version, tensors, {**metadata, "stream": stream})
+            files.write(path, _KIND, FORMAT, tensors, {**metadata, "stream": stream})
 
     @classmethod
     def _read(cls, path: str | os.PathLike[str]) -> tuple[Moments, object]:
-        tensors, metadata = files.read(path, _KIND, NEWEST)
+        tensors, metadata = files.read(path, _KIND, FORMAT)
         with files.consistent(path, "accumulate again"):
             return cls._wrap(from_tensors(tensors, metadata)), metadata["stream"]
 
@@ -1080,12 +1074,11 @@ class Folds(Sequence[Moments]):
                 }
                 metadata.append(described)
         described = {"groups": self._groups, "position": self._position, "stream": stream}
-        version = max(format_of(fold._accumulator) for fold in self._folds)
-        files.write(path, _KIND_OF_FOLDS, version, tensors, {"folds": metadata, **described})
+        files.write(path, _KIND_OF_FOLDS, FORMAT, tensors, {"folds": metadata, **described})
 
     def _read_checkpoint(self, path: str | os.PathLike[str]) -> tuple[Folds, object]:
         """Return the folds and the JSON object `stream` of a checkpoint."""
-        tensors, metadata = files.read(path, _KIND_OF_FOLDS, NEWEST)
+        tensors, metadata = files.read(path, _KIND_OF_FOLDS, FORMAT)
         with files.consistent(path, "accumulate again"):
             described, groups, position = (
                 metadata["folds"], metadata["groups"], metadata["position"]

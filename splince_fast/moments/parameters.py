@@ -24,8 +24,6 @@ class Parameters:
     joint : tuple of tuples of str
         Tuples of names of class-coded variables. The combinations of the classes in a tuple are the
         classes of one joint variable.
-    ledoit_wolf : bool
-        Whether to accumulate the fourth moment for Ledoit-Wolf shrinkage.
     subsample : float
         Fraction of the rows from which Cov(x) is estimated.
     random_state : int
@@ -39,7 +37,6 @@ class Parameters:
     block_rows: int | None
     kinds: dict[str, str]
     joint: tuple[tuple[str, ...], ...]
-    ledoit_wolf: bool
     subsample: float = 1.0
     random_state: int = 0
     sketch_size: int | None = None
@@ -51,7 +48,6 @@ class Parameters:
         block_rows: Any = None,
         kinds: Any = None,
         joint: Any = (),
-        ledoit_wolf: Any = False,
         subsample: Any = 1.0,
         random_state: Any = 0,
         sketch_size: Any = None,
@@ -86,13 +82,8 @@ class Parameters:
             raise InputError(
                 "by= keeps the d x d scatter of every class; omit subsample= and sketch_size="
             )
-        if sketch_size is not None and ledoit_wolf:
-            raise InputError(
-                f"ledoit_wolf=True needs the covariance, and sketch_size={sketch_size} stores "
-                "none; omit ledoit_wolf=, and pass a number as shrinkage= to shrink"
-            )
         return cls(
-            block_rows, dict(kinds or {}), tuple(map(tuple, joint)), bool(ledoit_wolf),
+            block_rows, dict(kinds or {}), tuple(map(tuple, joint)),
             float(subsample), check_random_state(random_state),
             None if sketch_size is None else int(sketch_size), by,
         )  # fmt: skip

@@ -97,9 +97,7 @@ class SampledAccumulator(DiagonalAccumulator):
 
     def __init__(self, parameters: Parameters) -> None:
         super().__init__(parameters)
-        sample_parameters = Parameters(
-            parameters.block_rows, parameters.kinds, (), parameters.ledoit_wolf
-        )
+        sample_parameters = Parameters(parameters.block_rows, parameters.kinds, ())
         self.sample = SampledRows(Accumulator(sample_parameters))
         self._key = splitmix64(np.array([parameters.random_state], np.uint64))[0]
 
@@ -135,7 +133,7 @@ class SampledAccumulator(DiagonalAccumulator):
         block_sums.check()
         scatter = Diagonal(block_sums.centred_squares)
         total = block_sums.total.copy()
-        block_state = State(shift, n, block_sums.weight_sum, total, scatter, None)
+        block_state = State(shift, n, block_sums.weight_sum, total, scatter)
         if is_first:
             block_sums.compute(_inverse_variances(block_state))
         common = self._common_reference(state, block_state)

@@ -253,7 +253,7 @@ class SketchAccumulator(DiagonalAccumulator):
 
     def _empty_state(self, width: int) -> State:
         sketch = Sketch.zeros(width, self.sketch_size, self.parameters.random_state)
-        return State(np.zeros(width), 0, 0.0, np.zeros(width), sketch, None)
+        return State(np.zeros(width), 0, 0.0, np.zeros(width), sketch)
 
     def _merge(self, batch: Batch, block: LabelledRows) -> None:
         """Compute the sums and the sketch of a block, and add both to the state."""
@@ -294,7 +294,7 @@ def _reduce_dense(
         sketch.images, -block_sums.weight_sum, residual, times(residual[None], prototype.signs)[0]
     )
     total = block_sums.total.copy()
-    state = State(shift, len(rows), block_sums.weight_sum, total, sketch, None)
+    state = State(shift, len(rows), block_sums.weight_sum, total, sketch)
     return state, block_sums.sums
 
 
@@ -338,7 +338,7 @@ def _reduce_sparse(
     sketch = Sketch.of_block(prototype, squares)
     projected_sum = add_images(rows, weight, mean, prototype.signs, sketch.images)
     add_outer(sketch.images, -1.0, mean, projected_sum)  # sum w (x - mean)(x - mean)^T O
-    state = State(shift, n, weight_sum, total, sketch, None)
+    state = State(shift, n, weight_sum, total, sketch)
     weights = class_weights(codes, n_sums, row_weights)
     return state, (class_sums, weights, products, values.sum(axis=1))
 

@@ -227,13 +227,7 @@ class Snapshot:
 
     def intensity(self, options: Options) -> float:
         """Return the weight of the isotropic target in the factored matrix, in [0, 1]."""
-        state, policy = self._state, options.shrinkage
-        if policy is None:
-            return 0.0
-        quartic = None
-        if policy == "ledoit-wolf" and state.fourth is not None:
-            quartic = state.fourth.centred(state.weight, state.deviation, state.scatter)
-        return intensity(policy, state.scatter, state.weight, quartic)
+        return intensity(options.shrinkage, self._state.scatter, self._state.weight)
 
     def gram(self, rows: Float) -> Float:
         """Return b Cov(x) b^T, (r, r), for b = `rows`, (r, d)."""
@@ -319,10 +313,7 @@ class SampleSnapshot(Snapshot):
         if options.shrinkage is None:
             return 0.0
         matrix, estimate = self._estimate
-        # `matrix` is Cov(x), not n Cov(x), with n the effective number of rows. `intensity` then
-        # needs sum |x - mean|^4 / n^2, and `estimate.quartic` is sum |x - mean|^4 / n.
-        quartic = None if estimate.quartic is None else estimate.quartic / estimate.n_effective
-        return intensity(options.shrinkage, matrix, estimate.n_effective, quartic)
+        return intensity(options.shrinkage, matrix, estimate.n_effective)
 
     def gram(self, rows: Float) -> Float:
         import scipy.linalg.blas

@@ -1,11 +1,8 @@
-"""Moments of x: weight sum, number of rows, mean, scatter, and fourth moment.
+"""Moments of x: weight sum, number of rows, mean and scatter.
 
 The scatter is sum w (x - m)(x - m)^T about the weighted mean m, or the diagonal of this matrix.
 For full precision, sums of x are sums of deviations u = x - r from a reference point r near the
-mean. The fourth moment sum w |x - m|^4, for Ledoit-Wolf shrinkage, is computed from the scatter and
-the sums of w s^2 and w s u, with s = |u|^2 and e = m - r::
-
-    |x - m|^4 = (s - 2 u.e + |e|^2)^2
+mean.
 """
 
 from __future__ import annotations
@@ -208,88 +205,6 @@ class Diagonal(Scatter):
         self.matrix[features] = 0.0
 
 
-# Number of elements of the deviations that `FourthMoment.add_rows` computes at once.
-_CHUNK = 1 << 18
-
-
-@dataclass(slots=True)
-class FourthMoment:
-    """The sums `quartic` = sum w |u|^4 and `cubic` = sum w |u|^2 u, for u = x - reference."""
-
-    quartic: float
-    cubic: Float  # (d,)
-
-    @classmethod
-    def empty(cls, width: int) -> FourthMoment:
-        return cls(0.0, np.zeros(width))
-
-    def copy(self) -> FourthMoment:
-        return FourthMoment(self.quartic, self.cubic.copy())
-
-    def scaled(self, factor: float) -> FourthMoment:
-        """Return the sums with every weight multiplied by a factor."""
-        return FourthMoment(factor * self.quartic, factor * self.cubic)
-
-    def add_rows(
-        self, rows: NDArray[np.generic], weight: Float | None, reference: Float,
-        index: NDArray[np.intp] | None = None,
-    ) -> None:  # fmt: skip
-        """Add the rows `index`, or all rows if it is None; `weight` is None for unit weights."""
-        step = max(1, _CHUNK // rows.shape[1])
-        for start in range(0, len(rows) if index is None else len(index), step):
-            deviations = rows_of(rows, index, start, start + step) - reference
-            squares = np.einsum("ij,ij->i", deviations, deviations)
-            weighted = squares if weight is None else weight[start : start + step] * squares
-            self.quartic += float(weighted @ squares)
-            self.cubic += weighted @ deviations
-
-    def moved(self, offset: Float, weight: float, deviation: Float, scatter: Float) -> FourthMoment:
-        """Return the sums about the reference point r - offset, with r the reference point so far.
-
-        Parameters
-        ----------
-        offset : (d,) float64
-        weight : float
-            Weight sum of the rows.
-        deviation : (d,) float64
-            sum w u.
-        scatter : (d, d) float64
-            Scatter about the mean, of which the lower triangle is read.
-        """
-        product = _second_moment_times(scatter, deviation, weight, offset)
-        squared_offset = float(offset @ offset)
-        sum_of_squares = float(np.einsum("ii->", scatter)) + float(deviation @ deviation) / weight
-        inner_product = float(deviation @ offset)
-        quartic = (
-            self.quartic
-            + 4 * float(offset @ product)
-            + weight * squared_offset**2
-            + 4 * float(self.cubic @ offset)
-            + 2 * squared_offset * sum_of_squares
-            + 4 * squared_offset * inner_product
-        )
-        cubic = (
-            self.cubic
-            + 2 * product
-            + squared_offset * deviation
-            + (sum_of_squares + 2 * inner_product + weight * squared_offset) * offset
-        )
-        return FourthMoment(quartic, cubic)
-
-    def centred(self, weight: float, deviation: Float, scatter: Float) -> float:
-        """Return sum w |x - mean|^4; arguments as for `moved`."""
-        mean = deviation / weight
-        return max(0.0, self.moved(-mean, weight, deviation, scatter).quartic)
-
-
-def _second_moment_times(scatter: Float, deviation: Float, weight: float, v: Float) -> Float:
-    """Return (sum w u u^T) v, from the lower triangle of the scatter about the mean."""
-    import scipy.linalg.blas
-
-    product = scipy.linalg.blas.dsymv(1.0, scatter, v, lower=1)
-    return np.asarray(product + deviation * (float(deviation @ v) / weight))
-
-
 @dataclass(slots=True)
 class State:
     """Moments of x, as sums of the deviations x - reference from the reference point."""
@@ -299,7 +214,6 @@ class State:
     weight: float
     deviation: Float  # (d,): sum w (x - reference)
     second: Scatter  # sum w (x - mean)(x - mean)^T
-    fourth: FourthMoment | None  # for Ledoit-Wolf shrinkage
     # (d,): bound of the rounding error of each sum of squares; None unless a removal of rows lost
     # precision, for example because their mean is far from the mean of the other rows.
     rounding_bound: Float | None = None
@@ -308,12 +222,11 @@ class State:
     @classmethod
     def empty_diagonal(cls, width: int) -> State:
         """Return a state without rows that keeps only the diagonal of the scatter."""
-        return cls(np.zeros(width), 0, 0.0, np.zeros(width), Diagonal.empty(width), None)
+        return cls(np.zeros(width), 0, 0.0, np.zeros(width), Diagonal.empty(width))
 
     @classmethod
-    def empty(cls, width: int, *, fourth: bool) -> State:
-        moment = FourthMoment.empty(width) if fourth else None
-        return cls(np.zeros(width), 0, 0.0, np.zeros(width), Scatter.empty(width), moment)
+    def empty(cls, width: int) -> State:
+        return cls(np.zeros(width), 0, 0.0, np.zeros(width), Scatter.empty(width))
 
     @property
     def width(self) -> int:
@@ -349,7 +262,6 @@ class State:
             self.weight,
             self.deviation.copy(),
             self.second.copy(),
-            None if self.fourth is None else self.fourth.copy(),
             None if self.rounding_bound is None else self.rounding_bound.copy(),
             self.row_eps,
         )
@@ -361,7 +273,6 @@ class State:
         self.second.scale(factor)
         if self.rounding_bound is not None:
             self.rounding_bound *= factor
-        self.fourth = None if self.fourth is None else self.fourth.scaled(factor)
 
     # -- the reference point ---------------------------------------------------------------
 
@@ -385,13 +296,6 @@ class State:
         block = sample.block_weight * (sample.shift - self.reference)
         mean_deviation = (self.deviation + block) / (self.weight + sample.block_weight)
         return np.asarray(self.reference + mean_deviation)
-
-    def fourth_about(self, reference: Float) -> FourthMoment | None:
-        """Return a copy of the fourth moment about `reference`; None if it is not accumulated."""
-        if self.fourth is None or reference is self.reference or self.weight == 0.0:
-            return None if self.fourth is None else self.fourth.copy()
-        offset = self.reference - reference
-        return self.fourth.moved(offset, self.weight, self.deviation, self.scatter)
 
     def reference_with(self, other: State) -> Float:
         """Return the reference point for the sum of two states, by the rule of `reference_for`."""
@@ -468,17 +372,12 @@ class State:
         deviation = self._deviation_about(reference)
         offset = other.reference - reference
         added = other.deviation + other.weight * offset
-        fourth = self.fourth_about(reference)
-        if fourth is not None and other.fourth is not None:
-            moved = other.fourth.moved(offset, other.weight, other.deviation, other.scatter)
-            fourth.quartic += moved.quartic
-            fourth.cubic += moved.cubic
         difference, coefficient = self._mean_difference(
             other.weight, added / other.weight, deviation
         )
         total = deviation + added
         self.second.merge(other.second, 1, difference, coefficient)
-        self.reference, self.deviation, self.fourth = reference, total, fourth
+        self.reference, self.deviation = reference, total
         self.rounding_bound = _sum_of(self.rounding_bound, other.rounding_bound)
         self.row_eps = max(self.row_eps, other.row_eps)
         self.n_rows += other.n_rows
@@ -512,7 +411,6 @@ class State:
             self.n_rows, self.weight = 0, 0.0
             self.deviation[...] = 0.0
             self.second.reset()
-            self.fourth = None if self.fourth is None else FourthMoment.empty(self.width)
             self.rounding_bound = None
             return none_constant
         if part.weight >= self.weight:
@@ -527,10 +425,6 @@ class State:
         had_bound = self.rounding_bound is not None or part.rounding_bound is not None
         offset = part.reference - self.reference
         deviation = part.deviation + part.weight * offset
-        if self.fourth is not None and part.fourth is not None:
-            moved = part.fourth.moved(offset, part.weight, part.deviation, part.scatter)
-            self.fourth.quartic -= moved.quartic
-            self.fourth.cubic -= moved.cubic
         self.n_rows -= part.n_rows
         self.weight -= part.weight
         self.deviation -= deviation

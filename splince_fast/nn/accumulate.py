@@ -206,7 +206,7 @@ class DeviceAccumulator(Accumulator):
 
     def _empty_state(self, width: int) -> State:
         second = DeviceScatter(width, self.device)
-        return State(np.zeros(width), 0, 0.0, np.zeros(width), second, None)
+        return State(np.zeros(width), 0, 0.0, np.zeros(width), second)
 
     def _reserve(self, width: int, dtype: Any) -> int:
         return self.parameters.capacity(width, dtype.itemsize)

@@ -147,7 +147,7 @@ class Collector:
             labels=labels,
             by_sequence=weight == "sequence",
             device=None if device == "model" else _device(device),
-            parameters=Parameters.of(None, options.get("kinds"), options.get("joint") or (), False),
+            parameters=Parameters.of(None, options.get("kinds"), options.get("joint") or ()),
             early_stop=EarlyStop(modules),
         )
 

@@ -471,7 +471,7 @@ def effect(
         labels=label_names if labels is None else labels,
         by_sequence=False,
         device=None,
-        parameters=Parameters.of(None, kinds, (), False),
+        parameters=Parameters.of(None, kinds, ()),
         early_stop=EarlyStop(modules),
         max_rows=int(max_rows),
         random_state=check_random_state(random_state),

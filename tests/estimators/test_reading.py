@@ -199,7 +199,6 @@ def test_sparse_rows_that_cannot_be_used(data: Data, monkeypatch: pytest.MonkeyP
         ({"sketch_size": 3, "subsample": "auto"}, "exclude each other"),
         ({"sketch_size": 3, "shrinkage": "cv"}, r"pass a number in \[0, 1\]"),
         ({"sketch_size": 3, "shrinkage": "oas"}, r"pass a number in \[0, 1\]"),
-        ({"sketch_size": 3, "shrinkage": "ledoit-wolf"}, r"pass a number in \[0, 1\]"),
         ({"sketch_size": 3, "solver": "eigh"}, "at 'auto'"),
         ({"sketch_size": 3, "shrinkage": 0.1, "passes": 1}, "leave one of them out"),
     ],

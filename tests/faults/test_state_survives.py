@@ -1,4 +1,4 @@
-"""States that survive: interrupts, forks, removals, far offsets, other data, old files."""
+"""States that survive: interrupts, forks, removals, far offsets, other data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from splince_fast import FileFormatError, InputError, Moments, sources
 from splince_fast._runtime import files
 from splince_fast.moments import buffer
 
-DATA = Path(__file__).parents[1] / "data"
 ROOT = Path(sf.__file__).parent.parent
 posix = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no POSIX signals")
 
@@ -285,22 +284,6 @@ def test_a_group_stays_in_one_fold() -> None:
 
 
 # --- storing -------------------------------------------------------------------------------------
-
-
-def test_a_file_of_the_first_format_is_read() -> None:
-    """Written by version 60e9cd0: weights, classes, gaps, joint cells, rows that wait."""
-    given = np.load(DATA / "format1.npz")
-    labels = {"z": given["z"], "y": given["y"], "t": [["a", "b"][i % 2] for i in range(50)]}
-    old = Moments.load(DATA / "format1.moments")
-    new = Moments(block_rows=16, joint=[("z", "t")], ledoit_wolf=True)
-    new.update(given["X"], labels, sample_weight=given["w"])
-    assert old.variables == new.variables
-    assert old.n_rows == new.n_rows
-    np.testing.assert_allclose(old.covariance(), new.covariance(), rtol=1e-6)
-    for name in new.variables:
-        np.testing.assert_allclose(
-            old.cross_covariance(name), new.cross_covariance(name), atol=1e-12
-        )
 
 
 def test_a_pickle_is_half_a_state_and_may_be_read_only() -> None:

@@ -33,9 +33,7 @@ def main() -> None:
     named = {"z": z, "t": ["a", "b", None] * 3, "y": X[:, 0] + z, "s": X + 1}
     empty = Moments()
     labelled = Moments(block_rows=3, joint=[("z", "t")]).update(X, named)
-    waiting = Moments(block_rows=4, ledoit_wolf=True).update(
-        X.astype(np.float32), {"y": named["y"]}
-    )
+    waiting = Moments(block_rows=4).update(X.astype(np.float32), {"y": named["y"]})
     weighted = Moments().update(X, {"z": z}, sample_weight=np.arange(9.0))
     for name, moments in (
         ("empty", empty), ("settled", labelled), ("waiting", waiting), ("weighted", weighted),

@@ -425,7 +425,7 @@ def test_the_command_line_splits_rows_into_folds(
     best = sf.splince(two_folds(x, z=z, y=y), erase="z", keep="y", shrinkage="cv").report
     assert best is not None
     assert fitted("--shrinkage", "cv").shrinkage == best.shrinkage
-    assert fitted("--shrinkage", "ledoit-wolf").shrinkage > 0
+    assert fitted("--shrinkage", "oas").shrinkage > 0
     capsys.readouterr()
 
 

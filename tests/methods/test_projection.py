@@ -29,7 +29,7 @@ from problems import (
 )
 
 import splince_fast as sf
-from splince_fast._runtime import erase_rows, files
+from splince_fast._runtime import erase_rows
 
 # --- what it is ----------------------------------------------------------------------------------
 
@@ -611,20 +611,6 @@ def test_pickles_and_copies_give_back_every_bit(i: int) -> None:
             assert not array.flags.writeable
     assert_identical(copy.deepcopy(eraser), eraser)
     assert_identical(copy.copy(eraser), eraser)
-
-
-def test_files_of_the_first_format_still_load(tmp_path: Path) -> None:
-    """They hold the bias and no shift; a composition's shift is found again to rounding."""
-    for name, eraser in (("plain", fitted()), ("both", draw_eraser(3) @ draw_eraser(2, seed=1))):
-        path = tmp_path / name
-        bias = eraser.right.T @ eraser.mean + eraser._shift
-        tensors = {"left": eraser.left, "right": eraser.right, "mean": eraser.mean,
-                   "offset": eraser.offset, "bias": bias}  # fmt: skip
-        files.write(path, "projection", 1, tensors, {"method": "x", "report": None})
-        loaded = sf.Projection.load(path)
-        x = rows_like("float64", 5, eraser.n_features)
-        np.testing.assert_allclose(loaded(x), eraser(x), atol=1e-11)
-        assert loaded._shift.any() == eraser._shift.any()
 
 
 def header_of(blob: bytes) -> tuple[dict[str, Any], int]:

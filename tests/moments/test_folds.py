@@ -68,7 +68,7 @@ def fold_of(n: int, count: int) -> NDArray[np.intp]:
     count=st.integers(2, 3),
     block_rows=st.sampled_from([16, 64, 250]),
     weighted=st.booleans(),
-    kind=st.sampled_from([{}, {"ledoit_wolf": True}, {"subsample": 0.3}]),
+    kind=st.sampled_from([{}, {"subsample": 0.3}]),
 )
 def test_a_fold_has_the_bits_of_its_rows_in_their_order(
     layout: str, cuts: list[int], count: int, block_rows: int, weighted: bool, kind: dict[str, Any]

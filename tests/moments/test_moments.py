@@ -105,17 +105,6 @@ def test_scaled_moments_scale_the_rounding_bound_of_a_removal(factor: float) -> 
     np.testing.assert_allclose(found.covariance(ddof=0), a.covariance(ddof=0), atol=1e-6)
 
 
-def test_scaled_moments_keep_what_ledoit_wolf_shrinkage_reads() -> None:
-    X, weight = normal(60, 3), np.arange(60) % 4 + 0.5
-    z = {"z": np.arange(60) % 3}
-    found = Moments(ledoit_wolf=True).update(X, z, sample_weight=weight).scaled(0.3)
-    direct = Moments(ledoit_wolf=True).update(X, z, sample_weight=0.3 * weight)
-    ours, theirs = (flushed(m).__getstate__()["tensors"] for m in (found, direct))
-    assert {"quartic", "cubic"} <= set(ours)
-    for name, tensor in ours.items():
-        np.testing.assert_allclose(tensor, theirs[name], rtol=1e-12, atol=1e-12, err_msg=name)
-
-
 @pytest.mark.parametrize("factor", [0, -1.0, np.nan, np.inf, True, "2"])
 def test_a_factor_out_of_range_is_refused(factor: Any) -> None:
     with pytest.raises(InputError, match="positive finite number"):
@@ -954,15 +943,13 @@ def labelled(n: int, seed: int, dtype: Any = np.float32) -> tuple[Float, dict[st
 @pytest.mark.parametrize("waiting", [0, 5])
 @pytest.mark.parametrize("at", [0, 1, 2, 3])
 @pytest.mark.parametrize("kernel", ["reduce_chunks", "centre_columns", "syrk_f32_out"])
-@pytest.mark.parametrize("ledoit_wolf", [False, True])
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError()], ids=repr)
 def test_a_kernel_that_raises_leaves_whole_blocks_or_nothing(
-    monkeypatch: pytest.MonkeyPatch, error: BaseException, ledoit_wolf: bool, kernel: str, at: int,
-    waiting: int,
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, kernel: str, at: int, waiting: int
 ) -> None:  # fmt: skip
     """The rows added are a prefix with all their labels; the others can follow."""
     first, second = labelled(waiting, 1), labelled(60, 2)
-    moments = Moments(block_rows=8, ledoit_wolf=ledoit_wolf)
+    moments = Moments(block_rows=8)
     module = blas if kernel == "syrk_f32_out" else row_kernels
     monkeypatch.setattr(row_kernels, "wide", lambda: kernel == "reduce_chunks")
     moments.update(*first)

@@ -97,7 +97,6 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledoit_wolf = False
         self.folder = tempfile.TemporaryDirectory()
         self.path = os.path.join(self.folder.name, "state.moments")
         self.touched: list[Pair] = []
@@ -107,13 +106,12 @@ class Machine(RuleBasedStateMachine):
         self.touched.append(pair)
         return pair
 
-    @initialize(target=pairs, table=tables(width=WIDTH), ledoit_wolf=st.booleans())
-    def first(self, table: Table, ledoit_wolf: bool) -> Pair:
-        self.ledoit_wolf = ledoit_wolf
+    @initialize(target=pairs, table=tables(width=WIDTH))
+    def first(self, table: Table) -> Pair:
         return self.made(table.feed(self.new(4)), table.rows)
 
     def new(self, block_rows: int | None) -> Moments:
-        return Moments(block_rows=block_rows, ledoit_wolf=self.ledoit_wolf)
+        return Moments(block_rows=block_rows)
 
     def small(self) -> bool:
         """Merging with itself again and again would make the list of rows endless."""

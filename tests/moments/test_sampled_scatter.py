@@ -466,7 +466,7 @@ def test_sums_and_differences() -> None:
 
 def test_files_keep_every_bit(tmp_path: Path) -> None:
     X, labels = gaussian(3000, 6, 1.0)
-    moments = sf.Moments(subsample=0.3, block_rows=512, ledoit_wolf=True).update(X, labels)
+    moments = sf.Moments(subsample=0.3, block_rows=512).update(X, labels)
     moments.save(tmp_path / "a.moments")
     loaded = sf.Moments.load(tmp_path / "a.moments")
     loaded.save(tmp_path / "b.moments")
@@ -597,7 +597,7 @@ def test_subsample_of_one_has_the_bits_of_the_full_covariance() -> None:
 
 def test_snapshots_folds_and_other_methods() -> None:
     X, labels = gaussian(8000, 6, 1.0)
-    moments = sf.Moments(subsample=0.1, ledoit_wolf=True).update(X, labels)
+    moments = sf.Moments(subsample=0.1).update(X, labels)
     kept = moments.factored()
     for fit in (leace, splince):
         one, other = fit(moments), fit(kept)  # type: ignore[arg-type]
@@ -612,7 +612,7 @@ def test_snapshots_folds_and_other_methods() -> None:
     np.testing.assert_allclose(
         sf.sal(moments, erase="z").left, sf.sal(plain, erase="z").left, atol=1e-12
     )
-    for policy in ("oas", "ledoit-wolf", 0.1):
+    for policy in ("oas", 0.1):
         shrunk = sf.leace(moments, erase="z", shrinkage=policy).report
         assert shrunk is not None
         assert 0 < shrunk.shrinkage <= 0.2
@@ -626,7 +626,7 @@ def test_snapshots_folds_and_other_methods() -> None:
 def test_too_few_rows_for_the_formula_state_no_excess() -> None:
     """excess = (1 - f) p / (m - p - 2), of m = 10 rows and p regressors."""
     sample = covariance_estimate.SampleStatistics(
-        np.zeros(2), np.zeros((0, 2)), 10, 10.0, 0.1, 0, EPS, None
+        np.zeros(2), np.zeros((0, 2)), 10, 10.0, 0.1, 0, EPS
     )
     one = np.array([[1.0, 0.0]])
     assert sample.distortion(one, one, np.eye(1), 8)[1] is None

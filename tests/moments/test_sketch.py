@@ -335,7 +335,7 @@ def test_shrinkage_by_a_number() -> None:
     target = 0.7 * metric.gram(np.eye(24)) + 0.3 * metric.variances.mean() * np.eye(24)
     shrunk = few.factored(shrinkage=0.3).factor.solve(np.eye(24))
     np.testing.assert_allclose(shrunk @ target, np.eye(24), atol=1e-9)
-    for policy in ("oas", "ledoit-wolf", "cv"):
+    for policy in ("oas", "cv"):
         with pytest.raises(InputError, match=r"whole covariance|folds"):
             sf.leace(moments, erase="z", shrinkage=policy)
 
@@ -382,7 +382,6 @@ def test_what_does_not_go_together_is_refused_before_a_row_is_read() -> None:
 
     for parameters, text in (
         ({"sketch_size": 3, "subsample": 0.5}, "exclude each other"),
-        ({"sketch_size": 3, "ledoit_wolf": True}, "omit ledoit_wolf"),
         ({"sketch_size": 3, "subsample": "auto"}, "exclude each other"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=text):

@@ -230,8 +230,8 @@ def test_joint_cells_and_kinds_are_arguments_of_collect(path: str) -> None:
         kinds={"b": "continuous"},
     )  # fmt: skip
     assert numbers["0"].variables == {"b": "continuous"}
-    with pytest.raises(sf.InputError, match="ledoit_wolf"):
-        snn.collect(identity(), [batch], "0", labels="a", ledoit_wolf=True)
+    with pytest.raises(sf.InputError, match="unknown"):
+        snn.collect(identity(), [batch], "0", labels="a", unknown=True)
 
 
 def test_classes_and_missing_labels_may_appear_later(path: str) -> None:

@@ -29,7 +29,7 @@ from splince_fast.nn.hooks import SiteEraser  # noqa: E402
 from splince_fast.nn.running import batch_to  # noqa: E402
 from splince_fast.nn.tokens import Selection, TokenRule, select  # noqa: E402
 
-PARAMETERS = Parameters.of(None, None, (), False)
+PARAMETERS = Parameters.of(None, None, ())
 CPU = torch.device("cpu")
 GPUS = [torch.device("cuda:0"), torch.device("cuda:1")]
 

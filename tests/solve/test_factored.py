@@ -64,10 +64,10 @@ def test_every_method_gives_the_same_from_a_snapshot(
     assert a == b
 
 
-@pytest.mark.parametrize("shrinkage", [0.0, 0.3, 1.0, "oas", "ledoit-wolf"])
+@pytest.mark.parametrize("shrinkage", [0.0, 0.3, 1.0, "oas"])
 @pytest.mark.parametrize("solver", ["cholesky", "eigh"])
 def test_shrinkage_belongs_to_the_snapshot(shrinkage: float | str, solver: str) -> None:
-    whole = moments(ledoit_wolf=True)
+    whole = moments()
     kept = whole.factored(shrinkage, solver=solver)
     expected = sf.splince(whole, erase="z", keep="y", shrinkage=shrinkage, solver=solver)
     for options in ({}, {"shrinkage": shrinkage}, {"solver": solver}):
@@ -274,16 +274,3 @@ def test_parameters_of_estimators_are_those_of_the_table(name: str) -> None:
     assert found == {key: table[key].default for key in found}
     missing = set(table) - set(found)
     assert missing <= {"max_amplification", "on_infeasible"}
-
-
-@pytest.mark.parametrize("estimator", [sf.SPLINCE, sf.LEACE])
-def test_ledoit_wolf_works_in_estimators(estimator: Any) -> None:
-    rng = np.random.default_rng(0)
-    z, y = rng.integers(0, 2, size=(2, 80))
-    x = rng.normal(size=(80, 30)) + z[:, None]
-    fitted = estimator(shrinkage="ledoit-wolf").fit(x, y, concept=z)
-    whole = sf.Moments(ledoit_wolf=True).update(x, {"z": z, "y": y})
-    keep = {"keep": "y"} if estimator is sf.SPLINCE else {}
-    method = sf.splince if estimator is sf.SPLINCE else sf.leace
-    expected = method(whole, erase="z", shrinkage="ledoit-wolf", **keep)
-    np.testing.assert_allclose(fitted.projection_.matrix(), expected.matrix(), atol=1e-12)

@@ -236,9 +236,6 @@ def test_reports_give_both_back() -> None:
     again = sf.Report.from_dict(found.to_dict())
     assert again == found
     assert again.left_out == (4,)
-    older = {k: v for k, v in found.to_dict().items() if k not in ("left_out", "sensitivity")}
-    assert sf.Report.from_dict(older).left_out == ()
-    assert sf.Report.from_dict(older).sensitivity is None
     for text in (str(found), found.explain(), found._repr_html_()):
         assert "sensitivity" in text
     assert "1 feature(s) (4) vary too little" in found.explain()
