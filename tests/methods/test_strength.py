@@ -1,12 +1,10 @@
-"""Concept strength: canonical correlations, their chance level, and what each p-value promises."""
+"""Concept strength: canonical correlations, their chance level and p-values."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from sklearn.cross_decomposition import CCA
 from sklearn.linear_model import LinearRegression
 
 import splince_fast as sf
-from splince_fast.strength import ConceptStrength, _Null, concept_strength
+from splince_fast.strength import ConceptStrength, concept_strength, p_value
 
 Float = NDArray[np.float64]
 
@@ -61,11 +59,6 @@ def twin(X: Float, columns: Float, weight: Float | None = None) -> Float:
     """Canonical correlations: cosines of the angles between the two centred column spaces."""
     product = basis(X, weight).T @ basis(columns, weight)
     return np.asarray(np.linalg.svd(product, compute_uv=False))
-
-
-def hat(columns: Float) -> Float:
-    u = basis(columns)
-    return np.asarray(u @ u.T)
 
 
 # Errors of the moments, of a few n eps, are amplified by the inverse covariance, whose condition
@@ -152,14 +145,11 @@ def tiny_problems() -> list[tuple[str, Float, Any]]:
 TINY = [pytest.param(X, z, id=name) for name, X, z in tiny_problems()]
 
 
-def all_traces(X: Float, z: Any) -> tuple[Float, Float, Float]:
-    """V of all n! permutations, the identity first, and the two hat matrices."""
-    columns = indicators(z) if isinstance(z, list) else np.asarray(z)
-    h, k = hat(X), hat(columns)
-    every = np.array(list(itertools.permutations(range(len(X)))))
-    traces = np.array([np.sum(h * k[np.ix_(order, order)]) for order in every])
-    assert len(traces) == math.factorial(len(X))
-    return traces, h, k
+def all_traces(X: Float, z: Any) -> Float:
+    """V of all n! permutations, the identity first."""
+    h, k = (u @ u.T for u in (basis(X), basis(indicators(z) if isinstance(z, list) else z)))
+    every = itertools.permutations(range(len(X)))
+    return np.array([np.sum(h * k[np.ix_(order, order)]) for order in every])
 
 
 # The products and sums behind V are of numbers below 1, for at most 720 permutations of 36 terms;
@@ -169,62 +159,34 @@ EXACT = 1e-9
 
 @pytest.mark.parametrize(("X", "z"), TINY)
 def test_chance_is_the_mean_over_all_permutations(X: Float, z: Any) -> None:
-    traces, _, _ = all_traces(X, z)
+    traces = all_traces(X, z)
     found = strength(X, z)
-    assert found.informative
     assert found.pillai == pytest.approx(traces[0], abs=EXACT)
     assert found.chance == pytest.approx(traces.mean(), abs=EXACT)
     # A control: with n instead of n - 1 the mean would be another one.
     assert abs(found.rank_x * found.rank_z / found.n - traces.mean()) > 1e-3
-
-
-@pytest.mark.parametrize(("X", "z"), TINY)
-def test_variance_formula_holds_over_all_permutations(X: Float, z: Any) -> None:
-    traces, h, k = all_traces(X, z)
-    null = _Null(len(X), round(np.trace(h)), round(np.trace(k)))
-    excess = [null.excess(float(np.sum(np.diag(m) ** 2)), r) for m, r in ((h, null.p), (k, null.q))]
-    assert null.permutation_variance(*excess) == pytest.approx(traces.var(), abs=EXACT)
-    assert traces.min() >= null.lowest - EXACT
-    assert traces.max() <= null.highest + EXACT
-
-
-def test_control_leverages_matter_for_the_variance() -> None:
-    """The variance for Gaussian x alone is off where a row sticks out."""
-    X, z = np.array([[0.0], [0.1], [0.2], [0.1], [0.0], [50.0]]), [0, 0, 0, 0, 0, 1]
-    traces, _, _ = all_traces(X, z)
-    assert abs(_Null(6, 1, 1).variance - traces.var()) > 0.05
-
-
-@pytest.mark.parametrize(("X", "z"), TINY)
-def test_bound_holds_for_every_permutation(X: Float, z: Any) -> None:
-    """Each permutation, taken as what was observed, has a bound above its exact p-value."""
-    traces, _, k = all_traces(X, z)
-    null = _Null(len(X), strength(X, z).rank_x, round(np.trace(k)))
-    known = float(np.sum(np.diag(k) ** 2)) if isinstance(z, list) else None
-    for trace in np.unique(traces.round(9)):
-        exact = float(np.mean(traces >= trace - EXACT))
-        assert null.bound(trace, known) >= exact - EXACT
-    found = strength(X, z)
-    assert found.bound == pytest.approx(null.bound(found.pillai, known), abs=1e-6)
+    # R^2 is linear in V, and has the mean 0.
+    rest = found.n - 1 - found.rank_x
+    r2 = 1 - (1 - traces / found.rank_z) * (found.n - 1) / rest
+    assert found.r2 == pytest.approx(r2[0], abs=10 * EXACT)
+    assert r2.mean() == pytest.approx(0.0, abs=10 * EXACT)
 
 
 @given(
-    n=st.integers(3, 60), p=st.integers(1, 60), q=st.integers(1, 60), where=st.floats(0.001, 0.999)
+    n=st.integers(4, 60), p=st.integers(1, 58), q=st.integers(1, 58), where=st.floats(0.001, 0.999)
 )
 def test_p_value_is_a_distribution_on_what_v_can_reach(
     n: int, p: int, q: int, where: float
 ) -> None:
-    null = _Null(n, min(p, n - 1), min(q, n - 1))
-    if not null.informative:
-        assert null.p_value(float(null.highest)) == null.bound(float(null.highest), None) == 1.0
-        return
-    width = null.highest - null.lowest
-    assert null.p_value(float(null.lowest)) == 1.0
-    assert null.p_value(float(null.highest)) == 0.0
-    near, far = null.lowest + where * width, null.lowest + (where + 0.001) * width
-    assert 0.0 <= null.p_value(far) <= null.p_value(near) <= 1.0
+    p, q = min(p, n - 2), min(q, n - 2)
+    lowest, highest = max(0, p + q - (n - 1)), min(p, q)
+    width = highest - lowest
+    assert p_value(lowest, n, p, q) == 1.0
+    assert p_value(highest, n, p, q) == 0.0
+    near, far = lowest + where * width, lowest + (where + 0.001) * width
+    assert 0.0 <= p_value(far, n, p, q) <= p_value(near, n, p, q) <= 1.0
     # Symmetric in x and z, and the complements of two subspaces meet as the subspaces do.
-    assert null.p_value(near) == pytest.approx(_Null(n, null.q, null.p).p_value(near), abs=1e-9)
+    assert p_value(near, n, p, q) == pytest.approx(p_value(near, n, q, p), abs=1e-9)
 
 
 def test_p_value_of_one_column_is_that_of_the_f_test() -> None:
@@ -240,44 +202,45 @@ def test_p_value_of_one_column_is_that_of_the_f_test() -> None:
 # --- chance: p-values are uniform, and traces are found ------------------------------------------
 
 
-def null_p_values(n: int, d: int, k: int, draws: int, seed: int) -> Float:
-    """p-values of labels that have nothing to do with a Gaussian x; k = 1 is a single column."""
+def p_values(n: int, d: int, k: int, draws: int, seed: int, signal: float = 0.0) -> Float:
+    """p-values of Gaussian rows with the distance `signal` of classes; k = 1 is a single column."""
     rng = np.random.default_rng(seed)
     values = []
     for _ in range(draws):
         z = rng.standard_t(2, size=(n, 1)) if k == 1 else rng.permutation(np.arange(n) % k)
-        values.append(strength(rng.normal(size=(n, d)), z).p_value)
+        X = rng.normal(size=(n, d))
+        X[:, 0] += signal * z.ravel()
+        values.append(strength(X, z).p_value)
     return np.array(values)
 
 
 @pytest.mark.parametrize(("n", "d", "k"), [(40, 10, 2), (30, 4, 1), (60, 1, 4), (80, 12, 28)])
 def test_p_values_are_uniform_under_the_null(n: int, d: int, k: int) -> None:
-    values = null_p_values(n, d, k, 400, seed=n)
+    values = p_values(n, d, k, 400, seed=n)
     assert stats.kstest(values, "uniform").pvalue > FALSE_ALARM
     assert stats.binomtest(int(np.sum(values < 0.05)), len(values), 0.05).pvalue > FALSE_ALARM
+
+
+def test_control_a_signal_gives_small_p_values() -> None:
+    assert np.mean(p_values(40, 10, 2, 100, seed=0, signal=2.0) < 0.05) > 0.9
 
 
 def test_control_a_wrong_rank_is_caught_by_the_test_of_uniformity() -> None:
     rng = np.random.default_rng(1)
     traces = [strength(rng.normal(size=(40, 10)), np.arange(40) % 2).pillai for _ in range(400)]
-    for wrong in (_Null(40, 8, 1), _Null(44, 10, 1)):
-        values = [wrong.p_value(trace) for trace in traces]
+    for wrong in ((40, 8, 1), (44, 10, 1)):
+        values = [p_value(trace, *wrong) for trace in traces]
         assert stats.kstest(values, "uniform").pvalue < FALSE_ALARM
 
 
 @pytest.mark.parametrize(("p", "q", "n"), [(3, 2, 10), (5, 5, 10), (10, 5, 30), (10, 4, 12)])
-def test_beta_approximation_is_good_in_the_tail(p: int, q: int, n: int) -> None:
+def test_f_approximation_is_good_in_the_tail(p: int, q: int, n: int) -> None:
     """V of random subspaces, which is that of Gaussian x, against levels of 5 and 1 %."""
     rng = np.random.default_rng(0)
     draws = 20000
     bases = np.linalg.qr(rng.normal(size=(draws, n - 1, p)))[0]
     traces = np.sum(bases[:, :q] ** 2, axis=(1, 2))
-    null = _Null(n, p, q)
-    # The fourth moment of V is below 3.3 squared variances, so the variance of the sample has a
-    # relative deviation of at most sqrt(2.3 / draws): 6 of them.
-    assert traces.mean() == pytest.approx(null.mean, abs=6 * (null.variance / draws) ** 0.5)
-    assert traces.var() == pytest.approx(null.variance, rel=6 * (2.3 / draws) ** 0.5)
-    values = np.array([null.p_value(trace) for trace in traces])
+    values = np.array([p_value(trace, n, p, q) for trace in traces])
     for level in (0.05, 0.01):
         # Within a fifth of the level, as measured, and 4 deviations of the rate.
         slack = 0.2 * level + 4 * (level / draws) ** 0.5
@@ -303,10 +266,10 @@ def test_erased_is_told_from_never_there(dtype: Any) -> None:
 
 
 def same(a: ConceptStrength, b: ConceptStrength, atol: float = CLOSE) -> None:
-    assert (a.n, a.rank_x, a.rank_z, a.informative) == (b.n, b.rank_x, b.rank_z, b.informative)
+    assert (a.n, a.rank_x, a.rank_z) == (b.n, b.rank_x, b.rank_z)
     np.testing.assert_allclose(a.correlations, b.correlations, rtol=0, atol=atol)
     # p-values move by the density, below 1e2 here, times the change of V.
-    figures = [(s.pillai, s.chance, s.chance_deviation, s.p_value, s.bound) for s in (a, b)]
+    figures = [(s.pillai, s.chance, s.r2, s.p_value) for s in (a, b)]
     np.testing.assert_allclose(*figures, rtol=0, atol=100 * atol)
 
 
@@ -332,18 +295,13 @@ def test_recoding_the_concept_changes_nothing() -> None:
     X, z = example()
     reference = strength(X, z)
     same(reference, strength(X, np.array(["c", "a", "b"])[z]))
-    # The leverages of classes are known, those of columns are not: only the bound may differ.
-    as_columns = strength(X, np.eye(3)[z])
-    assert reference.bound <= as_columns.bound
-    same(replace(reference, bound=1.0), replace(as_columns, bound=1.0))
+    same(reference, strength(X, np.eye(3)[z]))
     two = z == 1
     rng = np.random.default_rng(0)
     columns = rng.normal(size=(200, 3))
     same(strength(X, columns), strength(X, columns @ rng.normal(size=(3, 3)) - 1e3), atol=1e-7)
     same(strength(X, columns[:, :2]), strength(X, columns[:, [0, 1, 1, 0]] * [1, 1e-9, 5, 1e9]))
-    as_column, as_classes = strength(X, np.where(two, 7.0, -3.0)), strength(X, two)
-    same(replace(as_column, bound=1.0), replace(as_classes, bound=1.0))
-    assert as_classes.bound <= as_column.bound
+    same(strength(X, np.where(two, 7.0, -3.0)), strength(X, two))
 
 
 def test_joint_cells() -> None:
@@ -386,11 +344,8 @@ def test_interpolation_says_nothing(n: int, d: int) -> None:
     found = strength(rng.normal(size=(n, d)), np.arange(n) % 2)
     expected = n - 1 if d >= n - 1 else d
     assert found.rank_x == expected
-    assert found.informative is (d < n - 1)
-    assert not found.informative
     assert found.correlations == pytest.approx((1.0,), abs=1e-6)
-    assert found.p_value == found.bound == found.chance == 1.0
-    assert found.chance_deviation == 0.0
+    assert (found.p_value, found.chance, found.r2) == (1.0, 1.0, None)
     assert "no conclusion about 'z'" in found.conclusion
 
 
@@ -402,12 +357,12 @@ def test_interpolation_is_seen_in_what_a_removal_leaves() -> None:
     part = sf.Moments().update(X, {"z": z})
     rest = (part + sf.Moments().update(few, {"z": [0, 1, 0, 1, 0, 1]})) - part
     found = concept_strength(rest, "z")
-    assert (found.n, found.rank_x, found.informative, found.p_value) == (6, 5, False, 1.0)
+    assert (found.n, found.rank_x, found.r2, found.p_value) == (6, 5, None, 1.0)
 
 
 def test_a_class_for_every_row_says_nothing() -> None:
     found = strength(np.random.default_rng(0).normal(size=(12, 3)), np.arange(12))
-    assert (found.rank_z, found.informative, found.p_value) == (11, False, 1.0)
+    assert (found.rank_z, found.r2, found.p_value) == (11, None, 1.0)
 
 
 def test_constant_x_has_no_trace() -> None:
@@ -439,73 +394,6 @@ def test_chance_is_not_moved_by_what_varies_at_the_rounding_level() -> None:
     assert found.pillai == pytest.approx(expected, abs=1e-5)
 
 
-# --- the permutation test on the data ------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("X", "z"),
-    [p for p in TINY if any(n in str(p.id) for n in ("rare-5", "gaps-6-2", "columns-6-2"))],
-)
-def test_permutation_test_approaches_the_exact_one(X: Float, z: Any) -> None:
-    traces, _, _ = all_traces(X, z)
-    exact = float(np.mean(traces >= traces[0] - EXACT))
-    moments = sf.Moments().update(X, {"z": z})
-    found = concept_strength(moments, "z", X=X, labels={"z": z}, n_permutations=2000)
-    deviation = (exact * (1 - exact) / 2000) ** 0.5
-    # The observed order counts as one of 2,001; 4 deviations of the share beside it.
-    assert found.p_value_permutation == pytest.approx(exact, abs=4 * deviation + 1 / 2000)
-    assert found.p_value_permutation <= found.bound + 4 * deviation + 1 / 2000
-
-
-def test_permutation_test_agrees_with_the_analytic_one_on_gaussian_rows() -> None:
-    rng = np.random.default_rng(12)
-    labels = {"a": rng.integers(0, 4, 400), "b": rng.normal(size=(400, 2))}
-    X = rng.normal(size=(400, 30)) + 0.05 * labels["b"][:, :1]
-    moments = sf.Moments().update(X, labels)
-    for name in labels:
-        found = concept_strength(moments, name, X=X, labels=labels, n_permutations=2000)
-        # Gaussian rows at hand are not their mean: leverages move the variance by some percent.
-        assert found.p_value_permutation == pytest.approx(found.p_value, abs=0.06)
-        again = concept_strength(moments, name, X=X, labels=labels, n_permutations=2000)
-        other = concept_strength(
-            moments, name, X=X, labels=labels, n_permutations=2000, random_state=1
-        )
-        assert again == found
-        assert other.p_value_permutation != found.p_value_permutation
-        assert "permutation test" in str(found)
-
-
-def test_permutation_test_keeps_its_level_where_the_analytic_one_does_not() -> None:
-    """Outlying rows and a class of two rows: the situation that the documentation warns of."""
-    rng = np.random.default_rng(13)
-    analytic, exact = [], []
-    for _ in range(400):
-        X = rng.standard_t(1.0, size=(60, 2))
-        z = rng.permutation(np.arange(60) < 2)
-        moments = sf.Moments().update(X, {"z": z})
-        found = concept_strength(moments, "z", X=X, labels={"z": z}, n_permutations=99)
-        analytic.append(found.p_value)
-        exact.append(found.p_value_permutation)
-    assert stats.binomtest(int(np.sum(np.array(exact) <= 0.05)), 400, 0.05, "greater").pvalue > (
-        FALSE_ALARM
-    )
-    assert np.mean(np.array(analytic) <= 0.01) > 0.03
-
-
-def test_permutation_test_reads_labels_as_the_moments_did() -> None:
-    X, z = example()
-    labels: dict[str, Any] = {"a": z, "b": np.arange(200) % 2, "c": z}
-    parameters: dict[str, Any] = {"joint": [("a", "b")], "kinds": {"c": "continuous"}}
-    moments = sf.Moments(**parameters).update(X, labels)
-    for name in ("a", ("a", "b"), "c"):
-        found = concept_strength(moments, name, X=X, labels=labels, n_permutations=199)
-        # 5 deviations of a share of 199, for p-values that are small or smaller.
-        assert found.p_value < 0.05
-        assert found.p_value_permutation == pytest.approx(found.p_value, abs=0.08)
-    bare = sf.Moments().update(X.astype(np.float32), z)
-    assert concept_strength(bare, "concept", X=X, labels=z).p_value_permutation == 0.001
-
-
 # --- what it refuses, and how it looks -----------------------------------------------------------
 
 
@@ -534,36 +422,6 @@ def test_errors_are_typed_and_say_what_to_do() -> None:
             concept_strength(emptied, name)
     with pytest.raises(sf.NotEnoughDataError):
         concept_strength(sf.Moments(), "z")
-    with pytest.raises(sf.InputError, match="both"):
-        concept_strength(moments, "z", X=X)
-    for bad in (0, 1.5, "9"):
-        with pytest.raises(sf.InputError, match="n_permutations"):
-            concept_strength(moments, "z", n_permutations=bad)  # type: ignore[arg-type]
-    for bad in (-1, 0.5, None):
-        with pytest.raises(sf.InputError, match="random_state"):
-            concept_strength(moments, "z", random_state=bad)  # type: ignore[arg-type]
-
-
-@pytest.mark.filterwarnings("ignore::splince_fast.WholeNumbersWarning")
-def test_permutation_test_refuses_other_rows() -> None:
-    X, z = example()
-    moments = sf.Moments().update(X, {"z": z})
-    labels = {"z": z}
-    with pytest.raises(sf.InputError, match="199 rows"):
-        concept_strength(moments, "z", X=X[1:], labels={"z": z[1:]})
-    with pytest.raises(sf.InputError, match="Pillai"):
-        concept_strength(moments, "z", X=X[::-1], labels=labels)
-    with pytest.raises(sf.InputError, match="columns"):
-        concept_strength(moments, "z", X=X[:, 1:], labels=labels)
-    with pytest.raises(sf.UnknownVariableError, match="'z'"):
-        concept_strength(moments, "z", X=X, labels={"y": z})
-    with pytest.raises(sf.LabelError, match="continuous"):
-        concept_strength(moments, "z", X=X, labels={"z": z.astype(float)})
-    with pytest.raises(sf.NonFiniteError):
-        concept_strength(moments, "z", X=np.where(X > 2, np.nan, X), labels=labels)
-    weighted = sf.Moments().update(X, labels, sample_weight=np.full(200, 2.0))
-    with pytest.raises(sf.InputError, match="weight 400"):
-        concept_strength(weighted, "z", X=X, labels=labels)
 
 
 def test_it_prints_itself_and_becomes_json() -> None:
@@ -596,6 +454,7 @@ def test_gender_of_professions_is_there_and_shuffled_gender_is_not(
     gender, shuffled = (concept_strength(moments, name) for name in labels)
     assert gender.correlations[0] > 0.8
     assert gender.p_value == 0.0  # below what float64 holds
-    assert gender.bound < 1e-4
+    assert gender.r2 is not None
+    assert gender.r2 > 0.6
     assert shuffled.p_value > 0.01
-    assert abs(shuffled.pillai - shuffled.chance) < 4 * shuffled.chance_deviation
+    assert shuffled.r2 == pytest.approx(0.0, abs=0.02)

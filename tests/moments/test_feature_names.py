@@ -156,7 +156,7 @@ def test_estimators_pass_names_on(n: int) -> None:
         made.transform(REVERSED)
 
 
-def test_heads_and_concept_strength_compare_names() -> None:
+def test_heads_compare_names() -> None:
     head = fit_head(FRAME, Y)
     assert np.array_equal(head.predict(FRAME), head.predict(X))
     with pytest.raises(sf.InputError, match="another order"):
@@ -164,5 +164,3 @@ def test_heads_and_concept_strength_compare_names() -> None:
     with pytest.raises(sf.InputError, match="columns of X_validation are in another order"):
         select_head(FRAME, Y, REVERSED, Y, groups=Z)
     assert select_head(FRAME, Y, FRAME, Y, groups=Z).feature_names == NAMES
-    with pytest.raises(sf.InputError, match="another order"):
-        sf.concept_strength(moments(), "z", X=REVERSED, labels=LABELS)

@@ -95,9 +95,6 @@ def test_concept_strength_takes_a_snapshot(n: int) -> None:
     kept = whole.factored()
     for name in "zy":
         assert sf.concept_strength(kept, name) == sf.concept_strength(whole, name)
-    if n > 20:
-        given = {"X": x, "labels": {"z": z, "y": y}, "n_permutations": 19}
-        assert sf.concept_strength(kept, "z", **given) == sf.concept_strength(whole, "z", **given)
 
 
 def test_later_updates_do_not_change_a_snapshot() -> None:
