@@ -55,7 +55,22 @@ class Identity(OneToOneFeatureMixin, TransformerMixin, CheckedEstimator):  # typ
         sample_weight: ArrayLike | None = None,
         groups: object = None,
     ) -> Self:
-        """Check X (array, frame or sparse matrix) and the weights, and store the features."""
+        """Check the rows and weights, and store the features.
+
+        Parameters
+        ----------
+        X : array-like, frame or sparse matrix of shape (n_samples, n_features)
+            Rows.
+        y, concept, groups : object, optional
+            Ignored; accepted because the erasers take these arguments.
+        sample_weight : array-like of shape (n_samples,), optional
+            Non-negative frequencies.
+
+        Returns
+        -------
+        object
+            The estimator itself; unchanged after an error.
+        """
         with self._restored_on_error():
             rows = self._checked(X, reset=True, min_rows=1)
             weight = as_weights(sample_weight, rows.shape[0])
@@ -67,7 +82,18 @@ class Identity(OneToOneFeatureMixin, TransformerMixin, CheckedEstimator):  # typ
         return self
 
     def transform(self, X: object) -> Any:
-        """Return a copy of X, with the features of the fit."""
+        """Return a copy of the rows.
+
+        Parameters
+        ----------
+        X : array-like, frame or sparse matrix of shape (n_samples, n_features)
+            Rows with the features of the fit.
+
+        Returns
+        -------
+        ndarray or sparse matrix of shape (n_samples, n_features)
+            The same rows.
+        """
         check_is_fitted(self, "n_features_in_")
         with self._restored_on_error():
             return self._checked(X, reset=False, min_rows=0).copy()
