@@ -542,7 +542,6 @@ class Report:
         return f"{len(self.left_out)} feature(s) ({shown})"
 
     def _facts(self) -> list[tuple[str, str]]:
-        """Return the label and the text of each line of the summary."""
         support = "not factored" if self.rank_covariance is None else f"rank {self.rank_covariance}"
         sample = ""
         if self.sampling is not None:
@@ -815,22 +814,18 @@ class Report:
 
 
 def largest_change(amplification: float, strength: float) -> float:
-    """Return the largest change of a whitened row of unit length, for a strength b.
-
-    In the plane of a principal angle t, the singular value of P_b - I is sqrt(1 + b^2 / tan(t)^2),
-    and `amplification` is 1 / sin(t).
-    """
+    """Return the largest change of a whitened row of unit length, for a strength b."""
+    # In the plane of a principal angle t, the singular value of P_b - I is sqrt(1 + b^2 /
+    # tan(t)^2), and `amplification` is 1 / sin(t).
     return math.hypot(1.0, strength * math.sqrt(max(0.0, amplification**2 - 1.0)))
 
 
 def as_text(title: str, facts: Sequence[tuple[str, str]]) -> str:
-    """Format a title and, below it, a table of labels and texts."""
     width = max(len(label) for label, _ in facts)
     return "\n".join([title, *(f"  {label:<{width}}  {text}" for label, text in facts)])
 
 
 def as_html(title: str, facts: Sequence[tuple[str, str]]) -> str:
-    """Format a title and a table of labels and texts as HTML, for notebooks."""
     rows = "".join(
         f"<tr><th style='text-align:left'>{html.escape(label)}</th>"
         f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
@@ -852,15 +847,7 @@ def _at_most(variable: VariableReport, text: str) -> str:
 
 
 def _from_plain(kind: Any, value: Any, name: str) -> Any:
-    """Convert plain values to the annotated type `kind`: the inverse of dataclasses.asdict.
-
-    Raises
-    ------
-    FileFormatError
-        A string or number has the wrong type.
-    TypeError, KeyError, AttributeError
-        A field is missing or unknown.
-    """
+    """Convert plain values to the annotated type `kind`: the inverse of dataclasses.asdict."""
     if get_origin(kind) is UnionType:  # kind is X | None
         return None if value is None else _from_plain(get_args(kind)[0], value, name)
     if get_origin(kind) is tuple:
@@ -1019,10 +1006,8 @@ def build_report(
 def correlations_of(
     span: SpanLike, whitened: Float
 ) -> Iterator[tuple[str, slice, str, tuple[float, ...]]]:
-    """Yield the name, row slice, kind and canonical correlations of each variable in `span`.
-
-    `whitened`, (k, d), holds the whitened rows of `span`, which the row slices index.
-    """
+    """Yield the name, row slice, kind and canonical correlations of each variable in `span`."""
+    # `whitened`, (k, d), holds the whitened rows of `span`, which the row slices index.
     start = 0
     for name, count, interpretation in zip(
         span.names, span.counts, span.interpretations, strict=True
@@ -1042,10 +1027,7 @@ def _singular_values(rows: Float) -> Float:
 
 
 def _residual(span: Float, left: Float, right: Float, role: str) -> float:
-    """Relative residual of one variable, whose rows Cov(x, v_j) are `span`.
-
-    It is |P span| / |span| for the role "erased", and |P span - span| / |span| for "kept".
-    """
+    """Relative residual of one variable, whose rows Cov(x, v_j) are `span`."""
     size = float(np.linalg.norm(span))
     removed = (span @ right.T) @ left
     remaining = removed if role == "kept" else span - removed

@@ -105,7 +105,6 @@ class ConceptStrength:
         return {**fields, "correlations": list(self.correlations), "conclusion": self.conclusion}
 
     def _facts(self) -> list[tuple[str, str]]:
-        """Return the label and the text of each line of the summary."""
         shown = shortened((f"{c:.3g}" for c in self.correlations), 5)
         return [
             ("sample", f"n = {self.n:,}, rank of x {self.rank_x}, of the concept {self.rank_z}"),

@@ -39,21 +39,12 @@ _Matrices = tuple[NDArray[Any], NDArray[Any], NDArray[np.bool_] | None, int]
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """Factors of the map x -> x - left^T (right (x - mean) - shift).
+    """Factors of the map x -> x - left^T (right (x - mean) - shift)."""
 
-    Attributes
-    ----------
-    left, right : ndarray of shape (r, d), float64, C-contiguous
-        Transposed factors of I - P.
-    mean : ndarray of shape (d,), float64
-        Mean of x.
-    shift : ndarray of shape (r,), float64
-        Offset of the coefficients right (x - mean); 0 for a projection about the mean.
-    """
-
-    left: Float
+    left: Float  # (r, d): transposed factors of I - P
     right: Float
     mean: Float
+    # (r,): offset of the coefficients right (x - mean); 0 for a projection about the mean
     shift: Float
 
     @cached_property
@@ -90,10 +81,7 @@ def result_dtype(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
 
 
 def erase_lazily(eraser: Any, X: Any, width: int) -> Any:
-    """Return a dask array that applies an eraser to each chunk of X.
-
-    Raises InputError for a wrong shape or dtype, or if a row lies in several chunks.
-    """
+    """Return a dask array that applies an eraser to each chunk of X."""
     if X.ndim < 2 or X.shape[-1] != width:
         raise InputError(
             f"X has shape {tuple(X.shape)}, and the rows of this eraser have {width} features; "
@@ -132,12 +120,10 @@ def check_out(out: object, rows: NDArray[np.generic], dtype: np.dtype[np.generic
 
 
 def self_overlaps(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
-    """Return whether several entries of a strided array may share memory.
-
-    Let the axes be in order of increasing stride, with lengths n_i and strides s_i. The entries are
-    disjoint if every |s_k| is at least itemsize + sum_{i < k} (n_i - 1) |s_i|, the extent of the
-    axes before axis k. If not, the function returns True.
-    """
+    """Return whether several entries of a strided array may share memory."""
+    # Let the axes be in order of increasing stride, with lengths n_i and strides s_i. The entries
+    # are disjoint if every |s_k| is at least itemsize + sum_{i < k} (n_i - 1) |s_i|, the extent of
+    # the axes before axis k. If not, the function returns True.
     if 0 in shape:
         return False
     extent = itemsize
@@ -184,11 +170,9 @@ def erase(
 def _matrices(
     X: NDArray[np.generic], out: NDArray[np.generic], mask: NDArray[np.bool_] | None, first: int
 ) -> Iterator[_Matrices]:
-    """Yield 2-D views of X and `out`, each with its mask and the index of its first row in X.
-
-    There is one view if the leading axes can be merged without a copy. Otherwise the function
-    iterates over axis 0.
-    """
+    """Yield 2-D views of X and `out`, each with its mask and the index of its first row in X."""
+    # There is one view if the leading axes can be merged without a copy. Otherwise the function
+    # iterates over axis 0.
     if X.ndim > 2:
         pair = [array.reshape(-1, array.shape[-1]) for array in (X, out)]
         views = all(np.may_share_memory(a, b) for a, b in zip(pair, (X, out), strict=True))
@@ -212,10 +196,7 @@ def _erase_chunk(
     mask: NDArray[np.bool_] | None,
     first_row: int,
 ) -> None:
-    """Erase one chunk on several threads, in dtype `work`.
-
-    `first_row` is the index in X of the first row of the chunk, for the error message.
-    """
+    """Erase one chunk on several threads, in dtype `work`."""
     n, d = rows.shape
     packed = factors.packed
     step = max(1, _PIECE_BYTES // (d * work.itemsize))

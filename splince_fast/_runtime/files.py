@@ -36,17 +36,8 @@ def write(
     tensors: Mapping[str, NDArray[np.generic]],
     metadata: Mapping[str, object],
 ) -> None:
-    """Write tensors and metadata to `path`; an existing file is replaced atomically.
-
-    Symbolic links are followed, and an existing file keeps its permissions.
-
-    Raises
-    ------
-    InputError
-        `path` is empty, a folder, or not a path.
-    OSError
-        The folder does not exist, the disk is full, or the user has no permission.
-    """
+    """Write tensors and metadata to `path`; an existing file is replaced atomically."""
+    # Symbolic links are followed, and an existing file keeps its permissions.
     from safetensors.numpy import save_file
 
     target = writable_path(path)
@@ -101,7 +92,6 @@ def replacing(target: Path) -> Iterator[Path]:
 
 
 def as_path(path: object) -> Path:
-    """Convert to a path; raise InputError unless `path` is a path and not empty."""
     try:
         text = os.fsdecode(path)  # type: ignore[arg-type]
     except TypeError as error:
@@ -112,15 +102,7 @@ def as_path(path: object) -> Path:
 
 
 def writable_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path with symbolic links resolved.
-
-    Raises
-    ------
-    InputError
-        `path` is empty, a folder, or not a path.
-    FileNotFoundError
-        The folder of the file does not exist.
-    """
+    """Return the path with symbolic links resolved."""
     name = os.fspath(as_path(path))
     target = Path(os.path.realpath(name))
     if target.is_dir():
@@ -152,17 +134,7 @@ def _digest(tensors: Mapping[str, NDArray[np.generic]], text: str) -> str:
 
 
 def read(path: str | os.PathLike[str], kind: str, format_version: int) -> Record:
-    """Return the tensors and the metadata of a file of kind `kind`.
-
-    Raises
-    ------
-    FileFormatError
-        The file is damaged, of another program, of another kind, or of a newer format.
-    InputError
-        `path` is empty, or not a path.
-    FileNotFoundError, PermissionError
-        The file does not exist, or the user may not read it.
-    """
+    """Return the tensors and the metadata of a file of kind `kind`."""
     from safetensors import SafetensorError, safe_open
 
     target = as_path(path)
@@ -224,10 +196,7 @@ def read(path: str | os.PathLike[str], kind: str, format_version: int) -> Record
 
 @contextmanager
 def consistent(path: str | os.PathLike[str], remedy: str) -> Iterator[None]:
-    """Context manager that converts errors due to inconsistent contents to FileFormatError.
-
-    The message names the file at `path` and ends with `remedy`.
-    """
+    """Context manager that converts errors due to inconsistent contents to FileFormatError."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -274,10 +243,7 @@ def check_tensors(
 
 
 def read_feature_names(metadata: Mapping[str, Any], width: int | None) -> tuple[str, ...] | None:
-    """Return the feature names in the metadata of a file; None if there are none.
-
-    Raise FileFormatError unless the number of names is `width`.
-    """
+    """Return the feature names in the metadata of a file; None if there are none."""
     names = metadata.get("feature_names")  # absent if the rows had no names
     if names is not None and len(names) != width:
         raise FileFormatError(f"{len(names)} names of {width} features")
@@ -285,7 +251,6 @@ def read_feature_names(metadata: Mapping[str, Any], width: int | None) -> tuple[
 
 
 def refuse_negative(tensors: Tensors, names: Iterable[str]) -> None:
-    """Raise FileFormatError if one of the named tensors has a negative entry."""
     for name in names:
         if (tensors[name] < 0).any():
             raise FileFormatError(f"the tensor {name!r} holds negative numbers")

@@ -49,10 +49,8 @@ def check_keywords(
     without: Container[str] = (),
     where: str | None = None,
 ) -> None:
-    """Raise InputError for a name that is no parameter of a function, or is in `without`.
-
-    A function with ``**kwargs`` takes all names.
-    """
+    """Raise InputError for a name that is no parameter of a function, or is in `without`."""
+    # A function with ``**kwargs`` takes all names.
     parameters = inspect.signature(function).parameters.values()
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         valid = [p.name for p in parameters if p.name not in without]

@@ -13,22 +13,10 @@ from splince_fast._runtime.extras import require
 def lazy_names(
     package: str, modules: Mapping[str, str], extra: str | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` of a package that imports its public names late.
-
-    The package defines them under ``if not TYPE_CHECKING``, so that type checkers see the imports
-    themselves and report misspelt names.
-
-    Parameters
-    ----------
-    package : str
-        Name of the package, ``__name__``.
-    modules : mapping
-        Module of each name, relative to the package. A name whose module has the same name denotes
-        that module.
-    extra : str or None
-        Optional dependency of the modules, and extra of the same name. If it is not installed, use
-        of a name raises MissingExtraError.
-    """
+    """Return ``__getattr__`` and ``__dir__`` of a package that imports its public names late."""
+    # The package defines them under ``if not TYPE_CHECKING``, so that type checkers see the imports
+    # themselves and report misspelt names. A name whose module has the same name denotes that
+    # module. `extra` is the optional dependency of the modules, and the extra that installs it.
 
     def get(name: str) -> Any:
         namespace = sys.modules[package]

@@ -31,12 +31,11 @@ _main = threading.main_thread().ident
 
 
 class Deferred:
-    """Defer KeyboardInterrupt to the end of a ``with`` block.
+    """Defer KeyboardInterrupt to the end of a ``with`` block."""
 
-    Python raises KeyboardInterrupt in the main thread only. In other threads, and if the host
-    program handles SIGINT outside Python, the block runs without deferral. An interrupt cannot
-    prevent the release of a lock that is acquired inside the block.
-    """
+    # Python raises KeyboardInterrupt in the main thread only. In other threads, and if the host
+    # program handles SIGINT outside Python, the block runs without deferral. An interrupt cannot
+    # prevent the release of a lock that is acquired inside the block.
 
     __slots__ = ("_caught", "_handler")
 
@@ -61,10 +60,9 @@ class Deferred:
 
 
 class PendingRows(Protocol):
-    """Protocol of a state that must be brought up to date before it is read.
+    """Protocol of a state that must be brought up to date before it is read."""
 
-    For example, the state buffers rows, or a total over classes is out of date.
-    """
+    # For example, the state buffers rows, or a total over classes is out of date.
 
     @property
     def has_pending(self) -> bool:
@@ -75,13 +73,12 @@ class PendingRows(Protocol):
 
 
 class ReadersWriterLock:
-    """Re-entrant readers-writer lock that raises SplinceError if another thread has the lock.
+    """Re-entrant readers-writer lock that raises SplinceError if another thread has the lock."""
 
-    ``with Deferred(), lock:`` holds the write lock, ``with Reading(lock, ...):`` a read lock. In
-    both blocks KeyboardInterrupt is deferred, so that every acquired lock is released. There is one
-    wait: a reader that must merge buffered rows waits for the other readers. A forked child
-    releases the locks of other threads, because only the forking thread exists in the child.
-    """
+    # ``with Deferred(), lock:`` holds the write lock, ``with Reading(lock, ...):`` a read lock. In
+    # both blocks KeyboardInterrupt is deferred, so that every acquired lock is released. There is
+    # one wait: a reader that must merge buffered rows waits for the other readers. A forked child
+    # releases the locks of other threads, because only the forking thread exists in the child.
 
     __slots__ = (
         "_changed", "_depth", "_message", "_mutex", "_process", "_readers", "_waiting", "_writer",
@@ -124,10 +121,8 @@ class ReadersWriterLock:
             self._writer = None
 
     def acquire_read(self, source: PendingRows | None) -> None:
-        """Merge the buffered rows of `source`, then acquire a read lock.
-
-        The caller must defer interrupts.
-        """
+        """Merge the buffered rows of `source`, then acquire a read lock."""
+        # The caller must defer interrupts.
         if self._process is not _process:
             self._reset_for_process()
         me = threading.get_ident()
@@ -145,11 +140,10 @@ class ReadersWriterLock:
 
 
 class Reading(Generic[T]):
-    """Context manager that holds a read lock and returns `source`, or ``view(source)``.
+    """Context manager that holds a read lock and returns `source`, or ``view(source)``."""
 
-    The buffered rows of `source` are merged first. A class is used because it is faster to enter
-    than a generator with ``contextlib.contextmanager``.
-    """
+    # The buffered rows of `source` are merged first. A class is used because it is faster to enter
+    # than a generator with ``contextlib.contextmanager``.
 
     __slots__ = ("_deferred", "_lock", "_source", "_view")
 

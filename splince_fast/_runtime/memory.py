@@ -17,10 +17,8 @@ _LINE = 64  # bytes per cache line
 
 @cache
 def total_memory() -> int | None:
-    """Return the memory size of the machine or container in bytes; None if unknown.
-
-    The size includes memory that is in use, so that decisions based on it are reproducible.
-    """
+    """Return the memory size of the machine or container in bytes; None if unknown."""
+    # The size includes memory that is in use, so that decisions based on it are reproducible.
     sizes = []
     with contextlib.suppress(AttributeError, ValueError, OSError):  # not a POSIX system
         sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

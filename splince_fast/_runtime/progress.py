@@ -12,26 +12,10 @@ _DELAY_SECONDS = 2.0
 
 
 class Progress:
-    """Progress bar with rate and remaining time.
+    """Progress bar with rate and remaining time."""
 
-    Parameters
-    ----------
-    total : int, optional
-        Amount of work in `unit`; without it neither fraction nor remaining time is shown.
-    label : str
-        First word of the line.
-    show : bool or None
-        Whether to show the bar. None shows it if stderr is a terminal or a notebook and the work
-        lasts longer than two seconds.
-    unit : str
-        Name of the unit of work.
-
-    Examples
-    --------
-    >>> with Progress(1000, "reading") as bar:
-    ...     for _ in range(10):
-    ...         bar.advance(100, 4096)
-    """
+    # With show=None the bar is shown if stderr is a terminal or a notebook and the work lasts
+    # longer than two seconds.
 
     def __init__(
         self,
@@ -76,7 +60,6 @@ class Progress:
 
 
 def is_interactive() -> bool:
-    """Return whether stderr is a terminal or the output of a notebook."""
     return sys.stderr is not None and (sys.stderr.isatty() or "ipykernel" in sys.modules)
 
 

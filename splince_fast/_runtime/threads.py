@@ -21,11 +21,8 @@ T = TypeVar("T")
 
 
 def thread_count() -> int:
-    """Return the number of threads: ``SPLINCE_FAST_NUM_THREADS``, or the available processors.
-
-    :func:`limited` can reduce the number of available processors. Raises InputError if the variable
-    is not a positive integer.
-    """
+    """Return the number of threads: ``SPLINCE_FAST_NUM_THREADS``, or the available processors."""
+    # :func:`limited` can reduce the number of available processors.
     text = os.environ.get(_VARIABLE, "")
     if not text:
         affinity = hasattr(os, "sched_getaffinity")
@@ -38,10 +35,8 @@ def thread_count() -> int:
 
 @contextmanager
 def limited(threads: int) -> Iterator[None]:
-    """Limit the number of threads for calls from this thread in a ``with`` block.
-
-    ``SPLINCE_FAST_NUM_THREADS`` takes precedence over the limit.
-    """
+    """Limit the number of threads for calls from this thread in a ``with`` block."""
+    # ``SPLINCE_FAST_NUM_THREADS`` takes precedence over the limit.
     before = getattr(_limit, "threads", None)
     _limit.threads = threads
     try:
@@ -55,7 +50,6 @@ def limited(threads: int) -> Iterator[None]:
 
 @cache
 def _executor() -> ThreadPoolExecutor:
-    """Return the thread pool of the process, created by the first call."""
     return ThreadPoolExecutor(max_workers=64, thread_name_prefix="splince_fast")
 
 
@@ -64,24 +58,9 @@ if hasattr(os, "register_at_fork"):  # the threads of the parent do not exist in
 
 
 def split(work: Callable[[int, int], T], size: int, *, grain: int, align: int = 1) -> list[T]:
-    """Call ``work(start, stop)`` on ranges that cover 0 to `size`, in parallel if `size` is large.
-
-    Parameters
-    ----------
-    work : function
-        Function of the bounds of a range, which should release the GIL.
-    size : int
-        Number of items.
-    grain : int
-        Minimum number of items per thread.
-    align : int
-        Ranges start at multiples of this number, so that no two threads write to one cache line.
-
-    Returns
-    -------
-    list
-        Results of the calls, in the order of the ranges.
-    """
+    """Call ``work(start, stop)`` on ranges that cover 0 to `size`, in parallel if it is large."""
+    # `grain` is the minimum number of items per thread. Ranges start at multiples of `align`, so
+    # that no two threads write to one cache line.
     pieces = size // max(1, grain)
     if pieces > 1:
         pieces = min(pieces, thread_count())

@@ -24,10 +24,8 @@ __all__ = ["Factor", "dense", "identity", "weak_features"]
 
 
 def identity(squares: Float, weight: float) -> Factor:
-    """Return the factor of the identity matrix, for methods that do not whiten.
-
-    `squares`, (d,), is the diagonal of the scatter matrix, which gives the variances of x.
-    """
+    """Return the factor of the identity matrix, for methods that do not whiten."""
+    # `squares`, (d,), is the diagonal of the scatter matrix.
     return kernels.identity(squares.copy(), 1.0 / weight)
 
 
@@ -43,37 +41,11 @@ def dense(
     memory: Float | None = None,
     left_out: NDArray[np.intp] = kernels.NO_FEATURES,
 ) -> Factor:
-    """Return the factor L of the shrunk covariance, L L^T = (1 - a) S + a (tr S / d) I.
-
-    S = scatter / weight is the covariance.
-
-    Parameters
-    ----------
-    scatter : (d, d) float64
-        Scatter matrix in Fortran order; the upper triangle is not used.
-    weight : float
-        Weight sum of the rows.
-    mean : (d,) float64
-        Mean of x. A feature counts as constant if its standard deviation is below the rounding
-        error of its mean.
-    max_rank : int
-        Upper bound of the rank of S, which follows from the number of rows.
-    tolerance : float
-        Rounding error of the eigenvalues of S scaled to unit diagonal (`tolerances.eigenvalue`).
-    intensity : float
-        Shrinkage intensity a.
-    solver : {"auto", "cholesky", "eigh"}
-        Decomposition.
-    memory : float64, optional
-        Array of at least d * d numbers, in which the factor is stored; a new array by default.
-    left_out : (n,) intp
-        Features that vary and are not whitened, in ascending order.
-
-    Raises
-    ------
-    SplinceError
-        The decomposition failed, or S is rank deficient and `solver` is "cholesky".
-    """
+    """Return the factor L of the shrunk covariance, L L^T = (1 - a) S + a (tr S / d) I."""
+    # S = scatter / weight; the upper triangle of `scatter`, in Fortran order, is not used. A
+    # feature counts as constant if its standard deviation is below the rounding error of its mean.
+    # `tolerance` is the rounding error of the eigenvalues of S scaled to unit diagonal. The factor
+    # is stored in `memory`, if it is passed.
     d = len(mean)
     ridge = intensity * float(np.einsum("ii->", scatter)) / (weight * d) if intensity else 0.0
     factor = kernels.dense(
@@ -97,24 +69,10 @@ def dense(
 def weak_features(
     variances: Float, mean: Float, min_scale: float | str, roundoff: float, shrinkage: float
 ) -> NDArray[np.intp]:
-    """Return the features that vary too little to be whitened, in ascending order.
-
-    Constant features are not included.
-
-    Parameters
-    ----------
-    variances, mean : (d,) float64
-        Variances and means of the features.
-    min_scale : float or "auto"
-        Minimum standard deviation of a whitened feature, relative to the root mean square standard
-        deviation. "auto" is `MIN_SCALE`; for products less precise than float64, the standard
-        deviation must also reach `roundoff` times |mean|. With shrinkage, which bounds the
-        variances from below, "auto" whitens all features.
-    roundoff : float
-        Unit roundoff of the products whose sum is the covariance.
-    shrinkage : float
-        Shrinkage intensity.
-    """
+    """Return the features that vary too little to be whitened, in ascending order."""
+    # `min_scale` is relative to the root mean square standard deviation. "auto" is `MIN_SCALE`; for
+    # products less precise than float64, the standard deviation must also reach `roundoff` times
+    # |mean|. With shrinkage, which bounds the variances from below, "auto" whitens all features.
     automatic = isinstance(min_scale, str)
     if not min_scale or (automatic and shrinkage):
         return np.asarray(kernels.NO_FEATURES)

@@ -54,17 +54,9 @@ class Noise:
 
 
 def equal_noise(n: float, columns: int, rank_x: int) -> Noise:
-    """Return the noise under equal class covariances: chi-squared with p - 1 degrees of freedom.
-
-    Parameters
-    ----------
-    n : float
-        Weight sum of the labelled rows.
-    columns : int
-        Number of classes, but 1 for two classes; for a continuous variable, its number of columns.
-    rank_x : int
-        Rank p of x.
-    """
+    """Return the noise under equal class covariances: chi-squared with p - 1 degrees of freedom."""
+    # `columns` is the number of classes, but 1 for two classes; for a continuous variable, it is
+    # the number of its columns.
     degrees = (float(max(0, rank_x - 1)),) * columns
     return Noise(n, 1.0, degrees, degrees)
 
@@ -77,36 +69,21 @@ def class_noise(
     rank_z: int,
     probes: int | None = None,
 ) -> Noise:
-    """Return the noise of class indicators under unequal class covariances S_c.
-
-    Let A_c = Q L^+ S_c L^{+T} Q, where L L^T = Cov(x) and Q is the projection orthogonal to the r
-    whitened directions of the variable. Let q_c be the fraction of the rows in class c. The noise
-    of the indicator of class c has the covariance W / n, where W = sum_b v_b A_b, v_c = 1 - q_c,
-    and v_b = q_c q_b / (1 - q_c) for b != c; tau = tr W. The distribution of the squared norm is
-    approximated by chi-squared with tau^2 / |W|^2 degrees of freedom (Satterthwaite), where |W| is
-    replaced by its upper bound sum_b v_b |A_b|. The bound is attained if all S_c are proportional.
-
-    Corrections for the sample:
-
-    - Leverage: the rows of a class contribute to Cov(x). Their mean leverage h = tr(A_c) / n is
-      therefore replaced by h / (1 - h), times 1 - p / n, so that the correction has no effect on
-      equal covariances. Each trace is limited to (p - r) / q_c, because q_c S_c <= Cov(x).
-    - Relative variance of tau: sum_b 2 v_b^2 |A_b|^2 / (n_b - 1) / tau^2 (Welch) for the n_b rows
-      of each class, plus (1 - 2 q_c)^2 / (n q_c (1 - q_c)) for the variance q_c (1 - q_c) of the
-      indicator, plus 2 |W|^2 / m / tau^2 if the traces were estimated from m random directions.
-
-    Parameters
-    ----------
-    weights : (k,) float64
-        Weight sum of each class; n is the total.
-    traces, squares : (k,) float64
-        tr(A_c) and |A_c|^2 (squared Frobenius norm) of each class, ddof = 0.
-    rank_x, rank_z : int
-        Ranks p of x and r of the variable; p < n - 1.
-    probes : int or None
-        Number m of random directions from which traces and squares were estimated; None if both
-        are exact.
-    """
+    """Return the noise of class indicators under unequal class covariances S_c."""
+    # Let A_c = Q L^+ S_c L^{+T} Q, where L L^T = Cov(x) and Q is the projection orthogonal to the r
+    # whitened directions of the variable. Let q_c be the fraction of the rows in class c. The noise
+    # of the indicator of class c has the covariance W / n, where W = sum_b v_b A_b, v_c = 1 - q_c,
+    # and v_b = q_c q_b / (1 - q_c) for b != c; tau = tr W. The distribution of the squared norm is
+    # approximated by chi-squared with tau^2 / |W|^2 degrees of freedom (Satterthwaite), where |W|
+    # is replaced by its upper bound sum_b v_b |A_b|. The bound is attained if all S_c are
+    # proportional.
+    # Corrections for the sample:
+    # - Leverage: the rows of a class contribute to Cov(x). Their mean leverage h = tr(A_c) / n is
+    #   therefore replaced by h / (1 - h), times 1 - p / n, so that the correction has no effect on
+    #   equal covariances. Each trace is limited to (p - r) / q_c, because q_c S_c <= Cov(x).
+    # - Relative variance of tau: sum_b 2 v_b^2 |A_b|^2 / (n_b - 1) / tau^2 (Welch) for the n_b rows
+    #   of each class, plus (1 - 2 q_c)^2 / (n q_c (1 - q_c)) for the variance q_c (1 - q_c) of the
+    #   indicator, plus 2 |W|^2 / m / tau^2 if the traces were estimated from m random directions.
     n = float(weights.sum())
     q, df = weights / n, np.maximum(weights - 1, 0.0)  # degrees of freedom of S_c
     dimensions = max(1, rank_x - rank_z)
@@ -139,11 +116,9 @@ def class_noise(
 
 
 def certificate(noise: Noise, delta: float) -> float:
-    """Return q / (1 + q), an upper bound of R^2 in held-out rows with probability 1 - delta.
-
-    The probability is over the fits. q is the maximum over the m label columns of the
-    (1 - delta / m) quantile of t, the squared norm of the noise (:class:`Noise`).
-    """
+    """Return q / (1 + q), an upper bound of R^2 in held-out rows with probability 1 - delta."""
+    # The probability is over the fits. q is the maximum over the m label columns of the (1 - delta
+    # / m) quantile of t, the squared norm of the noise (:class:`Noise`).
     from scipy.special import chdtri, fdtri
 
     taus, degrees = np.array(noise.taus), np.array(noise.degrees)
@@ -159,19 +134,8 @@ def certificate(noise: Noise, delta: float) -> float:
 
 
 def adjusted(squares: Float, n: int, rank_x: int, ratio: float = 1.0) -> tuple[float, ...]:
-    """Return bias-corrected squared canonical correlations, c^2 - (1 - c^2) ratio p / (n - p - 1).
-
-    Parameters
-    ----------
-    squares : (k,) float64
-        Squared canonical correlations c^2 in the sample.
-    n : int
-        Number of rows; with at most ``rank_x + 1`` rows the squares are not corrected.
-    rank_x : int
-        Rank p of x.
-    ratio : float
-        Relative noise variance, as in :class:`Noise`.
-    """
+    """Return bias-corrected squared correlations, c^2 - (1 - c^2) ratio p / (n - p - 1)."""
+    # With at most p + 1 rows the squares are not corrected.
     unbiased = np.asarray(squares)
     if n > rank_x + 1:
         unbiased = unbiased - (1 - unbiased) * ratio * rank_x / (n - rank_x - 1)
@@ -179,30 +143,17 @@ def adjusted(squares: Float, n: int, rank_x: int, ratio: float = 1.0) -> tuple[f
 
 
 def remaining_trace(squares: Sequence[float], m: float) -> float:
-    """Return the expected Pillai trace in erased held-out rows, the sum of c^2 m / (c^2 + m).
-
-    `squares` are the squared canonical correlations c^2, and m = (p - r) / n.
-    """
+    """Return the expected Pillai trace in erased held-out rows, the sum of c^2 m / (c^2 + m)."""
+    # `squares` are the squared canonical correlations c^2, and m = (p - r) / n.
     return float(sum(c * m / (c + m) for c in squares if c + m > 0))
 
 
 def expected_r2(
     correlations: Float, n: int, rank_x: int, rank_z: int, noise: float = 1.0, ratio: float = 1.0
 ) -> float | None:
-    """Return the expected Pillai trace in erased held-out rows divided by r; None if n <= p + 1.
-
-    Parameters
-    ----------
-    correlations : (k,) float64
-        Canonical correlations in the sample.
-    n, rank_x, rank_z : int
-        Number of rows, rank p of x and rank r of the concept.
-    noise : float
-        Noise variance of the cross-covariances that the eraser was fitted to, divided by its value
-        under equal class covariances.
-    ratio : float
-        Noise variance of `correlations`, divided by the same value.
-    """
+    """Return the expected Pillai trace in erased held-out rows divided by r; None if n <= p + 1."""
+    # `noise` is the noise variance of the cross-covariances that the eraser was fitted to, and
+    # `ratio` that of `correlations`; both are divided by the value under equal class covariances.
     if not rank_z or n <= rank_x + 1:
         return None
     squares = adjusted(correlations**2, n, rank_x, ratio)

@@ -33,26 +33,15 @@ _STRIPE = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """Covariance approximation M = diag(unexplained) + U U^T, used in place of Cov(x).
+    """Covariance approximation M = diag(unexplained) + U U^T, used in place of Cov(x)."""
 
-    Attributes
-    ----------
-    variances, mean : ndarray of shape (d,)
-        Variances and means of the features; `variances` is the diagonal of M.
-    unexplained : ndarray of shape (d,)
-        Diagonal of D: the part of each variance that U U^T does not explain.
-    vectors : ndarray of shape (d, r)
-        U.
-    """
-
-    variances: Float
+    variances: Float  # (d,): variances and means of the features; `variances` is the diagonal of M
     mean: Float
-    unexplained: Float
-    vectors: Float
+    unexplained: Float  # (d,): diagonal of D: the part of each variance that U U^T does not explain
+    vectors: Float  # (d, r): U
 
     @property
     def rank(self) -> int:
-        """Rank of U U^T: the number of columns of U."""
         return int(self.vectors.shape[1])
 
     def gram(self, rows: Float) -> Float:
@@ -63,10 +52,8 @@ class LowRank:
     def factor(
         self, intensity: float = 0.0, left_out: NDArray[np.intp] = kernels.NO_FEATURES
     ) -> Factor:
-        """Return the factor L with L L^T = (1 - a) M + a (tr M / d) I and a = `intensity`.
-
-        `left_out` holds the indices of features that are left out of the whitening.
-        """
+        """Return the factor L with L L^T = (1 - a) M + a (tr M / d) I and a = `intensity`."""
+        # `left_out` holds the indices of features that are left out of the whitening.
         unexplained, variances, vectors = self.unexplained, self.variances, self.vectors
         if intensity:
             ridge = intensity * float(variances.mean())
@@ -88,22 +75,9 @@ class LowRank:
 def nystroem(
     squares: Float, images: Float, signs: NDArray[np.int8], weight: float, mean: Float
 ) -> LowRank:
-    """Return the Nystroem approximation of Cov(x) = S / weight, from diag(S) and the sketch S O.
-
-    Parameters
-    ----------
-    squares : (d,) float64
-        diag(S).
-    images : (d, r) float64
-        Sketch S O.
-    signs : (d, r) int8
-        Random sign matrix O.
-    weight : float
-        Weight sum of the rows.
-    mean : (d,) float64
-        Mean of x. Features with a standard deviation below the rounding error of their mean count
-        as constant.
-    """
+    """Return the Nystroem approximation of Cov(x) = S / weight, from diag(S) and the sketch S O."""
+    # `squares` is diag(S), and `images` is the sketch S O with the signs O. Features with a
+    # standard deviation below the rounding error of their mean count as constant.
     d, r = images.shape
     variances = squares / weight
     varies = _varies(variances, mean)

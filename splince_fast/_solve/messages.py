@@ -24,19 +24,7 @@ def raise_infeasible(
     cosine: float, sine: float, rank_y: int, rank_z: int, erased: list[str], kept: list[str],
     method: str,
 ) -> NoReturn:  # fmt: skip
-    """Raise InfeasibleError that names the variables, the angle between their spans, and remedies.
-
-    Parameters
-    ----------
-    cosine, sine : float
-        Cosine and sine of the smallest angle between the kept and the erased span.
-    rank_y, rank_z : int
-        Rank of the kept and of the erased span.
-    erased, kept : list of str
-        Names of the variables.
-    method : str
-        Name of the method.
-    """
+    """Raise InfeasibleError with the variables, the angle between their spans, and remedies."""
     amplification = np.inf if sine == 0 else 1 / sine
     raise InfeasibleError(
         f"{common_text(erased, kept)}"

@@ -21,88 +21,54 @@ Float = NDArray[np.float64]
 
 
 class Solution(NamedTuple):
-    """The projection P = I - left^T right, with ranks, angles and residuals.
+    """The projection P = I - left^T right, with ranks, angles and residuals."""
 
-    Attributes
-    ----------
-    status : int
-        Status code of :mod:`splince_fast._kernels.factor`; the arrays are empty unless it is
-        STATUS_OK.
-    left, right : (r, d) float64
-        Transposed factors of I - P.
-    whitened : (k, d) float64
-        Whitened spans L^+ Cov(x, v) of the erased variables, then of the kept variables, as rows.
-    rank_z, rank_y : int
-        Ranks of the erased and of the kept part of `whitened`: the number of singular values above
-        `cut_z` and `cut_y`.
-    cut_z, cut_y : float
-        Thresholds of the singular values of the two parts.
-    dropped : int
-        Number of kept directions that were dropped.
-    cosines : float64
-        Cosines of the principal angles between the erased and the kept span, before any direction
-        was dropped.
-    sines : float64
-        Sines of the principal angles between the erased span and the kept directions that remain.
-    tolerance_sine : float
-        Sines up to this value count as rounding error.
-    distortion, distortion_leace : float
-        tr((I - P) S (I - P)^T) for P, and for LEACE in place of P.
-    size : float
-        Spectral norm of I - P for features scaled to unit standard deviation.
-    residual_z, residual_y : float
-        Relative residuals of the two constraints, P Sz = 0 and P Sy = Sy, for features scaled to
-        unit standard deviation, on directions above the thresholds.
-    amplification : float
-        1 / sine of the smallest principal angle.
-    spread : float
-        The larger condition number of the erased and the kept part of `whitened`, without singular
-        values below the thresholds.
-    noise : float
-        Rounding level of `whitened`.
-    solver, rank_covariance, admitted, variance, inverse_scale
-        Attributes of the factor that was used (:class:`~splince_fast._kernels.factor.Factor`). Its
-        support may include directions whose variance is at the rounding level (`Factor.admit`).
-    null_basis : (n, d) float64 or None
-        Orthonormal basis of the complement of the support, constant features first; None unless
-        ``null_space="drop"``.
-    left_out : (n,) intp
-        Features that vary and were not whitened.
-    uses_left_out : bool
-        Whether the change (I - P) x depends on the features in `left_out`. It does, with S taken as
-        block diagonal, if the other features alone cannot separate the erased from the kept span.
-    off_support : (n_erased, d) float64 or None
-        Component of the erased span off the support of S; None if S has full rank.
-    """
-
+    # status code of :mod:`splince_fast._kernels.factor`; the arrays are empty unless it is
+    # STATUS_OK
     status: int
-    left: Float
+    left: Float  # (r, d): transposed factors of I - P
     right: Float
+    # (k, d): whitened spans L^+ Cov(x, v) of the erased variables, then of the kept variables, as
+    # rows
     whitened: Float
+    # ranks of the erased and of the kept part of `whitened`: the number of singular values above
+    # `cut_z` and `cut_y`
     rank_z: int
     rank_y: int
-    cut_z: float
+    cut_z: float  # thresholds of the singular values of the two parts
     cut_y: float
     dropped: int
+    # cosines of the principal angles between the erased and the kept span, before any direction was
+    # dropped
     cosines: Float
+    # sines of the principal angles between the erased span and the kept directions that remain
     sines: Float
-    tolerance_sine: float
-    distortion: float
+    tolerance_sine: float  # sines up to this value count as rounding error
+    distortion: float  # tr((I - P) S (I - P)^T) for P, and for LEACE in place of P
     distortion_leace: float
-    size: float
+    size: float  # spectral norm of I - P for features scaled to unit standard deviation
+    # relative residuals of the two constraints, P Sz = 0 and P Sy = Sy, for features scaled to unit
+    # standard deviation, on directions above the thresholds
     residual_z: float
     residual_y: float
-    amplification: float
+    amplification: float  # 1 / sine of the smallest principal angle
+    # the larger condition number of the erased and the kept part of `whitened`, without singular
+    # values below the thresholds
     spread: float
-    noise: float
+    noise: float  # rounding level of `whitened`
     solver: str
     rank_covariance: int
     admitted: int
     variance: float
     inverse_scale: Float
+    # (n, d): orthonormal basis of the complement of the support, constant features first; None
+    # unless ``null_space="drop"``
     null_basis: Float | None
-    left_out: NDArray[np.intp]
+    left_out: NDArray[np.intp]  # (n,): features that vary and were not whitened
+    # Whether the change (I - P) x depends on the features in `left_out`. It does, with S taken as
+    # block diagonal, if the other features alone cannot separate the erased from the kept span.
     uses_left_out: bool
+    # (n_erased, d): component of the erased span off the support of S; None if S has full rank
     off_support: Float | None
 
     @property
@@ -112,18 +78,15 @@ class Solution(NamedTuple):
 
 
 def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> Solution:
-    """Solve for the projection that erases `span_z`, (kz, d), and keeps `span_y`, (ky, d).
-
-    The docstring of :mod:`splince_fast._kernels.oblique` gives the equations. The support of S is
-    first extended by directions whose variance is at the rounding level, but in which a span
-    exceeds rounding error (`Factor.admit`).
-
-    P changes the features that the factor leaves out, but the change does not depend on them:
-    `right` is 0 for left-out features. Both constraints then hold for all features if they hold for
-    the others. The change depends on the left-out features, with S taken as block diagonal, if
-    directions of the erased span lie in left-out features alone, or if the other features cannot
-    separate the erased from the kept span.
-    """
+    """Solve for the projection that erases `span_z`, (kz, d), and keeps `span_y`, (ky, d)."""
+    # The docstring of :mod:`splince_fast._kernels.oblique` gives the equations. The support of S is
+    # first extended by directions whose variance is at the rounding level, but in which a span
+    # exceeds rounding error (`Factor.admit`).
+    # P changes the features that the factor leaves out, but the change does not depend on them:
+    # `right` is 0 for left-out features. Both constraints then hold for all features if they hold
+    # for the others. The change depends on the left-out features, with S taken as block diagonal,
+    # if directions of the erased span lie in left-out features alone, or if the other features
+    # cannot separate the erased from the kept span.
     if factor.n_noise and not factor.admitted:
         factor = factor.admit(np.concatenate([span_z, span_y]))
     d, solver = factor.width, factor.solver
@@ -179,25 +142,12 @@ def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> S
 def with_strength(
     factor: Factor, solution: Solution, span_z: Float, span_y: Float, options: Options
 ) -> Solution:
-    """Interpolate between LEACE and P: P_b = (1 - b) P_LEACE + b P, b = ``options.strength``.
-
-    P_b restores the fraction b of X = Cov(x, y) - P_LEACE Cov(x, y), the covariance that LEACE
-    removes. P_LEACE and P have the same `left`, which depends only on the erased span. The
-    distortion is D_LEACE + b^2 (D_P - D_LEACE), because P - P_LEACE = X H^+ K^T,
-    with K = S^+ (Cov(x, y) - X) and H = K^T Cov(x, y), and the changes by P_LEACE and by X H^+ K^T
-    are orthogonal.
-
-    Parameters
-    ----------
-    factor : Factor
-        Factor that was passed to :func:`oblique` to compute `solution`.
-    solution : Solution
-        Solution for P.
-    span_z, span_y : (kz, d), (ky, d) float64
-        Erased and kept span.
-    options : Options
-        Options of the solve.
-    """
+    """Interpolate between LEACE and P: P_b = (1 - b) P_LEACE + b P, b = ``options.strength``."""
+    # P_b restores the fraction b of X = Cov(x, y) - P_LEACE Cov(x, y), the covariance that LEACE
+    # removes. P_LEACE and P have the same `left`, which depends only on the erased span. The
+    # distortion is D_LEACE + b^2 (D_P - D_LEACE), because P - P_LEACE = X H^+ K^T, with K = S^+
+    # (Cov(x, y) - X) and H = K^T Cov(x, y), and the changes by P_LEACE and by X H^+ K^T are
+    # orthogonal.
     if solution.uses_left_out:
         factor = factor.with_left_out()
     if factor.n_noise:  # `left` of LEACE and of P agree only on the same support
@@ -211,23 +161,14 @@ def with_strength(
 
 
 def with_null_space(solution: Solution, kept: Float) -> tuple[Float, Float]:
-    """Return transposed factors (left, right) of the projection that also maps the null space to 0.
-
-    Let N be an orthonormal basis of the null space of S, and D the standard deviations. The
-    projection erases colsp[left, N] and keeps the span Sy. With Qc = orth(D^-1 Sy), the matrix
-    ``M = N - D^-1 Qc Qc^T D N`` satisfies M^T Sy = 0, so that Sy is kept even if it has a component
-    in the null space. Constant features have the unit 1 in D: only directions that are passed as
-    `keep` have entries there. If that component is rounding error, M = N. Block elimination then
-    replaces [right, M] by a matrix with [right, M]^T [left, N] = I; its off-diagonal blocks
-    B = right^T N and C = M^T left are small.
-
-    Parameters
-    ----------
-    solution : Solution
-        Solution with ``null_space="drop"``.
-    kept : (k, d) float64
-        Span of the kept variables.
-    """
+    """Return factors (left, right) of the projection that also maps the null space to 0."""
+    # Let N be an orthonormal basis of the null space of S, and D the standard deviations. The
+    # projection erases colsp[left, N] and keeps the span Sy. With Qc = orth(D^-1 Sy), the matrix
+    # ``M = N - D^-1 Qc Qc^T D N`` satisfies M^T Sy = 0, so that Sy is kept even if it has a
+    # component in the null space. Constant features have the unit 1 in D: only directions that are
+    # passed as `keep` have entries there. If that component is rounding error, M = N. Block
+    # elimination then replaces [right, M] by a matrix with [right, M]^T [left, N] = I; its
+    # off-diagonal blocks B = right^T N and C = M^T left are small.
     left, right, null = solution.left, solution.right, solution.null_basis
     if null is None or not len(null):
         return left, right
@@ -263,21 +204,10 @@ def column_norms(left: Float, right: Float) -> Float:
 
 
 def sensitivity(left: Float, right: Float, mean: Float, variance: float) -> tuple[float, float]:
-    """Return the sensitivity to float32 rounding, sqrt(E|(P - I) e|^2) / s, and |P - I|_F.
-
-    e is the error of rounding x to float32. Its entries are taken as independent, with the standard
-    deviation eps32 rms(x), where eps32 = 2^-23 and rms(x)^2 = E|x|^2 / d. With s^2 = tr Cov(x), the
-    sensitivity is eps32 rms(x) |P - I|_F / s.
-
-    Parameters
-    ----------
-    left, right : (r, d) float64
-        Factors: P - I = -left^T right.
-    mean : (d,) float64
-        Mean of x.
-    variance : float
-        tr Cov(x).
-    """
+    """Return the sensitivity to float32 rounding, sqrt(E|(P - I) e|^2) / s, and |P - I|_F."""
+    # e is the error of rounding x to float32. Its entries are taken as independent, with the
+    # standard deviation eps32 rms(x), where eps32 = 2^-23 and rms(x)^2 = E|x|^2 / d. With s^2 = tr
+    # Cov(x), the sensitivity is eps32 rms(x) |P - I|_F / s.
     if variance <= 0.0:
         return 0.0, 0.0
     norm, offset = status.norm_and_offset(left, right, mean, variance)

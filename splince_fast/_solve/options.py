@@ -21,52 +21,27 @@ from splince_fast.exceptions import InputError
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option of a fit.
-
-    Attributes
-    ----------
-    name : str
-        Name of the parameter.
-    default : object
-        Default value.
-    accepts : function
-        Function that returns whether a value is valid.
-    must_be : str
-        Description of the valid values, for error messages.
-    help : str
-        Help text of the command line.
-    choices : tuple of str
-        Strings among the valid values.
-    number : float, int or None
-        Type of the numbers among the valid values; None if no number is valid.
-    """
+    """One option of a fit."""
 
     name: str
     default: Any
-    accepts: Callable[[Any], bool]
-    must_be: str
+    accepts: Callable[[Any], bool]  # function that returns whether a value is valid
+    must_be: str  # description of the valid values, for error messages
     help: str
-    choices: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()  # strings among the valid values
+    # type of the numbers among the valid values; None if no number is valid
     number: type[float] | type[int] | None = None
 
     @property
     def flag(self) -> str:
-        """Name of the command-line flag of this option."""
         return "--" + self.name.replace("_", "-")
 
     def check(self, value: object) -> None:
-        """Raise InputError unless `value` is valid."""
         if not self.accepts(value):
             raise InputError(f"{self.name} is {value!r}; it must be {self.must_be}")
 
     def parse(self, text: str) -> Any:
-        """Convert an argument of the command line to a valid value of this option.
-
-        Raises
-        ------
-        InputError
-            The argument is neither a choice nor a valid number.
-        """
+        """Convert an argument of the command line to a valid value of this option."""
         value: object = text
         if text not in self.choices and self.number is not None:
             with contextlib.suppress(ValueError):  # `check` refuses the string
@@ -257,10 +232,7 @@ _values = attrgetter(*OPTIONS)
 
 @dataclass(slots=True)  # frozen=True would add 10 % to the time of a small solve
 class Options:
-    """Validated options of one solve, which are not modified after creation.
-
-    Options that a method does not have keep their default values.
-    """
+    """Validated options of one solve, which are not modified after creation."""
 
     max_amplification: float | None = None
     on_infeasible: str = "raise"

@@ -21,18 +21,7 @@ Float = NDArray[np.float64]
 
 
 class Subspace:
-    """Column space of V with an S-orthonormal basis B, computed from V and S V.
-
-    Parameters
-    ----------
-    columns, images : (m, d) float64
-        V^T and (S V)^T.
-
-    Attributes
-    ----------
-    basis, basis_images : (m', d) float64
-        B^T and (S B)^T, with B^T S B = I.
-    """
+    """Column space of V with an S-orthonormal basis B, computed from V and S V."""
 
     def __init__(self, columns: Float, images: Float) -> None:
         gram = columns @ images.T
@@ -47,18 +36,14 @@ class Subspace:
         self.basis, self.basis_images = weights @ columns, weights @ images
 
     def residual(self, spans: Float) -> Float:
-        """Return the residual (C - S R)^T, (k, d), where R = B B^T C and C^T = `spans`, (k, d).
-
-        R is the Rayleigh-Ritz solution of S R = C in the subspace.
-        """
+        """Return the residual (C - S R)^T, (k, d), where R = B B^T C and C^T = `spans`, (k, d)."""
+        # R is the Rayleigh-Ritz solution of S R = C in the subspace.
         return np.asarray(spans - (spans @ self.basis.T) @ self.basis_images)
 
     def factor(self, metric: LowRank, like: Factor) -> Factor:
-        """Return a factor that whitens by B^T.
-
-        The variances and the mean come from `metric`, an approximation of Cov(x). The rounding
-        level, the smallest eigenvalue and the left-out features come from `like`, its factor.
-        """
+        """Return a factor that whitens by B^T."""
+        # The variances and the mean come from `metric`, an approximation of Cov(x). The rounding
+        # level, the smallest eigenvalue and the left-out features come from `like`, its factor.
         basis = np.ascontiguousarray(self.basis)
         factor = kernels.of_columns(
             basis, metric.variances, metric.mean, smallest=like.smallest,

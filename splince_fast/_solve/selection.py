@@ -47,27 +47,17 @@ class Statistics(Protocol):
 
 
 class Interpretation(NamedTuple):
-    """How one variable was interpreted (as classes, numbers or directions), for the report.
+    """How one variable was interpreted (as classes, numbers or directions), for the report."""
 
-    Attributes
-    ----------
-    kind : str
-        Description of the interpretation, such as "classes (4)".
-    whitener : (q, k) float64
-        Matrix M such that the singular values of M W, where the rows of W are the whitened span,
-        are the canonical correlations of x and the variable over all rows. Rows without a label
-        count as rows whose label is the mean.
-    largest_square : float or None
-        Square of the largest standardised value of a class indicator, which is that of the rarest
-        class; None for other variables.
-    labelled_fraction : float
-        Fraction of the rows with a label.
-    """
-
-    kind: str
+    kind: str  # description of the interpretation, such as "classes (4)"
+    # (q, k): matrix M such that the singular values of M W, where the rows of W are the whitened
+    # span, are the canonical correlations of x and the variable over all rows. Rows without a label
+    # count as rows whose label is the mean.
     whitener: Float
+    # square of the largest standardised value of a class indicator, which is that of the rarest
+    # class; None for other variables
     largest_square: float | None = None
-    labelled_fraction: float = 1.0
+    labelled_fraction: float = 1.0  # fraction of the rows with a label
 
 
 @dataclass(slots=True)
@@ -140,13 +130,11 @@ def span_of(statistics: Statistics, selection: Kept, role: str, whitened: bool) 
 
 
 def _interpret_classes(weights: Float, total: float) -> Interpretation:
-    """Return the interpretation of a class-coded variable, from the weights of its classes.
-
-    The span has one row for each class other than the most frequent class: the covariance of x with
-    the class indicator, scaled to unit standard deviation. `Interpretation.whitener` follows from
-    two facts. The class indicators divided by sqrt(p), where p is the fraction of the class, are
-    orthonormal, and the covariances of x with all indicators sum to zero.
-    """
+    """Return the interpretation of a class-coded variable, from the weights of its classes."""
+    # The span has one row for each class other than the most frequent class: the covariance of x
+    # with the class indicator, scaled to unit standard deviation. `Interpretation.whitener` follows
+    # from two facts. The class indicators divided by sqrt(p), where p is the fraction of the class,
+    # are orthonormal, and the covariances of x with all indicators sum to zero.
     fraction = min(1.0, float(weights.sum()) / total)
     p = weights[weights > 0] / weights.sum()
     most_frequent = int(np.argmax(p))
@@ -186,12 +174,10 @@ def _interpret_directions(count: int) -> Interpretation:
 
 
 def _directions(variances: Float, array: NDArray[Any], whitened: bool) -> Span:
-    """Return the span of explicit directions, the columns of a (d, k) array.
-
-    The span has one direction per row, scaled to unit norm. The norm is taken with features in
-    units of their standard deviations, or, if x is not whitened, in units of the total standard
-    deviation of x.
-    """
+    """Return the span of explicit directions, the columns of a (d, k) array."""
+    # The span has one direction per row, scaled to unit norm. The norm is taken with features in
+    # units of their standard deviations, or, if x is not whitened, in units of the total standard
+    # deviation of x.
     width = len(variances)
     if len(array) != width:
         raise InputError(

@@ -73,59 +73,38 @@ MIN_UNEXPLAINED = 1e-10
 
 
 def eigenvalue(d: int, roundoff: float) -> float:
-    """Return the rounding error of the eigenvalues of a (d, d) covariance with unit diagonal.
-
-    d eps bounds the error of float64 sums. For float32 products, whose errors are independent, the
-    error is about sqrt(d) times the unit roundoff. The factor 4 is a safety margin.
-
-    Parameters
-    ----------
-    d : int
-        Number of features.
-    roundoff : float
-        Unit roundoff of the products whose sum is the covariance.
-    """
+    """Return the rounding error of the eigenvalues of a (d, d) covariance with unit diagonal."""
+    # d eps bounds the error of float64 sums. For float32 products, whose errors are independent,
+    # the error is about sqrt(d) times the unit roundoff. The factor 4 is a safety margin.
     return float(4.0 * max(d * EPS, d**0.5 * roundoff if roundoff > EPS else 0.0))
 
 
 def erased_rounding(deviations: NDArray[np.float64], roundoff: float) -> NDArray[np.float64]:
-    """Return the rounding error of the standard deviations of erased features, (d,).
-
-    A feature of the erased rows with a smaller standard deviation is rounding error of the eraser.
-    The value is the maximum of three bounds: sqrt(`eigenvalue`) times the standard deviation of the
-    feature before erasure; 4 EPS32 times the same standard deviation, because float32 rounds every
-    feature; and 4 EPS32 times the root mean square of all standard deviations, because an eraser
-    in float32 adds multiples of the other features. The factor 4 is a safety margin.
-
-    Parameters
-    ----------
-    deviations : (d,) float64
-        Standard deviations of the features before erasure.
-    roundoff : float
-        Unit roundoff of the products whose sum is the covariance before erasure.
-    """
+    """Return the rounding error of the standard deviations of erased features, (d,)."""
+    # A feature of the erased rows with a smaller standard deviation is rounding error of the
+    # eraser. The value is the maximum of three bounds: sqrt(`eigenvalue`) times the standard
+    # deviation of the feature before erasure; 4 EPS32 times the same standard deviation, because
+    # float32 rounds every feature; and 4 EPS32 times the root mean square of all standard
+    # deviations, because an eraser in float32 adds multiples of the other features. The factor 4 is
+    # a safety margin.
     single = max(eigenvalue(len(deviations), roundoff) ** 0.5, 4.0 * EPS32)
     mixed = 4.0 * EPS32 * float(np.mean(deviations**2)) ** 0.5
     return np.asarray(np.maximum(single * deviations, mixed))
 
 
 def eigenvalue_of_columns(k: int, n_rows: int, cancelled: float) -> float:
-    """Return the rounding error of the eigenvalues of the correlation matrix of k label columns.
-
-    Squares of the columns are summed about a reference point. `cancelled` is the largest ratio of
-    the mean square of a column about the reference point to its variance. The rounding error of a
-    sum of n squares is about sqrt(n) eps.
-    """
+    """Return the rounding error of the eigenvalues of the correlation matrix of k label columns."""
+    # Squares of the columns are summed about a reference point. `cancelled` is the largest ratio of
+    # the mean square of a column about the reference point to its variance. The rounding error of a
+    # sum of n squares is about sqrt(n) eps.
     return float(16.0 * EPS * k * n_rows**0.5 * cancelled)
 
 
 def noise(d: int, smallest: float) -> float:
-    """Return the rounding error of whitened cross-covariances, in units of correlation.
-
-    A sum of d terms of order one has an error of a few sqrt(d) eps. Whitening amplifies this error
-    by at most 1 / sqrt(smallest), where `smallest` is the smallest eigenvalue of the covariance
-    scaled to unit diagonal.
-    """
+    """Return the rounding error of whitened cross-covariances, in units of correlation."""
+    # A sum of d terms of order one has an error of a few sqrt(d) eps. Whitening amplifies this
+    # error by at most 1 / sqrt(smallest), where `smallest` is the smallest eigenvalue of the
+    # covariance scaled to unit diagonal.
     return float(16.0 * EPS * (d / smallest) ** 0.5)
 
 
@@ -135,41 +114,25 @@ def noise_unwhitened(variance: float) -> float:
 
 
 def row_rounding(error: float, deviation: float, smallest: float, n_rows: int) -> float:
-    """Return the rounding error of spans Cov(x, z) of rows that were rounded to their dtype.
-
-    The rounding error of an entry x is at most eps |x| / 2, where eps belongs to the dtype. The
-    error of Cov(x, z), the mean of n such errors, is eps sqrt(E|x|^2 / n) / 2. Whitening amplifies
-    this error by at most 1 / sqrt(smallest). The factor 8 is a safety margin. The result is at most
-    a hundredth of sqrt(E|x - mean|^2 / n), the norm of the span for labels independent of x,
-    so that no association above the chance level counts as rounding error.
-
-    Parameters
-    ----------
-    error, deviation : float
-        eps sqrt(E|x|^2) and sqrt(E|x - mean|^2), in the units of the span before whitening.
-    smallest : float
-        Smallest eigenvalue of the covariance in these units; 1 without whitening.
-    n_rows : int
-        Number of rows, n.
-    """
+    """Return the rounding error of spans Cov(x, z) of rows that were rounded to their dtype."""
+    # The rounding error of an entry x is at most eps |x| / 2, where eps belongs to the dtype. The
+    # error of Cov(x, z), the mean of n such errors, is eps sqrt(E|x|^2 / n) / 2. Whitening
+    # amplifies this error by at most 1 / sqrt(smallest). The factor 8 is a safety margin. The
+    # result is at most a hundredth of sqrt(E|x - mean|^2 / n), the norm of the span for labels
+    # independent of x, so that no association above the chance level counts as rounding error.
     return float(min(4.0 * error / smallest**0.5, 0.01 * deviation) / n_rows**0.5)
 
 
 def relative(d: int, rank_tol: float | str) -> float:
-    """Return the threshold of singular values relative to the largest.
-
-    The threshold is the rounding error of an SVD, or `rank_tol` if that is larger.
-    """
+    """Return the threshold of singular values relative to the largest."""
     minimum = float(16.0 * EPS * d**0.5)
     return minimum if isinstance(rank_tol, str) else max(float(rank_tol), minimum)
 
 
 def residual(d: int, spread: float, size: float) -> float:
-    """Return the bound 8 d eps q |P|^2 of the rounding error of a constraint.
-
-    The error is relative to the norm of the cross-covariance. d is the length of the sums, and the
-    factor 8 exceeds the number of steps of the computation. q = `spread` is the condition number of
-    the whitened cross-covariances. |P| = `size` is the spectral norm of the map for features scaled
-    to unit standard deviation; a norm below 1 counts as 1.
-    """
+    """Return the bound 8 d eps q |P|^2 of the rounding error of a constraint."""
+    # The error is relative to the norm of the cross-covariance. d is the length of the sums, and
+    # the factor 8 exceeds the number of steps of the computation. q = `spread` is the condition
+    # number of the whitened cross-covariances. |P| = `size` is the spectral norm of the map for
+    # features scaled to unit standard deviation; a norm below 1 counts as 1.
     return 8.0 * d * EPS * spread * max(1.0, size) ** 2

@@ -43,20 +43,10 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
 
     @property
     def _accepts_sparse(self) -> bool:
-        """Whether rows may be a sparse matrix."""
         return False
 
     def _rows(self, X: object, *, reset: bool, min_rows: int) -> Any:
-        """Return X as an array or CSR matrix, without a copy if possible.
-
-        The number and the names of the features are checked against those of the fit, or, with
-        `reset`, stored. `min_rows` is the smallest valid number of rows.
-
-        Raises
-        ------
-        InputError
-            scikit-learn rejects X, or X is lazy.
-        """
+        """Return X as an array or CSR matrix, without a copy if possible."""
         refuse_lazy(X, "X")
         names = column_names(X)
         if isinstance(X, np.ndarray) or hasattr(X, "to_numpy"):
@@ -80,11 +70,9 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
 
     @contextmanager
     def _restored_on_error(self) -> Iterator[None]:
-        """Restore all attributes if the body of the `with` statement raises any exception.
-
-        KeyboardInterrupt is included. In the text of a NonFiniteError, the names of the features
-        replace their numbers.
-        """
+        """Restore all attributes if the body of the `with` statement raises any exception."""
+        # KeyboardInterrupt is included. In the text of a NonFiniteError, the names of the features
+        # replace their numbers.
         before = self.__dict__.copy()
         try:
             yield
@@ -141,7 +129,6 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
         return columns_by_name(concept, "concept")
 
     def _check_concept_from(self) -> None:
-        """Raise InputError for an unknown `concept_from`."""
         if self.concept_from not in (None, "y"):
             raise InputError(f"concept_from is {self.concept_from!r}; it must be None or 'y'")
 
@@ -215,13 +202,7 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
 
 
 def _as_dense(rows: Any) -> NDArray[Any]:
-    """Return sparse rows as a new dense array in the dtype of the erased rows.
-
-    Raises
-    ------
-    InputError
-        The dense array exceeds the memory of the machine.
-    """
+    """Return sparse rows as a new dense array in the dtype of the erased rows."""
     dtype = result_dtype(rows.dtype)
     size, memory = rows.shape[0] * rows.shape[1] * dtype.itemsize, total_memory()
     if memory is not None and size > memory:

@@ -419,44 +419,18 @@ class SPLINCE(_Eraser):
 
     Parameters
     ----------
-    max_amplification : float, optional
-        Largest allowed value of 1 / sin(angle), for the angle between a kept direction and the
-        erased span. Kept directions with a larger value are dropped.
-    on_infeasible : {"raise", "drop"}
-        Action if kept directions lie in the erased span, up to rounding error: raise
-        InfeasibleError, or drop these directions.
-    null_space : {"keep", "drop"}
-        Action on the component of rows outside the range of Cov(X): leave it unchanged, or set it
-        to 0.
-    shrinkage : float in [0, 1], "oas" or "cv", optional
-        Intensity a: (1 - a) Cov(X) + a (tr Cov(X) / d) I is factored instead of Cov(X). "oas"
-        estimates the intensity; "cv" selects it by cross-validation, in `fit` only.
-    rank_tol : "auto" or float in [0, 1)
-        Directions of the concept are not erased if their singular value is below this fraction of
-        the largest; "auto" is a fraction at the rounding level.
-    solver : {"auto", "cholesky", "eigh"}
-        Factorisation of the covariance.
-    min_scale : "auto" or float in [0, 1)
-        Features with a standard deviation below this fraction of the root mean square standard
-        deviation are not whitened. The concept is erased from these features, too; see
-        :func:`splince_fast.splince`.
-    strength : float in [0, 1]
-        LEACE removes a part of the covariance with the task. `strength` is the fraction of this
-        part that is restored: 0 is LEACE, 1 keeps the full covariance with the task.
+    max_amplification, on_infeasible, null_space, shrinkage, rank_tol, solver, min_scale, strength
+        Options of :func:`splince_fast.splince`; ``shrinkage="cv"`` is possible in `fit` only.
     subsample : float in (0, 1] or "auto"
-        Fraction of the rows from which the covariance is estimated. With a small fraction, a fit
-        costs little more than reading the rows. "auto" takes the smallest sample for which the
-        expected distortion exceeds the minimum by at most about 5 percent. See :class:`Moments`.
+        As in :class:`Moments`. "auto" takes the smallest sample for which the expected distortion
+        exceeds the minimum by at most about 5 percent.
     sketch_size : int, optional
-        Number of columns of a sketch. For very many features, the sketch and the variances replace
-        the d x d covariance; 0 keeps the variances only. With a sketch, X may be sparse. See
-        :class:`Moments`.
+        As in :class:`Moments`; X may then be sparse.
     passes : int
         Number of extra passes of `fit` over X, which reduce the distortion; needs `sketch_size`.
     kinds : mapping of str to {"classes", "continuous"}, optional
-        Kinds of the variables whose kind differs from the default. By default strings, bools and
-        integers are classes, and floats are continuous. A single column is the variable "concept"
-        or "task", even if the column has a name; columns of mappings and frames keep their names.
+        As in :class:`Moments`. A single column is the variable "concept" or "task", even if the
+        column has a name; columns of mappings and frames keep their names.
     concept_from : {None, "y"}
         With "y", the argument y of ``fit`` is the concept. Then no variable is kept, the map is
         that of LEACE, and ``report_.method`` is "LEACE".

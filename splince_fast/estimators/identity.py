@@ -61,10 +61,12 @@ class Identity(OneToOneFeatureMixin, TransformerMixin, CheckedEstimator):  # typ
         ----------
         X : array-like, frame or sparse matrix of shape (n_samples, n_features)
             Rows.
-        y, concept, groups : object, optional
+        y, concept : object, optional
             Ignored; accepted because the erasers take these arguments.
         sample_weight : array-like of shape (n_samples,), optional
             Non-negative frequencies.
+        groups : object, optional
+            Ignored.
 
         Returns
         -------

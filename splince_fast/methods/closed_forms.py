@@ -62,12 +62,11 @@ def splince(
     max_amplification : float, optional
         Drop the kept directions whose angle to the erased span has 1 / sin(angle) above this value.
     on_infeasible : {"raise", "drop"}
-        Action if kept directions lie in the erased span, up to rounding error: raise
-        InfeasibleError, or drop these directions with a warning.
+        Raise InfeasibleError if kept directions lie in the erased span, or drop them with a
+        warning.
     null_space : {"keep", "drop"}
-        Treatment of the component of x - E x orthogonal to the support of x: "keep" leaves the
-        component unchanged, "drop" sets it to 0, as the formula in the paper does. On the fitted
-        rows, the results agree.
+        Leave the component of x - E x orthogonal to the support of x unchanged, or set it to 0, as
+        the formula in the paper does. On the fitted rows, the results agree.
     shrinkage : float in [0, 1], "oas" or "cv", optional
         Intensity a: (1 - a) Cov(x) + a (tr Cov(x) / d) I is factored instead of Cov(x). The
         constraints remain exact; P minimises the distortion under the shrunk matrix. "oas" is the
@@ -75,8 +74,8 @@ def splince(
         selects the intensity with the smallest distortion of held-out rows from 0, 1e-6, 1e-4,
         1e-3, 0.01, 0.1 and "oas".
     rank_tol : "auto" or float in [0, 1)
-        Singular values of the concept below this value times the largest are ignored, as are
-        singular values at the rounding level. "auto" ignores only those at the rounding level.
+        Singular values of the concept below this value times the largest are ignored. "auto"
+        ignores those at the rounding level.
     solver : {"auto", "cholesky", "eigh"}
         Factorisation of Cov(x). "auto" is Cholesky unless Cov(x) is rank deficient at its rounding
         level.
@@ -92,10 +91,8 @@ def splince(
         removes: P_b = (1 - b) P_LEACE + b P and P_b Cov(x, y) = Cov(x, y) - (1 - b) X. The
         distortion in addition to that of LEACE is multiplied by b^2. 0 is LEACE.
     refine : Source or iterable of blocks, optional
-        The accumulated rows, for extra passes; only for moments made with ``sketch_size``, which
-        store no covariance. Each pass computes the product of Cov(x) with k columns in O(n d k),
-        and then the best eraser that these products allow. The distortion is exact and never
-        increases with a pass.
+        The accumulated rows, for extra passes; only for moments made with ``sketch_size``. Each
+        pass takes O(n d k) for k columns, and never increases the distortion, which is then exact.
     passes : int
         Number of passes over `refine`. With more passes, the distortion tends to its minimum.
 

@@ -86,34 +86,21 @@ class FoldReport:
 
 @dataclass(frozen=True, slots=True)
 class FoldEvaluation:
-    """Evaluation of one eraser per fold, fitted to all other folds.
-
-    Attributes
-    ----------
-    folds : tuple of FoldReport
-        Effect on each fold.
-    shrinkage : float, str or None
-        Shrinkage of the fits; for "cv", the selected shrinkage.
-    weak_features : tuple of int
-        Features whose standard deviation in the fitted rows is below 1 % of that in the held-out
-        fold, for at least one fold.
-    rows_per_rank : float
-        Minimum over the fits of the number of fitted rows divided by the rank of the covariance.
-    remedies : tuple of (str, float)
-        Other settings with a smaller distortion of held-out rows, each with this distortion.
-    warnings : tuple of str
-        Texts of the warnings.
-    """
+    """Evaluation of one eraser per fold, fitted to all other folds."""
 
     folds: tuple[FoldReport, ...]
-    shrinkage: Shrinkage
+    shrinkage: Shrinkage  # shrinkage of the fits; for "cv", the selected shrinkage
+    # features whose standard deviation in the fitted rows is below 1 % of that in the held-out
+    # fold, for at least one fold
     weak_features: tuple[int, ...]
+    # minimum over the fits of the number of fitted rows divided by the rank of the covariance
     rows_per_rank: float
+    # (str, float): other settings with a smaller distortion of held-out rows, each with this
+    # distortion
     remedies: tuple[tuple[str, float], ...]
     warnings: tuple[str, ...]
 
     def warn(self) -> None:
-        """Issue each text as an UnseenRowsWarning."""
         for note in self.warnings:
             warn(note, UnseenRowsWarning)
 
@@ -133,10 +120,8 @@ class FoldEvaluation:
 
 
 def eraser_of(moments: Moments | Factored | Folds, call: MethodCall) -> Projection:
-    """Return the eraser fitted to all rows, with its report.
-
-    If `moments` are folds, the report includes the effect on held-out rows.
-    """
+    """Return the eraser fitted to all rows, with its report."""
+    # If `moments` are folds, the report includes the effect on held-out rows.
     # `isinstance(moments, Folds)` is slow, because `Folds` is an abstract Sequence.
     if isinstance(moments, Moments) or not isinstance(moments, Folds):
         return call.fit(moments)
@@ -157,15 +142,7 @@ def eraser_of(moments: Moments | Factored | Folds, call: MethodCall) -> Projecti
 
 
 def evaluate_folds(call: MethodCall, folds: Sequence[Moments]) -> FoldEvaluation:
-    """Evaluate the erasers that are fitted to all folds but one, on the held-out folds.
-
-    Parameters
-    ----------
-    call : MethodCall
-        The method with its options.
-    folds : sequence of Moments
-        Two or more folds.
-    """
+    """Evaluate the erasers that are fitted to all folds but one, on the held-out folds."""
     if folds[0].parameters.sketch_size is not None:
         raise InputError(
             "the effect on held-out rows needs their covariance, which moments made with "
@@ -187,10 +164,6 @@ def evaluate_folds(call: MethodCall, folds: Sequence[Moments]) -> FoldEvaluation
 def _evaluated(
     call: MethodCall, training: Sequence[Statistics], tests: Sequence[Statistics]
 ) -> FoldEvaluation:
-    """Evaluate one eraser per fold.
-
-    `tests[i]` are the moments of fold i, and `training[i]` those of all other folds.
-    """
     options, whitened = call.options, call.whitened
     unshrunk = Options(solver=options.solver, min_scale=options.min_scale)
     # With two folds, each fold is training data for one eraser and test data for the other eraser:
@@ -264,10 +237,8 @@ def _evaluated(
 
 
 def _distortion(eraser: Solved, stats: Statistics, gram: Float) -> float:
-    """Return the distortion E|r(x) - x|^2 / tr Cov(x) of the eraser r over the rows of `stats`.
-
-    `gram` is R Cov(x) R^T, where R is `eraser.right`, (r, d).
-    """
+    """Return the distortion E|r(x) - x|^2 / tr Cov(x) of the eraser r over the rows of `stats`."""
+    # `gram` is R Cov(x) R^T, where R is `eraser.right`, (r, d).
     left, right = eraser.left, eraser.right
     total = float(stats.variances.sum())
     if not len(left) or not total:
@@ -281,10 +252,8 @@ def _distortion(eraser: Solved, stats: Statistics, gram: Float) -> float:
 def _evaluate(
     eraser: Solved, fitted: Statistics, test: Statistics, factor: Factor, span_z: Span, span_y: Span
 ) -> FoldReport:
-    """Evaluate an eraser, which was fitted to the rows of `fitted`, on the fold `test`.
-
-    `factor` factors Cov(x) of the fold; `span_z` and `span_y` are its erased and its kept span.
-    """
+    """Evaluate an eraser, which was fitted to the rows of `fitted`, on the fold `test`."""
+    # `factor` factors Cov(x) of the fold; `span_z` and `span_y` are its erased and its kept span.
     left, right = eraser.left, eraser.right
     removed = factor.whiten(np.ascontiguousarray(left))
     outside = (left - factor.unwhiten(removed)) * factor.inverse_scale
@@ -312,11 +281,9 @@ def _evaluate(
 
 
 def _combinations_inside(outside: Float, scaled: Float) -> Float:
-    """Return the combinations of the rows of `left` that lie in the support of the fold.
-
-    `scaled` holds the rows of `left`, and `outside` their components off the support, both for
-    features scaled to unit standard deviation.
-    """
+    """Return the combinations of the rows of `left` that lie in the support of the fold."""
+    # `scaled` holds the rows of `left`, and `outside` their components off the support, both for
+    # features scaled to unit standard deviation.
     if not len(outside):
         return np.zeros((0, 0))
     u, sizes, _ = np.linalg.svd(outside, full_matrices=False)
@@ -332,11 +299,9 @@ def _orthonormal_rows(rows: Float) -> Float:
 
 
 def _pillai(white: Float, span: Span, basis: Float) -> tuple[float, int]:
-    """Return the sum and the number of the squared canonical correlations of x with the variables.
-
-    `white` is the whitened `span` of the variables. Its component in the span of the rows of
-    `basis`, the directions that erasure removed, does not count.
-    """
+    """Return sum and number of the squared canonical correlations of x with the variables."""
+    # `white` is the whitened `span` of the variables. Its component in the span of the rows of
+    # `basis`, the directions that erasure removed, does not count.
     residual = white - (white @ basis.T) @ basis
     total, rank, start = 0.0, 0, 0
     for count, interpretation in zip(span.counts, span.interpretations, strict=True):
@@ -350,11 +315,9 @@ def _pillai(white: Float, span: Span, basis: Float) -> tuple[float, int]:
 def _rank_reduced_by_rounding(
     ranks: Sequence[int], training: Sequence[Statistics]
 ) -> tuple[int, int] | None:
-    """Return the smallest rank of Cov(x) that rounding error reduced, and its possible maximum.
-
-    The maximum follows from the numbers of rows and of features that vary. The result is None if
-    the rank is the maximum in every fit.
-    """
+    """Return the smallest rank of Cov(x) that rounding error reduced, and its possible maximum."""
+    # The maximum follows from the numbers of rows and of features that vary. The result is None if
+    # the rank is the maximum in every fit.
     max_ranks = [min(int(np.count_nonzero(s.variances)), s.n_rows - 1) for s in training]
     pairs = [pair for pair in zip(ranks, max_ranks, strict=True) if pair[0] < pair[1]]
     return min(pairs) if pairs else None

@@ -80,68 +80,32 @@ _UNDERFLOW, _ROUNDING = 1e-150, 1e-10
 
 
 class Solved(NamedTuple):
-    """The eraser x - left^T right (x - mean), with the intermediate results of its solve.
+    """The eraser x - left^T right (x - mean), with the intermediate results of its solve."""
 
-    Attributes
-    ----------
-    left, right : (r, d) float64
-        Factors of I - P = left^T right.
-    mean : (d,) float64
-        Mean of x.
-    solution : Solution
-        Projection before extension to the null space, with ranks, angles and residuals.
-    factor : Factor
-        Factor of Cov(x); it may be stored in the work memory of the solve.
-    shrinkage : float
-        Shrinkage intensity of the factored covariance.
-    span_z, span_y : Span
-        Erased span and kept span.
-    gain : float or None
-        Fraction of the distortion that the last extra pass over the rows removed.
-    """
-
-    left: Float
+    left: Float  # (r, d): factors of I - P = left^T right
     right: Float
     mean: Float
+    # projection before extension to the null space, with ranks, angles and residuals
     solution: Solution
-    factor: Factor
+    factor: Factor  # factor of Cov(x); it may be stored in the work memory of the solve
     shrinkage: float
     span_z: Span
     span_y: Span
-    gain: float | None
+    gain: float | None  # fraction of the distortion that the last extra pass over the rows removed
 
 
 class MethodCall(NamedTuple):
-    """A method with its arguments; it computes an eraser from moments.
+    """A method with its arguments; it computes an eraser from moments."""
 
-    Attributes
-    ----------
-    method : str
-        Label of the method, such as "SPLINCE".
-    whitened : bool
-        Whether x is whitened, so that Cov(x) is factored.
-    erase : list of VariableName
-        Variables to erase.
-    keep : list of VariableName, array of directions, or None
-        Variables or directions to keep.
-    options : Options
-        Options of the solve.
-    refinement : Refinement or None
-        Extra passes over the rows.
-    classes_only : bool
-        Whether the method refuses continuous variables.
-    """
-
-    method: str
-    whitened: bool
+    method: str  # label of the method, such as "SPLINCE"
+    whitened: bool  # whether x is whitened, so that Cov(x) is factored
     erase: list[VariableName]
-    keep: Kept
+    keep: Kept  # variables or directions to keep
     options: Options
     refinement: Refinement | None = None
-    classes_only: bool = False
+    classes_only: bool = False  # whether the method refuses continuous variables
 
     def with_shrinkage(self, shrinkage: float | str | None) -> MethodCall:
-        """Return the method call with another value of the option `shrinkage`."""
         if shrinkage == self.options.shrinkage:
             return self
         return self._replace(options=replace(self.options, shrinkage=shrinkage))
@@ -149,22 +113,9 @@ class MethodCall(NamedTuple):
     def solve(
         self, stats: Statistics, memory: Float | None, factor: Factor | None = None
     ) -> Solved:
-        """Compute the eraser, without report or warnings.
-
-        Parameters
-        ----------
-        stats : Snapshot or Factored
-            Moments of the data.
-        memory : ndarray or None
-            Work memory of a factor (`Snapshot.memory`).
-        factor : Factor, optional
-            Factor of Cov(x) to use; the options must then not request shrinkage.
-
-        Raises
-        ------
-        SplinceError
-            The solve fails, with the errors of :func:`splince_fast.splince`.
-        """
+        """Compute the eraser, without report or warnings."""
+        # `memory` is that of a factor (`Snapshot.memory`); with `factor`, the options must not
+        # request shrinkage.
         options, whitened = self.options, self.whitened
         if self.classes_only:
             _check_classes(stats, self.erase)
@@ -194,15 +145,8 @@ class MethodCall(NamedTuple):
         moments: Moments | Factored,
         complete: Callable[[Report], Report] | None = None,
     ) -> Projection:
-        """Return the eraser with its report; warnings are issued and included in the report.
-
-        Parameters
-        ----------
-        moments : Moments or Factored
-            Moments of the data.
-        complete : callable, optional
-            Function that is applied to the report when the report is first read.
-        """
+        """Return the eraser with its report; warnings are issued and included in the report."""
+        # `complete` is applied to the report when the report is first read.
         options, whitened = self.options, self.whitened
         passes = None if self.refinement is None else self.refinement.passes
         with statistics(moments) as stats, stats.memory(whitened) as memory:
@@ -314,10 +258,7 @@ class MethodCall(NamedTuple):
     def _many_classes_warnings(
         self, stats: Statistics, rank_z: int, rank: int, changed: float | None
     ) -> tuple[str, ...]:
-        """Warn of erased integers with many classes, or if all dimensions of x are removed.
-
-        The texts of the warnings are returned.
-        """
+        """Warn of erased integers with many classes, or if all dimensions of x are removed."""
         kinds = stats.interpretation[0] or {}
         counts = {}
         for name in self.erase:
@@ -348,7 +289,6 @@ class MethodCall(NamedTuple):
 
 
 def _few_rows(n_rows: int, rank: int) -> str:
-    """Return the text of a warning about few rows."""
     return (
         f"there are only {n_rows / rank:.2g} rows per dimension of x (rank {rank}): the "
         "covariance is mostly noise. Held-out rows may be changed far more than fitted rows, and "
@@ -368,10 +308,7 @@ def _noises(
     whitened: bool,
     factor: Factor | None,
 ) -> tuple[Noise, ...]:
-    """Return the sampling noise of Cov(x, z) for each erased variable z.
-
-    `factor` is a factor of Cov(x), or None.
-    """
+    """Return the sampling noise of Cov(x, z) for each erased variable z."""
     rank = solution.rank_covariance + len(solution.left_out)
     approximate = stats.sample is not None or stats.low_rank is not None
     if not whitened or approximate or rank >= stats.n_rows - 1:
@@ -414,11 +351,9 @@ def _distortions(stats: Statistics, solved: Solved, options: Options) -> _Distor
 
 
 def _count_admitted(solved: Solved) -> int:
-    """Return the number of directions that the spans add to the support of Cov(x).
-
-    The result is 0 if the added directions hold at most the fraction `NOISE_FRACTION` of the
-    squared norm of the whitened spans.
-    """
+    """Return the number of directions that the spans add to the support of Cov(x)."""
+    # The result is 0 if the added directions hold at most the fraction `NOISE_FRACTION` of the
+    # squared norm of the whitened spans.
     factor, spans = solved.factor, (solved.span_z, solved.span_y)
     # Explicit directions are left out: the caller chose them, and needs no warning if they are off
     # the support.
@@ -442,11 +377,9 @@ def _measured_distortion(
 
 
 def _remaining_in_small_features(stats: Statistics, solution: Solution, span: Float) -> float:
-    """Return the remaining association |P Cov(x, z)| / |Cov(x, z)|, for features of unit variance.
-
-    Without whitening, ranks depend on the units of x. A direction that counts as rounding error
-    beside large features may hold the complete association of small features with the concept.
-    """
+    """Return the part |P Cov(x, z)| / |Cov(x, z)| that is left, for features of unit variance."""
+    # Without whitening, ranks depend on the units of x. A direction that counts as rounding error
+    # beside large features may hold the complete association of small features with the concept.
     deviations = np.sqrt(stats.variances)
     varies = deviations > CONSTANT * np.abs(stats.mean)
     remaining = span - (span @ solution.right.T) @ solution.left
@@ -467,11 +400,9 @@ def _check_classes(stats: Statistics, erase: Sequence[VariableName]) -> None:
 
 
 def _refuse_underflow(stats: Statistics, span: Span) -> None:
-    """Raise InputError if the variance of a feature underflowed, but not its covariance with z.
-
-    As |Cov(x, z)|^2 <= Var(x) Var(z), a variance of 0 has underflowed if the covariance is nonzero.
-    A constant feature has no covariance above rounding error.
-    """
+    """Raise InputError if the variance of a feature underflowed, but not its covariance with z."""
+    # As |Cov(x, z)|^2 <= Var(x) Var(z), a variance of 0 has underflowed if the covariance is
+    # nonzero. A constant feature has no covariance above rounding error.
     covariance = np.abs(span.rows).max(axis=0, initial=0.0)
     varies = (stats.variances == 0.0) & (covariance > _ROUNDING * np.abs(stats.mean))
     features = np.flatnonzero(varies & (covariance < _UNDERFLOW))

@@ -42,23 +42,7 @@ Float = NDArray[np.float64]
 
 
 class ExtraPasses:
-    """Extra passes over the accumulated rows.
-
-    Parameters
-    ----------
-    source : Source
-        The accumulated rows.
-    stats : SketchSnapshot
-        Snapshot of the moments of these rows.
-    passes : int
-        Number of passes.
-
-    Raises
-    ------
-    InputError
-        The number of features differs from that of the moments; the source has fewer rows than the
-        moments; or there are several passes and the source can be read only once.
-    """
+    """Extra passes over the accumulated rows."""
 
     def __init__(self, source: Source, stats: SketchSnapshot, passes: int) -> None:
         self._source, self._stats = source, stats
@@ -78,14 +62,7 @@ class ExtraPasses:
             )
 
     def images(self, columns: Float) -> Float:
-        """Compute V^T Cov(x), (m, d), for V^T = `columns`, (m, d), in one pass over the rows.
-
-        Raises
-        ------
-        InputError
-            The rows are not the accumulated rows: the number of rows, the weight sum, a mean, a
-            variance or the product of Cov(x) with a sign vector of the sketch differs.
-        """
+        """Compute V^T Cov(x), (m, d), for V^T = `columns`, (m, d), in one pass over the rows."""
         stats, d, m = self._stats, len(self._stats.mean), len(columns)
         # The product with the first sign vector of the sketch is compared with the stored product.
         vectors = np.hstack([columns.T, stats.sketch.signs[:, :1]])
@@ -109,11 +86,9 @@ class ExtraPasses:
     def _sums(
         self, rows: Any, weight: Float | None, vectors: Float, out: Float
     ) -> tuple[Float, Float, float]:
-        """Add the products of a block to `out`; return column sums, sums of squares and weight sum.
-
-        The products are S_b V, where V = `vectors`, (d, m), and S_b is the scatter matrix of the
-        block about the mean of the moments.
-        """
+        """Add a block's products to `out`; return column sums, sums of squares and weight sum."""
+        # The products are S_b V, where V = `vectors`, (d, m), and S_b is the scatter matrix of the
+        # block about the mean of the moments.
         mean = self._stats.mean
         if isinstance(rows, SparseRows):
             import splince_fast._kernels.sparse as kernels
@@ -188,15 +163,7 @@ def _other_rows_error(source: Source, why: str) -> InputError:
 
 @dataclass(frozen=True, slots=True)
 class Refinement:
-    """The arguments `refine` and `passes` of a method: extra passes over the accumulated rows.
-
-    Attributes
-    ----------
-    source : Source or iterable of blocks
-        The accumulated rows.
-    passes : int
-        Number of passes.
-    """
+    """The arguments `refine` and `passes` of a method: extra passes over the accumulated rows."""
 
     source: Any
     passes: int
@@ -219,17 +186,9 @@ class Refinement:
     def factor(
         self, stats: Statistics, span_z: Float, span_y: Float, options: Options
     ) -> tuple[Factor, float]:
-        """Return the factor after all passes, and the distortion reduction of the last pass.
-
-        The factor whitens in the subspace of the last pass (:mod:`splince_fast._solve.ritz`). The
-        reduction is a fraction of the distortion before the last pass.
-
-        Raises
-        ------
-        InputError
-            The moments store a covariance or are a snapshot (`Factored`), the options request
-            shrinkage, or the rows are not the accumulated rows.
-        """
+        """Return the factor after all passes, and the distortion reduction of the last pass."""
+        # The factor whitens in the subspace of the last pass (:mod:`splince_fast._solve.ritz`). The
+        # reduction is a fraction of the distortion before the last pass.
         if not isinstance(stats, SketchSnapshot):
             raise InputError(
                 "refine= improves erasers of moments made with sketch_size=, which keep no "

@@ -26,43 +26,27 @@ Function: TypeAlias = Callable[..., Any]  # returns an Eraser
 
 @dataclass(frozen=True)
 class Method:
-    """Table entry of a method that fits an eraser to moments.
+    """Table entry of a method that fits an eraser to moments."""
 
-    Attributes
-    ----------
-    label : str
-        Name of the method in tables and reports, and of its estimator.
-    function : callable
-        ``function(moments, *, erase, keep, **options)``. A method that keeps nothing has no
-        parameter `keep`.
-    whitened : bool
-        Whether the method factors Cov(x).
-    classes_only : bool
-        Whether variables to erase are always interpreted as classes.
-    needs_labels : bool
-        Whether applying the eraser needs the labels of the rows.
-    """
-
-    label: str
+    label: str  # name of the method in tables and reports, and of its estimator
+    # ``function(moments, *, erase, keep, **options)``. A method that keeps nothing has no parameter
+    # `keep`.
     function: Function
-    whitened: bool = False
-    classes_only: bool = False
-    needs_labels: bool = False
+    whitened: bool = False  # whether the method factors Cov(x)
+    classes_only: bool = False  # whether variables to erase are always interpreted as classes
+    needs_labels: bool = False  # whether applying the eraser needs the labels of the rows
 
     @cached_property
     def parameters(self) -> dict[str, inspect.Parameter]:
-        """Parameters of `function`, by name."""
         return dict(inspect.signature(self.function).parameters)
 
     @property
     def keeps(self) -> bool:
-        """Whether the method can keep a task."""
         kinds = [p.kind for p in self.parameters.values()]
         return "keep" in self.parameters or inspect.Parameter.VAR_KEYWORD in kinds
 
     @property
     def needs_task(self) -> bool:
-        """Whether the method requires a task to keep."""
         keep = self.parameters.get("keep")
         return keep is not None and keep.default is keep.empty
 
@@ -95,27 +79,12 @@ def key_of(name: str) -> str | None:
 
 
 def _plain(name: str) -> str:
-    """Return the name in lower case, without spaces, "-" and "_"."""
     return "".join(c for c in name.lower() if c not in " _-")
 
 
 def method_of(method: str | Function | None, keep: object = None) -> Method:
-    """Return the table entry of a method.
-
-    Parameters
-    ----------
-    method : str, callable or None
-        Key of :data:`METHODS`, ignoring case, or a function of moments. None is SPLINCE with
-        `keep`, and LEACE without.
-    keep
-        Task to keep, or None.
-
-    Raises
-    ------
-    InputError
-        The name is unknown; `keep` is passed to a method that keeps nothing, or missing for a
-        method that requires it.
-    """
+    """Return the table entry of a method."""
+    # None is SPLINCE with `keep`, and LEACE without; names ignore case.
     if method is None:
         method = "leace" if keep is None else "splince"
     if isinstance(method, str):

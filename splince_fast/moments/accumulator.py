@@ -41,10 +41,7 @@ _SMALL = 1 << 16
 
 
 def check_column(variable: Variable, column: object, name: object) -> None:
-    """Raise LabelError if an encoded column differs from earlier blocks in kind, type or columns.
-
-    `variable` holds the sums of earlier blocks, and `name` is its name.
-    """
+    """Raise LabelError if a column differs from earlier blocks in kind, type or columns."""
     kind = KIND_OF_COLUMN[type(column)]
     if type(variable) is kind:
         variable.encode(column, name)
@@ -58,12 +55,9 @@ def merged_variables(
     offset: NDArray[np.float64],
     sign: int,
 ) -> dict[VariableName, Variable]:
-    """Return the sum (sign 1) or difference (sign -1) of the variables of two accumulators.
-
-    `offset` is the reference point of `theirs` minus the reference point of `ours`. Variables that
-    only `ours` has are returned without a copy. If the sign is -1, variables that only `theirs` has
-    raise IncompatibleMomentsError.
-    """
+    """Return the sum (sign 1) or difference (sign -1) of the variables of two accumulators."""
+    # `offset` is the reference point of `theirs` minus that of `ours`. Variables that only `ours`
+    # has are not copied.
     result = dict(ours)
     for name, variable in theirs.items():
         ours_or_empty = result.get(name)
@@ -90,29 +84,18 @@ class Batch:
 
 
 class Accumulator:
-    """Accumulator of the moments of x and of the sums of every label variable.
-
-    Attributes
-    ----------
-    parameters : Parameters
-    state : State or None
-        Moments of x; None before the first rows.
-    variables : dict of VariableName to Variable
-        Sums of each variable.
-    buffer : Buffer or None
-        Rows that do not fill a block yet and are not part of any sum.
-    feature_names : tuple of str or None
-        Names of the features, if rows came as a data frame.
-    """
+    """Accumulator of the moments of x and of the sums of every label variable."""
 
     # Whether every update preserves the row order, as with `in_order=True`.
     always_in_order = False
 
     def __init__(self, parameters: Parameters, work: Workspace | None = None) -> None:
         self.parameters = parameters
-        self.state: State | None = None
+        self.state: State | None = None  # moments of x; None before the first rows
         self.variables: dict[VariableName, Variable] = {}
+        # rows that do not fill a block yet and are not part of any sum
         self.buffer: Buffer | None = None
+        # names of the features, if rows came as a data frame
         self.feature_names: tuple[str, ...] | None = None
         self.label_products = LabelTable()  # sums of products of labels of two variables
         self._work = Workspace() if work is None else work
@@ -130,7 +113,6 @@ class Accumulator:
 
     @property
     def has_buffered(self) -> bool:
-        """Whether the buffer holds rows."""
         return self.buffer is not None and self.buffer.filled > 0
 
     # Whether `merge_pending` must be called before the sums are read.
@@ -142,7 +124,6 @@ class Accumulator:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the state, the variables, the buffer and the work memory."""
         total = self._work.nbytes
         total += 0 if self.state is None else self.state.nbytes
         total += 0 if self.buffer is None else self.buffer.nbytes
@@ -150,25 +131,11 @@ class Accumulator:
         return total + sum(variable.nbytes for variable in self.variables.values())
 
     def nonempty_state(self) -> State:
-        """Return the state of x.
-
-        Raises
-        ------
-        NotEnoughDataError
-            No rows were merged yet.
-        """
         if self.state is None or self.state.weight == 0:
             raise NotEnoughDataError("these moments are empty; call update(X, labels) first")
         return self.state
 
     def variable(self, name: VariableName) -> Variable:
-        """Return the sums of one variable.
-
-        Raises
-        ------
-        UnknownVariableError
-            No labels of this variable were added.
-        """
         return look_up(self.variables, name)
 
     def descriptions(self) -> dict[VariableName, str]:
@@ -192,25 +159,11 @@ class Accumulator:
         index: NDArray[np.intp] | None = None,
         merge_all: bool = False,
     ) -> None:
-        """Add rows with valid labels: reduce full blocks directly, and buffer the remaining rows.
-
-        Parameters
-        ----------
-        in_order : bool
-            Add buffered rows before new rows, so that the sums follow the order of the updates.
-        checked : bool
-            The values of the rows are already validated.
-        index : (n,) intp, optional
-            Positions of the rows to add, by default all rows; `weight` and `encoded` hold one
-            entry for each of these n rows.
-        merge_all : bool
-            Merge all rows into the sums, so that the buffer is empty afterwards.
-
-        Raises
-        ------
-        NonFiniteError, InputError, LabelError
-            The input is invalid; nothing has changed.
-        """
+        """Add rows with valid labels: reduce full blocks directly, and buffer the other rows."""
+        # The buffered rows come before the new rows if `in_order`; `checked` rows are not validated
+        # again; `index` are the positions of the rows to add, (n,), with one entry of `weight` and
+        # of `encoded` each; with `merge_all` the buffer is empty afterwards. An error changes
+        # nothing.
         in_order = in_order or self.always_in_order
         n, width = rows.array.shape
         if index is not None:
@@ -248,15 +201,9 @@ class Accumulator:
             self.flush()
 
     def append_row(self, X: NDArray[np.generic], labels: object) -> bool:
-        """Append a single row X, (1, d), to a buffer that is not empty: the fast path of `update`.
-
-        Returns
-        -------
-        bool
-            Whether the row was appended. If False, nothing has changed, and the caller must call
-            `update`: the input needs validation, has new classes or other variables, or completes
-            a block.
-        """
+        """Append a row X, (1, d), to a buffer that is not empty: the fast path of `update`."""
+        # False changes nothing: the input needs validation, has new classes or other variables, or
+        # completes a block.
         columns = {} if labels is None else labels
         if self.buffer is None or type(columns) is not dict:
             return False
@@ -277,19 +224,14 @@ class Accumulator:
         return appended
 
     def n_to_full_block(self, rows: Rows) -> int:
-        """Return how many rows complete the buffered block, or fill a block if none is buffered.
-
-        `rows` gives the width and dtype of a new block.
-        """
+        """Return how many rows complete the buffered block, or fill a block if none is buffered."""
         if self.buffer is not None and self.buffer.filled:
             return self.buffer.n_free
         return self.parameters.capacity(rows.width, rows.dtype.itemsize)
 
     def _prepare(self, block: LabelledRows, encoded: Mapping[VariableName, Encoded]) -> Batch:
-        """Return a batch of rows with encoded labels, without a change of any sum.
-
-        New classes are numbered after the registered classes.
-        """
+        """Return a batch of rows with encoded labels, without a change of any sum."""
+        # New classes are numbered after the registered classes.
         width = block.rows.shape[1]
         state = self.state
         if state is None:
@@ -311,7 +253,6 @@ class Accumulator:
         return batch
 
     def _empty_state(self, width: int) -> State:
-        """Return a state of x that holds no rows."""
         return State.empty(width)
 
     def _reserve(self, width: int, dtype: np.dtype[np.generic]) -> int:
@@ -322,11 +263,10 @@ class Accumulator:
         return capacity
 
     def _buffer_for(self, capacity: int, width: int, dtype: np.dtype[np.generic]) -> Buffer:
-        """Return a buffer that accepts rows of this dtype.
-
-        A buffer that holds rows of a wider dtype is returned unchanged. Buffered rows of a narrower
-        dtype are converted, or merged into the sums if they fill a block of `capacity` rows.
-        """
+        """Return a buffer that accepts rows of this dtype."""
+        # A buffer that holds rows of a wider dtype is returned unchanged. Buffered rows of a
+        # narrower dtype are converted, or merged into the sums if they fill a block of `capacity`
+        # rows.
         buffer = self.buffer
         if buffer is None:
             return Buffer(capacity, width, dtype)
@@ -343,7 +283,6 @@ class Accumulator:
     # -- commit ----------------------------------------------------------------------------
 
     def _register(self, batch: Batch) -> None:
-        """Register the new variables and classes of the batch."""
         for name, new_names in batch.new_names.items():
             variable = batch.variables[name]
             if new_names is not None:
@@ -411,11 +350,9 @@ class Accumulator:
         class_sums: Float,
         products: Float,
     ) -> None:
-        """Add the sums of a block to its variables.
-
-        `moved` holds copies of the variables about a new reference point, by name; it is empty if
-        the point is unchanged. The copies replace the variables before the sums are added.
-        """
+        """Add the sums of a block to its variables."""
+        # `moved` holds copies of the variables about a new reference point, by name; it is empty if
+        # the point is unchanged. The copies replace the variables before the sums are added.
         if moved:
             self.variables.update(moved)
             batch.variables.update({name: moved[name] for name in block.labels if name in moved})
@@ -432,10 +369,8 @@ class Accumulator:
             class_start, product_start = class_start + request.n_sums, product_start + k
 
     def _moved(self, state: State, reference: Float) -> dict[VariableName, Variable]:
-        """Return copies of all variables about a new reference point.
-
-        The dict is empty if the point is unchanged or the state has no rows.
-        """
+        """Return copies of all variables about a new reference point."""
+        # The dict is empty if the point is unchanged or the state has no rows.
         if not state.weight or reference is state.reference:
             return {}
         offset = state.reference - reference
@@ -444,7 +379,6 @@ class Accumulator:
     # -- algebra ---------------------------------------------------------------------------
 
     def check_compatible(self, other: Accumulator) -> None:
-        """Raise IncompatibleMomentsError if two accumulators cannot be combined."""
         ours, theirs = self.width, other.width
         if ours is not None and theirs is not None and ours != theirs:
             raise IncompatibleMomentsError(
@@ -511,7 +445,6 @@ class Accumulator:
         return result
 
     def copy(self) -> Accumulator:
-        """Return an independent copy, including buffered rows."""
         other = type(self)(self.parameters)
         other.state = None if self.state is None else self.state.copy()
         other.variables = {name: v.copy() for name, v in self.variables.items()}
@@ -552,18 +485,9 @@ class Accumulator:
 
 
 def joined_requests(requests: list[Request], n: int) -> tuple[NDArray[np.intp], int, Float]:
-    """Join the requests of all variables.
-
-    Returns
-    -------
-    codes : (v, n) intp
-        Index of the class sum of each row, for each of v requests with class sums; -1 for a missing
-        label. The class sums are numbered over all requests.
-    n_sums : int
-        Number of class sums.
-    values : (q, n) float64
-        Weighted label columns of the continuous variables.
-    """
+    # codes, (v, n): index of the class sum of each row, for each of v requests with class sums,
+    # numbered over all requests; -1 for a missing label. values, (q, n): weighted label columns of
+    # the continuous variables.
     values: list[Float] = []
     codes = [request.codes for request in requests if request.codes is not None]
     stacked = np.empty((len(codes), n), np.intp)

@@ -56,13 +56,7 @@ MATRIX_PRODUCT_FROM = 8
 
 
 class Centred:
-    """Work memory for the centred rows of a block, from which BLAS computes the scatter later.
-
-    Parameters
-    ----------
-    out : ndarray of shape (m, d), dtype of the rows
-        Memory for blocks of at most m rows, where m is a multiple of 4.
-    """
+    """Work memory for the centred rows of a block, from which BLAS computes the scatter later."""
 
     product = None
 
@@ -86,20 +80,7 @@ class Centred:
 
 
 class Gram:
-    """Work memory in which a block is centred and multiplied by itself in one pass over its rows.
-
-    Parameters
-    ----------
-    block_rows, width : int
-        Number of rows and number of features d of a full block.
-    dtype : dtype
-        Dtype of the rows, float32 or float64.
-
-    Attributes
-    ----------
-    size : int
-        Least length of the argument of `set_memory`.
-    """
+    """Work memory in which a block is centred and multiplied by itself in one pass."""
 
     shifted = None
 
@@ -109,13 +90,12 @@ class Gram:
         self._chunk = min(_CHUNK_ROWS, buffer_rows(block_rows))
         self._padded = padded = -(-width // lanes) * lanes
         numbers = (2 * (self._chunk + _GAP_ROWS) + padded) * padded
+        # least length of the argument of `set_memory`
         self.size = -(-numbers * dtype.itemsize // 8) + _LINE // 8
 
     def set_memory(self, memory: Float) -> Gram:
-        """Use the float64 array `memory` as work memory, and return this object.
-
-        Other code may overwrite the memory between two blocks.
-        """
+        """Use the float64 array `memory` as work memory, and return this object."""
+        # Other code may overwrite the memory between two blocks.
         padded, n_panels = self._padded, 2 * self._padded // self._register_width
         start = -memory.ctypes.data % _LINE // 8
         flat: NDArray[np.generic] = memory[start:].view(self._dtype)
@@ -127,11 +107,10 @@ class Gram:
 
     @staticmethod
     def is_used_for(block_rows: int, width: int, dtype: np.dtype[np.generic]) -> bool:
-        """Return whether this class, and not BLAS, multiplies blocks of this shape and dtype.
-
-        The processor must have wide registers. A float64 product must also take no more memory than
-        a block, since BLAS adds float64 products to the state without memory for the product.
-        """
+        """Return whether this class, and not BLAS, multiplies blocks of this shape and dtype."""
+        # The processor must have wide registers. A float64 product must also take no more memory
+        # than a block, since BLAS adds float64 products to the state without memory for the
+        # product.
         return row_kernels.wide() and (dtype == np.float32 or width <= block_rows)
 
     def reduce(self, block: row_kernels.Block) -> None:
@@ -151,21 +130,15 @@ class Gram:
 
 
 class Workspace:
-    """Work memory for the reduction of blocks; solvers may use it between two reductions.
-
-    Attributes
-    ----------
-    capacities : dict
-        Rows per block for which memory is allocated, by width and dtype.
-    product : ndarray of float32, shape (d, d), or None
-        Memory in which BLAS computes the product of a float32 block with itself; None if no block
-        needs it, as with a :class:`Gram`.
-    """
+    """Work memory for the reduction of blocks; solvers may use it between two reductions."""
 
     def __init__(self) -> None:
         self._memory: NDArray[np.float64] = np.empty(0)
         self._grams: dict[tuple[int, np.dtype[np.generic]], Gram] = {}
+        # (d, d): memory in which BLAS computes the product of a float32 block with itself; None if
+        # no block needs it, as with a :class:`Gram`
         self.product: NDArray[np.float32] | None = None
+        # rows per block for which memory is allocated, by width and dtype
         self.capacities: dict[tuple[int, np.dtype[np.generic]], int] = {}
         self._borrowed = threading.Lock()
 
@@ -203,11 +176,9 @@ class Workspace:
 
     @contextmanager
     def borrowed(self, size: int) -> Iterator[Float]:
-        """Yield an uninitialised float64 array, (size,), for use in a ``with`` block.
-
-        The array lies in the work memory if this memory is large enough and not yet borrowed. New
-        memory for a large factorisation would cost page faults and raise the peak memory.
-        """
+        """Yield an uninitialised float64 array, (size,), for use in a ``with`` block."""
+        # The array lies in the work memory if this memory is large enough and not yet borrowed. New
+        # memory for a large factorisation would cost page faults and raise the peak memory.
         if self._memory.size < size or not self._borrowed.acquire(blocking=False):
             yield np.empty(size)
             return
@@ -219,10 +190,8 @@ class Workspace:
 
 @lru_cache(maxsize=64)
 def part_rows(width: int, itemsize: int) -> int:
-    """Return the number of rows per part: consecutive rows of a block that fit into the cache.
-
-    The number depends on width and dtype alone, so that results are reproducible.
-    """
+    """Return the number of rows per part: consecutive rows of a block that fit into the cache."""
+    # The number depends on width and dtype alone, so that results are reproducible.
     return min(512, max(64, _PART_BYTES // (width * itemsize))) // 4 * 4
 
 
@@ -265,15 +234,8 @@ def rows_of(rows: NDArray[np.generic], index: Codes | None, start: int, stop: in
 def sample_block(
     rows: NDArray[Any], weight: Float | None, index: Codes | None = None
 ) -> BlockSample:
-    """Return a sample of about 4 sqrt(n) rows of a block; NaN and infinity raise no error.
-
-    Parameters
-    ----------
-    rows : (m, d) float32 or float64, C-contiguous
-    weight : (n,) float64 > 0, or None for unit weights
-    index : (n,) intp, optional
-        Positions in `rows` of the n >= 1 rows of the block; by default all rows.
-    """
+    """Return a sample of about 4 sqrt(n) rows of a block; NaN and infinity raise no error."""
+    # `index`, (n,), holds the positions of the rows of the block; by default all rows.
     n = len(rows) if index is None else len(index)
     stride = math.ceil(n**0.5 / 4)
     shift, squares = row_kernels.sample_columns(rows, index, weight, stride)
@@ -293,47 +255,17 @@ def reduce_block(
     memory: Centred | Gram,
     index: Codes | None = None,
 ) -> Reduced:
-    """Return the moments of a block, in one pass over its rows unless precision requires a second.
-
-    The shift s is the mean of the sample. With block mean m, weight sum W and r = m - s, the sum of
-    squares of a feature about the mean is::
-
-        sum w (x - m)^2 = sum w (x - s)^2 - W r^2
-
-    The subtraction loses little precision if W r^2 <= 4 V for a lower bound V of the left side,
-    since the sum about s is then at most five times the sum about m. V is the larger of two bounds:
-    the sum of squares of the sample about its own mean, and w (x - m)^2 of the row furthest from s.
-    If the inequality fails for a feature, a second pass uses s = m. For normal rows in random order
-    and unit weights, the inequality fails if s is more than about eight standard errors (of the
-    sample mean) from m.
-
-    A block whose float32 products would overflow or underflow is reduced in float64.
-
-    Parameters
-    ----------
-    rows : (m, d) float32 or float64, C-contiguous; not yet validated
-    weight : (n,) float64 > 0, or None for unit weights
-    sample : BlockSample
-        Sample of the block; a second pass overwrites its shift.
-    reference : (d,) float64
-        Reference point of the sums: x - reference is summed.
-    codes : (v, n) intp
-        For each of v variables, the index of the class sum of each row; -1 for a missing label.
-    n_codes : int
-        Number of class sums of all variables.
-    values : (q, n) float64
-        Coefficients of the rows in q further sums, including the weights.
-    memory : Centred or Gram
-        Work memory, which is overwritten.
-    index : (n,) intp, optional
-        Positions in `rows` of the n >= 1 rows of the block, which are not copied; by default all
-        rows.
-
-    Raises
-    ------
-    NonFiniteError, InputError
-        As for `check_values`.
-    """
+    """Return the moments of a block, in one pass unless precision requires a second."""
+    # The shift s is the mean of the sample. With block mean m, weight sum W and r = m - s, the sum
+    # of squares of a feature about the mean is::
+    #     sum w (x - m)^2 = sum w (x - s)^2 - W r^2
+    # The subtraction loses little precision if W r^2 <= 4 V for a lower bound V of the left side,
+    # since the sum about s is then at most five times the sum about m. V is the larger of two
+    # bounds: the sum of squares of the sample about its own mean, and w (x - m)^2 of the row
+    # furthest from s. If the inequality fails for a feature, a second pass uses s = m. For normal
+    # rows in random order and unit weights, the inequality fails if s is more than about eight
+    # standard errors (of the sample mean) from m.
+    # A block whose float32 products would overflow or underflow is reduced in float64.
     n, d = len(rows) if index is None else len(index), rows.shape[1]
     shift, weight_sum = sample.shift, sample.block_weight
     offset = shift - reference
@@ -374,11 +306,9 @@ def add_products(
     rows: NDArray[np.generic], values: Float, shift: Float, offset: Float, products: Float,
     index: Codes | None = None,
 ) -> None:  # fmt: skip
-    """Compute products = values (rows - shift + offset) in place and in float64.
-
-    SciPy's BLAS computes this product, as it computes all others of rows: idle threads of a second
-    BLAS, that of NumPy, would occupy processors.
-    """
+    """Compute products = values (rows - shift + offset) in place and in float64."""
+    # SciPy's BLAS computes this product, as it computes all others of rows: idle threads of a
+    # second BLAS, that of NumPy, would occupy processors.
     import splince_fast._kernels.blas as blas_kernels
 
     np.multiply(values.sum(axis=1)[:, None], offset, out=products)

@@ -48,10 +48,8 @@ class DiagonalAccumulator(Accumulator):
     def _common_reference(
         self, state: State, block_state: State
     ) -> tuple[Float, dict[VariableName, Variable]]:
-        """Return a common reference point of two states, and copies of the variables about it.
-
-        The dict of copies is empty if the variables already have this reference point.
-        """
+        """Return a common reference point of two states, and copies of the variables about it."""
+        # The dict is empty if the variables already have this reference point.
         reference = state.reference_with(block_state)
         return reference, {} if reference is state.reference else self._moved(state, reference)
 
@@ -64,19 +62,10 @@ class DiagonalAccumulator(Accumulator):
         sums: tuple[Float, Float, Float, Float],
         common: tuple[Float, dict[VariableName, Variable]],
     ) -> None:
-        """Add the moments of a block to the state, and its label sums to the variables.
-
-        Parameters
-        ----------
-        block_state : State
-            Moments of x in the block.
-        sums : tuple of ndarray
-            Sums of x per class, weight sums of the classes, products of label columns with x, and
-            sums of the label columns. x is taken about the reference point of `block_state`. The
-            method changes the arrays in place.
-        common : tuple
-            Result of `_common_reference`.
-        """
+        """Add the moments of a block to the state, and its label sums to the variables."""
+        # `sums` are taken about the reference point of `block_state`, and are changed in place:
+        # sums of x per class, weight sums of the classes, products of label columns with x, and
+        # sums of the label columns.
         reference, moved = common
         class_sums, class_weights, products, value_sums = sums
         offset = block_state.reference - reference
@@ -88,16 +77,9 @@ class DiagonalAccumulator(Accumulator):
 
 
 class BlockSums:
-    """Sums of the rows of one block and of their squares, about the point `shift`.
+    """Sums of the rows of one block and of their squares, about the point `shift`."""
 
-    `compute` sets the sums as attributes.
-
-    Attributes
-    ----------
-    cells : tuple of (c,) intp and (c,) float64
-        Number of one row of each cell, and the weight sum of each cell. A cell consists of the rows
-        of a segment (see `_segment_rows`) with equal codes of all variables.
-    """
+    # `compute` sets the sums as attributes.
 
     def __init__(
         self,
@@ -129,13 +111,15 @@ class BlockSums:
         order, cell = self._block.cells
         starts = np.append(0, np.flatnonzero(cell[1:] != cell[:-1]) + 1)
         ordered = np.ones(n) if weight is None else weight[order]
+        # (c,) intp and (c,): number of one row of each cell, and the weight sum of each cell. A
+        # cell consists of the rows of a segment (see `_segment_rows`) with equal codes of all
+        # variables.
         self.cells = order[starts], np.add.reduceat(ordered, starts)
 
     def compute(self, inverse: Float) -> None:
-        """Compute the attributes total, squares, class_sums, products and leverage.
-
-        `leverage[s, i]` is the sum of inverse_j (x_ij - shift_j)^2 over the features j of stripe s.
-        """
+        """Compute the attributes total, squares, class_sums, products and leverage."""
+        # `leverage[s, i]` is the sum of inverse_j (x_ij - shift_j)^2 over the features j of stripe
+        # s.
         n, (n_segments, _, d), n_pieces = self._block.n, self._sums.shape, 1
         if n_segments == 1:
             n_pieces = max(1, min(d // max(STRIPE, _GRAIN // n), threads.thread_count()))
@@ -176,22 +160,18 @@ class BlockSums:
 
 @lru_cache(maxsize=64)
 def _segment_rows(n: int, d: int, n_sums: int) -> int:
-    """Return the number of rows per segment, a multiple of 4.
-
-    A segment is a range of rows of a block; each segment has its own sums, so that threads can sum
-    several segments in parallel. The number of segments depends on shapes alone, for reproducible
-    results, and is small enough that the sums take a small fraction of the memory of the block.
-    If a block has a single segment, threads split its columns.
-    """
+    """Return the number of rows per segment, a multiple of 4."""
+    # A segment is a range of rows of a block; each segment has its own sums, so that threads can
+    # sum several segments in parallel. The number of segments depends on shapes alone, for
+    # reproducible results, and is small enough that the sums take a small fraction of the memory of
+    # the block. If a block has a single segment, threads split its columns.
     count = max(1, min(_MOST_SEGMENTS, n * d // _GRAIN, n // (16 * n_sums)))
     return -(-n // (4 * count)) * 4
 
 
 def class_weights(codes: NDArray[np.intp], n_codes: int, weight: Float) -> Float:
-    """Return the weight sum of each class, (n_codes,), where an empty `weight` means unit weights.
-
-    `codes`, (v, n), holds the classes of v variables, numbered over all variables.
-    """
+    """Return the weight sum of each class, (n_codes,); an empty `weight` means unit weights."""
+    # `codes`, (v, n), holds the classes of v variables, numbered over all variables.
     weights = np.zeros(n_codes + 1)  # entry 0 is for missing labels, code -1
     for column in codes:
         weights += np.bincount(column + 1, weight if len(weight) else None, n_codes + 1)

@@ -57,19 +57,11 @@ class LabelledRows:
 
 
 class Buffer:
-    """Memory for the labelled rows of a block that is not full yet.
+    """Memory for the labelled rows of a block that is not full yet."""
 
-    A buffer has one dtype: :meth:`converted` converts the rows if a row of a wider dtype is added,
-    and rows of a narrower dtype are converted when they are added. Alternating dtypes therefore
-    cost no more than the wider dtype alone.
-
-    Attributes
-    ----------
-    rows : ndarray of shape (capacity, d)
-        Memory for the rows; rows from position `filled` on are unused.
-    filled : int
-        Number of buffered rows.
-    """
+    # A buffer has one dtype: :meth:`converted` converts the rows if a row of a wider dtype is
+    # added, and rows of a narrower dtype are converted when they are added. Alternating dtypes
+    # therefore cost no more than the wider dtype alone.
 
     def __init__(
         self,
@@ -86,6 +78,7 @@ class Buffer:
         self.filled = 0
         self._weight: Float | None = None
         self._labels: dict[VariableName, Labels] = {}
+        # (capacity, d): memory for the rows; rows from position `filled` on are unused
         self.rows = self._view(capacity, dtype)
 
     def _view(self, capacity: int, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
@@ -93,10 +86,7 @@ class Buffer:
         return flat[: capacity * self._width].reshape(capacity, self._width)
 
     def try_resize(self, capacity: int, dtype: np.dtype[np.generic]) -> bool:
-        """Set the capacity and dtype of the buffer, if it is empty and its memory suffices.
-
-        Return whether they were set.
-        """
+        """Set the capacity and dtype of the buffer, if it is empty and its memory suffices."""
         if self.filled or self._memory.nbytes < capacity * self._width * dtype.itemsize:
             return False
         self.rows = self._view(capacity, dtype)
@@ -122,15 +112,8 @@ class Buffer:
         return result
 
     def append(self, block: LabelledRows, missing_labels: Mapping[VariableName, float]) -> None:
-        """Copy a block of at most `n_free` rows into the buffer.
-
-        `filled` changes last, so that an error leaves the buffered rows intact.
-
-        Parameters
-        ----------
-        missing_labels : dict
-            Code or value of a missing label, for each variable of the block.
-        """
+        """Copy a block of at most `n_free` rows into the buffer."""
+        # `filled` changes last, so that an error leaves the buffered rows intact.
         capacity, start = len(self.rows), self.filled
         stop = start + len(block)
         block.copy_rows(self.rows[start:stop])
@@ -153,15 +136,10 @@ class Buffer:
         self.filled = stop
 
     def append_row(self, X: NDArray[np.generic], codes: Mapping[VariableName, int]) -> bool:
-        """Append a row X, (1, d), with a class code for every variable of the buffered rows.
-
-        Returns
-        -------
-        bool
-            Whether the row was appended. If False, nothing has changed: the buffer is empty, holds
-            weights or has other variables, or the row is not finite, has another shape or a dtype
-            that is neither float32 nor the dtype of the buffer, or would complete a block.
-        """
+        """Append a row X, (1, d), with a class code for every variable of the buffered rows."""
+        # False changes nothing: the buffer is empty, holds weights or has other variables, or the
+        # row is not finite, has another shape or a dtype that is neither float32 nor that of the
+        # buffer, or completes a block.
         start, rows = self.filled, self.rows
         if (
             not 0 < start < len(rows) - 1

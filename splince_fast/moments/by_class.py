@@ -24,11 +24,10 @@ MOST_CLASSES = 64
 
 
 class ClassAccumulator(Accumulator):
-    """One accumulator, a part, per class of a variable, and one for the rows without a label.
+    """One accumulator, a part, per class of a variable, and one for the rows without a label."""
 
-    `state`, `variables` and `label_products` hold the total, which is the sum of all parts.
-    `merge_pending` computes the total in the order of the class names, for reproducible results.
-    """
+    # `state`, `variables` and `label_products` hold the total, which is the sum of all parts.
+    # `merge_pending` computes the total in the order of the class names, for reproducible results.
 
     def __init__(self, parameters: Parameters) -> None:
         self.parts: dict[ClassName | None, Accumulator] = {}
@@ -38,11 +37,9 @@ class ClassAccumulator(Accumulator):
 
     @property
     def variables(self) -> dict[VariableName, Variable]:
-        """Variables of the total.
-
-        While rows are pending, each variable is that of one part: its kind is right, but its
-        classes and sums may be incomplete.
-        """
+        """Variables of the total."""
+        # While rows are pending, each variable is that of one part: its kind is right, but its
+        # classes and sums may be incomplete.
         if not self.has_pending:
             return self._total_variables
         return {name: v for part in self.parts.values() for name, v in part.variables.items()}
@@ -62,12 +59,10 @@ class ClassAccumulator(Accumulator):
 
     @property
     def width(self) -> int | None:
-        """Number of features d; None before the first rows."""
         return next((part.width for part in self.parts.values() if part.width), None)
 
     @property
     def n_rows(self) -> int:
-        """Number of rows, including buffered rows."""
         return sum(part.n_rows for part in self.parts.values())
 
     @property
@@ -77,7 +72,6 @@ class ClassAccumulator(Accumulator):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the states of all classes, of the total and of the work memory."""
         parts = sum(part.nbytes - self._work.nbytes for part in self.parts.values())
         return super().nbytes + parts
 
@@ -138,10 +132,8 @@ class ClassAccumulator(Accumulator):
     def _rows_by_class(
         self, encoded: Mapping[VariableName, Encoded], n: int
     ) -> dict[ClassName | None, NDArray[np.intp]]:
-        """Return the positions of the rows of each class, by class name.
-
-        The key None stands for rows without a label.
-        """
+        """Return the positions of the rows of each class, by class name."""
+        # The key None stands for rows without a label.
         by = self.parameters.by
         column = encoded.get(by) if by is not None else None
         if column is None and encoded:
@@ -198,10 +190,8 @@ class ClassAccumulator(Accumulator):
         self.merge_pending()
 
     def without(self, part: Accumulator) -> Accumulator:
-        """Return a copy from which the rows of `part` are removed.
-
-        Neither accumulator may have pending rows.
-        """
+        """Return a copy from which the rows of `part` are removed."""
+        # Neither accumulator may have pending rows.
         self.check_compatible(part)
         result = ClassAccumulator(self.parameters)
         result.feature_names = self.feature_names
@@ -218,7 +208,6 @@ class ClassAccumulator(Accumulator):
         return result
 
     def copy(self) -> ClassAccumulator:
-        """Return an independent copy, including buffered rows."""
         other = ClassAccumulator(self.parameters)
         other.parts = {name: part.copy() for name, part in self.parts.items()}
         for part in other.parts.values():

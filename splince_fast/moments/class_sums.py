@@ -32,20 +32,10 @@ Int = NDArray[np.int64]
 
 
 class ClassSums(Variable):
-    """Sums per class of a class-coded variable.
+    """Sums per class of a class-coded variable."""
 
-    Each array has one row per class. `commit` appends rows for new classes, so that the arrays are
-    shorter than `names` if some classes occur only in buffered rows.
-
-    Attributes
-    ----------
-    rows : (k,) int64
-        Number of rows of each class.
-    weights : (k,) float64
-        Weight sum of each class.
-    sums : (k, d) float64
-        sum w (x - r) of each class.
-    """
+    # Each array has one row per class. `commit` appends rows for new classes, so that the arrays
+    # are shorter than `names` if some classes occur only in buffered rows.
 
     __slots__ = (
         "_last_lookup", "_names", "_new_lookup", "_positions", "n_columns", "rows", "sums",
@@ -68,7 +58,8 @@ class ClassSums(Variable):
         self._names = list(names)
         self._positions: dict[Hashable, int] = {}
         self.rows = np.zeros(k, np.int64) if rows is None else rows
-        self.weights = np.zeros(k) if weights is None else weights
+        self.weights = np.zeros(k) if weights is None else weights  # (k,): weight sum of each class
+        # (k, d): sum w (x - r) of each class
         self.sums = np.zeros((k, width)) if sums is None else sums
         # Two caches for columns with the same classes. `_last_lookup` holds the classes of the last
         # column, and the position of each class in the sums, followed by -1 for a missing label.
@@ -79,15 +70,12 @@ class ClassSums(Variable):
 
     @property
     def names(self) -> list[ClassName]:
-        """Names of the classes, in the order of the sums."""
         return self._names.copy()
 
     @property
     def position_by_key(self) -> dict[Hashable, int]:
-        """Position of each class in the sums, by class key.
-
-        The dict is built on first use, since a column may declare many classes that never occur.
-        """
+        """Position of each class in the sums, by class key."""
+        # The dict is built on first use, since a column may declare many classes that never occur.
         positions, names = self._positions, self._names
         if len(positions) < len(names):
             # Assign only the complete dict, since other threads may read the attribute.
@@ -146,11 +134,9 @@ class ClassSums(Variable):
         self._new_lookup = None
 
     def code_of(self, column: object, name: str) -> int:
-        """Return the code of the label in a column of one row.
-
-        Return -1 if the label is missing, its class is not registered, the column has another
-        number of rows, or the fast path does not support the column.
-        """
+        """Return the code of the label in a column of one row."""
+        # -1: the label is missing, its class is not registered, the column has another number of
+        # rows, or the fast path does not support the column.
         if type(column) is np.ndarray:
             if column.shape != (1,) or column.dtype.kind not in "biuU":
                 return -1
@@ -229,13 +215,7 @@ class ClassSums(Variable):
         return result
 
     def _check_part(self, name: object) -> None:
-        """Check the sums after a removal; set those of classes without rows to exactly 0.
-
-        Raises
-        ------
-        IncompatibleMomentsError
-            A class has a negative number of rows, or rows but no positive weight sum.
-        """
+        """Check the sums after a removal; set those of classes without rows to exactly 0."""
         if (self.rows < 0).any():
             worst = self.names[int(np.argmin(self.rows))]
             raise IncompatibleMomentsError(
@@ -267,10 +247,7 @@ class ClassSums(Variable):
         return np.array([positions[key] for key in _keys(names)], np.intp)
 
     def positions_of(self, other: ClassSums) -> NDArray[np.intp] | slice:
-        """Return the position in the sums of each class of `other`; all classes must exist.
-
-        The result is an index array or a slice.
-        """
+        """Return the position in the sums of each class of `other`; all classes must exist."""
         return slice(None) if self._has_names_of(other) else self.positions(other._names)
 
     def _has_names_of(self, other: ClassSums) -> bool:
@@ -304,11 +281,9 @@ class ClassSums(Variable):
         return self.names
 
     def cross_covariance(self, ddof: float, name: object) -> Float:
-        """Return the covariance of x with the indicator of each class c, (d, k).
-
-        It is Cov(x, 1[z = c]) = (s_c - (w_c / w) s) / (w - ddof), with w = sum_c w_c and
-        s = sum_c s_c.
-        """
+        """Return the covariance of x with the indicator of each class c, (d, k)."""
+        # It is Cov(x, 1[z = c]) = (s_c - (w_c / w) s) / (w - ddof), with w = sum_c w_c and s =
+        # sum_c s_c.
         weight = self.weight
         divisor = denominator(weight, ddof, name)
         total = self.sums.sum(axis=0)
@@ -316,11 +291,10 @@ class ClassSums(Variable):
         return np.asarray((self.sums - fractions[:, None] * total).T / divisor)
 
     def span(self) -> Float:
-        """Return rows (k', d) that span the columns of Cov(x, z), ddof = 0.
-
-        Each row is the covariance of x with the indicator of a class, divided by the standard
-        deviation of the indicator. The most frequent class and classes without weight have no row.
-        """
+        """Return rows (k', d) that span the columns of Cov(x, z), ddof = 0."""
+        # Each row is the covariance of x with the indicator of a class, divided by the standard
+        # deviation of the indicator. The most frequent class and classes without weight have no
+        # row.
         return spans.class_span(self.sums, self.weights)
 
     # -- storing ---------------------------------------------------------------------------
@@ -332,11 +306,9 @@ class ClassSums(Variable):
         return self._padded_to(len(self._names))
 
     def _padded_to(self, size: int) -> tuple[Int, Float, Float]:
-        """Return copies of `rows`, `weights` and `sums`, padded with zeros to `size` classes.
-
-        `numpy.zeros` takes physical memory only for zeros that are written, which matters if most
-        declared classes never occur.
-        """
+        """Return copies of `rows`, `weights` and `sums`, padded with zeros to `size` classes."""
+        # `numpy.zeros` takes physical memory only for zeros that are written, which matters if most
+        # declared classes never occur.
         padded = np.zeros(size, np.int64), np.zeros(size), np.zeros((size, self.width))
         for target, source in zip(padded, (self.rows, self.weights, self.sums), strict=True):
             target[: len(source)] = source

@@ -71,10 +71,8 @@ def check(client: object, source: Source) -> None:
 
 
 def groups_of(source: Source, position: int, width: int) -> Iterator[Group]:
-    """Yield the groups of the blocks from number `position` on.
-
-    The limits of groups do not depend on `position`, except that the first group begins there.
-    """
+    """Yield the groups of the blocks from number `position` on."""
+    # The limits of groups do not depend on `position`, except that the first group begins there.
     sizes = source.block_sizes()
     assert sizes is not None
     per_row = (source.nbytes or 0) / (source.n_rows or 1)
@@ -97,11 +95,9 @@ def state_of_part(
     moments_type: type[Moments], part: Any, arguments: dict[str, Any], blocks: str,
     values: Any = None,
 ) -> Moments:  # fmt: skip
-    """Return the moments of a part of a source.
-
-    `values` holds the values of the lazy dask collections of the part; None if the part computes
-    them itself.
-    """
+    """Return the moments of a part of a source."""
+    # `values` holds the values of the lazy dask collections of the part; None if the part computes
+    # them itself.
     worker = require("distributed", "dask").get_worker()
     moments = moments_type(**arguments)
     try:
@@ -156,11 +152,9 @@ class _ClusterTasks:
         return self._client.submit(function, *arguments, pure=False, retries=_RETRIES)
 
     def _part(self, first: int, stop: int) -> tuple[object, object]:
-        """Return blocks `first` to `stop` - 1 as a part, and futures of its lazy dask collections.
-
-        If the collections depend on no data on the cluster, the futures are None, and the task that
-        reads the part computes the collections.
-        """
+        """Return blocks `first` to `stop` - 1 as a part, and futures of its dask collections."""
+        # If the collections depend on no data on the cluster, the futures are None, and the task
+        # that reads the part computes the collections.
         futures_of = require("distributed", "dask").futures_of
         part = self._source.part(first, stop)  # type: ignore[attr-defined]
         lazy = list(part.lazy)

@@ -31,23 +31,7 @@ _LARGEST_VALUE = 1e140
 
 
 class ColumnSums(Variable):
-    """Sums of the columns of a continuous variable z.
-
-    Attributes
-    ----------
-    names : list of str
-        Names of the k columns.
-    reference : (k,) float64
-        Reference point t of z; arbitrary before the first rows.
-    x_sum : (d,) float64
-        sum w (x - r).
-    z_sum : (k,) float64
-        sum w (z - t).
-    products : (k, d) float64
-        sum w (z - t)(x - r)^T.
-    squares : (k, k) float64
-        sum w (z - t)(z - t)^T.
-    """
+    """Sums of the columns of a continuous variable z."""
 
     __slots__ = (
         "_n_rows", "_weight", "n_columns", "names", "products", "reference", "squares", "width",
@@ -74,11 +58,11 @@ class ColumnSums(Variable):
         self.n_columns = len(names)
         self._n_rows = n_rows
         self._weight = weight
-        self.reference = reference
-        self.x_sum = x_sum
-        self.z_sum = z_sum
-        self.products = products
-        self.squares = squares
+        self.reference = reference  # (k,): reference point t of z; arbitrary before the first rows
+        self.x_sum = x_sum  # (d,): sum w (x - r)
+        self.z_sum = z_sum  # (k,): sum w (z - t)
+        self.products = products  # (k, d): sum w (z - t)(x - r)^T
+        self.squares = squares  # (k, k): sum w (z - t)(z - t)^T
 
     @classmethod
     def _empty(cls, width: int, names: list[str]) -> ColumnSums:
@@ -249,12 +233,10 @@ class ColumnSums(Variable):
             )
 
     def _clear_rounding(self, before: ColumnSums) -> None:
-        """Make columns constant if their variance after a removal is within rounding error.
-
-        `before` holds the sums before the removal. The reference point of a constant column becomes
-        the value of the column, because rounding errors of sums about a distant point would hide
-        that the column is constant.
-        """
+        """Make columns constant if their variance after a removal is within rounding error."""
+        # `before` holds the sums before the removal. The reference point of a constant column
+        # becomes the value of the column, because rounding errors of sums about a distant point
+        # would hide that the column is constant.
         squares = np.einsum("ii->i", before.squares)
         rounding = EPS64 * (64 + 8 * before._n_rows**0.5) * squares
         squares_of_mean = self.z_sum**2 / self._weight
@@ -301,10 +283,8 @@ class ColumnSums(Variable):
         raise LabelError(f"the variable {name!r} is continuous; it has no classes")
 
     def cross_covariance(self, ddof: float, name: object) -> Float:
-        """Return Cov(x, z) over the labelled rows, (d, k).
-
-        It is (sum w (x-r)(z-t)^T - sum w (x-r) sum w (z-t)^T / W) / (W - ddof), with W = sum w.
-        """
+        """Return Cov(x, z) over the labelled rows, (d, k)."""
+        # It is (sum w (x-r)(z-t)^T - sum w (x-r) sum w (z-t)^T / W) / (W - ddof), with W = sum w.
         divisor = denominator(self._weight, ddof, name)
         columns = self.products - np.outer(self.z_sum / self._weight, self.x_sum)
         return np.asarray(columns.T / divisor)
@@ -319,11 +299,9 @@ class ColumnSums(Variable):
         return np.asarray(self.squares / self._weight - np.outer(mean, mean))
 
     def span(self) -> Float:
-        """Return rows (k', d) that span the columns of Cov(x, z), ddof = 0.
-
-        Each row is the covariance of x with a column of z, divided by the standard deviation of the
-        column. Constant columns have no row.
-        """
+        """Return rows (k', d) that span the columns of Cov(x, z), ddof = 0."""
+        # Each row is the covariance of x with a column of z, divided by the standard deviation of
+        # the column. Constant columns have no row.
         if self._weight == 0:
             return np.zeros((0, self.width))
         return spans.column_span(
@@ -387,25 +365,7 @@ _PART_ROWS = 256
 
 
 class Indicators:
-    """Sums of a block of indicators z about a reference point t of z, with preallocated memory.
-
-    Parameters
-    ----------
-    codes : (n,) intp
-        Result of :func:`indicator_codes`, with -1 for a missing label.
-    weight : (n,) float64, or None for unit weights
-    reference : (k,) float64
-        Reference point t.
-    width : int
-        Number of features d of x.
-
-    Attributes
-    ----------
-    codes : (n,) intp
-        Class of each row, numbered by first occurrence; -1 for a missing label.
-    n_classes : int
-        Number of classes that occur; rows of zeros form one class.
-    """
+    """Sums of a block of indicators z about a reference point t of z, with preallocated memory."""
 
     def __init__(self, codes: Codes, weight: Float | None, reference: Float, width: int) -> None:
         k = len(reference)
@@ -429,15 +389,8 @@ class Indicators:
         return weights - weight_sum * t, squares
 
     def products(self, class_sums: Float) -> Float:
-        """Return sum w (z - t)(x - r)^T, (k, d), and below it the row sum w (x - r).
-
-        The method allocates no memory.
-
-        Parameters
-        ----------
-        class_sums : (n_classes, d) float64
-            sum w (x - r) over the rows of each class.
-        """
+        """Return sum w (z - t)(x - r)^T, (k, d), and below it the row sum w (x - r)."""
+        # No memory is allocated.
         products, total = self._products, self._total
         np.sum(class_sums, axis=0, out=total)
         np.multiply(self._reference[:, None], total, out=products[:-1])
@@ -448,14 +401,7 @@ class Indicators:
 
 
 def indicator_codes(labels: Float) -> Codes | None:
-    """Return the number of the column that is 1 in each row, or k for a row of zeros, (n,).
-
-    Return None if a row holds anything but zeros and at most one 1.
-
-    Parameters
-    ----------
-    labels : (n, k) float64, k > 0
-    """
+    """Return the number of the column that is 1 in each row, or k for a row of zeros, (n,)."""
     n, k = labels.shape
     codes = np.empty(n, np.intp)
     for start in range(0, n, _PART_ROWS):

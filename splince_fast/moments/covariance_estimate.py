@@ -56,67 +56,31 @@ _ROUNDINGS = 64.0
 
 @dataclass(frozen=True, slots=True)
 class SampleStatistics:
-    """Properties of the sample from which Cov(x) was estimated, and parts of the estimate.
+    """Properties of the sample from which Cov(x) was estimated, and parts of the estimate."""
 
-    The module docstring defines the symbols.
+    # The module docstring defines the symbols.
 
-    Attributes
-    ----------
-    correction : ndarray of shape (d,)
-        Diagonal of D.
-    explained : ndarray of shape (k, d)
-        Rows r_i with sum r_i r_i^T = R R^T, the part of Cov(x) that the labels explain.
-    n_rows : int
-        Number of sampled rows.
-    n_effective : float
-        Effective number m of sampled rows, (sum w)^2 / sum w^2.
-    fraction : float
-        Fraction of all rows that was sampled.
-    n_labels : int
-        Rank k of the labels.
-    unit_roundoff : float
-        Unit roundoff of the products in the scatter of the sample.
-    """
-
-    correction: Float
+    correction: Float  # (d,): diagonal of D
+    # (k, d): rows r_i with sum r_i r_i^T = R R^T, the part of Cov(x) that the labels explain
     explained: Float
     n_rows: int
-    n_effective: float
-    fraction: float
-    n_labels: int
-    unit_roundoff: float
+    n_effective: float  # effective number m of sampled rows, (sum w)^2 / sum w^2
+    fraction: float  # fraction of all rows that was sampled
+    n_labels: int  # rank k of the labels
+    unit_roundoff: float  # unit roundoff of the products in the scatter of the sample
 
     def distortion(
         self, left: Float, right: Float, gram: Float, regressors: int
     ) -> tuple[float, float | None]:
-        """Return unbiased estimates of the distortion E|left^T right (x - mean)|^2 and its excess.
-
-        The excess is the distortion minus the least distortion of any eraser with the same
-        constraints. The k label columns explain a part of the distortion. The unexplained part is
-        the residual variance of a regression on p other coordinates, fitted to the m sampled rows.
-        The residual variance is too small in the sample, by the factor 1 - p / (m - k). In other
-        rows it exceeds the minimum by the fraction p / (m - p - 2). If the sample is a fraction f
-        of all rows, p is replaced by (1 - f) p in both numerators, so that the expected excess is
-        the minimum of the unexplained part times::
-
-            (1 - f) p / (m - p - 2)
-
-        Parameters
-        ----------
-        left, right : (r, d) float64
-            Factors of the removed part of x.
-        gram : (r, r) float64
-            right Cov(x) right^T, estimated from the sample.
-        regressors : int
-            Number p of coordinates in the regression.
-
-        Returns
-        -------
-        distortion : float
-            Not corrected for bias if m is too small for the formulas.
-        excess : float or None
-            Fraction of the least distortion; None if m is too small for the formulas.
-        """
+        """Estimate the distortion E|left^T right (x - mean)|^2 and its excess, without bias."""
+        # The excess is the distortion minus the least distortion of any eraser with the same
+        # constraints. The k label columns explain a part of the distortion. The unexplained part is
+        # the residual variance of a regression on p other coordinates, fitted to the m sampled
+        # rows. The residual variance is too small in the sample, by the factor 1 - p / (m - k). In
+        # other rows it exceeds the minimum by the fraction p / (m - p - 2). If the sample is a
+        # fraction f of all rows, p is replaced by (1 - f) p in both numerators, so that the
+        # expected excess is the minimum of the unexplained part times::
+        #     (1 - f) p / (m - p - 2)
         left_gram = left @ left.T
         coordinates = right @ self.explained.T
         explained = float(np.sum(left_gram * (coordinates @ coordinates.T)))
@@ -148,21 +112,8 @@ def _refuse_below(sampled: SampledAccumulator, needed: int) -> None:
 
 
 def sampled_covariance(sampled: SampledAccumulator) -> tuple[Float, SampleStatistics]:
-    """Return the estimate M of Cov(x), and properties of the sample.
-
-    M is (d, d), Fortran-ordered; only its lower triangle is valid. The accumulator must not have
-    buffered rows.
-
-    Raises
-    ------
-    NotEnoughDataError
-        There are fewer than two sampled rows.
-
-    Warns
-    -----
-    SampledScatterWarning
-        The variances of a feature in all rows and in the sample differ too much.
-    """
+    """Return the estimate M of Cov(x), and properties of the sample."""
+    # M is (d, d), Fortran-ordered; only its lower triangle is valid. No rows may be buffered.
     import scipy.linalg.blas
 
     _refuse_below(sampled, 2)
@@ -205,33 +156,15 @@ def sampled_covariance(sampled: SampledAccumulator) -> tuple[Float, SampleStatis
 def _undetermined(
     sampled: SampledAccumulator, matrix: Float, variances: Float, explained: Float
 ) -> NDArray[np.intp]:
-    """Return the features that depend linearly on others in the sample, but not in all rows.
-
-    For example, two words may occur together in every sampled row, but separately in other rows.
-    Then W has variance 0 along the difference of the two features, and M has only the variance that
-    the labels explain. The labels would seem to explain the difference fully, and an eraser could
-    change x along the difference without bound.
-
-    A feature j is returned if a combination b = e_j - sum_i c_i e_i of features has W b = 0 in the
-    sample, but x varies along b in all rows: R^T b is not zero up to rounding errors. A Cholesky
-    factorisation with pivoting gives b. In the caller, the entry of D for the feature is at least
-    the sampling error of its variance.
-
-    Parameters
-    ----------
-    matrix : (d, d) float64
-        m / (m - k) W; only the lower triangle is valid.
-    variances : (d,) float64
-        Variances in all rows.
-    explained : (k, d) float64
-        R^T, with R of all rows.
-
-    Returns
-    -------
-    (q,) intp
-        Empty if there are fewer than 4 sampled rows per feature that varies, since solvers then
-        require shrinkage.
-    """
+    """Return the features that depend linearly on others in the sample, but not in all rows."""
+    # For example, two words may occur together in every sampled row, but separately in other rows.
+    # Then W has variance 0 along the difference of the two features, and M has only the variance
+    # that the labels explain. The labels would seem to explain the difference fully, and an eraser
+    # could change x along the difference without bound.
+    # A feature j is returned if a combination b = e_j - sum_i c_i e_i of features has W b = 0 in
+    # the sample, but x varies along b in all rows: R^T b is not zero up to rounding errors. A
+    # Cholesky factorisation with pivoting gives b. In the caller, the entry of D for the feature is
+    # at least the sampling error of its variance.
     import scipy.linalg
 
     sample_state, varies = sampled.sample.rows.nonempty_state(), variances > 0
@@ -284,10 +217,8 @@ def _regressors(sampled: SampledAccumulator, n_effective: float) -> list[Variabl
 
 
 def _aligned(variable: Variable | None, all_rows_variable: Variable) -> Variable:
-    """Return a variable of the sample with the classes and class order of `all_rows_variable`.
-
-    `all_rows_variable` is the same variable in all rows. None becomes a variable without rows.
-    """
+    """Return a variable of the sample with the classes and class order of `all_rows_variable`."""
+    # `all_rows_variable` is the same variable in all rows. None becomes a variable without rows.
     if variable is None:
         variable = all_rows_variable.empty_like()
     if isinstance(variable, ClassSums):

@@ -18,30 +18,12 @@ _MATRICES, _MEMORY_FRACTION = 6, 0.25
 
 
 def use_folds(n_rows: int | None, n_features: int | None) -> bool:
-    """Return whether a fit splits its rows into two folds, for a report on held-out rows.
-
-    The fit uses folds if three conditions hold. There are at least 200 rows. If there are more than
-    512 features, there are at least 4 rows per feature, since with fewer rows the factorisations
-    would take longer than reading the rows. 6 d^2 float64 numbers take at most a quarter of the
-    machine's memory. A condition on an unknown number counts as satisfied.
-
-    Parameters
-    ----------
-    n_rows, n_features : int or None
-        Number of rows and of features; None if unknown.
-
-    Returns
-    -------
-    bool
-        Depends only on the shape of the rows and the memory of the machine, so that refits are
-        reproducible: folds change the eraser by rounding errors.
-
-    Examples
-    --------
-    >>> from splince_fast.moments.fold_rule import use_folds
-    >>> use_folds(10_000, 384), use_folds(100, 3), use_folds(3000, 1024)
-    (True, False, False)
-    """
+    """Return whether a fit splits its rows into two folds, for a report on held-out rows."""
+    # There must be at least 200 rows, and at least 4 rows per feature if there are more than 512
+    # features: with fewer rows the factorisations would take longer than reading the rows. 6 d^2
+    # float64 numbers take at most a quarter of the machine's memory. A condition on an unknown
+    # number counts as satisfied. The answer depends on the shape and the machine alone, so that
+    # refits are reproducible.
     if n_rows is not None and n_rows < LEAST_ROWS:
         return False
     if n_features is None:

@@ -91,10 +91,8 @@ _MOST_BLOCK_BYTES = 1 << 35
 
 
 def to_tensors(accumulator: Accumulator, *, packed: bool = False) -> Record:
-    """Return named tensors and JSON metadata of an accumulator, including buffered rows.
-
-    With `packed`, for pickles, only the lower triangle of the scatter is stored.
-    """
+    """Return named tensors and JSON metadata of an accumulator, including buffered rows."""
+    # With `packed`, for pickles, only the lower triangle of the scatter is stored.
     parameters = accumulator.parameters
     if isinstance(accumulator, ClassAccumulator):
         return _classes_to_tensors(accumulator, packed)
@@ -246,14 +244,8 @@ def _buffered_to_tensors(accumulator: Accumulator, block: LabelledRows) -> Tenso
 
 
 def from_tensors(tensors: Tensors, metadata: Mapping[str, Any]) -> Accumulator:
-    """Return the accumulator that `to_tensors` stored; read-only arrays are copied.
-
-    Raises
-    ------
-    FileFormatError
-        A tensor is missing, has the wrong dtype or shape, or holds invalid numbers. Metadata of
-        the wrong form may raise KeyError, TypeError, ValueError or AttributeError instead.
-    """
+    """Return the accumulator that `to_tensors` stored; read-only arrays are copied."""
+    # Metadata of the wrong form may raise KeyError, TypeError, ValueError or AttributeError.
     tensors = {key: _writable(tensor) for key, tensor in tensors.items()}
     joint = [tuple(names) for names in metadata["joint"]]
     parameters = Parameters.of(

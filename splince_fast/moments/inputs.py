@@ -73,10 +73,8 @@ def read_update(
 
 
 def _flattened(X: Any, labels: Any, sample_weight: Any, mask: Any) -> tuple[Any, Any, Any]:
-    """Return the rows of X, (n, d), and their labels and weights, without leading dimensions.
-
-    X has shape (..., d). `mask`, (...), is False for the rows to leave out; None keeps all rows.
-    """
+    """Return the rows of X, (n, d), and their labels and weights, without leading dimensions."""
+    # `mask`, (...), is False for the rows to leave out; None keeps all rows.
     array = as_numbers(X)
     if array.ndim < 2:
         raise InputError(f"X has shape {array.shape}; it must be (n, d), or (batch, token, d)")
@@ -102,10 +100,8 @@ def _map_columns(labels: Any, function: Any) -> Any:
 
 
 def _select_labels(labels: Any, index: NDArray[np.intp], n: int) -> Any:
-    """Return the labels of the rows `index`.
-
-    A column whose length is not n is returned unchanged: `encode` raises an error for it later.
-    """
+    """Return the labels of the rows `index`."""
+    # A column whose length is not n is returned unchanged: `encode` raises an error for it later.
 
     def select(column: Any, description: str) -> Any:
         shape = getattr(column, "shape", None)

@@ -38,26 +38,17 @@ _MAX_FEATURES = 256
 
 @dataclass(slots=True)
 class LabelTable:
-    """Gram matrix of the label features of all variables.
+    """Gram matrix of the label features of all variables."""
 
-    Attributes
-    ----------
-    gram : ndarray of shape (k, k)
-        sum w f f^T.
-    index : dict of VariableName to ndarray
-        Row numbers in the Gram matrix of the classes or columns of each variable, in their order;
-        empty for a variable that is left out of the table.
-    origins : dict of VariableName to ndarray
-        Origin that is subtracted from the columns of each continuous variable.
-    """
-
-    gram: Float = field(default_factory=lambda: np.zeros((0, 0)))
+    gram: Float = field(default_factory=lambda: np.zeros((0, 0)))  # (k, k): sum w f f^T
+    # row numbers in the Gram matrix of the classes or columns of each variable, in their order;
+    # empty for a variable that is left out of the table
     index: dict[VariableName, Index] = field(default_factory=dict)
+    # origin that is subtracted from the columns of each continuous variable
     origins: dict[VariableName, Float] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the Gram matrix."""
         return self.gram.nbytes
 
     @property
@@ -66,7 +57,6 @@ class LabelTable:
         return sum(map(len, self.index.values())) == len(self.gram)
 
     def copy(self) -> LabelTable:
-        """Return an independent copy."""
         return LabelTable(
             self.gram.copy(),
             {name: index.copy() for name, index in self.index.items()},
@@ -76,10 +66,7 @@ class LabelTable:
     # -- filling ---------------------------------------------------------------------------
 
     def _reserve(self, name: VariableName, n_features: int) -> Index:
-        """Return the row numbers of a variable in the Gram matrix; rows are added if necessary.
-
-        The result is empty if the variable is left out of the table.
-        """
+        """Return the row numbers of a variable in the Gram matrix; rows are added if necessary."""
         index = self.index.get(name)
         if index is None:
             index = np.zeros(0, np.intp)
@@ -106,11 +93,9 @@ class LabelTable:
         *,
         within: bool = True,
     ) -> None:
-        """Add the products of the label features of a block of rows.
-
-        `labels` are encoded with the classes of `variables`. With `within`, the products of the
-        features of the same variable are added, too.
-        """
+        """Add the products of the label features of a block of rows."""
+        # `labels` are encoded with the classes of `variables`. With `within`, the products of the
+        # features of the same variable are added, too.
         features: list[_Features] = []
         for name, column in labels.items():
             variable = variables[name]
@@ -156,12 +141,11 @@ class LabelTable:
         ours: Mapping[VariableName, Variable],
         theirs: Mapping[VariableName, Variable],
     ) -> None:
-        """Add (sign 1) or subtract (sign -1) a table.
-
-        `ours` are the variables after the merge, and `theirs` are the variables of `other`. The two
-        tables may subtract different origins from a continuous variable, t in this table and t'
-        in `other`: a column f of `other` becomes f + (t' - t) p, with p the indicator of presence.
-        """
+        """Add (sign 1) or subtract (sign -1) a table."""
+        # `ours` are the variables after the merge, and `theirs` are the variables of `other`. The
+        # two tables may subtract different origins from a continuous variable, t in this table and
+        # t' in `other`: a column f of `other` becomes f + (t' - t) p, with p the indicator of
+        # presence.
         size = len(other.gram)
         blocks: list[tuple[Index, Index, Float]] = []
         for name, index in other.index.items():
@@ -199,12 +183,10 @@ class LabelTable:
         variables: Mapping[VariableName, Variable],
         weight: float,
     ) -> Float:
-        """Return Cov(v, v), ddof = 0, of the centred columns v of the variables `names`.
-
-        In the labelled rows of a variable, v is the column or indicator minus its mean over these
-        rows; in all other rows, v is 0. Cov(x, v) then equals Cov(x, z) over the labelled rows,
-        times the fraction of the weight in these rows. `weight` is the weight sum of all rows.
-        """
+        """Return Cov(v, v), ddof = 0, of the centred columns v of the variables `names`."""
+        # In the labelled rows of a variable, v is the column or indicator minus its mean over these
+        # rows; in all other rows, v is 0. Cov(x, v) then equals Cov(x, z) over the labelled rows,
+        # times the fraction of the weight in these rows. `weight` is the weight sum of all rows.
         parts: list[Float] = []
         indices: list[Index] = []
         for name in names:
@@ -229,10 +211,8 @@ class LabelTable:
     def pair_covariance(
         self, a: VariableName, b: VariableName, variables: Mapping[VariableName, Variable]
     ) -> tuple[Float, float] | None:
-        """Return Cov(a, b), (k_a, k_b), and the weight sum, over the rows with both labels.
-
-        Return None if no row has both labels, or if a variable is left out of the table.
-        """
+        """Return Cov(a, b), (k_a, k_b), and the weight sum, over the rows with both labels."""
+        # Return None if no row has both labels, or if a variable is left out of the table.
         index = [self.index.get(name, _NO_INDEX) for name in (a, b)]
         block = self.gram[np.ix_(*index)]
         continuous = [isinstance(variables[name], ColumnSums) for name in (a, b)]

@@ -82,11 +82,11 @@ class Moments:
         with the tuple as its name: ``joint=[("gender", "race")]``.
     subsample : float in (0, 1]
         Fraction of the rows that are sampled to estimate the covariance of x. Sums per class, means
-        and variances are computed from all rows, so that constraints stay exact; see the notes.
+        and variances are those of all rows. See the notes.
     sketch_size : int, optional
         Number of columns of random signs by which the scatter is multiplied. The variances and
-        these products replace the d x d scatter: O(d (sketch_size + k)) numbers for k classes and
-        label columns. Rows may then be sparse. 0 keeps the variances only. See the notes.
+        these products replace the d x d scatter: O(d (sketch_size + k)) numbers for k label
+        columns. Rows may then be sparse. 0 keeps the variances only. See the notes.
     random_state : int
         Seed of the sampled rows, and of the signs of a sketch.
     by : str, optional
@@ -95,40 +95,23 @@ class Moments:
 
     Notes
     -----
-    *Sketch of the covariance.* With ``sketch_size=r``, the state consists of the diagonal of the
-    scatter S and of Y = S O, with O a (d, r) matrix of random signs. S is approximated by
-
-        D + Y (O^T Y)^+ Y^T,    D = diag(S) - diag(Y (O^T Y)^+ Y^T) >= 0
-
-    (a Nystroem approximation with the exact variances). Constraints are exact, as for any positive
-    definite matrix in place of S. The distortion exceeds the minimum by an amount that depends on
-    the data. This excess is unknown, and missing in the report, unless ``refine=`` of a method
-    reads the rows again. Both operands of ``+`` and ``-`` need the same sketch_size and
-    random_state.
-
-    *Sampled scatter.* A covariance takes O(n d^2) operations, all other sums O(n d). Any positive
-    definite matrix in place of the covariance gives an eraser with the same constraints; the matrix
-    determines only how far the distortion exceeds the minimum. With ``subsample=s``, a hash of i
-    samples row i of the stream with probability pi_i = min(1, s max(1, q_i / mean q)); a sampled
-    row has the weight w_i / pi_i. Here q_i = w_i sum_j (x_ij - mean_j)^2 / v_j, with the mean and
-    the variances v of the previous blocks, and mean q is taken over the block of row i. The
-    covariance is the sum of two estimates: the covariance of the residuals of x about the labels,
-    from the sampled rows, and the part that the labels explain, from all rows. For Gaussian x and
-    m sampled rows, a fraction f of all rows, the distortion exceeds the minimum by the fraction
+    *Sketch and sample.* Any positive definite matrix in place of Cov(x) gives an eraser with the
+    same constraints; the matrix determines only how far the distortion exceeds the minimum. With
+    ``sketch_size``, this excess is unknown unless ``refine=`` of a method reads the rows again.
+    With ``subsample``, m sampled rows, a fraction f of all, give for Gaussian x the mean excess
 
         (1 - f) (1 - R^2) p / (m - p - 2)
 
-    on average, with p = d minus the rank of the erased and kept variables, and R^2 the squared
-    multiple correlation of the removed coordinates with the labels. 21 d rows give an excess of at
-    most 5 percent. The report states the number of rows and the excess; fewer than 4 d rows raise
-    an error. Reading the moments between updates ends a block, which changes the later sample.
+    with p = d minus the rank of the erased and kept variables, and R^2 the squared multiple
+    correlation of the removed coordinates with the labels: 21 d rows give at most 5 percent. The
+    report states the excess; fewer than 4 d rows raise an error. Reading the moments between
+    updates ends a block, which changes the later sample.
 
-    *Precision.* Every block is centred close to its mean and merged by the pairwise formula of
-    Chan, Golub and LeVeque (1983): offset, drift and order of the data change the result by
-    rounding errors only. Products are computed in float32 for data of at most 32 bits, and added in
-    float64: entries of the covariance are then exact to about 1e-7 of the standard deviations, to
-    1e-6 for columns with few distinct values, and to 4e-6 if a few rows of a block contribute most
-    of the sum of squares of a column.
+    *Precision.* Offset, drift and order of the data change the result by rounding errors only.
+    Products are computed in float32 for data of at most 32 bits, and added in float64: entries of
+    the covariance are then exact to about 1e-7 of the standard deviations, to 1e-6 for columns with
+    few distinct values, and to 4e-6 if a few rows of a block contribute most of the sum of squares
+    of a column.
 
     *Missing labels.* A row without a label for one variable counts for x and for other variables.
 
@@ -339,7 +322,6 @@ class Moments:
         return self._accumulator.parameters
 
     def _arguments(self) -> dict[str, Any]:
-        """Return the keyword arguments of an empty object with the same parameters."""
         return self.parameters.as_arguments()
 
     # -- algebra ---------------------------------------------------------------------------
@@ -384,7 +366,6 @@ class Moments:
 
     @classmethod
     def _empty(cls, parameters: Parameters) -> Moments:
-        """Return empty Moments with validated parameters."""
         return cls._wrap(accumulator_of(parameters))
 
     @classmethod
@@ -649,11 +630,10 @@ class Moments:
         return object.__sizeof__(self) + self.nbytes
 
     def _locked(self) -> AbstractContextManager[Accumulator]:
-        """Return a context manager that holds a read lock and yields the accumulator.
-
-        Buffered rows are merged into the sums first. Any number of threads may hold the lock at the
-        same time; meanwhile, updates raise an error. Ctrl-C is deferred to the end of the block.
-        """
+        """Return a context manager that holds a read lock and yields the accumulator."""
+        # Buffered rows are merged into the sums first. Any number of threads may hold the lock at
+        # the same time; meanwhile, updates raise an error. Ctrl-C is deferred to the end of the
+        # block.
         return Reading(self._lock, self._accumulator)
 
     def _state(self) -> State:
@@ -1059,11 +1039,9 @@ class Folds(Sequence[Moments]):
     # -- storing ---------------------------------------------------------------------------
 
     def _arguments(self) -> dict[str, Any]:
-        """Return the arguments of empty folds with the same parameters, as JSON values."""
         return {"folds": len(self), "groups": self._groups, **self.parameters.as_arguments()}
 
     def _write_checkpoint(self, path: str | os.PathLike[str], stream: dict[str, object]) -> None:
-        """Write the folds and the JSON object `stream`, which has the position in the source."""
         tensors: files.Tensors = {}
         metadata: list[dict[str, Any]] = []
         for i, fold in enumerate(self._folds):
@@ -1077,7 +1055,6 @@ class Folds(Sequence[Moments]):
         files.write(path, _KIND_OF_FOLDS, FORMAT, tensors, {"folds": metadata, **described})
 
     def _read_checkpoint(self, path: str | os.PathLike[str]) -> tuple[Folds, object]:
-        """Return the folds and the JSON object `stream` of a checkpoint."""
         tensors, metadata = files.read(path, _KIND_OF_FOLDS, FORMAT)
         with files.consistent(path, "accumulate again"):
             described, groups, position = (
@@ -1102,16 +1079,13 @@ def name_features(moments: Moments | Folds, names: Iterable[str] | None) -> None
 
 
 def _digest(name: ClassName) -> int:
-    """Return a 64-bit digest of a class name."""
     digest = hashlib.blake2b(repr(class_key(name)).encode(), digest_size=8)
     return int.from_bytes(digest.digest(), "little")
 
 
 def from_accumulator(accumulator: Accumulator, parameters: Parameters) -> Moments:
-    """Return moments with the sums of an accumulator and with other parameters.
-
-    The accumulator has no buffered rows. Its arrays are shared, not copied.
-    """
+    """Return moments with the sums of an accumulator and with other parameters."""
+    # No rows may be buffered. The arrays are shared, not copied.
     result = Accumulator(parameters)
     result.state, result.variables = accumulator.state, accumulator.variables
     result.label_products = accumulator.label_products

@@ -13,33 +13,18 @@ from splince_fast.exceptions import IncompatibleMomentsError, InputError
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Validated arguments of `Moments`.
+    """Validated arguments of `Moments`."""
 
-    Attributes
-    ----------
-    block_rows : int or None
-        Rows per block; None for a number that depends on width and dtype.
-    kinds : dict of str to str
-        Kind, "classes" or "continuous", by variable.
-    joint : tuple of tuples of str
-        Tuples of names of class-coded variables. The combinations of the classes in a tuple are the
-        classes of one joint variable.
-    subsample : float
-        Fraction of the rows from which Cov(x) is estimated.
-    random_state : int
-        Seed of the sampled rows, and of the signs of a sketch.
-    sketch_size : int or None
-        Number of columns of the sketch of the scatter; None for the d x d scatter.
-    by : str or None
-        Class-coded variable; a separate scatter is accumulated for each of its classes.
-    """
-
-    block_rows: int | None
+    block_rows: int | None  # rows per block; None for a number that depends on width and dtype
     kinds: dict[str, str]
+    # Tuples of names of class-coded variables. The combinations of the classes in a tuple are the
+    # classes of one joint variable.
     joint: tuple[tuple[str, ...], ...]
-    subsample: float = 1.0
-    random_state: int = 0
+    subsample: float = 1.0  # fraction of the rows from which Cov(x) is estimated
+    random_state: int = 0  # seed of the sampled rows, and of the signs of a sketch
+    # number of columns of the sketch of the scatter; None for the d x d scatter
     sketch_size: int | None = None
+    # class-coded variable; a separate scatter is accumulated for each of its classes
     by: str | None = None
 
     @classmethod
@@ -89,7 +74,6 @@ class Parameters:
         )  # fmt: skip
 
     def as_arguments(self) -> dict[str, Any]:
-        """Return the keyword arguments of `Moments` for these parameters."""
         return asdict(self)
 
     def capacity(self, width: int, itemsize: int) -> int:

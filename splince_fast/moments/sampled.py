@@ -51,28 +51,16 @@ _LEAST_VARIANCE = 1e-20
 
 @dataclass(slots=True)
 class SampledRows:
-    """The sampled rows, from which the scatter is estimated.
+    """The sampled rows, from which the scatter is estimated."""
 
-    Attributes
-    ----------
-    rows : Accumulator
-        Moments of the sampled rows, with weights w / pi.
-    squares : float
-        Sum of the squared weights, sum (w / pi)^2.
-    labels, all_labels : LabelTable
-        Products of label features over the sampled rows, and over all rows.
-    position : int
-        Number of rows from which the sample was drawn.
-    """
-
-    rows: Accumulator
-    squares: float = 0.0
+    rows: Accumulator  # moments of the sampled rows, with weights w / pi
+    squares: float = 0.0  # sum of the squared weights, sum (w / pi)^2
+    # products of label features over the sampled rows, and over all rows
     labels: LabelTable = field(default_factory=LabelTable)
     all_labels: LabelTable = field(default_factory=LabelTable)
-    position: int = 0
+    position: int = 0  # number of rows from which the sample was drawn
 
     def copy(self) -> SampledRows:
-        """Return an independent copy."""
         labels, all_labels = self.labels.copy(), self.all_labels.copy()
         return SampledRows(self.rows.copy(), self.squares, labels, all_labels, self.position)
 
@@ -85,12 +73,7 @@ class SampledRows:
 
 
 class SampledAccumulator(DiagonalAccumulator):
-    """An accumulator of the variances of all rows and of the scatter of a sample of the rows.
-
-    Attributes
-    ----------
-    sample : SampledRows
-    """
+    """An accumulator of the variances of all rows and of the scatter of a sample of the rows."""
 
     # Rows are added in the order of the stream, so that the sample is the same for all block sizes.
     always_in_order = True
@@ -186,7 +169,6 @@ class SampledAccumulator(DiagonalAccumulator):
     # -- algebra ---------------------------------------------------------------------------
 
     def add(self, other: Accumulator) -> None:
-        """Add the sums and the sample of another accumulator."""
         self.check_compatible(other)
         if other.state is None:
             return
@@ -198,7 +180,6 @@ class SampledAccumulator(DiagonalAccumulator):
         self._combine(sampled, self.sample, theirs, 1)
 
     def without(self, part: Accumulator) -> Accumulator:
-        """Return a copy without the rows and the sample of `part`."""
         result = cast(SampledAccumulator, super().without(part))
         if part.state is not None:
             theirs = cast(SampledAccumulator, part)
@@ -259,11 +240,9 @@ def _names_of(batch: Batch, name: VariableName) -> tuple[Any, ...]:
 
 
 def arguments_of_part(arguments: Mapping[str, object], first: int) -> dict[str, Any]:
-    """Return the arguments of `Moments` for the part of a source that begins at block `first`.
-
-    `arguments` holds the arguments for the source. Each part counts its rows from 0 and has another
-    random_state, so that the samples of the parts are independent.
-    """
+    """Return the arguments of `Moments` for the part of a source that begins at block `first`."""
+    # `arguments` holds the arguments for the source. Each part counts its rows from 0 and has
+    # another random_state, so that the samples of the parts are independent.
     if not first or arguments["subsample"] == 1:
         return dict(arguments)
     key = splitmix64(np.array([arguments["random_state"]], np.uint64))
@@ -285,11 +264,9 @@ def with_subsample(parameters: Mapping[str, Any], source: Source, folds: int) ->
 def subsample_for(
     subsample: float | str, n_rows: int | None, n_features: int | None, name: str, folds: int
 ) -> float:
-    """Return `subsample` as a number for a source; raise InputError if it leaves too few rows.
-
-    "auto" is the smallest power of 1/2 that leaves 22 sampled rows per feature for an eraser. With
-    `folds` above 1, an eraser is fitted to the rows of all folds except one.
-    """
+    """Return `subsample` as a number for a source; raise InputError if it leaves too few rows."""
+    # "auto" is the smallest power of 1/2 that leaves 22 sampled rows per feature for an eraser.
+    # With `folds` above 1, an eraser is fitted to the rows of all folds except one.
     has_shape = n_rows is not None and n_features is not None
     if isinstance(subsample, str):
         if not has_shape:

@@ -42,10 +42,8 @@ _STRIPE = 1 << 12
 
 @lru_cache(maxsize=2)
 def signs(width: int, sketch_size: int, random_state: int) -> Signs:
-    """Return the matrix O of random signs -1 and 1, (width, sketch_size).
-
-    The signs are bits of hashes. The array is cached, and read-only.
-    """
+    """Return the matrix O of random signs -1 and 1, (width, sketch_size)."""
+    # The signs are bits of hashes. The array is cached, and read-only.
     words = -(-sketch_size // 64)
     key = splitmix64(splitmix64(np.array([random_state], np.uint64)))[0]
     numbers = splitmix64(np.arange(width * words, dtype=np.uint64) + key)
@@ -78,27 +76,9 @@ def add_outer(out: Float, sign: float, column: Float, row: Float) -> None:
 def add_images(
     rows: Any, weight: Float | None, shift: Float, vectors: NDArray[Any], out: Float
 ) -> Float:
-    """Add sum w (x - c)(x - c)^T V to `out`, with c the shift.
-
-    For sparse rows only sum w x (x - c)^T V is added: the caller subtracts c t^T, with t the
-    returned sum.
-
-    Parameters
-    ----------
-    rows : (n, d) array, or CSR matrix
-    weight : (n,) float64 or None
-    shift : (d,) float64
-        c.
-    vectors : (d, m) int8 or float64
-        V.
-    out : (d, m) float64
-        Changed in place.
-
-    Returns
-    -------
-    (m,) float64
-        t = sum w V^T (x - c).
-    """
+    """Add sum w (x - c)(x - c)^T V to `out`, with c the shift."""
+    # For sparse rows only sum w x (x - c)^T V is added: the caller subtracts c t^T, with the
+    # returned t = sum w V^T (x - c), (m,).
     m = vectors.shape[1]
     if not m:
         return np.zeros(0)
@@ -132,17 +112,11 @@ def add_images(
 
 @dataclass(slots=True)
 class Sketch(Diagonal):
-    """Sketch of a scatter S; the inherited `matrix` holds only the diagonal of S, (d,).
+    """Sketch of a scatter S; the inherited `matrix` holds only the diagonal of S, (d,)."""
 
-    Attributes
-    ----------
-    images : ndarray of shape (d, r)
-        Y = S O.
-    signs : ndarray of int8, shape (d, r)
-        Random signs O, shared by all sketches of these parameters.
-    """
-
+    # (d, r): Y = S O
     images: Float = None  # type: ignore[assignment]
+    # (d, r): random signs O, shared by all sketches of these parameters
     signs: Signs = None  # type: ignore[assignment]
 
     @classmethod
@@ -201,7 +175,6 @@ class SketchAccumulator(DiagonalAccumulator):
 
     @property
     def sketch_size(self) -> int:
-        """Number of columns r of the sketch."""
         return cast(int, self.parameters.sketch_size)
 
     def check_width(self, width: int) -> None:
@@ -224,13 +197,7 @@ class SketchAccumulator(DiagonalAccumulator):
         index: NDArray[np.intp] | None = None,
         merge_all: bool = False,
     ) -> None:
-        """Add rows; sparse rows are merged into the sums at once, without a buffer.
-
-        Raises
-        ------
-        NonFiniteError, InputError, LabelError
-            The input is invalid; nothing has changed.
-        """
+        """Add rows; sparse rows are merged into the sums at once, without a buffer."""
         self.check_width(rows.width)
         if not isinstance(rows, SparseRows):
             super().update(
@@ -279,10 +246,8 @@ def _reduce_dense(
     n_sums: int,
     values: Float,
 ) -> tuple[State, tuple[Float, Float, Float, Float]]:
-    """Return the state of a block of dense rows, and the sums for its variables.
-
-    All sums are about a shift near the mean.
-    """
+    """Return the state of a block of dense rows, and the sums for its variables."""
+    # All sums are about a shift near the mean.
     shift = head_mean(rows[:_HEAD], None if weight is None else weight[:_HEAD])
     block_sums = BlockSums(rows, weight, shift, codes, n_sums, values)
     block_sums.compute(np.zeros(len(shift)))
@@ -306,12 +271,10 @@ def _reduce_sparse(
     n_sums: int,
     values: Float,
 ) -> tuple[State, tuple[Float, Float, Float, Float]]:
-    """Return the state of a block of sparse rows, and the sums for its variables.
-
-    Only stored entries are read. Columns are summed about 0, except columns whose mean is more than
-    16 standard deviations from 0. These are summed about a shift near the mean, which makes them
-    dense, but adds few entries: such a column has less than one implicit zero in 257 rows.
-    """
+    """Return the state of a block of sparse rows, and the sums for its variables."""
+    # Only stored entries are read. Columns are summed about 0, except columns whose mean is more
+    # than 16 standard deviations from 0. These are summed about a shift near the mean, which makes
+    # them dense, but adds few entries: such a column has less than one implicit zero in 257 rows.
     import splince_fast._kernels.sparse as kernels
 
     n, d = rows.shape

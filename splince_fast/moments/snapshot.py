@@ -52,41 +52,24 @@ _PROBES = 128
 
 
 class Snapshot:
-    """Statistics of moments that are locked against changes.
+    """Statistics of moments that are locked against changes."""
 
-    Attributes
-    ----------
-    n_rows, weight : int, float
-        Number of rows and weight sum.
-    mean, variances : (d,) float64
-        Mean and variances of x, ddof = 0.
-    variables : dict of VariableName to Variable
-        Sums of each variable.
-    variable : callable
-        Function that returns the sums of a variable by name.
-    interpretation : tuple
-        `kinds` and `joint` of the moments.
-    feature_names : tuple of str or None
-    row_eps : float
-        Machine epsilon of the rows' dtype; 0 for float64 and integers.
-    sample : SampleStatistics or None
-        Sample from which Cov(x) was estimated; None if it was computed from all rows.
-    low_rank : LowRank or None
-        Approximation of Cov(x) from a sketch; None for moments with a scatter.
-    """
-
+    # sample from which Cov(x) was estimated; None if it was computed from all rows
     sample: SampleStatistics | None = None
+    # approximation of Cov(x) from a sketch; None for moments with a scatter
     low_rank: LowRank | None = None
 
     def __init__(self, accumulator: Accumulator) -> None:
         self.accumulator = accumulator
         self.variables = accumulator.variables
         self.variable = partial(look_up, self.variables)
+        # `kinds` and `joint` of the moments
         self.interpretation = accumulator.parameters.kinds, accumulator.parameters.joint
         self._state = state = accumulator.nonempty_state()
         self.n_rows, self.weight, self.mean = state.n_rows, state.weight, state.mean
         self.variances = state.second.diagonal() / state.weight
         self.feature_names = accumulator.feature_names
+        # machine epsilon of the rows' dtype; 0 for float64 and integers
         self.row_eps = state.row_eps
 
     def memory(self, whitened: bool) -> AbstractContextManager[Float | None]:
@@ -96,22 +79,10 @@ class Snapshot:
     def class_noise(
         self, names: Sequence[VariableName], factor: Factor | None
     ) -> dict[VariableName, Noise]:
-        """Return the noise of Cov(x, z), with z the variable of the argument `by` of the moments.
-
-        Parameters
-        ----------
-        names : sequence of VariableName
-            Variables whose noise is needed.
-        factor : Factor or None
-            Factor of Cov(x) without shrinkage. Another factor is computed if it is None or leaves
-            out features.
-
-        Returns
-        -------
-        dict
-            Noise of z, with the name of z as the key. Empty if the moments were made without `by`,
-            or if z is not in `names`, has one class, or has too few rows for the rank of Cov(x).
-        """
+        """Return the noise of Cov(x, z), with z the variable `by` of the moments."""
+        # The result is empty for moments without `by`, if z is not in `names`, has one class, or
+        # has too few rows for the rank of Cov(x). `factor` is of Cov(x) without shrinkage; another
+        # one is computed if it is None or leaves out features.
         import scipy.linalg.blas
 
         accumulator, by = self.accumulator, self.accumulator.parameters.by
@@ -162,7 +133,6 @@ class Snapshot:
         return self.accumulator.label_products
 
     def identity(self) -> Factor:
-        """Return the factor of the identity matrix, for methods that do not whiten."""
         state = self._state
         return self._with_rounding(factors.identity(state.second.diagonal(), state.weight))
 
@@ -202,12 +172,10 @@ class Snapshot:
         return factor
 
     def factored_after_erasure(self, deviations: Float, memory: Float | None) -> Factor:
-        """Return the factor of Cov(x), with x the rows after erasure.
-
-        Features that hold rounding errors only are left out. The level of rounding errors is
-        computed from `deviations`, (d,), the standard deviations of the features before erasure
-        (`tolerances.erased_rounding`).
-        """
+        """Return the factor of Cov(x), with x the rows after erasure."""
+        # Features that hold rounding errors only are left out. The level of rounding errors is
+        # computed from `deviations`, (d,), the standard deviations of the features before erasure
+        # (`tolerances.erased_rounding`).
         roundoff = self._state.second.unit_roundoff
         of_mean = max(tolerances.CONSTANT, roundoff) * np.abs(self.mean)
         other = copy(self)
@@ -427,7 +395,7 @@ class Factored:
     def class_noise(
         self, names: Sequence[VariableName], factor: Factor | None
     ) -> dict[VariableName, Noise]:
-        """Return the noise of Cov(x, z), with z the variable of the argument `by` of the moments.
+        """Return the noise of Cov(x, z), with z the variable `by` of the moments.
 
         Parameters
         ----------
@@ -535,21 +503,13 @@ Statistics = Snapshot | Factored
 
 
 def statistics(source: Moments | Factored) -> AbstractContextManager[Statistics]:
-    """Return a context manager that locks moments and yields their statistics.
-
-    A `Factored` needs no lock, and is yielded itself.
-
-    Raises
-    ------
-    InputError
-        `source` is neither Moments nor Factored.
-    """
+    """Return a context manager that locks moments and yields their statistics."""
+    # A `Factored` needs no lock, and is yielded itself.
     check_moments(source)
     return source._statistics()
 
 
 def check_moments(source: object) -> None:
-    """Raise InputError unless `source` is Moments, Factored or Folds."""
     if not hasattr(source, "_statistics") and not hasattr(source, "_total"):
         text = described_type(source)
         if hasattr(source, "shape"):

@@ -45,18 +45,10 @@ _CANCELLED = 0.25
 
 @dataclass(slots=True)
 class Scatter:
-    """The scatter sum w (x - m)(x - m)^T about the mean m.
+    """The scatter sum w (x - m)(x - m)^T about the mean m."""
 
-    Attributes
-    ----------
-    matrix : ndarray of shape (d, d)
-        Fortran-ordered; only the lower triangle is valid.
-    unit_roundoff : float
-        Unit roundoff of the least precise products in the sum.
-    """
-
-    matrix: Float
-    unit_roundoff: float = EPS64
+    matrix: Float  # (d, d): Fortran-ordered; only the lower triangle is valid
+    unit_roundoff: float = EPS64  # unit roundoff of the least precise products in the sum
 
     @classmethod
     def empty(cls, width: int) -> Scatter:
@@ -83,7 +75,6 @@ class Scatter:
         return Scatter(self.matrix.copy(order="F"), self.unit_roundoff)
 
     def scale(self, factor: float) -> None:
-        """Multiply every weight by a factor."""
         self.matrix *= factor
 
     def diagonal(self) -> Float:
@@ -99,10 +90,8 @@ class Scatter:
         vectors: Float,
         coefficients: Float,
     ) -> None:
-        """Add shifted^T shifted + sum_k coefficients[k] vectors[k] vectors[k]^T.
-
-        `product` is (d, d) float32 work memory for float32 blocks; None for float64 blocks.
-        """
+        """Add shifted^T shifted + sum_k coefficients[k] vectors[k] vectors[k]^T."""
+        # `product` is (d, d) float32 work memory for float32 blocks; None for float64 blocks.
         import splince_fast._kernels.blas as blas_kernels
 
         if shifted.dtype == np.float32:
@@ -115,20 +104,16 @@ class Scatter:
             self.add(_NO_PRODUCT, 1.0, vectors, coefficients)
 
     def merge(self, other: Scatter, sign: int, difference: Float, coefficient: float) -> None:
-        """Merge (sign 1) or remove (sign -1) a part: add sign (S + coefficient g g^T).
-
-        S is the scatter `other` of the part, and g is `difference`, the difference of the means.
-        """
+        """Merge (sign 1) or remove (sign -1) a part: add sign (S + coefficient g g^T)."""
+        # S is the scatter `other` of the part, and g is `difference`, the difference of the means.
         vectors = np.stack([difference, np.zeros(len(difference))])
         self.add(other.matrix, float(sign), vectors, np.array([sign * coefficient, 0.0]))
         self.unit_roundoff = max(self.unit_roundoff, other.unit_roundoff)
 
     def add(self, product: NDArray[Any], sign: float, vectors: Float, coefficients: Float) -> None:
-        """Add sign product + sum_k coefficients[k] vectors[k] vectors[k]^T.
-
-        `product` is (m, m) with m >= d, or `_NO_PRODUCT`; float32 or float64, Fortran-ordered; only
-        its lower triangle is read.
-        """
+        """Add sign product + sum_k coefficients[k] vectors[k] vectors[k]^T."""
+        # `product` is (m, m) with m >= d, or `_NO_PRODUCT`; float32 or float64, Fortran-ordered;
+        # only its lower triangle is read.
         if product.dtype == np.float32:
             self.unit_roundoff = EPS32
 
@@ -148,7 +133,6 @@ class Scatter:
         self.matrix[:, features] = 0.0
 
     def reset(self) -> None:
-        """Set all sums to 0."""
         self.matrix[...] = 0.0
         self.unit_roundoff = EPS64
 
@@ -267,7 +251,6 @@ class State:
         )
 
     def scale(self, factor: float) -> None:
-        """Multiply every weight by a factor."""
         self.weight *= factor
         self.deviation *= factor
         self.second.scale(factor)
@@ -280,13 +263,11 @@ class State:
         self, rows: NDArray[np.generic], weight: Float | None, sample: BlockSample,
         index: NDArray[np.intp] | None = None,
     ) -> Float:  # fmt: skip
-        """Return the reference point for the sum of the state and a block.
-
-        For the first block, the reference point is the weighted mean of its first rows. For later
-        blocks, the state keeps its reference point unless the mean after the block is far from
-        this point: then that mean is the new reference point. Sums about a point at c standard
-        deviations from the mean lose a factor c of precision.
-        """
+        """Return the reference point for the sum of the state and a block."""
+        # For the first block, the reference point is the weighted mean of its first rows. For later
+        # blocks, the state keeps its reference point unless the mean after the block is far from
+        # this point: then that mean is the new reference point. Sums about a point at c standard
+        # deviations from the mean lose a factor c of precision.
         if self.weight == 0.0:
             return head_mean(rows, weight, index)
         if not self._mean_would_be_far(
@@ -313,11 +294,9 @@ class State:
     def _mean_would_be_far(
         self, mean: Float, squares: Float, sampled: float, weight: float
     ) -> bool:
-        """Return whether the mean would be far from the reference point after an addition of rows.
-
-        `weight` is the weight sum of the added rows. A sample of the added rows has the weight sum
-        `sampled`, the mean `mean`, and the sums of squares `squares` about this mean.
-        """
+        """Return whether the mean is far from the reference point after an addition of rows."""
+        # `weight` is the weight sum of the added rows. A sample of the added rows has the weight
+        # sum `sampled`, the mean `mean`, and the sums of squares `squares` about this mean.
         return row_kernels.reference_is_far(
             self.reference, self.deviation, self.weight, self.second.diagonal(), mean, squares,
             sampled, weight, _FAR, _ROUNDINGS,
@@ -361,12 +340,10 @@ class State:
         return mean - mean_of_state, self.weight * weight / (self.weight + weight)
 
     def add(self, other: State, reference: Float) -> None:
-        """Add the moments of other rows, in place; `reference` becomes the reference point.
-
-        For parts a and b with scatters S_a and S_b, weight sums w_a and w_b, and w = w_a + w_b, the
-        scatter is S = S_a + S_b + (w_a w_b / w) g g^T, g = mean_b - mean_a (Chan, Golub and LeVeque
-        1983).
-        """
+        """Add the moments of other rows, in place; `reference` becomes the reference point."""
+        # For parts a and b with scatters S_a and S_b, weight sums w_a and w_b, and w = w_a + w_b,
+        # the scatter is S = S_a + S_b + (w_a w_b / w) g g^T, g = mean_b - mean_a (Chan, Golub and
+        # LeVeque 1983).
         if not other.weight:
             return
         deviation = self._deviation_about(reference)
@@ -384,22 +361,11 @@ class State:
         self.weight += other.weight
 
     def remove(self, part: State) -> tuple[NDArray[np.intp], Float]:
-        """Subtract the moments of a part of the rows, in place: the inverse of `add`.
-
-        Returns
-        -------
-        constant : (c,) intp
-            Features whose remaining variance does not exceed the rounding error of the variance
-            before the removal. The caller makes them constant unless their mean differs between
-            labels.
-        rounding : (d,) float64
-            Rounding error of the mean of each feature.
-
-        Raises
-        ------
-        IncompatibleMomentsError
-            The rows are not a part of the rows of this state. The state is invalid afterwards.
-        """
+        """Subtract the moments of a part of the rows, in place: the inverse of `add`."""
+        # constant, (c,): features whose remaining variance does not exceed the rounding error of
+        # the variance before the removal. The caller makes them constant unless their mean differs
+        # between labels. rounding, (d,): rounding error of the mean of each feature. After an error
+        # the state is invalid.
         none_constant = np.empty(0, np.intp), np.empty(0)
         if part.n_rows > self.n_rows:
             raise IncompatibleMomentsError(
@@ -445,10 +411,8 @@ class State:
         return constant, mean_bound
 
     def _check_same_rows(self, part: State) -> None:
-        """Raise IncompatibleMomentsError unless a part with all rows has the same moments.
-
-        Weights, means and variances are compared within their rounding errors.
-        """
+        """Raise IncompatibleMomentsError unless a part with all rows has the same moments."""
+        # Weights, means and variances are compared within their rounding errors.
         if self.weight and part.weight:
             squares_bound, _, mean_bound = self._rounding_of_removal(part)
             means = part.reference - self.reference
@@ -470,12 +434,10 @@ class State:
             )
 
     def _rounding_of_removal(self, part: State) -> tuple[Float, Float, Float]:
-        """Return three bounds of rounding errors for `remove`, (d,) each.
-
-        They bound the errors of a sum of squares (at the larger unit roundoff of the two states),
-        of the sum of squares of a constant feature, and of the mean. The weights of both states
-        must be positive.
-        """
+        """Return three bounds of rounding errors for `remove`, (d,) each."""
+        # They bound the errors of a sum of squares (at the larger unit roundoff of the two states),
+        # of the sum of squares of a constant feature, and of the mean. The weights of both states
+        # must be positive.
         # A bound of the rounding error of a sum of squares has two terms: a fraction of the sum,
         # and `mean_term`, which is large if the mean of the rows is far from 0.
         squares = self.second.diagonal()

@@ -155,16 +155,7 @@ def _check_stream(path: str, stream: Any) -> None:
 
 
 class Run:
-    """Accumulation of a stream up to a position, and its checkpoint.
-
-    Attributes
-    ----------
-    position : int
-        Number of blocks that were added to the target.
-    first_block : int
-        Number of the first block to read. A resumed run reads the last added block again, to
-        compare it with the checkpoint. A `StreamSource` is read from its beginning.
-    """
+    """Accumulation of a stream up to a position, and its checkpoint."""
 
     def __init__(
         self, source: Source, target: Any, stream: dict[str, Any] | None, checkpoint: str | None
@@ -175,7 +166,7 @@ class Run:
         # Read the stamps before the data, so that a later change of a file is detected.
         self._files = [] if checkpoint is None else file_stamps(source.files)
         stream = stream or {"position": 0}
-        self.position: int = stream["position"]
+        self.position: int = stream["position"]  # number of blocks that were added to the target
         self._written_position = self.position if self.position else -1
         self._first_digest: str = stream.get("first", "")
         self._last_digest: str = stream.get("last", "")
@@ -184,21 +175,20 @@ class Run:
         # The variable `groups` of `Folds` is in the labels, but is not accumulated.
         self._not_accumulated = {target._arguments().get("groups")}
         is_stream = isinstance(source, StreamSource)
+        # Number of the first block to read. A resumed run reads the last added block again, to
+        # compare it with the checkpoint. A `StreamSource` is read from its beginning.
         self.first_block = 0 if is_stream else max(0, self.position - 1)
         if self.position > 1 and not is_stream and self._first_digest:
             self._compare(next(iter(source.iter_from(0)), None), self._first_digest, 0)
 
     @property
     def unwritten(self) -> bool:
-        """Whether blocks were added after the last checkpoint."""
         return self.position > max(0, self._written_position)
 
     def remaining(self, reader: Iterator[Block]) -> Iterator[Block]:
-        """Yield the blocks from `position` on.
-
-        The last block before `position`, and block 0 if `reader` yields it, are compared with their
-        digests in the checkpoint.
-        """
+        """Yield the blocks from `position` on."""
+        # The last block before `position`, and block 0 if `reader` yields it, are compared with
+        # their digests in the checkpoint.
         number = self.first_block
         for block in reader:
             if number == 0 and self.position:
@@ -240,7 +230,6 @@ class Run:
 
     @property
     def writes_checkpoint(self) -> bool:
-        """Whether the run writes a checkpoint."""
         return self._checkpoint is not None
 
     def write(self) -> None:

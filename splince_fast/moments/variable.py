@@ -45,25 +45,14 @@ class Request(NamedTuple):
 
 
 class Variable(ABC):
-    """Sums of x and of one variable z over the rows that have a label.
-
-    Attributes
-    ----------
-    kind : {"classes", "continuous"}
-    missing_label : int or float
-        The code or value of a missing label.
-    width : int
-        Number of features d of x.
-    n_columns : int
-        Number of classes or columns.
-    """
+    """Sums of x and of one variable z over the rows that have a label."""
 
     __slots__ = ()
 
     kind: ClassVar[str]
-    missing_label: ClassVar[float]
-    width: int
-    n_columns: int
+    missing_label: ClassVar[float]  # the code or value of a missing label
+    width: int  # number of features d of x
+    n_columns: int  # number of classes or columns
 
     # -- filling ---------------------------------------------------------------------------
 
@@ -74,17 +63,9 @@ class Variable(ABC):
 
     @abstractmethod
     def encode(self, column: Any, name: object) -> tuple[Labels | None, Any]:
-        """Return the encoded labels, and the argument of `register`; change nothing.
-
-        Both are None for a column without labels. The argument of `register` is None if the column
-        has no new names.
-
-        Raises
-        ------
-        LabelError
-            The columns, or the type of the classes, differ from those of earlier blocks, or squares
-            of the labels overflow float64.
-        """
+        """Return the encoded labels, and the argument of `register`; change nothing."""
+        # Both are None for a column without labels. The argument of `register` is None if the
+        # column has no new names.
 
     @abstractmethod
     def register(self, new_names: Any) -> None:
@@ -118,28 +99,23 @@ class Variable(ABC):
 
     @abstractmethod
     def merged(self, other: Variable, offset: Float, sign: int, name: object) -> Self:
-        """Return self + sign * other.
-
-        `offset` is the reference point of x in `other` minus the reference point in `self`.
-        """
+        """Return self + sign * other."""
+        # `offset` is the reference point of x in `other` minus the reference point in `self`.
 
     @abstractmethod
     def depends_on_label(
         self, features: NDArray[np.intp], mean_deviation: Float, rounding: Float
     ) -> NDArray[np.bool_]:
-        """Return, for each of `features`, whether its mean depends on the label.
-
-        For classes, the mean depends on the label if a class mean differs from the mean by more
-        than `rounding`, (d,); for continuous z, if the mean changes by more than `rounding` per
-        standard deviation of z. `mean_deviation`, (d,), is the mean of x minus the reference point.
-        """
+        """Return, for each of `features`, whether its mean depends on the label."""
+        # For classes, the mean depends on the label if a class mean differs from the mean by more
+        # than `rounding`, (d,); for continuous z, if the mean changes by more than `rounding` per
+        # standard deviation of z. `mean_deviation`, (d,), is the mean of x minus the reference
+        # point.
 
     @abstractmethod
     def make_constant(self, features: NDArray[np.intp], mean_deviation: Float) -> None:
-        """Set the sums as if each of `features` were constant and equal to its mean.
-
-        The mean is the reference point plus `mean_deviation`, (d,).
-        """
+        """Set the sums as if each of `features` were constant and equal to its mean."""
+        # The mean is the reference point plus `mean_deviation`, (d,).
 
     # -- reading ---------------------------------------------------------------------------
 
@@ -168,10 +144,8 @@ class Variable(ABC):
 
     @abstractmethod
     def span(self) -> Float:
-        """Return vectors, (k', d), that span the columns of Cov(x, z), ddof = 0.
-
-        The columns of z are standardised for this. If z is constant, k' is 0.
-        """
+        """Return vectors, (k', d), that span the columns of Cov(x, z), ddof = 0."""
+        # The columns of z are standardised for this. If z is constant, k' is 0.
 
     # -- storing ---------------------------------------------------------------------------
 
@@ -198,22 +172,13 @@ class Variable(ABC):
 
 
 def add_at(target: Float, index: NDArray[np.intp], added: Float, scratch: Float) -> None:
-    """Compute target[index] += added for distinct rows `index`; allocate no memory.
-
-    Parameters
-    ----------
-    target : (k, d) float64, changed in place
-    index : (c,) intp
-    added, scratch : (c, d) float64
-        Summands, and work memory that is overwritten.
-    """
+    """Compute target[index] += added for distinct rows `index`; allocate no memory."""
     np.take(target, index, axis=0, out=scratch, mode="clip")  # mode="raise" would allocate a buffer
     scratch += added
     target[index] = scratch
 
 
 def check_ddof(ddof: object) -> None:
-    """Raise InputError unless `ddof` is a finite number."""
     if not is_number(ddof) or not np.isfinite(float(ddof)):
         raise InputError(f"ddof is {ddof!r}; it must be a finite number, such as 0 or 1")
 
