@@ -24,6 +24,8 @@ class Subspace:
     """Column space of V with an S-orthonormal basis B, computed from V and S V."""
 
     def __init__(self, columns: Float, images: Float) -> None:
+        # `columns` and `images` are V^T and (S V)^T, (m, d); the attributes `basis` and
+        # `basis_images` are B^T and (S B)^T, with B^T S B = I.
         gram = columns @ images.T
         sizes = np.sqrt(np.maximum(np.diagonal(gram), 0.0))
         units = np.divide(1.0, sizes, out=np.zeros_like(sizes), where=sizes > 0)

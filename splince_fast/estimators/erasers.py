@@ -35,7 +35,6 @@ from splince_fast.moments import Folds, Moments
 from splince_fast.moments.fold_rule import use_folds
 from splince_fast.moments.moments import name_features
 from splince_fast.moments.sampled import subsample_for
-from splince_fast.moments.snapshot import Factored
 from splince_fast.projection import Projection
 from splince_fast.report import Report
 from splince_fast.sources import from_arrays
@@ -43,7 +42,7 @@ from splince_fast.sources._arrays import check_length
 
 __all__ = ["LEACE", "SAL", "SPLINCE", "MeanProjection", "OracleSPLINCE"]
 
-Data: TypeAlias = Moments | Factored | Folds
+Data: TypeAlias = Moments | Folds
 Keep: TypeAlias = Selection | ArrayLike | None
 
 
@@ -99,11 +98,10 @@ class _Eraser(ErasingTransformer):
     ) -> Self:
         """Fit to all rows at once, and discard any earlier fit.
 
-        The eraser is fitted to all rows. If there are at least 200 rows and memory allows
+        If there are at least 200 rows and memory allows
         (:func:`splince_fast.moments.fold_rule.use_folds`), the rows are also split into two folds,
-        from which the report states the effect on held-out rows. With `subsample` or `sketch_size`
-        the report omits this effect, which would cost more than the fit; :class:`OracleSPLINCE`
-        omits it always.
+        from which the report states the effect on held-out rows; not with `subsample` or
+        `sketch_size`, and not in :class:`OracleSPLINCE`.
 
         Parameters
         ----------
@@ -112,8 +110,8 @@ class _Eraser(ErasingTransformer):
             changing it.
         y : array-like of shape (n_samples,) or (n_samples, k), mapping or frame, optional
             Task. SPLINCE and OracleSPLINCE keep the covariance of X with y. The other estimators
-            accept y, because a pipeline passes y to every step, but ignore it and keep no variable
-            (`kept_` is None). With ``concept_from="y"``, y is the concept and no variable is kept.
+            ignore y, which a pipeline passes to every step. With ``concept_from="y"``, y is the
+            concept and no variable is kept.
         concept : array-like of shape (n_samples,) or (n_samples, k), mapping or frame
             Variables to erase; the variables of a mapping or frame are erased jointly. Rows with a
             missing label (None or NaN) still count in the statistics of X.
@@ -183,14 +181,8 @@ class _Eraser(ErasingTransformer):
 
         Parameters
         ----------
-        X : array-like or frame of shape (n_samples, n_features); sparse with `sketch_size`
-            Rows, possibly none.
-        y : array-like, mapping or frame, optional
-            Task, as in :meth:`fit`; every block must have the same variables.
-        concept : array-like, mapping or frame
-            Variables to erase, as in :meth:`fit`.
-        sample_weight : array-like of shape (n_samples,), optional
-            Non-negative frequencies.
+        X, y, concept, sample_weight
+            As in :meth:`fit`; X may have no rows, and every block has the same variables.
 
         Returns
         -------

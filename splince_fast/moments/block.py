@@ -257,7 +257,7 @@ def reduce_block(
 ) -> Reduced:
     """Return the moments of a block, in one pass unless precision requires a second."""
     # The shift s is the mean of the sample. With block mean m, weight sum W and r = m - s, the sum
-    # of squares of a feature about the mean is::
+    # of squares of a feature about the mean is:
     #     sum w (x - m)^2 = sum w (x - s)^2 - W r^2
     # The subtraction loses little precision if W r^2 <= 4 V for a lower bound V of the left side,
     # since the sum about s is then at most five times the sum about m. V is the larger of two

@@ -368,6 +368,8 @@ class Indicators:
     """Sums of a block of indicators z about a reference point t of z, with preallocated memory."""
 
     def __init__(self, codes: Codes, weight: Float | None, reference: Float, width: int) -> None:
+        # `codes` is the result of `indicator_codes`, with -1 for a missing label; the attribute
+        # numbers the `n_classes` classes that occur, among them the rows of zeros, in their order.
         k = len(reference)
         self.codes, self._present, _, self._weights, _ = row_kernels.count_classes(
             codes, weight, k + 1

@@ -79,7 +79,7 @@ class SampleStatistics:
         # rows. The residual variance is too small in the sample, by the factor 1 - p / (m - k). In
         # other rows it exceeds the minimum by the fraction p / (m - p - 2). If the sample is a
         # fraction f of all rows, p is replaced by (1 - f) p in both numerators, so that the
-        # expected excess is the minimum of the unexplained part times::
+        # expected excess is the minimum of the unexplained part times:
         #     (1 - f) p / (m - p - 2)
         left_gram = left @ left.T
         coordinates = right @ self.explained.T

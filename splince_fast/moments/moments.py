@@ -264,18 +264,17 @@ class Moments:
             With `folds`, name of a variable of the labels: rows of one class stay in one fold.
             The variable is not accumulated.
         client : dask.distributed.Client, optional
-            Cluster on whose workers to accumulate. The workers read the blocks: the source must
-            consist of files that every worker can read, or of a dask array. Only states are sent.
-            The result is bit for bit the same for any number of workers, even if workers are lost.
+            Cluster whose workers read the blocks: the source must consist of files that every
+            worker can read, or of a dask array. The result is bit for bit the same for any number
+            of workers, even if workers are lost.
         progress : bool, optional
             Show a progress bar on stderr; by default only in a terminal or notebook, after two
             seconds.
         checkpoint : path, optional
             File to which the state is written atomically: at intervals, after an error of the
-            source or Ctrl-C, and at the end. If the file exists, accumulation resumes after the
-            last block in it; the result is bit for bit the same as without interruption. The data
-            are compared with the checkpoint by digests of the first and last block, and by path,
-            size and modification time of files.
+            source or Ctrl-C, and at the end. If the file exists, accumulation resumes after its
+            last block, with the same result to the bit. The data are compared with the checkpoint
+            by digests of the first and last block, and by path, size and time of files.
         checkpoint_seconds : float
             Seconds between two writes of the checkpoint; 0 writes after every block.
         **parameters
@@ -485,11 +484,6 @@ class Moments:
         ddof : float
             Delta degrees of freedom.
 
-        Returns
-        -------
-        ndarray of shape (d, d)
-            A new array.
-
         Raises
         ------
         NotEnoughDataError
@@ -530,11 +524,6 @@ class Moments:
         ddof : float
             Delta degrees of freedom.
 
-        Returns
-        -------
-        ndarray of shape (d, k)
-            A new array.
-
         Raises
         ------
         UnknownVariableError
@@ -568,11 +557,6 @@ class Moments:
         ----------
         name : str or tuple of str
             Name of the variable.
-
-        Returns
-        -------
-        dict
-            Number of rows by class.
 
         Raises
         ------
@@ -653,8 +637,7 @@ class Moments:
         """Return an immutable snapshot with Cov(x) factored, for several erasers.
 
         Every method and :func:`splince_fast.concept_strength` accept the snapshot in place of
-        moments. The factorisation takes O(d^3) operations; each eraser then takes O(d^2) for every
-        column of its variables.
+        moments. After the O(d^3) factorisation, an eraser takes O(d^2) per column of its variables.
 
         Parameters
         ----------
