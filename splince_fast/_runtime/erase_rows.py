@@ -142,11 +142,9 @@ def erase(
     progress: bool | None = False,
     uninitialised: bool = False,
 ) -> None:
-    """Write the erased rows of X, (..., d), to `out`; copy the rows where `mask` is False.
-
-    `uninitialised` tells that the memory of `out` was never written. Raises InputError if a finite
-    result is out of range of float16.
-    """
+    """Write the erased rows of X, (..., d), to `out`; copy the rows where `mask` is False."""
+    # `uninitialised` tells that the memory of `out` was never written. Raises InputError if a
+    # finite result is out of range of float16.
     streamed = out.nbytes >= _STREAMED_BYTES and not uninitialised
     streamed = streamed and out.shape[-1] * out.itemsize >= _STREAMED_ROW
     hidden = progress is False or (progress is None and X.nbytes < _LONG_BYTES)

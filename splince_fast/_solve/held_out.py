@@ -19,32 +19,23 @@ Float = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Sampling noise of the fitted covariance of x with one variable.
+    """Sampling noise of the fitted covariance of x with one variable."""
 
-    Let x be whitened, and let each label column have unit standard deviation. t is the squared norm
-    of the sampling error of the covariance of x with one label column, orthogonal to the span of
-    the variable. With tau the expectation of n t, n t / tau is distributed as a chi-squared
-    variable divided by its degrees of freedom, or by an F distribution if tau is an estimate.
+    # Let x be whitened, and let each label column have unit standard deviation. t is the squared
+    # norm of the sampling error of the covariance of x with one label column, orthogonal to the
+    # span of the variable. With tau the expectation of n t, n t / tau is distributed as a
+    # chi-squared variable divided by its degrees of freedom, or by an F distribution if tau is an
+    # estimate.
 
-    Attributes
-    ----------
-    n : float
-        Weight sum of the labelled rows.
-    ratio : float
-        Noise variance per direction of the variable, divided by its value under equal class
-        covariances (for a continuous variable, under residuals of constant variance).
-    taus, degrees : tuple of float
-        tau and the degrees of freedom of each label column. A variable of two classes has one
-        column.
-    denominators : tuple of float
-        Denominator degrees of freedom of the F distribution of each column, if tau was estimated
-        from the class covariances; empty if the class covariances are assumed equal.
-    """
-
-    n: float
+    n: float  # weight sum of the labelled rows
+    # noise variance per direction of the variable, divided by its value under equal class
+    # covariances (for a continuous variable, under residuals of constant variance)
     ratio: float
+    # tau and the degrees of freedom of each label column. A variable of two classes has one column.
     taus: tuple[float, ...]
     degrees: tuple[float, ...]
+    # denominator degrees of freedom of the F distribution of each column, if tau was estimated from
+    # the class covariances; empty if the class covariances are assumed equal
     denominators: tuple[float, ...] = ()
 
     @property
