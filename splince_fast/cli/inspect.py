@@ -89,9 +89,14 @@ def print_report(report: Report | None) -> None:
     if report is None:
         print("no report: the eraser was not fitted by a method")
         return
+    print_summary(report)
+    print(f"\n{report}")
+
+
+def print_summary(report: Report) -> None:
+    """Print a report in words."""
     for line in report.explain().splitlines():
         print(textwrap.fill(line, 88, subsequent_indent="  ", break_long_words=False))
-    print(f"\n{report}")
 
 
 def _moments_facts(moments: Moments) -> dict[str, Any]:
