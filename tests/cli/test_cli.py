@@ -442,6 +442,7 @@ FIT = ["fit", "X.npy", "--labels", "labels.csv", "--erase", "gender"]
         ([*FIT, "--keep", "job", "--checkpoint", "absent/c", "-o", "e"], "there is no folder"),
         (["fit", "X.npy", "--erase", "g", "--keep", "y", "-o", "e"], "pass --labels FILE"),
         (["fit", "absent.npy", *FIT[2:], "--keep", "job", "-o", "e"], "absent.npy"),
+        (["fit", "absent.npy", "--erase", "z", "-o", "e"], "there is no file 'absent.npy'"),
         (["fit", "a.npy", *FIT[2:], "--keep", "job", "-o", "e"], "has 300 rows but"),
         (
             ["fit", "labels.csv", *FIT[2:], "--keep", "job", "-o", "e"],
