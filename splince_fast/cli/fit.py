@@ -157,11 +157,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _use_folds(args: argparse.Namespace, n_rows: int | None, n_features: int | None) -> bool:
-    """Return whether the fit splits the rows into folds.
-
-    If a checkpoint exists, the answer is that of the fit that wrote the checkpoint. Otherwise, it
-    depends on the numbers of rows and features.
-    """
+    """Return whether the fit splits the rows into folds, as the fit of an existing checkpoint."""
     from splince_fast._runtime.files import kind_of
     from splince_fast.moments.fold_rule import use_folds
 
@@ -170,13 +166,7 @@ def _use_folds(args: argparse.Namespace, n_rows: int | None, n_features: int | N
 
 
 def _options(args: argparse.Namespace, method: Method) -> dict[str, Any]:
-    """Return the options of the method and of the moments that the user passed, by parameter name.
-
-    Raises
-    ------
-    InputError
-        An option does not apply to the method.
-    """
+    """Return the options of the method and of the moments that the user passed."""
     from splince_fast.methods.table import METHODS
 
     names = {"keep", *OPTIONS, *MOMENT_OPTIONS}
@@ -195,20 +185,7 @@ def _options(args: argparse.Namespace, method: Method) -> dict[str, Any]:
 def _pop_moment_options(
     args: argparse.Namespace, options: dict[str, Any]
 ) -> tuple[dict[str, Any], int]:
-    """Remove the options of the moments from `options`.
-
-    Returns
-    -------
-    reading : dict
-        Parameters of the moments.
-    passes : int
-        Number of extra passes over the rows.
-
-    Raises
-    ------
-    InputError
-        Two options exclude each other.
-    """
+    """Remove the options of the moments from `options`; return them and the number of passes."""
     moment_options = {name: options.pop(name) for name in MOMENT_OPTIONS if name in options}
     check_moment_options(
         **{

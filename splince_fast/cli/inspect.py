@@ -32,10 +32,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print the version of the file's format, and the eraser's report or the moments' variables.
-
-    With ``--json``, print one JSON object, which also has the shapes of all arrays.
-    """
+    """Print the version of the file's format, and the eraser's report or the moments' variables."""
     from safetensors import SafetensorError, safe_open
 
     from splince_fast.eraser import load_eraser
