@@ -191,6 +191,7 @@ class Outcome:
     figures: tuple[str, ...]
     seconds: float
     problems: tuple[str, ...] = field(default=())
+    ran: bool = True  # False where an error of the library or of the check ended the run
 
     @property
     def reproduced(self) -> bool:
@@ -241,7 +242,7 @@ def run_check(item: Check, *, seed: int = 0, quick: bool = False) -> Outcome:
     bench = _bench(item, seed, quick, stop=False)
     caught: list[str] = []
     problems: list[str] = []
-    verdict = None
+    verdict, ran = None, True
     try:
         # one thread, because the matrices are small
         with threadpool_limits(1), warnings.catch_warnings():
@@ -258,6 +259,7 @@ def run_check(item: Check, *, seed: int = 0, quick: bool = False) -> Outcome:
                     caught.append(name)
     except Exception as error:  # report the error and continue with other checks
         problems.append(f"{type(error).__name__}: {error}")
+        ran = False
     if verdict is not item.expected and not problems:
         problems.append(f"verdict {verdict or 'inconclusive'}; expected {item.expected}")
     if not item.mutants:
@@ -273,4 +275,5 @@ def run_check(item: Check, *, seed: int = 0, quick: bool = False) -> Outcome:
         figures=tuple(bench.figures),
         seconds=time.perf_counter() - start,
         problems=tuple(problems),
+        ran=ran,
     )

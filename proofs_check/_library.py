@@ -135,10 +135,15 @@ def professions(aligned: bool) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]
 
 
 def certified(
-    x: NDArray[Any], z: NDArray[Any], *, by: str | None = "z"
+    x: NDArray[Any],
+    z: NDArray[Any],
+    *,
+    by: str | None = "z",
+    y: NDArray[Any] | None = None,
+    delta: float = 0.05,
 ) -> tuple[NDArray[Any], float]:
-    """Return the library's LEACE matrix for a two-class concept, and its 95 % certificate."""
-    eraser = sf.leace(accumulated([(x, z, z)], by=by), erase="z")
+    """Return the library's LEACE matrix for a two-class concept, and its certificate."""
+    eraser = sf.leace(accumulated([(x, z, z if y is None else y)], by=by), erase="z")
     if eraser.report is None:
         raise ValueError("the eraser carries no report")
-    return eraser.matrix(), eraser.report.certificate(0.05)["z"]
+    return eraser.matrix(), eraser.report.certificate(delta)["z"]

@@ -84,7 +84,8 @@ def table(outcomes: Sequence[Outcome], entries: dict[str, Statement]) -> str:
     layout = "{:<4} {:<29} {:>8} {:>6} {:>8} {:>6}  {}"
     lines = [layout.format("no.", "verdict", "residual", "cases", "mutants", "s", "statement")]
     for o in outcomes:
-        verdict = str(o.verdict) if o.reproduced else "NOT REPRODUCED"
+        failure = "NOT REPRODUCED" if o.ran else "COULD NOT RUN"
+        verdict = str(o.verdict) if o.reproduced else failure
         mutants = f"{len(o.caught)}/{len(o.check.mutants)}"
         lines.append(
             layout.format(

@@ -9,6 +9,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
+from scipy.stats import chi2
 
 from proofs_check import _library, _reference
 from proofs_check._check import Bench, Verdict, check
@@ -594,7 +595,7 @@ def isotropic_map(
 
 # Simulated population: number of features, number of rows, fraction and standard deviation of the
 # rare class, distance of the class means.
-N_FEATURES, N_ROWS, RARE_FRACTION, RARE_STD, MEAN_DISTANCE = 8, 1000, 0.05, 3.0, 12.0
+N_FEATURES, N_ROWS, RARE_FRACTION, RARE_STD, MEAN_DISTANCE = 8, 4000, 0.05, 3.0, 12.0
 
 
 def _by_angle(s: Matrix, true: Matrix, fitted: Matrix, variance: Number) -> Number:
@@ -644,6 +645,20 @@ def _tau() -> float:
     )
 
 
+def _limit(r2_of_x: float) -> float:
+    """Return the .95 quantile of R^2 on erased rows of the population.
+
+    Within both classes the covariance is isotropic, so that n t = tau / (p - 1) times chi-squared
+    of p - 1 degrees of freedom.
+    """
+    t = _tau() / (N_FEATURES - 1) * float(chi2.ppf(0.95, N_FEATURES - 1)) / N_ROWS
+    return r2_of_x * t / (r2_of_x + t)
+
+
+def _scaled_limit(p: Floats, limit: float, factor: float) -> tuple[Floats, float]:
+    return p, factor * limit
+
+
 @check(
     "8.10",
     Verdict.HOLDS,
@@ -656,6 +671,15 @@ def _tau() -> float:
         },
         "library: no class covariances": {
             "certified": lambda x, z: _library.certified(x, z, by=None)
+        },
+        "library: covariances of other classes": {
+            "certified": lambda x, z: _library.certified(x, z, by="y", y=z[::-1])
+        },
+        "library: level .90 for .95": {
+            "certified": lambda x, z: _library.certified(x, z, delta=0.1)
+        },
+        "library: limits times .9": {
+            "certified": lambda x, z: _scaled_limit(*_library.certified(x, z), 0.9)
         },
     },
 )
@@ -671,7 +695,8 @@ def new_rows(
     Exact: compute R^2 after projectors with the same kernel, for S of any rank. Simulation: let t
     be the squared whitened length of the noise of sz orthogonal to Sz. The mean of n t over fits
     must be within 4 standard errors of tau. The coverage of the library's 95 % certificate may be
-    at most 3 standard errors below 0.95.
+    at most 3 standard errors below 0.95. Its mean limit must be the quantile of R^2, within 4
+    standard errors and terms of order p / n_c: an error of the level changes the coverage less.
     """
     for i in bench.repeats(60, 15):
         d, k = 3 + i % 3, 1 + i % 2
@@ -687,7 +712,7 @@ def new_rows(
             bench.add_printed(r2 - closed(s, true, fitted, variance_z))
     s, true, variance = _population()
     r2_of_x = float(true @ np.linalg.solve(s, true)) / variance
-    noises, n_covered = [], 0
+    noises, limits, n_covered = [], [], 0
     fits = bench.repeats(400, 100)
     for _ in fits:
         z = (bench.rng.random(N_ROWS) < RARE_FRACTION).astype(np.int64)
@@ -697,6 +722,7 @@ def new_rows(
         remaining = p @ true
         r2 = float(remaining @ np.linalg.pinv(p @ s @ p.T, rcond=1e-10) @ remaining) / variance
         n_covered += r2 <= limit
+        limits.append(limit)
         noises.append(N_ROWS * r2_of_x * r2 / (r2_of_x - r2))
     error = float(np.std(noises)) / len(fits) ** 0.5
     # The tolerance includes terms of order 1 / n_c; the rarest class has n_c = 50 rows.
@@ -707,4 +733,7 @@ def new_rows(
     bench.add_corrected(
         max(0.0, 0.95 - coverage), 3 * (0.95 * 0.05 / len(fits)) ** 0.5, label="coverage"
     )
+    ratios = np.array(limits) / _limit(r2_of_x)
+    tolerance = 4 * float(np.std(ratios)) / len(fits) ** 0.5 + N_FEATURES / (RARE_FRACTION * N_ROWS)
+    bench.add_corrected(np.mean(ratios) - 1, tolerance, label="limit")
     bench.require_quoted(f"{tau() / (N_FEATURES - 1):.1f} times")

@@ -170,6 +170,7 @@ def test_an_exception_fails_the_check_and_is_named() -> None:
 
     outcome = run_check(_toy(run=run, mutants={"any": {}}))
     assert outcome.problems == ("ZeroDivisionError: nothing left",)
+    assert not outcome.ran
 
 
 def _verdict(*reports: tuple[str, float, str | None]) -> Verdict | None:
@@ -228,7 +229,7 @@ MUTANTS = {
     "4.1": 3, "4.2": 6, "4.3": 6, "4.4": 4, "5.1": 2, "5.2": 3, "5.3": 6, "5.4": 3,
     "6.1": 4, "6.2": 3, "6.3": 3, "6.4": 4, "6.5": 3, "7.1": 4, "7.2": 3, "7.3": 5,
     "8.1": 8, "8.2": 6, "8.3": 3, "8.4": 4, "8.5": 3, "8.6": 4, "8.7": 3, "8.8": 6,
-    "8.9": 6, "8.10": 5,
+    "8.9": 6, "8.10": 8,
 }  # fmt: skip
 
 
@@ -413,6 +414,15 @@ def test_command_line_fails_where_a_verdict_does(
     monkeypatch.setitem(REGISTRY, "2.3", _toy(key="2.3", expected=Verdict.FALSE))
     assert main(["--quick", "2.3"]) == 1
     assert "NOT REPRODUCED" in capsys.readouterr().out
+
+    def fail(bench: Bench) -> None:
+        raise ImportError("cannot import name 'splince'")
+
+    monkeypatch.setitem(REGISTRY, "2.3", _toy(key="2.3", run=fail))
+    assert main(["--quick", "2.3"]) == 1
+    out = capsys.readouterr().out
+    assert "COULD NOT RUN" in out
+    assert "NOT REPRODUCED" not in out
 
 
 def test_json_gives_evidence_and_text(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,21 +24,32 @@ export LD_PRELOAD="$libraries"
 export ASAN_OPTIONS="detect_leaks=0:halt_on_error=1:abort_on_error=1:handle_segv=0:${ASAN_OPTIONS:-}"
 export UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1:${UBSAN_OPTIONS:-}"
 export PYTHONPATH="$work" PYTHONMALLOC=malloc OPENBLAS_NUM_THREADS=1
+# A sanitizer writes to the file descriptor of stderr, which pytest must not capture.
+run=("$python" -m pytest -q -p no:cacheprovider --capture=sys)
 
-# A control: a read beyond an array must be seen, or the tests below show nothing.
+# Controls: both sanitizers must stop a test and show why, or the tests below show nothing.
 cat > control.c <<'C'
 #include <stdlib.h>
+#include <string.h>
 int beyond(void) { volatile char *p = malloc(8); int x = p[8]; free((void *)p); return x; }
+void *null(void *p, size_t n) { char a[1] = {0}; return memcpy(p, a, n); }
 C
 LD_PRELOAD='' gcc -shared -fPIC -fsanitize=address,undefined -g -o control.so control.c
-if "$python" -c 'import ctypes; ctypes.CDLL("./control.so").beyond()' 2> control.log; then
-    echo "the sanitizer does not see a read beyond an array" >&2
-    exit 1
-fi
-grep -q heap-buffer-overflow control.log
+cat > test_control.py <<'PYTHON'
+import ctypes
+def test_beyond(): ctypes.CDLL("./control.so").beyond()
+def test_null(): ctypes.CDLL("./control.so").null(None, 0)
+PYTHON
+for finding in beyond:heap-buffer-overflow null:"null pointer"; do
+    if "${run[@]}" -k "${finding%%:*}" test_control.py > control.log 2>&1; then
+        echo "the sanitizers do not stop a test: ${finding%%:*}" >&2
+        exit 1
+    fi
+    grep -q "${finding#*:}" control.log
+done
 
 if [ $# -eq 0 ]; then
     set -- tests/solve/test_kernel_entries.py tests/solve/test_solve_kernel.py \
         tests/moments/test_rows_kernels.py tests/moments/test_erase_kernels.py
 fi
-"$python" -m pytest -q -p no:cacheprovider "$@"
+"${run[@]}" "$@"

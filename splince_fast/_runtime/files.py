@@ -74,9 +74,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> Path:
 def replacing(target: Path) -> Iterator[Path]:
     """Yield the path of a temporary file, which replaces `target` unless an error occurs."""
     writer = f"{os.getpid()}.{threading.get_ident()}"
-    # Many file systems allow names of at most 255 bytes.
-    prefix = os.fsencode(target.name)[:200].decode(errors="ignore")
-    partial = target.with_name(f".{prefix}.{writer}.partial")
+    partial = target.with_name(f"{_partial_prefix(target)}{writer}.partial")
     try:
         # A new file has the permissions of the user's umask; save_file may set narrower ones.
         partial.touch()
@@ -89,6 +87,19 @@ def replacing(target: Path) -> Iterator[Path]:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def _partial_prefix(target: Path) -> str:
+    # Many file systems allow names of at most 255 bytes.
+    return f".{os.fsencode(target.name)[:200].decode(errors='ignore')}."
+
+
+def partial_files(target: Path) -> list[Path]:
+    """Return the temporary files of :func:`replacing` that killed processes have left."""
+    if not target.parent.is_dir():
+        return []
+    names = (name for name in os.listdir(target.parent) if name.endswith(".partial"))
+    return [target.with_name(n) for n in names if n.startswith(_partial_prefix(target))]
 
 
 def as_path(path: object) -> Path:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import tempfile
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from splince_fast._runtime.extras import require
-from splince_fast._runtime.files import replacing
+from splince_fast._runtime.files import partial_files, replacing
 from splince_fast.cli import label_files, rows
 from splince_fast.cli.paths import check_outputs
 from splince_fast.exceptions import FileFormatError, InputError
@@ -22,6 +20,9 @@ if TYPE_CHECKING:
     from pyarrow import Table
 
     from splince_fast.eraser import Eraser
+
+# --resume erases so many rows of each end again, and those in the middle.
+_COMPARED_ROWS = 64
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -32,18 +33,18 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="apply an eraser to files of rows",
         description="Apply an eraser to the rows of files. A .npy file is memory-mapped and a "
         ".parquet file is read by row groups, so that neither needs to fit in memory. The other "
-        "columns of a table are copied, and the other arrays of a file, if the output has the same "
-        "format. Leading axes, such as (batch, token), are kept.",
+        "columns of a table are copied, and the other arrays of a file, unless the output is "
+        ".npy. Leading axes, such as (batch, token), are kept.",
     )
     add = apply.add_argument
     add("eraser", metavar="ERASER", help="eraser file, written by fit")
     add("rows", metavar="X", nargs="+",
-        help=".npy, .npz, .safetensors, .pt or .parquet files, saved Hugging Face data sets, or "
-        "folders of such files")  # fmt: skip
+        help=".npy, .npz, .safetensors, .pt or .parquet files, or folders of such "
+        "files")  # fmt: skip
     output = apply.add_mutually_exclusive_group(required=True)
     output.add_argument("-o", "--output", metavar="PATH",
-        help="output file, in the format of its suffix; for several files or a folder, the folder "
-        "of the output files, which get the names of the inputs")  # fmt: skip
+        help="output file, of the input's suffix or .npy; for several files or a folder, the "
+        "folder of the output files, which get the names of the inputs")  # fmt: skip
     output.add_argument("--in-place", action="store_true",
         help="overwrite .npy files; after an interruption run the command again: erasing a "
         "row twice gives the same as once. Erasers without this property (partial ones, and those "
@@ -53,58 +54,53 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add("--labels", action="append", default=[], metavar="[NAME=]FILE",
         help="labels, as for fit, if the eraser needs labels; for a single file of arrays. Labels "
         "of tables are columns of the same files")  # fmt: skip
-    add("--jobs", type=int, default=1, metavar="N",
-        help="number of files erased in parallel (default: 1)")  # fmt: skip
     add("--force", action="store_true", help="overwrite existing files")
+    add("--resume", action="store_true",
+        help="go on after an interruption: skip output files that hold the rows of their inputs, "
+        "erased by this eraser, and delete incomplete ones")  # fmt: skip
     apply.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Check all paths, then erase the rows of each file, up to ``--jobs`` files in parallel."""
+    """Check all paths, then erase the rows of each file."""
     eraser = _load(args)
     if args.in_place:
         _check_idempotent(eraser)
-    if args.jobs < 1:
-        raise InputError(f"--jobs is {args.jobs}; it must be at least 1")
-    several = len(args.rows) > 1 or (
-        os.path.isdir(args.rows[0]) and not rows.is_dataset(args.rows[0])
-    )
+        if args.resume:
+            raise InputError("--resume is for -o; with --in-place run the command again")
+    several = len(args.rows) > 1 or os.path.isdir(args.rows[0])
     paths = rows.expand_folders(args.rows)
-    rows.check_key_and_embedding(paths, args.key, args.embedding)
-    pairs = _path_pairs(args, paths, several)
-    labels = _labels(args, eraser, pairs)
+    tables = rows.check_options(paths, args.key, args.embedding)
+    for path in paths if args.in_place else ():
+        if not path.endswith(".npy"):
+            raise InputError(f"--in-place is for .npy files, not {path!r}; use -o")
+    targets = paths if args.in_place else _targets(args, paths, several)
+    labels = _labels(args, eraser, len(paths), tables)
+    finished = {
+        target
+        for path, target in zip(paths, targets, strict=True)
+        if args.resume and _is_finished(eraser, path, target, args, labels)
+    }
+    if not args.in_place:
+        _check_targets(args, paths, [t for t in targets if t not in finished], several)
     if several and args.output is not None:
         os.makedirs(args.output, exist_ok=True)
-
-    def erase(pair: tuple[str, str]) -> str:
-        path, target = pair
-        file_format = rows.format_of_rows(path)
-        if file_format == "parquet":
+    for path, target in zip(paths, targets, strict=True):
+        if args.resume:
+            for partial in partial_files(Path(target)):
+                partial.unlink()
+        if target in finished:
+            print(f"finished before: {target}")
+            continue
+        if tables:
             n = _erase_parquet(eraser, path, target, args.embedding)
-        elif file_format == "dataset":
-            n = _erase_dataset(eraser, path, target, args.embedding)
         else:
             n = _erase_arrays(eraser, path, target, args, labels)
-        return f"{n:,} rows: {target}"
-
-    if args.jobs == 1:
-        for pair in pairs:
-            print(erase(pair))
-        return
-    with ThreadPoolExecutor(args.jobs) as pool:
-        futures = [pool.submit(erase, pair) for pair in pairs]
-        try:
-            for future in futures:
-                print(future.result())
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        print(f"{n:,} rows: {target}")
 
 
 def _load(args: argparse.Namespace) -> Eraser:
-    """Load the eraser.
-
-    If the eraser and a file of rows are in the wrong order, the error message says so.
-    """
+    """Load the eraser; an error says so where the eraser and a file of rows changed places."""
     from splince_fast._runtime.files import kind_of
     from splince_fast.eraser import load_eraser
 
@@ -114,14 +110,11 @@ def _load(args: argparse.Namespace) -> Eraser:
         return load_eraser(args.eraser)
     except FileFormatError as error:
         for path in args.rows:
-            try:
-                load_eraser(path)
-            except (FileFormatError, OSError):
-                continue
-            raise InputError(
-                f"{path!r} is an eraser and {args.eraser!r} is not; pass the eraser first: "
-                f"splince-fast apply {path} {args.eraser} ..."
-            ) from error
+            if kind_of(path) is not None:
+                raise InputError(
+                    f"{path!r} is an eraser and {args.eraser!r} is not; pass the eraser first: "
+                    f"splince-fast apply {path} {args.eraser} ..."
+                ) from error
         raise
 
 
@@ -141,20 +134,14 @@ def _check_idempotent(eraser: Eraser) -> None:
 
 
 def _labels(
-    args: argparse.Namespace, eraser: Eraser, pairs: list[tuple[str, str]]
+    args: argparse.Namespace, eraser: Eraser, n_files: int, tables: bool
 ) -> dict[str, Any] | None:
-    """Read the labels that the eraser needs from the files of ``--labels``.
+    """Read the labels that the eraser needs; None where it needs none or tables hold them.
 
-    The result is None if the eraser needs no labels, or if the rows are tables, which contain the
-    labels as columns.
-
-    Raises
-    ------
-    InputError
-        ``--labels`` is passed but not needed, needed but not passed, or needed for several files.
+    Raises InputError where ``--labels`` is passed but not needed, needed but not passed, or needed
+    for several files.
     """
     kinds: Mapping[str, str] = getattr(eraser, "label_kinds", {})
-    tables = any(rows.format_of_rows(path) != "array" for path, _ in pairs)
     if not kinds or tables:
         if args.labels:
             raise InputError(
@@ -168,24 +155,13 @@ def _labels(
             f"this eraser ({eraser.method}) needs the labels of {', '.join(map(repr, kinds))} for "
             "every row; pass --labels [NAME=]FILE"
         )
-    if len(pairs) > 1:
+    if n_files > 1:
         raise InputError("--labels is for one file of rows; apply the eraser to one file at a time")
     return label_files.read_label_files(args.labels, list(kinds), kinds)
 
 
-def _path_pairs(args: argparse.Namespace, paths: list[str], several: bool) -> list[tuple[str, str]]:
-    """Check the paths, and return a pair (input path, output path) for each file.
-
-    Raises
-    ------
-    InputError
-        An output cannot be written, or its format does not fit the input.
-    """
-    if args.in_place:
-        for path in paths:
-            if not path.endswith(".npy"):
-                raise InputError(f"--in-place is for .npy files, not {path!r}; use -o")
-        return [(path, path) for path in paths]
+def _targets(args: argparse.Namespace, paths: list[str], several: bool) -> list[str]:
+    """Return the output path of each file; raise InputError where it does not fit the input."""
     if not several:
         targets = [args.output]
     elif not args.output:
@@ -198,33 +174,86 @@ def _path_pairs(args: argparse.Namespace, paths: list[str], several: bool) -> li
             f"{os.path.splitext(args.output)[0]!r}"
         )
     else:
-        targets = [os.path.join(args.output, os.path.basename(path.rstrip("/"))) for path in paths]
+        targets = [os.path.join(args.output, os.path.basename(path)) for path in paths]
     if len(set(targets)) < len(targets):
         raise InputError("two files have the same name; apply the eraser to one folder at a time")
-    inputs = [args.eraser, *label_files.paths_of(args.labels)]
     for path, target in zip(paths, targets, strict=True):
-        file_format = rows.format_of_rows(path)
-        replaces_input = target and os.path.realpath(path) == os.path.realpath(target)
-        if file_format == "dataset" and target:
-            if os.path.exists(target):
-                raise InputError(f"{target!r} exists; name a new folder for the data set")
-        elif not (several and not os.path.isdir(args.output)):
-            # A file may replace its own input: the output has a temporary name until it is
-            # complete.
-            others = inputs if replaces_input else [*inputs, path]
-            check_outputs({"--output": target}, others, force=args.force)
-        _check_format(path, target, file_format)
-        if file_format != "array" and args.embedding is None:
-            raise rows.embedding_missing(path)
-    return list(zip(paths, targets, strict=True))
+        suffix = Path(path).suffix
+        allowed = [suffix] if rows.is_table(path) else list(dict.fromkeys([suffix, ".npy"]))
+        if target and Path(target).suffix not in allowed and not os.path.isdir(target):
+            raise InputError(
+                f"-o {target!r}: the rows of {path!r} can be written only as {', '.join(allowed)}"
+            )
+    return targets
 
 
-def _check_format(path: str, target: str, file_format: str) -> None:
-    """Raise InputError unless rows of `path`, of the given format, can be written to `target`."""
-    allowed: tuple[str, ...] = rows.ARRAYS if file_format == "array" else rows.TABLES
-    if file_format != "dataset" and Path(target).suffix not in allowed:
-        raise InputError(
-            f"-o {target!r}: the rows of {path!r} can be written only as {', '.join(allowed)}"
+def _check_targets(
+    args: argparse.Namespace, paths: list[str], targets: list[str], several: bool
+) -> None:
+    """Raise InputError for output files that cannot be written."""
+    if several and not os.path.isdir(args.output):
+        return
+    inputs = [args.eraser, *label_files.paths_of(args.labels), *paths]
+    for target in targets:
+        # A file may replace its own input: the output has a temporary name until it is complete.
+        own = os.path.realpath(target) if target else None
+        others = [path for path in inputs if path not in paths or os.path.realpath(path) != own]
+        check_outputs({"--output": target}, others, force=args.force)
+
+
+def _is_finished(
+    eraser: Eraser,
+    path: str,
+    target: str,
+    args: argparse.Namespace,
+    labels: Mapping[str, Any] | None,
+) -> bool:
+    """Return whether `target` is no older than `path` and holds its rows, erased.
+
+    Output files are whole, since they are renamed when they are complete. Rows at both ends and in
+    the middle are erased again and compared bit for bit.
+    """
+    if not os.path.isfile(target) or os.stat(target).st_mtime_ns < os.stat(path).st_mtime_ns:
+        return False
+    if rows.is_table(path):
+        return _is_erased_parquet(eraser, path, target, args.embedding)
+    X = rows.read_arrays(path, args.key).X
+    erased = rows.read_arrays(target, None if target.endswith(".npy") else args.key).X
+    if tuple(X.shape) != tuple(erased.shape):
+        return False
+    for start in {0, max(0, len(X) // 2), max(0, len(X) - _COMPARED_ROWS)}:
+        part = slice(start, start + _COMPARED_ROWS)
+        part_labels = labels and {name: column[part] for name, column in labels.items()}
+        expected = eraser(X[part], part_labels)
+        if not _equal_bits(expected, erased[part]):
+            return False
+    return True
+
+
+def _equal_bits(a: Any, b: Any) -> bool:
+    from splince_fast.sources._sharded import host_rows
+
+    a, b = host_rows(a, "the result"), host_rows(b, "the file")
+    return bool(a.dtype == b.dtype and a.tobytes() == b.tobytes())
+
+
+def _is_erased_parquet(eraser: Eraser, path: str, target: str, embedding: str) -> bool:
+    """Return whether the first and the last row group of `target` are those of `path`, erased."""
+    parquet = require("pyarrow.parquet", "parquet")
+    with parquet.ParquetFile(path) as file, parquet.ParquetFile(target) as erased:
+        groups = [
+            i for i in range(file.metadata.num_row_groups) if file.metadata.row_group(i).num_rows
+        ]
+        if (file.metadata.num_rows, len(groups)) != (
+            erased.metadata.num_rows,
+            erased.metadata.num_row_groups,
+        ):
+            return False
+        return all(
+            _erase_column(eraser, file.read_row_group(groups[i]), embedding, f"{path!r}").equals(
+                erased.read_row_group(i)
+            )
+            for i in ({0, len(groups) - 1} if groups else ())
         )
 
 
@@ -238,8 +267,7 @@ def _erase_arrays(
     """Erase the rows of one file of arrays; return the number of rows."""
     from splince_fast.sources._sharded import host_rows
 
-    progress = None if args.jobs == 1 else False
-    arrays = rows.read_arrays(path, args.key, "r+" if args.in_place else "r")
+    arrays = rows.read_arrays(path, args.key, writable=args.in_place)
     X = arrays.X
     if getattr(X, "ndim", 2) < 2:
         raise InputError(
@@ -249,24 +277,20 @@ def _erase_arrays(
         empty = X[:0] if getattr(X, "ndim", 0) else X
     except RuntimeError:  # a sparse or nested tensor cannot be sliced; the eraser refuses it
         empty = X
-    no_labels = None if labels is None else {name: column[:0] for name, column in labels.items()}
+    no_labels = labels and {name: column[:0] for name, column in labels.items()}
     dtype = eraser(empty, no_labels).dtype  # a wrong shape or dtype raises before any output
     if args.in_place:
         if dtype != X.dtype:
             raise InputError(f"{path!r} holds {X.dtype}, and the result is {dtype}; use -o FILE")
-        eraser(X, labels, out=X, progress=progress)
+        eraser(X, labels, out=X, progress=None)
         X.flush()
     elif target.endswith(".npy"):
         if not isinstance(X, np.ndarray):
             X = host_rows(X, path)
         with rows.new_npy(Path(target), eraser(X[:0], no_labels).dtype, X.shape) as out:
-            eraser(X, labels, out=out, progress=progress)
+            eraser(X, labels, out=out, progress=None)
     else:
-        suffixes = {Path(path).suffix, Path(target).suffix}
-        same_format = len(suffixes) == 1 or suffixes == {".pt", ".pth"}
-        other_arrays = arrays.others if same_format else {}
-        result = eraser(X, labels, progress=progress)
-        rows.write_arrays(target, arrays._replace(X=result, others=other_arrays))
+        rows.write_arrays(target, arrays._replace(X=eraser(X, labels, progress=None)))
     return int(np.prod(X.shape[:-1]))
 
 
@@ -324,33 +348,3 @@ def _erase_parquet(eraser: Eraser, path: str, target: str, embedding: str) -> in
     except pa.ArrowException as error:
         raise InputError(f"{path!r} cannot be read as Parquet: {error}") from error
     return n
-
-
-def _erase_dataset(eraser: Eraser, path: str, target: str, embedding: str) -> int:
-    """Erase the rows of a saved data set, in all its splits; return the number of rows."""
-    datasets = require("datasets", "datasets")
-    data = rows.load_dataset(path)
-    datasets.disable_progress_bars()
-    splits = data if isinstance(data, Mapping) else {"": data}
-    folder = Path(target).parent
-    with tempfile.TemporaryDirectory(prefix=".", suffix=".partial", dir=folder) as scratch:
-        results = {}
-        for name, split in splits.items():
-            if embedding not in split.column_names:
-                raise InputError(
-                    f"{path!r} has no column {embedding!r}; its columns are {split.column_names}"
-                )
-
-            def erase_batch(table: Table, place: str = f"{path!r} {name}".strip()) -> Table:
-                return _erase_column(eraser, table, embedding, place)
-
-            results[name] = split.with_format("arrow").map(
-                erase_batch, batched=True, batch_size=4096, load_from_cache_file=False,
-                cache_file_name=os.path.join(scratch, f"{name or 'rows'}.arrow"),
-            )  # fmt: skip
-            results[name].reset_format()
-        erased_data = datasets.DatasetDict(results) if "" not in results else results[""]
-        partial = os.path.join(scratch, "partial")
-        erased_data.save_to_disk(partial)
-        os.replace(partial, target)
-    return sum(len(split) for split in splits.values())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from splince_fast._solve.options import MOMENT_OPTIONS, OPTIONS, Option, check_moment_options
 from splince_fast.cli import label_files, rows
-from splince_fast.cli.inspect import print_report
+from splince_fast.cli.inspect import print_summary
 from splince_fast.cli.messages import with_flags
 from splince_fast.cli.paths import check_outputs
 from splince_fast.exceptions import InputError
@@ -38,9 +38,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     add = fit.add_argument_group("data").add_argument
     add("embeddings", nargs="+", metavar="EMBEDDINGS",
-        help=".npy, .npz, .safetensors or .pt files; with --embedding, .parquet files or a saved "
-        "Hugging Face data set; or folders of such files, sorted by name. Several files are "
-        "shards, read in this order")  # fmt: skip
+        help=".npy, .npz, .safetensors or .pt files; with --embedding, .parquet files; or folders "
+        "of such files, sorted by name. Several files are shards, read in this order")  # fmt: skip
     add("--embedding", metavar="COLUMN", help="column of vectors in a table")
     add("--key", metavar="NAME", help="name of the array of rows in a file of several arrays")
     add("--labels", action="append", default=[], metavar="[NAME=]FILE",
@@ -71,7 +70,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--shrinkage cv")  # fmt: skip
     add("--checkpoint", metavar="FILE",
         help="file for the state of the pass, written at intervals; the same command resumes from "
-        "it")  # fmt: skip
+        "it, and deletes it when the eraser is written")  # fmt: skip
     add = fit.add_argument_group("output").add_argument
     add("-o", "--output", required=True, metavar="FILE", help=".safetensors file of the eraser")
     add("--save-moments", metavar="FILE", help="also write the moments, to fit other erasers")
@@ -151,16 +150,14 @@ def run(args: argparse.Namespace) -> None:
     data = moments if folds is None else folds
     eraser = method.function(data, erase=args.erase, **options, **refine)
     eraser.save(args.output)
-    print(f"eraser: {args.output}")
-    print_report(eraser.report)
+    if args.checkpoint is not None:
+        Path(args.checkpoint).unlink(missing_ok=True)
+    print_summary(eraser.report)
+    print(f"eraser: {args.output} (its report: splince-fast inspect {args.output})")
 
 
 def _use_folds(args: argparse.Namespace, n_rows: int | None, n_features: int | None) -> bool:
-    """Return whether the fit splits the rows into folds.
-
-    If a checkpoint exists, the answer is that of the fit that wrote the checkpoint. Otherwise, it
-    depends on the numbers of rows and features.
-    """
+    """Return whether the fit splits the rows into folds, as the fit of an existing checkpoint."""
     from splince_fast._runtime.files import kind_of
     from splince_fast.moments.fold_rule import use_folds
 
@@ -169,13 +166,7 @@ def _use_folds(args: argparse.Namespace, n_rows: int | None, n_features: int | N
 
 
 def _options(args: argparse.Namespace, method: Method) -> dict[str, Any]:
-    """Return the options of the method and of the moments that the user passed, by parameter name.
-
-    Raises
-    ------
-    InputError
-        An option does not apply to the method.
-    """
+    """Return the options of the method and of the moments that the user passed."""
     from splince_fast.methods.table import METHODS
 
     names = {"keep", *OPTIONS, *MOMENT_OPTIONS}
@@ -194,20 +185,7 @@ def _options(args: argparse.Namespace, method: Method) -> dict[str, Any]:
 def _pop_moment_options(
     args: argparse.Namespace, options: dict[str, Any]
 ) -> tuple[dict[str, Any], int]:
-    """Remove the options of the moments from `options`.
-
-    Returns
-    -------
-    reading : dict
-        Parameters of the moments.
-    passes : int
-        Number of extra passes over the rows.
-
-    Raises
-    ------
-    InputError
-        Two options exclude each other.
-    """
+    """Remove the options of the moments from `options`; return them and the number of passes."""
     moment_options = {name: options.pop(name) for name in MOMENT_OPTIONS if name in options}
     check_moment_options(
         **{

@@ -32,10 +32,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print the version of the file's format, and the eraser's report or the moments' variables.
-
-    With ``--json``, print one JSON object, which also has the shapes of all arrays.
-    """
+    """Print the version of the file's format, and the eraser's report or the moments' variables."""
     from safetensors import SafetensorError, safe_open
 
     from splince_fast.eraser import load_eraser
@@ -89,9 +86,14 @@ def print_report(report: Report | None) -> None:
     if report is None:
         print("no report: the eraser was not fitted by a method")
         return
+    print_summary(report)
+    print(f"\n{report}")
+
+
+def print_summary(report: Report) -> None:
+    """Print a report in words."""
     for line in report.explain().splitlines():
         print(textwrap.fill(line, 88, subsequent_indent="  ", break_long_words=False))
-    print(f"\n{report}")
 
 
 def _moments_facts(moments: Moments) -> dict[str, Any]:

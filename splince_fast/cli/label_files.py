@@ -25,32 +25,10 @@ _MAX_DIGITS = 18
 def read_label_files(
     options: Sequence[str], variables: Sequence[str], kinds: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Read label columns from files.
+    """Read the columns `variables` from the files of ``--labels``, each ``FILE`` or ``NAME=FILE``.
 
-    Parameters
-    ----------
-    texts : sequence of str
-        Values of ``--labels``, each ``FILE`` or ``NAME=FILE``.
-    variables : sequence of str
-        Names of the columns to read.
-    kinds : mapping
-        Kind, "classes" or "continuous", by name of the variable; by default the type of the labels
-        determines the kind.
-
-    Returns
-    -------
-    dict
-        Columns by name: numbers as arrays (masked arrays if integers are missing), text as
-        :class:`~splince_fast.labels.ClassCodes`, Parquet columns as Arrow data.
-
-    Raises
-    ------
-    UnknownVariableError
-        No file has the column.
-    LabelError
-        Several columns have the same name, or a column cannot be read.
-    InputError
-        A file cannot be read, or `options` is empty.
+    `kinds` maps variables to "classes" or "continuous". Numbers become arrays (masked arrays if
+    integers are missing), text becomes class codes, and Parquet columns remain Arrow data.
     """
     columns: dict[str, Any] = {}
     all_names: list[str] = []
@@ -92,15 +70,7 @@ def read_label_files(
 
 
 def parse_kinds(options: Sequence[str], variables: Sequence[str]) -> dict[str, str]:
-    """Parse the values ``NAME=KIND`` of ``--kind``; return the kind of each named variable.
-
-    Raises
-    ------
-    InputError
-        A value is not ``NAME=classes`` or ``NAME=continuous``.
-    UnknownVariableError
-        A name is not in `variables`.
-    """
+    """Parse the values ``NAME=KIND`` of ``--kind``; return the kind of each named variable."""
     kinds = {}
     for option in options:
         name, separator, kind = option.rpartition("=")
@@ -130,10 +100,7 @@ def paths_of(options: Sequence[str]) -> list[str]:
 
 
 def _name_and_path(option: str) -> tuple[str | None, Path]:
-    """Split ``NAME=FILE`` into the name and the path.
-
-    The name is None if `option` has no "=" or is the path of an existing file.
-    """
+    """Split ``NAME=FILE``; the name is None without "=" and for the path of an existing file."""
     name, separator, path = option.partition("=")
     return (name, Path(path)) if separator and not Path(option).exists() else (None, Path(option))
 

@@ -28,19 +28,12 @@ def with_flags(
 ) -> str:
     """Replace Python arguments in a message by flags of a command.
 
-    For example, ``min_scale=1e-8`` becomes ``--min-scale 1e-8``.
-
-    Parameters
-    ----------
-    text : str
-        Message of the library.
-    parameters : iterable of str
-        Parameters that are flags of the command. A parameter after a slash, a quote or a hyphen may
-        be part of a path, and is not replaced. A parameter without "=" is replaced at the beginning
-        of the message, or if its name has an underscore.
-    variables : mapping
-        Name of a variable on the command line by its name in the library, such as "task".
+    For example, ``min_scale=1e-8`` becomes ``--min-scale 1e-8``. `variables` maps names of the
+    library, such as "task", to those of the command line.
     """
+    # A parameter after a slash, a quote or a hyphen may be part of a path, and is not replaced. A
+    # parameter without "=" is replaced at the beginning of the message, or if its name has an
+    # underscore.
     flags = {name: f"--{name.replace('_', '-')}" for name in parameters}
     flags |= {name: flags[other] for name, other in _FLAGS.items() if other in flags}
     for pattern, replacement in _PYTHON:

@@ -18,22 +18,8 @@ def check_outputs(
 ) -> None:
     """Raise InputError for an output path that cannot be written; commands call this first.
 
-    Parameters
-    ----------
-    outputs : mapping
-        Output path by option, such as ``--output``; a path None is skipped.
-    inputs : iterable of str
-        Paths of the inputs.
-    force : bool
-        Whether existing files may be overwritten, except inputs.
-    resumed : iterable of str
-        Options whose file may exist because the command resumes from the file.
-
-    Raises
-    ------
-    InputError
-        A path is empty, a folder, an input, the path of another output, a read-only file, or an
-        existing file that may not be overwritten; or the parent folder does not exist.
+    `outputs` are paths by option, such as ``--output``. With `force` existing files may be
+    overwritten, except inputs; the files of options in `resumed` may exist.
     """
     uses = {os.path.realpath(path): "an input" for path in inputs}
     for option, path in outputs.items():

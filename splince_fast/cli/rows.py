@@ -1,4 +1,4 @@
-"""Files of rows: their formats, reading and writing of arrays, and sources of the rows."""
+"""Files of rows: one reader per suffix, writing of erased rows, and sources of the rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,98 +20,11 @@ from splince_fast.exceptions import InputError
 if TYPE_CHECKING:
     from splince_fast.sources import Source
 
-ARRAYS = (".npy", ".npz", ".safetensors", ".pt", ".pth")
-TABLES = (".parquet",)
-SUFFIXES = (*ARRAYS, *TABLES)
-
-
-def is_dataset(path: str | Path) -> bool:
-    """Return whether a folder holds a data set saved by Hugging Face datasets."""
-    names = ("dataset_info.json", "dataset_dict.json")
-    return any((Path(path) / name).is_file() for name in names)
-
-
-def format_of_rows(path: str | Path) -> str:
-    """Return the format of a file of rows: "array", "parquet" or "dataset".
-
-    A folder of a saved Hugging Face data set has the format "dataset".
-
-    Raises
-    ------
-    InputError
-        The suffix is unknown; the message says whether the file exists.
-    """
-    if is_dataset(path):
-        return "dataset"
-    suffix = Path(path).suffix
-    if suffix in ARRAYS:
-        return "array"
-    if suffix in TABLES:
-        return "parquet"
-    if not os.path.exists(path):
-        raise InputError(f"there is no file {str(path)!r}")
-    raise InputError(
-        f"{str(path)!r} has no known format; rows are read from .npy, .npz, .safetensors, .pt and "
-        ".parquet files and from saved data sets; convert a text file of numbers with numpy.save"
-    )
-
-
-def expand_folders(paths: Sequence[str], *, ordered: bool = False) -> list[str]:
-    """Replace each folder by its files of rows, sorted by name.
-
-    A folder that is a saved data set counts as one file of rows. Files are `ordered` if labels are
-    matched to their rows by position.
-
-    Raises
-    ------
-    InputError
-        A folder has no files of rows, the suffix of a file is unknown, or `ordered` files have
-        numbers in their names that are not in ascending order.
-    """
-    files: list[str] = []
-    for path in paths:
-        if not os.path.isdir(path) or is_dataset(path):
-            format_of_rows(path)
-            files.append(path)
-            continue
-        folder_files = sorted(
-            str(entry)
-            for entry in Path(path).iterdir()
-            if is_dataset(entry) or entry.suffix in SUFFIXES
-        )
-        if not folder_files:
-            raise InputError(
-                f"the folder {path!r} has no file of rows ({', '.join((*ARRAYS, *TABLES))})"
-            )
-        for first, second in pairwise(folder_files if ordered else ()):
-            if _padded(first) > _padded(second):
-                raise InputError(
-                    f"{os.path.basename(first)!r} comes before {os.path.basename(second)!r} in the "
-                    f"folder {path!r}, whose files are sorted by name, and labels are matched to "
-                    "rows by position; pass the files themselves, in the order of the labels"
-                )
-        files += folder_files
-    return files
-
-
-def _padded(name: str) -> str:
-    """Pad the numbers in a name with zeros, so that "shard-2" comes before "shard-10"."""
-    return re.sub(r"\d+", lambda match: match[0].zfill(20), name)
-
 
 class Arrays(NamedTuple):
-    """The rows of a file of arrays, and its other arrays.
+    """The rows X of a file of arrays, its other arrays, and the metadata of a safetensors file.
 
-    Attributes
-    ----------
-    X : ndarray or torch tensor
-        The rows.
-    key : str or None
-        Name of X in the file; None for a .npy file, "" for a .pt file that holds a single tensor.
-    others : dict of str to array
-        Other arrays by name.
-    metadata : dict of str to str
-        Metadata of a safetensors file; empty for other formats.
+    `key` is the name of X: None in a .npy file, "" in a .pt file that holds a single tensor.
     """
 
     X: Any
@@ -120,15 +33,102 @@ class Arrays(NamedTuple):
     metadata: dict[str, str]
 
 
-def read_arrays(path: str, key: str | None, mode: Literal["r", "r+"] = "r") -> Arrays:
+# All arrays of a file by name, and its metadata.
+Contents = tuple[dict[str, Any], dict[str, str]]
+
+
+def _read_npz(path: str) -> Contents:
+    with np.load(path, allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}, {}
+
+
+def _read_safetensors(path: str) -> Contents:
+    """Read arrays, or tensors where the file holds bfloat16 or float8, which NumPy lacks."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="numpy") as file:
+        dtypes = {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    framework = "pt" if dtypes & {"BF16", "F8_E4M3", "F8_E5M2"} else "numpy"
+    if framework == "pt":
+        require("torch", "torch")
+    with safe_open(path, framework=framework) as file:
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return arrays, file.metadata() or {}
+
+
+def _read_torch(path: str) -> Contents:
+    import pickle
+
+    torch = require("torch", "torch")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise InputError(
+            f"{path!r} holds other Python objects than tensors, such as NumPy arrays or a module, "
+            "or is damaged; save the tensor of rows alone by torch.save"
+        ) from error
+    return (dict(content) if isinstance(content, Mapping) else {"": content}), {}
+
+
+# A file of arrays by suffix. .npy files are memory-mapped, tables are read in parts.
+READERS: dict[str, Callable[[str], Contents]] = {
+    ".npz": _read_npz,
+    ".safetensors": _read_safetensors,
+    ".pt": _read_torch,
+}
+ARRAYS = (".npy", *READERS)
+TABLES = (".parquet",)
+SUFFIXES = (*ARRAYS, *TABLES)
+
+
+def is_table(path: str | Path) -> bool:
+    """Return whether the labels of a file of rows are columns of the same file."""
+    return Path(path).suffix in TABLES
+
+
+def expand_folders(paths: Sequence[str], *, ordered: bool = False) -> list[str]:
+    """Replace each folder by its files of rows, sorted by name.
+
+    Raises InputError where a file is missing or of an unknown suffix, where a folder has no file of
+    rows, and where the numbers in the names of `ordered` files, whose labels are matched by
+    position, do not ascend.
+    """
+    files: list[str] = []
+    for path in paths:
+        if not os.path.isdir(path):
+            if not os.path.exists(path):
+                raise InputError(f"there is no file {path!r}")
+            if Path(path).suffix not in SUFFIXES:
+                raise InputError(
+                    f"{path!r} has no known format; rows are read from {', '.join(SUFFIXES)} files;"
+                    " convert a text file of numbers with numpy.save"
+                )
+            files.append(path)
+            continue
+        names = sorted(str(entry) for entry in Path(path).iterdir() if entry.suffix in SUFFIXES)
+        if not names:
+            raise InputError(f"the folder {path!r} has no file of rows ({', '.join(SUFFIXES)})")
+        for first, second in pairwise(names if ordered else ()):
+            if _padded(first) > _padded(second):
+                raise InputError(
+                    f"{os.path.basename(first)!r} comes before {os.path.basename(second)!r} in the "
+                    f"folder {path!r}, whose files are sorted by name, and labels are matched to "
+                    "rows by position; pass the files themselves, in the order of the labels"
+                )
+        files += names
+    return files
+
+
+def _padded(name: str) -> str:
+    """Pad the numbers in a name with zeros, so that "shard-2" comes before "shard-10"."""
+    return re.sub(r"\d+", lambda match: match[0].zfill(20), name)
+
+
+def read_arrays(path: str, key: str | None, *, writable: bool = False) -> Arrays:
     """Read a file of arrays; a .npy file is memory-mapped.
 
-    `key` is the name of the array of rows; it may be None if the file has a single array.
-
-    Raises
-    ------
-    InputError
-        The file cannot be read, has no array named `key`, or has several arrays and `key` is None.
+    Raises InputError where the file cannot be read, has no array named `key`, or has several arrays
+    and `key` is None.
     """
     suffix = Path(path).suffix
     if not os.path.exists(path):
@@ -136,9 +136,9 @@ def read_arrays(path: str, key: str | None, mode: Literal["r", "r+"] = "r") -> A
     if suffix == ".npy":
         from splince_fast.sources._npy import open_npy
 
-        return Arrays(open_npy(path, mode), None, {}, {})
+        return Arrays(open_npy(path, "r+" if writable else "r"), None, {}, {})
     try:
-        arrays, metadata = _READERS[suffix](path)
+        arrays, metadata = READERS[suffix](path)
     except InputError:
         raise
     except Exception as error:  # readers of zip, pickle and safetensors raise various errors
@@ -155,103 +155,31 @@ def read_arrays(path: str, key: str | None, mode: Literal["r", "r+"] = "r") -> A
     return Arrays(arrays.pop(key), key, arrays, metadata)
 
 
-def _read_npz(path: str) -> tuple[dict[str, Any], dict[str, str]]:
-    with np.load(path, allow_pickle=False) as file:
-        return {name: file[name] for name in file.files}, {}
-
-
-def _read_safetensors(path: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the arrays of a file by name, and its metadata.
-
-    The arrays are torch tensors if the file holds bfloat16 or float8 numbers, which NumPy lacks.
-    """
-    from safetensors import safe_open
-
-    with safe_open(path, framework="numpy") as file:
-        names = list(file.keys())
-        metadata = file.metadata() or {}
-        dtypes = {file.get_slice(name).get_dtype() for name in names}
-        if not dtypes & {"BF16", "F8_E4M3", "F8_E5M2"}:
-            return {name: file.get_tensor(name) for name in names}, metadata
-    require("torch", "torch")
-    with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in names}, metadata
-
-
-def _read_torch(path: str) -> tuple[dict[str, Any], dict[str, str]]:
-    torch = require("torch", "torch")
-    content = torch.load(path, map_location="cpu", weights_only=True)
-    if isinstance(content, Mapping):
-        return {str(name): value for name, value in content.items()}, {}
-    return {"": content}, {}
-
-
-_READERS = {
-    ".npz": _read_npz, ".safetensors": _read_safetensors, ".pt": _read_torch, ".pth": _read_torch
-}  # fmt: skip
-
-
 def write_arrays(path: str, arrays: Arrays) -> None:
-    """Write a .npz, .safetensors, .pt or .pth file; an error leaves no incomplete file.
-
-    Raises
-    ------
-    InputError
-        The format does not support the dtype of an array.
-    """
-    from safetensors import SafetensorError
-
+    """Write arrays in the format that they were read from; an error leaves no incomplete file."""
     target = Path(path)
-    contents = {arrays.key or "X": arrays.X, **arrays.others}
-    tensors = any(hasattr(value, "detach") for value in contents.values())
-    try:
-        with replacing(target) as partial:
-            if target.suffix == ".npz":
-                numpy_arrays: dict[str, Any] = {
-                    n: _array(value, path) for n, value in contents.items()
-                }
-                with open(partial, "wb") as file:
-                    np.savez(file, **numpy_arrays)
-            elif target.suffix == ".safetensors" and not tensors:
-                from safetensors import numpy as safetensors_numpy
+    contents = {str(arrays.key): arrays.X, **arrays.others}
+    with replacing(target) as partial:
+        if target.suffix == ".npz":
+            with open(partial, "wb") as file:
+                np.savez(file, **contents)
+        elif target.suffix == ".pt":
+            require("torch", "torch").save(arrays.X if arrays.key == "" else contents, partial)
+        elif hasattr(arrays.X, "detach"):
+            from safetensors.torch import save_file
 
-                contiguous = {name: np.ascontiguousarray(value) for name, value in contents.items()}
-                safetensors_numpy.save_file(contiguous, partial, arrays.metadata or None)
-            elif target.suffix == ".safetensors":
-                from safetensors import torch as safetensors_torch
+            dense = {name: tensor.contiguous() for name, tensor in contents.items()}
+            save_file(dense, partial, arrays.metadata or None)
+        else:
+            from safetensors.numpy import save_file as save_arrays
 
-                safetensors_torch.save_file(_tensors(contents), partial, arrays.metadata or None)
-            else:
-                torch = require("torch", "torch")
-                content = _tensors(contents)
-                torch.save(content["X"] if arrays.key == "" else content, partial)
-    except (TypeError, SafetensorError) as error:
-        raise InputError(f"{path!r} cannot be written: {error}; write .npy") from error
-
-
-def _array(value: object, path: str) -> NDArray[np.generic]:
-    """Convert a value to an array for a .npz file; raise InputError for bfloat16."""
-    if str(getattr(value, "dtype", "")) == "torch.bfloat16":
-        raise InputError(f"{path!r} cannot hold bfloat16; write .safetensors or .pt")
-    return np.asarray(value)
-
-
-def _tensors(contents: Mapping[str, object]) -> dict[str, Any]:
-    """Convert arrays and tensors to contiguous tensors; return other values unchanged."""
-    torch = require("torch", "torch")
-    tensors = {}
-    for name, value in contents.items():
-        tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-        tensors[name] = tensor.contiguous() if hasattr(tensor, "contiguous") else tensor
-    return tensors
+            dense = {name: np.ascontiguousarray(array) for name, array in contents.items()}
+            save_arrays(dense, partial, arrays.metadata or None)
 
 
 @contextmanager
 def new_npy(target: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Iterator[NDArray[Any]]:
-    """Yield a writable memory map of a new .npy file.
-
-    The file has a temporary name, and is renamed to `target` when the context ends without error.
-    """
+    """Yield a writable memory map of a new .npy file, which replaces `target` without error."""
     with replacing(target) as partial:
         array = np.lib.format.open_memmap(partial, mode="w+", dtype=dtype, shape=shape)
         # Allocate the file on the disk: a full disk raises an error here, whereas a write to the
@@ -263,53 +191,39 @@ def new_npy(target: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Itera
         array.flush()
 
 
-def check_key_and_embedding(paths: Sequence[str], key: str | None, embedding: str | None) -> None:
-    """Raise InputError if `key` or `embedding` is set but applies to none of the files."""
-    formats = {format_of_rows(path) for path in paths}
-    if embedding is not None and formats == {"array"}:
-        raise InputError("--embedding names a column of tables, and the files hold arrays")
-    if key is not None and ("array" not in formats or all(p.endswith(".npy") for p in paths)):
-        raise InputError("--key names one of several arrays, and no file holds several")
-
-
-def embedding_missing(path: str) -> InputError:
-    """Return the error for a table without ``--embedding``.
-
-    For a Parquet file, the message names the columns of lists, which may be embeddings.
-    """
-    candidates: list[str] = []
-    if format_of_rows(path) == "parquet":
-        types = require("pyarrow.types", "parquet")
-        tests = (types.is_list, types.is_large_list, types.is_fixed_size_list)
-        for field in require("pyarrow.parquet", "parquet").read_schema(path):
-            storage = getattr(field.type, "storage_type", field.type)
-            candidates += [field.name] if any(test(storage) for test in tests) else []
-    hint = ""
-    if candidates:
-        hint = f"; its columns of lists are {', '.join(map(repr, candidates))}"
-    elif format_of_rows(path) == "parquet":
-        hint = (
-            "; it has none: make one of a column per feature, in pandas by df['embedding'] = "
-            "list(df[features].to_numpy())"
-        )
-    return InputError(f"{path!r} is a table; name its column of vectors with --embedding{hint}")
-
-
-def load_dataset(path: str) -> Any:
-    """Load a saved data set; if it has splits, return a dictionary of the splits.
-
-    Raises
-    ------
-    InputError
-        The data set cannot be read.
-    """
-    datasets = require("datasets", "datasets")
-    try:
-        return datasets.load_from_disk(path)
-    except Exception as error:  # errors have many classes, such as IndexError for an empty data set
+def check_options(paths: Sequence[str], key: str | None, embedding: str | None) -> bool:
+    """Return whether the files are tables; raise InputError unless they agree with the options."""
+    suffixes = {Path(path).suffix for path in paths}
+    tables = any(map(is_table, paths))
+    if tables and not all(map(is_table, paths)):
         raise InputError(
-            f"{path!r} cannot be read as a saved data set: {error}. It may be empty or damaged"
-        ) from error
+            f"the files have different formats: {', '.join(sorted(suffixes))}; pass tables or "
+            "files of arrays"
+        )
+    if tables and embedding is None:
+        raise _embedding_missing(paths[0])
+    if embedding is not None and not tables:
+        raise InputError("--embedding names a column of tables, and the files hold arrays")
+    if key is not None and (tables or suffixes == {".npy"}):
+        raise InputError("--key names one of several arrays, and no file holds several")
+    return tables
+
+
+def _embedding_missing(path: str) -> InputError:
+    """Return the error for a table without ``--embedding``; it names the columns of lists."""
+    types = require("pyarrow.types", "parquet")
+    tests = (types.is_list, types.is_large_list, types.is_fixed_size_list)
+    candidates: list[str] = []
+    for field in require("pyarrow.parquet", "parquet").read_schema(path):
+        storage = getattr(field.type, "storage_type", field.type)
+        candidates += [field.name] if any(test(storage) for test in tests) else []
+    hint = (
+        f"; its columns of lists are {', '.join(map(repr, candidates))}"
+        if candidates
+        else "; it has none: make one of a column per feature, in pandas by df['embedding'] = "
+        "list(df[features].to_numpy())"
+    )
+    return InputError(f"{path!r} is a table; name its column of vectors with --embedding{hint}")
 
 
 def source_of(
@@ -324,57 +238,22 @@ def source_of(
 
     Labels of tables are the columns `variables`. Labels of files of arrays are the result of
     ``labels()``, which is called only for such files.
-
-    Raises
-    ------
-    InputError
-        The files have several formats, or an option does not apply to their format.
     """
     from splince_fast import sources
-
-    formats = {format_of_rows(path) for path in paths}
-    if len(formats) > 1:
-        raise InputError(
-            f"the files have different formats: {', '.join(sorted(formats))}; pass files of one "
-            "format"
-        )
-    file_format = formats.pop()
-    check_key_and_embedding(paths, key, embedding)
-    if file_format == "array":
-        return _array_source(paths, key, labels())
-    if embedding is None:
-        raise embedding_missing(paths[0])
-    if file_format == "parquet":
-        return sources.from_parquet(list(paths), embedding, list(variables))
-    if len(paths) > 1:
-        raise InputError("several saved data sets; pass one, or concatenate them first")
-    data = load_dataset(paths[0])
-    if isinstance(data, Mapping):
-        raise InputError(
-            f"{paths[0]!r} has the splits {list(data)}; pass one of them, such as "
-            f"{os.path.join(paths[0], next(iter(data)))!r}"
-        )
-    return sources.from_dataset(data, embedding=embedding, labels=list(variables))
-
-
-def _array_source(paths: Sequence[str], key: str | None, labels: Mapping[str, object]) -> Source:
-    """Return a source of the rows of files of arrays.
-
-    .npy files are memory-mapped. Files of other formats are loaded one at a time.
-    """
     from splince_fast.sources import _sharded as sharded
-    from splince_fast.sources import from_npy
 
+    if check_options(paths, key, embedding):
+        return sources.from_parquet(list(paths), str(embedding), list(variables))
     if all(path.endswith(".npy") for path in paths):
-        return from_npy(list(paths), labels)
+        return sources.from_npy(list(paths), labels())
 
     def make_shard(path: str) -> sharded.Shard:
-        X = read_arrays(path, key).X
-        X = sharded.host_rows(X, path)
-        return sharded.Shard(
-            path, X.shape, X.dtype, lambda: sharded.host_rows(read_arrays(path, key).X, path)
-        )
+        def read() -> NDArray[Any]:  # files of other formats are loaded one at a time
+            return sharded.host_rows(read_arrays(path, key).X, path)
 
-    source = sharded.sharded_source([make_shard(path) for path in paths], labels)
+        X = read()
+        return sharded.Shard(path, X.shape, X.dtype, read)
+
+    source = sharded.sharded_source([make_shard(path) for path in paths], labels())
     source.files = tuple(paths)
     return source

@@ -543,7 +543,7 @@ def test_a_missing_value_that_was_converted_to_text_warns(text: str) -> None:
         {
             "list": lambda: [None, None],
             "objects": lambda: objects([math.nan, None]),
-            "not a time": lambda: [np.datetime64("NaT"), np.timedelta64("NaT")],
+            "not a time": lambda: [np.datetime64("NaT"), np.timedelta64("NaT", "s")],
             "masked": lambda: masked([None, None], "a", object),
             "pandas": lambda: series([None, None], dtype=object),
             "pandas list": lambda: with_na([None, None]),

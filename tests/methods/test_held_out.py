@@ -436,7 +436,8 @@ def test_a_checkpoint_goes_on_as_it_began(files: None, capsys: pytest.CaptureFix
     source.files += ("z.npy", "y.npy")
     sf.Moments.from_blocks(source, checkpoint="old")
     assert fitted("--checkpoint", "old").held_out is None
+    sf.Moments.from_blocks(source, folds=2, checkpoint="folds")
+    assert sf.Moments.load("folds").n_rows == len(x)  # of folds, their sum
+    assert fitted("--checkpoint", "folds").held_out is not None
     assert fitted("--checkpoint", "new").held_out is not None
-    assert fitted("--checkpoint", "new").held_out is not None
-    assert sf.Moments.load("new").n_rows == len(x)  # of folds, their sum
     capsys.readouterr()
