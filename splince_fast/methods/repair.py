@@ -14,9 +14,9 @@ from splince_fast._runtime.keywords import described_type
 from splince_fast._runtime.warn import warn
 from splince_fast._solve import tolerances
 from splince_fast._solve.messages import raise_numerical
-from splince_fast._solve.oblique import sensitivity
-from splince_fast._solve.options import OPTIONS
-from splince_fast._solve.restore import Restoration, restore
+from splince_fast._solve.oblique import change, sensitivity
+from splince_fast._solve.options import OPTIONS, Options
+from splince_fast._solve.restore import Restoration, inverse_units, restore, shrunk_solves
 from splince_fast._solve.selection import Selection, Span, names_of, span_of
 from splince_fast.exceptions import InfeasibleError, InputError, PrecisionWarning
 from splince_fast.labels import VariableName
@@ -165,11 +165,13 @@ def repair(
             factor = _factor(erased, np.sqrt(variances), memory)
             if factor.status != STATUS_OK:
                 raise_numerical(factor.status, "auto")
-            rows = np.ascontiguousarray(span_t.rows)
-            restoration = restore(
-                factor.whiten(rows), factor.solve(rows), rows, span_x, units, float(strength),
-                span_x - rows,
-            )  # fmt: skip
+            rows, intensity = np.ascontiguousarray(span_t.rows), erased.intensity(Options())
+            if intensity:
+                scaled = erased.gram(np.diag(inverse_units(units)))
+                whitened, solved = shrunk_solves(scaled, rows, units, intensity)
+            else:
+                whitened, solved = factor.whiten(rows), factor.solve(rows)
+            restoration = restore(whitened, solved, rows, span_x, units, float(strength))
             if restoration.lost_combination is not None:
                 refuse_lost(restoration, "repair", list(map(LabelColumns.of, names, variables)))
             report = _report(
@@ -307,34 +309,47 @@ def refuse_lost(
     )
 
 
+def precision_notes(
+    variables: list[VariableReport], amplification: float, cause: str, remedy: str
+) -> list[str]:
+    """Return warnings of a large amplification, and of a residual that is not rounding error."""
+    notes = []
+    if amplification > tolerances.AMPLIFICATION:
+        notes.append(
+            f"{cause}: the map enlarges deviations up to {amplification:.1e} times, with their "
+            f"rounding errors and noise; {remedy}"
+        )
+    worst = max(variables, key=lambda v: v.residual - v.bound)
+    if worst.bound >= 1 or worst.residual > worst.bound:
+        notes.append(
+            f"rounding errors may undo the constraint on {worst.name!r}: residual "
+            f"{worst.residual:.1e}, bound {worst.bound:.1e} (relative to the covariance)"
+        )
+    return notes
+
+
 def _report(
     erased: Statistics, factor: Factor, restoration: Restoration, span: Span, strength: float,
     variance: float, names: tuple[str, ...] | None,
 ) -> Report:  # fmt: skip
     """Return the report with its warnings; `variance` is the total variance before erasure."""
     left, right = restoration.left, restoration.right
-    cost = float(np.vdot(left @ left.T, erased.gram(right)))
+    cost = change(left, right, erased.gram(right), erased.variances)
+    if cost is not None:
+        cost = cost / variance if variance else 0.0
     variables = []
     for name, part, kind, correlations in correlations_of(span, restoration.whitened):
         values = np.linalg.svd(restoration.whitened[part], compute_uv=False)
         rank = int(np.count_nonzero(values > restoration.cut))
         variables.append(
-            VariableReport(name, "kept", rank, correlations, *restoration.errors(part), kind)
+            VariableReport(name, "kept", rank, correlations, *restoration.figures(part), kind)
         )
     effect, norm = sensitivity(left, right, erased.mean, variance)
-    kept, notes = listed(span.names), []
-    if restoration.amplification > tolerances.AMPLIFICATION:
-        notes.append(
-            f"little of the covariance with {kept} is left in the erased rows: restoring it "
-            f"enlarges deviations up to {restoration.amplification:.1e} times, with their rounding "
-            "and noise. Keep fewer variables, or use an eraser that leaves more of them"
-        )
-    worst = max(variables, key=lambda v: v.residual - v.bound)
-    if worst.bound >= 1 or worst.residual > worst.bound:
-        notes.append(
-            f"rounding errors may undo the restoration of {worst.name!r}: residual "
-            f"{worst.residual:.1e}, bound {worst.bound:.1e} (relative to the covariance)"
-        )
+    notes = precision_notes(
+        variables, restoration.amplification,
+        f"little of the covariance with {listed(span.names)} is left in the erased rows",
+        "keep fewer variables, or use an eraser that leaves more of them",
+    )  # fmt: skip
     if effect > tolerances.SENSITIVITY and norm > 10.0 * len(left) ** 0.5:
         notes.append(
             "the repair is sensitive to rounding: erased rows rounded to float32 move by "
@@ -346,7 +361,7 @@ def _report(
         method="repair", n_rows=erased.n_rows, weight=erased.weight, n_features=len(erased.mean),
         rank_covariance=factor.rank, rank=len(left), variables=tuple(variables),
         dropped=0, cosines=(), amplification=restoration.amplification, rho=None,
-        distortion=cost / variance if variance else 0.0, distortion_leace=None,
+        distortion=cost, distortion_leace=None,
         solver=factor.solver, tolerance=restoration.cut,
         shrinkage=erased.shrinkage if isinstance(erased, Factored) else 0.0,
         warnings=tuple(notes), sampling=None if sample is None else Sampling(sample.n_rows, None),
