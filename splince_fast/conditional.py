@@ -83,7 +83,8 @@ class ConditionalEraser:
     Raises
     ------
     InputError
-        The shapes of the arguments do not match, or a value is not finite.
+        There is no shift, or two of one variable; the shapes of the arguments do not match; or a
+        value is not finite.
 
     Examples
     --------
@@ -112,6 +113,11 @@ class ConditionalEraser:
         report: Report | None = None,
     ) -> None:
         d = after.n_features
+        names = [shift.name for shift in shifts]
+        if not names or len(set(names)) < len(names):
+            raise InputError(
+                f"shifts are of the variables {names}; there must be at least one, each named once"
+            )
         for shift in shifts:
             k = len(shift.mean if shift.classes is None else shift.classes)
             if shift.matrix.shape != (k, d) or shift.mean.shape != (k,):
@@ -414,7 +420,9 @@ class ConditionalEraser:
         ----------
         path : path
             Path of the file, which is replaced atomically: an error leaves an earlier file intact.
+            Its suffix is ``.safetensors`` or empty; others raise InputError.
         """
+        target = files.eraser_path(path)
         tensors: files.Tensors = {} if self._maps is None else {"maps": self._maps}
         for i, shift in enumerate(self._shifts):
             tensors |= {f"shift.{i}.mean": shift.mean, f"shift.{i}.matrix": shift.matrix}
@@ -427,7 +435,7 @@ class ConditionalEraser:
             for s in self._shifts
         ]
         files.write(
-            path, KIND, _FORMAT, tensors,
+            target, KIND, _FORMAT, tensors,
             {
                 "shifts": shifts, "method": self._method,
                 "maps": {key: metadata for key, (_, metadata) in records.items()},
