@@ -301,7 +301,6 @@ CONTROLS = {
     "6.2": {"whitened features"},
     "8.6": {"Ty^T T^+ Sy of full rank"},
     "8.7": {"a probability of missing labels that depends on z alone"},
-    "8.8": {"determinants different from 0"},
 }
 
 

@@ -401,7 +401,9 @@ class _Distortions(NamedTuple):
 def _distortions(stats: Statistics, solved: Solved, options: Options) -> _Distortions:
     """Return the distortions under Cov(x), even if another matrix than Cov(x) was factored."""
     solution, shrinkage, span_y = solved.solution, solved.shrinkage, solved.span_y
-    distortion, distortion_leace, excess = solution.distortion, solution.distortion_leace, None
+    distortion: float | None = solution.distortion
+    distortion_leace: float | None = solution.distortion_leace
+    excess = None
     approximate = solution.solver != "none" and stats.sample is not None
     approximate = approximate or solution.uses_left_out
     if solution.solver not in ("cholesky", "refined") or shrinkage or approximate:

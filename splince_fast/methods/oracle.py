@@ -168,9 +168,8 @@ def oracle(
             intensity = stats.intensity(Options())
             if intensity and stats.low_rank is None:
                 scales = inverse_units(units)
-                within = stats.gram(np.diag(scales))
-                within -= (span_z.rows * scales).T @ (predicted * scales)
-                whitened, solved = shrunk_solves(within, span_t, units, intensity)
+                T = stats.gram(np.diag(scales)) - (span_z.rows * scales).T @ (predicted * scales)
+                whitened, solved = shrunk_solves(T, span_t, units, intensity)
             else:
                 whitened, solved, precision_loss = _at_fixed_labels(
                     whitened_spans, factor.solve(spans), inverse, root, Szy
