@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import splince_fast as sf
+from splince_fast._runtime import files
 from splince_fast.exceptions import FoldError
 from splince_fast.moments.moments import from_record, to_record
 
@@ -271,6 +272,34 @@ def test_files_keep_every_bit(tmp_path: Path) -> None:
     assert loaded.report == eraser.report
     with pytest.raises(sf.FileFormatError):
         sf.Projection.load(tmp_path / "e")
+
+
+@pytest.mark.parametrize("name", ["a.onnx", "a.pt", "a.SAFETENSORS", "a.npz", "a.v2"])
+def test_other_suffixes_are_refused_before_a_file_is_written(name: str, tmp_path: Path) -> None:
+    eraser, _, _ = fitted()
+    for one in (eraser, eraser.fallback):
+        assert one is not None
+        with pytest.raises(sf.InputError, match=r"\.safetensors.*ONNX"):
+            one.save(tmp_path / name)
+        assert not list(tmp_path.iterdir())
+        for good in ("a", "a.safetensors"):  # control
+            one.save(tmp_path / good)
+            assert type(sf.load_eraser(tmp_path / good)) is type(one)
+            (tmp_path / good).unlink()
+
+
+@pytest.mark.parametrize("shifts", ["none", "twice"])
+def test_files_without_one_shift_of_each_variable_are_refused(shifts: str, tmp_path: Path) -> None:
+    """They were loaded, and ended in IndexError when applied."""
+    fitted()[0].save(tmp_path / "e")
+    tensors, metadata = files.read(tmp_path / "e", "conditional", 1)
+    entries = metadata["shifts"]
+    metadata["shifts"] = [] if shifts == "none" else entries * 2
+    for name in ("mean", "matrix"):
+        tensors[f"shift.1.{name}"] = tensors[f"shift.0.{name}"]
+    files.write(tmp_path / "e", "conditional", 1, tensors, metadata)
+    with pytest.raises(sf.FileFormatError, match="shifts are of the variables"):
+        sf.load_eraser(tmp_path / "e")
 
 
 def test_composition_and_folding() -> None:
