@@ -286,10 +286,10 @@ class ConditionalEraser:
     def _encode(
         self, labels: Any, leading_shape: tuple[int, ...], mask: NDArray[np.bool_] | None
     ) -> list[NDArray[Any]]:
-        """Encode the labels of each variable, for rows with the shape `leading_shape`.
+        """Return the labels of each variable, for rows with the shape `leading_shape`.
 
-        Return codes (n,) for classes, with -1 for a missing label, and values (n, k) for a
-        continuous variable, with NaN for a missing label.
+        Codes (n,) for classes, with -1 for a missing label; values (n, k), with NaN for a missing
+        label, for a continuous variable.
         """
         names = [shift.name for shift in self._shifts]
         if labels is None:
@@ -348,10 +348,7 @@ class ConditionalEraser:
         out: NDArray[np.generic],
         progress: bool | None,
     ) -> None:
-        """Write the erased rows into `out`, (n, d), which may be `rows`.
-
-        `encoded` holds the labels from `_encode`; rows with False in `mask` are copied unchanged.
-        """
+        """Write the erased rows into `out`, (n, d), which may be `rows`; masked rows are copied."""
         n, d = rows.shape
         step = max(1, _BLOCK_BYTES // (8 * max(d, 1)))
         show = False if progress is None and n <= 64 * step else progress
@@ -510,11 +507,7 @@ def _values_of(column: Encoded | None, shift: Shift, n: int) -> Float:
 def _codes_of(
     column: Encoded | None, shift: Shift, n: int, mask: NDArray[np.bool_] | None
 ) -> NDArray[np.intp]:
-    """Return the index of the class of each row in ``shift.classes``, (n,); -1 without a label.
-
-    Rows with False in `mask` get -1 too. Raises LabelError if another row has a class that is not
-    in ``shift.classes``.
-    """
+    """Return the class index of each row, -1 without a label; LabelError for other classes."""
     if not isinstance(column, ClassCodes):
         return np.full(n, -1, np.intp)
     assert shift.classes is not None

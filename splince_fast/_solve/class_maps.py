@@ -94,21 +94,8 @@ class ClassMaps:
 def qleace(fractions: Float, covariances: Float, weights: Float, support: Support) -> ClassMaps:
     """Return the maps of classes to one covariance that change the rows least.
 
-    Parameters
-    ----------
-    fractions : (k,) float64
-        Fraction p_c of the weight of each class.
-    covariances : (k, d, d) float64
-        Class covariances S_c.
-    weights : (d,) float64
-        Weight of each feature in the change of the rows, E|W (r - x)|^2.
-    support : Support
-        Support of sum p_c S_c.
-
-    Raises
-    ------
-    SingularClassError
-        The covariance of a class is singular on the support.
+    `weights`, (d,), are those of the features in the change. Raises SingularClassError if a class
+    covariance is singular on the support.
     """
     basis, whitener, roots = support.basis, support.whitener, []
     for c, covariance in enumerate(covariances):

@@ -67,22 +67,10 @@ def inverse_units(units: Float) -> Float:
 def shrunk_solves(
     scaled: Float, rows: Float, units: Float, intensity: float
 ) -> tuple[Float, Float]:
-    """Return `rows`, (k, d), whitened and solved by a covariance T that is shrunk in units of D.
+    """Return Ty, `rows` (k, d), whitened and solved by T, shrunk towards D^2 by `intensity`.
 
-    Shrinkage towards one variance for all features is shrinkage towards the identity where every
-    feature has variance one. In other units, the largest features would hide the label columns that
-    covary with small features only.
-
-    Parameters
-    ----------
-    scaled : (d, d) float64
-        D^-1 T D^-1, not shrunk.
-    rows : (k, d) float64
-        Ty, transposed.
-    units : (d,) float64
-        D; 0 for constant features.
-    intensity : float
-        Weight of the identity.
+    `scaled` is D^-1 T D^-1, not shrunk. Shrinkage towards one variance for all features would hide
+    the label columns that covary with small features only.
     """
     d, inverse = len(units), inverse_units(units)
     fitted = factor.dense(
@@ -98,17 +86,9 @@ def restore(
 ) -> Restoration:
     """Return the map B of the least change E|B t - t|^2 with B Ty = Ty + b X, for Ty = Cov(t, y).
 
-    Parameters
-    ----------
-    whitened, solved : (k, p), (k, d) float64
-        L^+ Ty and T^+ Ty, transposed.
-    span_t, span_x : (k, d) float64
-        Ty and Sy, transposed, with label columns in units of their standard deviations.
-    units : (d,) float64
-        Standard deviations D of the features; 0 for constant features. Rounding errors of Ty and
-        Sy are relative to D.
-    strength : float
-        Fraction b of X that is added to Ty.
+    The arguments are L^+ Ty, (k, p), and T^+ Ty, Ty and Sy, (k, d), transposed, with label columns
+    in units of their standard deviations; D, with 0 for constant features; and b. Rounding errors
+    of Ty and Sy are relative to D.
     """
     k, d = span_x.shape
     inverse, change = inverse_units(units), span_x - span_t

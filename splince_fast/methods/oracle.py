@@ -78,7 +78,8 @@ def oracle(
     ----------
     moments : Moments, Factored or Folds
         Moments of rows that all have labels of all variables in `erase` and `keep`, passed in the
-        same update.
+        same update. If the moments are shrunk, the covariance at fixed labels is shrunk towards the
+        variances of the features.
     erase : str or list of str
         Variables to erase, jointly.
     keep : str or list of str, optional
@@ -237,20 +238,11 @@ class _Reused:
 
 
 def _rho(whitened: Float, between: Float, span: Float) -> float | None:
-    """Return the largest rho_o over the combinations v of kept labels that covary with x.
+    """Return the largest rho_o over the combinations v of kept labels that covary with x, or None.
 
     rho_o = v^T between v / (v^T between v + |v^T whitened|^2) is the variance of the combination
-    that z predicts, divided by the variance that x and z together predict. The result is None if no
-    combination covaries with x.
-
-    Parameters
-    ----------
-    whitened : (k, p) float64
-        Ty, transposed and whitened by T.
-    between : (k, k) float64
-        Szy^T Szz^+ Szy.
-    span : (k, d) float64
-        Sy, transposed.
+    that z predicts, divided by the variance that x and z together predict. `whitened` is Ty,
+    transposed and whitened by T; `between` is Szy^T Szz^+ Szy; `span` is Sy, transposed.
     """
     basis, sizes, _ = np.linalg.svd(span, full_matrices=False)
     basis = basis[:, sizes > tolerances.relative(span.shape[1], "auto") * sizes[0]]
@@ -266,20 +258,10 @@ def _rho(whitened: Float, between: Float, span: Float) -> float | None:
 def _at_fixed_labels(
     whitened_spans: Float, solved_spans: Float, inverse: Float, root: Float, Szy: Float
 ) -> tuple[Float, Float, float]:
-    """Return Ty whitened by T, T^+ Ty, and the loss of precision of T^+, from a factor of S.
+    """Return Ty whitened by T, T^+ Ty, and the largest 1 / (1 - c^2), from a factor of S.
 
-    T = S - Sz Szz^+ Sz^T is the covariance of x at fixed labels z. The matrices are transposed,
-    (k_y, p) and (k_y, d). The loss of precision is the largest 1 / (1 - c^2) over the canonical
-    correlations c of x and z.
-
-    Parameters
-    ----------
-    whitened_spans, solved_spans : (k_z + k_y, p), (k_z + k_y, d) float64
-        L^+ and S^+ times Sz and Sy, transposed.
-    inverse, root : (k_z, k_z) float64
-        Szz^+ and its symmetric root.
-    Szy : (k_z, k_y) float64
-        Cov(z, y).
+    The spans hold L^+ and S^+ times Sz and Sy, transposed; `inverse` is Szz^+, and `root` its
+    symmetric root.
     """
     k, d = len(inverse), solved_spans.shape[1]
     combinations, cosines, basis = np.linalg.svd(root @ whitened_spans[:k], full_matrices=False)
@@ -321,13 +303,7 @@ def _correlations(
 
 
 def _pair_correlations(stats: Statistics, a: LabelColumns, b: LabelColumns) -> Float:
-    """Return the correlations between the label columns of two variables, (k_a, k_b).
-
-    Raises
-    ------
-    InputError
-        The moments have no covariances between the two variables over all rows.
-    """
+    """Return the correlations of two variables, (k_a, k_b); InputError if the moments lack them."""
     if a.name == b.name:
         return a.correlation()
     pair = stats.pairs.pair_covariance(a.name, b.name, {a.name: a.variable, b.name: b.variable})
@@ -350,10 +326,7 @@ def _inverses(matrix: Float) -> tuple[Float, Float]:
 
 
 def _shifts(columns: list[LabelColumns], predicted: Float) -> list[Shift]:
-    """Return the shifts that subtract the regression of x on each variable to erase.
-
-    `predicted`, (k, d), holds the regression coefficients Szz^+ Sz^T, one row per label column.
-    """
+    """Return the shifts of each variable, from the coefficients Szz^+ Sz^T, `predicted`."""
     shifts, start = [], 0
     for column in columns:
         rows = predicted[start : start + len(column.used)] / column.deviation[:, None]
@@ -379,19 +352,7 @@ def _report(
     restoration: Restoration | None, strength: float, rho: float | None,
     precision_loss: float, residual_z: Float,
 ) -> Report:  # fmt: skip
-    """Return the report of the oracle eraser.
-
-    Parameters
-    ----------
-    whitened : dict of str to (k, p) float64
-        Whitened spans of the variables to erase, "erased", and to keep, "kept".
-    predicted : (k_z, d) float64
-        Szz^+ Sz^T.
-    precision_loss : float
-        Largest 1 / (1 - c^2) over the canonical correlations c of x and z.
-    residual_z : (k_z, d) float64
-        Cov(t, z), transposed, which is zero up to rounding.
-    """
+    """Return the report; `residual_z` is Cov(t, z), transposed, which is zero up to rounding."""
     variance = float(stats.variances.sum())
     minimum = float(np.sum(span_z.rows * predicted))
     d, variables, checked, notes = len(stats.mean), [], [], [NEEDS_LABELS]

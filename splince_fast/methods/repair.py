@@ -67,7 +67,8 @@ def repair(
     after : Moments or Factored
         Moments of the erased rows t and of the variables to keep. Rows may be weighted. With
         ``subsample=``, B Cov(t, y) = Cov(x, y) remains exact, and the change is the least under the
-        estimate of T. Moments with ``sketch_size=``, which have no T, raise InputError.
+        estimate of T. If the moments are shrunk, T is shrunk towards the variances of the features.
+        Moments with ``sketch_size=``, which have no T, raise InputError.
     before : Moments or Factored
         Moments of the same rows before erasure, with the same features and labels; a sketch is
         allowed.
@@ -187,17 +188,9 @@ def repair(
 
 
 def _aligned(name: VariableName, after: Variable, before: Variable) -> Float:
-    """Return the span Cov(x, y) of a variable, (k', d), with rows in the order of `after.span()`.
+    """Return Cov(x, y) of a variable, (k', d), with rows in the order of `after.span()`.
 
-    `after` holds the sums of the variable with the erased rows t, and `before` those with the
-    rows x.
-
-    Raises
-    ------
-    IncompatibleMomentsError
-        The kind or the columns of the variable differ.
-    InputError
-        The labels differ.
+    Raises IncompatibleMomentsError if its kind or columns differ, and InputError if its labels do.
     """
     refuse_other_kind(name, after, before)
     remedy = "accumulate both from the same rows, with the same labels and weights"
@@ -252,19 +245,8 @@ def _aligned(name: VariableName, after: Variable, before: Variable) -> Float:
 def _factor(erased: Statistics, deviations: Float, memory: Float | None) -> Factor:
     """Return the factor of T = Cov(t), without features whose variation is rounding error.
 
-    Parameters
-    ----------
-    erased : Statistics
-        Moments of the erased rows.
-    deviations : (d,) float64
-        Standard deviations of the features before erasure.
-    memory : (d * d,) float64 or None
-        Work memory for the factor.
-
-    Raises
-    ------
-    InputError
-        `erased` is a `Factored` whose factor includes features whose variation is rounding error.
+    `deviations` are those before erasure. Raises InputError for a `Factored` that uses such
+    features.
     """
     if isinstance(erased, Snapshot):
         return erased.factored_after_erasure(deviations, memory)
@@ -284,19 +266,7 @@ def refuse_lost(
     restoration: Restoration, method: str, columns: list[LabelColumns],
     remedy: str = "use an eraser that keeps part of it, such as splince(keep=)",
 ) -> NoReturn:  # fmt: skip
-    """Raise InfeasibleError that names the combination of labels `restoration.lost_combination`.
-
-    Parameters
-    ----------
-    restoration : Restoration
-        Result without a map.
-    method : str
-        Name of the method.
-    columns : list of LabelColumns
-        Kept label columns.
-    remedy : str
-        Advice at the end of the message.
-    """
+    """Raise InfeasibleError that names the combination of labels that cannot be restored."""
     assert restoration.lost_combination is not None
     kept = listed([str(v.name) for v in columns])
     text = combination(restoration.lost_combination, columns)
