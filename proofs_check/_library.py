@@ -99,24 +99,14 @@ def with_labels(sample: Sample, keep: str | None = "y", **options: Any) -> Matri
     return hstack(eye(len(b)) - b, b @ table.T)
 
 
-def quadratic(sample: Sample, **options: Any) -> NDArray[np.float64]:
-    """Return the maps of the library's quadratic eraser that keeps y, by sorted class."""
+def quadratic(sample: Sample, keep: str | None = "y", **options: Any) -> NDArray[np.float64]:
+    """Return the maps of the library's quadratic eraser, by sorted class."""
     x, z, y = sample.features, sample.z_labels[:, 0].astype(int), sample.y_labels
     parts = {int(c): accumulated([(x[z == c], z[z == c], y[z == c])]) for c in np.unique(z)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", sf.UnseenRowsWarning)
-        eraser = sf.quadratic(parts, erase="z", keep="y", shrinkage=None, **options)
+        eraser = sf.quadratic(parts, erase="z", keep=keep, **options)
     return np.array(eraser.maps)
-
-
-def isotropic(
-    x: NDArray[Any], z: NDArray[Any], *, method: str = "isotropic", **options: Any
-) -> NDArray[np.float64]:
-    """Return the matrix of a library eraser for two classes that keeps no task."""
-    by_class = accumulated([(x, z, z)], by="z")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", sf.UnseenRowsWarning)
-        return np.asarray(getattr(sf, method)(by_class, erase="z", **options).matrix())
 
 
 def professions(aligned: bool) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:

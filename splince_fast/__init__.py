@@ -40,11 +40,10 @@ if TYPE_CHECKING:
     from splince_fast.conditional import ConditionalEraser
     from splince_fast.config import Config, show_config
     from splince_fast.eraser import Eraser, load_eraser
-    from splince_fast.estimators import LEACE, SAL, SPLINCE, Identity, MeanProjection, OracleSPLINCE
+    from splince_fast.estimators import LEACE, SAL, SPLINCE, Identity, MeanProjection
     from splince_fast.methods import leace, mean_projection, sal, splince
     from splince_fast.methods.cross import CrossReport, cross_report
     from splince_fast.methods.folds import FoldReport
-    from splince_fast.methods.isotropic import isotropic
     from splince_fast.methods.oracle import oracle
     from splince_fast.methods.quadratic import quadratic
     from splince_fast.methods.quick import erase
@@ -86,7 +85,6 @@ __all__ = [
     "NonFiniteError",
     "NotEnoughDataError",
     "NothingErasedWarning",
-    "OracleSPLINCE",
     "PrecisionWarning",
     "Projection",
     "Report",
@@ -101,7 +99,6 @@ __all__ = [
     "cross_report",
     "erase",
     "evaluation",
-    "isotropic",
     "leace",
     "load_eraser",
     "mean_projection",
@@ -131,7 +128,6 @@ if not TYPE_CHECKING:
             "erase": "methods.quick",
             "splince": "methods",
             "quadratic": "methods.quadratic",
-            "isotropic": "methods.isotropic",
             "leace": "methods",
             "sal": "methods",
             "mean_projection": "methods",
@@ -141,7 +137,6 @@ if not TYPE_CHECKING:
             "SAL": "estimators",
             "MeanProjection": "estimators",
             "Identity": "estimators",
-            "OracleSPLINCE": "estimators",
             "Factored": "moments.snapshot",
             "Folds": "moments",
             "concept_strength": "strength",

@@ -83,7 +83,8 @@ class ConditionalEraser:
     Raises
     ------
     InputError
-        The shapes of the arguments do not match, or a value is not finite.
+        There is no shift, or two of one variable; the shapes of the arguments do not match; or a
+        value is not finite.
 
     Examples
     --------
@@ -112,6 +113,11 @@ class ConditionalEraser:
         report: Report | None = None,
     ) -> None:
         d = after.n_features
+        names = [shift.name for shift in shifts]
+        if not names or len(set(names)) < len(names):
+            raise InputError(
+                f"shifts are of the variables {names}; there must be at least one, each named once"
+            )
         for shift in shifts:
             k = len(shift.mean if shift.classes is None else shift.classes)
             if shift.matrix.shape != (k, d) or shift.mean.shape != (k,):
@@ -280,10 +286,10 @@ class ConditionalEraser:
     def _encode(
         self, labels: Any, leading_shape: tuple[int, ...], mask: NDArray[np.bool_] | None
     ) -> list[NDArray[Any]]:
-        """Encode the labels of each variable, for rows with the shape `leading_shape`.
+        """Return the labels of each variable, for rows with the shape `leading_shape`.
 
-        Return codes (n,) for classes, with -1 for a missing label, and values (n, k) for a
-        continuous variable, with NaN for a missing label.
+        Codes (n,) for classes, with -1 for a missing label; values (n, k), with NaN for a missing
+        label, for a continuous variable.
         """
         names = [shift.name for shift in self._shifts]
         if labels is None:
@@ -342,10 +348,7 @@ class ConditionalEraser:
         out: NDArray[np.generic],
         progress: bool | None,
     ) -> None:
-        """Write the erased rows into `out`, (n, d), which may be `rows`.
-
-        `encoded` holds the labels from `_encode`; rows with False in `mask` are copied unchanged.
-        """
+        """Write the erased rows into `out`, (n, d), which may be `rows`; masked rows are copied."""
         n, d = rows.shape
         step = max(1, _BLOCK_BYTES // (8 * max(d, 1)))
         show = False if progress is None and n <= 64 * step else progress
@@ -414,7 +417,9 @@ class ConditionalEraser:
         ----------
         path : path
             Path of the file, which is replaced atomically: an error leaves an earlier file intact.
+            Its suffix is ``.safetensors`` or empty; others raise InputError.
         """
+        target = files.eraser_path(path)
         tensors: files.Tensors = {} if self._maps is None else {"maps": self._maps}
         for i, shift in enumerate(self._shifts):
             tensors |= {f"shift.{i}.mean": shift.mean, f"shift.{i}.matrix": shift.matrix}
@@ -427,7 +432,7 @@ class ConditionalEraser:
             for s in self._shifts
         ]
         files.write(
-            path, KIND, _FORMAT, tensors,
+            target, KIND, _FORMAT, tensors,
             {
                 "shifts": shifts, "method": self._method,
                 "maps": {key: metadata for key, (_, metadata) in records.items()},
@@ -502,11 +507,7 @@ def _values_of(column: Encoded | None, shift: Shift, n: int) -> Float:
 def _codes_of(
     column: Encoded | None, shift: Shift, n: int, mask: NDArray[np.bool_] | None
 ) -> NDArray[np.intp]:
-    """Return the index of the class of each row in ``shift.classes``, (n,); -1 without a label.
-
-    Rows with False in `mask` get -1 too. Raises LabelError if another row has a class that is not
-    in ``shift.classes``.
-    """
+    """Return the class index of each row, -1 without a label; LabelError for other classes."""
     if not isinstance(column, ClassCodes):
         return np.full(n, -1, np.intp)
     assert shift.classes is not None

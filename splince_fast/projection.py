@@ -494,8 +494,9 @@ class Projection:
         ----------
         path : path
             Path of the file, which is replaced atomically: an error leaves an earlier file intact.
+            Its suffix is ``.safetensors`` or empty; others raise InputError.
         """
-        files.write(path, _KIND, _FORMAT, *to_record(self))
+        files.write(files.eraser_path(path), _KIND, _FORMAT, *to_record(self))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Projection:

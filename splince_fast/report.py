@@ -65,10 +65,13 @@ class VariableReport:
     residual : float
         |P Cov(x, z)| / |Cov(x, z)| for an erased variable,
         |P Cov(x, y) - Cov(x, y)| / |Cov(x, y)| for a kept variable (Frobenius norms). For
-        :func:`splince_fast.repair` with the strength b: rounding error of the restored fraction,
-        |Cov(r, y) - Cov(t, y) - b X| / |Cov(x, y)|, for the rows t before and r after the repair,
-        X = Cov(x, y) - Cov(t, y), and features scaled to unit standard deviation. For an erased
-        variable with ``rank_tol=`` and :meth:`Projection.scaled`: upper bound.
+        :func:`splince_fast.oracle`, :func:`splince_fast.quadratic` and
+        :func:`splince_fast.repair`, norms are those of the row of a feature divided by its standard
+        deviation, the largest over the features. For `repair` with the strength b: rounding error
+        of the restored fraction, |Cov(r, y) - Cov(t, y) - b X| / |Cov(x, y)|, for the rows t before
+        and r after the repair and X = Cov(x, y) - Cov(t, y). For an erased variable of `quadratic`:
+        largest difference between entries of the class covariances. For an erased variable with
+        ``rank_tol=`` and :meth:`Projection.scaled`: upper bound.
     bound : float
         Rounding level of `residual`. It is the sum of 8 d eps q |P|^2 and of the part of the
         covariance that is not erased, because it is below the rounding level of Cov(x). Here q is
@@ -219,51 +222,6 @@ class OracleFit:
 
 
 @dataclass(frozen=True, slots=True)
-class QuadraticFit:
-    """Values in the report of :func:`splince_fast.quadratic` only.
-
-    Attributes
-    ----------
-    determinant : float
-        Smallest |det(I + Lam^T B_c)| over the classes c. Lam is the Lagrange multiplier for the
-        kept Cov(x, y); B_c = S_c^+ S_cy, with S_c = Cov(x) and S_cy = Cov(x, y) in class c. If the
-        determinant is not 0, the maps are optimal: `gap` is 0 up to the stopping rule.
-    gap : float or None
-        (cost - lower bound) / cost of the maps; 0 means optimal up to rounding error. None for
-        ``method="repair"``.
-    covariance_difference, covariance_difference_left : float or None
-        Difference of the k class covariances before erasure, and after erasure in held-out rows:
-        dS2 = sum_c |S_c - mean of S_c|^2 / k after whitening by the pooled covariance, which is
-        |S_1 - S_0|^2 / 4 for two classes. Both are estimated from folds. The first estimate is
-        unbiased. The second is unbiased to first order in the differences and for many rows; with
-        few rows it is too small, by a third for 300 rows per class and 20 features. None without
-        folds.
-    """
-
-    determinant: float
-    gap: float | None = None
-    covariance_difference: float | None = None
-    covariance_difference_left: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class IsotropicFit:
-    """Values in the report of :func:`splince_fast.isotropic` only.
-
-    Attributes
-    ----------
-    residual : float
-        |P (S_1 - S_0) P^T| / |S_1 - S_0|, with class covariances S_0 and S_1 and Frobenius norms;
-        0 up to rounding error without ``neutral=``.
-    n_kept : int
-        Number of dimensions of the range of Cov(x) that are kept.
-    """
-
-    residual: float
-    n_kept: int
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
     """Effect of an eraser on the rows that it was fitted to.
 
@@ -292,9 +250,11 @@ class Report:
         the spectral norm a of the whitened projection of Theorem 1. Erasing changes a whitened,
         centred row by at most ``alpha * sqrt(1 + strength**2 * (a**2 - 1))`` times its length,
         which is a if `alpha` and `strength` are 1; the factor of LEACE is 1. Rows are whitened by
-        the factored covariance, also with shrinkage. For :func:`splince_fast.repair`: spectral norm
-        of the map, with each feature in units of its standard deviation before or after erasure,
-        whichever is larger; log10 of this norm is the number of digits lost.
+        the factored covariance, also with shrinkage. For :func:`splince_fast.repair`,
+        :func:`splince_fast.oracle` and :func:`splince_fast.quadratic`: spectral norm of the linear
+        map, the largest over classes, with each feature in units of its standard deviation (for
+        `repair`, before or after erasure, whichever is larger); log10 of this norm is the number of
+        digits lost.
     rho : float or None
         Squared cosine of the smallest angle between the erased and the remaining kept directions
         after whitening: the squared correlation of the best linear predictions of concept and
@@ -303,9 +263,10 @@ class Report:
     distortion, distortion_leace : float or None
         E|r(x) - x|^2 / tr Cov(x), for this eraser and for LEACE with the same moments and erased
         variables (equal without kept variables). Both are None with ``sketch_size=`` but without
-        ``refine=``. `distortion_leace` is also None with ``refine=``, which does not reach the
-        minimum; with shrinkage; and for SAL and repair. With ``subsample=``: estimates for all
-        rows, of erasers that are fitted to the sample.
+        ``refine=``. `distortion` is also None below its rounding error. `distortion_leace` is also
+        None with ``refine=``, which does not reach the minimum; with shrinkage; and for SAL and
+        repair. With ``subsample=``: estimates for all rows, of erasers that are fitted to the
+        sample.
     solver : {"cholesky", "eigh", "low-rank", "refined", "none"}
         Factorisation of the covariance.
     tolerance : float
@@ -338,9 +299,8 @@ class Report:
         Sample of rows from which the covariance was estimated; None if all rows were used.
     sketch : SketchedCovariance or None
         Covariance approximation, for moments made with ``sketch_size=``.
-    oracle, quadratic, isotropic : OracleFit, QuadraticFit, IsotropicFit or None
-        Values of one method only: :func:`splince_fast.oracle`, :func:`splince_fast.quadratic` or
-        :func:`splince_fast.isotropic`.
+    oracle : OracleFit or None
+        Values of :func:`splince_fast.oracle` only.
 
     Examples
     --------
@@ -383,8 +343,6 @@ class Report:
     sampling: Sampling | None = None
     sketch: SketchedCovariance | None = None
     oracle: OracleFit | None = None
-    quadratic: QuadraticFit | None = None
-    isotropic: IsotropicFit | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain numbers, strings, lists and dictionaries, ready for JSON."""
@@ -473,7 +431,7 @@ class Report:
                     f"part of the association with the concept remains (alpha = {self.alpha:.3g}). "
                     "Ask the report of the eraser with alpha = 1"
                 )
-            elif self.oracle is not None or self.quadratic is not None:
+            elif self.oracle is not None or self._is_quadratic:
                 cause = "the map depends on labels. Use an eraser that maps all rows alike"
             raise InputError(f"there is no certificate of this eraser: {cause}")
         return {v.name: certificate(v.noise, delta) for v in erased if v.noise is not None}
@@ -509,6 +467,16 @@ class Report:
         return {v.role for v in self.variables} != {"kept"}
 
     @property
+    def _is_sketched(self) -> bool:
+        """Whether the moments have a sketch in place of a covariance."""
+        return self.sketch is not None or self.solver == "low-rank"
+
+    @property
+    def _is_quadratic(self) -> bool:
+        """Whether the eraser is that of :func:`splince_fast.quadratic`."""
+        return self.method.endswith("QLEACE")
+
+    @property
     def _effect(self) -> tuple[str, str]:
         """Two texts on the effect of the eraser: a table entry, and the end of a sentence."""
         if self.oracle is not None:
@@ -516,7 +484,7 @@ class Report:
                 "differences between labels; needs the label of each row",
                 "moves each of them by its labels, which it needs for every row",
             )
-        if self.quadratic is not None:
+        if self._is_quadratic:
             return (
                 "differences of means and covariances between classes; needs the label of each row",
                 "gives all classes one mean and one covariance; it maps each class by its own "
@@ -559,9 +527,11 @@ class Report:
             ("removed" if self._erases else "changed", self._effect[0]),
         ]
         distortion = "not measured; pass refine="
+        if not self._is_sketched:
+            distortion = "below its rounding error"
         if self.distortion is not None:
             distortion = f"{100 * self.distortion:.3g} % of the variance"
-        sketch, oracle, quadratic = self.sketch, self.oracle, self.quadratic
+        sketch, oracle = self.sketch, self.oracle
         if sketch is not None and sketch.passes is not None and sketch.gain is not None:
             passes = f"{sketch.passes} pass{'es' if sketch.passes > 1 else ''}"
             distortion += f", after {passes} (the last pass reduced it by {sketch.gain:.1%})"
@@ -570,17 +540,6 @@ class Report:
         if oracle is not None:
             distortion += f" (o-LEACE: {100 * oracle.distortion_leace:.3g} %)"
         facts.append(("distortion", distortion))
-        if quadratic is not None and quadratic.gap is not None:
-            text = f"gap {quadratic.gap:.1e}, smallest determinant {quadratic.determinant:.3g}"
-            facts.append(("optimality", text))
-        if quadratic is not None and quadratic.covariance_difference is not None:
-            text = f"squared difference of class covariances {quadratic.covariance_difference:.3g}"
-            if quadratic.covariance_difference_left is not None:
-                text += f", {quadratic.covariance_difference_left:.3g} after erasing"
-            facts.append(("new rows", text))
-        if self.isotropic is not None:
-            text = f"fraction {self.isotropic.residual:.1e} of the difference remains"
-            facts.append(("class covariances", text))
         if (held_out := self.held_out) is not None:
             text = f"changed {100 * held_out.distortion:.3g} %"
             if held_out.concept is not None and held_out.chance is not None:
@@ -625,7 +584,9 @@ class Report:
             f"{self.method} was fitted to {self.n_rows:,} rows with {self.n_features} features and "
             f"{self._effect[1]}."
         ]
-        if self.distortion is None:
+        if self.distortion is None and not self._is_sketched:
+            lines.append("The change of the rows (distortion) is below its rounding error.")
+        elif self.distortion is None:
             lines.append(
                 "The change of the rows (distortion) was not measured, because the moments keep no "
                 "covariance. Pass refine=, the source of the rows."
@@ -653,25 +614,6 @@ class Report:
                 f"It changes held-out rows by {100 * self.held_out.distortion:.3g} %. If this is "
                 "far above the change of the fitted rows, the covariance is poorly estimated."
             )
-        quadratic = self.quadratic
-        if quadratic is not None and quadratic.gap is not None:
-            lines.append(
-                "The least change by any maps of the classes with these properties is at most the "
-                f"fraction {quadratic.gap:.1e} below the change by this eraser (gap)."
-            )
-        if quadratic is not None and quadratic.covariance_difference is not None:
-            after = quadratic.covariance_difference_left
-            lines.append(
-                "In new rows the class covariances are expected to differ by "
-                f"{quadratic.covariance_difference:.3g} (squared, after whitening)"
-                + ("." if after is None else f", and by {after:.3g} after erasing.")
-            )
-        if self.isotropic is not None:
-            lines.append(
-                f"The fraction {self.isotropic.residual:.1e} of the difference between the class "
-                "covariances of the fitted rows remains; without this difference, no quadratic "
-                "predictor does better than a constant."
-            )
         for v in self.variables:
             kind = f", read as {v.kind}," if v.kind else ""
             strength = f"{v.singular_values[0]:.3g}" if v.singular_values else "0"
@@ -682,7 +624,7 @@ class Report:
                     "covariance with x. A linear probe that is fitted afterwards predicts it as "
                     "well as before; only alpha = 1 erases."
                 )
-            elif v.role == "erased" and self.quadratic is not None:
+            elif v.role == "erased" and self._is_quadratic:
                 lines.append(
                     f"{v.name!r}{kind}: covariances of classes differ by {v.residual:.1e} after "
                     f"erasing (rounding explains {v.bound:.1e}): no quadratic predictor does "

@@ -316,15 +316,16 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
     cdef double* vt_z = spare + <Py_ssize_t>(k + 2 * my) * d
     cdef double* vt_y = vt_z + mz * kz
     cdef double* scratch = vt_y + my * ky
-    cdef double* sigma_z = &values[0] if values.shape[0] else NULL
+    # `work` stands for the address of an empty array: memcpy and offsets of NULL are undefined.
+    cdef double* sigma_z = &values[0] if values.shape[0] else work
     cdef double* sines = sigma_z + mz
     cdef double* sigma_y = sines + mz
     cdef double* cosines = sigma_y + my
-    cdef double* left = &rows[0, 0] if k else NULL
+    cdef double* left = &rows[0, 0] if k else work
     cdef double* right = left + <Py_ssize_t>mz * d
     cdef double* whitened = right + <Py_ssize_t>mz * d
-    cdef const double* Sz = &erased[0, 0] if kz else NULL
-    cdef const double* Sy = &kept[0, 0] if ky else NULL
+    cdef const double* Sz = &erased[0, 0] if kz else work
+    cdef const double* Sy = &kept[0, 0] if ky else work
 
     with nogil:
         # 1. Whitened spans A, B; orthonormal bases Qz, Qy; the spans in these bases, Cz, Cy.

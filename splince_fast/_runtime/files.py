@@ -62,6 +62,17 @@ def write(
             _sort_metadata(file)
 
 
+def eraser_path(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a file for an eraser; raise InputError for another format's suffix."""
+    target = as_path(path)
+    if target.suffix not in ("", ".safetensors"):
+        raise InputError(
+            f"{os.fspath(target)!r} names another format; erasers are saved as .safetensors, or "
+            "without a suffix. For ONNX, pass splince_fast.nn.Eraser(eraser) to torch.onnx.export"
+        )
+    return target
+
+
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
     """Write text in UTF-8 to `path`, with the guarantees and errors of :func:`write`."""
     target = writable_path(path)

@@ -213,3 +213,15 @@ def sensitivity(left: Float, right: Float, mean: Float, variance: float) -> tupl
     norm, offset = status.norm_and_offset(left, right, mean, variance)
     effect: float = tolerances.EPS32 * norm * ((1.0 + offset) / len(mean)) ** 0.5
     return min(effect, float(np.finfo(np.float64).max)), norm
+
+
+def change(left: Float, right: Float, gram: Float, variances: Float) -> float | None:
+    """Return E|left^T right (x - E x)|^2, or None if it is below its rounding error.
+
+    `left` and `right` are (r, d), `gram` is right Cov(x) right^T, and `variances` are those of x.
+    A map that reads a difference of nearly equal features has such a `gram`: its large terms
+    cancel.
+    """
+    value = float(np.vdot(left @ left.T, gram))
+    terms = (np.linalg.norm(left) * (np.abs(right) @ np.sqrt(variances)).max(initial=0.0)) ** 2
+    return None if value < 4.0 * tolerances.EPS * terms else value

@@ -8,15 +8,12 @@ scales X. With the singular value decompositions L^+ Ty = U s V^T and D^-1 X = Q
     C = Ty V / s,    R = T^+ C (= (L^+)^T U),    R := R K'^-T,    K' = R^T C (= I up to rounding)
     left = X W / x = D Q,    right = -b R (V / s)^T W x
 
-Functions and results hold the transposed matrices. Maps of m classes, B_c = I + b X H^+ K_c^T with
-K_c = S_c^+ S_cy and H = sum p_c S_cy^T K_c, follow by the same algebra: the rows sqrt(p_c) S_cy of
-the classes are concatenated, (k, m d), and X is an argument.
-
-The correction by K' makes B Ty = Ty + b X hold up to rounding for any L. As `left` is orthonormal
-in units of D, |D right| = |B - I|. For a combination v of label columns, the rounding error of
-s = |L^+ Ty v| is the rounding error of Ty times the norm of the corresponding column of R. If s is
-below this rounding error, Ty v counts as zero, and a map exists only if Sy v is zero, too. The
-largest s alone is no scale for ranks: it is rounding error if the eraser removed all of Ty.
+Functions and results hold the transposed matrices. The correction by K' makes B Ty = Ty + b X hold
+up to rounding for any positive definite matrix in place of T. As `left` is orthonormal in units of
+D, |D right| = |B - I|. For a combination v of label columns, the rounding error of s = |L^+ Ty v|
+is the rounding error of Ty times the norm of the corresponding column of R. If s is below this
+rounding error, Ty v counts as zero, and a map exists only if Sy v is zero, too. The largest s alone
+is no scale for ranks: it is rounding error if the eraser removed all of Ty.
 """
 
 from __future__ import annotations
@@ -26,88 +23,78 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._solve import tolerances
+from splince_fast._solve import factor, tolerances
 
 Float = NDArray[np.float64]
 
 
 class Restoration(NamedTuple):
-    """Map B = I - left^T right, with its cost, ranks and residuals.
+    """Map B = I - left^T right, with its cost, ranks and residuals."""
 
-    Attributes
-    ----------
-    left, right : (r, d), (r, m d) float64
-        Transposed factors of I - B; the right factors of m maps are side by side.
-    whitened : (k, p) float64
-        L^+ Ty, one row per label column of y.
-    change : float
-        E|(B - I)(t - E t)|^2 = tr(left left^T right T right^T).
-    cut : float
-        Rounding level of the singular values of `whitened`.
-    lost_combination : (k,) float64 or None
-        Combination v of label columns with Sy v != 0 and Ty v = 0, if there is one: then no map
-        exists, and the factors are empty. None otherwise.
-    lost_size : float
-        |Sy v| of `lost_combination`, in units of D.
-    residuals, bounds : (k,) float64
-        |B Ty - Ty - b X| of each label column, in units of D, and the bound of its rounding error.
-    sizes : (k,) float64
-        |Sy| of each label column, in units of D.
-    lost : (k, d) float64
-        Sy - B Ty, transposed: (1 - b) X up to rounding error.
-    amplification : float
-        Spectral norm of B, in units of D; for m maps, the largest norm.
-    """
-
-    left: Float
-    right: Float
-    whitened: Float
-    change: float
-    cut: float
+    left: Float  # (r, d)
+    right: Float  # (r, d)
+    whitened: Float  # (k, p): L^+ Ty, transposed
+    change: float  # E|(B - I)(t - E t)|^2 = tr(left left^T right T right^T)
+    cut: float  # rounding level of the singular values of `whitened`
+    # Combination v of label columns, (k,), with Sy v != 0 and Ty v = 0: then no map exists, and the
+    # factors are empty. None otherwise.
     lost_combination: Float | None
-    lost_size: float
-    residuals: Float
-    bounds: Float
-    sizes: Float
-    lost: Float
-    amplification: float
+    lost_size: float  # |Sy v| of `lost_combination`, in units of D
+    span: Float  # (k, d): Sy, transposed, in units of D
+    error: Float  # (k, d): Ty + b X - B Ty, transposed, in units of D
+    lost: Float  # (k, d): Sy - B Ty, transposed, in units of D
+    bounds: Float  # (k,): bound of the rounding error |error| of each label column
+    amplification: float  # spectral norm of B, in units of D
 
-    def errors(self, part: slice) -> tuple[float, float]:
-        """Return `residuals` and `bounds` of the label columns `part`, relative to their |Sy|."""
-        size, residual, bound = (
-            float(np.linalg.norm(v[part])) for v in (self.sizes, self.residuals, self.bounds)
-        )
-        return (residual / size, bound / size) if size else (0.0, 0.0)
+    def figures(self, part: slice, *, lost: bool = False) -> tuple[float, float]:
+        """Return the `residual` of the label columns `part`, and its bound."""
+        size = largest(self.span[part])
+        rows = (self.lost if lost else self.error)[part]
+        bound = float(np.linalg.norm(self.bounds[part]))
+        return (largest(rows) / size, bound / size) if size else (0.0, 0.0)
+
+
+def largest(rows: Float) -> float:
+    """Return the largest norm of a column of `rows`, (k, d): one column per feature."""
+    return float(np.linalg.norm(rows, axis=0).max(initial=0.0))
+
+
+def inverse_units(units: Float) -> Float:
+    """Return 1 / `units`, with 0 for a unit of 0."""
+    return np.divide(1.0, units, out=np.zeros(len(units)), where=units > 0)
+
+
+def shrunk_solves(
+    scaled: Float, rows: Float, units: Float, intensity: float
+) -> tuple[Float, Float]:
+    """Return Ty, `rows` (k, d), whitened and solved by T, shrunk towards D^2 by `intensity`.
+
+    `scaled` is D^-1 T D^-1, not shrunk. Shrinkage towards one variance for all features would hide
+    the label columns that covary with small features only.
+    """
+    d, inverse = len(units), inverse_units(units)
+    fitted = factor.dense(
+        np.asfortranarray(scaled), 1.0, np.zeros(d), max_rank=d,
+        tolerance=tolerances.eigenvalue(d, tolerances.EPS), intensity=intensity,
+    )  # fmt: skip
+    columns = np.ascontiguousarray(rows * inverse)
+    return fitted.whiten(columns), fitted.solve(columns) * inverse
 
 
 def restore(
-    whitened: Float, solved: Float, span_t: Float, span_x: Float, units: Float, strength: float,
-    change: Float,
-) -> Restoration:  # fmt: skip
+    whitened: Float, solved: Float, span_t: Float, span_x: Float, units: Float, strength: float
+) -> Restoration:
     """Return the map B of the least change E|B t - t|^2 with B Ty = Ty + b X, for Ty = Cov(t, y).
 
-    T = Cov(t) = L L^T, X = Sy - Ty, and Sy is the covariance to restore.
-
-    Parameters
-    ----------
-    whitened, solved : (k, p), (k, m d) float64
-        L^+ Ty and T^+ Ty, transposed.
-    span_t, span_x : (k, m d), (k, d) float64
-        Ty and Sy, transposed, with label columns in units of their standard deviations.
-    units : (d,) float64
-        Standard deviations D of the features; 0 for constant features. Rounding errors of Ty and
-        Sy are relative to D.
-    strength : float
-        Fraction b of X that is added to Ty.
-    change : (k, d) float64
-        X, transposed.
+    The arguments are L^+ Ty, (k, p), and T^+ Ty, Ty and Sy, (k, d), transposed, with label columns
+    in units of their standard deviations; D, with 0 for constant features; and b. Rounding errors
+    of Ty and Sy are relative to D.
     """
     k, d = span_x.shape
-    n_maps = span_t.shape[1] // d
-    tiled_units = np.tile(units, n_maps)
-    inverse = np.divide(1.0, units, out=np.zeros(d), where=units > 0)
+    inverse, change = inverse_units(units), span_x - span_t
     noise, relative = tolerances.noise(d, 1.0), tolerances.relative(d, "auto")
-    sizes = np.linalg.norm(span_x * inverse, axis=1)
+    span = span_x * inverse
+    sizes = np.linalg.norm(span, axis=1)
     # Pad with zero columns to at least k columns, so that the SVD returns k singular values.
     n_missing = k - whitened.shape[1]
     padded = np.pad(whitened, ((0, 0), (0, n_missing))) if n_missing > 0 else whitened
@@ -116,14 +103,12 @@ def restore(
     nonzero = np.flatnonzero(values > relative * values[0])
     weights = combinations[:, nonzero].T / values[nonzero, None]  # (V / s)^T
     dual, right = weights @ span_t, weights @ solved
-    cuts[nonzero] = np.maximum(
-        noise * np.linalg.norm(right * tiled_units, axis=1), relative * values[0]
-    )
+    cuts[nonzero] = np.maximum(noise * np.linalg.norm(right * units, axis=1), relative * values[0])
     present = values > cuts
     chosen = present[nonzero]
     weights, dual, right = weights[chosen], dual[chosen], right[chosen]
     cut = float(cuts[present].max(initial=noise))
-    parts = np.linalg.norm((combinations.T @ span_x) * inverse, axis=1)
+    parts = np.linalg.norm(combinations.T @ span, axis=1)
     # A combination v counts as absent from the erased rows if Ty v is rounding error. `mixed`
     # bounds the part of |Sy v| that rounding adds to an absent combination from present ones.
     mixed = float(np.sum(parts[present] * cuts[present] / values[present]))
@@ -133,27 +118,27 @@ def restore(
         worst, empty = int(np.argmax(absent)), np.empty((0, d))
         return Restoration(
             empty, empty, whitened, 0.0, cut, combinations[:, worst], float(absent[worst]),
-            sizes, sizes, sizes, change, np.inf,
+            span, span, span, sizes, np.inf,
         )  # fmt: skip
-    corrected = np.linalg.solve(right @ dual.T, weights)
+    inner = weights @ whitened  # U^T
+    for _ in range(2):  # the second step removes the rounding errors of the first
+        correction = right @ dual.T
+        right, inner = np.linalg.solve(correction, right), np.linalg.solve(correction, inner)
     basis, lengths, _ = np.linalg.svd(change * inverse, full_matrices=False)
     changed = strength * lengths > 2.0 * noise * max(1.0, float(np.linalg.norm(sizes)))
     basis, lengths = basis[:, changed], lengths[changed, None]
     left = (basis.T @ change) / lengths
-    weights = -strength * lengths * (basis.T @ weights.T) @ corrected
-    right, inner = weights @ solved, weights @ whitened
-    size = float(np.linalg.norm(right * tiled_units, 2)) if len(right) else 0.0
+    weights = -strength * lengths * (basis.T @ weights.T)
+    right, inner = weights @ right, weights @ inner
+    size = float(np.linalg.norm(right * units, 2)) if len(right) else 0.0
     condition = float(values[present][0] / values[present][-1]) if present.any() else 1.0
     restored = -(span_t @ right.T) @ left  # b X
-    error = (strength * change - restored) * inverse
-    both_sizes = sizes + np.linalg.norm(span_t * np.tile(inverse, n_maps), axis=1)
+    both_sizes = sizes + np.linalg.norm(span_t * inverse, axis=1)
     return Restoration(
         left, right, whitened, float(np.vdot(left @ left.T, inner @ inner.T)), cut, None, 0.0,
-        np.linalg.norm(error, axis=1),
+        span, (strength * change - restored) * inverse, (change - restored) * inverse,
         tolerances.residual(d, condition, size) * both_sizes + 4.0 * noise,
-        sizes,
-        change - restored,
-        max(_norm(left * inverse, part * units) for part in np.split(right, n_maps, axis=1)),
+        _norm(left * inverse, right * units),
     )  # fmt: skip
 
 

@@ -53,7 +53,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="KIND is 'classes' or 'continuous'; by default the type of the labels "
         "decides")  # fmt: skip
     add("--eraser", action="append", metavar="NAME",
-        help="none, SAL, LEACE, SPLINCE, MeanProjection, INLP, RLACE, random or isotropic; SAL, "
+        help="none, SAL, LEACE, SPLINCE, MeanProjection, INLP, RLACE or random; SAL, "
         "INLP or RLACE with +repair, which keeps the task; oracle or quadratic, which need the "
         "concept label of every row; repeatable (default: the first four)")  # fmt: skip
     add("--head", action="append", metavar="NAME",

@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import check_is_fitted
 
-from splince_fast._runtime.arrays import as_weights, check_values
+from splince_fast._runtime.arrays import as_weights
 from splince_fast._runtime.keywords import check_names, described_type
 from splince_fast._solve.options import Options, check_moment_options
 from splince_fast._solve.selection import Selection
-from splince_fast.conditional import ConditionalEraser
 from splince_fast.estimators.base import ErasingTransformer, columns_by_name
 from splince_fast.exceptions import (
     InputError,
@@ -29,7 +28,6 @@ from splince_fast.exceptions import (
 from splince_fast.labels.names import listed
 from splince_fast.labels.positions import check_index
 from splince_fast.methods import leace, splince
-from splince_fast.methods.oracle import oracle
 from splince_fast.methods.table import METHODS
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.fold_rule import use_folds
@@ -40,7 +38,7 @@ from splince_fast.report import Report
 from splince_fast.sources import from_arrays
 from splince_fast.sources._arrays import check_length
 
-__all__ = ["LEACE", "SAL", "SPLINCE", "MeanProjection", "OracleSPLINCE"]
+__all__ = ["LEACE", "SAL", "SPLINCE", "MeanProjection"]
 
 Data: TypeAlias = Moments | Folds
 Keep: TypeAlias = Selection | ArrayLike | None
@@ -59,7 +57,6 @@ class _Eraser(ErasingTransformer):
     _extendable: bool
 
     _method: ClassVar[str]
-    _reports_held_out: ClassVar[bool] = True  # whether `fit` reports the effect on held-out rows
     _concept_kind: ClassVar[str | None] = None
     _sparse_advice = " Or pass sketch_size=0 or more: X may then be sparse."
 
@@ -100,8 +97,8 @@ class _Eraser(ErasingTransformer):
 
         If there are at least 200 rows and memory allows
         (:func:`splince_fast.moments.fold_rule.use_folds`), the rows are also split into two folds,
-        from which the report states the effect on held-out rows; not with `subsample` or
-        `sketch_size`, and not in :class:`OracleSPLINCE`.
+        from which the report states the effect on held-out rows. With `subsample` or `sketch_size`
+        the report omits this effect, which would cost more than the fit.
 
         Parameters
         ----------
@@ -109,9 +106,9 @@ class _Eraser(ErasingTransformer):
             At least two rows. `fit` reads X once, and `passes` more times, without copying or
             changing it.
         y : array-like of shape (n_samples,) or (n_samples, k), mapping or frame, optional
-            Task. SPLINCE and OracleSPLINCE keep the covariance of X with y. The other estimators
-            ignore y, which a pipeline passes to every step. With ``concept_from="y"``, y is the
-            concept and no variable is kept.
+            Task. SPLINCE keeps the covariance of X with y. The other estimators ignore y, which a
+            pipeline passes to every step. With ``concept_from="y"``, y is the concept and no
+            variable is kept.
         concept : array-like of shape (n_samples,) or (n_samples, k), mapping or frame
             Variables to erase; the variables of a mapping or frame are erased jointly. Rows with a
             missing label (None or NaN) still count in the statistics of X.
@@ -144,7 +141,7 @@ class _Eraser(ErasingTransformer):
             if groups is not None:  # without folds, nothing else checks the length of the groups
                 check_length(groups, n, "groups", "X")
             exact = self.subsample == 1 and self.sketch_size is None
-            split = self._needs_folds or (self._reports_held_out and exact and use_folds(n, d))
+            split = self._needs_folds or (exact and use_folds(n, d))
             parameters["subsample"] = subsample_for(self.subsample, n, d, "X", 2 if split else 1)
             moments: Moments | Folds
             if split:
@@ -316,7 +313,7 @@ class _Eraser(ErasingTransformer):
         erase : str, tuple or list of them
             Variables to erase, as in :func:`splince_fast.splince`.
         keep : str, tuple, list of them or array of shape (d, k), optional
-            Variables or directions to keep, for SPLINCE and OracleSPLINCE only.
+            Variables or directions to keep, for SPLINCE only.
         **params
             Parameters of the estimator.
 
@@ -638,150 +635,6 @@ class MeanProjection(SAL):
 
     _method = "mean_projection"
     _concept_kind = "classes"
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class OracleSPLINCE(_Eraser):
-    """Erase a concept with a map that uses the label of each row, and keep Cov(X, task).
-
-    ``fit(X, y, concept=z)``, ``transform(X, concept=z)``: `transform` needs the labels of the
-    concept. The distortion is at most that of :class:`SPLINCE`. The use of labels may be unlawful
-    if the concept is a protected attribute. See :func:`splince_fast.oracle`.
-
-    Parameters
-    ----------
-    strength : float in [0, 1]
-        Erasure removes a part of the covariance with the task. `strength` is the fraction of this
-        part that is restored: 0 gives the same map as without y, 1 keeps the full covariance.
-    missing : {"splince", "raise"}
-        Action for rows without a label (None or NaN): erase with SPLINCE, or raise LabelError.
-    classwise : bool
-        Whether each class of a single concept has its own map. The distortion is then smaller, but
-        the error on held-out rows is larger.
-    kinds : mapping of str to {"classes", "continuous"}, optional
-        As for :class:`SPLINCE`.
-
-    Attributes
-    ----------
-    eraser_ : ConditionalEraser
-        Fitted map, the same object as `projection_`.
-    moments_, report_, erased_, kept_, n_samples_seen_, n_features_in_, feature_names_in_
-        As for :class:`SPLINCE`.
-
-    See Also
-    --------
-    SPLINCE : Erase and keep a task, without labels in `transform`.
-
-    Notes
-    -----
-    A pipeline passes `concept` to `transform` if scikit-learn's metadata routing is enabled
-    (``sklearn.set_config(enable_metadata_routing=True)``); ``set_transform_request`` is not needed.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from splince_fast import OracleSPLINCE
-    >>> rng = np.random.default_rng(0)
-    >>> z = rng.integers(0, 2, size=400)
-    >>> y = np.where(rng.random(400) < 0.8, z, 1 - z)
-    >>> X = rng.normal(size=(400, 6)) + np.outer(z, np.eye(6)[0]) + np.outer(y, np.eye(6)[1])
-    >>> clean = OracleSPLINCE().fit(X, y, concept=z).transform(X, concept=z)
-    >>> bool(np.abs(clean[z == 1].mean(axis=0) - clean[z == 0].mean(axis=0)).max() < 1e-12)
-    True
-    """
-
-    __metadata_request__transform: ClassVar = {"concept": True}
-
-    subsample = 1.0
-    sketch_size = None
-    concept_from = None
-    _keeps_task = True
-    _reports_held_out = False
-    _sparse_advice = ""  # there is no parameter `sketch_size`
-    _method = "oracle"
-
-    strength: float = 1
-    missing: str = "splince"
-    classwise: bool = False
-    kinds: Mapping[str, str] | None = None
-
-    @property
-    def eraser_(self) -> ConditionalEraser:
-        """Fitted map, the same object as `projection_`; raises as `projection_`."""
-        return cast(ConditionalEraser, self.projection_)
-
-    def _begin_fit(self, erased: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
-        parameters = super()._begin_fit(erased, kept)
-        # `oracle` raises InputError for `classwise` with a task and several variables to erase.
-        if self.classwise and len(erased) == 1:
-            parameters["by"] = next(iter(erased))
-        return parameters
-
-    def _compute_eraser(self, moments: Data, erase: Selection, keep: Keep, **refine: object) -> Any:
-        return oracle(
-            moments, erase=erase, keep=cast("Selection | None", keep),
-            strength=self.strength,
-            missing=self.missing, classwise=self.classwise,
-        )  # fmt: skip
-
-    def fit_transform(
-        self, X: Any, y: Any = None, *, concept: Any = None, **fit_params: Any
-    ) -> Any:
-        """Fit to rows, and erase the concept from the same rows.
-
-        Parameters
-        ----------
-        X, y, concept
-            As in :meth:`fit`.
-        **fit_params
-            `sample_weight` and `groups` of :meth:`fit`.
-
-        Returns
-        -------
-        ndarray of shape (n_samples, n_features)
-            Erased rows, as from :meth:`transform`.
-        """
-        return self.fit(X, y, concept=concept, **fit_params).transform(X, concept=concept)
-
-    def transform(self, X: Any, *, concept: Any = None) -> Any:
-        """Erase the concept from rows, with a map that uses the labels of the rows.
-
-        Parameters
-        ----------
-        X : array-like or frame of shape (n_samples, n_features)
-            Rows, possibly none.
-        concept : array-like of shape (n_samples,) or (n_samples, k), mapping or frame
-            Labels of the rows, as in :meth:`fit`. The parameter `missing` selects the action for
-            rows without a label.
-
-        Returns
-        -------
-        ndarray of shape (n_samples, n_features)
-            Erased rows, as from `transform` of :class:`SPLINCE`.
-
-        Raises
-        ------
-        NotFittedError
-            The estimator is not fitted.
-        InputError, NonFiniteError, LabelError
-            `concept` is missing, or has a class that is not among the fitted classes; a row has no
-            label and ``missing="raise"``; X has other features than the fitted rows, or contains
-            NaN or infinity.
-        """
-        check_is_fitted(self)
-        if concept is None:
-            raise InputError(
-                "OracleSPLINCE needs the concept of each row to erase, and was given none. Pass "
-                "transform(X, concept=z); a pipeline passes the concept to transform after "
-                "sklearn.set_config(enable_metadata_routing=True). SPLINCE needs no labels to erase"
-            )
-        check_index(X, concept, "concept")
-        rows = self._rows(X, reset=False, min_rows=0)
-        clean = self.eraser_(rows, columns_by_name(concept, "concept"))
-        if not np.isfinite(clean).all():
-            with self._restored_on_error():
-                check_values(rows)
-        return clean
 
 
 def _accumulate_folds(

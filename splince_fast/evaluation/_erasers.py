@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple, TypeAlias
@@ -23,14 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast.conditional import ConditionalEraser
-from splince_fast.evaluation._data import labels_of
 from splince_fast.exceptions import InputError
 from splince_fast.labels import ClassCodes, Encoded
-from splince_fast.methods.isotropic import isotropic
 from splince_fast.methods.quadratic import quadratic
 from splince_fast.methods.repair import repair
 from splince_fast.methods.table import METHODS, key_of
-from splince_fast.moments import Folds, Moments
+from splince_fast.moments import Moments
 from splince_fast.moments.snapshot import Factored
 from splince_fast.projection import Projection
 
@@ -41,13 +39,10 @@ FittedEraser: TypeAlias = Projection | ConditionalEraser
 # columns by concept if only some are.
 ConceptLabels: TypeAlias = NDArray[Any] | dict[str, NDArray[Any]]
 
-_FOLD_ERASERS: dict[str, Callable[..., FittedEraser]] = {
-    "quadratic": quadratic, "isotropic": isotropic,
-}  # fmt: skip
 _BASELINES = ("INLP", "RLACE")
 _REPAIR_SUFFIX = "+repair"
 ERASERS = (
-    *(method.label for method in METHODS.values()), *_FOLD_ERASERS, "random", *_BASELINES,
+    *(method.label for method in METHODS.values()), "quadratic", "random", *_BASELINES,
     *(name + _REPAIR_SUFFIX for name in ("SAL", *_BASELINES)),
 )  # fmt: skip
 
@@ -221,8 +216,8 @@ def fit_eraser(spec: object, data: FitData) -> Projection | LabelEraser:
 def _fit_to_moments(spec: Any, data: FitData) -> FittedEraser:
     """Fit the eraser that a name or a function of moments specifies."""
     if isinstance(spec, str):
-        if spec in _FOLD_ERASERS:
-            return _fit_to_folds(spec, data)
+        if spec == "quadratic":
+            return _fit_quadratic(data)
         key = key_of(spec)
         return _random_projection(data) if key is None else _fit_method(key, data)
     eraser: FittedEraser = spec(data.moments.copy())  # a copy: the function may change it
@@ -246,8 +241,8 @@ def _fit_method(key: str, data: FitData) -> FittedEraser:
     return eraser
 
 
-def _fit_to_folds(name: str, data: FitData) -> FittedEraser:
-    """Fit "quadratic" or "isotropic", which keep the task, to two folds of the training rows.
+def _fit_quadratic(data: FitData) -> FittedEraser:
+    """Fit the quadratic eraser, which keeps the task, to the training rows.
 
     Raises
     ------
@@ -257,17 +252,12 @@ def _fit_to_folds(name: str, data: FitData) -> FittedEraser:
     train, concept = data.train, data.concepts[0]
     if len(data.concepts) > 1 or not isinstance(train.labels[concept], ClassCodes):
         raise InputError(
-            f"{name!r} erases one concept of classes; combine several concepts to one column of "
+            "'quadratic' erases one concept of classes; combine several concepts to one column of "
             "their joint classes, and divide a quantity into classes"
         )
-    labels, groups = dict(train.labels), None
-    if train.groups is not None:
-        groups = f"groups of {data.task} and {concept}"  # no variable has this name
-        codes = ClassCodes(tuple(range(int(train.groups.max(initial=-1)) + 1)), train.groups)
-        labels[groups] = labels_of(codes, np.arange(len(train.groups)))
     rows = data.coordinates.to_data(train.rows)
-    folds = Folds(2, groups=groups, by=concept).update(rows, labels, sample_weight=train.weights)
-    return _FOLD_ERASERS[name](folds, erase=concept, keep=data.task)
+    moments = Moments(by=concept).update(rows, dict(train.labels), sample_weight=train.weights)
+    return quadratic(moments, erase=concept, keep=data.task)
 
 
 def _fit_repaired(name: str, data: FitData) -> Projection:

@@ -98,7 +98,7 @@ def compare(
     erasers : sequence or mapping
         Names, estimators or functions. The keys of a mapping replace the names in the result. The
         names are "none", "SAL", "LEACE", "SPLINCE", "MeanProjection", "random", "INLP", "RLACE",
-        "quadratic", "isotropic" and "oracle". "SAL+repair", "INLP+repair" and "RLACE+repair"
+        "quadratic" and "oracle". "SAL+repair", "INLP+repair" and "RLACE+repair"
         restore the covariance with the task by :func:`splince_fast.repair`. A name with an
         intensity, such as "LEACE*0.9", is the partial eraser :meth:`Projection.scaled`; a linear
         probe still finds the concept after a partial erasure.
@@ -110,11 +110,10 @@ def compare(
         :class:`ConditionalEraser`. The variables of the moments are "task" ("kept task" if a
         concept is named "task") and "concept", or the names of the concepts if there are several.
 
-        "quadratic" and "isotropic" are :func:`splince_fast.quadratic` and ``isotropic``, fitted to
-        two folds of the training rows; they need one concept of classes. "oracle" is
-        :func:`splince_fast.oracle`. All three keep the task. "oracle" and "quadratic" use the
-        concept label of every training, validation and test row; a note in the result says that
-        their values hold only for rows with a label of the concept.
+        "quadratic" is :func:`splince_fast.quadratic` without shrinkage, and needs one concept of
+        classes; "oracle" is :func:`splince_fast.oracle`. Both keep the task, and use the concept
+        label of every training, validation and test row; a note in the result says that their
+        values hold only for rows with a label of the concept.
     heads : sequence or mapping
         "retrained" (fitted on erased rows, with a selected alpha), "frozen" (fitted on unerased
         rows), "unregularised" (fitted on erased rows with alpha 0), or classifiers, which are

@@ -1,47 +1,28 @@
-"""Moments of each class of a concept, for methods that use class covariances."""
+"""Moments of each class of a concept, as arrays in units of the deviations of the features."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.arrays import abbreviated
 from splince_fast._runtime.keywords import described_type
-from splince_fast._solve.class_covariances import ClassStatistics
+from splince_fast._solve import tolerances
+from splince_fast._solve.restore import inverse_units
 from splince_fast._solve.selection import Selection, Span, names_of, span_of
-from splince_fast.exceptions import (
-    ConstantVariableError,
-    InfeasibleError,
-    InputError,
-    LabelError,
-    NotEnoughDataError,
-)
-from splince_fast.labels import ClassName, VariableName, class_key
-from splince_fast.labels.names import listed, names_to_json
-from splince_fast.methods.label_columns import LabelColumns, combination
+from splince_fast.exceptions import ConstantVariableError, InputError, LabelError
+from splince_fast.labels import ClassName
+from splince_fast.labels.names import names_to_json
+from splince_fast.methods.label_columns import LabelColumns
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.snapshot import statistics
 
 Float = NDArray[np.float64]
-# Mapping is invariant in its keys: with ClassName, a dict[str, Moments] would be refused.
-Classes: TypeAlias = Mapping[Any, Moments]
-
-# A larger variance of a feature is an error, because sums of millions of squared variances may
-# overflow.
-_LARGEST = 1e140
-
-
-class ClassMoments(NamedTuple):
-    """Moments of each class, over all rows and in each fold."""
-
-    all_rows: dict[ClassName, Moments]
-    folds: list[dict[ClassName, Moments]]  # empty if the moments are not split into folds
-    groups: str | None  # variable that defines the clusters of rows kept in one fold
 
 
 def concept_of(erase: object, method: str) -> str:
@@ -55,99 +36,44 @@ def concept_of(erase: object, method: str) -> str:
     return names[0]
 
 
-def read_classes(moments: object, name: str, method: str) -> ClassMoments:
-    """Return the moments of each class of the variable `name`.
+def read_classes(moments: object, name: str, method: str) -> dict[ClassName, Moments]:
+    """Return the moments of each class of the variable `name` that has rows.
 
-    Parameters
-    ----------
-    moments : Moments, Folds, or mapping of class to Moments or Folds
-        Moments or folds made with ``by=name``, or the moments or folds of each class.
-    name : str
-        Variable to erase.
-    method : str
-        Name of the method, for messages.
-
-    Raises
-    ------
-    InputError
-        `moments` has another type, keeps no moments per class, or was made with a sketch or
-        sample.
-    LabelError
-        A key of the mapping cannot be the name of a class, or the variable is continuous.
-    ConstantVariableError
-        Fewer than two classes have rows.
-    NotEnoughDataError
-        A fold has no row of a class.
+    Raises InputError for moments of another type, without ``by=name``, or of a sketch or sample,
+    LabelError for a continuous variable, and ConstantVariableError for fewer than two classes.
     """
-    groups: str | None = None
+    if isinstance(moments, Folds):
+        moments = moments._total()
     if isinstance(moments, Mapping):
-        moments = {c.item() if isinstance(c, np.generic) else c: m for c, m in moments.items()}
-        names_to_json(moments)  # raises LabelError if a key cannot name a class
-        kinds = {type(part) for part in moments.values()}
-        if kinds == {Folds}:
-            counts = {len(part) for part in moments.values()}
-            if len(counts) > 1:
-                raise InputError("the classes have different numbers of folds; use the same number")
-            groups = next(iter(moments.values()))._groups
-            count = counts.pop()
-            folds = [{c: part[i] for c, part in moments.items()} for i in range(count)]
-        elif kinds == {Moments}:
-            folds = [dict(moments)]
-        else:
-            raise InputError(
-                "a mapping must hold the Moments of each class, or the Folds of each class"
-            )
-    elif isinstance(moments, Folds):
-        groups = moments._groups
-        folds = [_by_class(part, name, method) for part in moments]
+        parts = {c.item() if isinstance(c, np.generic) else c: m for c, m in moments.items()}
+        names_to_json(parts)  # raises LabelError if a key cannot name a class
+        parts = {c: m._total() if isinstance(m, Folds) else m for c, m in parts.items()}
+        if not all(isinstance(part, Moments) for part in parts.values()):
+            raise InputError("a mapping must hold the Moments of each class")
     elif isinstance(moments, Moments):
-        folds = [_by_class(moments, name, method)]
+        parts = _by_class(moments, name, method)
     else:
         raise InputError(
-            f"moments is {described_type(moments)}; pass Moments(by={name!r}), Folds of them, or a "
-            "mapping of classes to moments"
+            f"moments is {described_type(moments)}; pass Moments(by={name!r}), or a mapping of "
+            "classes to moments"
         )
-    classes: dict[Any, ClassName] = {}
-    for fold in folds:
-        classes |= {class_key(c): c for c, part in fold.items() if part.n_rows}
-    for part in (part for fold in folds for part in fold.values()):
-        parameters = part.parameters
-        if parameters.sketch_size is not None or parameters.subsample < 1:
+    parts = {c: part for c, part in parts.items() if part.n_rows}
+    if len(parts) < 2:
+        raise ConstantVariableError(
+            f"the variable {name!r}, to be erased, has {len(parts)} class with rows: there is "
+            "no difference to remove; check the labels"
+        )
+    for part in parts.values():
+        if part.parameters.sketch_size is not None or part.parameters.subsample < 1:
             raise InputError(
                 f"{method} needs the covariance of each class from all rows, and these moments "
                 "were made with sketch_size= or subsample=; accumulate without them"
             )
-    if len(classes) < 2:
-        raise ConstantVariableError(
-            f"the variable {name!r}, to be erased, has {len(classes)} class with rows: there is "
-            "no difference to remove; check the labels"
-        )
-    aligned_folds = []  # moments of each class in each fold, classes in one order
-    for fold in folds:
-        by_key = {class_key(c): part for c, part in fold.items() if part.n_rows}
-        for key, c in classes.items():
-            if key not in by_key:
-                raise NotEnoughDataError(
-                    f"a fold has no row of the class {c!r} of {name!r}; use fewer folds, or leave "
-                    "the class out"
-                )
-        aligned_folds.append({c: by_key[key] for key, c in classes.items()})
-    if len(aligned_folds) == 1:
-        return ClassMoments(aligned_folds[0], [], groups)
-    all_rows = {c: reduce(add, (fold[c] for fold in aligned_folds)) for c in aligned_folds[0]}
-    return ClassMoments(all_rows, aligned_folds, groups)
+    return parts
 
 
-def _by_class(moments: Moments, name: str, method: str) -> dict[ClassName, Moments]:
-    """Return the moments of each class of `name`, from moments made with ``by=name``.
-
-    Raises
-    ------
-    LabelError
-        The variable is continuous.
-    InputError
-        `moments` was made without ``by=name``.
-    """
+def _by_class(moments: Moments, name: str, method: str) -> dict[Any, Moments]:
+    """Return the moments of each class, from moments made with ``by=name``."""
     by = moments.parameters.by
     if by != name:
         if moments.variables.get(name) == "continuous":
@@ -164,113 +90,89 @@ def _by_class(moments: Moments, name: str, method: str) -> dict[ClassName, Momen
     return {c: part for c, part in moments.by_class.items() if c is not None}
 
 
-class Coding(NamedTuple):
-    """Label columns of the kept variables, with the same coding in all classes and folds.
+@dataclass(frozen=True, slots=True)
+class ClassStatistics:
+    """Moments of k classes; covariances are in units u in which x has variance one within classes.
 
-    Attributes
-    ----------
-    kept : list of LabelColumns
-        Columns of each kept variable, with their standard deviations over all rows.
-    span : Span
-        Rows that span Cov(x, y) over all rows, for the report.
-    total : Moments
-        Moments of all rows.
+    Features that are constant within classes have the covariance 0. Label columns y are those of
+    the kept variables, in units of their standard deviations over all rows.
     """
 
-    kept: list[LabelColumns]
-    span: Span
-    total: Moments
+    total: Moments  # of the rows of all classes
+    columns: list[LabelColumns]  # y
+    span: Span  # Cov(x, y) over all rows, for the report
+    names: list[ClassName]
+    rows: Float  # (k,): number of rows
+    fractions: Float  # (k,): p_c
+    means: Float  # (k, d), in units of x
+    units: Float  # (d,): u
+    deviations: Float  # (d,): standard deviations over all rows, 0 for constant features
+    covariances: Float  # (k, d, d): S_c, ddof = 0
+    crosses: Float  # (k, d, q): S_cy
+    roundoff: float  # unit roundoff of the products that were summed
 
-    @classmethod
-    def of(cls, classes: Classes, keep: Selection | None, method: str) -> Coding:
-        """Return the coding of the variables `keep`, determined from the rows of all classes.
+    @property
+    def mean(self) -> Float:
+        """Mean of x over all rows, (d,), in units of x."""
+        return np.asarray(self.fractions @ self.means)
 
-        Raises
-        ------
-        InputError
-            `keep` holds directions, or a row has no label of a kept variable.
-        ConstantVariableError
-            A kept variable has a single value.
-        """
-        total = reduce(add, classes.values())
-        if keep is None:
-            return cls([], Span([], np.empty((0, total.n_features or 0)), [], []), total)
-        if not isinstance(keep, str | tuple | list):
-            raise InputError(
-                f"keep holds directions; {method} keeps the covariance with variables, by name"
-            )
-        kept = []
-        with statistics(total) as stats:
-            names = names_of(keep, "keep")
-            span = span_of(stats, names, "keep", True)
-            for name in names:
-                variable = stats.variable(name)
-                if variable.n_rows != stats.n_rows:
-                    raise InputError(
-                        f"{stats.n_rows - variable.n_rows:,} of {stats.n_rows:,} rows have no "
-                        f"label of {name!r}; Cov(x) and the covariance of x with {name!r} must be "
-                        "of the same rows: leave the rows without a label out"
-                    )
-                kept.append(LabelColumns.of(name, variable.copy()))
-        return cls(kept, span, total)
+    @property
+    def pooled(self) -> Float:
+        """S_w = sum p_c S_c, (d, d)."""
+        return np.asarray(np.tensordot(self.fractions, self.covariances, 1))
+
+    @property
+    def offsets(self) -> Float:
+        """Deviations of the class means from the mean, (k, d), in units of u."""
+        return np.asarray((self.means - self.mean) / self.units)
 
 
-def class_statistics(classes: Classes, coding: Coding) -> ClassStatistics:
-    """Return the moments of each class as arrays.
+def class_statistics(
+    classes: dict[ClassName, Moments], keep: Selection | None, method: str
+) -> ClassStatistics:
+    """Return the moments of each class as arrays, with the label columns of the variables `keep`.
 
-    Raises
-    ------
-    InputError
-        A variance is so large that sums of squared variances may overflow float64.
+    Raises InputError if `keep` holds directions, or a row has no label of a kept variable, and
+    ConstantVariableError if a kept variable has a single value.
     """
-    crosses, task_means = [], []
-    for part in classes.values():
-        columns, means = [np.zeros((part.n_features or 0, 0))], [np.zeros(0)]
-        with statistics(part) as stats:
-            for kept in coding.kept:
-                cross, mean = kept.within(stats.variable(kept.name))
-                columns.append(cross)
-                means.append(mean)
-        crosses.append(np.hstack(columns))
-        task_means.append(np.concatenate(means))
-    parts = list(classes.values())
-    covariances = np.stack([part.covariance(ddof=0) for part in parts])
-    variances = np.einsum("kii->ki", covariances).max(axis=0)
-    feature = int(np.argmax(variances))
-    if variances[feature] > _LARGEST:
+    if keep is not None and not isinstance(keep, str | tuple | list):
         raise InputError(
-            f"feature {abbreviated([feature], coding.total.feature_names)} has the standard "
-            f"deviation {variances[feature] ** 0.5:.1e}, and squares of class covariances would "
-            "overflow: rescale the data"
+            f"keep holds directions; {method} keeps the covariance with variables, by name"
         )
+    total = reduce(add, classes.values())
+    kept, span = [], Span([], np.empty((0, total.n_features or 0)), [], [])
+    with statistics(total) as stats:
+        names = [] if keep is None else names_of(keep, "keep")
+        if names:
+            span = span_of(stats, names, "keep", True)
+        for name in names:
+            variable = stats.variable(name)
+            if variable.n_rows != stats.n_rows:
+                raise InputError(
+                    f"{stats.n_rows - variable.n_rows:,} of {stats.n_rows:,} rows have no "
+                    f"label of {name!r}; Cov(x) and the covariance of x with {name!r} must be "
+                    "of the same rows: leave the rows without a label out"
+                )
+            kept.append(LabelColumns.of(name, variable.copy()))
+        deviations = np.sqrt(stats.variances)
+        constant = tolerances.CONSTANT * np.abs(stats.mean)
+    deviations[deviations <= constant] = 0.0
+    parts = list(classes.values())
+    weights = np.array([part.weight for part in parts])
+    fractions, covariances = weights / weights.sum(), [part.covariance(ddof=0) for part in parts]
+    within = np.sqrt(sum(p * np.diagonal(s) for p, s in zip(fractions, covariances, strict=True)))
+    within[within <= constant] = 0.0
+    inverse = inverse_units(within)
+    units = np.where(within > 0, within, np.where(deviations > 0, deviations, 1.0))
+    crosses = []
+    for part in parts:
+        columns = [np.zeros((len(within), 0))]
+        with statistics(part) as stats:
+            columns += [column.within(stats.variable(column.name)) for column in kept]
+        crosses.append(np.hstack(columns) * inverse[:, None])
     return ClassStatistics(
-        np.array([part.weight for part in parts]), np.array([part.n_rows for part in parts]),
-        np.stack([part.mean for part in parts]),
-        covariances, np.stack(crosses), np.stack(task_means),
+        total, kept, span, list(classes), np.array([part.n_rows for part in parts]),
+        fractions, np.stack([part.mean for part in parts]), units, deviations,
+        np.stack([s * inverse[:, None] * inverse for s in covariances]), np.stack(crosses),
+        max(part._state().unit_roundoff for part in parts),
     )  # fmt: skip
-
-
-def refuse_combination(name: VariableName, coding: Coding, weights: Float, method: str) -> NoReturn:
-    """Raise InfeasibleError for a combination of kept labels that no map can keep.
-
-    The combination covaries with x over all rows, but within no class; the message names it.
-
-    Parameters
-    ----------
-    name : VariableName
-        Variable to erase.
-    coding : Coding
-        Kept label columns.
-    weights : (k,) float64
-        Coefficients of the combination, one per kept label column.
-    method : str
-        Name of the method.
-    """
-    kept = listed([str(columns.name) for columns in coding.kept])
-    raise InfeasibleError(
-        f"{method} cannot keep {kept} while it erases {name!r}: in no class of {name!r} does x "
-        f"covary with the combination {combination(weights, coding.kept)}, but over all rows it "
-        "does. Typically the combination is a function of the concept. Keep fewer variables, or "
-        "leave keep= out",
-        1.0,
-    )

@@ -75,28 +75,21 @@ class LabelColumns(NamedTuple):
         assert isinstance(self.variable, ColumnSums)
         return np.asarray(self.variable.variance()[np.ix_(self.used, self.used)] / units)
 
-    def within(self, part: Variable) -> tuple[Float, Float]:
-        """Return Cov(x, y), (d, k), and the mean of y, (k,), over a part of the rows.
+    def within(self, part: Variable) -> Float:
+        """Return Cov(x, y), (d, k), over the rows of `part`, the same variable's sums over a part.
 
-        Both results are divided by `deviation`, the standard deviations of y over all rows.
-
-        Parameters
-        ----------
-        part : Variable
-            Sums of the same variable over the part of the rows.
+        y are in units of `deviation`, their standard deviations over all rows.
         """
         cross = part.cross_covariance(0, self.name)
         if isinstance(part, ClassSums):
             assert isinstance(self.variable, ClassSums)
-            # Classes without rows in `part` get the appended column -1: mean and covariance 0.
+            # Classes without rows in `part` get the appended column -1, which is 0.
             keys = list(self.variable.position_by_key)
             positions = [part.position_by_key.get(keys[c], -1) for c in self.used]
-            columns = np.hstack([cross, np.zeros((len(cross), 1))])[:, positions]
-            means = np.append(part.weights / part.weights.sum(), 0.0)[positions]
+            cross = np.hstack([cross, np.zeros((len(cross), 1))])[:, positions]
         else:
-            assert isinstance(part, ColumnSums)
-            columns, means = cross[:, self.used], part.mean()[self.used]
-        return columns / self.deviation, means / self.deviation
+            cross = cross[:, self.used]
+        return np.asarray(cross / self.deviation)
 
 
 def combination(weights: Float, columns: list[LabelColumns]) -> str:

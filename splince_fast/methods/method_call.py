@@ -21,6 +21,7 @@ from splince_fast._solve.held_out import Noise, equal_noise
 from splince_fast._solve.messages import raise_infeasible, raise_numerical
 from splince_fast._solve.oblique import (
     Solution,
+    change,
     column_norms,
     oblique,
     sensitivity,
@@ -337,7 +338,9 @@ class _Distortions(NamedTuple):
 def _distortions(stats: Statistics, solved: Solved, options: Options) -> _Distortions:
     """Return the distortions under Cov(x), even if another matrix than Cov(x) was factored."""
     solution, shrinkage, span_y = solved.solution, solved.shrinkage, solved.span_y
-    distortion, distortion_leace, excess = solution.distortion, solution.distortion_leace, None
+    distortion: float | None = solution.distortion
+    distortion_leace: float | None = solution.distortion_leace
+    excess = None
     approximate = solution.solver != "none" and stats.sample is not None
     approximate = approximate or solution.uses_left_out
     if solution.solver not in ("cholesky", "refined") or shrinkage or approximate:
@@ -365,12 +368,12 @@ def _count_admitted(solved: Solved) -> int:
 
 def _measured_distortion(
     stats: Statistics, solution: Solution, shrunk: bool
-) -> tuple[float, float | None]:
+) -> tuple[float | None, float | None]:
     """Return the distortion E|P x - x|^2, and its expected relative excess if Cov(x) is sampled."""
     left, right, sample = solution.left, solution.right, stats.sample
     gram = stats.gram(right)
     if sample is None or shrunk or solution.solver == "none":
-        return float(np.vdot(left @ left.T, gram)), None
+        return change(left, right, gram, stats.variances), None
     kept = solution.rank_y - solution.dropped
     regressors = solution.rank_covariance - solution.rank_z - kept
     return sample.distortion(left, right, gram, regressors)

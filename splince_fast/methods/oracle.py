@@ -31,17 +31,22 @@ from splince_fast._runtime.warn import warn
 from splince_fast._solve import tolerances
 from splince_fast._solve.factor import Factor
 from splince_fast._solve.messages import common_text, raise_numerical
+from splince_fast._solve.oblique import change
 from splince_fast._solve.options import OPTIONS, Options
-from splince_fast._solve.restore import Restoration, restore
+from splince_fast._solve.restore import (
+    Restoration,
+    inverse_units,
+    largest,
+    restore,
+    shrunk_solves,
+)
 from splince_fast._solve.selection import Selection, Span, names_of, span_of
 from splince_fast.conditional import NEEDS_LABELS, ConditionalEraser, Shift
-from splince_fast.exceptions import InfeasibleError, InputError, PrecisionWarning, UnseenRowsWarning
-from splince_fast.labels import class_key
+from splince_fast.exceptions import InfeasibleError, InputError, PrecisionWarning
 from splince_fast.labels.names import listed
-from splince_fast.methods.classes import Classes, concept_of, read_classes
 from splince_fast.methods.closed_forms import leace, splince
 from splince_fast.methods.label_columns import LabelColumns
-from splince_fast.methods.repair import refuse_lost
+from splince_fast.methods.repair import precision_notes, refuse_lost
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.column_sums import ColumnSums
@@ -59,7 +64,6 @@ def oracle(
     keep: Selection | None = None,
     strength: float = 1.0,
     missing: str = "splince",
-    classwise: bool = False,
 ) -> ConditionalEraser:
     """Erase variables by a map that uses their labels, and keep the covariance with others.
 
@@ -74,7 +78,8 @@ def oracle(
     ----------
     moments : Moments, Factored or Folds
         Moments of rows that all have labels of all variables in `erase` and `keep`, passed in the
-        same update.
+        same update. If the moments are shrunk, the covariance at fixed labels is shrunk towards the
+        variances of the features.
     erase : str or list of str
         Variables to erase, jointly.
     keep : str or list of str, optional
@@ -86,12 +91,6 @@ def oracle(
         `strength` (LEACE without `keep`), or raise LabelError. With SPLINCE, the concept is erased
         over all rows if labels are missing at random, or if missingness depends on the concept
         alone.
-    classwise : bool
-        Fit a map per class, r = mu + A_c (x - m_c) with A_c = I + X H_w^+ B_c^T, B_c = S_c^+ S_cy
-        and H_w = sum_c p_c S_cy^T B_c. Of all maps that are affine within each class, this map
-        changes the rows least, at most as much as the common map. The error of the kept covariance
-        is larger on held-out rows, because each class has as many coefficients as the common map.
-        Requires one variable of classes to erase, and moments made with ``by=`` its name.
 
     Returns
     -------
@@ -101,9 +100,8 @@ def oracle(
     Raises
     ------
     InputError
-        A parameter is out of range; rows of the moments have no label; the moments come from an
-        older file without the covariances between labels; or `classwise` is True, and the moments
-        were made without ``by=``.
+        A parameter is out of range; rows of the moments have no label; or the moments hold no
+        covariances between the labels.
     InfeasibleError
         A combination of kept labels covaries with x through the erased variables only; or SPLINCE,
         for rows without a label, is infeasible (``missing="raise"`` does not fit it).
@@ -113,10 +111,9 @@ def oracle(
     Warns
     -----
     PrecisionWarning
-        The map amplifies deviations from the mean more than 1e4 times, or x nearly determines the
-        labels: 1 / (1 - c^2) is above 1e4 for a canonical correlation c of x and labels.
-    UnseenRowsWarning
-        `classwise` is True, and a class has no more rows than dimensions.
+        The map amplifies deviations from the mean more than 1e4 times; a residual is above its
+        bound; or x nearly determines the labels: 1 / (1 - c^2) is above 1e4 for a canonical
+        correlation c of x and labels.
 
     Examples
     --------
@@ -143,9 +140,6 @@ def oracle(
     for name in erased:
         if not isinstance(name, str):
             raise InputError(f"erase names the joint cells {name!r}; name the variables one by one")
-    classes = None
-    if classwise and kept:
-        classes = read_classes(moments, concept_of(erase, "classwise"), "classwise").all_rows
     if text := common_text(erased, kept):
         raise InfeasibleError(text.rstrip(". "), 1.0)
     with statistics(total) as stats, stats.memory(True) as memory:
@@ -166,22 +160,22 @@ def oracle(
         inverse, root = _inverses(Szz)
         predicted = inverse @ span_z.rows  # Szz^+ Sz^T, (k, d)
         shifts = tuple(_shifts(z, predicted))
+        units = np.sqrt(stats.variances)
         restoration = rho = None
         precision_loss = 1.0
         if kept:
             Szy = _correlations(stats, z, y)
             span_t = span_y.rows - Szy.T @ predicted
-            change = span_y.rows - span_t
-            if classes is None:
+            intensity = stats.intensity(Options())
+            if intensity and stats.low_rank is None:
+                scales = inverse_units(units)
+                T = stats.gram(np.diag(scales)) - (span_z.rows * scales).T @ (predicted * scales)
+                whitened, solved = shrunk_solves(T, span_t, units, intensity)
+            else:
                 whitened, solved, precision_loss = _at_fixed_labels(
                     whitened_spans, factor.solve(spans), inverse, root, Szy
                 )
-            else:
-                whitened, solved, span_t = _in_classes(classes, y)
-            restoration = restore(
-                whitened, solved, span_t, span_y.rows, np.sqrt(stats.variances), float(strength),
-                change,
-            )  # fmt: skip
+            restoration = restore(whitened, solved, span_t, span_y.rows, units, float(strength))
             between = Szy.T @ inverse @ Szy
             if restoration.lost_combination is not None:
                 v = restoration.lost_combination
@@ -215,15 +209,13 @@ def oracle(
                     error.cosine,
                 ) from error
     empty = np.empty((0, len(mean)))
-    left, right, maps = empty, empty, None
-    if restoration is not None and classes is None:
+    left, right = empty, empty
+    if restoration is not None:
         left, right = restoration.left, restoration.right
-    elif restoration is not None and classes is not None:
-        maps = _maps(restoration, shifts[0], classes)
     after = Projection._make(left, right, mean, method="oracle", feature_names=feature_names)
     for note in report.warnings[1:]:
         warn(note, PrecisionWarning)
-    return ConditionalEraser(shifts, after, fallback, maps=maps, method="oracle", report=report)
+    return ConditionalEraser(shifts, after, fallback, method="oracle", report=report)
 
 
 class _Reused:
@@ -246,20 +238,11 @@ class _Reused:
 
 
 def _rho(whitened: Float, between: Float, span: Float) -> float | None:
-    """Return the largest rho_o over the combinations v of kept labels that covary with x.
+    """Return the largest rho_o over the combinations v of kept labels that covary with x, or None.
 
     rho_o = v^T between v / (v^T between v + |v^T whitened|^2) is the variance of the combination
-    that z predicts, divided by the variance that x and z together predict. The result is None if no
-    combination covaries with x.
-
-    Parameters
-    ----------
-    whitened : (k, p) float64
-        Ty, transposed and whitened by T.
-    between : (k, k) float64
-        Szy^T Szz^+ Szy.
-    span : (k, d) float64
-        Sy, transposed.
+    that z predicts, divided by the variance that x and z together predict. `whitened` is Ty,
+    transposed and whitened by T; `between` is Szy^T Szz^+ Szy; `span` is Sy, transposed.
     """
     basis, sizes, _ = np.linalg.svd(span, full_matrices=False)
     basis = basis[:, sizes > tolerances.relative(span.shape[1], "auto") * sizes[0]]
@@ -275,20 +258,10 @@ def _rho(whitened: Float, between: Float, span: Float) -> float | None:
 def _at_fixed_labels(
     whitened_spans: Float, solved_spans: Float, inverse: Float, root: Float, Szy: Float
 ) -> tuple[Float, Float, float]:
-    """Return Ty whitened by T, T^+ Ty, and the loss of precision of T^+, from a factor of S.
+    """Return Ty whitened by T, T^+ Ty, and the largest 1 / (1 - c^2), from a factor of S.
 
-    T = S - Sz Szz^+ Sz^T is the covariance of x at fixed labels z. The matrices are transposed,
-    (k_y, p) and (k_y, d). The loss of precision is the largest 1 / (1 - c^2) over the canonical
-    correlations c of x and z.
-
-    Parameters
-    ----------
-    whitened_spans, solved_spans : (k_z + k_y, p), (k_z + k_y, d) float64
-        L^+ and S^+ times Sz and Sy, transposed.
-    inverse, root : (k_z, k_z) float64
-        Szz^+ and its symmetric root.
-    Szy : (k_z, k_y) float64
-        Cov(z, y).
+    The spans hold L^+ and S^+ times Sz and Sy, transposed; `inverse` is Szz^+, and `root` its
+    symmetric root.
     """
     k, d = len(inverse), solved_spans.shape[1]
     combinations, cosines, basis = np.linalg.svd(root @ whitened_spans[:k], full_matrices=False)
@@ -308,56 +281,6 @@ def _at_fixed_labels(
     along = residual @ basis.T
     whitened = residual + (along * (np.sqrt(gain) - 1.0)) @ basis
     return whitened, solved_residual + (along * (gain - 1.0)) @ dual, float(gain.max(initial=1.0))
-
-
-def _in_classes(classes: Classes, columns: list[LabelColumns]) -> tuple[Float, Float, Float]:
-    """Return whitened S_cy, S_c^+ S_cy and S_cy of all classes c, each times sqrt(p_c), transposed.
-
-    The columns of the m classes are side by side: the shapes are (k, p), (k, m d) and (k, m d).
-
-    Warns
-    -----
-    UnseenRowsWarning
-        A class has no more rows than the rank of its covariance plus one.
-    """
-    weights = np.array([part.weight for part in classes.values()])
-    parts, small_classes = [], []
-    roots = np.sqrt(weights / weights.sum())
-    for (name, part), root in zip(classes.items(), roots, strict=True):
-        with statistics(part) as stats:
-            crosses = [column.within(stats.variable(column.name))[0] for column in columns]
-            span = np.ascontiguousarray(root * np.hstack(crosses).T)
-            factor = stats.factored(Options(), 0.0, None)
-            if factor.status != STATUS_OK:
-                raise_numerical(factor.status, "auto")
-            parts.append((factor.whiten(span), factor.solve(span), span))
-            if stats.n_rows <= factor.rank + 1:
-                small_classes.append(name)
-    if small_classes:
-        warn(
-            f"class(es) {listed(small_classes)} have no more rows than x has dimensions: their "
-            "maps fit the noise of these rows, and change new rows far more; leave "
-            "classwise=False, or use fewer features",
-            UnseenRowsWarning,
-        )
-    whitened, solved, spans = (np.hstack(blocks) for blocks in zip(*parts, strict=True))
-    return whitened, solved, spans
-
-
-def _maps(restoration: Restoration, shift: Shift, classes: Classes) -> Float:
-    """Return A_c = I - left^T right_c / sqrt(p_c), (m, d, d), in the order of `shift.classes`.
-
-    right_c is the block of `restoration.right` for class c, and p_c its fraction of the weight.
-    """
-    weights = np.array([part.weight for part in classes.values()])
-    rights = np.split(restoration.right, len(classes), axis=1)
-    roots = np.sqrt(weights / weights.sum())
-    changes = {
-        class_key(name): restoration.left.T @ right / root
-        for name, right, root in zip(classes, rights, roots, strict=True)
-    }
-    ordered = np.stack([changes[class_key(name)] for name in shift.classes or ()])
-    return np.asarray(np.eye(restoration.left.shape[1]) - ordered)
 
 
 def _check_rows(stats: Statistics, columns: list[LabelColumns]) -> None:
@@ -380,13 +303,7 @@ def _correlations(
 
 
 def _pair_correlations(stats: Statistics, a: LabelColumns, b: LabelColumns) -> Float:
-    """Return the correlations between the label columns of two variables, (k_a, k_b).
-
-    Raises
-    ------
-    InputError
-        The moments have no covariances between the two variables over all rows.
-    """
+    """Return the correlations of two variables, (k_a, k_b); InputError if the moments lack them."""
     if a.name == b.name:
         return a.correlation()
     pair = stats.pairs.pair_covariance(a.name, b.name, {a.name: a.variable, b.name: b.variable})
@@ -409,10 +326,7 @@ def _inverses(matrix: Float) -> tuple[Float, Float]:
 
 
 def _shifts(columns: list[LabelColumns], predicted: Float) -> list[Shift]:
-    """Return the shifts that subtract the regression of x on each variable to erase.
-
-    `predicted`, (k, d), holds the regression coefficients Szz^+ Sz^T, one row per label column.
-    """
+    """Return the shifts of each variable, from the coefficients Szz^+ Sz^T, `predicted`."""
     shifts, start = [], 0
     for column in columns:
         rows = predicted[start : start + len(column.used)] / column.deviation[:, None]
@@ -438,55 +352,43 @@ def _report(
     restoration: Restoration | None, strength: float, rho: float | None,
     precision_loss: float, residual_z: Float,
 ) -> Report:  # fmt: skip
-    """Return the report of the oracle eraser.
-
-    Parameters
-    ----------
-    whitened : dict of str to (k, p) float64
-        Whitened spans of the variables to erase, "erased", and to keep, "kept".
-    predicted : (k_z, d) float64
-        Szz^+ Sz^T.
-    precision_loss : float
-        Largest 1 / (1 - c^2) over the canonical correlations c of x and z.
-    residual_z : (k_z, d) float64
-        Cov(t, z), transposed, which is zero up to rounding.
-    """
+    """Return the report; `residual_z` is Cov(t, z), transposed, which is zero up to rounding."""
     variance = float(stats.variances.sum())
     minimum = float(np.sum(span_z.rows * predicted))
-    d, variables, notes = len(stats.mean), [], [NEEDS_LABELS]
-    cost, amplification, shrinkage = minimum, 1.0, stats.intensity(Options())
+    d, variables, checked, notes = len(stats.mean), [], [], [NEEDS_LABELS]
+    added: float | None = 0.0
+    amplification, shrinkage = 1.0, stats.intensity(Options())
     if restoration is not None:
         if stats.sample is None and not shrinkage:
-            cost += restoration.change
+            added = restoration.change
         else:  # another matrix than Cov(x) was factored
             inner = stats.gram(restoration.right) - (restoration.right @ span_z.rows.T) @ (
                 predicted @ restoration.right.T
             )
-            cost += float(np.vdot(restoration.left @ restoration.left.T, inner))
+            added = change(restoration.left, restoration.right, inner, stats.variances)
         amplification = restoration.amplification
     bound = tolerances.residual(d, 1.0, amplification)
-    largest_deviation = float(stats.variances.max(initial=0.0)) ** 0.5
+    scales = inverse_units(np.sqrt(stats.variances))
     for role, span in (("erased", span_z), ("kept", span_y)):
         for name, part, kind, correlations in correlations_of(span, whitened[role]):
             rank = int(np.count_nonzero(np.array(correlations) > tolerances.noise(d, 1.0)))
             if role == "erased":
-                residual, size = residual_z[part], float(np.linalg.norm(span.rows[part]))
-                if restoration is not None and restoration.right.shape == restoration.left.shape:
+                residual, size = residual_z[part], largest(span.rows[part] * scales)
+                if restoration is not None:
                     residual = residual - (residual @ restoration.right.T) @ restoration.left
-                errors = float(np.linalg.norm(residual)) / size if size else 0.0, bound
+                figures = largest(residual * scales) / size if size else 0.0, bound
             else:
                 assert restoration is not None
-                size, lost = (float(np.linalg.norm(c[part])) for c in (span.rows, restoration.lost))
-                # `bounds` are in units of the standard deviations of the features.
-                error = largest_deviation * float(np.linalg.norm(restoration.bounds[part]))
-                errors = (lost / size, error / size) if size else (0.0, 0.0)
-            variables.append(VariableReport(name, role, rank, correlations, *errors, kind))
-    if amplification > tolerances.AMPLIFICATION:
-        notes.append(
-            f"little of the covariance with {listed(span_y.names)} is left at fixed labels: "
-            f"keeping it enlarges deviations, with their rounding errors and noise, up to "
-            f"{amplification:.1e} times; keep fewer variables, or pass strength= below 1"
-        )
+                figures = restoration.figures(part, lost=True)
+            variables.append(VariableReport(name, role, rank, correlations, *figures, kind))
+            if role == "kept" and restoration is not None:  # without what `strength` leaves out
+                figures = restoration.figures(part)
+            checked.append(VariableReport(name, role, rank, correlations, *figures, kind))
+    notes += precision_notes(
+        checked, amplification,
+        f"little of the covariance with {listed(span_y.names)} is left at fixed labels",
+        "keep fewer variables, or pass strength= below 1",
+    )  # fmt: skip
     if precision_loss > tolerances.AMPLIFICATION:
         notes.append(
             f"x nearly determines the labels of {listed(span_z.names)}: 1 / (1 - c^2) is "
@@ -495,13 +397,14 @@ def _report(
         )
     sample = stats.sample
     # The distortion is unknown if a sketch replaces Cov(x), which it may underestimate.
-    measured = stats.low_rank is None or restoration is None
+    measured = added is not None and (stats.low_rank is None or restoration is None)
     fraction = 1.0 / variance if variance else 0.0
     return Report(
         method="oracle", n_rows=stats.n_rows, weight=stats.weight, n_features=d,
         rank_covariance=factor.rank, rank=0 if restoration is None else len(restoration.left),
         variables=tuple(variables), dropped=0, cosines=(), amplification=amplification, rho=None,
-        distortion=cost * fraction if measured else None, distortion_leace=None,
+        distortion=(minimum + (added or 0.0)) * fraction if measured else None,
+        distortion_leace=None,
         solver=factor.solver, tolerance=tolerances.noise(d, 1.0), shrinkage=shrinkage,
         warnings=tuple(notes), strength=strength,
         sampling=None if sample is None else Sampling(sample.n_rows, None),

@@ -14,9 +14,9 @@ from splince_fast._runtime.keywords import described_type
 from splince_fast._runtime.warn import warn
 from splince_fast._solve import tolerances
 from splince_fast._solve.messages import raise_numerical
-from splince_fast._solve.oblique import sensitivity
-from splince_fast._solve.options import OPTIONS
-from splince_fast._solve.restore import Restoration, restore
+from splince_fast._solve.oblique import change, sensitivity
+from splince_fast._solve.options import OPTIONS, Options
+from splince_fast._solve.restore import Restoration, inverse_units, restore, shrunk_solves
 from splince_fast._solve.selection import Selection, Span, names_of, span_of
 from splince_fast.exceptions import InfeasibleError, InputError, PrecisionWarning
 from splince_fast.labels import VariableName
@@ -67,7 +67,8 @@ def repair(
     after : Moments or Factored
         Moments of the erased rows t and of the variables to keep. Rows may be weighted. With
         ``subsample=``, B Cov(t, y) = Cov(x, y) remains exact, and the change is the least under the
-        estimate of T. Moments with ``sketch_size=``, which have no T, raise InputError.
+        estimate of T. If the moments are shrunk, T is shrunk towards the variances of the features.
+        Moments with ``sketch_size=``, which have no T, raise InputError.
     before : Moments or Factored
         Moments of the same rows before erasure, with the same features and labels; a sketch is
         allowed.
@@ -165,11 +166,13 @@ def repair(
             factor = _factor(erased, np.sqrt(variances), memory)
             if factor.status != STATUS_OK:
                 raise_numerical(factor.status, "auto")
-            rows = np.ascontiguousarray(span_t.rows)
-            restoration = restore(
-                factor.whiten(rows), factor.solve(rows), rows, span_x, units, float(strength),
-                span_x - rows,
-            )  # fmt: skip
+            rows, intensity = np.ascontiguousarray(span_t.rows), erased.intensity(Options())
+            if intensity:
+                scaled = erased.gram(np.diag(inverse_units(units)))
+                whitened, solved = shrunk_solves(scaled, rows, units, intensity)
+            else:
+                whitened, solved = factor.whiten(rows), factor.solve(rows)
+            restoration = restore(whitened, solved, rows, span_x, units, float(strength))
             if restoration.lost_combination is not None:
                 refuse_lost(restoration, "repair", list(map(LabelColumns.of, names, variables)))
             report = _report(
@@ -185,17 +188,9 @@ def repair(
 
 
 def _aligned(name: VariableName, after: Variable, before: Variable) -> Float:
-    """Return the span Cov(x, y) of a variable, (k', d), with rows in the order of `after.span()`.
+    """Return Cov(x, y) of a variable, (k', d), with rows in the order of `after.span()`.
 
-    `after` holds the sums of the variable with the erased rows t, and `before` those with the
-    rows x.
-
-    Raises
-    ------
-    IncompatibleMomentsError
-        The kind or the columns of the variable differ.
-    InputError
-        The labels differ.
+    Raises IncompatibleMomentsError if its kind or columns differ, and InputError if its labels do.
     """
     refuse_other_kind(name, after, before)
     remedy = "accumulate both from the same rows, with the same labels and weights"
@@ -250,19 +245,8 @@ def _aligned(name: VariableName, after: Variable, before: Variable) -> Float:
 def _factor(erased: Statistics, deviations: Float, memory: Float | None) -> Factor:
     """Return the factor of T = Cov(t), without features whose variation is rounding error.
 
-    Parameters
-    ----------
-    erased : Statistics
-        Moments of the erased rows.
-    deviations : (d,) float64
-        Standard deviations of the features before erasure.
-    memory : (d * d,) float64 or None
-        Work memory for the factor.
-
-    Raises
-    ------
-    InputError
-        `erased` is a `Factored` whose factor includes features whose variation is rounding error.
+    `deviations` are those before erasure. Raises InputError for a `Factored` that uses such
+    features.
     """
     if isinstance(erased, Snapshot):
         return erased.factored_after_erasure(deviations, memory)
@@ -282,19 +266,7 @@ def refuse_lost(
     restoration: Restoration, method: str, columns: list[LabelColumns],
     remedy: str = "use an eraser that keeps part of it, such as splince(keep=)",
 ) -> NoReturn:  # fmt: skip
-    """Raise InfeasibleError that names the combination of labels `restoration.lost_combination`.
-
-    Parameters
-    ----------
-    restoration : Restoration
-        Result without a map.
-    method : str
-        Name of the method.
-    columns : list of LabelColumns
-        Kept label columns.
-    remedy : str
-        Advice at the end of the message.
-    """
+    """Raise InfeasibleError that names the combination of labels that cannot be restored."""
     assert restoration.lost_combination is not None
     kept = listed([str(v.name) for v in columns])
     text = combination(restoration.lost_combination, columns)
@@ -307,34 +279,47 @@ def refuse_lost(
     )
 
 
+def precision_notes(
+    variables: list[VariableReport], amplification: float, cause: str, remedy: str
+) -> list[str]:
+    """Return warnings of a large amplification, and of a residual that is not rounding error."""
+    notes = []
+    if amplification > tolerances.AMPLIFICATION:
+        notes.append(
+            f"{cause}: the map enlarges deviations up to {amplification:.1e} times, with their "
+            f"rounding errors and noise; {remedy}"
+        )
+    worst = max(variables, key=lambda v: v.residual - v.bound)
+    if worst.bound >= 1 or worst.residual > worst.bound:
+        notes.append(
+            f"rounding errors may undo the constraint on {worst.name!r}: residual "
+            f"{worst.residual:.1e}, bound {worst.bound:.1e} (relative to the covariance)"
+        )
+    return notes
+
+
 def _report(
     erased: Statistics, factor: Factor, restoration: Restoration, span: Span, strength: float,
     variance: float, names: tuple[str, ...] | None,
 ) -> Report:  # fmt: skip
     """Return the report with its warnings; `variance` is the total variance before erasure."""
     left, right = restoration.left, restoration.right
-    cost = float(np.vdot(left @ left.T, erased.gram(right)))
+    cost = change(left, right, erased.gram(right), erased.variances)
+    if cost is not None:
+        cost = cost / variance if variance else 0.0
     variables = []
     for name, part, kind, correlations in correlations_of(span, restoration.whitened):
         values = np.linalg.svd(restoration.whitened[part], compute_uv=False)
         rank = int(np.count_nonzero(values > restoration.cut))
         variables.append(
-            VariableReport(name, "kept", rank, correlations, *restoration.errors(part), kind)
+            VariableReport(name, "kept", rank, correlations, *restoration.figures(part), kind)
         )
     effect, norm = sensitivity(left, right, erased.mean, variance)
-    kept, notes = listed(span.names), []
-    if restoration.amplification > tolerances.AMPLIFICATION:
-        notes.append(
-            f"little of the covariance with {kept} is left in the erased rows: restoring it "
-            f"enlarges deviations up to {restoration.amplification:.1e} times, with their rounding "
-            "and noise. Keep fewer variables, or use an eraser that leaves more of them"
-        )
-    worst = max(variables, key=lambda v: v.residual - v.bound)
-    if worst.bound >= 1 or worst.residual > worst.bound:
-        notes.append(
-            f"rounding errors may undo the restoration of {worst.name!r}: residual "
-            f"{worst.residual:.1e}, bound {worst.bound:.1e} (relative to the covariance)"
-        )
+    notes = precision_notes(
+        variables, restoration.amplification,
+        f"little of the covariance with {listed(span.names)} is left in the erased rows",
+        "keep fewer variables, or use an eraser that leaves more of them",
+    )  # fmt: skip
     if effect > tolerances.SENSITIVITY and norm > 10.0 * len(left) ** 0.5:
         notes.append(
             "the repair is sensitive to rounding: erased rows rounded to float32 move by "
@@ -346,7 +331,7 @@ def _report(
         method="repair", n_rows=erased.n_rows, weight=erased.weight, n_features=len(erased.mean),
         rank_covariance=factor.rank, rank=len(left), variables=tuple(variables),
         dropped=0, cosines=(), amplification=restoration.amplification, rho=None,
-        distortion=cost / variance if variance else 0.0, distortion_leace=None,
+        distortion=cost, distortion_leace=None,
         solver=factor.solver, tolerance=restoration.cut,
         shrinkage=erased.shrinkage if isinstance(erased, Factored) else 0.0,
         warnings=tuple(notes), sampling=None if sample is None else Sampling(sample.n_rows, None),

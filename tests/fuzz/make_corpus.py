@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from splince_fast import Moments, Projection, leace, oracle, splince
+from splince_fast import Moments, Projection, leace, oracle, quadratic, splince
 
 HERE = Path(__file__).resolve().parent / "corpus"
 
@@ -50,10 +50,11 @@ def main() -> None:
     Projection(np.ones((2, 0)), np.ones((2, 0)), np.ones(2)).save(HERE / "projection" / "identity")
     full = Moments(by="z").update(X, {name: named[name] for name in ("z", "y", "s")})
     for name, options in (
-        ("oracle", {}), ("classwise", {"classwise": True}), ("strict", {"missing": "raise"}),
+        ("oracle", {}), ("strict", {"missing": "raise"}),
     ):  # fmt: skip
         oracle(full, erase="z", keep="y", **options).save(HERE / "conditional" / name)
     oracle(full, erase="s").save(HERE / "conditional" / "continuous")
+    quadratic(full, erase="z", keep="y", shrinkage=0.5).save(HERE / "conditional" / "quadratic")
     whole = (HERE / "conditional" / "oracle").read_bytes()
     (HERE / "conditional" / "truncated").write_bytes(whole[:-5])
     whole = (HERE / "projection" / "leace").read_bytes()

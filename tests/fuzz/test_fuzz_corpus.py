@@ -84,7 +84,7 @@ def test_metadata_with_junk_in_any_place_is_refused_or_can_be_used(
     """Numbers instead of objects surfaced as AttributeError; reports have a test of their own."""
     monkeypatch.syspath_prepend(CORPUS.parent)
     targets = importlib.import_module("targets")
-    source = {"moments": "settled", "projection": "splince", "conditional": "classwise"}[kind]
+    source = {"moments": "settled", "projection": "splince", "conditional": "quadratic"}[kind]
     tensors, metadata = files.read(CORPUS / kind / source, kind, 4)
     path, outcomes = tmp_path / "junk", []
     for place in positions(metadata):

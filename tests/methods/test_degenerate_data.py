@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -218,7 +219,7 @@ def test_constant_data_erase_nothing_and_say_so(method: str) -> None:
     assert report(eraser).warnings
 
 
-@pytest.mark.parametrize("options", [{}, {"classwise": True}, {"strength": 0.0}])
+@pytest.mark.parametrize("options", [{}, {"strength": 0.0}])
 def test_constant_data_stay_as_they_are_with_labels(options: dict[str, Any]) -> None:
     x, labels = np.tile([1.0, 0.0, 1e6], (60, 1)), {"z": np.arange(60) % 3, "y": np.arange(60) % 4}
     moments = sf.Moments(by="z").update(x, labels)
@@ -229,12 +230,11 @@ def test_constant_data_stay_as_they_are_with_labels(options: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("keep", [None, "y"])
-@pytest.mark.parametrize("method", ["optimal", "repair"])
-def test_classes_that_are_points_become_their_mean(keep: str | None, method: str) -> None:
+def test_classes_that_are_points_become_their_mean(keep: str | None) -> None:
     z = np.arange(60) % 3
     for x in (np.tile([1.0, 0.0, 1e6], (60, 1)), np.eye(3)[z]):
         moments = sf.Moments(by="z").update(x, {"z": z, "y": np.arange(60) % 4})
-        eraser = sf.quadratic(moments, erase="z", keep=keep, shrinkage=0.5, method=method)
+        eraser = sf.quadratic(moments, erase="z", keep=keep, shrinkage=0.5)
         np.testing.assert_allclose(eraser(x, {"z": z}), x.mean(axis=0) + 0 * x, atol=1e-15)
 
 
@@ -470,3 +470,50 @@ def test_features_whose_squares_underflow_are_refused(method: str, some: bool) -
     constants = X * (units == 1.0) + 1e-170 if some else X
     eraser = getattr(sf, method)(sf.Moments().update(constants, {"z": z, "y": y}), **options)
     assert eraser.rank == 1  # controls: constants, however small, and other units
+
+
+@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.SplinceWarning")
+def test_distortion_is_never_negative_where_features_nearly_copy_others() -> None:
+    """The map reads a difference of 1e-7 to 1e-6; its change cancels in the covariance."""
+    unknown = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        z = rng.integers(0, 2, 300)
+        y = np.where(rng.random(300) < 0.9, z, 1 - z)
+        x = rng.normal(size=(300, 3)) + 100 * np.outer(z, rng.normal(size=3))
+        tiny = 10 ** rng.uniform(-7, -6) * (rng.normal(size=300) + 10 * y)
+        x = np.column_stack([x, x[:, 0] + tiny])
+        eraser = sf.splince(sf.Moments().update(x, {"z": z, "y": y}), erase="z", keep="y")
+        found = report(eraser).distortion
+        if found is None:
+            unknown += 1
+            assert "below its rounding error" in report(eraser).explain()
+            assert "below its rounding error" in str(report(eraser))
+            continue
+        changed = ((eraser(x) - x) ** 2).sum() / ((x - x.mean(axis=0)) ** 2).sum()
+        assert 0.5 * changed < found < 2 * changed, (seed, found, changed)
+    assert 0 < unknown < 30
+
+
+@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.SplinceWarning")
+@pytest.mark.parametrize("strength", [0.0, 0.5, 1.0])
+def test_a_task_that_nearly_is_a_function_of_the_concept_has_a_report(
+    strength: float, tmp_path: Path
+) -> None:
+    infeasible = 0
+    for exponent in np.linspace(-15, -6, 19):
+        rng = np.random.default_rng(0)
+        z = rng.integers(0, 2, 400) * 1.0
+        x = rng.normal(size=(400, 5)) + np.outer(z, rng.normal(size=5))
+        labels = {"z": z, "y": z + 10**exponent * rng.normal(size=400)}
+        moments = sf.Moments(kinds={"z": "classes"}).update(x, labels)
+        try:
+            eraser = sf.splince(moments, erase="z", keep="y", strength=strength)
+        except sf.InfeasibleError:
+            infeasible += 1
+            continue
+        assert str(report(eraser))
+        assert report(eraser).explain()
+        eraser.save(tmp_path / "e")
+        assert sf.Projection.load(tmp_path / "e").report == eraser.report
+    assert infeasible < 15

@@ -40,7 +40,6 @@ ERASERS: dict[str, Callable[[Any], Any]] = {
     "splince": lambda m: sf.splince(m, erase="z", keep="y"),
     "leace": lambda m: sf.leace(m.factored(), erase="z"),
     "oracle": lambda m: sf.oracle(m, erase="z", keep="y"),
-    "isotropic": lambda m: sf.isotropic(m, erase="z"),
     "quadratic": lambda m: sf.quadratic(m, erase="z", shrinkage=0.5),
     "scaled": lambda m: sf.sal(m, erase="z").scaled(0.5),
     "float32": lambda m: sf.sal(m, erase="z").astype(np.float32),

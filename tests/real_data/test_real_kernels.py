@@ -19,7 +19,7 @@ Float = NDArray[np.float64]
 
 
 @pytest.mark.slow
-def test_random_features_and_isotropic_maps(real_data: Callable[[str], Path]) -> None:
+def test_random_features(real_data: Callable[[str], Path]) -> None:
     """LEACE on random Fourier features leaves more to a kernel machine than plain LEACE does."""
     X, z, _, n = split(real_data("bug_profession_gender"))
     centred = X - X[:n].mean(0)
@@ -38,8 +38,7 @@ def test_random_features_and_isotropic_maps(real_data: Callable[[str], Path]) ->
     found = {
         "rows": accuracy(rows),
         "LEACE": accuracy(after(sf.leace, rows)),
-        "isotropic": accuracy(after(sf.isotropic, rows)),
         "LEACE of random features": accuracy(after(sf.leace, features)),
     }
-    expected = {"rows": 0.95, "LEACE": 0.78, "isotropic": 0.60, "LEACE of random features": 0.91}
+    expected = {"rows": 0.95, "LEACE": 0.78, "LEACE of random features": 0.91}
     assert found == pytest.approx(expected, abs=0.01)

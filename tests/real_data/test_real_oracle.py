@@ -19,10 +19,10 @@ pytestmark = pytest.mark.filterwarnings(
 
 Float = NDArray[np.float64]
 
-# Of the total variance: o-LEACE, LEACE, o-SPLINCE, SPLINCE; rows fitted and left out; class-wise.
+# Of the total variance: o-LEACE, LEACE, o-SPLINCE, SPLINCE; rows fitted and left out.
 TABLE = {
-    "bug_profession_gender": (0.0305, 0.0402, 0.0674, 0.0867, 3525, 2885, 0.0616),
-    "toxicity_en_de_fr": (0.1025, 0.1080, 0.2217, 0.2323, 2061, 1687, 0.1549),
+    "bug_profession_gender": (0.0305, 0.0402, 0.0674, 0.0867, 3525, 2885),
+    "toxicity_en_de_fr": (0.1025, 0.1080, 0.2217, 0.2323, 2061, 1687),
 }
 
 
@@ -47,7 +47,7 @@ def split(folder: Path, p: float = 0.8, seed: int = 0) -> tuple[Float, Any, Any,
 def test_changes_are_those_of_an_independent_implementation(
     name: str, real_data: Callable[[str], Path]
 ) -> None:
-    o_leace, leace, o_splince, splince, n_fit, n_rest, _ = TABLE[name]
+    o_leace, leace, o_splince, splince, n_fit, n_rest = TABLE[name]
     X, z, y, n = split(real_data(name))
     assert (n, len(X) - n) == (n_fit, n_rest)
     X, z, y = X[:n], z[:n], y[:n]
@@ -72,33 +72,3 @@ def test_changes_are_those_of_an_independent_implementation(
             if v == "z" or keep:
                 gap = after.cross_covariance(v, ddof=0) - wanted * before[v]
                 assert np.linalg.norm(gap) < 1e-10 * np.linalg.norm(before[v])
-
-
-@pytest.mark.parametrize("name", TABLE)
-def test_a_map_per_class_changes_less_and_errs_more_on_new_rows(
-    name: str, real_data: Callable[[str], Path]
-) -> None:
-    o_leace, _, o_splince, _, _, _, expected = TABLE[name]
-    X, z, y, n = split(real_data(name))
-    moments = sf.Moments(by="z").update(X[:n], {"z": z[:n], "y": y[:n]})
-    errors = {}
-    for classwise in (False, True):
-        eraser = sf.oracle(moments, erase="z", keep="y", classwise=classwise)
-        clean = eraser(X, {"z": z})
-        fitted = sf.Moments().update(clean[:n], {"z": z[:n], "y": y[:n]})
-        gap = fitted.cross_covariance("y") - moments.cross_covariance("y")
-        assert np.linalg.norm(gap) < 1e-10 * np.linalg.norm(moments.cross_covariance("y"))
-        assert np.linalg.norm(fitted.cross_covariance("z")) < 1e-10 * np.linalg.norm(
-            moments.cross_covariance("z")
-        )
-        changed = float(((clean[:n] - X[:n]) ** 2).sum() / n / X[:n].var(axis=0).sum())
-        # The reference adds 1e-6 of the mean variance to the covariance of each class.
-        assert changed == pytest.approx(expected if classwise else o_splince, abs=2e-4)
-        assert eraser.report.distortion == pytest.approx(changed, rel=1e-6)
-        rest, new = (sf.Moments().update(rows[n:], {"y": y[n:]}) for rows in (X, clean))
-        gap = new.cross_covariance("y") - rest.cross_covariance("y")
-        errors[classwise] = np.linalg.norm(gap) / np.linalg.norm(rest.cross_covariance("y"))
-    assert o_leace < expected < o_splince
-    assert errors[True] > errors[False]
-    if name == "bug_profession_gender":  # in Euclidean units of the features
-        assert [round(errors[flag], 3) for flag in (False, True)] == [0.151, 0.224]
