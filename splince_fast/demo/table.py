@@ -6,16 +6,16 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from splince_fast.evaluation.statistics import corrected_t
-from splince_fast.experiments.demo.experiment import (
+from splince_fast.demo.data import ProfessionData
+from splince_fast.demo.experiment import (
     CORRELATION_TOLERANCE,
+    ERASERS,
     METHODS,
     PROBE_PENALTY,
     Float,
     Results,
 )
-from splince_fast.experiments.demo.professions import ProfessionData
-from splince_fast.experiments.erasers import ERASERS
+from splince_fast.evaluation.statistics import corrected_t
 
 CONFIDENCE: Final = 0.95
 STAR_LEVEL: Final = 0.01
@@ -46,21 +46,12 @@ class OddsFactor(NamedTuple):
 
 
 class PairedTest(NamedTuple):
-    """One-tailed paired t-test of ``mean difference > 0``.
-
-    Attributes
-    ----------
-    difference, t, p : float
-        Mean difference, t statistic and p value; t and p are corrected for the overlap of the
-        splits.
-    p_uncorrected : float
-        p value without the correction.
-    """
+    """One-tailed paired t-test of ``mean difference > 0``, corrected for the overlap of splits."""
 
     difference: float
     t: float
     p: float
-    p_uncorrected: float
+    p_uncorrected: float  # without the correction
 
 
 def paired_test(first: Float, second: Float, test_ratio: float) -> PairedTest:
@@ -185,13 +176,11 @@ def to_dict(data: ProfessionData, runs: list[Results]) -> dict[str, object]:
 
 
 def _run_to_dict(results: Results) -> dict[str, object]:
-    """Return the results of one run, in types of JSON."""
     return {
         "random_state": results.random_state,
         "train_correlation": results.train_correlation,
         "n_train_families": results.n_train,
         "n_test_families": results.n_test,
-        "moments_seconds": results.moments_seconds,
         "splits": [
             {
                 "train_prompts": len(split.train),
