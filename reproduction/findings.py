@@ -167,7 +167,7 @@ class Findings:
     values: Mapping[str, Any] = field(default_factory=dict)  # for tests and the JSON file
 
     def verdicts(self) -> str:
-        """Return the confirmed, the contradicted and the undecided claims, and what would decide."""
+        """Return the claims by verdict, and the seeds that would decide the undecided ones."""
         lines = []
         for heading, verdict in (("agrees", True), ("differs", False), ("not decided", None)):
             claims = [f"{c.text} ({c.evidence})" for c in self.claims if c.agrees is verdict]
