@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import os
 from dataclasses import dataclass
 from importlib.resources import as_file
 from importlib.resources import files as resource_files
@@ -97,16 +96,14 @@ def read_tables(folder: Path) -> Tables:
         ) from error
 
 
-def load(folder: str | os.PathLike[str] | None = None) -> ProfessionData:
-    """Load tables and activations of a folder, by default those that ship with the package."""
-    if folder is not None:
-        return _load(Path(folder))
-    with as_file(resource_files("splince_fast.demo").joinpath(FOLDER)) as shipped:
-        return _load(shipped)
+def load(folder: Path | None = None) -> ProfessionData:
+    """Load tables and activations of a folder, by default those that ship with the package.
 
-
-def _load(folder: Path) -> ProfessionData:
-    """Read a folder; raise FileFormatError if its activations were computed from other tables."""
+    Activations that were computed from other tables are refused.
+    """
+    if folder is None:
+        with as_file(resource_files("splince_fast.demo").joinpath(FOLDER)) as shipped:
+            return load(shipped)
     tables = read_tables(folder)
     path = folder / ARRAYS
     tensors, metadata = files.read(path, KIND, FORMAT_VERSION)

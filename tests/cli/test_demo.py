@@ -264,16 +264,14 @@ def test_the_odds_factor_is_students_interval_widened_for_overlap() -> None:
     assert factor == pytest.approx(np.exp([values.mean(), *limits]), rel=1e-12)
 
 
-def test_paired_test_against_scipy() -> None:
-    rng = np.random.default_rng(1)
-    first, second = rng.normal(size=(2, 12)) + np.array([[0.4], [0.0]])
-    found = table.paired_test(first, second, 0.25)
-    student = scipy.stats.ttest_rel(first, second, alternative="greater")
-    assert found.p_uncorrected == pytest.approx(student.pvalue, rel=1e-10)
-    t = student.statistic / np.sqrt(1 + 12 * 0.25)
+@pytest.mark.parametrize("advantage", [0.01, -0.01])
+def test_the_factual_test_is_students_corrected_for_overlap(advantage: float) -> None:
+    results = made_up_like_the_paper(advantage)
+    found = table.factual_test(results)
+    pair = (results.column(method, "factual") for method in ("SPLINCE", "LEACE"))
+    t = scipy.stats.ttest_rel(*pair).statistic / np.sqrt(1 + 10 * 3 / 7)
     assert found.t == pytest.approx(t, rel=1e-12)
-    assert found.p == pytest.approx(scipy.stats.t.sf(t, 11), rel=1e-10)
-    assert table.paired_test(second, first, 0.25).p == pytest.approx(1 - found.p, rel=1e-12)
+    assert found.p == pytest.approx(scipy.stats.t.sf(t, 9), rel=1e-10)
 
 
 def test_the_table_has_a_line_per_method_and_its_figures() -> None:
