@@ -65,7 +65,13 @@ class Claim:
 
     @property
     def seeds(self) -> int | None:
-        """Number of seeds that would decide the parts, if means and deviations stay."""
+        """Smallest number of seeds that would decide the claim, if means and deviations stay.
+
+        To agree, all parts need it; to differ, one part that does not hold.
+        """
+        failing = [part.seeds for part in self.parts if not part.holds and part.seeds]
+        if not all(part.holds for part in self.parts):
+            return min(failing, default=None)
         needed = [part.seeds for part in self.parts]
         return None if None in needed else max(n for n in needed if n is not None)
 
@@ -195,8 +201,7 @@ def _seeds(needed: list[int | None]) -> str:
         return "more seeds of these rows do not decide the claims above; it takes more rows"
     if max(seeds) <= MIN_SEEDS:
         return f"nothing is tested below --seeds {MIN_SEEDS}"
-    counts = ", ".join(f"--seeds {n}" for n in sorted(set(seeds)))
-    return (
-        f"at the means and deviations of this run, {counts} would decide {len(seeds)} of the "
-        f"{len(needed)} claims above, and for the others it takes more rows"
-    )
+    text = ", ".join(f"--seeds {n}" for n in sorted(set(seeds)))
+    text = f"at the means and deviations of this run, it takes at least {text}"
+    others = len(needed) - len(seeds)
+    return text + (f", and more rows for {others} of the claims above" if others else "")

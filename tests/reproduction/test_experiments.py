@@ -162,13 +162,18 @@ def test_claims_are_listed_by_verdict_with_the_seeds_that_would_decide() -> None
     n = claims[2].seeds
     assert n is not None
     assert n > 3
-    assert f"--seeds {n} would decide 1 of the 1" in findings.verdicts()
+    assert findings.verdicts().endswith(f"it takes at least --seeds {n}")
     # The same mean and deviation at n and at n - 1 seeds.
     t = {m: 0.8 / 3 / np.std([0.1, 0.5, 0.2], ddof=1) / np.sqrt(1 / m + 0.25) for m in (n, n - 1)}
     assert t[n] > stats.t.ppf(0.975, n - 1)
     assert t[n - 1] < stats.t.ppf(0.975, n - 2)
     claims[2] = Claim("c", "3", [above([0.1, 0.5, -0.4], 0.0, 0.25)])
     assert "it takes more rows" in findings.verdicts()
+    # One part that fails decides a conjunction, whatever the others need.
+    failing, open_part = Part(False, 0.2, 9), Part(True, 0.2, 20)
+    assert claim(failing, open_part, Part(False, 0.4)).seeds == 9
+    assert claim(open_part, Part(True, 0.1, 6)).seeds == 20
+    assert claim(open_part, Part(True, 0.5)).seeds is None
 
 
 def test_winobias_is_decided_by_a_sign_test() -> None:
