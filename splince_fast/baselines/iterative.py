@@ -11,6 +11,7 @@ from sklearn.linear_model import LogisticRegression
 
 from splince_fast._runtime.warn import warn
 from splince_fast._solve.options import is_number
+from splince_fast._solve.tolerances import EPS
 from splince_fast.baselines.inputs import (
     ClassRows,
     Float,
@@ -33,8 +34,6 @@ from splince_fast.exceptions import (
 from splince_fast.labels.names import listed, names_array
 from splince_fast.labels.positions import check_index
 from splince_fast.projection import Projection
-
-_EPS = float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +291,7 @@ def orthonormal_basis(columns: Float, orthogonal_to: Float | None = None) -> Flo
     for _ in range(2):  # one projection leaves rounding errors in the span of A
         residual = residual - orthogonal_to @ (orthogonal_to.T @ residual)
     left, values, _ = np.linalg.svd(residual, full_matrices=False)
-    basis = left[:, values > max(columns.shape) * _EPS * largest_norm]
+    basis = left[:, values > max(columns.shape) * EPS * largest_norm]
     if orthogonal_to.shape[1] and basis.shape[1]:
         basis = np.linalg.qr(basis - orthogonal_to @ (orthogonal_to.T @ basis)).Q
     return np.asarray(basis)
