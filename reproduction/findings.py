@@ -39,7 +39,21 @@ class Part(NamedTuple):
 
     holds: bool  # whether the estimate agrees with the claim
     p: float  # two-sided p value; NaN without a test
-    seeds: int | None = None  # number of seeds that would decide, None if there is none
+    # p value at another number of seeds, at the same mean and deviation; None without seeds.
+    p_of: Callable[[int], float] | None = None
+
+
+def judge(parts: Sequence[Part]) -> bool | None:
+    """Return True if every part holds, False if one does not, None if the tests do not decide.
+
+    A conjunction holds if each test is significant by itself. It fails if one of its parts fails:
+    the p values of all parts are adjusted by Holm's method.
+    """
+    if all(part.holds and part.p < LEVEL for part in parts):
+        return True
+    adjusted = holm([part.p for part in parts])
+    pairs = zip(parts, adjusted, strict=True)
+    return False if any(not part.holds and p < LEVEL for part, p in pairs) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,28 +66,17 @@ class Claim:
 
     @property
     def agrees(self) -> bool | None:
-        """True if every part holds, False if one does not, None if the tests do not decide.
-
-        A conjunction holds if each test is significant by itself. It fails if one of its parts
-        fails: the p values of all parts are adjusted by Holm's method.
-        """
-        if all(part.holds and part.p < LEVEL for part in self.parts):
-            return True
-        adjusted = holm([part.p for part in self.parts])
-        pairs = zip(self.parts, adjusted, strict=True)
-        return False if any(not part.holds and p < LEVEL for part, p in pairs) else None
+        """Whether the results agree with the statement; None if it is not decided."""
+        return judge(self.parts)
 
     @property
     def seeds(self) -> int | None:
-        """Smallest number of seeds that would decide the claim, if means and deviations stay.
-
-        To agree, all parts need it; to differ, one part that does not hold.
-        """
-        failing = [part.seeds for part in self.parts if not part.holds and part.seeds]
-        if not all(part.holds for part in self.parts):
-            return min(failing, default=None)
-        needed = [part.seeds for part in self.parts]
-        return None if None in needed else max(n for n in needed if n is not None)
+        """Smallest number of seeds that would decide the claim, if means and deviations stay."""
+        for n in range(MIN_SEEDS, _MAX_SEEDS + 1):
+            parts = [part._replace(p=part.p_of(n)) for part in self.parts if part.p_of]
+            if len(parts) == len(self.parts) and judge(parts) is not None:
+                return n
+        return None
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -94,7 +97,7 @@ def above(values: Iterable[float], threshold: float, ratio: float) -> Part:
     excess = np.array([*values]) - threshold
     n, mean = len(excess), float(excess.mean())
     if n < MIN_SEEDS:
-        return Part(mean > 0, math.nan, MIN_SEEDS)
+        return Part(mean > 0, math.nan, lambda n: 0.0)
     deviation = float(excess.std(ddof=1))
 
     def p_value(n: int) -> float:
@@ -103,8 +106,7 @@ def above(values: Iterable[float], threshold: float, ratio: float) -> Part:
         t = mean / deviation / math.sqrt(1 / n + ratio)
         return 2 * float(stats.t.sf(abs(t), n - 1))
 
-    more = (m for m in range(n, _MAX_SEEDS + 1) if p_value(m) < LEVEL)
-    return Part(mean > 0, p_value(n), next(more, None))
+    return Part(mean > 0, p_value(n), p_value)
 
 
 def below(values: Iterable[float], threshold: float, ratio: float) -> Part:
