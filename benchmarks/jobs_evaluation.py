@@ -22,9 +22,9 @@ import splince_fast as sf
 from benchmarks.data import Array
 from benchmarks.jobs import OURS, Contenders, Numbers, below, job, within
 from benchmarks.timing import Contender, pick
+from reproduction.data import load
 from splince_fast import evaluation as ev
 from splince_fast.evaluation import _logistic
-from splince_fast.experiments.datasets import load
 
 _ALPHAS = (1.0, 0.1, 0.01, 0.001, 0.0001)
 _LEVELS = (0.5, 0.9)

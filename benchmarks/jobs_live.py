@@ -18,7 +18,7 @@ import numpy as np
 import splince_fast as sf
 from benchmarks.jobs import OURS, Contenders, Numbers, below, job, within
 from benchmarks.timing import Contender, interleave, pick, quartiles
-from splince_fast.experiments._language import read_model
+from reproduction.language import read_model
 
 BARE = "bare model"
 _BLOCKS = "model.layers.*"

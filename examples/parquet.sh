@@ -2,17 +2,19 @@
 # Erase gender from a Parquet file on the command line: people.parquet in, clean.parquet out.
 #     sh examples/parquet.sh [FOLDER]
 set -eu
+rows=$(cd "$(dirname "$0")/.." && pwd)/reproduction/bios.npz
 cd "${1:-$(mktemp -d)}"
 
-# A table of 10,052 people from data that ship with the package; use your own file instead.
-python - <<'END'
+# A table of 10,052 people from data of the repository; use your own file instead.
+python - "$rows" <<'END'
+import sys
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from splince_fast.experiments import datasets
 
-data = datasets.load("bios")
-people = {"id": range(10_052), "embedding": list(data.X)}
-people |= {"man": data.labels["concept"] == 1, "artist": data.labels["task"] == 1}
+data = np.load(sys.argv[1])
+X = data["centre"] + data["step"] * data["codes"].astype(np.float32)
+people = {"id": range(len(X)), "embedding": list(X), "man": data["z"] == 1, "artist": data["y"] == 1}
 pq.write_table(pa.table(people), "people.parquet", row_group_size=2000)
 END
 

@@ -116,7 +116,7 @@ def professions(aligned: bool) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]
     With ``aligned``, nouns whose scores have opposite signs are left out; the scores then
     correlate.
     """
-    from splince_fast.experiments.demo.professions import load
+    from splince_fast.demo.data import load
 
     data = load()
     z, y = data.stereotype[data.noun_index], data.factual[data.noun_index]

@@ -1,4 +1,4 @@
-"""Write the embeddings that ship with the experiments, quantised to eight bits per value.
+"""Write the embeddings of ``reproduction/bios.npz``, quantised to eight bits per value.
 
 ``python tools/build_experiment_data.py FOLDER`` reads X.npy, y.npy and z.npy of
 ``bug_profession_gender`` in FOLDER. Each feature is rounded to 255 levels from its minimum to its
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-TARGET = Path(__file__).resolve().parent.parent / "splince_fast/experiments/data/bios.npz"
+TARGET = Path(__file__).resolve().parent.parent / "reproduction/bios.npz"
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Build ``splince_fast/experiments/demo/data/professions.safetensors`` from a small language model.
+"""Build ``splince_fast/demo/professions/professions.safetensors`` from a small language model.
 
 Prompts combine every noun of ``nouns.csv`` with every template of ``templates.txt``. The file holds
 the hidden states of SmolLM2-135M-Instruct at the last tokens, computed in float32 after the final
@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,13 +35,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime import files
-from splince_fast.experiments import _language
-from splince_fast.experiments.demo import professions
+from splince_fast.demo import data as professions
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the loader of the model
+from reproduction.language import model_path, prompt_batches, read_model, states
 
 
 def activations(prompts: Sequence[str], model: Any, tokenizer: Any) -> NDArray[np.float64]:
     """Return the last-token states, (n, d), of the prompts after the final norm."""
-    return _language.states(model.model, _language.prompt_batches(tokenizer, prompts))
+    return states(model.model, prompt_batches(tokenizer, prompts))
 
 
 def head_rows(model: Any, tokenizer: Any) -> NDArray[np.float32]:
@@ -62,7 +65,7 @@ def float16_error(states: NDArray[np.float64], head: NDArray[np.float32]) -> tup
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compute the states and write the file named on the command line."""
-    folder = Path(professions.__file__).parent / "data"
+    folder = Path(professions.__file__).parent / professions.FOLDER
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
         "--out", type=Path, default=folder / professions.ARRAYS, help="file to write (%(default)s)"
@@ -71,16 +74,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     started = time.perf_counter()
     tables = professions.read_tables(folder)
-    path = _language.model_path()
-    model, tokenizer = _language.read_model()
-    states = activations(tables.prompts(), model, tokenizer)
+    path = model_path()
+    model, tokenizer = read_model()
+    rows = activations(tables.prompts(), model, tokenizer)
     head = head_rows(model, tokenizer)
-    bound, actual = float16_error(states, head)
+    bound, actual = float16_error(rows, head)
     files.write(
         options.out,
         professions.KIND,
         professions.FORMAT_VERSION,
-        {"activations": states.astype(np.float16), "head": head},
+        {"activations": rows.astype(np.float16), "head": head},
         {
             "model": "SmolLM2-135M-Instruct by HuggingFaceTB",
             "model_file": path.name,
@@ -97,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         },
     )
     print(
-        f"{options.out}: {states.shape[0]} x {states.shape[1]}, "
+        f"{options.out}: {rows.shape[0]} x {rows.shape[1]}, "
         f"{options.out.stat().st_size} bytes, {time.perf_counter() - started:.0f} s; rounding to "
         f"float16 moves log-odds by at most {actual:.2e} (bound {bound:.2e})"
     )

@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
 import splince_fast as sf
-from splince_fast.experiments.datasets import load
+from reproduction.data import load
 
 data = load("bios")
 gender, job = data.labels["concept"], data.labels["task"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,15 +11,20 @@ from sklearn.base import clone, is_regressor
 from sklearn.utils.validation import has_fit_parameter
 
 from splince_fast._runtime.progress import Progress
-from splince_fast.baselines._erasing import (
+from splince_fast.baselines.inputs import (
+    ClassRows,
+    Float,
+    RandomState,
+    check_count,
+    check_number,
+)
+from splince_fast.baselines.iterative import (
     ErasureData,
     ErasureRun,
     IterativeEraser,
     fit_probe,
     orthonormal_basis,
-    sum_of_squares,
 )
-from splince_fast.baselines._inputs import ClassRows, Float, RandomState, check_count, check_number
 from splince_fast.exceptions import InputError
 
 _MAX_RANK = 300
@@ -114,7 +120,7 @@ class INLP(IterativeEraser):
         self.progress = progress
 
     def _check_parameters(self) -> None:
-        self._check_common()
+        super()._check_parameters()
         check_number(self.alpha, "alpha", 0.0)
         check_number(self.tol, "tol", 0.0, strict=False)
         if self.max_rank is not None:
@@ -128,51 +134,43 @@ class INLP(IterativeEraser):
         if self.by_task and self.concept_from == "y":
             raise InputError("by_task needs a task as y, and concept_from='y' makes y the concept")
 
-    def _uses_task(self) -> bool:
-        return self.by_task
-
     def _erase(self, data: ErasureData) -> ErasureRun:
         d = data.train.rows.shape[1]
         limit = min(d, _MAX_RANK) if self.max_rank is None else min(d, int(self.max_rank))
         basis: Float = np.empty((d, 0))
         accuracies: list[float] = []
-        removed_sum_of_squares = 0.0
+        train, selection = (
+            replace(part, rows=part.rows.copy()) for part in (data.train, data.selection)
+        )
         # Task classes to draw from. A task class that gives no directions is deleted for good,
         # because later rounds only remove further directions.
-        tasks = [-1] if data.task is None else list(np.unique(data.task[data.task >= 0]))
+        tasks = [-1] if train.task is None else list(np.unique(train.task[train.task >= 0]))
         n_tasks, reasons = len(tasks), Counter[str]()
         with Progress(label="INLP", show=self.progress) as bar:
             while tasks:
-                task_index = 0 if data.task is None else int(data.rng.integers(len(tasks)))
-                train, selection = _rows_of_task(data, tasks[task_index])
-                directions = self._directions(train, selection, basis, accuracies)
-                bar.advance(len(train), train.rows.nbytes)
+                task_index = 0 if train.task is None else int(data.rng.integers(len(tasks)))
+                drawn, scored = (_of_task(part, tasks[task_index]) for part in (train, selection))
+                directions = self._directions(drawn, scored, basis, accuracies)
+                bar.advance(len(drawn), drawn.rows.nbytes)
                 if isinstance(directions, str):
                     reasons[directions] += 1
                     del tasks[task_index]
                     continue
                 directions = directions[:, : limit - basis.shape[1]]
                 basis = np.concatenate([basis, directions], axis=1)
-                removed_sum_of_squares += sum_of_squares(
-                    data.train, _deflate(data.train, directions)
-                )
-                if data.n_validation:
-                    _deflate(data.selection, directions)
+                for part in (train, selection):
+                    part.rows[...] -= (part.rows @ directions) @ directions.T
                 if basis.shape[1] == limit:
                     stop = f"the largest rank, {limit}, is reached"
                     break
             else:
                 stop = _stop_reason(reasons, n_tasks)
-        return ErasureRun(basis, len(accuracies), stop, accuracies, removed_sum_of_squares)
+        return ErasureRun(basis, len(accuracies), stop, accuracies)
 
     def _directions(
         self, train: ClassRows, selection: ClassRows, basis: Float, accuracies: list[float]
     ) -> Float | str:
-        """Train a probe, and return the orthonormal directions that extend `basis`.
-
-        Return the reason as a text if the probe is at chance level or gives no new direction, or
-        if no probe can be trained or evaluated.
-        """
+        """Return orthonormal directions of a probe that extend `basis`, or why there are none."""
         if len(np.unique(train.codes)) < 2:
             return "the training rows hold a single class of the concept"
         if not len(selection):
@@ -189,7 +187,6 @@ class INLP(IterativeEraser):
         return directions if directions.shape[1] else "a probe gives no new direction"
 
     def _fit_user_probe(self, train: ClassRows) -> Any:
-        """Fit a clone of the user's probe; pass the row weights only if they are not all equal."""
         model = clone(self.probe)
         if "random_state" in model.get_params() and model.get_params()["random_state"] is None:
             model.set_params(random_state=0)
@@ -216,15 +213,6 @@ def _stop_reason(reasons: Counter[str], n_tasks: int) -> str:
     return "; ".join(f"{text} ({n} of {n_tasks} task classes)" for text, n in reasons.items())
 
 
-def _rows_of_task(data: ErasureData, task: int) -> tuple[ClassRows, ClassRows]:
-    """Return the training rows and the selection rows of a task class; all rows without a task."""
-    if data.task is None or data.selection_task is None:
-        return data.train, data.selection
-    return data.train.take(data.task == task), data.selection.take(data.selection_task == task)
-
-
-def _deflate(part: ClassRows, directions: Float) -> Float:
-    """Project `directions` out of the rows in place; return the (n, r) removed coordinates."""
-    coordinates = part.rows @ directions
-    part.rows[...] -= coordinates @ directions.T
-    return np.asarray(coordinates)
+def _of_task(part: ClassRows, code: int) -> ClassRows:
+    """Return the rows of one task class; all rows without a task."""
+    return part if part.task is None else part.take(part.task == code)

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 from scipy.special import expit, softmax
 from sklearn.metrics import log_loss
 
 from splince_fast._runtime.progress import Progress
-from splince_fast.baselines._erasing import (
-    ErasureData,
-    ErasureRun,
-    IterativeEraser,
-    fit_probe,
-    orthonormal_basis,
-    sum_of_squares,
-)
-from splince_fast.baselines._fantope import LowRankFantope
-from splince_fast.baselines._inputs import (
+from splince_fast.baselines.inputs import (
     ClassRows,
     Float,
     Index,
     RandomState,
     check_count,
     check_number,
+)
+from splince_fast.baselines.iterative import (
+    ErasureData,
+    ErasureRun,
+    IterativeEraser,
+    fit_probe,
+    orthonormal_basis,
 )
 from splince_fast.exceptions import InputError
 
@@ -43,8 +43,7 @@ class RLACE(IterativeEraser):
     Otherwise the result is the projection whose probe has the largest log-loss on the validation
     rows.
 
-    P is stored as a low-rank matrix plus a multiple of the identity, so that a step costs O(d)
-    instead of O(d^3).
+    A step decomposes a d x d matrix, in O(d^3) operations.
 
     Parameters
     ----------
@@ -139,7 +138,7 @@ class RLACE(IterativeEraser):
         self.progress = progress
 
     def _check_parameters(self) -> None:
-        self._check_common()
+        super()._check_parameters()
         check_number(self.step_size, "step_size", 0.0)
         check_number(self.alpha, "alpha", 0.0)
         check_number(self.tol, "tol", 0.0, strict=False)
@@ -152,30 +151,31 @@ class RLACE(IterativeEraser):
             check_count(getattr(self, name), name)
 
     def _erase(self, data: ErasureData) -> ErasureRun:
-        d, n_classes = data.train.rows.shape[1], len(data.classes)
+        d, n_classes = data.train.rows.shape[1], len(self.classes_)
         if self.rank > d:
             raise InputError(f"rank is {self.rank}, and X has only {d} features")
         rng = data.rng
-        relaxed_projection = LowRankFantope(orthonormal_basis(rng.normal(size=(d, self.rank))))
+        best_basis = orthonormal_basis(rng.normal(size=(d, self.rank)))
+        P = best_basis @ best_basis.T
         predictor = _Predictor(d, n_classes, self, rng)
         decay = 1.0 - self.step_size * self.weight_decay
-        best_basis: Float = relaxed_projection.leading_eigenvectors()
         accuracies: list[float] = []
-        largest_loss, no_improvement_count, step = -np.inf, 0, 0
+        largest_loss, no_improvement_count = -np.inf, 0
         stop = "the largest number of steps is reached"
         with Progress(self.max_steps * self.batch_size, "R-LACE", show=self.progress) as bar:
-            for rows, codes in _batches(data.train, self.batch_size, rng):
-                # The derivative of the log-loss with respect to P is the symmetric part of -W^T G.
-                # W are the weights of the predictor, G = errors^T rows is `gradient`.
-                gradient = predictor.errors(relaxed_projection.erase(rows), codes).T @ rows
-                relaxed_projection.step(-predictor.weights, gradient, self.step_size, decay)
-                predictor.step(relaxed_projection.erase(rows), codes)
-                step += 1
+            batches = islice(_batches(data.train, self.batch_size, rng), self.max_steps)
+            for step, (rows, codes) in enumerate(batches, 1):
+                # The derivative of the log-loss with respect to P is the symmetric part of
+                # -W^T G, with the weights W of the predictor and G = errors^T rows.
+                gradient = predictor.errors(rows - rows @ P, codes).T @ rows
+                product = predictor.weights.T @ gradient
+                ascent = -0.5 * self.step_size * (product + product.T)
+                P = project_to_fantope(decay * P + ascent, self.rank)
+                predictor.step(rows - rows @ P, codes)
                 bar.advance(len(rows), rows.nbytes)
                 if step % self.check_every and step < self.max_steps:
                     continue
-                relaxed_projection.reorthonormalise()
-                candidate = relaxed_projection.leading_eigenvectors()
+                candidate = np.linalg.eigh(P).eigenvectors[:, -self.rank :]
                 accuracy, loss = self._score_probe(data, candidate)
                 accuracies.append(accuracy)
                 no_improvement_count += 1
@@ -187,18 +187,12 @@ class RLACE(IterativeEraser):
                 if no_improvement_count == self.patience:
                     stop = f"{self.patience} probes in a row did not raise the loss"
                     break
-                if step >= self.max_steps:
-                    break
-        removed_sum_of_squares = sum_of_squares(data.train, data.train.rows @ best_basis)
-        return ErasureRun(best_basis, step, stop, accuracies, removed_sum_of_squares)
+        return ErasureRun(best_basis, step, stop, accuracies)
 
     def _score_probe(self, data: ErasureData, basis: Float) -> tuple[float, float]:
-        """Train a probe on rows from which the span of `basis` is projected out.
-
-        Return the accuracy and the log-loss of the probe on the selection rows.
-        """
+        """Return accuracy and log-loss of a probe of rows without the span of `basis`."""
         train, selection = (
-            ClassRows(part.rows - (part.rows @ basis) @ basis.T, part.codes, part.weight)
+            replace(part, rows=part.rows - (part.rows @ basis) @ basis.T)
             for part in (data.train, data.selection)
         )
         proba = fit_probe(train, self.alpha).predict_proba(selection.rows)
@@ -206,6 +200,19 @@ class RLACE(IterativeEraser):
             selection.codes, proba, sample_weight=selection.weight, labels=np.arange(proba.shape[1])
         )
         return selection.fraction(proba.argmax(axis=1) == selection.codes), float(loss)
+
+
+def project_to_fantope(matrix: Float, k: int) -> Float:
+    """Return the matrix of the Fantope {0 <= P <= I, tr P = k} nearest to a symmetric matrix.
+
+    Each eigenvalue v becomes clip(v - t, 0, 1). The trace is a decreasing, piecewise linear
+    function of t with breakpoints v and v - 1, and equals k at the t that is interpolated.
+    """
+    values, vectors = np.linalg.eigh(matrix)
+    breakpoints = np.sort(np.concatenate([values - 1.0, values]))
+    traces = np.clip(values - breakpoints[:, None], 0.0, 1.0).sum(axis=1)
+    shift = np.interp(-k, -traces, breakpoints)
+    return np.asarray((vectors * np.clip(values - shift, 0.0, 1.0)) @ vectors.T)
 
 
 class _Predictor:
@@ -222,16 +229,12 @@ class _Predictor:
         self.options = options
 
     def errors(self, erased: Float, codes: Index) -> Float:
-        """Return the derivative of the mean log-loss with respect to the scores.
-
-        The shape is (n, K) for K classes, but (n, 1) for two classes.
-        """
+        """Return the derivative of the mean log-loss by the scores; (n, 1) for two classes."""
         scores = erased @ self.weights.T + self.bias
         proba = expit(scores) if self.binary else softmax(scores, axis=1)
         return np.asarray((proba - self.indicators[codes]) / len(codes))
 
     def step(self, erased: Float, codes: Index) -> None:
-        """Update the predictor by one gradient step on erased rows."""
         error, options = self.errors(erased, codes), self.options
         gradient = error.T @ erased + options.weight_decay * self.weights
         self.velocity = options.momentum * self.velocity + gradient

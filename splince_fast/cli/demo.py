@@ -47,9 +47,10 @@ def run(args: argparse.Namespace) -> None:
     if args.figure is not None:
         require("matplotlib.figure", "demo")
     check_outputs({"--figure": args.figure, "--json": args.json}, force=True)
-    from splince_fast.experiments.demo import experiment, professions, table
+    from splince_fast.demo import experiment, table
+    from splince_fast.demo.data import load
 
-    data = professions.load()
+    data = load()
     runs: list[experiment.Results] = []
     for correlation in (None, experiment.PAPER_CORRELATION):
         results = experiment.run(
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> None:
     if args.figure is None and find_spec("matplotlib") is None:
         print('figure: not written; matplotlib comes with pip install "splince_fast[demo]"')
         return
-    from splince_fast.experiments.demo.figure import draw
+    from splince_fast.demo.figure import draw
 
     path = Path(_DEFAULT_FIGURE if args.figure is None else args.figure)
     draw(data, runs, path)

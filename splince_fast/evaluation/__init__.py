@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         worst_group_accuracy,
     )
     from splince_fast.evaluation.probes import leakage
-    from splince_fast.evaluation.regression import log_odds_regression
     from splince_fast.evaluation.result import Comparison
     from splince_fast.evaluation.run import compare
     from splince_fast.evaluation.scoring import Metric
@@ -34,7 +33,6 @@ __all__ = [
     "fit_head",
     "group_accuracy",
     "leakage",
-    "log_odds_regression",
     "select_head",
     "spurious_split",
     "tpr_gap",
@@ -51,7 +49,6 @@ if not TYPE_CHECKING:
             "tpr_gap": "metrics",
             "covariance_ratio": "metrics",
             "leakage": "probes",
-            "log_odds_regression": "regression",
             "spurious_split": "splits",
             "fit_head": "heads",
             "select_head": "heads",

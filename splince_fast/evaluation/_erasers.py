@@ -289,7 +289,7 @@ def _random_projection(data: FitData) -> Projection:
 
 def _fit_estimator(spec: object, data: FitData) -> FittedEraser:
     """Fit an estimator, or a baseline by its name, to scaled rows; return its ``projection_``."""
-    from splince_fast.baselines._erasing import IterativeEraser
+    from splince_fast.baselines.iterative import IterativeEraser
 
     if isinstance(spec, str):
         spec = getattr(import_module("splince_fast.baselines"), spec)()

@@ -26,7 +26,6 @@ from splince_fast.evaluation._erasers import (
     clone_with_seed,
     copy_arguments,
     fit_eraser,
-    join_validation,
     weight_argument,
 )
 from splince_fast.evaluation._records import ADVICE, ERASER_ROW, PathPoint, Record, TestLabels
@@ -416,8 +415,6 @@ class Job:
 
     def _classifier_record(self, record: Record, head: Component, rows: ErasedRows) -> Record:
         """Fit a classifier with the interface of scikit-learn to erased rows, and score it."""
-        from splince_fast.baselines._linear import BalancedClassifier
-
         model = clone_with_seed(head.spec, self.seed)
         accepted = inspect.signature(model.fit).parameters
         erase = rows.eraser_map
@@ -426,10 +423,7 @@ class Job:
         if "groups" in accepted and train.cells is not None:
             if "validation" in accepted and len(rows.validation):
                 validation = dataclasses.replace(self.validation, rows=erase(rows.validation))
-                if isinstance(model, BalancedClassifier):
-                    train, arguments["validation"] = join_validation(train, validation)
-                else:
-                    arguments["validation"] = (validation.rows, validation.task, validation.cells)
+                arguments["validation"] = (validation.rows, validation.task, validation.cells)
             arguments["groups"] = train.cells
         arguments |= weight_argument(model, train.weights)
         target = train.task

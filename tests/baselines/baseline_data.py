@@ -20,12 +20,10 @@ class Drawn:
     z: NDArray[np.intp]
 
 
-def draw(
-    n: int = 600, d: int = 8, k: int = 2, classes: int = 2, tied: float = 0.85, seed: int = 0
-) -> Drawn:
+def draw(n: int = 600, d: int = 8, k: int = 2, seed: int = 0) -> Drawn:
     rng = np.random.default_rng(seed)
-    y = rng.integers(0, classes, size=n)
-    z = np.where(rng.random(n) < tied, y % k, rng.integers(0, k, size=n))
+    y = rng.integers(0, 2, size=n)
+    z = np.where(rng.random(n) < 0.85, y, rng.integers(0, k, size=n))
     X = rng.normal(size=(n, d)) + 2.0 * np.eye(d)[z] + 1.0 * np.eye(d)[k + y] + 5.0
     return Drawn(X, y, z)
 

@@ -1,4 +1,4 @@
-"""INLP: removed directions, stopping rule, report (`_erasing`, `_inputs`)."""
+"""INLP: removed directions, stopping rule, report (`iterative`, `inputs`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""R-LACE: the low-rank step (`_fantope`) against a dense twin, the game, and the report."""
+"""R-LACE: the projection onto the Fantope, the game, and the report."""
 
 from __future__ import annotations
 
@@ -9,125 +9,38 @@ import pytest
 from baseline_data import draw
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
-from scipy.optimize import brentq
 from sklearn.linear_model import LogisticRegression
 
 from splince_fast import InputError, LabelError
-from splince_fast.baselines import RLACE, rlace
-from splince_fast.baselines._fantope import LowRankFantope, fantope_shift
-
-Float = NDArray[np.float64]
+from splince_fast.baselines import RLACE
+from splince_fast.baselines.rlace import project_to_fantope
 
 
-class DenseFantope:
-    """The naive twin: P as a d x d matrix, decomposed as a whole in each step."""
-
-    def __init__(self, start: Float) -> None:
-        self.k = start.shape[1]
-        self.P = start @ start.T
-
-    def erase(self, rows: Float) -> Float:
-        return rows - rows @ self.P
-
-    def step(self, first: Float, second: Float, step_size: float, decay: float) -> None:
-        product = first.T @ second
-        values, vectors = np.linalg.eigh(decay * self.P + 0.5 * step_size * (product + product.T))
-
-        def excess(t: float) -> float:
-            return float(np.clip(values - t, 0, 1).sum()) - self.k
-
-        shift = brentq(excess, values.min() - 1, values.max(), xtol=1e-14)
-        self.P = (vectors * np.clip(values - shift, 0, 1)) @ vectors.T
-
-    def reorthonormalise(self) -> None:
-        self.P = (self.P + self.P.T) / 2
-
-    def leading_eigenvectors(self) -> Float:
-        return np.linalg.eigh(self.P)[1][:, -self.k :]
-
-
-def matrix(fantope: LowRankFantope) -> Float:
-    """P itself."""
-    return np.eye(fantope.d) - fantope.erase(np.eye(fantope.d))
-
-
-@given(
-    st.lists(st.floats(-2, 3), min_size=1, max_size=8),
-    st.floats(0, 1),
-    st.integers(0, 30),
-    st.integers(1, 4),
-)
-def test_the_shift_gives_the_trace(
-    values: list[float], c: float, multiplicity: int, k: int
+@given(st.integers(0, 2**20), st.integers(1, 12), st.integers(1, 12), st.floats(-3, 2))
+def test_the_projection_is_the_nearest_matrix_of_the_fantope(
+    seed: int, d: int, k: int, size: float
 ) -> None:
-    array = np.array(values)
-    k = min(k, len(values) + multiplicity)
-    shift = fantope_shift(array, c, multiplicity, k)
-    trace = np.clip(array - shift, 0, 1).sum() + multiplicity * np.clip(c - shift, 0, 1)
-    # Each of the n terms is rounded at the size of its argument, at most 4.
-    assert abs(trace - k) <= 8 * (len(values) + multiplicity + 1) * np.finfo(float).eps * 4
+    rng, k = np.random.default_rng(seed), min(k, d)
+    matrix = 10**size * rng.normal(size=(d, d))
+    matrix += matrix.T
+    P = project_to_fantope(matrix, k)
+    # Backward errors of d eigenvalues, each some eps times the largest.
+    slack = 64 * d * np.finfo(float).eps * max(1.0, np.linalg.norm(matrix, 2))
+    values = np.linalg.eigvalsh(P)
+    assert values.min() >= -slack
+    assert values.max() <= 1 + slack
+    assert abs(np.trace(P) - k) <= d * slack
+    # <M - P, Q - P> <= 0 for all Q: the largest <M - P, Q> is the sum of k eigenvalues of M - P.
+    largest = np.sort(np.linalg.eigvalsh(matrix - P))[-k:].sum()
+    assert largest - np.sum((matrix - P) * P) <= d * slack * max(1.0, np.linalg.norm(matrix))
 
 
-@given(st.integers(0, 2**20), st.integers(1, 3), st.integers(1, 3), st.booleans())
-def test_steps_equal_those_of_the_dense_form(seed: int, k: int, classes: int, flat: bool) -> None:
-    rng = np.random.default_rng(seed)
-    d = 12
-    start = np.linalg.qr(rng.normal(size=(d, k))).Q
-    low, dense = LowRankFantope(start), DenseFantope(start)
-    if flat:  # the start of the original: every direction alike
-        low.basis, low.eigenvalues, low.c = np.empty((d, 0)), np.empty(0), k / d
-        dense.P = k / d * np.eye(d)
-    ranks = []
-    for _ in range(30):
-        first, second = rng.normal(size=(2, classes, d))
-        size = 10 ** rng.uniform(-3, 0)
-        low.step(first, second, size, 1 - 1e-3)
-        dense.step(first, second, size, 1 - 1e-3)
-        ranks.append(low.basis.shape[1])
-        np.testing.assert_allclose(matrix(low), dense.P, atol=1e-9)
-    values = np.linalg.eigvalsh(matrix(low))
-    assert values.min() > -1e-12
-    assert values.max() < 1 + 1e-12
-    assert values.sum() == pytest.approx(k, abs=1e-9)
-    rows = rng.normal(size=(5, d))
-    np.testing.assert_allclose(low.erase(rows), dense.erase(rows), atol=1e-8)
-
-
-def test_control_a_step_in_too_small_a_span_is_seen() -> None:
-    rng = np.random.default_rng(0)
-    start = np.linalg.qr(rng.normal(size=(12, 1))).Q
-    low, dense = LowRankFantope(start), DenseFantope(start)
-    first, second = rng.normal(size=(2, 2, 12))
-    low.step(first[:1], second[:1], 0.3, 1.0)
-    dense.step(first, second, 0.3, 1.0)
-    assert np.abs(matrix(low) - dense.P).max() > 1e-2
-
-
-def test_384_features_give_the_result_of_the_dense_form(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    data = draw(n=900, d=384, seed=1)
-    mask = np.arange(900) % 4 == 0
-    X = data.X - data.X.mean(axis=0)
-    found: dict[str, tuple[RLACE, float]] = {}
-    for name, fantope_class in (("low", LowRankFantope), ("dense", DenseFantope)):
-        monkeypatch.setattr(rlace, "LowRankFantope", fantope_class)
-        eraser = RLACE(step_size=0.3, max_steps=20, check_every=20, random_state=0).fit(
-            X, concept=data.z, validation=mask
-        )
-        clean = eraser.transform(X)
-        head = LogisticRegression(C=1 / (1e-4 * (~mask).sum())).fit(clean[~mask], data.z[~mask])
-        chances = head.predict_proba(clean[mask])[np.arange(mask.sum()), data.z[mask]]
-        found[name] = eraser, float(-np.log(chances).mean())
-    (low, low_loss), (dense, dense_loss) = found["low"], found["dense"]
-    assert low_loss == pytest.approx(dense_loss, rel=0.05)
-    assert low.report_.residual == pytest.approx(dense.report_.residual, rel=0.05)
-    np.testing.assert_allclose(low.projection_.matrix(), dense.projection_.matrix(), atol=1e-5)
-    before = LogisticRegression(C=1 / (1e-4 * (~mask).sum())).fit(X[~mask], data.z[~mask])
-    assert (
-        before.score(X[mask], data.z[mask]) > low.report_.accuracies[-1]
-    )  # the game erased something
+def test_control_other_matrices_of_the_fantope_are_no_nearest_ones() -> None:
+    matrix = np.diag([2.0, 0.6, 0.1])
+    np.testing.assert_allclose(project_to_fantope(matrix, 1), np.diag([1.0, 0, 0]), atol=1e-15)
+    np.testing.assert_allclose(project_to_fantope(matrix, 2), np.diag([1, 0.75, 0.25]), atol=1e-15)
+    other = np.diag([1.0, 1, 0])
+    assert np.sort(np.linalg.eigvalsh(matrix - other))[-2:].sum() > np.sum((matrix - other) * other)
 
 
 @pytest.mark.parametrize(("k", "rank"), [(2, 1), (3, 2), (2, 3)])

@@ -1149,7 +1149,7 @@ def test_help_loads_neither_the_demonstration_nor_heavy_libraries(here: Path) ->
         "import sys; from splince_fast.cli import main; assert main(['--version']) == 0; "
         "assert main(['demo', '--help']) == 0; "
         "print(sorted({'matplotlib', 'sklearn', 'torch', 'pandas', 'pyarrow', "
-        "'splince_fast.experiments.demo.experiment'} & set(sys.modules)))"
+        "'splince_fast.demo.experiment'} & set(sys.modules)))"
     )
     out = run("-c", script).stdout
     assert out.startswith(f"splince-fast {sf.__version__}\n")

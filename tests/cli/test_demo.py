@@ -1,4 +1,4 @@
-"""The profession experiment (`experiments.demo`, `cli.demo`) against explicit formulas."""
+"""The profession experiment (`demo`, `cli.demo`) against explicit formulas."""
 
 from __future__ import annotations
 
@@ -19,11 +19,17 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from splince_fast.cli import main
+from splince_fast.demo import experiment, table
+from splince_fast.demo.data import ProfessionData
+from splince_fast.demo.experiment import (
+    ERASERS,
+    METHODS,
+    NounSplit,
+    Results,
+    SplitValues,
+    fit_eraser,
+)
 from splince_fast.exceptions import NotEnoughDataError
-from splince_fast.experiments.demo import experiment, table
-from splince_fast.experiments.demo.experiment import METHODS, NounSplit, Results, SplitValues
-from splince_fast.experiments.demo.professions import ProfessionData
-from splince_fast.experiments.erasers import ERASERS, fit_method
 from splince_fast.projection import Projection
 
 Float = NDArray[np.float64]
@@ -46,9 +52,7 @@ def data() -> ProfessionData:
     return ProfessionData(
         activations=5.0 + 2 * scores[index] + 0.5 * noise,
         noun_index=index,
-        template_index=np.tile(np.arange(N_TEMPLATES), n),
         nouns=nouns,
-        kinds=("occupation",) * n,
         families=tuple(str(i) for i in np.repeat(np.arange(40), 3)),
         templates=tuple(f"The {{noun}} did {i}" for i in range(N_TEMPLATES)),
         stereotype=stereotype,
@@ -203,6 +207,25 @@ def test_the_probe_does_not_depend_on_units(data: ProfessionData, scale: float) 
     assert after == pytest.approx(before, rel=1e-12)
 
 
+def test_the_errors_of_coefficients_are_robust_to_clusters(data: ProfessionData) -> None:
+    rows = np.arange(len(data.noun_index))
+    z, y = scores(data, rows)
+    clusters = np.array(data.nouns)[data.noun_index]
+    rng = np.random.default_rng(0)
+    log_odds = 2 * z - y + rng.normal(size=len(data.nouns))[data.noun_index]
+    found, errors = experiment.log_odds_regression(log_odds, z, y, clusters)
+    design = np.stack([np.ones_like(z), z, y], axis=1)
+    expected, *_ = np.linalg.lstsq(design, log_odds)
+    np.testing.assert_allclose(found, expected[1:], rtol=1e-12)
+    residual, inverse = log_odds - design @ expected, np.linalg.inv(design.T @ design)
+    sums = [design[clusters == c].T @ residual[clusters == c] for c in np.unique(clusters)]
+    middle = sum(np.outer(s, s) for s in sums) * len(sums) / (len(sums) - 1)
+    robust = np.sqrt(np.diag(inverse @ middle @ inverse))[1:]
+    np.testing.assert_allclose(errors, robust, rtol=1e-10)
+    _, plain = experiment.log_odds_regression(log_odds, z, y, rows)
+    assert (errors > 2 * plain).all()  # control: as if the prompts of a noun were independent
+
+
 # -- statistics and words ------------------------------------------------------------------------
 
 
@@ -219,7 +242,7 @@ def made_up(factual: dict[str, list[float]], stereotype: dict[str, list[float]])
         ]
         for method in METHODS
     }
-    return Results(split_values, [split] * k, 0.26, 7, 3, 0, 0.01)
+    return Results(split_values, [split] * k, 0.26, 7, 3, 0)
 
 
 def made_up_like_the_paper(advantage: float, noise: float = 0.01) -> Results:
@@ -241,16 +264,14 @@ def test_the_odds_factor_is_students_interval_widened_for_overlap() -> None:
     assert factor == pytest.approx(np.exp([values.mean(), *limits]), rel=1e-12)
 
 
-def test_paired_test_against_scipy() -> None:
-    rng = np.random.default_rng(1)
-    first, second = rng.normal(size=(2, 12)) + np.array([[0.4], [0.0]])
-    found = table.paired_test(first, second, 0.25)
-    student = scipy.stats.ttest_rel(first, second, alternative="greater")
-    assert found.p_uncorrected == pytest.approx(student.pvalue, rel=1e-10)
-    t = student.statistic / np.sqrt(1 + 12 * 0.25)
+@pytest.mark.parametrize("advantage", [0.01, -0.01])
+def test_the_factual_test_is_students_corrected_for_overlap(advantage: float) -> None:
+    results = made_up_like_the_paper(advantage)
+    found = table.factual_test(results)
+    pair = (results.column(method, "factual") for method in ("SPLINCE", "LEACE"))
+    t = scipy.stats.ttest_rel(*pair).statistic / np.sqrt(1 + 10 * 3 / 7)
     assert found.t == pytest.approx(t, rel=1e-12)
-    assert found.p == pytest.approx(scipy.stats.t.sf(t, 11), rel=1e-10)
-    assert table.paired_test(second, first, 0.25).p == pytest.approx(1 - found.p, rel=1e-12)
+    assert found.p == pytest.approx(scipy.stats.t.sf(t, 9), rel=1e-10)
 
 
 def test_the_table_has_a_line_per_method_and_its_figures() -> None:
@@ -306,7 +327,7 @@ def test_json_holds_every_split(data: ProfessionData) -> None:
 
 def test_the_plane_shows_all_that_the_erasers_do(data: ProfessionData) -> None:
     pytest.importorskip("matplotlib", reason="drawing needs the extra demo")
-    from splince_fast.experiments.demo.figure import Plane
+    from splince_fast.demo.figure import Plane
 
     results = experiment.run(data, n_splits=2, train_correlation=0.3)
     plane = Plane(data, results)
@@ -315,7 +336,7 @@ def test_the_plane_shows_all_that_the_erasers_do(data: ProfessionData) -> None:
     X = data.activations[rows]
 
     def fitted(method: str) -> Projection:
-        return fit_method(method, moments, erase="stereotype", keep="factual")
+        return fit_eraser(method, moments)
 
     for method, points in plane.erased.items():
         change = fitted(method)(X) - X

@@ -282,8 +282,6 @@ def test_arguments_of_other_types_are_refused() -> None:
         (lambda: ev.group_accuracy(y, y, groups={}), "no column"),
         (lambda: ev.covariance_ratio(sf.leace(moments, erase="z"), None, "z"), "moments is None"),
         (lambda: ev.leakage(X, z, probes=None), "probes is None"),
-        (lambda: ev.log_odds_regression("a", s=X[:, 0]), "log_odds cannot be read"),
-        (lambda: ev.log_odds_regression(X[:, 0], s={}), "score 's' cannot be read"),
         (lambda: ev.Comparison.load(None), "the path is None"),
     ):
         with pytest.raises(sf.InputError, match=text):

@@ -50,9 +50,6 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "weights of RLACE": lambda z: baselines.RLACE(max_steps=1).fit(
         X, concept=TASK, sample_weight=z + 1
     ),
-    "weights of GroupDRO": lambda z: baselines.GroupDRO(alpha=1.0).fit(
-        X, TASK, groups=ROW, sample_weight=z + 1
-    ),
     "folds": lambda z: sf.Folds(2).update(X, {"z": z}),
     "erase": lambda z: sf.erase(X, z),
     "concept": lambda z: sf.LEACE().fit(X, concept=z),
@@ -67,14 +64,10 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "task of INLP": lambda z: baselines.INLP(by_task=True, random_state=0).fit(
         X, mask_of(z), concept=Z.to_numpy()
     ),
-    "DFR": lambda z: baselines.DFR(C=0.1).fit(X, z, groups=TASK),
-    "DFR, mapping": lambda z: baselines.DFR(C=0.1).fit(X, TASK, groups={"z": z}),
-    "validation": lambda z: baselines.DFR(C=0.1).fit(X, TASK, groups=ROW, validation=(X, z, ROW)),
-    "mask": lambda z: baselines.DFR(C=1.0).fit(X, TASK, groups=TASK[::-1], validation=mask_of(z)),
+    "validation": lambda z: baselines.RLACE(max_steps=1).fit(X, concept=TASK, validation=(X, z)),
     "mask of RLACE": lambda z: baselines.RLACE(max_steps=1).fit(
         X, concept=TASK, validation=mask_of(z)
     ),
-    "GroupDRO": lambda z: baselines.GroupDRO(alpha=1.0).fit(X, TASK, groups=(TASK[::-1], z)),
     "oracle": lambda z: ORACLE(X, {"z": z}),
     "oracle of a column of vectors": lambda z: ORACLE(VECTORS, {"z": z}),
 }
@@ -105,8 +98,6 @@ def test_labels_of_another_index_or_of_none_belong_to_rows_by_position(
         (lambda z: ev.tpr_gap(Z, Z, concept=z), "y_true"),
         (lambda z: ev.spurious_split(Z, z, p=0.5, sizes=(4, 0, 4)), "task"),
         (lambda z: ev.spurious_split(Z, TASK, p=0.5, sizes=(4, 0, 4), groups=z), "task"),
-        (lambda z: ev.log_odds_regression(X["a"], score=z), "log_odds"),
-        (lambda z: ev.log_odds_regression(X["a"], clusters=z + 2 * TASK, score=X["b"]), "log_odds"),
     ],
 )
 def test_columns_in_another_order_of_the_index_are_refused(call: Any, of: str) -> None:

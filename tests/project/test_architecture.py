@@ -22,12 +22,13 @@ LAYERS = [
     ["projection", "conditional", "eraser"],
     ["methods", "strength"],
     ["estimators", "config"],
-    ["baselines", "evaluation", "nn", "experiments"],
+    ["baselines", "evaluation", "nn"],
+    ["demo"],
     ["cli", "__main__", "__init__"],
 ]
 LEVEL = {name: i for i, name in enumerate(name for names in LAYERS for name in names)}
 # Applications of the library: nothing imports them but each other and the command line.
-APPLICATIONS = {"nn", "baselines", "evaluation", "experiments"}
+APPLICATIONS = {"nn", "baselines", "evaluation", "demo"}
 
 
 def module_name(path: Path) -> str:

@@ -24,8 +24,6 @@ MODULES = (
     "splince_fast.evaluation",
     "splince_fast.baselines",
     "splince_fast.nn",
-    "splince_fast.experiments",
-    "splince_fast.experiments.datasets",
 )
 
 

@@ -122,10 +122,14 @@ def test_the_source_distribution_is_complete(sdist: Path) -> None:
 def test_the_wheel_has_types_and_data_and_no_sources_of_c(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    data = "splince_fast/experiments/demo/data/professions.safetensors"
-    for needed in ("splince_fast/py.typed", data, "splince_fast/experiments/data/bios.npz"):
+    data = "splince_fast/demo/professions/professions.safetensors"
+    for needed in ("splince_fast/py.typed", data):
         assert needed in names
-    assert not [name for name in names if name.endswith((".c", ".h")) or name.startswith("tests/")]
+    assert not [
+        name
+        for name in names
+        if name.endswith((".c", ".h")) or name.startswith(("tests/", "reproduction/"))
+    ]
 
 
 @packaging

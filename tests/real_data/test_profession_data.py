@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from splince_fast._runtime import files
+from splince_fast.demo import data as professions
 from splince_fast.exceptions import FileFormatError, MissingExtraError
-from splince_fast.experiments.demo import professions
 
-DATA = Path(professions.__file__).parent / "data"
+DATA = Path(professions.__file__).parent / professions.FOLDER
 TOOL = Path(__file__).parents[2] / "tools" / "build_profession_activations.py"
 # The 11 templates of the SPLINCE paper are "The {noun}" with these.
 PAPER_PREDICATES = (
@@ -73,7 +73,7 @@ def tool() -> ModuleType:
 @pytest.fixture(scope="module")
 def model(tool: ModuleType) -> Any:
     try:
-        return tool._language.read_model()
+        return tool.read_model()
     except MissingExtraError as error:
         pytest.skip(str(error))
 
@@ -161,8 +161,8 @@ def test_loader_lines_rows_up_with_prompts(data: professions.ProfessionData) -> 
     assert data.activations.dtype == data.he_minus_she.dtype == np.float64
     assert np.isfinite(data.activations).all()
     prompts = [
-        data.templates[t].replace(professions.SLOT, data.nouns[i])
-        for i, t in zip(data.noun_index, data.template_index, strict=True)
+        data.templates[row % len(data.templates)].replace(professions.SLOT, data.nouns[i])
+        for row, i in enumerate(data.noun_index)
     ]
     assert prompts == professions.read_tables(DATA).prompts()
     assert len(set(prompts)) == n

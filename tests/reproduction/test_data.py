@@ -1,17 +1,19 @@
-"""Loaders (`datasets`, `dataset`, `paper_sets`), on small files in the format of the originals."""
+"""Loaders (`data`), on small files in the format of the originals."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from splince_fast.exceptions import InputError, MissingExtraError
-from splince_fast.experiments import paper_sets
-from splince_fast.experiments.dataset import VARIABLE, MissingDataError
-from splince_fast.experiments.datasets import load
+from reproduction import data as loaders
+from reproduction.__main__ import main
+from reproduction.data import VARIABLE, MissingDataError, load
+from reproduction.experiments import EXPERIMENTS
+from reproduction.findings import Options
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow writes the small files")
 
@@ -34,11 +36,11 @@ def embedder(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str, str]
     """Stands in for an encoder: the length of a text, and its number."""
     asked: list[tuple[list[str], str, str]] = []
 
-    def embed(texts: list[str], model: str, pooling: str, name: str) -> Any:
+    def embed(texts: list[str], model: str, pooling: str) -> Any:
         asked.append((list(texts), model, pooling))
         return np.array([[len(t), i] for i, t in enumerate(texts)], dtype=np.float32)
 
-    monkeypatch.setattr(paper_sets, "embed_texts", embed)
+    monkeypatch.setattr(loaders, "embed_texts", embed)
     return asked
 
 
@@ -81,7 +83,7 @@ def test_winobias_prompts(root: Path) -> None:
         row = {"tokens": [tokens], "coreference_clusters": [["0", "1", "7", "7"]]}
         for split in ("validation", "test"):
             write(root / "uclanlp" / "wino_bias" / config, split, row)
-    found = paper_sets.winobias_prompts()
+    found = loaders.winobias_prompts()
     assert found["prompt"][0] == (
         "The developer argued with the designer because he did not like it. 'He' refers to the"
     )
@@ -127,16 +129,14 @@ def test_waterbirds(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         columns = {"image": pictures, "label": y, "place": z}
         write(root / "grodino" / "waterbirds", split, columns)
 
-    def embed(images: Any, name: str) -> Any:
+    def embed(images: Any) -> Any:
         rows = [np.asarray(im, dtype=np.float64).mean(axis=(0, 1)) / 50 for im in images]
         return np.stack(rows) + rng.normal(size=(len(rows), 3))
 
-    monkeypatch.setattr(paper_sets, "embed_images", embed)
-    from splince_fast.experiments._common import RunOptions
-    from splince_fast.experiments.association import waterbirds
-
-    found = waterbirds(RunOptions(data="paper", quick=True))
-    assert found.data.X.shape == (450, 3)
+    monkeypatch.setattr(loaders, "embed_images", embed)
+    data = load("waterbirds", "paper")
+    assert data.X.shape == (450, 3)
+    found = EXPERIMENTS["waterbirds"].run(Options("paper", quick=True), data)
     assert found.values["accuracy/none/retrained/0.5"] > 0.75
     assert found.values["probe_accuracy/none/retrained/0.5"] > 0.75
     assert found.values["probe_accuracy/SPLINCE/retrained/0.5"] < 0.65
@@ -144,12 +144,12 @@ def test_waterbirds(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_cells_are_cut_alike() -> None:
     y = np.array([0] * 10 + [1] * 3)
-    rows = paper_sets.sample_cells(y, np.zeros(13, int), max_rows=4)
+    rows = loaders.sample_cells(y, np.zeros(13, int), max_rows=4)
     assert np.bincount(y[rows]).tolist() == [4, 3]
-    np.testing.assert_array_equal(rows, paper_sets.sample_cells(y, np.zeros(13, int), max_rows=4))
+    np.testing.assert_array_equal(rows, loaders.sample_cells(y, np.zeros(13, int), max_rows=4))
 
 
-def test_without_network_the_error_names_set_stand_in_and_command(
+def test_without_network_the_error_names_the_set_and_the_stand_in(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     datasets = pytest.importorskip("datasets", reason="the hub's client is not installed")
@@ -161,9 +161,8 @@ def test_without_network_the_error_names_set_stand_in_and_command(
     monkeypatch.setattr(datasets, "load_dataset", refused)
     with pytest.raises(MissingDataError) as caught:
         load("multilingual", "paper")
-    for text in ("textdetox/multilingual_toxicity_dataset", "toxicity_en_de_fr", "no route"):
+    for text in ("textdetox/multilingual_toxicity_dataset", "offline stand-in", "no route"):
         assert text in str(caught.value)
-    assert "python -m splince_fast.experiments multilingual" in str(caught.value)
 
 
 def test_a_missing_file_of_a_local_copy_is_named(root: Path) -> None:
@@ -172,34 +171,26 @@ def test_a_missing_file_of_a_local_copy_is_named(root: Path) -> None:
         load("bios", "paper")
 
 
-def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
+def test_a_missing_library_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(MissingExtraError, match="experiments"):
-        load("bios", "paper")
+    assert main(["bios", "--data", "paper"]) == 2
+    assert "splince_fast[experiments]" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["professions", "layers"])
-def test_sets_behind_an_account_say_so(name: str) -> None:
-    with pytest.raises(MissingDataError, match=f"an account.*experiments {name}"):
-        load(name, "paper")
+def test_sets_behind_an_account_say_so() -> None:
+    with pytest.raises(MissingDataError, match=r"an account.*reproduction layers"):
+        load("layers", "paper")
 
 
-def test_unknown_names_are_refused() -> None:
-    with pytest.raises(InputError, match="there is no data set 'bias'"):
-        load("bias")
-    with pytest.raises(InputError, match="data is 'online'"):
-        load("bios", "online")
-
-
-@pytest.mark.parametrize("name", ["multilingual", "bios_full", "professions", "winobias", "layers"])
+@pytest.mark.parametrize("name", ["multilingual", "bios_full", "winobias", "layers"])
 def test_stand_ins_that_are_not_here_say_what_to_do(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    with pytest.raises(MissingDataError, match=f"{VARIABLE}.*python -m splince_fast.experiments"):
+    with pytest.raises(MissingDataError, match=f"{VARIABLE}.*python -m reproduction"):
         load(name)
 
 
@@ -225,4 +216,4 @@ def test_names_are_told_apart_where_a_leading_space_is_a_token_of_its_own() -> N
     )
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=pieces)
     assert tokenizer(" nurse")["input_ids"] == [0, 2]  # the space comes first
-    assert paper_sets.first_tokens(tokenizer, ["nurse", "judge"]) == [2, 3]
+    assert loaders.first_tokens(tokenizer, ["nurse", "judge"]) == [2, 3]

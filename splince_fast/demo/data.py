@@ -1,6 +1,6 @@
 """Nouns, templates and language-model states of the demo, which ship with the package.
 
-``data/README.md`` states the origin of the tables and the meaning of the scores. The script
+``professions/README.md`` states the origin of the tables and the meaning of the scores. The script
 ``tools/build_profession_activations.py`` of the source tree computes the states.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import os
 from dataclasses import dataclass
 from importlib.resources import as_file
 from importlib.resources import files as resource_files
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from splince_fast._runtime import files
 from splince_fast.exceptions import FileFormatError
 
+FOLDER: Final = "professions"
 NOUNS: Final = "nouns.csv"
 TEMPLATES: Final = "templates.txt"
 ARRAYS: Final = "professions.safetensors"
@@ -33,32 +33,16 @@ SLOT: Final = "{noun}"
 
 @dataclass(frozen=True)
 class Tables:
-    """Nouns with two scores, and the templates of prompts.
-
-    Attributes
-    ----------
-    nouns, kinds : tuple of str
-        Nouns and the kind of each noun: ``occupation``, ``role`` or ``modified`` (an occupation
-        after "male" or "female").
-    families : tuple of str
-        Family of each noun; "nurse" and "male nurse" are one family, and so are "king" and "queen".
-    stereotype : float64 array of shape (n_nouns,)
-        1 - 2 * (fraction of women in the occupation), in [-1, 1]; 0 if the fraction is unknown.
-    factual : float64 array of shape (n_nouns,)
-        Gender by dictionary meaning: 1 male, -1 female, 0 neither.
-    templates : tuple of str
-        Beginnings of sentences with the slot ``{noun}``.
-    checksum : str
-        SHA-256 of the text of ``nouns.csv`` and ``templates.txt``, with line ends ``\\n``.
-    """
+    """Nouns with two scores, and the templates of prompts."""
 
     nouns: tuple[str, ...]
-    kinds: tuple[str, ...]
+    # "nurse" and "male nurse" are one family, and so are "king" and "queen".
     families: tuple[str, ...]
+    # 1 - 2 * (fraction of women in the occupation), in [-1, 1]; 0 if the fraction is unknown.
     stereotype: NDArray[np.float64]
-    factual: NDArray[np.float64]
-    templates: tuple[str, ...]
-    checksum: str
+    factual: NDArray[np.float64]  # gender by dictionary meaning: 1 male, -1 female, 0 neither
+    templates: tuple[str, ...]  # beginnings of sentences with the slot ``{noun}``
+    checksum: str  # SHA-256 of the text of both files, with line ends "\n"
 
     def prompts(self) -> list[str]:
         """Return all prompts in the order of the activations: by noun, then by template."""
@@ -67,46 +51,25 @@ class Tables:
 
 @dataclass(frozen=True)
 class ProfessionData(Tables):
-    """Last-token states of a language model for every noun in every template.
+    """Last-token states of a language model for every noun in every template."""
 
-    Attributes
-    ----------
-    activations : float64 array of shape (n, d)
-        Inputs of the language-model head, one row per prompt; the file stores float16.
-    noun_index, template_index : int arrays of shape (n,)
-        Noun and template of each row, as positions in `nouns` and `templates`.
-    he_minus_she : float64 array of shape (d,)
-        Row of the head for `` he`` minus the row for `` she``.
-    model, licence : str
-        Name of the language model, and its licence.
-    """
-
+    # (n, d), inputs of the language-model head, one row per prompt; the file stores float16.
     activations: NDArray[np.float64]
-    noun_index: NDArray[np.intp]
-    template_index: NDArray[np.intp]
-    he_minus_she: NDArray[np.float64]
+    noun_index: NDArray[np.intp]  # (n,), noun of each row, as a position in `nouns`
+    he_minus_she: NDArray[np.float64]  # (d,), difference of two rows of the head
     model: str
     licence: str
 
     def log_odds(self, activations: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
-        """Return log p(he) - log p(she) of `activations`, (n,); by default of the stored ones.
+        """Return log p(he) - log p(she) of `activations`, by default of the stored ones.
 
-        As the head has no bias and the softmax normaliser cancels, the result is a product with
-        `he_minus_she`.
+        The head has no bias and the normaliser of the softmax cancels.
         """
         return (self.activations if activations is None else activations) @ self.he_minus_she
 
 
 def read_tables(folder: Path) -> Tables:
-    """Read ``nouns.csv`` and ``templates.txt`` in a folder.
-
-    Raises
-    ------
-    FileFormatError
-        A column is absent, a score is not a number, or a template does not have exactly one slot.
-    FileNotFoundError
-        A file is absent.
-    """
+    """Read ``nouns.csv`` and ``templates.txt`` in a folder."""
     # Reading as text converts line ends to "\n", so that the checksum is the same on Windows.
     noun_text = (folder / NOUNS).read_text(encoding="utf-8")
     template_text = (folder / TEMPLATES).read_text(encoding="utf-8")
@@ -120,7 +83,6 @@ def read_tables(folder: Path) -> Tables:
     try:
         return Tables(
             nouns=tuple(row["noun"] for row in rows),
-            kinds=tuple(row["kind"] for row in rows),
             families=tuple(row["family"] for row in rows),
             stereotype=np.array([float(row["stereotype"]) for row in rows]),
             factual=np.array([float(row["factual"]) for row in rows]),
@@ -129,34 +91,19 @@ def read_tables(folder: Path) -> Tables:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise FileFormatError(
-            f"{folder / NOUNS} cannot be read: {error!r}. Each row needs noun, kind, family, "
-            "stereotype and factual, the scores as numbers"
+            f"{folder / NOUNS} cannot be read: {error!r}. Each row needs noun, family, stereotype "
+            "and factual, the scores as numbers"
         ) from error
 
 
-def load(folder: str | os.PathLike[str] | None = None) -> ProfessionData:
-    """Load tables and activations, by default those that ship with the package.
+def load(folder: Path | None = None) -> ProfessionData:
+    """Load tables and activations of a folder, by default those that ship with the package.
 
-    Parameters
-    ----------
-    folder : path, optional
-        Folder with other ``nouns.csv``, ``templates.txt`` and ``professions.safetensors``.
-
-    Raises
-    ------
-    FileFormatError
-        A file is damaged, or the activations were computed from other tables.
-    FileNotFoundError
-        A file is absent.
+    Activations that were computed from other tables are refused.
     """
-    if folder is not None:
-        return _load(Path(folder))
-    with as_file(resource_files("splince_fast.experiments.demo").joinpath("data")) as shipped:
-        return _load(shipped)
-
-
-def _load(folder: Path) -> ProfessionData:
-    """Read a folder; raise FileFormatError if its activations were computed from other tables."""
+    if folder is None:
+        with as_file(resource_files("splince_fast.demo").joinpath(FOLDER)) as shipped:
+            return load(shipped)
     tables = read_tables(folder)
     path = folder / ARRAYS
     tensors, metadata = files.read(path, KIND, FORMAT_VERSION)
@@ -182,7 +129,6 @@ def _load(folder: Path) -> ProfessionData:
         **vars(tables),
         activations=states.astype(np.float64),
         noun_index=np.repeat(np.arange(n_nouns), n_templates),
-        template_index=np.tile(np.arange(n_templates), n_nouns),
         he_minus_she=he - she,
         model=model,
         licence=licence,

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from splince_fast._runtime.extras import require
-from splince_fast.experiments.demo.experiment import METHODS, Float, Results, accumulate
-from splince_fast.experiments.demo.professions import ProfessionData
-from splince_fast.experiments.demo.table import odds_factor
-from splince_fast.experiments.erasers import fit_method
+from splince_fast.demo.data import ProfessionData
+from splince_fast.demo.experiment import METHODS, Float, Results, accumulate, fit_eraser
+from splince_fast.demo.table import odds_factor
 from splince_fast.methods import leace
 
 if TYPE_CHECKING:
@@ -35,28 +34,20 @@ _GENDERS: Final = (
 
 
 class Plane:
-    """The plane spanned by Cov(x, z) and Cov(x, y), in which erasers change the states.
+    """The plane spanned by Cov(x, z) and Cov(x, y), in which erasers change the states."""
 
-    Attributes
-    ----------
-    z, y : float64 arrays of shape (n,)
-        Scores of the prompts.
-    states : float64 array of shape (n, 2)
-        Part of x - E x in the plane, in an orthonormal basis of the plane.
-    whitened : float64 array of shape (n, 2)
-        The same points in coordinates with unit covariance; the first axis is the direction of
-        Cov(x, z), the covariance with the erased score.
-    erased : dict of str to float64 array of shape (n, 2)
-        `states` after erasure by "SPLINCE" and by "LEACE".
-    cosine : float
-        Cosine of the angle between Cov(x, z) and Cov(x, y) after whitening.
-    """
+    z: Float  # (n,), scores of the prompts
+    y: Float
+    states: Float  # (n, 2), part of x - E x in the plane, in an orthonormal basis of the plane
+    # (n, 2), the same points in coordinates with unit covariance; the first axis is Cov(x, z).
+    whitened: Float
+    erased: dict[str, Float]  # `states` after erasure by "SPLINCE" and by "LEACE"
+    cosine: float  # of the angle between Cov(x, z) and Cov(x, y) after whitening
 
     def __init__(self, data: ProfessionData, results: Results) -> None:
         rows = results.splits[0].train
         moments = accumulate(data, rows)
-        self.z = data.stereotype[data.noun_index[rows]]
-        self.y = data.factual[data.noun_index[rows]]
+        self.z, self.y = (s[data.noun_index[rows]] for s in (data.stereotype, data.factual))
         centred = data.activations[rows] - moments.mean
         # For one score, LEACE subtracts left right^T (x - E x). right^T x is proportional to the
         # best linear prediction of the score from x, and left to Cov(x, score). Predictions with
@@ -66,25 +57,21 @@ class Plane:
         predictions = centred @ np.concatenate([eraser.right for eraser in erasers], axis=1)
         scale = predictions.std(axis=0)
         predictions, covariances = predictions / scale, covariances * scale
-        for j, score in enumerate((self.z, self.y)):
-            sign = np.sign(predictions[:, j] @ (score - score.mean()))
-            predictions[:, j] *= sign
-            covariances[:, j] *= sign
+        scores = np.stack([self.z, self.y], axis=1)
+        signs = np.sign(np.sum(predictions * (scores - scores.mean(axis=0)), axis=0))
+        predictions, covariances = predictions * signs, covariances * signs
         self.cosine = float(np.mean(predictions[:, 0] * predictions[:, 1]))
         # Gram-Schmidt turns the two predictions, which have unit variance, into coordinates with
         # unit covariance.
         cholesky = np.array([[1.0, self.cosine], [0.0, np.sqrt(1 - self.cosine**2)]])
         self.whitened = predictions @ np.linalg.inv(cholesky)
         whitened_covariances = covariances @ np.linalg.inv(cholesky)
-        basis = np.linalg.qr(covariances)[0]
-        if basis[:, 0] @ covariances[:, 0] < 0:
-            basis[:, 0] *= -1
-        if basis[:, 1] @ covariances[:, 1] < 0:
-            basis[:, 1] *= -1
+        basis, triangle = np.linalg.qr(covariances)
+        basis = basis * np.sign(np.diag(triangle))  # both covariances point along their axes
         self.states = self.whitened @ (basis.T @ whitened_covariances).T
         self.erased = {}
         for method in ("SPLINCE", "LEACE"):
-            eraser = fit_method(method, moments, erase="stereotype", keep="factual")
+            eraser = fit_eraser(method, moments)
             removed = basis.T @ eraser.left @ (eraser.right.T @ basis)
             self.erased[method] = self.states - self.states @ removed.T
 
@@ -95,13 +82,7 @@ class Plane:
 
 
 def draw(data: ProfessionData, runs: list[Results], path: str | os.PathLike[str]) -> None:
-    """Write a PNG file with the coefficients of all runs and the geometry of the last run.
-
-    Raises
-    ------
-    MissingExtraError
-        matplotlib is not installed.
-    """
+    """Write a PNG file with the coefficients of all runs and the geometry of the last run."""
     figure = require("matplotlib.figure", "demo").Figure(figsize=(12.5, 6.6), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=(1, 1.15), wspace=0.04)
     axes = np.ravel(left.subplots(len(runs), 1, sharex=True))
@@ -129,18 +110,12 @@ def _coefficients(ax: Axes, results: Results) -> None:
         ("factual", _FACTUAL, "o", 0.14),
     ):
         factors = [odds_factor(results, method, field) for method in METHODS]
+        means = np.array([value.mean for value in factors])
+        limits = np.array([(value.low, value.high) for value in factors]).T
         ax.errorbar(
-            [value.mean for value in factors],
-            np.arange(len(factors)) + offset,
-            xerr=[
-                [value.mean - value.low for value in factors],
-                [value.high - value.mean for value in factors],
-            ],
-            fmt=marker,
-            color=colour,
-            capsize=3,
-            label=f"{field} score, 95 % interval",
-        )
+            means, np.arange(len(factors)) + offset, xerr=np.abs(limits - means), fmt=marker,
+            color=colour, capsize=3, label=f"{field} score, 95 % interval",
+        )  # fmt: skip
     ax.axvline(1, color="0.4", linewidth=1, linestyle=":", zorder=0)
     ax.set_xscale("log")
     ax.xaxis.set_major_locator(require("matplotlib.ticker", "demo").LogLocator(subs=(1, 2, 5)))
@@ -183,10 +158,7 @@ def _geometry(subfigure: SubFigure, plane: Plane) -> None:
 
 
 def _arrows(ax: Axes, plane: Plane, before: Float, points: Float, limit: float) -> None:
-    """Draw the covariances of `points` with both scores as arrows.
-
-    If erasure changed a covariance, a dashed line shows the covariance before erasure.
-    """
+    """Draw the covariances with both scores as arrows; dashed as before erasure, where changed."""
     scores = (
         (plane.z, _STEREOTYPE, r"$\Sigma_{xz}$"),
         (plane.y, _FACTUAL, r"$\Sigma_{xy}$"),
@@ -212,12 +184,7 @@ def _arrows(ax: Axes, plane: Plane, before: Float, points: Float, limit: float) 
             )  # fmt: skip
             position = erased * (1 + 0.13 * limit / np.linalg.norm(erased))
         ax.annotate(
-            f"{label} = 0" if is_zero else label,
-            position,
-            color=colour,
-            fontsize=12,
-            ha="center",
-            va="center",
-            zorder=7,
+            f"{label} = 0" if is_zero else label, position, color=colour, fontsize=12, zorder=7,
+            ha="center", va="center",
             bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5},
-        )
+        )  # fmt: skip

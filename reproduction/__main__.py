@@ -8,46 +8,21 @@ import sys
 import time
 from pathlib import Path
 
-from splince_fast.exceptions import SplinceError
-from splince_fast.experiments import (
-    NAMES,
-    alphas,
-    association,
-    balanced_heads,
-    bios_full,
-    covariance,
-    images,
-    layers,
-    professions,
-    winobias,
-)
-from splince_fast.experiments._common import Findings, RunOptions
-
-EXPERIMENTS = {
-    "bios": association.bios,
-    "bios_full": bios_full.run,
-    "multilingual": association.multilingual,
-    "alphas": alphas.run,
-    "covariance": covariance.run,
-    "professions": professions.run,
-    "winobias": winobias.run,
-    "layers": layers.run,
-    "images": images.run,
-    "nlp_ood": balanced_heads.text,
-    "vision_ood": balanced_heads.vision,
-    "waterbirds": association.waterbirds,
-}
+from reproduction.data import load
+from reproduction.experiments import EXPERIMENTS
+from reproduction.findings import Findings, Options
+from splince_fast import SplinceError
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m splince_fast.experiments",
+        prog="python -m reproduction",
         description="Run an experiment of the paper and print its table beside the paper's.",
-        epilog="\n".join(f"  {name:<13}{text}" for name, text in NAMES.items()),
+        epilog="\n".join(f"  {name:<13}{e.subject}" for name, e in EXPERIMENTS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("name", choices=[*NAMES, "all"], metavar="NAME", help="see below, or all")
+    add("name", choices=[*EXPERIMENTS, "all"], metavar="NAME", help="see below, or all")
     add("--data", choices=("offline", "paper"), default="offline")
     add("--seeds", type=_positive_integer, help="number of seeds")
     add("--quick", action="store_true", help="the smallest setting that runs")
@@ -63,30 +38,21 @@ def _positive_integer(text: str) -> int:
     return value
 
 
-def run(name: str, options: RunOptions, output: Path | None) -> Findings:
+def run(name: str, options: Options, output: Path | None) -> Findings:
     """Run one experiment, print its findings, and write figures and a JSON file to `output`."""
     start = time.perf_counter()
-    findings = EXPERIMENTS[name](options)
+    experiment = EXPERIMENTS[name]
+    findings = experiment.run(options, *(load(data, options.data) for data in experiment.data))
     seconds = time.perf_counter() - start
-    print(findings)
+    print(f"{name}: {experiment.subject}\n{findings}")
     if output is not None:
-        for stem, figure in findings.figures.items():
-            figure.savefig(output / f"{stem}.png", dpi=150)
-        content = {"name": name, "data": findings.data.name, "values": findings.values}
+        for stem, draw in findings.figures.items():
+            draw().savefig(output / f"{stem}.png", dpi=150)
+        names = ", ".join(data.name for data in findings.data)
+        content = {"name": name, "data": names, "values": findings.values}
         (output / f"{name}.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
-    print(f"\ntime    : {seconds:.1f} s{_peak_memory()}\n")
+    print(f"\ntime    : {seconds:.1f} s\n", flush=True)
     return findings
-
-
-def _peak_memory() -> str:
-    """Return a text with the peak resident memory of the process; an empty text on Windows."""
-    try:
-        import resource
-    except ImportError:
-        return ""
-    unit = 2**30 if sys.platform == "darwin" else 2**20  # bytes on macOS, KiB elsewhere
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
-    return f", at most {peak:.2f} GiB resident"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -98,11 +64,14 @@ def main(argv: list[str] | None = None) -> int:
             args.output.mkdir(parents=True, exist_ok=True)
         except OSError as error:  # an invalid folder: stop before an experiment runs
             parser.error(f"argument -o/--output: {error}")
-    options = RunOptions(args.data, args.seeds, args.quick, args.jobs)
+    options = Options(args.data, args.seeds, args.quick, args.jobs)
     status = 0
-    for name in NAMES if args.name == "all" else [args.name]:
+    for name in EXPERIMENTS if args.name == "all" else [args.name]:
         try:
             run(name, options, args.output)
+        except ModuleNotFoundError as error:
+            print(f'{name}: {error}; pip install "splince_fast[experiments]"', file=sys.stderr)
+            status = 2
         except SplinceError as error:
             print(f"{name}: {error}", file=sys.stderr)
             # With "all", a missing data set does not change the exit status.

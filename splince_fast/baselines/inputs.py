@@ -1,17 +1,15 @@
-"""Validation of the inputs of a fit: parameters, rows, classes, weights and validation rows."""
+"""The arguments of a fit, checked: numbers, rows, classes, weights and validation rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.utils import check_random_state
 
 from splince_fast._runtime.arrays import as_weights, check_values, column_names
-from splince_fast._runtime.keywords import as_values
 from splince_fast._solve.options import is_integer, is_number
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import encode_one
@@ -25,6 +23,32 @@ Mask = NDArray[np.bool_]
 RandomState = int | np.random.Generator | np.random.RandomState | None
 # A boolean mask over the rows passed to `fit`, or a tuple of arrays with separate validation rows.
 Validation = ArrayLike | tuple[Any, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClassRows:
+    """Rows of a fit, with a class code and a weight for each row, and perhaps a task code."""
+
+    rows: Float  # (n, d)
+    codes: Index
+    weight: Float
+    task: Index | None = None
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def take(self, index: Index | Mask) -> ClassRows:
+        """Return the rows that `index` selects, with their codes and weights."""
+        task = None if self.task is None else self.task[index]
+        return ClassRows(self.rows[index], self.codes[index], self.weight[index], task)
+
+    def fraction(self, mask: Mask) -> float:
+        """Return the weighted fraction of the rows that `mask` marks."""
+        return float(self.weight @ mask / self.weight.sum())
+
+    def majority(self) -> float:
+        """Return the weighted fraction of the rows in the most frequent class."""
+        return float(np.bincount(self.codes, self.weight).max() / self.weight.sum())
 
 
 def check_number(value: Any, name: str, low: float, *, strict: bool = True) -> None:
@@ -41,83 +65,29 @@ def check_count(value: Any, name: str) -> None:
         raise InputError(f"{name} is {value!r}; it must be a positive integer")
 
 
-def check_validation_share(value: object) -> None:
-    """Raise InputError unless `value` is a number in [0, 1)."""
-    if not is_number(value) or not 0 <= value < 1:
-        raise InputError(f"validation_share is {value!r}; it must be a number in [0, 1)")
-
-
-def candidate_values(parameter: float | Sequence[float], name: str) -> list[float]:
-    """Return the candidate values of a parameter: a positive number, or a sequence of such numbers.
-
-    Raises
-    ------
-    InputError
-        The sequence is empty, or a value is not a positive number.
-    """
-    values = as_values(parameter)
-    if not values or isinstance(parameter, str):
-        raise InputError(
-            f"{name} is {parameter!r}; it must be a number or a non-empty sequence of them"
-        )
-    for value in values:
-        check_number(value, name, 0.0)
-    return values
-
-
 def as_generator(random_state: RandomState) -> np.random.Generator:
-    """Return a Generator from a `random_state`.
-
-    An integer seeds the Generator, a RandomState draws the seed, and a Generator is returned as is.
-    """
+    """Return a Generator; a RandomState draws its seed."""
+    if isinstance(random_state, np.random.RandomState):
+        random_state = int(random_state.randint(2**31 - 1))
     try:
-        if random_state is None or isinstance(random_state, int | np.integer | np.random.Generator):
-            return np.random.default_rng(random_state)
-        legacy_state = check_random_state(random_state)
-    except ValueError as error:
+        return np.random.default_rng(random_state)
+    except (TypeError, ValueError) as error:
         raise InputError(
             f"random_state is {random_state!r}; it must be None, a non-negative integer, a "
             "Generator or a RandomState"
         ) from error
-    return np.random.default_rng(legacy_state.randint(2**31 - 1))
 
 
-@dataclass(frozen=True, slots=True)
-class ClassRows:
-    """Rows of a fit, float64 of shape (n, d), with a class code and a weight for each row."""
-
-    rows: Float
-    codes: Index
-    weight: Float
-
-    def __len__(self) -> int:
-        return len(self.codes)
-
-    def take(self, index: Index | Mask) -> ClassRows:
-        """Return the rows that `index` selects, with their class codes and weights."""
-        return ClassRows(self.rows[index], self.codes[index], self.weight[index])
-
-    def fraction(self, mask: Mask) -> float:
-        """Return the weighted fraction of the rows that `mask` marks."""
-        return float(self.weight @ mask / self.weight.sum())
-
-    def majority(self) -> float:
-        """Return the weighted fraction of the rows in the most frequent class."""
-        return float(np.bincount(self.codes, self.weight).max() / self.weight.sum())
+def float_rows(X: NDArray[np.generic]) -> Float:
+    """Copy X into a C-contiguous float64 array; raise NonFiniteError for NaN or infinity."""
+    check_values(X)
+    return np.array(X, dtype=np.float64, order="C")
 
 
 def observed_classes(
     values: object, n: int, name: str, role: str
 ) -> tuple[tuple[ClassName, ...], Index]:
-    """Return the classes that occur in a column, and the class code of each row.
-
-    The code of a row without a label is -1.
-
-    Raises
-    ------
-    LabelError
-        No row has a label, or all labels are equal.
-    """
+    """Return the classes that occur in a column, and the class code of each row, -1 for none."""
     column = observed(encode_one(values, n, name=name, kind="classes"))
     if not column.classes:
         raise LabelError(f"every label of {role} is missing; pass at least two classes")
@@ -128,26 +98,8 @@ def observed_classes(
     return column.classes, column.codes
 
 
-def float_rows(X: NDArray[np.generic]) -> Float:
-    """Copy X into a C-contiguous float64 array.
-
-    Raises
-    ------
-    NonFiniteError
-        X holds NaN or infinity.
-    """
-    check_values(X)
-    return np.array(X, dtype=np.float64, order="C")
-
-
 def normalised_weights(sample_weight: ArrayLike | None, n: int) -> Float:
-    """Return the weights divided by the mean of the positive weights; n ones for None.
-
-    Raises
-    ------
-    NotEnoughDataError
-        All weights are zero.
-    """
+    """Return the weights divided by the mean of the positive weights; n ones for None."""
     weight = as_weights(sample_weight, n)
     if weight is None:
         return np.ones(n)
@@ -168,14 +120,8 @@ def validation_mask(
 ) -> Mask:
     """Return the mask of the validation rows: `validation`, or a random fraction of each class.
 
-    `codes` are class or cell codes, and `usable` is the mask of the rows that may take part in the
-    fit. Of the n usable rows of a class, ``min(round(fraction * n), n - 1)`` are drawn. The mask is
-    all False if fewer than two classes would have a validation row.
-
-    Raises
-    ------
-    InputError
-        `validation` is not a boolean mask of the rows, or it marks all usable rows or none.
+    Of the n rows of a class that are `usable`, ``min(round(fraction * n), n - 1)`` are drawn. The
+    mask is all False if fewer than two classes would have a validation row.
     """
     if validation is not None:
         mask = np.asarray(validation)
@@ -197,33 +143,21 @@ def validation_mask(
         n_drawn = min(round(fraction * len(members)), len(members) - 1)
         mask[rng.permutation(members)[:n_drawn]] = True
         n_classes += n_drawn > 0
-    return mask if n_classes > 1 else np.zeros(len(codes), dtype=np.bool_)
+    return mask if n_classes > 1 else np.zeros_like(mask)
 
 
 def append_validation(
-    validation: Validation,
+    validation: tuple[Any, ...],
     columns: list[Any],
-    names: str,
     sample_weight: ArrayLike | None,
     read_frame: Callable[[Any], NDArray[Any]],
-) -> tuple[list[Any], ArrayLike | None, ArrayLike | None]:
-    """Append a tuple of validation rows to the training rows.
+) -> tuple[list[Any], ArrayLike | None, Mask]:
+    """Append a tuple of validation rows to `columns`, which are X, the concept, and perhaps y.
 
-    Return the extended `columns`, the extended weights, and the mask of the appended rows. Appended
-    rows have weight 1. If X of the tuple is a frame, `read_frame` converts X to an array and checks
-    the feature names. If `validation` is a mask or None, `columns`, `sample_weight` and
-    `validation` are returned unchanged.
-
-    Raises
-    ------
-    InputError
-        The tuple does not hold one array for each of `columns`, array shapes differ, or text would
-        be appended to numbers.
-    LabelError
-        A label column of the tuple has the pandas index of X of the tuple in another order.
+    Return the extended columns, the extended weights, and the mask of the appended rows, which
+    have weight 1. `read_frame` converts a frame to an array, and checks its feature names.
     """
-    if not isinstance(validation, tuple):
-        return columns, sample_weight, validation
+    names = ", ".join(("X", "concept", "y")[: len(columns)])
     if len(validation) != len(columns):
         raise InputError(
             f"validation is a tuple of {len(validation)}; pass ({names}) of the validation rows, "

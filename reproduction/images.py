@@ -13,8 +13,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast import Moments
-from splince_fast._runtime.extras import require
+from reproduction.data import Dataset
+from reproduction.findings import (
+    Claim,
+    Findings,
+    Options,
+    above,
+    below,
+    cell,
+    interval,
+    interval_note,
+    number,
+    table,
+)
+from splince_fast import Moments, Projection, leace, sal, splince
 from splince_fast.evaluation import (
     covariance_ratio,
     fit_head,
@@ -22,58 +34,36 @@ from splince_fast.evaluation import (
     tpr_gap,
     worst_group_accuracy,
 )
-from splince_fast.evaluation._tables import Table
-from splince_fast.evaluation.statistics import t_interval
-from splince_fast.experiments._common import (
-    Claim,
-    Findings,
-    RunOptions,
-    cell_texts,
-    corrected_bounds,
-    interval_note,
-)
-from splince_fast.experiments.dataset import Dataset
-from splince_fast.experiments.datasets import load
-from splince_fast.experiments.erasers import ERASERS, fit_method
-from splince_fast.projection import Projection
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Float = NDArray[np.float64]
 LEVELS, ALPHA = (0.5, 0.9), 1e-3
-_METRICS = ("accuracy", "worst group", "TPR gap", "kept cov", "distortion", "clipped")
+METRICS = ("accuracy", "worst group", "TPR gap", "kept cov", "distortion", "clipped")
 
 
 @dataclass(frozen=True, slots=True)
 class SplitResult:
-    """Results of one split.
+    """Results of one split."""
 
-    Attributes
-    ----------
-    values : dict
-        Metrics by (eraser, head), in the order of the columns of the printed table.
-    train : int array
-        Training rows.
-    erasers : dict of str to Projection
-    shifts : dict of str to dict of str to ndarray of shape (d,)
-        Mean of erased minus original training rows, by eraser and by cell of task and concept.
-    counts : dict of str to int
-        Number of training rows of each cell.
-    sizes : tuple of three int
-        Numbers of training, validation and test rows.
-    """
-
-    values: dict[tuple[str, str], list[float]]
+    values: dict[tuple[str, str], list[float]]  # METRICS by eraser and head
     train: NDArray[np.intp]
     erasers: dict[str, Projection]
-    shifts: dict[str, dict[str, Float]]
-    counts: dict[str, int]
-    sizes: tuple[int, int, int]
+    shifts: dict[str, dict[str, Float]]  # mean of erased - original rows, by eraser and by cell
+    counts: dict[str, int]  # training rows by cell
+    ratio: float  # test rows per training row
 
     def norms(self, eraser: str) -> dict[str, float]:
         """Return the norm of the mean shift of each cell by an eraser."""
         return {cell: float(np.linalg.norm(v)) for cell, v in self.shifts[eraser].items()}
+
+    def rare_to_common(self) -> float:
+        """Return the smaller shift by SPLINCE in the rare cells over the larger in the common."""
+        norms = self.norms("SPLINCE")
+        # The two smallest cells are those in which task and concept are not aligned.
+        order = sorted(self.counts, key=lambda name: self.counts[name])
+        return min(norms[name] for name in order[:2]) / max(norms[name] for name in order[2:])
 
 
 def evaluate_split(data: Dataset, p: float, seed: int) -> SplitResult:
@@ -85,7 +75,11 @@ def evaluate_split(data: Dataset, p: float, seed: int) -> SplitResult:
     X = np.asarray(data.X, dtype=np.float64)
     train, test = split.train, split.test
     moments = Moments().update(X[train], {"task": y[train], "concept": z[train]})
-    erasers = {e: fit_method(e, moments, erase="concept", keep="task") for e in ERASERS}
+    erasers = {
+        "SAL": sal(moments, erase="concept"),
+        "LEACE": leace(moments, erase="concept"),
+        "SPLINCE": splince(moments, erase="concept", keep="task"),
+    }
     frozen = fit_head(X[train], y[train], alpha=ALPHA, scale=False)
     total_squares = np.sum((X[train] - X[train].mean(axis=0)) ** 2)
     cells = {data.cell(a, b): (y[train] == a) & (z[train] == b) for a in (0, 1) for b in (0, 1)}
@@ -94,9 +88,8 @@ def evaluate_split(data: Dataset, p: float, seed: int) -> SplitResult:
         erased = erasers[name](X) if name in erasers else X
         change = erased[train] - X[train]
         shifts[name] = {cell: change[rows].mean(axis=0) for cell, rows in cells.items()}
-        ratio = covariance_ratio(erasers[name], moments, "task") if name in erasers else 1.0
         eraser_metrics = [
-            ratio,
+            covariance_ratio(erasers[name], moments, "task") if name in erasers else 1.0,
             float(np.sum(change**2) / total_squares),
             clipped_fraction(erased[train]),
         ]
@@ -110,84 +103,64 @@ def evaluate_split(data: Dataset, p: float, seed: int) -> SplitResult:
                 *eraser_metrics,
             ]
     counts = {cell: int(rows.sum()) for cell, rows in cells.items()}
-    return SplitResult(values, train, erasers, shifts, counts, split.sizes)
+    return SplitResult(values, train, erasers, shifts, counts, len(test) / len(train))
 
 
-def draw(data: Dataset, result: SplitResult) -> dict[str, Figure]:
-    """Draw two figures: one image of each cell with its erased versions, and the mean changes."""
-    y, z = data.labels["task"][result.train], data.labels["concept"][result.train]
-    rows = [result.train[np.flatnonzero((y == a) & (z == b))[0]] for a in (0, 1) for b in (0, 1)]
-    images = np.asarray(data.X, dtype=np.float64)[rows]
-    h, w = (int(size) for size in data.arrays["shape"])
-    erased = {name: eraser(images) for name, eraser in result.erasers.items()}
-    shifts = {name: result.shifts[name] for name in erased}
-    return {
-        f"{data.name}_individual": draw_images(images, erased, (h, w), list(result.counts)),
-        f"{data.name}_mean": draw_means(shifts, result.counts, (h, w)),
-    }
-
-
-def run(options: RunOptions) -> Findings:
+def run(options: Options, data: Dataset) -> Findings:
     """Run the experiment, and return its findings."""
-    data = load("images", options.data)
     n_seeds = options.n_seeds(5)
-    tables: list[Table] = []
+    tables: list[str] = []
     values: dict[str, float] = {}
     for p in LEVELS:
         results = [evaluate_split(data, p, seed) for seed in range(n_seeds)]
-        rows = []
+        rows = {}
         for eraser, head in results[0].values:
-            columns = np.array([result.values[eraser, head] for result in results])
-            intervals = [t_interval(column) for column in columns.T]
-            rows.append((f"{eraser}, {head}", *cell_texts(*intervals)))
-            values |= {f"{metric}/{eraser}/{head}/{p}": interval.mean
-                       for metric, interval in zip(_METRICS, intervals, strict=True)}  # fmt: skip
-        tables.append(Table(f"p = {p}", ("eraser, head", *_METRICS), tuple(rows)))
-        counts = results[0].counts
+            columns = np.array([result.values[eraser, head] for result in results]).T
+            rows[f"{eraser}, {head}"] = [cell(column) for column in columns]
+            means = zip(METRICS, columns.mean(axis=1), strict=True)
+            values |= {f"{metric}/{eraser}/{head}/{p}": float(mean) for metric, mean in means}
+        tables.append(table(f"p = {p}", ("eraser, head", *METRICS), rows))
         norms = {
-            e: {c: float(np.mean([result.norms(e)[c] for result in results])) for c in counts}
-            for e in ERASERS
+            e: {c: float(np.mean([r.norms(e)[c] for r in results])) for c in results[0].counts}
+            for e in results[0].erasers
         }
         title = f"p = {p}: norm of the mean of erased - original, by cell of training rows"
-        rows = [(e, *cell_texts(*by_cell.values())) for e, by_cell in norms.items()]
-        tables.append(Table(title, ("eraser", *counts), tuple(rows)))
+        rows = {e: [number(norm) for norm in of_cell.values()] for e, of_cell in norms.items()}
+        tables.append(table(title, ("eraser", *results[0].counts), rows))
         values |= {f"shift/{e}/{c}/{p}": v for e in norms for c, v in norms[e].items()}
-    # At the last level, the two smallest cells are those in which task and concept are not aligned.
-    order = sorted(counts, key=lambda cell: counts[cell])
-    rare, common = order[:2], order[2:]
-
-    def rare_to_common(norm: Mapping[str, float]) -> float:
-        return min(norm[cell] for cell in rare) / max(norm[cell] for cell in common)
-
-    test_ratio = float(np.mean([result.sizes[2] / result.sizes[0] for result in results]))
-    ratios = [rare_to_common(result.norms("SPLINCE")) for result in results]
-    ratio_bounds = corrected_bounds(ratios, test_ratio)
-    leace = norms["LEACE"].values()
+    ratio = float(np.mean([result.ratio for result in results]))
+    shifts = [result.rare_to_common() for result in results]
     best = max(("SAL", "LEACE"), key=lambda e: values[f"accuracy/{e}/retrained/{p}"])
-    lead = values[f"accuracy/SPLINCE/retrained/{p}"] - values[f"accuracy/{best}/retrained/{p}"]
-    splince, reference = (
-        [result.values[e, "retrained"][0] for result in results] for e in ("SPLINCE", best)
-    )
-    lead_bounds = corrected_bounds(np.subtract(splince, reference), test_ratio)
+    lead = [r.values["SPLINCE", "retrained"][0] - r.values[best, "retrained"][0] for r in results]
+    leace_norms = norms["LEACE"].values()
     claims = [
         Claim(
             f"at p = {p} SPLINCE accentuates the task in images of the rare cells",
-            ratio_bounds.above(2.0),
-            f"SPLINCE moves them {rare_to_common(norms['SPLINCE']):.1f} times as far as the common "
-            f"ones, {ratio_bounds}; for LEACE the largest shift is "
-            f"{max(leace) / min(leace):.2f} times the smallest",
+            f"SPLINCE moves them {np.mean(shifts):.1f} times as far as the common ones, "
+            f"{interval(shifts, ratio)}; for LEACE the largest shift is "
+            f"{max(leace_norms) / min(leace_norms):.2f} times the smallest",
+            [above(shifts, 2.0, ratio)],
         ),
         Claim(
             "on images SPLINCE is no better for a retrained head",
-            lead_bounds.below(0.0),
-            f"accuracy {lead:+.3f} against {best}, {lead_bounds}",
+            f"accuracy {np.mean(lead):+.3f} against {best}, {interval(lead, ratio)}",
+            [below(lead, 0.0, ratio)],
         ),
     ]
     notes = [interval_note(n_seeds), "clipped: fraction of erased training pixels outside [0, 1]"]
-    return Findings(
-        "Raw pixels", data, tables, claims, figures=draw(data, results[0]), notes=notes,
-        values=values,
-    )  # fmt: skip
+    first = results[0]
+    figures = {
+        f"{data.name}_individual": lambda: _individual(data, first),
+        f"{data.name}_mean": lambda: draw_means(
+            {e: first.shifts[e] for e in first.erasers}, first.counts, _shape(data)
+        ),
+    }
+    return Findings([data], tables, claims, notes, figures, values)
+
+
+def clipped_fraction(rows: Float) -> float:
+    """Return the fraction of pixels outside [0, 1], which are clipped for display."""
+    return float(np.mean((rows < 0) | (rows > 1)))
 
 
 # -- figures: one symmetric colour scale for all differences -----------------------------------
@@ -196,27 +169,24 @@ def run(options: RunOptions) -> Findings:
 _DIVERGING = ("#053061", "#4393c3", "#ffffff", "#d6604d", "#67001f")
 
 
-def clipped_fraction(rows: Float) -> float:
-    """Return the fraction of pixels outside [0, 1], which are clipped for display."""
-    return float(np.mean((rows < 0) | (rows > 1)))
+def _shape(data: Dataset) -> tuple[int, int]:
+    height, width = (int(size) for size in data.arrays["shape"])
+    return height, width
+
+
+def _individual(data: Dataset, result: SplitResult) -> Figure:
+    """Draw one training image of each cell with its erased versions."""
+    y, z = data.labels["task"][result.train], data.labels["concept"][result.train]
+    rows = [result.train[np.flatnonzero((y == a) & (z == b))[0]] for a in (0, 1) for b in (0, 1)]
+    images = np.asarray(data.X, dtype=np.float64)[rows]
+    erased = {name: eraser(images) for name, eraser in result.erasers.items()}
+    return draw_images(images, erased, _shape(data), list(result.counts))
 
 
 def draw_images(
     images: Float, erased: Mapping[str, Float], shape: tuple[int, int], names: Sequence[str]
 ) -> Figure:
-    """Draw one row per image: the original, the erased versions, and erased minus original.
-
-    Parameters
-    ----------
-    images : ndarray of shape (n, h * w)
-        Original images, in [0, 1].
-    erased : dict of str to ndarray of the same shape
-        Erased images by eraser.
-    shape : (h, w)
-        Height and width of an image.
-    names : sequence of str
-        Label of each image.
-    """
+    """Draw one row per image: the original, the erased versions, and erased minus original."""
     changes = {name: rows - images for name, rows in erased.items()}
     limit = max(float(np.abs(change).max()) for change in changes.values())
     columns = ["original", *erased, *(f"{name} - original" for name in erased)]
@@ -237,23 +207,13 @@ def draw_images(
 def draw_means(
     shifts: Mapping[str, Mapping[str, Float]], counts: Mapping[str, int], shape: tuple[int, int]
 ) -> Figure:
-    """Draw the mean of erased minus original as one image per cell (rows) and eraser (columns).
-
-    Parameters
-    ----------
-    shifts : dict of eraser to dict of cell to ndarray of shape (h * w,)
-        Means of erased minus original.
-    counts : dict of cell to int
-        Number of rows of each cell.
-    shape : (h, w)
-        Height and width of an image.
-    """
+    """Draw the mean of erased minus original as one image per cell (rows) and eraser (columns)."""
     limit = max(float(np.abs(v).max()) for cells in shifts.values() for v in cells.values())
     names = [f"{cell}\nn = {n}" for cell, n in counts.items()]
     figure, axes, colours = _grid(len(counts), len(shifts), limit, names, list(shifts))
     for j, cells in enumerate(shifts.values()):
-        for i, cell in enumerate(counts):
-            axes[i, j].imshow(cells[cell].reshape(shape), **colours)
+        for i, name in enumerate(counts):
+            axes[i, j].imshow(cells[name].reshape(shape), **colours)
     _add_colour_bar(figure, axes, colours, "mean of erased minus original, training rows")
     return figure
 
@@ -261,11 +221,7 @@ def draw_means(
 def _grid(
     n_rows: int, n_columns: int, limit: float, names: Sequence[str], columns: Sequence[str]
 ) -> tuple[Figure, NDArray[Any], dict[str, Any]]:
-    """Return a figure, a grid of labelled axes, and the `imshow` options for differences.
-
-    The colour scale of differences extends from -`limit` to `limit`.
-    """
-    require("matplotlib.figure", "demo")
+    """Return a figure, a grid of labelled axes, and the `imshow` options for differences."""
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
 

@@ -22,12 +22,14 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from splince_fast._runtime.progress import Progress
+from splince_fast.demo.data import ProfessionData
 from splince_fast.exceptions import InputError, NotEnoughDataError
-from splince_fast.experiments.demo.professions import ProfessionData
-from splince_fast.experiments.erasers import ERASERS, fit_method
+from splince_fast.methods import leace, sal, splince
 from splince_fast.moments import Moments
+from splince_fast.projection import Projection
 
 Float = NDArray[np.float64]
+Index = NDArray[np.intp]
 
 TRAIN_FRACTION: Final = 0.7
 # Largest allowed absolute difference between the correlation of the two scores and its target.
@@ -38,85 +40,43 @@ PAPER_CORRELATION: Final = 0.26
 # largest for penalties of 0.1 to 1; on erased states, R^2 does not depend on the penalty.
 PROBE_PENALTY: Final = 1.0
 
+ERASERS: Final = ("SAL", "LEACE", "SPLINCE")
 METHODS: Final = ("Original", *ERASERS)
 
 
 @dataclass(frozen=True)
 class NounSplit:
-    """The prompts of one random split.
+    """The prompts of one random split; all nouns of a family are in the same part."""
 
-    All nouns of a family, such as nurse, male nurse and female nurse, are in the same part.
-
-    Attributes
-    ----------
-    train : int array
-        Prompts of the training families: all of them, or a subset with the target correlation.
-    test : int array
-        Prompts of the held-out families: a subset over which the two scores are uncorrelated.
-    train_correlation, test_correlation : float
-        Correlation of the two scores over `train` and over `test`.
-    """
-
-    train: NDArray[np.intp]
-    test: NDArray[np.intp]
+    train: Index  # prompts of the training families: all, or a subset with a target correlation
+    test: Index  # prompts of the held-out families: a subset with uncorrelated scores
     train_correlation: float
     test_correlation: float
 
 
 @dataclass(frozen=True)
 class SplitValues:
-    """Measured values of one method in one split.
+    """Measured values of one eraser r in one split, for states x and the scores z and y."""
 
-    r is the eraser, x a state, z the stereotype score and y the factual score.
-
-    Attributes
-    ----------
-    stereotype, factual : float
-        Coefficients of z and y in the regression of the held-out log-odds.
-    residual, kept : float
-        ``|Cov(r(x), z)| / |Cov(x, z)|`` and ``|Cov(r(x), y)| / |Cov(x, y)|`` on the training rows.
-    distortion : float
-        ``E|r(x) - x|^2 / E|x - E x|^2`` on the training rows.
-    probe_r2 : float
-        Held-out R^2 of a linear prediction of z; see :func:`probe_r2`.
-    seconds : float
-        Time to fit the eraser to moments and to apply it to all rows.
-    """
-
-    stereotype: float
+    stereotype: float  # coefficients of z and y in the regression of the held-out log-odds
     factual: float
-    residual: float
-    kept: float
-    distortion: float
+    residual: float  # |Cov(r(x), z)| / |Cov(x, z)| on the training rows
+    kept: float  # |Cov(r(x), y)| / |Cov(x, y)| on the training rows
+    distortion: float  # E|r(x) - x|^2 / E|x - E x|^2 on the training rows
     probe_r2: float
-    seconds: float
+    seconds: float  # to fit the eraser to moments and to apply it to all rows
 
 
 @dataclass(frozen=True)
 class Results:
-    """Results of the experiment over all splits.
+    """Results of the experiment over all splits."""
 
-    Attributes
-    ----------
-    split_values : dict of str to list of SplitValues
-        Values of each method of :data:`METHODS`, one entry per split.
-    splits : list of NounSplit
-    train_correlation : float or None
-        Target correlation of the two scores; None if all training prompts were used.
-    n_train, n_test : int
-        Number of training and of held-out families in a split.
-    random_state : int
-    moments_seconds : float
-        Mean time to accumulate the moments of a split.
-    """
-
-    split_values: dict[str, list[SplitValues]]
+    split_values: dict[str, list[SplitValues]]  # by method, one entry per split
     splits: list[NounSplit]
-    train_correlation: float | None
-    n_train: int
+    train_correlation: float | None  # target; None if all training prompts were used
+    n_train: int  # number of training families in a split
     n_test: int
     random_state: int
-    moments_seconds: float
 
     @property
     def test_ratio(self) -> float:
@@ -136,28 +96,9 @@ def run(
     train_correlation: float | None = None,
     progress: bool | None = None,
 ) -> Results:
-    """Run the experiment over several random splits.
+    """Run the experiment over random splits by family; split i does not depend on `n_splits`.
 
-    Parameters
-    ----------
-    data : ProfessionData
-    n_splits : int
-        Number of random splits by family, at least 2. Split i does not depend on `n_splits`.
-    random_state : int
-        Seed, not negative.
-    train_correlation : float, optional
-        Drop training prompts until the two scores have this correlation. By default all training
-        prompts are used.
-    progress : bool, optional
-        Show a progress bar on stderr. By default, the bar appears after two seconds, in a terminal
-        or notebook only.
-
-    Raises
-    ------
-    InputError
-        A parameter is out of range.
-    NotEnoughDataError
-        Dropping prompts of a split does not lead to the target correlation.
+    With `train_correlation`, training prompts are dropped until the two scores correlate by it.
     """
     if n_splits < 2:
         raise InputError(f"the number of splits is {n_splits}; intervals need at least 2")
@@ -167,13 +108,9 @@ def run(
     split_values: dict[str, list[SplitValues]] = {method: [] for method in METHODS}
     n_rows = sum(len(split.train) for split in splits)
     row_bytes = data.activations[:1].nbytes
-    moments_seconds = 0.0
-    # Warm up: the limit on threads affects only BLAS libraries that are loaded, and the first fit
-    # imports modules, which the timings should not include.
-    warm_up = fit_method(
-        "LEACE", accumulate(data, splits[0].train), erase="stereotype", keep="factual"
-    )
-    warm_up(data.activations[:1])
+    # The limit on threads affects only BLAS libraries that are loaded, and the first fit imports
+    # modules, which the timings should not include.
+    fit_eraser("LEACE", accumulate(data, splits[0].train))(data.activations[:1])
     # Use one thread: NumPy and SciPy have separate BLAS thread pools, and for matrices of this size
     # the synchronisation of threads takes longer than the computation.
     with (
@@ -181,22 +118,13 @@ def run(
         Progress(n_rows, "training prompts", show=progress) as bar,
     ):
         for split in splits:
-            start = time.perf_counter()
-            moments = accumulate(data, split.train)
-            moments_seconds += (time.perf_counter() - start) / n_splits
-            for method, values in evaluate(data, split, moments).items():
+            for method, values in evaluate(data, split).items():
                 split_values[method].append(values)
             bar.advance(len(split.train), len(split.train) * row_bytes)
     n_families = len(set(data.families))
     n_train = train_families(n_families)
     return Results(
-        split_values,
-        splits,
-        train_correlation,
-        n_train,
-        n_families - n_train,
-        random_state,
-        moments_seconds,
+        split_values, splits, train_correlation, n_train, n_families - n_train, random_state
     )
 
 
@@ -205,7 +133,7 @@ def train_families(n_families: int) -> int:
     return int(TRAIN_FRACTION * n_families)
 
 
-def accumulate(data: ProfessionData, rows: NDArray[np.intp]) -> Moments:
+def accumulate(data: ProfessionData, rows: Index) -> Moments:
     """Accumulate moments of the prompts `rows`, with both scores as continuous variables."""
     nouns = data.noun_index[rows]
     # A single block of all rows is merged at once. Otherwise, the first timed method would merge
@@ -217,6 +145,13 @@ def accumulate(data: ProfessionData, rows: NDArray[np.intp]) -> Moments:
     )
 
 
+def fit_eraser(name: str, moments: Moments) -> Projection:
+    """Erase the stereotype; SPLINCE keeps the factual score."""
+    if name == "SPLINCE":
+        return splince(moments, erase="stereotype", keep="factual")
+    return (sal if name == "SAL" else leace)(moments, erase="stereotype")
+
+
 def make_split(
     data: ProfessionData, seed: tuple[int, int], train_correlation: float | None = None
 ) -> NounSplit:
@@ -224,11 +159,6 @@ def make_split(
 
     Over the held-out prompts, the scores are uncorrelated. Over the training prompts, they have the
     correlation `train_correlation`; if this is None, all training prompts are kept.
-
-    Raises
-    ------
-    NotEnoughDataError
-        The held-out or the training prompts do not reach the target correlation.
     """
     rng = np.random.default_rng(seed)
     names, family = np.unique(data.families, return_inverse=True)
@@ -240,33 +170,12 @@ def make_split(
 
 
 def drop_to_correlation(
-    data: ProfessionData, nouns: NDArray[np.intp], target: float | None, rng: np.random.Generator
-) -> tuple[NDArray[np.intp], float]:
-    """Drop prompts of the nouns until the two scores have the target correlation.
+    data: ProfessionData, nouns: Index, target: float | None, rng: np.random.Generator
+) -> tuple[Index, float]:
+    """Drop prompts of the nouns until the two scores have the target correlation; None keeps all.
 
-    The algorithm is greedy. Each step drops a random prompt of one noun, the noun for which this
-    brings the correlation nearest to the target. The steps end when the correlation differs from
-    the target by less than :data:`CORRELATION_TOLERANCE`.
-
-    Parameters
-    ----------
-    nouns : int array
-        Positions in ``data.nouns``.
-    target : float or None
-        Target correlation; None keeps all prompts.
-    rng : numpy.random.Generator
-
-    Returns
-    -------
-    rows : int array, sorted
-        Prompts that are kept.
-    correlation : float
-        Correlation of the two scores over the kept prompts.
-
-    Raises
-    ------
-    NotEnoughDataError
-        The correlation does not reach the target, for example because a score is constant.
+    Each step drops a random prompt of the noun for which this brings the correlation nearest to the
+    target. Return the sorted prompts that are kept, and their correlation.
     """
     z, y = data.stereotype[nouns], data.factual[nouns]
     prompts = [rng.permutation(np.flatnonzero(data.noun_index == noun)) for noun in nouns]
@@ -293,18 +202,16 @@ def drop_to_correlation(
 
 
 def _correlation(sums: Float) -> Float:
-    """Return the correlation of z and y; NaN if z or y is constant.
-
-    `sums` holds the sums of 1, z, y, z^2, y^2 and z y over rows.
-    """
+    """Return the correlation of z and y from the sums of 1, z, y, z^2, y^2 and z y; NaN if none."""
     n, z, y, zz, yy, zy = sums
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray((n * zy - z * y) / np.sqrt((n * zz - z * z) * (n * yy - y * y)))
 
 
-def evaluate(data: ProfessionData, split: NounSplit, moments: Moments) -> dict[str, SplitValues]:
-    """Fit each method to the training moments, apply it to all rows, and return measured values."""
+def evaluate(data: ProfessionData, split: NounSplit) -> dict[str, SplitValues]:
+    """Fit each method to the training prompts, apply it to all, and return measured values."""
     X, train, test = data.activations, split.train, split.test
+    moments = accumulate(data, train)
     z, y = data.stereotype[data.noun_index], data.factual[data.noun_index]
     z_train, y_train = z[train] - z[train].mean(), y[train] - y[train].mean()
     X_train = X[train]
@@ -313,16 +220,15 @@ def evaluate(data: ProfessionData, split: NounSplit, moments: Moments) -> dict[s
     values_by_method = {}
     for method in METHODS:
         start = time.perf_counter()
-        if method == "Original":
-            erased = X
-        else:
-            erased = fit_method(method, moments, erase="stereotype", keep="factual")(X)
+        erased = X if method == "Original" else fit_eraser(method, moments)(X)
         seconds = time.perf_counter() - start
         erased_train, erased_test = erased[train], erased[test]
-        stereotype, factual = coefficients(data.log_odds(erased_test), z[test], y[test])
+        (stereotype, factual), _ = log_odds_regression(
+            data.log_odds(erased_test), z[test], y[test], data.noun_index[test]
+        )
         values_by_method[method] = SplitValues(
-            stereotype=stereotype,
-            factual=factual,
+            stereotype=float(stereotype),
+            factual=float(factual),
             residual=float(np.linalg.norm(z_train @ erased_train) / covariance_z),
             kept=float(np.linalg.norm(y_train @ erased_train) / covariance_y),
             distortion=float(np.sum(np.square(erased_train - X_train)) / total_squares),
@@ -332,20 +238,30 @@ def evaluate(data: ProfessionData, split: NounSplit, moments: Moments) -> dict[s
     return values_by_method
 
 
-def coefficients(log_odds: Float, z: Float, y: Float) -> tuple[float, float]:
-    """Return the coefficients of z and y in the regression of the log-odds on [1, z, y]."""
+def log_odds_regression(
+    log_odds: Float, z: Float, y: Float, clusters: NDArray[np.generic]
+) -> tuple[Float, Float]:
+    """Regress log-odds on [1, z, y]; return the coefficients of z and y, and their standard errors.
+
+    The errors allow for dependence within clusters (Liang and Zeger, Biometrika 73, 1986).
+    """
     design = np.stack([np.ones_like(z), z, y], axis=1)
-    solution = np.linalg.lstsq(design, log_odds)[0]
-    return float(solution[1]), float(solution[2])
+    inverse = np.linalg.pinv(design)
+    coefficients = inverse @ log_odds
+    influence = inverse * (log_odds - design @ coefficients)
+    _, codes = np.unique(clusters, return_inverse=True)
+    by_cluster = np.stack([np.bincount(codes, row) for row in influence])
+    n = by_cluster.shape[1]
+    errors = np.sqrt(np.sum(by_cluster**2, axis=1) * n / (n - 1))
+    return coefficients[1:], errors[1:]
 
 
 def probe_r2(train: Float, z_train: Float, test: Float, z_test: Float) -> float:
     """Return the held-out R^2 of a ridge regression of z on the rows, with an intercept.
 
-    Features are divided by their standard deviations in `train`, so that R^2 does not depend on
-    the units of the features. The penalty per row, :data:`PROBE_PENALTY`, prevents large weights in
-    erased directions, in which the rows contain only rounding errors. R^2 is negative if the mean
-    of `z_test` is a better prediction than that of the regression.
+    Features are divided by their standard deviations, so that R^2 does not depend on their units.
+    The penalty prevents large weights in erased directions, in which the rows contain only rounding
+    errors. R^2 is negative if the mean of `z_test` is the better prediction.
     """
     moments = Moments(block_rows=len(train), kinds={"z": "continuous"}).update(
         train, {"z": z_train}
