@@ -194,7 +194,7 @@ def _aligned_class(text: str | None, concept: Mapping[str, object]) -> ClassName
     Names of classes may be integers or booleans. If no class matches, `text` itself is returned; if
     `text` is None, the result is None.
     """
-    from splince_fast.evaluation._cells import class_codes
+    from splince_fast.evaluation.data import class_codes
 
     if text is None:
         return None

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 from scipy.special import ndtr
 
 from splince_fast.evaluation import statistics
-from splince_fast.evaluation._cells import FEW_ROWS
-from splince_fast.evaluation._erasers import parse_partial
 from splince_fast.evaluation._tables import (
     association,
     has_few_rows,
@@ -24,7 +22,9 @@ from splince_fast.evaluation._tables import (
     signed,
     worst_cell_text,
 )
-from splince_fast.evaluation.scoring import SUMMARY, concept_key, headline
+from splince_fast.evaluation.data import FEW_ROWS
+from splince_fast.evaluation.erasers import parse_partial
+from splince_fast.evaluation.metrics import SUMMARY, concept_key, headline
 from splince_fast.evaluation.statistics import MIN_SEEDS, Difference
 
 if TYPE_CHECKING:

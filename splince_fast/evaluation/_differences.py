@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast.evaluation import statistics
-from splince_fast.evaluation._records import Record, TestLabels
 from splince_fast.evaluation._tables import difference_table
-from splince_fast.evaluation.scoring import OF_CLASSES, ClassPredictions, scores
+from splince_fast.evaluation.metrics import OF_CLASSES, ClassPredictions, scores
+from splince_fast.evaluation.records import Record, TestLabels
 from splince_fast.evaluation.statistics import Difference, Statistic
 
 Codes = NDArray[np.intp]

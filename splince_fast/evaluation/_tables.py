@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from splince_fast.evaluation._cells import FEW_ROWS
-from splince_fast.evaluation._records import ERASER_ROW
 from splince_fast.evaluation.advice import FrozenHeadAdvice
-from splince_fast.evaluation.scoring import OF_FAIRNESS, SUMMARY, concept_key, headline
+from splince_fast.evaluation.data import FEW_ROWS
+from splince_fast.evaluation.metrics import OF_FAIRNESS, SUMMARY, concept_key, headline
+from splince_fast.evaluation.records import ERASER_ROW
 from splince_fast.evaluation.statistics import MIN_SEEDS, Interval
 
 if TYPE_CHECKING:
     from splince_fast.evaluation._differences import Differences
-    from splince_fast.evaluation._records import Context
+    from splince_fast.evaluation.records import Context
     from splince_fast.evaluation.result import Comparison
 
 

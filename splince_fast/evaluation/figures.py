@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from splince_fast._runtime.extras import require
 from splince_fast._runtime.keywords import check_keywords
-from splince_fast.evaluation.scoring import OF_PROBES
+from splince_fast.evaluation.metrics import OF_PROBES
 from splince_fast.evaluation.statistics import Interval, cell_interval
 from splince_fast.exceptions import InputError
 

@@ -28,8 +28,8 @@ from splince_fast._runtime.arrays import (
     feature_names,
 )
 from splince_fast._solve.options import is_number
-from splince_fast.evaluation import _logistic
-from splince_fast.evaluation._cells import cells_of_groups, check_classes, class_codes, common_codes
+from splince_fast.evaluation import logistic
+from splince_fast.evaluation.data import cells_of_groups, check_classes, class_codes, common_codes
 from splince_fast.evaluation.metrics import counts_per_code
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassName, Columns, encode_one, names_array
@@ -210,7 +210,7 @@ def fit_head(
     if solver == "sgd":
         w, b, converged = _sgd(scaled, codes, alpha, start, random_state)
         return scaled.head(w, b, names, alpha, converged=converged)
-    fits = _logistic.fit(scaled.rows, codes, len(names), np.array([alpha]))
+    fits = logistic.fit(scaled.rows, codes, len(names), np.array([alpha]))
     if fits.separable[0]:
         raise InputError(SEPARABLE)
     converged = bool(fits.converged[0])
@@ -294,7 +294,7 @@ def select_head(
     check_classes("task y", task)
     labelled_train = codes >= 0
     scaled = Scaled.of(rows[labelled_train], feature_names=columns)
-    fits = _logistic.fit(scaled.rows, codes[labelled_train], len(task.classes), np.array(alphas))
+    fits = logistic.fit(scaled.rows, codes[labelled_train], len(task.classes), np.array(alphas))
     # (d, J C): C columns per alpha
     weights = np.ascontiguousarray(fits.weights.reshape(-1, rows.shape[1]).T)
     scores = ((validation - scaled.centre) / scaled.scale) @ weights
@@ -453,7 +453,7 @@ def ridge_path(
     """
     n = len(rows)
     centre, mean = rows.mean(axis=0), target.mean(axis=0)
-    S = _logistic.erased_covariance(rows.T @ rows / n - np.outer(centre, centre), factors)
+    S = logistic.erased_covariance(rows.T @ rows / n - np.outer(centre, centre), factors)
     cross = rows.T @ (target - mean) / n
     if factors is not None:
         cross = cross - factors[0].T @ (factors[1] @ cross)

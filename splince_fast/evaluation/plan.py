@@ -14,20 +14,24 @@ from numpy.typing import NDArray
 from splince_fast._runtime.keywords import as_values
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation import splits
-from splince_fast.evaluation._cells import (
+from splince_fast.evaluation._digest import UnreadableError, digest_of
+from splince_fast.evaluation.data import (
     check_classes,
+    check_finite,
     class_codes,
     columns_of,
     fill_missing_groups,
+    fingerprint,
+    has_label,
     joint_classes,
+    labels_of,
+    read_rows,
 )
-from splince_fast.evaluation._data import check_finite, fingerprint, has_label, labels_of, read_rows
-from splince_fast.evaluation._digest import UnreadableError, digest_of
-from splince_fast.evaluation._erasers import ERASERS, ConceptLabels, SplitPart, parse_partial
-from splince_fast.evaluation._records import PATH, TestLabels
+from splince_fast.evaluation.erasers import ERASERS, ConceptLabels, SplitPart, parse_partial
 from splince_fast.evaluation.heads import ALPHAS, check_alphas, check_rule
+from splince_fast.evaluation.metrics import check_metrics
 from splince_fast.evaluation.probes import check_probes
-from splince_fast.evaluation.scoring import check_metrics
+from splince_fast.evaluation.records import PATH, TestLabels
 from splince_fast.evaluation.splits import Protocol, Sizes, Split
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassCodes, Columns, Encoded, encode_one

@@ -22,9 +22,8 @@ from splince_fast._runtime.arrays import as_rows, check_values
 from splince_fast._runtime.keywords import as_names
 from splince_fast._runtime.warn import warn
 from splince_fast._solve.options import is_integer
-from splince_fast.evaluation import _logistic
-from splince_fast.evaluation._cells import class_codes
-from splince_fast.evaluation._data import has_label
+from splince_fast.evaluation import logistic
+from splince_fast.evaluation.data import class_codes, has_label
 from splince_fast.evaluation.heads import decide
 from splince_fast.exceptions import InputError, SplinceWarning
 from splince_fast.labels import Columns, encode_one
@@ -501,7 +500,7 @@ def _linear_scores(rows: Float, targets: Sequence[ProbeTarget]) -> list[Float]:
     features = np.ascontiguousarray(rows[:, used])
     penalties = ALPHA * np.where(varies, deviations, largest)[used] ** 2
     codes = np.stack([targets[t].codes for t, _ in parts], axis=1)
-    fits = _logistic.fit(features, codes, n_classes, penalties, sample_weights=weights)
+    fits = logistic.fit(features, codes, n_classes, penalties, sample_weights=weights)
     results = [np.full((n, fits.weights.shape[1]), np.nan) for _ in targets]
     for j, (t, (_, held_out)) in enumerate(parts):
         results[t][held_out] = features[held_out] @ fits.weights[j].T + fits.intercepts[j]

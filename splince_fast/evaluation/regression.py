@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from splince_fast._runtime.arrays import as_reals
-from splince_fast.evaluation._cells import class_codes
+from splince_fast.evaluation.data import class_codes
 from splince_fast.exceptions import InputError, NonFiniteError, NotEnoughDataError
 from splince_fast.labels.positions import check_index
 

@@ -16,7 +16,8 @@ from splince_fast._runtime.files import as_path, write_text
 from splince_fast._solve.options import is_number
 from splince_fast.evaluation import _decision, _tables, statistics
 from splince_fast.evaluation._differences import Differences, Resampled, Verdict
-from splince_fast.evaluation._records import (
+from splince_fast.evaluation.metrics import CellAccuracy, TableMetric, metric_of
+from splince_fast.evaluation.records import (
     ADVICE,
     ERASER_ROW,
     PATH,
@@ -25,8 +26,6 @@ from splince_fast.evaluation._records import (
     from_text,
     to_text,
 )
-from splince_fast.evaluation.metrics import CellAccuracy
-from splince_fast.evaluation.scoring import TableMetric, metric_of
 from splince_fast.evaluation.statistics import Interval
 from splince_fast.exceptions import FileFormatError, InputError
 from splince_fast.labels.names import listed

@@ -22,11 +22,12 @@ from splince_fast._runtime.progress import Progress
 from splince_fast._runtime.version import library_version
 from splince_fast._runtime.warn import warn
 from splince_fast._solve.options import is_integer
-from splince_fast.evaluation._cells import texts_of
-from splince_fast.evaluation._data import blocks, level_moments
 from splince_fast.evaluation._digest import hash_settings
-from splince_fast.evaluation._job import Job
-from splince_fast.evaluation._records import (
+from splince_fast.evaluation.data import blocks, level_moments, texts_of
+from splince_fast.evaluation.heads import ALPHAS
+from splince_fast.evaluation.job import Job
+from splince_fast.evaluation.plan import ComparisonPlan, Component, Settings, make_plan
+from splince_fast.evaluation.records import (
     ADVICE,
     ERASER_ROW,
     Context,
@@ -35,8 +36,6 @@ from splince_fast.evaluation._records import (
     Record,
     RecordId,
 )
-from splince_fast.evaluation.heads import ALPHAS
-from splince_fast.evaluation.plan import ComparisonPlan, Component, Settings, make_plan
 from splince_fast.evaluation.result import Comparison
 from splince_fast.evaluation.splits import Split
 from splince_fast.exceptions import InputError, SplinceWarning

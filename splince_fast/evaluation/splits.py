@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._solve.options import is_integer, is_number
-from splince_fast.evaluation._cells import check_classes, class_codes
+from splince_fast.evaluation.data import check_classes, class_codes
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassCodes, ClassName
 from splince_fast.labels.positions import check_index

@@ -1,4 +1,4 @@
-"""compare (`run.py`, `plan.py`, `_job.py`): one pass, exact resume, equal figures by any jobs."""
+"""compare (`run.py`, `plan.py`, `job.py`): one pass, exact resume, equal figures by any jobs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sklearn.preprocessing import StandardScaler
 import splince_fast as sf
 from splince_fast import evaluation as ev
 from splince_fast.evaluation import Comparison
-from splince_fast.evaluation._data import fingerprint
+from splince_fast.evaluation.data import fingerprint
 from splince_fast.evaluation.plan import Settings, make_plan
 from splince_fast.evaluation.run import Worker
 from splince_fast.exceptions import (
@@ -70,7 +70,7 @@ def test_every_row_is_accumulated_at_most_once_per_seed(monkeypatch: pytest.Monk
 
 
 def test_merged_moments_equal_those_of_each_level() -> None:
-    from splince_fast.evaluation._data import level_moments
+    from splince_fast.evaluation.data import level_moments
 
     X, y, z = data()
     parts = [
@@ -185,7 +185,7 @@ def test_the_same_numbers_for_any_number_of_jobs_and_order() -> None:
 def test_a_folder_resumes_exactly_and_recomputes_only_what_a_setting_touches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from splince_fast.evaluation import _job
+    from splince_fast.evaluation import job
 
     X, y, z = data()
     whole = run(X, y, z)
@@ -193,13 +193,13 @@ def test_a_folder_resumes_exactly_and_recomputes_only_what_a_setting_touches(
     file = tmp_path / "cells.jsonl"
     lines = file.read_bytes().splitlines(keepends=True)
     made: list[list[str]] = []
-    original = _job.Job.run
+    original = job.Job.run
 
     def watched(self: Any, erasers: Any) -> Any:
         made.append([e.name for e in erasers])
         return original(self, erasers)
 
-    monkeypatch.setattr(_job.Job, "run", watched)
+    monkeypatch.setattr(job.Job, "run", watched)
     rng = np.random.default_rng(0)
     for cut in rng.integers(1, len(b"".join(lines)), 20):  # case 18: 20 of 20
         file.write_bytes(b"".join(lines)[: int(cut)])

@@ -1,4 +1,4 @@
-"""compare with every kind of eraser (`_erasers.py`): baselines, estimators, functions; tensors."""
+"""compare with every kind of eraser (`erasers.py`): baselines, estimators, functions; tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from splince_fast import evaluation as ev
 from splince_fast.baselines import INLP, RLACE, GroupDRO
 from splince_fast.evaluation import Comparison
 from splince_fast.evaluation._digest import digest_of
-from splince_fast.evaluation._erasers import copy_arguments
+from splince_fast.evaluation.erasers import copy_arguments
 
 
 def run(X: Any, y: Any, z: Any, **options: Any) -> Comparison:

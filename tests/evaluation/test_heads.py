@@ -1,4 +1,4 @@
-"""Heads (`heads.py`, `_logistic.py`) against scikit-learn, which minimises the same objective."""
+"""Heads (`heads.py`, `logistic.py`) against scikit-learn, which minimises the same objective."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 import splince_fast as sf
 from splince_fast import evaluation as ev
-from splince_fast.evaluation import _logistic, heads
+from splince_fast.evaluation import heads, logistic
 from splince_fast.exceptions import InputError, LabelError, NonFiniteError, NotEnoughDataError
 
 LADDER = (1.0, 0.1, 0.01, 0.001, 0.0001)
@@ -42,7 +42,7 @@ def test_heads_of_all_alphas_equal_those_of_scikit_learn(classes: int, eraser: s
         keep = {"keep": "y"} if eraser == "SPLINCE" else {}
         made: Any = getattr(sf, eraser.lower())(moments, erase="z", **keep)
         P, factors = made.matrix(), (made.left.T, made.right.T)
-    fits = _logistic.fit(X, y, classes, np.array(LADDER), factors=factors, tol=1e-9)
+    fits = logistic.fit(X, y, classes, np.array(LADDER), factors=factors, tol=1e-9)
     assert fits.converged.all()
     for j, alpha in enumerate(LADDER):
         # |g| <= tol bounds the error by tol / alpha in the least curved direction.
@@ -55,7 +55,7 @@ def test_heads_of_all_alphas_equal_those_of_scikit_learn(classes: int, eraser: s
 
 def test_control_another_alpha_gives_another_head() -> None:
     X, y, _ = data(0)
-    fits = _logistic.fit(X, y, 2, np.array([0.01]))
+    fits = logistic.fit(X, y, 2, np.array([0.01]))
     assert np.abs(fits.weights[0] - reference(X, y, 0.02).coef_).max() > 1e-3
 
 
@@ -64,7 +64,7 @@ def test_weights_and_penalties_per_feature_equal_those_of_scikit_learn() -> None
     rng = np.random.default_rng(0)
     w = rng.random(len(X))
     scale = rng.uniform(0.5, 2, X.shape[1])
-    fits = _logistic.fit(
+    fits = logistic.fit(
         X, y, 2, (0.01 * scale**2)[:, None], sample_weights=(w / w.sum())[:, None], tol=1e-10
     )
     # Penalising scale^2 u^2 is penalising v = scale u, for features x / scale.
@@ -75,9 +75,9 @@ def test_weights_and_penalties_per_feature_equal_those_of_scikit_learn() -> None
 
 def test_the_diagonal_metric_reaches_the_same_minimum(monkeypatch: pytest.MonkeyPatch) -> None:
     X, y, _ = data(2)
-    whole = _logistic.fit(X, y, 2, np.array([0.01]), tol=1e-9)
-    monkeypatch.setattr(_logistic, "_MAX_DENSE_FEATURES", 3)
-    fits = _logistic.fit(X, y, 2, np.array([0.01]), tol=1e-9)
+    whole = logistic.fit(X, y, 2, np.array([0.01]), tol=1e-9)
+    monkeypatch.setattr(logistic, "_MAX_DENSE_FEATURES", 3)
+    fits = logistic.fit(X, y, 2, np.array([0.01]), tol=1e-9)
     assert fits.converged.all()
     assert fits.weights == pytest.approx(whole.weights, abs=1e-6)
 

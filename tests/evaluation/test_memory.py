@@ -1,4 +1,4 @@
-"""Rows far larger than the memory of a job, and the release of pages of maps (`_data.py`)."""
+"""Rows far larger than the memory of a job, and the release of pages of maps (`data.py`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from splince_fast import evaluation as ev
-from splince_fast.evaluation import _data, plan
+from splince_fast.evaluation import data, plan
 from splince_fast.exceptions import NonFiniteError, SplinceWarning
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -145,8 +145,8 @@ def test_pages_of_a_map_are_released_and_changes_stay(tmp_path: Path) -> None:
         if mode != "r":
             X[7] = known[7] = 5.0
         rows = np.array([4999, 7, 0, 4100])
-        assert (_data.take_rows(X[:], rows) == known[rows]).all()
-        assert (np.concatenate([block for _, block in _data.blocks(X)]) == known).all()
+        assert (data.take_rows(X[:], rows) == known[rows]).all()
+        assert (np.concatenate([block for _, block in data.blocks(X)]) == known).all()
         assert (known == X).all()  # in mode "c" the change is in this process alone
         del X
         expected = np.load(path)
@@ -154,7 +154,7 @@ def test_pages_of_a_map_are_released_and_changes_stay(tmp_path: Path) -> None:
 
 def test_a_bad_row_beyond_the_first_block_is_named_by_its_own_number() -> None:  # case 17
     rng = np.random.default_rng(0)
-    n = _data.BLOCK + 100
+    n = data.BLOCK + 100
     X = rng.normal(size=(n, 2))
     X[n - 3, 1] = np.inf
     with pytest.raises(NonFiniteError, match=f"row {n - 3}"):

@@ -1,4 +1,4 @@
-"""Metrics (`metrics.py`, `_cells.py`) against scikit-learn and fairlearn, and their edge cases."""
+"""Metrics (`metrics.py`, `data.py`) against scikit-learn and fairlearn, and their edge cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Labels between the arguments of a comparison and its moments (`_data.py`)."""
+"""Labels between the arguments of a comparison and its moments (`data.py`)."""
 
 from __future__ import annotations
 

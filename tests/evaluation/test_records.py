@@ -1,4 +1,4 @@
-"""Records of a comparison and their files (`_records.py`)."""
+"""Records of a comparison and their files (`records.py`)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from comparisons import data, run
 
 from splince_fast.evaluation import Comparison
-from splince_fast.evaluation._records import Context, Record
-from splince_fast.evaluation._records import TestLabels as Labels
+from splince_fast.evaluation.records import Context, Record
+from splince_fast.evaluation.records import TestLabels as Labels
 from splince_fast.exceptions import FileFormatError
 
 # Written by the version whose records were dictionaries.

@@ -17,7 +17,7 @@ from comparisons import changed, data, run
 from splince_fast import evaluation as ev
 from splince_fast.evaluation import Comparison, report_html, statistics
 from splince_fast.evaluation._decision import cards
-from splince_fast.evaluation._records import CellCount
+from splince_fast.evaluation.records import CellCount
 from splince_fast.exceptions import FileFormatError, InputError
 
 

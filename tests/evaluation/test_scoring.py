@@ -1,4 +1,4 @@
-"""The table of metrics (`scoring.py`): directions and labels, of the library and the caller."""
+"""The table of metrics (`metrics.py`): directions and labels, of the library and the caller."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from sklearn.dummy import DummyClassifier, DummyRegressor
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, r2_score
 
 from splince_fast import evaluation as ev
-from splince_fast.evaluation import Comparison, _records, figures
-from splince_fast.evaluation.scoring import METRICS, SUMMARY, ClassPredictions, QuantityPredictions
+from splince_fast.evaluation import Comparison, figures, records
+from splince_fast.evaluation.metrics import METRICS, SUMMARY, ClassPredictions, QuantityPredictions
 from splince_fast.exceptions import InputError
 
 
@@ -258,7 +258,7 @@ def test_fairness_metrics_are_those_of_fairlearn_and_of_counting() -> None:
                 np.mean(predicted[group == code] == 1)
             )
     assert "DP difference" in str(result)
-    labels = _records.TestLabels(np.array([0, 0, 1, 1, 0]), np.array([0, 1, 0, 0, 2]), None)
+    labels = records.TestLabels(np.array([0, 0, 1, 1, 0]), np.array([0, 1, 0, 0, 2]), None)
     y_pred = np.array([0, 1, 1, 0, 0])
     found = ClassPredictions(labels, y_pred, ("no", "yes"), ("a", "b", "c")).scores()
     # No row of "b" or "c" is positive: no true positive rate is compared, as 0 or otherwise.

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splince_fast import evaluation as ev
-from splince_fast.evaluation._job import FOLDS, fold_of_rows
+from splince_fast.evaluation.job import FOLDS, fold_of_rows
 from splince_fast.evaluation.plan import ComparisonPlan, Settings, make_plan
 from splince_fast.evaluation.splits import natural_split
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
@@ -207,7 +207,7 @@ def test_alphas_are_scored_in_folds_of_whole_groups(monkeypatch: pytest.MonkeyPa
         seen.append(members)
         return fold_of_rows(cells, members, seed)
 
-    monkeypatch.setattr("splince_fast.evaluation._job.fold_of_rows", watched)
+    monkeypatch.setattr("splince_fast.evaluation.job.fold_of_rows", watched)
     run(X, y, np.where(np.arange(400) < 330, 0, 1), groups=groups, n_seeds=1, erasers=("none",))
     assert seen
     assert all(members is not None and len(np.unique(members)) > 20 for members in seen)

@@ -1,4 +1,4 @@
-"""Associations by weights, and rows that lack the task (`splits.py`, `plan.py`, `_job.py`)."""
+"""Associations by weights, and rows that lack the task (`splits.py`, `plan.py`, `job.py`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import splince_fast as sf
 from splince_fast import evaluation as ev
 from splince_fast.baselines import GroupDRO
 from splince_fast.evaluation import plan
-from splince_fast.evaluation._data import level_moments
+from splince_fast.evaluation.data import level_moments
 from splince_fast.exceptions import InputError, NotEnoughDataError, SplinceWarning
 from splince_fast.labels import encode
 

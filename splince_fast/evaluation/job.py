@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast.conditional import NEEDS_LABELS
-from splince_fast.evaluation import _logistic, advice, heads, probes
-from splince_fast.evaluation._cells import fill_missing_groups, texts_of
-from splince_fast.evaluation._data import take_rows
-from splince_fast.evaluation._erasers import (
+from splince_fast.evaluation import advice, heads, logistic, probes
+from splince_fast.evaluation.data import fill_missing_groups, take_rows, texts_of
+from splince_fast.evaluation.erasers import (
     FitData,
     ScaledCoordinates,
     ScaledMap,
@@ -29,9 +28,7 @@ from splince_fast.evaluation._erasers import (
     join_validation,
     weight_argument,
 )
-from splince_fast.evaluation._records import ADVICE, ERASER_ROW, PathPoint, Record, TestLabels
-from splince_fast.evaluation.plan import ComparisonPlan, Component
-from splince_fast.evaluation.scoring import (
+from splince_fast.evaluation.metrics import (
     OF_ERASERS,
     ROUNDING,
     ClassPredictions,
@@ -44,6 +41,8 @@ from splince_fast.evaluation.scoring import (
     reason_of,
     scores,
 )
+from splince_fast.evaluation.plan import ComparisonPlan, Component
+from splince_fast.evaluation.records import ADVICE, ERASER_ROW, PathPoint, Record, TestLabels
 from splince_fast.evaluation.splits import Split
 from splince_fast.exceptions import (
     InfeasibleError,
@@ -345,7 +344,7 @@ class Job:
         """
         if weights is None and (w := self.train.weights) is not None:
             weights = np.broadcast_to((w / w.sum())[:, None], (len(w), len(alphas)))
-        fits = _logistic.fit(
+        fits = logistic.fit(
             rows.train, self.class_index, len(self.classes), alphas,
             factors=rows.eraser_map.factors,
             gram=rows.gram, sample_weights=weights, max_iter=max_iter,

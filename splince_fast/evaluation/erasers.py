@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast.conditional import ConditionalEraser
-from splince_fast.evaluation._data import labels_of
+from splince_fast.evaluation.data import labels_of
 from splince_fast.exceptions import InputError
 from splince_fast.labels import ClassCodes, Encoded
 from splince_fast.methods.isotropic import isotropic
