@@ -23,7 +23,6 @@ from splince_fast.evaluation._tables import (
     worst_cell_text,
 )
 from splince_fast.evaluation.data import FEW_ROWS
-from splince_fast.evaluation.erasers import parse_partial
 from splince_fast.evaluation.metrics import SUMMARY, concept_key, headline
 from splince_fast.evaluation.statistics import MIN_SEEDS, Difference
 
@@ -130,7 +129,7 @@ def is_partial(result: Comparison, eraser: str, p: float | None) -> bool:
     role = dict(zip(result.context.erasers, result.context.eraser_roles, strict=True))[eraser]
     if "residual" not in result.metrics:
         return False
-    searches = role.startswith(("INLP", "RLACE")) and parse_partial(role) is None
+    searches = role.startswith(("INLP", "RLACE"))
     if searches and result.mean("rank", eraser=eraser, p=p):
         return False
     return result.mean("residual", eraser=eraser, p=p) > MAX_RESIDUAL

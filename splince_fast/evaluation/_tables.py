@@ -304,9 +304,8 @@ def worst_cell_lines(result: Comparison, head: str, p: float | None) -> list[str
 
 def association(context: Context, p: float) -> str:
     """Return the text of an association level, its method, and the aligned class."""
-    by = " by weights" * (context.association_method == "weights")
     aligned = f" (aligned: {context.aligned_class})" if context.aligned_class else ""
-    return f"association p = {p:g}{by}{aligned}"
+    return f"association p = {p:g}{aligned}"
 
 
 def by_level(result: Comparison, metric: str, head: str | None) -> Table:

@@ -122,12 +122,10 @@ def settings(result: Comparison) -> list[tuple[str, str]]:
     """Return (name, value) of each setting of the comparison."""
     c = result.context
     levels = ", ".join("natural split" if p is None else f"{p:g}" for p in c.levels)
-    method = "weights of rows" if c.association_method == "weights" else "subsampling"
     return [
         ("rows, features", f"{c.n:,}, {c.d:,}"),
         *(("rows of the splits", line) for line in _tables.split_sizes(result)),
         ("association", levels + (f", aligned: {c.aligned_class}" if c.aligned_class else "")),
-        ("association method", method),
         ("seeds", ", ".join(map(str, c.seeds))),
         ("erasers", ", ".join(c.erasers)),
         ("heads", ", ".join(c.heads)),
