@@ -131,15 +131,15 @@ def _groups(
     figure.set_figheight(max(4.0, 1.8 + 0.5 * len(cells)))  # tick labels have two lines
     train, _, test = result.context.sizes
     for i, eraser in enumerate(erasers):
-        style, labels = _style(result, eraser), {"label": eraser}
+        style, label = _style(result, eraser), eraser
         for row, cell in enumerate(cells):
             if (cell, eraser) not in rates:
                 continue
             limits = cell_interval(rates[cell, eraser], mean_rows[cell, eraser], test / train)
             y = row + (i - (len(erasers) - 1) / 2) * 0.16
             axes.plot(limits, [y, y], color=style["color"], linewidth=1)
-            axes.plot([mean[cell, eraser]], [y], linestyle="none", **labels, **style)
-            labels = {}
+            axes.plot([mean[cell, eraser]], [y], linestyle="none", label=label, **style)
+            label = "_"  # one entry in the legend
     most = [max(n for (c, _), n in mean_rows.items() if c == cell) for cell in cells]
     names = [f"{result.context.cells[c]}\nn = {n:,.0f}" for c, n in zip(cells, most, strict=True)]
     axes.set_yticks(range(len(names)), [*map(escape_unwritable, names)])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.stats
@@ -277,12 +277,13 @@ def bootstrap_test(statistic: Statistic, n: int, values: Float, *, smooth: bool)
     if np.ptp(values) == 0:
         return BootstrapResult(float(values[0]), float(values[0]), p)
     low, high = np.quantile(values, [0.025, 0.975])
+    known: Any = SimpleNamespace(bootstrap_distribution=values)
     if smooth and n <= MAX_JACKKNIFE:
         with warnings.catch_warnings(), np.errstate(invalid="ignore", divide="ignore"):
             warnings.simplefilter("ignore", scipy.stats.DegenerateDataWarning)
             limits = scipy.stats.bootstrap(
                 (np.arange(n),), statistic, n_resamples=0, vectorized=False, method="BCa",
-                bootstrap_result=SimpleNamespace(bootstrap_distribution=values),
+                bootstrap_result=known,
             ).confidence_interval  # fmt: skip
         # NaN where the statistic has no value without one of the units
         low, high = (low, high) if np.isnan(limits).any() else limits
