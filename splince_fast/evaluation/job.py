@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast.conditional import NEEDS_LABELS
-from splince_fast.evaluation import advice, heads, logistic, probes
+from splince_fast.evaluation import heads, logistic, probes
 from splince_fast.evaluation.data import fill_missing_groups, moments_of, take_rows, texts_of
 from splince_fast.evaluation.erasers import (
     Component,
@@ -49,6 +49,7 @@ from splince_fast.exceptions import (
 )
 from splince_fast.labels import ClassCodes, Columns
 from splince_fast.labels.names import listed
+from splince_fast.methods import leace
 
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
@@ -459,45 +460,15 @@ class Job:
     # -- advice ----------------------------------------------------------------------------
 
     def _advice_record(self) -> Record:
-        """Return the record of the advice, computed from the moments."""
-        moments, concepts = self.data.factored, list(self.data.concepts)
-        frozen = advice.frozen_head_advice(moments, concepts, self.data.task)
-        values = {"rho": frozen.rho, "threshold": frozen.threshold, **self._frozen_errors()}
-        for name in concepts:
-            trace = advice.held_out_trace(moments, name)
-            trace_values = {
-                "trace_before": trace.before,
-                "expected_trace": trace.expected,
-                "expected_r2": trace.r2,
-                "rows_for_half": trace.rows_for(max(trace.r2 / 2, 1e-12)),
-            }
-            values |= {concept_key(key, name, concepts): v for key, v in trace_values.items()}
+        """Return the record of the expected R^2 of each concept on erased new rows."""
+        concepts = list(self.data.concepts)
+        report = leace(self.data.factored, erase=concepts).report
+        assert report is not None
+        values = {
+            concept_key("expected_r2", v.name, concepts): v.expected
+            for v in report.variables if v.expected is not None
+        }  # fmt: skip
         return self._record(ADVICE, ERASER_ROW, values=values)
-
-    def _frozen_errors(self) -> dict[str, float]:
-        """Return squared errors of frozen ridge heads after SPLINCE minus those after LEACE.
-
-        The two heads have the largest alpha ("strong") and the smallest alpha ("weak"). The result
-        also holds the number of classes of the task ("task_classes").
-        """
-        data = self.data
-        assert isinstance(self.plan.task, ClassCodes)
-        column_of = {name: k for k, name in enumerate(data.moments.classes(data.task))}
-        columns = np.array([column_of.get(name, len(column_of)) for name in self.plan.task.classes])
-        # The last row is zero, for classes of the task without training rows.
-        indicators = np.eye(len(column_of) + 1)[:, :-1]
-        train, test = (indicators[columns[part.task]] for part in (self.train, self.test))
-        mean = train.mean(axis=0)
-        cross = data.moments.cross_covariance(data.task, ddof=0) / data.coordinates.scale
-        values = {"task_classes": float(len(column_of))}
-        for name, alpha in (("strong", self.plan.alphas[0]), ("weak", self.plan.alphas[-1])):
-            ridge = np.linalg.solve(self.gram + alpha * np.eye(len(cross)), cross)
-            head = np.asarray(ridge.T, dtype=np.float64)
-            errors = advice.frozen_squared_errors(
-                data.factored, list(data.concepts), data.task, head, self.test.rows, test, mean
-            )
-            values[f"squared_error_{name}"] = errors["SPLINCE"] - errors["LEACE"]
-        return values
 
 
 def fold_of_rows(cells: Codes, groups: Codes | None, seed: int) -> Codes:

@@ -179,7 +179,7 @@ def group_accuracy(
         )
     rows = []
     for i in present.tolist():
-        limits = wilson_interval(float(n_correct[i]), int(counts[i]), level=interval)
+        limits = wilson_interval(int(n_correct[i]), int(counts[i]), level=interval)
         accuracy = float(correct_sums[i] / weight_sums[i])
         rows.append(CellAccuracy(cells.classes[i], int(counts[i]), accuracy, *limits))
     overall = float(np.sum(weight * correct) / np.sum(weight))

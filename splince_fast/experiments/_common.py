@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast.evaluation import compare
-from splince_fast.evaluation._tables import Table, interval_text, number
 from splince_fast.evaluation.result import Comparison
 from splince_fast.evaluation.statistics import MIN_SEEDS, Interval, corrected_t
+from splince_fast.evaluation.text_table import Table, interval_text, number
 from splince_fast.experiments import erasers
 from splince_fast.experiments.dataset import Dataset
 

@@ -7,7 +7,7 @@ retrained heads give the same predictions for all erasers of the concept.
 
 from __future__ import annotations
 
-from splince_fast.evaluation._tables import Table
+from splince_fast.evaluation.text_table import Table
 from splince_fast.experiments._common import (
     LEVELS,
     Claim,

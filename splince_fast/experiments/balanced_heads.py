@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from splince_fast.baselines import DFR, GroupDRO
-from splince_fast.evaluation._tables import Table
+from splince_fast.evaluation.text_table import Table
 from splince_fast.experiments._common import (
     Bounds,
     Claim,

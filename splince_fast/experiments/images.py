@@ -22,8 +22,8 @@ from splince_fast.evaluation import (
     tpr_gap,
     worst_group_accuracy,
 )
-from splince_fast.evaluation._tables import Table
 from splince_fast.evaluation.statistics import t_interval
+from splince_fast.evaluation.text_table import Table
 from splince_fast.experiments._common import (
     Claim,
     Findings,

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from splince_fast.evaluation import log_odds_regression
-from splince_fast.evaluation._tables import Table
 from splince_fast.evaluation.regression import LogOddsRegression
 from splince_fast.evaluation.statistics import holm
+from splince_fast.evaluation.text_table import Table
 from splince_fast.experiments import _language
 from splince_fast.experiments._common import (
     Claim,

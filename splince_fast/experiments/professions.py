@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from splince_fast.evaluation._tables import Table
+from splince_fast.evaluation.text_table import Table
 from splince_fast.experiments._common import (
     Bounds,
     Claim,

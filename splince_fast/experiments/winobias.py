@@ -16,7 +16,7 @@ from scipy.stats import binomtest
 
 from splince_fast import Moments, NothingErasedWarning
 from splince_fast.baselines import INLP
-from splince_fast.evaluation._tables import Table, number
+from splince_fast.evaluation.text_table import Table, number
 from splince_fast.experiments._common import Claim, Findings, RunOptions
 from splince_fast.experiments.dataset import Dataset
 from splince_fast.experiments.datasets import load

@@ -1,0 +1,350 @@
+"""Choice of an eraser, what is left of the concept, and the cost: one sentence for each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scipy.special import stdtrit
+
+from splince_fast.evaluation import statistics
+from splince_fast.evaluation.measurements import Measurements, has_few_rows
+from splince_fast.evaluation.metrics import concept_key, headline
+from splince_fast.evaluation.statistics import MIN_SEEDS, Difference
+from splince_fast.evaluation.text_table import joined, number, signed
+from splince_fast.methods.table import METHODS, key_of
+
+DECIDED, NOT_DECIDED, NO_GAIN = "decided", "not decided", "no gain"
+# Smallest difference of practical use: absolute for bounded metrics such as accuracy, and a
+# fraction of the value of the best eraser for other metrics and custom ones.
+MIN_GAIN = 0.01
+# An eraser r is partial if |Cov(r(x), z)| / |Cov(x, z)| exceeds this value, z the concept.
+MAX_RESIDUAL = 0.01
+# More cells than 4, of fewer test rows each: the lowest accuracy is too low for every eraser.
+# With 20 cells of 30 rows, a difference of .094 between two erasers had an estimate of .011.
+_RELIABLE_ROWS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Choice of an eraser by one metric and one head."""
+
+    outcome: str  # "decided", "not decided" or "no gain" (erasing does not improve the metric)
+    eraser: str | None  # eraser to use; None if no eraser is a candidate
+    metric: str
+    head: str  # "" for metrics of the eraser itself
+    sentence: str  # what to do, in at most 40 words
+    reasons: tuple[str, ...] = ()  # tests, changes of the rows, other metrics: a sentence each
+
+    def __str__(self) -> str:
+        return " ".join((self.sentence, *self.reasons))
+
+
+def decide(
+    result: Measurements, metric: str | None = None, head: str | None = None, p: float | None = None
+) -> Decision:
+    """Choose one of the compared erasers, as documented in :meth:`Comparison.decision`."""
+    if not result.metrics:
+        return Decision(NOT_DECIDED, None, "", "", "Not decided: no eraser has a value.")
+    metric = _default_metric(result, head, p) if metric is None else metric
+    head = result.head_of(metric, head)
+    verdict = result.verdict(metric, head=head or None, p=p)
+    unerased = result.context.eraser_as("none")
+    names = [name for name in verdict.order if name != unerased]
+    partial = [name for name in names if is_partial(result, name, p)]
+    erasers = [name for name in names if name not in partial]
+    remains = "more than 1 % of the covariance with the concept remains after "
+    if not erasers:
+        reason = remains + joined(partial) if partial else "no eraser has a value"
+        return Decision(NOT_DECIDED, None, metric, head, f"Not decided: {reason}.")
+    choice = _Choice(result, metric, head, p, unerased, erasers)
+    reasons = choice.reasons()
+    if verdict.n_seeds < len(result.context.seeds):
+        reasons.append(f"Order over the {verdict.n_seeds} seeds at which all erasers have values.")
+    if partial:
+        reasons.append(f"Not considered, because {remains}it: {joined(partial)}.")
+    outcome, eraser = choice.outcome, choice.eraser
+    return Decision(outcome, eraser, metric, head, choice.sentence(), tuple(reasons))
+
+
+def _default_metric(result: Measurements, head: str | None, p: float | None) -> str:
+    """Return the headline metric, but "accuracy" if a worst group has few rows."""
+    metric = headline(result.metrics)
+    if metric != "worst_group" or "accuracy" not in result.metrics:
+        return metric
+    few = any(has_few_rows(result, eraser, head, p) for eraser in result.context.erasers)
+    return "accuracy" if few else metric
+
+
+def _role(result: Measurements, eraser: str) -> str:
+    return dict(zip(result.context.erasers, result.context.eraser_roles, strict=True))[eraser]
+
+
+def is_partial(result: Measurements, eraser: str, p: float | None) -> bool:
+    """Whether an eraser leaves more than 1 % of the covariance with a concept, at level `p`.
+
+    INLP and R-LACE do not aim at the covariance, but remove directions that a probe finds. They
+    count as complete if they remove at least one direction.
+    """
+    if "residual" not in result.metrics:
+        return False
+    searches = _role(result, eraser) in ("INLP", "RLACE")
+    if searches and result.mean("rank", eraser=eraser, p=p):
+        return False
+    return result.mean("residual", eraser=eraser, p=p) > MAX_RESIDUAL
+
+
+def needs_labels(result: Measurements, eraser: str) -> bool:
+    """Whether an eraser of the library needs the labels of the rows that it is applied to."""
+    role = _role(result, eraser)
+    key = key_of(role)
+    return role == "quadratic" or (key is not None and METHODS[key].needs_labels)
+
+
+class _Choice:
+    """Choice between `erasers`, the best one first; `unerased` is the name of unerased rows.
+
+    Erasers are equal if the interval of their difference lies within `min_gain`. Of those equal to
+    the best one, the eraser with the least change of the rows is chosen; without equals, the best.
+    """
+
+    def __init__(
+        self, result: Measurements, metric: str, head: str, p: float | None, unerased: str | None,
+        erasers: Sequence[str],
+    ) -> None:  # fmt: skip
+        entry = result.metric(metric)
+        self.result, self.metric, self.head, self.p = result, metric, head, p
+        self.erasers, self.best, self.label = erasers, erasers[0], entry.label
+        self.sign = -1.0 if entry.lower_is_better else 1.0
+        self.min_gain = MIN_GAIN * (1.0 if entry.bounded else abs(self._mean(self.best)))
+        tests = result.differences(metric, reference=self.best, head=head or None, p=p)
+        self.tests = {t.method: t for t in tests if t.method in {*erasers, unerased} and t.n}
+        # A difference that none of m rows shows may be 3 / m (rule of three, 95 %).
+        self.unseen = 3 / tests.rows if tests.rows else 0.0
+        self.unerased = unerased if unerased in self.tests else None
+        rivals = [e for e in erasers[1:] if not self._is_worse(e)]
+        self.equal = [self.best, *(e for e in rivals if self._is_equal(self.tests.get(e)))]
+        tied = [e for e in rivals if self._mean(e) == self._mean(self.best)]
+        self.eraser = self._least_change([*self.equal, *tied])
+        # Comparisons that are not decided: other erasers, then unerased rows.
+        self.open = [e for e in rivals if e not in self.equal]
+        if self.unerased is not None:
+            self.open += [self.unerased] * (not self._is_worse(self.unerased))
+        self.tested = not self.tests or any(not math.isnan(t.p) for t in self.tests.values())
+        if self.tested and self._max_gain() < self.min_gain:
+            self.outcome = NO_GAIN
+        elif self.tested and not rivals and not self.open:
+            self.outcome = DECIDED
+        else:
+            self.outcome = NOT_DECIDED
+
+    def _mean(self, eraser: str) -> float:
+        return self.result.mean(self.metric, eraser=eraser, head=self.head or None, p=self.p)
+
+    def _is_worse(self, eraser: str) -> bool:
+        """Whether an eraser (or "none") is significantly worse than the best eraser."""
+        test = self.tests.get(eraser)
+        return test is not None and test.significant and self.sign * test.difference < 0
+
+    def _is_equal(self, test: Difference | None) -> bool:
+        """Whether the interval of a difference lies within `min_gain`; False without interval."""
+        return test is not None and max(-test.low, test.high, self.unseen) <= self.min_gain
+
+    def _max_gain(self) -> float:
+        """Return the upper limit of the gain over unerased rows; infinite without a test."""
+        test = self.tests.get(self.unerased or "")
+        if test is None or math.isnan(test.p):
+            return math.inf
+        return max(-self.sign * test.low, -self.sign * test.high)
+
+    def _distortion(self, eraser: str) -> float:
+        if "distortion" not in self.result.metrics:
+            return math.nan
+        return self.result.mean("distortion", eraser=eraser, p=self.p)
+
+    def _least_change(self, erasers: list[str]) -> str:
+        measured = [e for e in erasers if not math.isnan(self._distortion(e))]
+        return min(measured, key=self._distortion) if measured else erasers[0]
+
+    # -- sentences -----------------------------------------------------------------------------
+
+    def sentence(self) -> str:
+        """Return what to do, with the reason."""
+        value = number(self._mean(self.eraser))
+        if self.outcome == NO_GAIN:
+            return (
+                f"Erasing does not improve the {self.label}: {value} after {self.eraser}, "
+                f"{number(self._mean(str(self.unerased)))} on unerased rows; if the concept must "
+                f"be erased, use {self.eraser}{self._labels_text()}."
+            )
+        use = f"Use {self.eraser}{self._labels_text()}"
+        if self.outcome == DECIDED:
+            others = [f"{number(self._mean(e))} after {e}" for e in self.erasers[1:2]]
+            others += [f"{number(self._mean(e))} on unerased rows" for e in [self.unerased] if e]
+            if not others:
+                return f"{use}: no other eraser was compared."
+            tests = "the difference is" if len(self.tests) == 1 else "each difference is"
+            against = joined(others)
+            return f"{use}: its {self.label} is {value}, against {against}; {tests} significant."
+        rivals = [e for e in self.open if e != self.unerased]
+        if len(self.equal) > 1:
+            within = f"{number(self.min_gain).rstrip('0')} by {self.label}"
+            use += " for now" * bool(self.open)
+            text = f"{use}: {_named(self.equal)} are equal within {within}"
+        else:
+            text = f"{use} for now: best {self.label} so far ({value})"
+        text += self._unerased_text()
+        if not self.tested:
+            return f"{text}; {self._untested_text()}."
+        if rivals:
+            verb = "is" if len(rivals) == 1 else "are"
+            text += f"; {_named(rivals)} {verb} not significantly worse"
+        needed = self._needed_text()
+        return f"{text}{'; ' * bool(needed)}{needed}."
+
+    def _labels_text(self) -> str:
+        if not needs_labels(self.result, self.eraser):
+            return ""
+        return " (it needs the label of every row)"
+
+    def _untested_text(self) -> str:
+        n = min(test.n for test in self.tests.values())
+        if n < MIN_SEEDS:
+            return f"a test needs {MIN_SEEDS} seeds, and {n} {'has' if n == 1 else 'have'} values"
+        return "differences that are equal at all seeds cannot be tested"
+
+    def _unerased_text(self) -> str:
+        """Return a clause if unerased rows are better by the mean, or not significantly worse."""
+        if self.unerased is None:
+            return ""
+        mean, before = self._mean(self.eraser), self._mean(self.unerased)
+        if self.sign * (mean - before) < 0:
+            return f", but not erasing is better ({number(before)})"
+        if self.unerased not in self.open:
+            return ""
+        return f", not significantly better than unerased rows ({number(before)})"
+
+    def _needed_text(self) -> str:
+        """Return the number of seeds or rows that would decide all open comparisons.
+
+        A difference D is decided if the half width of its interval is below |D|, or, as equality,
+        below `min_gain` - |D|. In Holm's method the closest comparison is tested last, at 5 %.
+        """
+        seeds, rows, apart = 0, 0, True
+        for test in (self.tests[e] for e in self.open):
+            half, size = (test.high - test.low) / 2, abs(test.difference)
+            if math.isnan(half):
+                return ""
+            target = max(size, self.min_gain - size)
+            apart &= size >= self.min_gain - size
+            factor = max(1.0, half / target) ** 2
+            if test.how == "bootstrap":
+                rows = max(rows, math.ceil(self.result.context.sizes[2] * factor))
+                continue
+            ratio = self.result.test_ratio(self.p)
+            deviation = half / float(stdtrit(test.n - 1, 0.975)) / math.sqrt(1 / test.n + ratio)
+            count = statistics.seeds_for(deviation, ratio, target)
+            if count is None:
+                rows = max(rows, math.ceil(self.result.context.n * factor))
+            else:
+                seeds = max(seeds, count - test.n, 1)
+        would = "would tell them apart" if apart else "would show whether they are equal"
+        if rows:
+            digits = 10 ** max(0, len(str(rows)) - 2)
+            kind = "test rows" if self.result.context.test_labels else "rows"
+            return f"about {-(-rows // digits) * digits:,} {kind} {would}"
+        return f"about {seeds} more seed{'s' * (seeds != 1)} {would}" if seeds else ""
+
+    def reasons(self) -> list[str]:
+        """Return sentences on the open comparisons, the changes of the rows, and small cells."""
+        setting = f"{self.label}, {self.head} head" if self.head else self.label
+        compared = [self.unerased] if self.outcome == NO_GAIN else self.open
+        texts = []
+        for test in (self.tests[name] for name in compared if name is not None):
+            other = "unerased rows" if test.method == self.unerased else test.method
+            if not math.isnan(test.low):
+                texts.append(
+                    f"{self.best} minus {other} ({setting}): {signed(-test.difference)}, 95 % "
+                    f"interval {signed(-test.high)} to {signed(-test.low)}, p = "
+                    f"{number(test.p_holm)} after Holm's correction."
+                )
+        changes = {e: self._distortion(e) for e in self.erasers}
+        if len(changes) > 1 and not any(map(math.isnan, changes.values())):
+            listed = joined([f"{100 * change:.3g} % after {e}" for e, change in changes.items()])
+            texts.append(f"Change of the rows, of their variance: {listed}.")
+        smallest = min((c.n for r in self.result.records for c in r.cells), default=0)
+        n_cells = len(self.result.context.cells)
+        if self.metric == "worst_group" and n_cells > 4 and smallest < _RELIABLE_ROWS:
+            texts.append(
+                f"The worst group is the lowest of {n_cells} cells, some of {smallest} test rows, "
+                "found on the rows that score it: it is too low for every eraser, and differences "
+                "between erasers are too small."
+            )
+        return texts
+
+
+def _named(erasers: Sequence[str]) -> str:
+    """Return the names of at most three erasers, or the number of more."""
+    return joined(erasers) if len(erasers) <= 3 else f"{len(erasers)} erasers"
+
+
+def summary(result: Measurements) -> tuple[Decision, str, str]:
+    """Return the decision, and a sentence each on what is left of the concept and on the cost."""
+    choice, unerased = decide(result), result.context.eraser_as("none")
+    eraser = choice.eraser or next((e for e in result.context.erasers if e != unerased), None)
+    if eraser is None:
+        return choice, "Nothing was erased.", ""
+    head = choice.head or (result.context.heads[0] if result.context.heads else "")
+    return choice, _left(result, eraser, unerased), _cost(result, eraser, unerased, head)
+
+
+def _left(result: Measurements, eraser: str, unerased: str | None) -> str:
+    """Return the sentence on how well a linear probe guesses each concept after erasing."""
+    concepts, texts = result.context.concepts, []
+    for name in concepts:
+        accuracy, chance, r2 = (
+            concept_key(f"probe_{kind}", name, concepts) for kind in ("accuracy", "chance", "r2")
+        )
+        before, subject = "", "the concept" if name == "concept" else name
+        if accuracy in result.metrics:
+            after, guess = (_hundredths(result, key, eraser) for key in (accuracy, chance))
+            if unerased:
+                before = f", and {_hundredths(result, accuracy, unerased)} before erasing"
+            texts.append(
+                f"{subject} can still be guessed linearly for {after} of 100 new rows; {guess} is "
+                f"chance{before}"
+            )
+        elif r2 in result.metrics:
+            if unerased:
+                before = f", and {_hundredths(result, r2, unerased)} before erasing"
+            texts.append(
+                f"{_hundredths(result, r2, eraser)} % of the variance of {subject} can still be "
+                f"predicted linearly in new rows; 0 is chance{before}"
+            )
+    if not texts:
+        return f"What {eraser} leaves of {joined(concepts)} was not measured: no probe was fitted."
+    return f"After {eraser}, {'; '.join(texts)}."
+
+
+def _hundredths(result: Measurements, metric: str, eraser: str) -> str:
+    return f"{100 * max(0.0, result.mean(metric, eraser=eraser)):.0f}"
+
+
+def _cost(result: Measurements, eraser: str, unerased: str | None, head: str) -> str:
+    """Return the sentence on the score of the task and the change of the rows."""
+    parts = []
+    metric = next((m for m in ("accuracy", "r2") if m in result.metrics), None)
+    if metric is not None:
+        after, *before = (
+            result.mean(metric, eraser=e, head=head) for e in (eraser, unerased) if e is not None
+        )
+        what = "the task is predicted for {:.0f} of 100 new rows"
+        if metric == "r2":
+            what = "{:.0f} % of the variance of the task can be predicted in new rows"
+        without = f", {100 * before[0]:.0f} without erasing" if before else ""
+        parts.append(f"{what.format(100 * after)}{without}")
+    if "distortion" in result.metrics:
+        change = 100 * result.mean("distortion", eraser=eraser)
+        parts.append(f"{eraser} changes {change:.3g} % of the variance of the rows")
+    return f"The cost: {'; '.join(parts)}." if parts else "The cost was not measured."
