@@ -26,17 +26,15 @@ from splince_fast.evaluation.erasers import (
     fit_eraser,
 )
 from splince_fast.evaluation.metrics import (
-    OF_ERASERS,
     ROUNDING,
     ClassPredictions,
-    Erasure,
     QuantityPredictions,
     add_scores,
     as_codes,
     as_quantities,
     concept_key,
+    erasure_scores,
     reason_of,
-    scores,
 )
 from splince_fast.evaluation.plan import ComparisonPlan
 from splince_fast.evaluation.records import ADVICE, ERASER_ROW, PathPoint, Record, TestLabels
@@ -95,27 +93,17 @@ class HeadPath:
 
 
 class Job:
-    """Rows, labels and moments of a plan at one seed and association level.
+    """Rows of a split, with labels and moments, at one seed and association level."""
 
-    `X` holds all rows of the data set; the job copies the rows of its split.
-    """
-
-    def __init__(
-        self,
-        plan: ComparisonPlan,
-        X: NDArray[np.generic],
-        seed: int,
-        p: float | None,
-        split: Split,
-    ) -> None:
+    def __init__(self, plan: ComparisonPlan, seed: int, p: float | None, split: Split) -> None:
         self.plan, self.seed, self.p, self.split = plan, seed, p, split
-        moments = moments_of(X, plan.variables, split.train)
+        moments = moments_of(plan.X, plan.variables, split.train)
         S = moments.covariance(ddof=0)  # Cov(x) of unscaled rows, (d, d)
         scale = math.sqrt(float(np.trace(S)) / len(S)) or 1.0
         coordinates = ScaledCoordinates(moments.mean, scale)
         self.gram = S / scale**2
         self.train, self.validation, self.test = (
-            plan.part(numbers, coordinates.to_scaled(take_rows(X, numbers)))
+            plan.part(numbers, coordinates.to_scaled(take_rows(plan.X, numbers)))
             for numbers in (split.train, split.validation, split.test)
         )
         self.data = FitData(
@@ -173,10 +161,7 @@ class Job:
         if eraser.uses_labels:
             notes = (f"{NEEDS_LABELS}; the test rows were erased with their labels", *notes)
         rank = None if eraser.projection is None else eraser.projection[0].shape[1]
-        values |= scores(
-            OF_ERASERS,
-            Erasure.of(self.train.rows, rows.train, self.train.labels, data.task, rank),
-        )
+        values |= erasure_scores(self.train.rows, rows.train, self.train.labels, data.task, rank)
         records = [self._record(name, ERASER_ROW, values=values, notes=notes, reason=reason)]
         for head in self.plan.heads:
             try:

@@ -552,12 +552,14 @@ def test_the_form_of_the_rows_changes_no_figure(form: str, tmp_path: Path) -> No
 
 
 def test_changes_of_a_copy_on_write_map_reach_every_process(tmp_path: Path) -> None:
-    X, y, z = data(300)
+    X, y, z = data(600, 300)  # joblib maps arrays above 1 MB
     np.save(tmp_path / "x.npy", X[:, ::-1])
     changed = np.load(tmp_path / "x.npy", mmap_mode="c")
     changed[:] = X
     options: dict[str, Any] = {"n_seeds": 1, "erasers": ("LEACE",), "alphas": (0.1,)}
-    assert run(changed, y, z, n_jobs=2, **options).records == run(X, y, z, **options).records
+    expected = run(X, y, z, **options).records
+    for form in (changed, np.asarray(changed)[:]):
+        assert run(form, y, z, n_jobs=2, **options).records == expected
 
 
 def test_a_large_map_is_not_copied_whole(tmp_path: Path) -> None:  # case 13
@@ -763,7 +765,7 @@ def test_a_split_of_your_own_has_bootstrap_intervals() -> None:
     found = result.interval("accuracy", eraser="LEACE")
     assert 0 < found.high - found.low < 0.25
     row = result.differences("accuracy", reference="none")[0]
-    assert row.how == "bootstrap (BCa)"
+    assert row.how == "bootstrap"
     assert row.low <= row.difference <= row.high
     with pytest.raises(InputError, match="n_seeds"):
         run(X, y, z, n_seeds=2, test=part)
