@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -52,34 +52,16 @@ MIN_CELL = 5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
-    """A fitted linear head.
+    """A fitted linear head."""
 
-    Attributes
-    ----------
-    coef_ : ndarray of shape (C, d)
-        Weights. C is 1 for two classes, and the number of columns for a quantity.
-    intercept_ : ndarray of shape (C,)
-        Intercepts.
-    classes_ : tuple
-        Names of the classes; empty for a quantity.
-    alpha : float
-        Penalty on the weights of the scaled features.
-    converged : bool
-        Whether the solver reached its tolerance.
-    feature_names : tuple of str or None
-        Column names of the data frame that the head was fitted to.
-    validation : tuple of tuple
-        (alpha, worst-group accuracy, accuracy) of every candidate, for a head of
-        :func:`select_head`.
-    """
-
-    coef_: Float
-    intercept_: Float
-    classes_: tuple[ClassName, ...]
-    alpha: float
-    converged: bool
+    coef_: Float  # (C, d) weights; C is 1 for two classes, and the number of columns for a quantity
+    intercept_: Float  # (C,)
+    classes_: tuple[ClassName, ...]  # empty for a quantity
+    alpha: float  # penalty on the weights of the scaled features
+    converged: bool = True  # whether the solver reached its tolerance
+    feature_names: tuple[str, ...] | None = None  # columns of the data frame of the fit
+    # (alpha, worst-group accuracy, accuracy) of every candidate, for a head of `select_head`
     validation: tuple[tuple[float, float, float], ...] = ()
-    feature_names: tuple[str, ...] | None = None
 
     def decision_function(self, X: object) -> Float:
         """Return the scores x^T coef + intercept of rows x: (n,) for C = 1, else (n, C)."""
@@ -106,13 +88,7 @@ class Head:
         return np.asarray(scipy.special.softmax(scores, axis=1))
 
 
-def fit_head(
-    X: object,
-    y: object,
-    *,
-    alpha: float = 0.01,
-    scale: bool = True,
-) -> Head:
+def fit_head(X: object, y: object, *, alpha: float = 0.01, scale: bool = True) -> Head:
     """Fit one head: minimise mean log-loss + alpha / 2 |w|^2, with an unpenalised intercept.
 
     Parameters
@@ -162,21 +138,18 @@ def fit_head(
     encoded = encode_one(y, len(rows), name="y", of="X")
     if isinstance(encoded, Columns):
         present = slice(None) if encoded.present is None else encoded.present
-        if not len(rows[present]):
+        rows, values = rows[present], encoded.values[present]
+        if not len(rows):
             raise NotEnoughDataError("no row has a value of y")
-        scaled = Scaled.of(rows[present], scale=scale, feature_names=columns)
-        w, b = ridge_path(scaled.rows, encoded.values[present], (alpha,))
-        return scaled.head(w[0], b[0], (), alpha)
+        centre, unit = _scaling(rows, scale)
+        w, b = ridge_path((rows - centre) / unit, values, (alpha,))
+        coef = w[0] / unit
+        return Head(coef, b[0] - coef @ centre, (), alpha, feature_names=columns)
     check_classes("task y", encoded)
     labelled = encoded.codes >= 0
     present_codes, codes = np.unique(encoded.codes[labelled], return_inverse=True)
     names = tuple(encoded.classes[i] for i in present_codes)
-    scaled = Scaled.of(rows[labelled], scale=scale, feature_names=columns)
-    fits = logistic.fit(scaled.rows, codes, len(names), np.array([alpha]))
-    w, b = fits.weights[0], fits.intercepts[0]
-    if alpha == 0:
-        check_not_separated(scaled.rows @ w.T + b, codes)
-    return scaled.head(w, b, names, alpha, converged=bool(fits.converged[0]))
+    return _head_path(rows[labelled], codes, names, (alpha,), columns, scale)[0]
 
 
 def select_head(
@@ -213,18 +186,6 @@ def select_head(
         The selected head; ``validation`` holds (alpha, worst-group accuracy, accuracy) of all
         candidates.
 
-    Raises
-    ------
-    InputError
-        A parameter is out of range.
-    LabelError
-        There are fewer than two classes, labels are quantities, or the pandas index of labels is
-        that of the rows in another order.
-    NonFiniteError
-        The rows contain NaN or infinity.
-    NotEnoughDataError
-        No validation row has a label.
-
     Examples
     --------
     >>> import numpy as np
@@ -255,19 +216,45 @@ def select_head(
     validation, y_true, cells = validation[labelled], y_true[labelled], cells[labelled]
     check_classes("task y", task)
     labelled_train = codes >= 0
-    scaled = Scaled.of(rows[labelled_train], feature_names=columns)
-    fits = logistic.fit(scaled.rows, codes[labelled_train], len(task.classes), np.array(alphas))
-    # (d, J C): C columns per alpha
-    weights = np.ascontiguousarray(fits.weights.reshape(-1, rows.shape[1]).T)
-    scores = ((validation - scaled.centre) / scaled.scale) @ weights
-    y_pred = decide(scores.reshape(len(validation), *fits.intercepts.shape) + fits.intercepts)
-    scored = [score(y_true, y_pred[:, j], cells) for j in range(len(alphas))]
-    j = select_best(scored, alphas, rule)
+    path = _head_path(rows[labelled_train], codes[labelled_train], task.classes, alphas, columns)
+    predictions = (decide(validation @ head.coef_.T + head.intercept_) for head in path)
+    scored = [score(y_true, y_pred, cells) for y_pred in predictions]
     table = tuple((alpha, *pair) for alpha, pair in zip(alphas, scored, strict=True))
-    return scaled.head(
-        fits.weights[j], fits.intercepts[j], task.classes, alphas[j],
-        converged=bool(fits.converged[j]), validation=table,
-    )  # fmt: skip
+    return replace(path[select_best(scored, alphas, rule)], validation=table)
+
+
+def _head_path(
+    rows: Float,
+    codes: Codes,
+    names: tuple[ClassName, ...],
+    alphas: Sequence[float],
+    columns: tuple[str, ...] | None,
+    scale: bool = True,
+) -> list[Head]:
+    """Fit a head of classes at every alpha to scaled rows; return heads of unscaled rows."""
+    centre, unit = _scaling(rows, scale)
+    scaled = (rows - centre) / unit
+    fits = logistic.fit(scaled, codes, len(names), np.array(alphas))
+    path = []
+    for j, alpha in enumerate(alphas):
+        w, b = fits.weights[j], fits.intercepts[j]
+        if alpha == 0:
+            check_not_separated(scaled @ w.T + b, codes)
+        coef = w / unit
+        converged = bool(fits.converged[j])
+        path.append(Head(coef, b - coef @ centre, names, alpha, converged, columns))
+    return path
+
+
+def _scaling(rows: Float, scale: bool) -> tuple[Float, float]:
+    """Return the mean of rows and the root of their mean variance (ddof 0), or 0 and 1."""
+    if not scale:
+        return np.zeros(rows.shape[1]), 1.0
+    centre = rows.mean(axis=0)
+    unit = math.sqrt(float(np.mean((rows - centre) ** 2)))
+    if unit == 0.0:
+        raise NotEnoughDataError("all rows are equal, so a head cannot be fitted")
+    return centre, unit
 
 
 def _checked_rows(X: object, name: str, *, width: int | None = None, of: str = "") -> Float:
@@ -275,46 +262,6 @@ def _checked_rows(X: object, name: str, *, width: int | None = None, of: str = "
     rows = as_rows(X, width=width, name=name, earlier=of)
     check_values(rows, name)
     return np.asarray(rows, dtype=np.float64)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Scaled:
-    """Scaled rows: (x - `centre`) / `scale`."""
-
-    rows: Float
-    centre: Float  # mean of the unscaled rows
-    scale: float  # root of the mean variance of the unscaled features (ddof 0)
-    feature_names: tuple[str, ...] | None = None
-
-    @classmethod
-    def of(
-        cls, rows: Float, *, scale: bool = True, feature_names: tuple[str, ...] | None = None
-    ) -> Scaled:
-        """Centre and scale rows; with ``scale=False``, leave the rows unchanged."""
-        if not scale:
-            return cls(rows, np.zeros(rows.shape[1]), 1.0, feature_names)
-        centre = rows.mean(axis=0)
-        centred = rows - centre
-        root = math.sqrt(float(np.mean(centred**2)))
-        if root == 0.0:
-            raise NotEnoughDataError("all rows are equal, so a head cannot be fitted")
-        return cls(centred / root, centre, root, feature_names)
-
-    def head(
-        self,
-        w: Float,
-        b: Float,
-        names: tuple[ClassName, ...],
-        alpha: float,
-        *,
-        converged: bool = True,
-        validation: tuple[tuple[float, float, float], ...] = (),
-    ) -> Head:
-        """Convert weights `w` and intercepts `b` for scaled rows to a head for unscaled rows."""
-        coef = w / self.scale
-        return Head(
-            coef, b - coef @ self.centre, names, alpha, converged, validation, self.feature_names
-        )
 
 
 def decide(scores: Float) -> Codes:
