@@ -513,6 +513,40 @@ def test_classes_unseen_in_training_count_as_errors() -> None:  # case 8
     assert result.mean("worst_group", eraser="none") == 0.0
 
 
+def test_a_worst_group_that_chance_lowers_is_noted() -> None:
+    """The bound on the bias of the minimum: a simulation of exact cells stays below it."""
+    X, y, _ = data(900)
+    z = np.arange(900) % 6
+    for test_rows, noted in ((240, True), (0, False)):
+        part = np.where(np.arange(900) < test_rows, "test", "train")
+        if not test_rows:  # control: 12 cells of over 250 rows each
+            X, y, z = np.tile(X, (8, 1)), np.tile(y, 8), np.tile(z, 8)
+            X = X + np.random.default_rng(1).normal(size=X.shape)
+            part = np.where(np.arange(7200) < 4800, "test", "train")
+        result = run(X, y, z, n_seeds=1, test=part, erasers=("none",), heads=("frozen",))
+        notes = [note for note in result.notes if note.startswith("the worst group is the lowest")]
+        assert len(notes) == noted
+        if noted:
+            match = re.search(
+                r"of (\d+) cells, the smallest of (\d+) test rows: .* (\.\d+|0\.\d+),", notes[0]
+            )
+            assert match is not None
+            k, n, bound = int(match[1]), int(match[2]), float(match[3])
+            minima = np.random.default_rng(0).binomial(n, 0.5, (4000, k)).min(axis=1) / n
+            assert 0.5 * bound < 0.5 - minima.mean() < bound
+
+
+def test_a_probe_that_fails_leaves_the_other_figures() -> None:
+    X, y, z = data(300)
+    result = run(
+        X, y, z, n_seeds=1, leakage={"bad": Failing(RuntimeError("x"))}, erasers=("LEACE",)
+    )
+    assert [(e, h) for e, h, _ in result.failures] == [("LEACE", "")]
+    assert result.failures[0][2].startswith("leakage: ")
+    assert result.mean("distortion", eraser="LEACE") > 0
+    assert result.mean("accuracy", eraser="LEACE") > 0.4
+
+
 def test_rows_without_a_label_are_left_out() -> None:  # case 9
     X, y, z = data()
     missing = [None if i < 40 else int(v) for i, v in enumerate(z)]
