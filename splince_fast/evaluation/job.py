@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import math
 import warnings
 from collections.abc import Sequence
@@ -362,25 +361,12 @@ class Job:
         return scored
 
     def _classifier_record(self, record: Record, head: Component, rows: ErasedRows) -> Record:
-        """Fit a classifier with the interface of scikit-learn to erased rows, and score it.
-
-        ``fit`` receives the cells of the training rows if it has a parameter `groups`, and then
-        (rows, task, cells) of the validation rows if it has a parameter `validation`.
-        """
-        model = clone_with_seed(head.spec, self.seed)
-        accepted = inspect.signature(model.fit).parameters
-        train, validation = self.train, self.validation
-        arguments: dict[str, Any] = {}
-        if "groups" in accepted and train.cells is not None:
-            arguments["groups"] = train.cells.copy()
-            if "validation" in accepted and len(rows.validation):
-                columns = (rows.validation, validation.task, validation.cells)
-                arguments["validation"] = tuple(c.copy() for c in columns if c is not None)
-        target = train.task
+        """Fit a classifier with the interface of scikit-learn to erased rows, and score it."""
+        model, target = clone_with_seed(head.spec, self.seed), self.train.task.copy()
         target = target.ravel() if target.ndim == 2 and target.shape[1] == 1 else target
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            model.fit(rows.train.copy(), target.copy(), **arguments)
+            model.fit(rows.train.copy(), target)
         converged = not any("Convergence" in w.category.__name__ for w in caught)
         record = dataclasses.replace(record, converged=converged)
         return self._add_scores(record, np.asarray(model.predict(rows.test.copy())))

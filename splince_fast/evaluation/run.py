@@ -105,16 +105,14 @@ def compare(
         applied by ``transform``. The concept is a column of class codes; several concepts are their
         joint classes, or a mapping of columns if some are quantities.
 
-        "quadratic" is :func:`splince_fast.quadratic`, fitted to two folds of the training rows; it
-        needs one concept of classes. "oracle" is :func:`splince_fast.oracle`. Both keep the task
-        and use the concept label of every training, validation and test row; a note in the result
-        says that their values hold only for rows with a label of the concept.
+        "quadratic" is :func:`splince_fast.quadratic` without shrinkage, and needs one concept of
+        classes; "oracle" is :func:`splince_fast.oracle`. Both keep the task and use the concept
+        label of every training, validation and test row; a note in the result says that their
+        values hold only for rows with a label of the concept.
     heads : sequence or mapping
         "retrained" (fitted on erased rows, with a selected alpha), "frozen" (fitted on unerased
         rows), "unregularised" (fitted on erased rows with alpha 0), or classifiers, which are
-        fitted on erased rows. The keys of a mapping replace the names in the result. ``fit`` of a
-        classifier receives the cells of task and concept if it has a parameter `groups`, and then
-        (rows, task, cells) of the validation rows if it has a parameter `validation`.
+        fitted on erased rows. The keys of a mapping replace the names in the result.
     association : float or sequence of float, optional
         Levels p of :func:`spurious_split`; None is the natural split.
     aligned_class, sizes

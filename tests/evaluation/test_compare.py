@@ -112,24 +112,6 @@ def test_unregularised_heads_agree_as_theorem_2_says() -> None:
     assert values[0] != result.values("accuracy", eraser="none")
 
 
-def test_a_classifier_gets_the_cells_as_groups() -> None:
-    class Grouped(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-        def fit(self, X: Any, y: Any, *, groups: Any) -> Grouped:
-            assert len(np.unique(groups)) == 4
-            self.model_ = LogisticRegression().fit(X, y)
-            return self
-
-        def predict(self, X: Any) -> Any:
-            return self.model_.predict(X)
-
-    X, y, z = data()
-    result = run(X, y, z, heads={"grouped": Grouped(), "plain": LogisticRegression()})
-    assert not result.failures
-    assert result.values("accuracy", eraser="SAL", head="grouped") == result.values(
-        "accuracy", eraser="SAL", head="plain"
-    )
-
-
 def test_every_random_state_of_a_pipeline_is_that_of_the_seed() -> None:
     X, y, z = data(300)
     model = make_pipeline(StandardScaler(), SGDClassifier(max_iter=2, tol=None))
