@@ -63,6 +63,12 @@ class Head:
     # (alpha, worst-group accuracy, accuracy) of every candidate, for a head of `select_head`
     validation: tuple[tuple[float, float, float], ...] = ()
 
+    def unscaled(self, centre: Float, unit: float, columns: tuple[str, ...] | None) -> Head:
+        """Return the head of rows x for a head of the scaled rows (x - centre) / unit."""
+        coef = self.coef_ / unit
+        intercept = self.intercept_ - coef @ centre
+        return replace(self, coef_=coef, intercept_=intercept, feature_names=columns)
+
     def decision_function(self, X: object) -> Float:
         """Return the scores x^T coef + intercept of rows x: (n,) for C = 1, else (n, C)."""
         rows = _checked_rows(X, "X", width=self.coef_.shape[1], of="the rows of the fit")
@@ -142,14 +148,16 @@ def fit_head(X: object, y: object, *, alpha: float = 0.01, scale: bool = True) -
         if not len(rows):
             raise NotEnoughDataError("no row has a value of y")
         centre, unit = _scaling(rows, scale)
-        w, b = ridge_path((rows - centre) / unit, values, (alpha,))
-        coef = w[0] / unit
-        return Head(coef, b[0] - coef @ centre, (), alpha, feature_names=columns)
+        return ridge_path((rows - centre) / unit, values, (alpha,))[0].unscaled(
+            centre, unit, columns
+        )
     check_classes("task y", encoded)
     labelled = encoded.codes >= 0
     present_codes, codes = np.unique(encoded.codes[labelled], return_inverse=True)
     names = tuple(encoded.classes[i] for i in present_codes)
-    return _head_path(rows[labelled], codes, names, (alpha,), columns, scale)[0]
+    centre, unit = _scaling(rows[labelled], scale)
+    scaled = (rows[labelled] - centre) / unit
+    return logistic_path(scaled, codes, names, (alpha,))[0].unscaled(centre, unit, columns)
 
 
 def select_head(
@@ -216,33 +224,46 @@ def select_head(
     validation, y_true, cells = validation[labelled], y_true[labelled], cells[labelled]
     check_classes("task y", task)
     labelled_train = codes >= 0
-    path = _head_path(rows[labelled_train], codes[labelled_train], task.classes, alphas, columns)
+    centre, unit = _scaling(rows[labelled_train], scale=True)
+    scaled = (rows[labelled_train] - centre) / unit
+    path = [
+        head.unscaled(centre, unit, columns)
+        for head in logistic_path(scaled, codes[labelled_train], task.classes, alphas)
+    ]
     predictions = (decide(validation @ head.coef_.T + head.intercept_) for head in path)
     scored = [score(y_true, y_pred, cells) for y_pred in predictions]
     table = tuple((alpha, *pair) for alpha, pair in zip(alphas, scored, strict=True))
     return replace(path[select_best(scored, alphas, rule)], validation=table)
 
 
-def _head_path(
+def logistic_path(
     rows: Float,
     codes: Codes,
     names: tuple[ClassName, ...],
     alphas: Sequence[float],
-    columns: tuple[str, ...] | None,
-    scale: bool = True,
+    *,
+    gram: Float | None = None,
+    weights: Float | None = None,
+    max_iter: int = 400,
 ) -> list[Head]:
-    """Fit a head of classes at every alpha to scaled rows; return heads of unscaled rows."""
-    centre, unit = _scaling(rows, scale)
-    scaled = (rows - centre) / unit
-    fits = logistic.fit(scaled, codes, len(names), np.array(alphas))
-    path = []
-    for j, alpha in enumerate(alphas):
-        w, b = fits.weights[j], fits.intercepts[j]
-        if alpha == 0:
-            check_not_separated(scaled @ w.T + b, codes)
-        coef = w / unit
-        converged = bool(fits.converged[j])
-        path.append(Head(coef, b - coef @ centre, names, alpha, converged, columns))
+    """Fit a head of the classes `names` at every alpha; further arguments as for `logistic.fit`.
+
+    A head without penalty that predicts all rows correctly is an error: it has no minimiser.
+    """
+    fits = logistic.fit(
+        rows, codes, len(names), np.array(alphas), gram=gram, sample_weights=weights,
+        max_iter=max_iter,
+    )  # fmt: skip
+    path = [
+        Head(fits.weights[j], fits.intercepts[j], names, alpha, bool(fits.converged[j]))
+        for j, alpha in enumerate(alphas)
+    ]
+    for head in path:
+        if head.alpha == 0 and (decide(rows @ head.coef_.T + head.intercept_) == codes).all():
+            raise InputError(
+                "the classes are separable on the training rows, so an unregularised head has no "
+                "minimiser; use an alpha above 0, or more rows than features"
+            )
     return path
 
 
@@ -274,15 +295,6 @@ def decide(scores: Float) -> Codes:
     return np.asarray(scores.argmax(axis=-1), dtype=np.intp)
 
 
-def check_not_separated(scores: Float, codes: Codes) -> None:
-    """Raise InputError if a head without penalty predicts all training rows correctly."""
-    if (decide(scores) == codes).all():
-        raise InputError(
-            "the classes are separable on the training rows, so an unregularised head has no "
-            "minimiser; use an alpha above 0, or more rows than features"
-        )
-
-
 def score(y_true: Codes, y_pred: Codes, cells: Codes | None) -> ValidationScore:
     """Return the worst-group accuracy, NaN if no row is in a cell, and the accuracy."""
     correct = y_true == y_pred
@@ -310,8 +322,8 @@ def select_best(scored: Sequence[ValidationScore], alphas: Sequence[float], rule
     return max(range(len(scored)), key=sort_key)
 
 
-def ridge_path(rows: Float, target: Float, alphas: Sequence[float]) -> tuple[Float, Float]:
-    """Fit ridge regression at J alphas; return weights w (J, k, d) and intercepts b (J, k).
+def ridge_path(rows: Float, target: Float, alphas: Sequence[float]) -> list[Head]:
+    """Fit ridge regression at every alpha.
 
     Each fit minimises mean |target - w x - b|^2 / 2 + alpha / 2 |w|^2 over the rows x; `target` is
     (n, k). With S = Cov(x), w^T = (S + alpha I)^{-1} Cov(x, target). One eigendecomposition of S
@@ -323,13 +335,13 @@ def ridge_path(rows: Float, target: Float, alphas: Sequence[float]) -> tuple[Flo
     values, vectors = scipy.linalg.eigh((S + S.T) / 2)
     above_rounding = values > 1e-12 * max(float(values[-1]), 1e-300)
     coordinates = vectors.T @ (rows.T @ (target - mean) / n)
-    weights = []
+    path = []
     for alpha in alphas:
         inverse = 1 / np.maximum(values + alpha, 1e-300)
         inverse[~above_rounding & (alpha == 0)] = 0.0
-        weights.append((vectors @ (inverse[:, None] * coordinates)).T)
-    w = np.array(weights)
-    return w, mean - w @ centre
+        w = (vectors @ (inverse[:, None] * coordinates)).T
+        path.append(Head(w, mean - w @ centre, (), alpha))
+    return path
 
 
 def check_alpha(alpha: object) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast.conditional import NEEDS_LABELS
-from splince_fast.evaluation import heads, logistic, probes
+from splince_fast.evaluation import heads, probes
 from splince_fast.evaluation.data import fill_missing_groups, moments_of, take_rows, texts_of
 from splince_fast.evaluation.erasers import (
     Component,
@@ -24,6 +24,7 @@ from splince_fast.evaluation.erasers import (
     clone_with_seed,
     fit_eraser,
 )
+from splince_fast.evaluation.heads import Head
 from splince_fast.evaluation.metrics import (
     ROUNDING,
     ClassPredictions,
@@ -67,26 +68,10 @@ class ErasedRows:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class HeadFit:
-    """Fitted head in scaled coordinates."""
-
-    weights: Float  # (C, d)
-    intercepts: Float  # (C,)
-    classes: Codes | None  # its class codes; None for ridge
-    alpha: float
-    converged: bool = True
-
-    def predict(self, rows: Float) -> NDArray[Any]:
-        """Predict class codes (n,) or values (n, k) of the task."""
-        values = rows @ self.weights.T + self.intercepts
-        return values if self.classes is None else self.classes[heads.decide(values)]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class HeadPath:
     """Heads at all alphas, in descending order."""
 
-    fits: tuple[HeadFit, ...]
+    fits: list[Head]
     selected: int  # index of the selected head
     notes: tuple[str, ...] = ()
 
@@ -265,14 +250,14 @@ class Job:
         """
         alphas, validation = self.plan.alphas, self.validation
         if isinstance(self.plan.task, Columns):
-            fits = self._fit_ridge(rows, alphas)
+            fits = heads.ridge_path(rows.train, self.train.task, alphas)
             if not len(validation.rows):
                 return HeadPath(fits, 0)
-            predictions = [fit.predict(rows.validation) for fit in fits]
+            predictions = [self._predict(fit, rows.validation) for fit in fits]
             errors = [float(np.mean((validation.task - y_pred) ** 2)) for y_pred in predictions]
             scored = [(-error, 0.0) for error in errors]
             return HeadPath(fits, heads.select_best(scored, alphas, "worst_group"))
-        fits = self._fit_logistic(rows, np.array(alphas))
+        fits = self._fit_logistic(rows, alphas)
         if len(alphas) == 1:
             return HeadPath(fits, 0)
         notes: list[str] = []
@@ -283,43 +268,31 @@ class Job:
             )
             scored = self._scores_by_folds(rows, notes)
         else:
-            predictions = [fit.predict(rows.validation) for fit in fits]
+            predictions = [self._predict(fit, rows.validation) for fit in fits]
             scored = [
                 heads.score(validation.task, y_pred, validation.cells) for y_pred in predictions
             ]
         return HeadPath(fits, heads.select_best(scored, alphas, self.plan.select), tuple(notes))
 
     def _fit_logistic(
-        self, rows: ErasedRows, alphas: Float, *, weights: Float | None = None, max_iter: int = 400
-    ) -> tuple[HeadFit, ...]:
-        """Fit logistic heads on the training rows, one per alpha.
-
-        `weights`, (n, number of alphas), has columns with sum 1; the default is 1 / n.
-        """
-        fits = logistic.fit(
-            rows.train, self.class_index, len(self.classes), alphas, gram=rows.gram,
-            sample_weights=weights, max_iter=max_iter,
+        self, rows: ErasedRows, alphas: Sequence[float], **options: Any
+    ) -> list[Head]:
+        """Fit logistic heads, whose classes are codes, on the training rows, one per alpha."""
+        return heads.logistic_path(
+            rows.train, self.class_index, tuple(self.classes.tolist()), alphas, gram=rows.gram,
+            **options,
         )  # fmt: skip
-        return tuple(
-            HeadFit(
-                fits.weights[j], fits.intercepts[j], self.classes, alpha, bool(fits.converged[j])
-            )
-            for j, alpha in enumerate(alphas.tolist())
-        )
 
-    def _fit_ridge(self, rows: ErasedRows, alphas: Sequence[float]) -> tuple[HeadFit, ...]:
-        """Fit ridge heads on the training rows, one per alpha."""
-        w, b = heads.ridge_path(rows.train, self.train.task, alphas)
-        return tuple(HeadFit(w[j], b[j], None, alpha) for j, alpha in enumerate(alphas))
-
-    def _fit_unregularised(self, rows: ErasedRows) -> HeadFit:
+    def _fit_unregularised(self, rows: ErasedRows) -> Head:
         """Fit the head without penalty (alpha 0)."""
         if isinstance(self.plan.task, Columns):
-            return self._fit_ridge(rows, (0.0,))[0]
-        fit = self._fit_logistic(rows, np.zeros(1), max_iter=1000)[0]
-        scores = rows.train @ fit.weights.T + fit.intercepts
-        heads.check_not_separated(scores, self.class_index)
-        return fit
+            return heads.ridge_path(rows.train, self.train.task, (0.0,))[0]
+        return self._fit_logistic(rows, (0.0,), max_iter=1000)[0]
+
+    def _predict(self, head: Head, rows: Float) -> NDArray[Any]:
+        """Predict class codes (n,) or values (n, k) of the task."""
+        values = rows @ head.coef_.T + head.intercept_
+        return self.classes[heads.decide(values)] if head.classes_ else values
 
     def _has_few_validation_rows(self) -> bool:
         """Whether a cell with training rows has fewer than `MIN_CELL` validation rows."""
@@ -333,7 +306,7 @@ class Job:
 
         A fold is left out, with a note in `notes`, if the rows outside it lack a class.
         """
-        train, codes, alphas = self.train, self.class_index, np.array(self.plan.alphas)
+        train, codes, alphas = self.train, self.class_index, self.plan.alphas
         fold = fold_of_rows(train.strata, train.groups, self.seed)
         folds = [f for f in range(FOLDS) if len(np.unique(codes[fold != f])) == len(self.classes)]
         if not folds:
@@ -347,16 +320,15 @@ class Job:
                 "lack a class"
             )
         weights = np.stack([fold != f for f in folds for _ in alphas], 1).astype(np.float64)
-        fits = self._fit_logistic(
-            rows, np.tile(alphas, len(folds)), weights=weights / weights.sum(axis=0)
-        )
+        fits = self._fit_logistic(rows, alphas * len(folds), weights=weights / weights.sum(axis=0))
         held_out = np.isin(fold, folds)
         cells = None if train.cells is None else train.cells[held_out]
         scored = []
         for j in range(len(alphas)):
             y_pred = np.zeros(len(codes), dtype=np.intp)
             for i, f in enumerate(folds):
-                y_pred[fold == f] = fits[i * len(alphas) + j].predict(rows.train[fold == f])
+                fit = fits[i * len(alphas) + j]
+                y_pred[fold == f] = self._predict(fit, rows.train[fold == f])
             scored.append(heads.score(train.task[held_out], y_pred[held_out], cells))
         return scored
 
@@ -371,10 +343,10 @@ class Job:
         record = dataclasses.replace(record, converged=converged)
         return self._add_scores(record, np.asarray(model.predict(rows.test.copy())))
 
-    def _scored_record(self, record: Record, fit: HeadFit, rows: ErasedRows) -> Record:
+    def _scored_record(self, record: Record, fit: Head, rows: ErasedRows) -> Record:
         """Return the record with the alpha of a head, and its metrics on the test rows."""
         record = dataclasses.replace(record, alpha=fit.alpha, converged=fit.converged)
-        return self._add_scores(record, fit.predict(rows.test))
+        return self._add_scores(record, self._predict(fit, rows.test))
 
     def _add_scores(self, record: Record, y_pred: NDArray[Any]) -> Record:
         """Return the record with the metrics of the predictions on the test rows."""
