@@ -243,13 +243,8 @@ def class_accuracy(y_true: object, y_pred: object) -> ClassAccuracy:
     >>> class_accuracy(["x", "x", "y", "y"], ["x", "y", "y", "y"])
     {'x': 0.5, 'y': 1.0}
     """
-    classes, true, predicted = _encode_labels(y_true, y_pred)
-    counts, n_correct = counts_per_code(true, true == predicted, len(classes))
-    if not counts.any():
-        raise NotEnoughDataError("no row has a true label; check y_true")
-    return ClassAccuracy(
-        {classes[i]: float(n_correct[i] / counts[i]) for i in np.flatnonzero(counts).tolist()}
-    )
+    rows = group_accuracy(y_true, y_pred, groups=y_true).rows
+    return ClassAccuracy({row.cell: row.accuracy for row in rows})
 
 
 def tpr_gap(
