@@ -1,13 +1,11 @@
-"""Reading, checks and fingerprint of rows and labels, and the moments of each association level.
+"""Rows, labels and groups of a data set: reading, checks, class codes, cells, fingerprint.
 
-Memory-mapped rows are read in blocks. The memory pages of each block are released after use,
-because they otherwise count as resident memory of each process that reads the file.
+A cell is a combination of classes of several columns.
 """
 
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from pathlib import Path
@@ -28,9 +26,9 @@ Codes = NDArray[np.intp]
 Matrix = NDArray[Any]  # (n, d) rows of any dtype
 Float = NDArray[np.float64]
 
-BLOCK = 1 << 12  # rows per block
-# Rows per block if rows are scattered in a file: each of them may map 2 MiB of the file.
-_SCATTERED_BLOCK = 1 << 6
+BLOCK = 1 << 12  # rows per block, in which memory-mapped rows are read
+FEW_ROWS = 20  # the accuracy in a cell with fewer test rows is marked as not reliable
+_MAX_PRODUCT = 10_000  # above this number of combinations, only cells with rows are listed
 
 
 def read_rows(X: object) -> Matrix:
@@ -64,8 +62,8 @@ def read_rows(X: object) -> Matrix:
 
 
 def check_finite(X: Matrix) -> None:
-    """Raise NonFiniteError if the rows, read in blocks, contain NaN or infinity."""
-    for _, block in blocks(X):
+    """Raise NonFiniteError if the rows contain NaN or infinity."""
+    for block in blocks(X):
         try:
             check_values(block, "X")
         except InputError:
@@ -73,45 +71,28 @@ def check_finite(X: Matrix) -> None:
             raise
 
 
-def blocks(X: Matrix) -> Iterator[tuple[int, Matrix]]:
-    """Yield consecutive blocks of the rows, as pairs (number of the first row, rows)."""
+def blocks(X: Matrix) -> Iterator[Matrix]:
+    """Yield consecutive blocks of the rows."""
     for start in range(0, len(X), BLOCK):
-        yield start, X[start : start + BLOCK]
-        release(X)
+        yield X[start : start + BLOCK]
 
 
 def take_rows(X: Matrix, rows: Rows) -> Float:
-    """Return a float64 copy of X[rows], read in blocks; a memory map is read in file order."""
+    """Return a float64 copy of X[rows]."""
     out = np.empty((len(rows), X.shape[1]))
-    mapped = _memory_map(X) is not None
-    order = np.argsort(rows, kind="stable") if mapped else np.arange(len(rows))
-    size = _SCATTERED_BLOCK if mapped else BLOCK
-    for start in range(0, len(rows), size):
-        block = order[start : start + size]
-        out[block] = X[rows[block]]
-        release(X)
+    for start in range(0, len(rows), BLOCK):
+        out[start : start + BLOCK] = X[rows[start : start + BLOCK]]
     return out
 
 
-def release(X: Matrix) -> None:
-    """Release the memory pages of a memory-mapped array; other arrays are unaffected."""
-    mapping = _memory_map(X)
-    if mapping is not None:
-        mapping.madvise(mmap.MADV_DONTNEED)
-
-
-def _memory_map(X: Matrix) -> mmap.mmap | None:
-    """Return the memory map of an array if its pages may be released, else None.
-
-    The result is None for an array in memory, for a map in mode "c", which would lose its changes,
-    and on systems without ``MADV_DONTNEED``.
-    """
-    array: object = X
-    while isinstance(array, np.ndarray):
-        if isinstance(array, np.memmap) and array.mode == "c":
-            return None
-        array = array.base
-    return array if isinstance(array, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED") else None
+def moments_of(X: Matrix, labels: Mapping[str, Encoded], rows: Rows) -> Moments:
+    """Return the moments of some rows, read in ascending order."""
+    moments, ordered = Moments(), np.sort(rows)
+    for start in range(0, len(ordered), BLOCK):
+        block = ordered[start : start + BLOCK]
+        block_labels = {name: labels_of(column, block) for name, column in labels.items()}
+        moments.update(take_rows(X, block), block_labels)
+    return moments
 
 
 def has_label(encoded: Encoded) -> NDArray[np.bool_]:
@@ -137,7 +118,7 @@ def fingerprint(
 ) -> str:
     """Return a hash of the rows, of the labels with their names, and of the groups and parts."""
     digest = hashlib.sha256(repr((X.shape, X.dtype.str, list(labels))).encode())
-    for _, rows in blocks(X):
+    for rows in blocks(X):
         digest.update(np.ascontiguousarray(rows).view(np.uint8).data)
     for encoded in labels.values():
         if isinstance(encoded, ClassCodes):
@@ -149,53 +130,6 @@ def fingerprint(
     return digest.hexdigest()[:16]
 
 
-def level_moments(
-    X: Matrix, labels: Mapping[str, Encoded], row_sets: Sequence[tuple[Rows, Float | None]]
-) -> list[Moments]:
-    """Return the moments of several sets of rows, such as the training rows of each level.
-
-    `row_sets` holds each set as its row numbers and their positive weights (None for weight 1). The
-    sets may overlap, but each row is accumulated at most once: rows whose weights agree in every
-    set form a piece, and the moments of a set are the weighted sum of the moments of its pieces.
-    """
-    merged: list[Moments | None] = [None] * len(row_sets)
-    for rows, weights in _pieces(len(X), row_sets):
-        piece = Moments()
-        for start in range(0, len(rows), BLOCK):
-            block = rows[start : start + BLOCK]
-            block_labels = {name: labels_of(column, block) for name, column in labels.items()}
-            piece.update(take_rows(X, block), block_labels)
-        for i in np.flatnonzero(weights).tolist():
-            weighted = piece.copy() if weights[i] == 1.0 else piece.scaled(float(weights[i]))
-            total = merged[i]
-            merged[i] = weighted if total is None else total + weighted
-    return [Moments() if moments is None else moments for moments in merged]
-
-
-def _pieces(n: int, row_sets: Sequence[tuple[Rows, Float | None]]) -> Iterator[tuple[Rows, Float]]:
-    """Yield the ascending row numbers of each piece, and the weight of its rows in every set.
-
-    Two rows belong to the same piece if their weights agree in every set. A row outside a set has
-    weight 0 in it. Rows outside all sets are left out.
-    """
-    codes = np.zeros(n, dtype=np.int64)
-    table = np.zeros((len(row_sets), n))
-    for row_weights, (rows, weights) in zip(table, row_sets, strict=True):
-        row_weights[rows] = 1.0 if weights is None else weights
-        levels, level_index = np.unique(row_weights, return_inverse=True)
-        _, codes = np.unique(codes * len(levels) + level_index, return_inverse=True)
-    order = np.argsort(codes, kind="stable")
-    firsts = np.searchsorted(codes[order], np.arange(int(codes.max(initial=-1)) + 1))
-    for rows in np.split(order, firsts[1:]):
-        weights_of_piece = table[:, rows[0]]
-        if weights_of_piece.any():
-            yield rows, weights_of_piece
-
-
-FEW_ROWS = 20  # the accuracy in a cell with fewer test rows is marked as not reliable
-_MAX_PRODUCT = 10_000  # above this number of combinations, only cells with rows are listed
-
-
 def class_codes(
     values: object, name: str, n: int | None = None, *, of: str = "X", declared: bool = False
 ) -> ClassCodes:
@@ -203,13 +137,6 @@ def class_codes(
 
     `n` is the required length, that of the argument `of`; None accepts any length. Declared
     categories without rows, as of a pandas categorical, are dropped unless `declared` is True.
-
-    Raises
-    ------
-    InputError
-        The column has no length, or another length than `n`.
-    LabelError
-        The column holds a quantity instead of classes.
     """
     if n is None:
         if not isinstance(values, Sized):
@@ -236,12 +163,7 @@ def fill_missing_groups(groups: Codes) -> Codes:
 def common_codes(first: ClassCodes, second: ClassCodes) -> tuple[Codes, Codes]:
     """Return the codes of two columns in one list of classes, which starts with those of `first`.
 
-    Equal values, such as 1, 1.0 and True, are one class.
-
-    Raises
-    ------
-    LabelError
-        The classes of one column are all text, and no class of the other column is text.
+    Equal values, such as 1, 1.0 and True, are one class; text beside numbers is an error.
     """
     kinds = [{isinstance(name, str) for name in column.classes} for column in (first, second)]
     if kinds in ([{True}, {False}], [{False}, {True}]):
@@ -261,7 +183,7 @@ def joint_classes(columns: Sequence[ClassCodes]) -> ClassCodes:
 
     The names of the cells are tuples of classes in lexicographic order. All combinations of classes
     are listed; if there are more than 10,000, only those with rows. A row that lacks any of the
-    labels has code -1. A single column is returned unchanged.
+    labels has code -1.
     """
     if len(columns) == 1:
         return columns[0]
@@ -303,6 +225,15 @@ def cells_of_groups(groups: object, n: int, of: str) -> ClassCodes:
     return joint_classes(
         [class_codes(c, str(name), n, of=of, declared=True) for name, c in columns.items()]
     )
+
+
+def counts_per_code(codes: Codes, correct: NDArray[np.bool_], size: int = 0) -> tuple[Codes, Codes]:
+    """Return, for each code 0, 1, ..., the number of rows and the number of correct rows.
+
+    Rows of code -1 are left out. `size` is the minimum length of both results.
+    """
+    counts = np.bincount(codes[codes >= 0], minlength=size)
+    return counts, np.bincount(codes[correct & (codes >= 0)], minlength=len(counts))
 
 
 def columns_of(values: object, name: str) -> dict[str, Any]:

@@ -239,7 +239,7 @@ class _Choice:
             target = max(size, self.min_gain - size)
             apart &= size >= self.min_gain - size
             factor = max(1.0, half / target) ** 2
-            if test.how == "bootstrap":
+            if test.how.startswith("bootstrap"):
                 rows = max(rows, math.ceil(self.result.context.sizes[2] * factor))
                 continue
             ratio = self.result.test_ratio(self.p)

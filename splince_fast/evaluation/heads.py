@@ -11,7 +11,6 @@ each feature would change the geometry of the features, on which the penalty and
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,16 +28,19 @@ from splince_fast._runtime.arrays import (
 )
 from splince_fast._solve.options import is_number
 from splince_fast.evaluation import logistic
-from splince_fast.evaluation.data import cells_of_groups, check_classes, class_codes, common_codes
-from splince_fast.evaluation.metrics import counts_per_code
+from splince_fast.evaluation.data import (
+    cells_of_groups,
+    check_classes,
+    class_codes,
+    common_codes,
+    counts_per_code,
+)
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassName, Columns, encode_one, names_array
 from splince_fast.labels.positions import check_index
-from splince_fast.moments.parameters import check_random_state
 
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
-Factors = tuple[Float, Float]  # (left, right), (r, d) each: P = I - left^T right
 ValidationScore = tuple[float, float]  # worst-group accuracy, accuracy
 
 ALPHAS = (1.0, 0.1, 0.01, 0.001, 0.0001)
@@ -46,10 +48,6 @@ RULES = ("worst_group", "accuracy")
 # Smallest number of validation rows per cell. If a cell has fewer, alpha is selected by
 # cross-validation on the training rows instead.
 MIN_CELL = 5
-SEPARABLE = (
-    "the classes are separable on the training rows, so an unregularised head has no minimiser; "
-    "use an alpha above 0, or more rows than features"
-)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,15 +82,7 @@ class Head:
     feature_names: tuple[str, ...] | None = None
 
     def decision_function(self, X: object) -> Float:
-        """Return the scores x^T coef + intercept of rows x: (n,) for C = 1, else (n, C).
-
-        Raises
-        ------
-        InputError
-            X differs from the rows of the fit in its number of features or its column names.
-        NonFiniteError
-            X contains NaN or infinity.
-        """
+        """Return the scores x^T coef + intercept of rows x: (n,) for C = 1, else (n, C)."""
         rows = _checked_rows(X, "X", width=self.coef_.shape[1], of="the rows of the fit")
         check_feature_names(feature_names(X, rows.shape[1]), self.feature_names)
         scores = rows @ self.coef_.T + self.intercept_
@@ -106,13 +96,7 @@ class Head:
         return names_array(self.classes_)[decide(scores.reshape(len(scores), -1))]
 
     def predict_proba(self, X: object) -> Float:
-        """Return the class probabilities of rows, (n, number of classes).
-
-        Raises
-        ------
-        LabelError
-            The head predicts a quantity.
-        """
+        """Return the class probabilities of rows, (n, number of classes)."""
         if not self.classes_:
             raise LabelError("the head predicts a quantity, which has no class probabilities")
         scores = self.decision_function(X)
@@ -127,10 +111,7 @@ def fit_head(
     y: object,
     *,
     alpha: float = 0.01,
-    solver: str = "newton",
     scale: bool = True,
-    start: Head | None = None,
-    random_state: int = 0,
 ) -> Head:
     """Fit one head: minimise mean log-loss + alpha / 2 |w|^2, with an unpenalised intercept.
 
@@ -143,17 +124,9 @@ def fit_head(
         the mean squared error plus the same penalty.
     alpha : float
         Penalty, at least 0. With alpha 0, separable classes raise InputError.
-    solver : {"newton", "sgd"}
-        "newton" converges to the minimum. "sgd", for classes only, is scikit-learn's
-        ``SGDClassifier`` with tol 1e-4 and at most 1,000 epochs, the setting of Holstege, Ravfogel
-        and Wouters (NeurIPS 2025).
     scale : bool
         Whether features are centred and divided by the root of their mean variance before the
         fit. The coefficients of the returned head apply to the unscaled X.
-    start : Head, optional
-        Initial weights of "sgd".
-    random_state : int
-        Seed of "sgd".
 
     Returns
     -------
@@ -163,8 +136,7 @@ def fit_head(
     Raises
     ------
     InputError
-        A parameter is out of range, the weights of `start` have the wrong shape, or alpha is 0 and
-        the classes are separable.
+        A parameter is out of range, or alpha is 0 and the classes are separable.
     LabelError
         There are fewer than two classes, or the pandas index of y is that of X in another order.
     NonFiniteError
@@ -184,37 +156,27 @@ def fit_head(
     True
     """
     check_alpha(alpha)
-    random_state = check_random_state(random_state, bits=32)  # limit of scikit-learn
-    if solver not in ("newton", "sgd"):
-        raise InputError(f"solver is {solver!r}; choose 'newton' or 'sgd'")
-    if not isinstance(start, Head | None):
-        raise InputError(f"start is {type(start).__name__}; pass a Head, or None")
     check_index(X, y, "y")
     rows = _checked_rows(X, "X")
     columns = feature_names(X, rows.shape[1])
     encoded = encode_one(y, len(rows), name="y", of="X")
     if isinstance(encoded, Columns):
-        if solver == "sgd":
-            raise InputError("solver='sgd' is for classes; leave out solver= for a quantity")
         present = slice(None) if encoded.present is None else encoded.present
         if not len(rows[present]):
             raise NotEnoughDataError("no row has a value of y")
         scaled = Scaled.of(rows[present], scale=scale, feature_names=columns)
-        w, b = ridge_path(scaled.rows, encoded.values[present], (alpha,), None)
+        w, b = ridge_path(scaled.rows, encoded.values[present], (alpha,))
         return scaled.head(w[0], b[0], (), alpha)
     check_classes("task y", encoded)
     labelled = encoded.codes >= 0
     present_codes, codes = np.unique(encoded.codes[labelled], return_inverse=True)
     names = tuple(encoded.classes[i] for i in present_codes)
     scaled = Scaled.of(rows[labelled], scale=scale, feature_names=columns)
-    if solver == "sgd":
-        w, b, converged = _sgd(scaled, codes, alpha, start, random_state)
-        return scaled.head(w, b, names, alpha, converged=converged)
     fits = logistic.fit(scaled.rows, codes, len(names), np.array([alpha]))
-    if fits.separable[0]:
-        raise InputError(SEPARABLE)
-    converged = bool(fits.converged[0])
-    return scaled.head(fits.weights[0], fits.intercepts[0], names, alpha, converged=converged)
+    w, b = fits.weights[0], fits.intercepts[0]
+    if alpha == 0:
+        check_not_separated(scaled.rows @ w.T + b, codes)
+    return scaled.head(w, b, names, alpha, converged=bool(fits.converged[0]))
 
 
 def select_head(
@@ -309,10 +271,7 @@ def select_head(
 
 
 def _checked_rows(X: object, name: str, *, width: int | None = None, of: str = "") -> Float:
-    """Return the rows as float64; raise NonFiniteError for NaN or infinity.
-
-    `width` is the required number of columns, that of the rows `of`.
-    """
+    """Return finite float64 rows, of the `width` of the rows `of`."""
     rows = as_rows(X, width=width, name=name, earlier=of)
     check_values(rows, name)
     return np.asarray(rows, dtype=np.float64)
@@ -320,28 +279,18 @@ def _checked_rows(X: object, name: str, *, width: int | None = None, of: str = "
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scaled:
-    """Scaled rows: (x - `centre`) / `scale`.
-
-    `centre` is the mean of the unscaled rows, and `scale` is the root of the mean variance of their
-    features (ddof 0). For rows that are not scaled, `centre` is 0 and `scale` is 1.
-    """
+    """Scaled rows: (x - `centre`) / `scale`."""
 
     rows: Float
-    centre: Float
-    scale: float
+    centre: Float  # mean of the unscaled rows
+    scale: float  # root of the mean variance of the unscaled features (ddof 0)
     feature_names: tuple[str, ...] | None = None
 
     @classmethod
     def of(
         cls, rows: Float, *, scale: bool = True, feature_names: tuple[str, ...] | None = None
     ) -> Scaled:
-        """Centre and scale rows; with ``scale=False``, leave the rows unchanged.
-
-        Raises
-        ------
-        NotEnoughDataError
-            All rows are equal.
-        """
+        """Centre and scale rows; with ``scale=False``, leave the rows unchanged."""
         if not scale:
             return cls(rows, np.zeros(rows.shape[1]), 1.0, feature_names)
         centre = rows.mean(axis=0)
@@ -368,35 +317,6 @@ class Scaled:
         )
 
 
-def _sgd(
-    scaled: Scaled, codes: Codes, alpha: float, start: Head | None, random_state: int
-) -> tuple[Float, Float, bool]:
-    """Fit ``SGDClassifier``; return weights, intercepts, and whether the fit converged."""
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import SGDClassifier
-
-    if alpha == 0:
-        raise InputError("solver='sgd' needs an alpha above 0: its learning rate is 1 / alpha")
-    model = SGDClassifier(
-        loss="log_loss", alpha=alpha, tol=1e-4, max_iter=1000, random_state=random_state
-    )
-    initial = {}
-    if start is not None:
-        n_classes = int(codes.max()) + 1
-        shape = (1 if n_classes == 2 else n_classes, scaled.rows.shape[1])
-        if start.coef_.shape != shape:
-            raise InputError(f"start has weights of shape {start.coef_.shape}; y needs {shape}")
-        initial = {
-            "coef_init": start.coef_ * scaled.scale,
-            "intercept_init": start.intercept_ + start.coef_ @ scaled.centre,
-        }
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", ConvergenceWarning)
-        model.fit(scaled.rows, codes, **initial)
-    failed = any(issubclass(w.category, ConvergenceWarning) for w in caught)
-    return model.coef_, model.intercept_, not failed
-
-
 def decide(scores: Float) -> Codes:
     """Return the predicted class codes (...,) for scores (..., C).
 
@@ -407,21 +327,24 @@ def decide(scores: Float) -> Codes:
     return np.asarray(scores.argmax(axis=-1), dtype=np.intp)
 
 
-def score(
-    y_true: Codes, y_pred: Codes, cells: Codes | None, weights: Float | None = None
-) -> ValidationScore:
-    """Return the worst-group accuracy and the weighted accuracy.
+def check_not_separated(scores: Float, codes: Codes) -> None:
+    """Raise InputError if a head without penalty predicts all training rows correctly."""
+    if (decide(scores) == codes).all():
+        raise InputError(
+            "the classes are separable on the training rows, so an unregularised head has no "
+            "minimiser; use an alpha above 0, or more rows than features"
+        )
 
-    The worst-group accuracy is NaN if no row is in a cell. It ignores the weights, which must be
-    constant within each cell.
-    """
+
+def score(y_true: Codes, y_pred: Codes, cells: Codes | None) -> ValidationScore:
+    """Return the worst-group accuracy, NaN if no row is in a cell, and the accuracy."""
     correct = y_true == y_pred
     worst = math.nan
     if cells is not None:
         counts, n_correct = counts_per_code(cells, correct)
         if (present := counts > 0).any():
             worst = float((n_correct[present] / counts[present]).min())
-    return worst, float(np.average(correct, weights=weights))
+    return worst, float(np.mean(correct))
 
 
 def select_best(scored: Sequence[ValidationScore], alphas: Sequence[float], rule: str) -> int:
@@ -440,34 +363,26 @@ def select_best(scored: Sequence[ValidationScore], alphas: Sequence[float], rule
     return max(range(len(scored)), key=sort_key)
 
 
-def ridge_path(
-    rows: Float, target: Float, alphas: Sequence[float], factors: Factors | None
-) -> tuple[Float, Float]:
+def ridge_path(rows: Float, target: Float, alphas: Sequence[float]) -> tuple[Float, Float]:
     """Fit ridge regression at J alphas; return weights w (J, k, d) and intercepts b (J, k).
 
-    Each fit minimises mean |target - w P x - b|^2 / 2 + alpha / 2 |w|^2. `rows`, (n, d), hold the
-    unerased x, `target` is (n, k), and the eraser is P = I - left^T right from `factors`,
-    or P = I without factors. With S = Cov(x), the solution is
-    w^T = (P S P^T + alpha I)^{-1} P Cov(x, target). One eigendecomposition of P S P^T serves all
-    alphas.
+    Each fit minimises mean |target - w x - b|^2 / 2 + alpha / 2 |w|^2 over the rows x; `target` is
+    (n, k). With S = Cov(x), w^T = (S + alpha I)^{-1} Cov(x, target). One eigendecomposition of S
+    serves all alphas.
     """
     n = len(rows)
     centre, mean = rows.mean(axis=0), target.mean(axis=0)
-    S = logistic.erased_covariance(rows.T @ rows / n - np.outer(centre, centre), factors)
-    cross = rows.T @ (target - mean) / n
-    if factors is not None:
-        cross = cross - factors[0].T @ (factors[1] @ cross)
+    S = rows.T @ rows / n - np.outer(centre, centre)
     values, vectors = scipy.linalg.eigh((S + S.T) / 2)
     above_rounding = values > 1e-12 * max(float(values[-1]), 1e-300)
-    coordinates = vectors.T @ cross
+    coordinates = vectors.T @ (rows.T @ (target - mean) / n)
     weights = []
     for alpha in alphas:
         inverse = 1 / np.maximum(values + alpha, 1e-300)
         inverse[~above_rounding & (alpha == 0)] = 0.0
         weights.append((vectors @ (inverse[:, None] * coordinates)).T)
     w = np.array(weights)
-    effective = w if factors is None else w - (w @ factors[0].T) @ factors[1]
-    return w, mean - effective @ centre
+    return w, mean - w @ centre
 
 
 def check_alpha(alpha: object) -> None:

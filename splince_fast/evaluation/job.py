@@ -16,17 +16,14 @@ from numpy.typing import NDArray
 
 from splince_fast.conditional import NEEDS_LABELS
 from splince_fast.evaluation import heads, logistic, probes
-from splince_fast.evaluation.data import fill_missing_groups, take_rows, texts_of
+from splince_fast.evaluation.data import fill_missing_groups, moments_of, take_rows, texts_of
 from splince_fast.evaluation.erasers import (
+    Component,
     FitData,
+    RowMap,
     ScaledCoordinates,
-    ScaledMap,
-    SplitPart,
     clone_with_seed,
-    copy_arguments,
     fit_eraser,
-    join_validation,
-    weight_argument,
 )
 from splince_fast.evaluation.metrics import (
     OF_ERASERS,
@@ -41,12 +38,11 @@ from splince_fast.evaluation.metrics import (
     reason_of,
     scores,
 )
-from splince_fast.evaluation.plan import ComparisonPlan, Component
+from splince_fast.evaluation.plan import ComparisonPlan
 from splince_fast.evaluation.records import ADVICE, ERASER_ROW, PathPoint, Record, TestLabels
 from splince_fast.evaluation.splits import Split
 from splince_fast.exceptions import (
     InfeasibleError,
-    InputError,
     LabelError,
     NotEnoughDataError,
     SplinceWarning,
@@ -54,8 +50,6 @@ from splince_fast.exceptions import (
 from splince_fast.labels import ClassCodes, Columns
 from splince_fast.labels.names import listed
 from splince_fast.methods import leace
-from splince_fast.moments import Moments
-from splince_fast.projection import Projection
 
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
@@ -67,54 +61,43 @@ _PROBE_FOLDS = 5  # number of cross-validation folds of the test rows for probes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ErasedRows:
-    """Erased rows of all parts, stored as scaled rows and a map that must still be applied to them.
+    """Scaled rows of all parts after an eraser."""
 
-    For an affine eraser, the rows are unerased, and the map is the eraser. For an eraser that needs
-    labels, the rows are already erased, and the map is the identity.
-    """
-
-    eraser_map: ScaledMap
-    gram: Float | None  # covariance (d, d) of `train`; None if not computed
     train: Float
     validation: Float
     test: Float
+    gram: Float | None  # covariance (d, d) of `train`; None if not computed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadFit:
-    """Fitted head in scaled coordinates; `classes` holds its class codes, None for ridge."""
+    """Fitted head in scaled coordinates."""
 
-    weights: Float
-    intercepts: Float
-    classes: Codes | None
+    weights: Float  # (C, d)
+    intercepts: Float  # (C,)
+    classes: Codes | None  # its class codes; None for ridge
     alpha: float
     converged: bool = True
 
-    def predict(self, rows: Float, eraser_map: ScaledMap) -> NDArray[Any]:
-        """Predict class codes (n,) or values (n, k) of the task, for rows before `eraser_map`."""
-        values = eraser_map.scores(rows, self.weights, self.intercepts)
+    def predict(self, rows: Float) -> NDArray[Any]:
+        """Predict class codes (n,) or values (n, k) of the task."""
+        values = rows @ self.weights.T + self.intercepts
         return values if self.classes is None else self.classes[heads.decide(values)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadPath:
-    """Heads at all alphas, in descending order; `selected` is the index of the selected head."""
+    """Heads at all alphas, in descending order."""
 
     fits: tuple[HeadFit, ...]
-    selected: int
+    selected: int  # index of the selected head
     notes: tuple[str, ...] = ()
-
-    @property
-    def best(self) -> HeadFit:
-        """The selected head."""
-        return self.fits[self.selected]
 
 
 class Job:
     """Rows, labels and moments of a plan at one seed and association level.
 
-    `X` holds all rows of the data set; the job copies the rows of its split. `moments` are the
-    moments of the training rows and, with `unlabelled`, of rows without a label of the task.
+    `X` holds all rows of the data set; the job copies the rows of its split.
     """
 
     def __init__(
@@ -124,42 +107,30 @@ class Job:
         seed: int,
         p: float | None,
         split: Split,
-        moments: Moments,
     ) -> None:
         self.plan, self.seed, self.p, self.split = plan, seed, p, split
-        self.S = moments.covariance(ddof=0)  # Cov(x) of unscaled rows, (d, d)
-        scale = math.sqrt(float(np.trace(self.S)) / len(self.S)) or 1.0
+        moments = moments_of(X, plan.variables, split.train)
+        S = moments.covariance(ddof=0)  # Cov(x) of unscaled rows, (d, d)
+        scale = math.sqrt(float(np.trace(S)) / len(S)) or 1.0
         coordinates = ScaledCoordinates(moments.mean, scale)
-
-        def part(numbers: Codes, weights: Float | None) -> SplitPart:
-            return plan.part(numbers, coordinates.to_scaled(take_rows(X, numbers)), weights)
-
-        self.train = part(split.train, split.weights)
-        self.validation = part(split.validation, split.validation_weights)
-        self.test = part(split.test, None)
+        self.gram = S / scale**2
+        self.train, self.validation, self.test = (
+            plan.part(numbers, coordinates.to_scaled(take_rows(X, numbers)))
+            for numbers in (split.train, split.validation, split.test)
+        )
         self.data = FitData(
             moments, moments.factored(), tuple(plan.concepts), plan.task_name, self.train,
             self.validation, seed, coordinates,
         )  # fmt: skip
+        self.unerased = ErasedRows(self.train.rows, self.validation.rows, self.test.rows, self.gram)
         if isinstance(plan.task, ClassCodes):
             # `classes` holds the class codes that occur in the training rows, and `class_index`
             # the index into `classes` of each training row.
             self.classes, self.class_index = np.unique(self.train.task, return_inverse=True)
 
     @cached_property
-    def unerased(self) -> ErasedRows:
-        """Scaled rows of all parts with the identity as their eraser."""
-        rows = (self.train.rows, self.validation.rows, self.test.rows)
-        return ErasedRows(ScaledMap.identity(len(self.S)), self.gram, *rows)
-
-    @cached_property
     def _unerased_head_path(self) -> HeadPath:
-        return self._head_path(self.unerased)
-
-    @cached_property
-    def gram(self) -> Float:
-        """Covariance (d, d) of the rows of the moments, in scaled coordinates."""
-        return np.asarray(self.S / self.data.coordinates.scale**2)
+        return self._fit_head_path(self.unerased)
 
     def run(self, erasers: Sequence[Component]) -> list[Record]:
         """Fit and score the erasers with all heads; the records of a failure hold its reason."""
@@ -192,30 +163,38 @@ class Job:
 
     def _eraser_records(self, component: Component) -> list[Record]:
         """Fit and score one eraser and its heads; the record of the eraser itself comes first."""
-        data, train, name = self.data, self.train, component.name
+        name, data = component.name, self.data
         eraser = fit_eraser(component.spec, data)
-        notes: tuple[str, ...] = ()
-        if isinstance(eraser, Projection):
-            eraser_map = ScaledMap.of(eraser, data.coordinates)
-            rows = dataclasses.replace(self.unerased, eraser_map=eraser_map)
-            erasure = Erasure.of_projection(eraser, data.moments, self.S, data.task, data.concepts)
-        else:
-            parts = (train, self.validation, self.test)
-            erased = (eraser.erase(part, data.coordinates) for part in parts)
-            rows = ErasedRows(self.unerased.eraser_map, None, *erased)
-            before, after = map(data.training_moments, (train.rows, rows.train))
-            change = np.average(np.sum((rows.train - train.rows) ** 2, 1), weights=train.weights)
-            erasure = Erasure.of_rows(before, after, float(change), data.task, data.concepts)
-            notes = (f"{NEEDS_LABELS}; the test rows were erased with their labels",)
-        values, probe_notes = self._leakage(rows.eraser_map(rows.test))
-        values |= scores(OF_ERASERS, erasure)
-        records = [self._record(name, ERASER_ROW, values=values, notes=notes + probe_notes)]
+        rows, reason = self._erased(eraser), ""
+        try:
+            values, notes = self._leakage(rows.test)
+        except Exception as error:
+            values, notes, reason = {}, (), f"leakage: {reason_of(error)}"
+        if eraser.uses_labels:
+            notes = (f"{NEEDS_LABELS}; the test rows were erased with their labels", *notes)
+        rank = None if eraser.projection is None else eraser.projection[0].shape[1]
+        values |= scores(
+            OF_ERASERS,
+            Erasure.of(self.train.rows, rows.train, self.train.labels, data.task, rank),
+        )
+        records = [self._record(name, ERASER_ROW, values=values, notes=notes, reason=reason)]
         for head in self.plan.heads:
             try:
                 records.append(self._head_record(name, head, rows))
             except Exception as error:
                 records.append(self._record(name, head.name, reason=reason_of(error)))
         return records
+
+    def _erased(self, eraser: RowMap) -> ErasedRows:
+        """Apply an eraser to all parts."""
+        gram = None
+        if eraser.projection is not None:
+            left, right = eraser.projection
+            if not left.shape[1]:
+                return self.unerased
+            gram = self.gram - left @ (right.T @ self.gram)
+            gram = gram - (gram @ right) @ left.T
+        return ErasedRows(eraser(self.train), eraser(self.validation), eraser(self.test), gram)
 
     def _leakage(self, erased: Float) -> tuple[dict[str, float], tuple[str, ...]]:
         """Return the metrics of the probes for each concept on erased test rows, and notes."""
@@ -226,8 +205,10 @@ class Job:
             if isinstance(concept, ClassCodes):
                 used, target = self._probe_targets[name]
                 n_unused = len(erased) - len(used)
-                rows = erased[used] if n_unused else erased
-                leakage = probes.probe_classes(rows, target, plan.probes, constant_tol=ROUNDING)
+                leakage = probes.probe_classes(
+                    erased[used] if n_unused else erased, target, plan.probes,
+                    constant_tol=ROUNDING,
+                )  # fmt: skip
                 if n_unused:
                     notes.append(
                         f"{n_unused} test rows have a class of {name!r} that no training row has; "
@@ -274,18 +255,13 @@ class Job:
         """Fit and score one head on erased rows; the record of "retrained" covers all alphas."""
         record = self._record(eraser, head.name)
         if head.spec == "frozen":
-            fit = self._unerased_head_path.best
-            # A head fitted to erased rows includes weights @ offset of the eraser in its intercept;
-            # the frozen head was fitted to unerased rows and does not.
-            intercepts = fit.intercepts + fit.weights @ rows.eraser_map.offset
-            fit = dataclasses.replace(fit, intercepts=intercepts)
-            return self._scored_record(record, fit, rows)
+            path = self._unerased_head_path
+            return self._scored_record(record, path.fits[path.selected], rows)
         if head.spec == "unregularised":
-            return self._scored_record(record, self._unregularised(rows), rows)
+            return self._scored_record(record, self._fit_unregularised(rows), rows)
         if head.spec != "retrained":
             return self._classifier_record(record, head, rows)
-        is_erased = len(rows.eraser_map.left) or rows.train is not self.train.rows
-        path = self._head_path(rows) if is_erased else self._unerased_head_path
+        path = self._unerased_head_path if rows is self.unerased else self._fit_head_path(rows)
         records = [self._scored_record(record, fit, rows) for fit in path.fits]
         best = records[path.selected]
         reasons = (best.reason, *(r.reason for r in records))
@@ -296,7 +272,7 @@ class Job:
             path=tuple(PathPoint(float(r.alpha or 0), r.values) for r in records),
         )
 
-    def _head_path(self, rows: ErasedRows) -> HeadPath:
+    def _fit_head_path(self, rows: ErasedRows) -> HeadPath:
         """Fit heads at every alpha, and select one.
 
         The head is selected by the validation rows or, if the task has classes and a cell has few
@@ -305,14 +281,14 @@ class Job:
         """
         alphas, validation = self.plan.alphas, self.validation
         if isinstance(self.plan.task, Columns):
-            fits = self._ridge_fits(rows, alphas)
+            fits = self._fit_ridge(rows, alphas)
             if not len(validation.rows):
                 return HeadPath(fits, 0)
-            predictions = [fit.predict(rows.validation, rows.eraser_map) for fit in fits]
+            predictions = [fit.predict(rows.validation) for fit in fits]
             errors = [float(np.mean((validation.task - y_pred) ** 2)) for y_pred in predictions]
             scored = [(-error, 0.0) for error in errors]
             return HeadPath(fits, heads.select_best(scored, alphas, "worst_group"))
-        fits = self._logistic_fits(rows, np.array(alphas))
+        fits = self._fit_logistic(rows, np.array(alphas))
         if len(alphas) == 1:
             return HeadPath(fits, 0)
         notes: list[str] = []
@@ -323,35 +299,23 @@ class Job:
             )
             scored = self._scores_by_folds(rows, notes)
         else:
-            predictions = [fit.predict(rows.validation, rows.eraser_map) for fit in fits]
+            predictions = [fit.predict(rows.validation) for fit in fits]
             scored = [
-                heads.score(validation.task, y_pred, validation.cells, validation.weights)
-                for y_pred in predictions
+                heads.score(validation.task, y_pred, validation.cells) for y_pred in predictions
             ]
         return HeadPath(fits, heads.select_best(scored, alphas, self.plan.select), tuple(notes))
 
-    def _logistic_fits(
+    def _fit_logistic(
         self, rows: ErasedRows, alphas: Float, *, weights: Float | None = None, max_iter: int = 400
     ) -> tuple[HeadFit, ...]:
         """Fit logistic heads on the training rows, one per alpha.
 
-        `weights`, (n, number of alphas), has columns with sum 1. By default, each column holds the
-        training weights divided by their sum.
-
-        Raises
-        ------
-        InputError
-            An alpha is 0, and the classes are linearly separable.
+        `weights`, (n, number of alphas), has columns with sum 1; the default is 1 / n.
         """
-        if weights is None and (w := self.train.weights) is not None:
-            weights = np.broadcast_to((w / w.sum())[:, None], (len(w), len(alphas)))
         fits = logistic.fit(
-            rows.train, self.class_index, len(self.classes), alphas,
-            factors=rows.eraser_map.factors,
-            gram=rows.gram, sample_weights=weights, max_iter=max_iter,
+            rows.train, self.class_index, len(self.classes), alphas, gram=rows.gram,
+            sample_weights=weights, max_iter=max_iter,
         )  # fmt: skip
-        if fits.separable.any():
-            raise InputError(heads.SEPARABLE)
         return tuple(
             HeadFit(
                 fits.weights[j], fits.intercepts[j], self.classes, alpha, bool(fits.converged[j])
@@ -359,16 +323,19 @@ class Job:
             for j, alpha in enumerate(alphas.tolist())
         )
 
-    def _ridge_fits(self, rows: ErasedRows, alphas: Sequence[float]) -> tuple[HeadFit, ...]:
+    def _fit_ridge(self, rows: ErasedRows, alphas: Sequence[float]) -> tuple[HeadFit, ...]:
         """Fit ridge heads on the training rows, one per alpha."""
-        w, b = heads.ridge_path(rows.train, self.train.task, alphas, rows.eraser_map.factors)
+        w, b = heads.ridge_path(rows.train, self.train.task, alphas)
         return tuple(HeadFit(w[j], b[j], None, alpha) for j, alpha in enumerate(alphas))
 
-    def _unregularised(self, rows: ErasedRows) -> HeadFit:
+    def _fit_unregularised(self, rows: ErasedRows) -> HeadFit:
         """Fit the head without penalty (alpha 0)."""
-        if isinstance(self.plan.task, ClassCodes):
-            return self._logistic_fits(rows, np.zeros(1), max_iter=1000)[0]
-        return self._ridge_fits(rows, (0.0,))[0]
+        if isinstance(self.plan.task, Columns):
+            return self._fit_ridge(rows, (0.0,))[0]
+        fit = self._fit_logistic(rows, np.zeros(1), max_iter=1000)[0]
+        scores = rows.train @ fit.weights.T + fit.intercepts
+        heads.check_not_separated(scores, self.class_index)
+        return fit
 
     def _has_few_validation_rows(self) -> bool:
         """Whether a cell with training rows has fewer than `MIN_CELL` validation rows."""
@@ -383,7 +350,6 @@ class Job:
         A fold is left out, with a note in `notes`, if the rows outside it lack a class.
         """
         train, codes, alphas = self.train, self.class_index, np.array(self.plan.alphas)
-        n = len(codes)
         fold = fold_of_rows(train.strata, train.groups, self.seed)
         folds = [f for f in range(FOLDS) if len(np.unique(codes[fold != f])) == len(self.classes)]
         if not folds:
@@ -396,56 +362,48 @@ class Job:
                 f"{FOLDS - len(folds)} of {FOLDS} folds were left out, because their training rows "
                 "lack a class"
             )
-        weights = np.ones(n) if train.weights is None else train.weights
-        train_weights = np.stack([(fold != f) * weights for f in folds for _ in alphas], 1)
-        fits = self._logistic_fits(
-            rows, np.tile(alphas, len(folds)), weights=train_weights / train_weights.sum(axis=0)
+        weights = np.stack([fold != f for f in folds for _ in alphas], 1).astype(np.float64)
+        fits = self._fit_logistic(
+            rows, np.tile(alphas, len(folds)), weights=weights / weights.sum(axis=0)
         )
         held_out = np.isin(fold, folds)
         cells = None if train.cells is None else train.cells[held_out]
         scored = []
         for j in range(len(alphas)):
-            y_pred = np.zeros(n, dtype=np.intp)
+            y_pred = np.zeros(len(codes), dtype=np.intp)
             for i, f in enumerate(folds):
-                fit = fits[i * len(alphas) + j]
-                y_pred[fold == f] = fit.predict(rows.train[fold == f], rows.eraser_map)
-            scored.append(
-                heads.score(train.task[held_out], y_pred[held_out], cells, weights[held_out])
-            )
+                y_pred[fold == f] = fits[i * len(alphas) + j].predict(rows.train[fold == f])
+            scored.append(heads.score(train.task[held_out], y_pred[held_out], cells))
         return scored
 
     def _classifier_record(self, record: Record, head: Component, rows: ErasedRows) -> Record:
-        """Fit a classifier with the interface of scikit-learn to erased rows, and score it."""
-        from splince_fast.baselines._linear import BalancedClassifier
+        """Fit a classifier with the interface of scikit-learn to erased rows, and score it.
 
+        ``fit`` receives the cells of the training rows if it has a parameter `groups`, and then
+        (rows, task, cells) of the validation rows if it has a parameter `validation`.
+        """
         model = clone_with_seed(head.spec, self.seed)
         accepted = inspect.signature(model.fit).parameters
-        erase = rows.eraser_map
-        train = dataclasses.replace(self.train, rows=erase(rows.train))
+        train, validation = self.train, self.validation
         arguments: dict[str, Any] = {}
         if "groups" in accepted and train.cells is not None:
+            arguments["groups"] = train.cells.copy()
             if "validation" in accepted and len(rows.validation):
-                validation = dataclasses.replace(self.validation, rows=erase(rows.validation))
-                if isinstance(model, BalancedClassifier):
-                    train, arguments["validation"] = join_validation(train, validation)
-                else:
-                    arguments["validation"] = (validation.rows, validation.task, validation.cells)
-            arguments["groups"] = train.cells
-        arguments |= weight_argument(model, train.weights)
+                columns = (rows.validation, validation.task, validation.cells)
+                arguments["validation"] = tuple(c.copy() for c in columns if c is not None)
         target = train.task
         target = target.ravel() if target.ndim == 2 and target.shape[1] == 1 else target
-        target, arguments = copy_arguments(model, (target, arguments))
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            model.fit(train.rows, target, **arguments)
+            model.fit(rows.train.copy(), target.copy(), **arguments)
         converged = not any("Convergence" in w.category.__name__ for w in caught)
         record = dataclasses.replace(record, converged=converged)
-        return self._add_scores(record, np.asarray(model.predict(erase(rows.test))))
+        return self._add_scores(record, np.asarray(model.predict(rows.test.copy())))
 
     def _scored_record(self, record: Record, fit: HeadFit, rows: ErasedRows) -> Record:
         """Return the record with the alpha of a head, and its metrics on the test rows."""
         record = dataclasses.replace(record, alpha=fit.alpha, converged=fit.converged)
-        return self._add_scores(record, fit.predict(rows.test, rows.eraser_map))
+        return self._add_scores(record, fit.predict(rows.test))
 
     def _add_scores(self, record: Record, y_pred: NDArray[Any]) -> Record:
         """Return the record with the metrics of the predictions on the test rows."""
@@ -517,11 +475,6 @@ def fold_of_rows(cells: Codes, groups: Codes | None, seed: int) -> Codes:
     """Return the fold number (n,) of each row; cells are spread evenly, and groups are not split.
 
     A row without a group (code -1) is a group of one row.
-
-    Raises
-    ------
-    NotEnoughDataError
-        There are fewer groups than folds.
     """
     n = len(cells)
     fold = np.empty(n, dtype=np.intp)

@@ -1,10 +1,10 @@
-"""Metrics by group: accuracies with intervals, and gaps between true positive rates.
+"""Metrics by group, and the metrics of a comparison in one table, :data:`METRICS`.
 
 Every metric of predictions takes ``(y_true, y_pred)`` as its first arguments, as ``make_scorer`` of
 scikit-learn and ``MetricFrame`` of fairlearn require. ``sensitive_features=`` is an alias of
-``groups=``. Rows of different columns are matched by position. A column whose pandas index is that
-of ``y_true`` in another order raises LabelError. A cell is a group, or a combination of groups if
-there are several columns of groups.
+``groups=``. Rows of different columns are matched by position. A cell is a group, or a combination
+of groups if there are several columns of groups. To add a metric to comparisons, add one entry to
+:data:`METRICS`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,18 @@ from splince_fast._runtime.arrays import as_weights
 from splince_fast._runtime.keywords import described_type
 from splince_fast._runtime.warn import warn
 from splince_fast._solve.options import is_integer, is_number
-from splince_fast.evaluation.data import FEW_ROWS, cells_of_groups, class_codes, common_codes
+from splince_fast.evaluation.data import (
+    FEW_ROWS,
+    cells_of_groups,
+    class_codes,
+    common_codes,
+    counts_per_code,
+)
 from splince_fast.evaluation.records import CellCount, CustomMetric, Record, TestLabels
 from splince_fast.evaluation.statistics import wilson_interval
 from splince_fast.exceptions import InputError, NotEnoughDataError, SplinceError, SplinceWarning
-from splince_fast.labels import ClassName, VariableName, names_array
+from splince_fast.labels import ClassCodes, ClassName, Encoded, VariableName, names_array
 from splince_fast.labels.encoded import observed
-from splince_fast.labels.names import listed
 from splince_fast.labels.positions import check_index
 from splince_fast.moments import Moments
 from splince_fast.projection import Projection
@@ -39,21 +44,9 @@ Codes = NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class CellAccuracy:
-    """Accuracy in one cell.
+    """Accuracy in one cell, with the limits of a Wilson interval from unweighted counts."""
 
-    Attributes
-    ----------
-    cell : object
-        Name of the group; a tuple of names for a combination of groups.
-    n : int
-        Number of rows.
-    accuracy : float
-        Fraction of correct predictions, weighted if weights were passed.
-    low, high : float
-        Limits of the Wilson interval, computed from unweighted counts.
-    """
-
-    cell: ClassName
+    cell: ClassName  # name of the group; a tuple of names for a combination of groups
     n: int
     accuracy: float
     low: float
@@ -62,27 +55,13 @@ class CellAccuracy:
 
 @dataclass(frozen=True, slots=True)
 class GroupAccuracy:
-    """Accuracy per cell.
+    """Accuracy per cell."""
 
-    Attributes
-    ----------
-    rows : tuple of CellAccuracy
-        Accuracy of each cell with at least one row of positive weight, in the order of cell names.
-    missing : tuple
-        Names of the cells without a row of positive weight.
-    n : int
-        Number of rows with a true label.
-    overall : float
-        Accuracy of all rows with a true label, weighted if weights were passed.
-    interval : float
-        Level of the Wilson intervals.
-    """
-
-    rows: tuple[CellAccuracy, ...]
-    missing: tuple[ClassName, ...]
-    n: int
-    overall: float
-    interval: float
+    rows: tuple[CellAccuracy, ...]  # the cells with a row of positive weight, in order of names
+    missing: tuple[ClassName, ...]  # the other cells
+    n: int  # number of rows with a true label
+    overall: float  # accuracy of these rows, weighted if weights were passed
+    interval: float  # level of the intervals
 
     @property
     def worst(self) -> CellAccuracy:
@@ -93,33 +72,6 @@ class GroupAccuracy:
     def mean(self) -> float:
         """Unweighted mean of the accuracies over cells."""
         return math.fsum(row.accuracy for row in self.rows) / len(self.rows)
-
-    def weighted(self, by: Mapping[Any, float]) -> float:
-        """Weighted mean sum_g by[g] accuracy_g / sum_g by[g] over cells g.
-
-        `by` maps cells to weights, such as their fractions or counts among the training rows. The
-        weight of a cell that is not in `rows` must be 0.
-
-        Raises
-        ------
-        InputError
-            A weight is negative or not finite, the weight of a cell that is not in `rows` is
-            positive, or all weights are 0.
-        """
-        accuracies = {row.cell: row.accuracy for row in self.rows}
-        bad = [cell for cell, w in by.items() if not (is_number(w) and math.isfinite(w) and w >= 0)]
-        if bad:
-            raise InputError(f"the weight of cell {bad[0]!r} must be a finite number of at least 0")
-        absent = [cell for cell, w in by.items() if w > 0 and cell not in accuracies]
-        if absent:
-            raise InputError(
-                f"cell {absent[0]!r} has a weight but no rows; the cells with rows are "
-                f"{listed(accuracies)}"
-            )
-        total = math.fsum(by.values())
-        if total <= 0:
-            raise InputError("the weights add up to 0; pass counts or fractions of the cells")
-        return math.fsum(accuracies[cell] * w for cell, w in by.items() if w > 0) / total
 
     def __str__(self) -> str:
         shown = sorted(self.rows, key=lambda row: row.accuracy)[:10]
@@ -138,16 +90,7 @@ class GroupAccuracy:
 
 
 class ClassAccuracy(dict[ClassName, float]):
-    """Dictionary from true class to accuracy.
-
-    Examples
-    --------
-    >>> from splince_fast.evaluation import class_accuracy
-    >>> class_accuracy([0, 0, 1], [0, 1, 1])
-    {0: 0.5, 1: 1.0}
-    >>> class_accuracy([0, 0, 1], [0, 1, 1]).mean
-    0.75
-    """
+    """Dictionary from true class to accuracy."""
 
     @property
     def mean(self) -> float:
@@ -162,7 +105,6 @@ def group_accuracy(
     groups: object = None,
     sample_weight: object = None,
     interval: float = 0.95,
-    strict: bool = False,
     sensitive_features: object = None,
 ) -> GroupAccuracy:
     """Accuracy of every group, with Wilson intervals.
@@ -180,23 +122,20 @@ def group_accuracy(
         counts.
     interval : float
         Level of the intervals, between 0 and 1.
-    strict : bool
-        Raise an error, instead of a warning, if a combination of groups has no row.
     sensitive_features : column or columns, optional
         Alias of `groups`.
 
     Returns
     -------
     GroupAccuracy
-        The accuracies of the groups are in ``rows``; ``worst``, ``mean`` and ``weighted(by)``
-        summarise them.
+        The accuracies of the groups are in ``rows``; ``worst`` and ``mean`` summarise them.
 
     Raises
     ------
     InputError
         Columns have different lengths, or the interval or weights are out of range.
     NotEnoughDataError
-        No row has a group; or, with `strict`, a combination of groups has no row.
+        No row has a group.
 
     Warns
     -----
@@ -217,7 +156,8 @@ def group_accuracy(
     _, true, predicted = _encode_labels(y_true, y_pred)
     labelled, correct = true >= 0, true == predicted
     cells = cells_of_groups(groups, len(true), "y_true")
-    weight = np.where(labelled, _weights(sample_weight, len(true)), 0.0)
+    weight = as_weights(sample_weight, len(true))
+    weight = np.where(labelled, 1.0 if weight is None else weight, 0.0)
     codes = np.where(labelled, cells.codes, -1)
     size = len(cells.classes)
     counts, n_correct = counts_per_code(codes, correct, size)
@@ -232,16 +172,14 @@ def group_accuracy(
         )
     missing = tuple(cells.classes[i] for i in np.flatnonzero(~has_rows))
     if missing:
-        text = (
+        warn(
             f"{len(missing)} of {size} cells have no row: {', '.join(map(repr, missing[:10]))}; "
-            "the worst group is the worst of the other cells"
+            "the worst group is the worst of the other cells",
+            SplinceWarning,
         )
-        if strict:
-            raise NotEnoughDataError(text)
-        warn(text, SplinceWarning)
     rows = []
     for i in present.tolist():
-        limits = wilson_interval(float(n_correct[i]), int(counts[i]), level=interval)
+        limits = wilson_interval(int(n_correct[i]), int(counts[i]), level=interval)
         accuracy = float(correct_sums[i] / weight_sums[i])
         rows.append(CellAccuracy(cells.classes[i], int(counts[i]), accuracy, *limits))
     overall = float(np.sum(weight * correct) / np.sum(weight))
@@ -264,16 +202,10 @@ def worst_group_accuracy(
 
     Parameters
     ----------
-    y_true, y_pred : column of shape (n,)
-        Labels of any kind.
-    groups : column, or tuple, mapping or frame of columns
-        Groups of the rows; the groups of several columns are their combinations.
+    y_true, y_pred, groups, sample_weight, sensitive_features
+        As for :func:`group_accuracy`.
     min_rows : int
         Groups with fewer rows are left out.
-    sample_weight : array-like of shape (n,), optional
-        Non-negative weights of the rows.
-    sensitive_features : column or columns, optional
-        Alias of `groups`.
 
     Returns
     -------
@@ -425,11 +357,9 @@ def tpr_gap(
 def gap_per_class(
     true: Codes, predicted: Codes, concept: Codes, n_classes: int, n_concepts: int
 ) -> Float:
-    """TPR gap of each class of the task, (n_classes,).
+    """TPR gap of each class of the task; NaN if its rows are in fewer than two concept classes.
 
-    `true`, `predicted` and `concept`, (n,) each, hold the codes of the true class, the predicted
-    class and the class of the concept; -1 is a missing label. The gap of a class is NaN if its rows
-    are in fewer than two classes of the concept.
+    `true`, `predicted` and `concept`, (n,) each, hold codes; -1 is a missing label.
     """
     cells = np.where((true >= 0) & (concept >= 0), true * n_concepts + concept, -1)
     shape = n_classes, n_concepts
@@ -448,10 +378,7 @@ def gap_per_class(
 
 
 def average_gap(gaps: Float, average: str) -> float:
-    """Return the "rms", "mean" or "max" of the absolute gaps that are not NaN.
-
-    "rms" is the root mean square. The result is NaN if all gaps are NaN.
-    """
+    """Return the "rms", "mean" or "max" of the absolute gaps; NaN if all gaps are NaN."""
     absolute = np.abs(gaps[~np.isnan(gaps)])
     if not len(absolute):
         return math.nan
@@ -511,16 +438,6 @@ def covariance_ratio(eraser: Projection, moments: Moments, name: VariableName) -
     return float(np.sum(kept**2)) / total if total else math.nan
 
 
-def counts_per_code(codes: Codes, correct: NDArray[np.bool_], size: int = 0) -> tuple[Codes, Codes]:
-    """Return, for each code 0, 1, ..., the number of rows and the number of correct rows.
-
-    `codes` and `correct` are (n,); rows of code -1 are left out. `size` is the minimum length of
-    both results.
-    """
-    counts = np.bincount(codes[codes >= 0], minlength=size)
-    return counts, np.bincount(codes[correct & (codes >= 0)], minlength=len(counts))
-
-
 def _encode_labels(y_true: object, y_pred: object) -> tuple[tuple[ClassName, ...], Codes, Codes]:
     """Return the names of the true classes, the codes of `y_true`, and the codes of `y_pred`."""
     check_index(y_true, y_pred, "y_pred", of="y_true")
@@ -538,15 +455,6 @@ def _groups_or_alias(groups: object, sensitive_features: object, name: str = "gr
 
 def _is_constant(values: object) -> bool:
     return len(np.unique(class_codes(values, "labels").codes)) == 1
-
-
-def _weights(values: object, n: int) -> Float:
-    weight = as_weights(values, n)
-    if weight is None:
-        return np.ones(n)
-    if not weight.any():
-        raise NotEnoughDataError("all sample weights are 0")
-    return weight
 
 
 # An erased feature counts as constant if its standard deviation is below this fraction of the root
@@ -613,23 +521,15 @@ class TableMetric(Metric):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClassPredictions:
-    """Predicted classes and true labels of test rows.
-
-    `y_pred`, (n,), holds the codes of the predicted classes of the task, and `classes` their names.
-    `concept_classes` holds the names of the joint classes of the concepts; it is empty if a concept
-    is a quantity.
-    """
+    """Predicted classes and true labels of test rows."""
 
     labels: TestLabels
-    y_pred: Codes
-    classes: tuple[ClassName, ...] = ()
-    concept_classes: tuple[str, ...] = ()
+    y_pred: Codes  # (n,) codes of predicted classes of the task
+    classes: tuple[ClassName, ...] = ()  # classes of the task
+    concept_classes: tuple[str, ...] = ()  # joint classes of the concepts; () for a quantity
 
     def counts(self, codes: Codes) -> tuple[Codes, Codes, Codes]:
-        """Return the codes that occur in `codes`, their row counts and numbers of correct rows.
-
-        `codes`, (n,), holds one code per test row. A row is correct if the prediction is.
-        """
+        """Return the codes that occur, (n,), their row counts and numbers of correct rows."""
         counts, n_correct = counts_per_code(codes, self.labels.task == self.y_pred)
         present = np.flatnonzero(counts)
         return present, counts[present], n_correct[present]
@@ -673,15 +573,11 @@ class ClassPredictions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantityPredictions:
-    """Predictions `y_pred` (n, k) of a quantity on test rows, and its true values `y_true`.
+    """Predictions of a quantity on test rows, and its true values."""
 
-    `concept`, (n,), holds the values of a concept that is a quantity of one column, or the codes of
-    a concept of two classes. It is None for other concepts, and for several concepts.
-    """
-
-    y_true: Float
-    y_pred: Float
-    concept: Float | None
+    y_true: Float  # (n, k)
+    y_pred: Float  # (n, k)
+    concept: Float | None  # (n,) a concept of one column or two classes; None for others
 
     def cells(self) -> tuple[CellCount, ...]:
         """Return no cells, because cells are combinations of classes."""
@@ -701,13 +597,7 @@ Predictions = ClassPredictions | QuantityPredictions
 
 
 def as_codes(y_pred: NDArray[Any], n: int, classes: Codes) -> Codes:
-    """Convert predictions of a head to (n,) codes; `classes` are the codes of its training rows.
-
-    Raises
-    ------
-    InputError
-        The shape is not (n,), or a prediction is not in `classes`, such as that of a regressor.
-    """
+    """Convert predictions of a head to (n,) codes; `classes` are the codes of its training rows."""
     if y_pred.shape != (n,):
         raise InputError(f"the head predicts shape {y_pred.shape} for {n} rows; it must be ({n},)")
     unknown = np.flatnonzero(~np.isin(y_pred, classes))
@@ -720,13 +610,7 @@ def as_codes(y_pred: NDArray[Any], n: int, classes: Codes) -> Codes:
 
 
 def as_quantities(y_pred: NDArray[Any], shape: tuple[int, ...]) -> Float:
-    """Convert predictions of a head to a float64 array of `shape`, the shape (n, k) of the task.
-
-    Raises
-    ------
-    InputError
-        The shape is neither (n, k) nor, for k = 1, (n,).
-    """
+    """Convert predictions of a head to a float64 array of `shape`, the shape (n, k) of the task."""
     if y_pred.shape != shape and (*y_pred.shape, 1) != shape:
         raise InputError(f"the head predicts shape {y_pred.shape}; the task has shape {shape}")
     return np.asarray(y_pred, dtype=np.float64).reshape(shape)
@@ -734,46 +618,34 @@ def as_quantities(y_pred: NDArray[Any], shape: tuple[int, ...]) -> Float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Erasure:
-    """Effect of an eraser r on the training rows.
+    """Effect of an eraser r on the training rows."""
 
-    `ratios` maps the name of each variable v (the task and every concept) to
-    |Cov(r(x), v)|_F^2 / |Cov(x, v)|_F^2, and `task` is the name of the task. `distortion` is
-    E|r(x) - x|^2 / E|x - E x|^2, or NaN if all rows are equal. `rank` is the number of removed
-    dimensions, or None if r depends on labels.
-    """
-
-    ratios: dict[str, float]
+    ratios: dict[str, float]  # |Cov(r(x), v)|^2 / |Cov(x, v)|^2 of each variable v
     task: str
-    distortion: float
-    rank: int | None
+    distortion: float  # E|r(x) - x|^2 / E|x - E x|^2; NaN if all rows are equal
+    rank: int | None  # number of removed dimensions; None unless r is a projection
 
     @classmethod
-    def of_projection(
-        cls, projection: Projection, moments: Moments, S: Float, task: str, concepts: Sequence[str]
+    def of(
+        cls, before: Float, after: Float, labels: Mapping[str, Encoded], task: str, rank: int | None
     ) -> Erasure:
-        """Effect of an affine eraser on rows with `moments`; S = Cov(x), (d, d), with ddof 0."""
-        left, right = projection.left, projection.right
-        change_variance = float(np.sum((left.T @ left) * (right.T @ S @ right).T))
-        mean_change = left @ (right.T @ (moments.mean - projection.mean))
-        variance = float(np.trace(S))
-        mean_square = change_variance + float(mean_change @ mean_change)
-        distortion = mean_square / variance if variance else math.nan
-        ratios = {v: covariance_ratio(projection, moments, v) for v in (task, *concepts)}
-        return cls(ratios, task, distortion, projection.rank)
-
-    @classmethod
-    def of_rows(
-        cls, before: Moments, after: Moments, change: float, task: str, concepts: Sequence[str]
-    ) -> Erasure:
-        """Effect of any eraser r, from moments before and after it; `change` is E|r(x) - x|^2."""
+        """Effect on rows (n, d) before and after erasure, with the labels of each variable."""
         ratios = {}
-        for v in (task, *concepts):
-            squares_after, squares_before = (
-                float(np.sum(m.cross_covariance(v, ddof=0) ** 2)) for m in (after, before)
-            )
-            ratios[v] = squares_after / squares_before if squares_before else math.nan
-        variance = float(np.trace(before.covariance(ddof=0)))
-        return cls(ratios, task, change / variance if variance else math.nan, None)
+        for name, column in labels.items():
+            if isinstance(column, ClassCodes):
+                values = np.eye(len(column.classes))[column.codes]
+            else:
+                values = column.values
+            values = values - values.mean(axis=0)
+            squares = (float(np.sum((values.T @ rows) ** 2)) for rows in (after, before))
+            ratios[name] = _ratio(*squares)
+        change = float(np.sum((after - before) ** 2))
+        variance = float(np.sum((before - before.mean(axis=0)) ** 2))
+        return cls(ratios, task, _ratio(change, variance), rank)
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan
 
 
 def _accuracy(predictions: ClassPredictions) -> float:
@@ -895,16 +767,13 @@ OF_ERASERS: dict[str, TableMetric] = {
         lambda erasure: erasure.rank, None, "rank", "eraser", "number of removed dimensions"
     ),
 }  # fmt: skip
-# Metrics of probes. They are computed for each concept; `concept_key` returns the keys.
+# Metrics of the linear probe, for each concept (see `concept_key`). Those of a probe that the
+# caller names "forest" have the keys "forest_accuracy", "forest_auc" and "forest_chance".
 OF_PROBES: dict[str, TableMetric] = {
-    f"{probe}_{score}": TableMetric(
-        None, lower, f"{probe} {label}", "eraser", f"{text} of a probe for the concept: {kind}",
+    f"probe_{score}": TableMetric(
+        None, lower, f"probe {label}", "eraser",
+        f"{text} of a linear model for the concept that is trained and scored within test rows",
         fraction_of="rows" if score == "accuracy" else "",
-    )
-    for probe, kind in (
-        ("probe", "a linear model that is trained and scored within test rows"),
-        ("quadratic", "quadratic discriminant analysis"),
-        ("mlp", "a small neural network"), ("boosting", "gradient-boosted trees"),
     )
     for score, lower, label, text in (
         ("accuracy", True, "acc", "accuracy"), ("auc", True, "AUC", "area under the ROC curve"),
@@ -955,14 +824,7 @@ def reason_of(error: Exception) -> str:
 
 
 def check_metrics(metrics: object) -> dict[str, Metric]:
-    """Validate the custom metrics, and give each a label.
-
-    Raises
-    ------
-    InputError
-        `metrics` is not a mapping of names to functions or :class:`Metric`, or a metric of the
-        library has the same name.
-    """
+    """Validate the custom metrics, and give each a label."""
     if metrics is None:
         return {}
     if not isinstance(metrics, Mapping):
@@ -1016,5 +878,13 @@ def metric_of(key: str, custom: Mapping[str, CustomMetric]) -> TableMetric:
             None, metric.lower_is_better, metric.label, definition="custom metric",
             fraction_of="rows" if base.endswith("accuracy") else "", bounded=False,
         )  # fmt: skip
-    label = f"{METRICS[base].label} {bracket}{name}".strip()
-    return dataclasses.replace(METRICS[base], score=None, label=label)
+    entry, label = METRICS.get(base), ""
+    if entry is None:
+        probe, _, score = base.rpartition("_")
+        entry, label = METRICS[f"probe_{score}"], f"{probe} "
+        entry = dataclasses.replace(
+            entry, label=label + entry.label.removeprefix("probe "),
+            definition=entry.definition.replace("a linear model", f"the probe {probe!r}"),
+        )  # fmt: skip
+    label = f"{entry.label} {bracket}{name}".strip()
+    return dataclasses.replace(entry, score=None, label=label)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import scipy.stats
@@ -83,7 +83,7 @@ class Difference:
     n: int  # seeds at which both have a value
     favours_method: int  # seeds at which the method has the larger value
     favours_reference: int
-    how: str  # "corrected t", "bootstrap" or "no test"
+    how: str  # test: "corrected t", "bootstrap (BCa)", "bootstrap (percentile)" or "no test"
 
     @property
     def significant(self) -> bool:
@@ -242,6 +242,7 @@ class BootstrapResult(NamedTuple):
     low: float
     high: float
     p: float
+    how: str  # "bootstrap (BCa)", "bootstrap (percentile)" or "no test"
 
 
 def over_clusters(statistic: Statistic, clusters: Rows | None) -> Statistic:
@@ -271,20 +272,19 @@ def bootstrap_test(statistic: Statistic, n: int, values: Float, *, smooth: bool)
     """
     values = values[~np.isnan(values)]
     if len(values) < 2 or n < 2:
-        return BootstrapResult(math.nan, math.nan, math.nan)
+        return BootstrapResult(math.nan, math.nan, math.nan, "no test")
     rarer = min(int(np.sum(values <= 0)), int(np.sum(values >= 0)))
     p = min(1.0, 2 * (1 + rarer) / (1 + len(values)))
-    if np.ptp(values) == 0:
-        return BootstrapResult(float(values[0]), float(values[0]), p)
     low, high = np.quantile(values, [0.025, 0.975])
-    known: Any = SimpleNamespace(bootstrap_distribution=values)
-    if smooth and n <= MAX_JACKKNIFE:
+    how, known = "bootstrap (percentile)", SimpleNamespace(bootstrap_distribution=values)
+    if smooth and n <= MAX_JACKKNIFE and low < high:
         with warnings.catch_warnings(), np.errstate(invalid="ignore", divide="ignore"):
             warnings.simplefilter("ignore", scipy.stats.DegenerateDataWarning)
             limits = scipy.stats.bootstrap(
                 (np.arange(n),), statistic, n_resamples=0, vectorized=False, method="BCa",
-                bootstrap_result=known,
+                bootstrap_result=cast(Any, known),
             ).confidence_interval  # fmt: skip
         # NaN where the statistic has no value without one of the units
-        low, high = (low, high) if np.isnan(limits).any() else limits
-    return BootstrapResult(float(low), float(high), p)
+        if not np.isnan(limits).any():
+            (low, high), how = limits, "bootstrap (BCa)"
+    return BootstrapResult(float(low), float(high), p, how)
