@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from splince_fast._runtime.extras import require
 from splince_fast._runtime.keywords import check_keywords
 from splince_fast.evaluation.measurements import Measurements
-from splince_fast.evaluation.metrics import OF_PROBES, headline
+from splince_fast.evaluation.metrics import headline
 from splince_fast.evaluation.statistics import cell_interval
 from splince_fast.exceptions import InputError
 
@@ -152,8 +152,7 @@ def _groups(
 
 def _probe_scores(result: Measurements) -> list[str]:
     """Return the names of accuracies and R2 of linear probes, one per concept."""
-    names = {f"probe_{score}" for score in ("accuracy", "r2")} & set(OF_PROBES)
-    return [m for m in result.metrics if m.partition("[")[0] in names]
+    return [m for m in result.metrics if m.partition("[")[0] in ("probe_accuracy", "probe_r2")]
 
 
 def _trade_off(

@@ -239,7 +239,7 @@ def _keys(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> dict[RecordId,
                 "sizes": split.sizes,
                 "aligned_class": repr(split.aligned_class),
                 "components": [(c.name, c.role) for c in used],
-                "alphas": plan.alphas if is_head or eraser == ADVICE else (),
+                "alphas": plan.alphas if is_head else (),
                 "select": plan.select if is_head else "",
             }
             text = json.dumps(settings, sort_keys=True)

@@ -624,7 +624,7 @@ def test_classes_as_a_task_go_with_a_quantity_as_concept(n: int) -> None:
     assert any("5-fold" in note for note in result.notes) == (n == 40)
     assert result.mean("residual", eraser="LEACE") < 1e-9
     assert "worst_group" not in result.metrics
-    assert set(result.advice()) == {"expected_r2"}
+    assert "expected_r2" in result.advice()
     if n == 900:
         for head in heads:
             assert result.mean("accuracy", eraser="LEACE", head=head) > 0.6
@@ -765,8 +765,6 @@ def test_a_split_of_your_own_has_bootstrap_intervals() -> None:
     row = result.differences("accuracy", reference="none")[0]
     assert row.how == "bootstrap (BCa)"
     assert row.low <= row.difference <= row.high
-    worst = result.differences("worst_group", reference="none")[0]
-    assert worst.how == "bootstrap (percentile)"
     with pytest.raises(InputError, match="n_seeds"):
         run(X, y, z, n_seeds=2, test=part)
 

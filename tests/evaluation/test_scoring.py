@@ -11,7 +11,7 @@ from sklearn.dummy import DummyClassifier, DummyRegressor
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, r2_score
 
 from splince_fast import evaluation as ev
-from splince_fast.evaluation import Comparison, figures, records
+from splince_fast.evaluation import Comparison, records
 from splince_fast.evaluation.metrics import METRICS, SUMMARY, ClassPredictions, QuantityPredictions
 from splince_fast.exceptions import InputError
 
@@ -215,26 +215,6 @@ def test_probes_of_several_concepts_are_of_erasers_with_the_concept_in_the_label
     assert result.metric("probe_auc[b]").label == "probe AUC [b]"
     assert result.metric("probe_auc[b]").lower_is_better is True
     assert result.head_of("probe_auc[b]") == ""
-
-
-def test_the_figure_of_probes_has_every_concept_and_its_chance() -> None:
-    pytest.importorskip("matplotlib")
-    X, y, z = data()
-    rare = (np.arange(900) % 5 == 0).astype(int)
-    result = run(X, y, {"a": z, "b": rare, "c": X[:, 3] + X[:, 4]}, n_seeds=1, erasers=("LEACE",))
-    assert figures.available(result) == ["covariance", "leakage"]
-    axes = result.plot("leakage").axes[0]
-    labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert sorted(labels) == ["linear[a]", "linear[b]", "majority class"]
-    dashed = [line.get_ydata()[0] for line in axes.get_lines() if line.get_linestyle() == "--"]
-    assert dashed == [result.mean(f"probe_chance[{c}]", eraser="LEACE") for c in "ab"]
-
-
-def test_the_figure_of_probes_leaves_the_caller_s_accuracies_out(result: Comparison) -> None:
-    pytest.importorskip("matplotlib")
-    legend = result.plot("leakage").axes[0].get_legend()
-    labels = [text.get_text() for text in legend.get_texts()]
-    assert sorted(labels) == ["linear", "majority class"]
 
 
 def test_fairness_metrics_are_those_of_fairlearn_and_of_counting() -> None:
