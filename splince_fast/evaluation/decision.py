@@ -184,8 +184,9 @@ class _Choice:
             tests = "the difference is" if len(self.tests) == 1 else "each difference is"
             against = joined(others)
             return f"{use}: its {self.label} is {value}, against {against}; {tests} significant."
-        rivals = [e for e in self.open if e != self.unerased]
+        rivals = [e for e in [self.best, *self.open] if e not in (self.eraser, self.unerased)]
         if len(self.equal) > 1:
+            rivals = [e for e in rivals if e != self.best]
             within = f"{number(self.min_gain).rstrip('0')} by {self.label}"
             use += " for now" * bool(self.open)
             text = f"{use}: {_named(self.equal)} are equal within {within}"
@@ -230,8 +231,8 @@ class _Choice:
         """
         seeds, rows, apart = 0, 0, True
         for test in (self.tests[e] for e in self.open):
-            half, size = (test.high - test.low) / 2, abs(test.difference)
-            if math.isnan(half):
+            half, size = max((test.high - test.low) / 2, self.unseen), abs(test.difference)
+            if math.isnan(test.low):
                 return ""
             target = max(size, self.min_gain - size)
             apart &= size >= self.min_gain - size

@@ -43,9 +43,9 @@ class Interval(NamedTuple):
 def t_interval(values: Sequence[float]) -> Interval:
     """Mean of `values`, one per seed, with its 95 % t interval; NaN values are left out.
 
-    The standard error is sd / sqrt(J) for J values, with ddof 1. As the J splits of one data set
-    share rows, the interval describes the variation over splits, not over data sets. Fewer than
-    three values have no interval: for two values, its half width would be 12.7 standard errors.
+    As the splits of one data set share rows, the interval describes the variation over splits, not
+    over data sets. Fewer than three values have no interval: of two, its half width would be 12.7
+    standard errors.
     """
     finite = np.array([v for v in values if not math.isnan(v)], dtype=np.float64)
     n = len(finite)
@@ -120,11 +120,6 @@ def corrected_t(
     bound of the variance of one difference; 0 omits the second test. The result is `NO_TEST` if a
     difference is infinite, or if the differences are equal up to rounding error and not 0, and
     `min_variance` is 0.
-
-    Raises
-    ------
-    InputError
-        There are fewer than two differences.
     """
     values = np.asarray(differences, dtype=np.float64)
     n = len(values)
@@ -150,9 +145,8 @@ def seeds_for(deviation: float, ratio: float, half_width: float) -> int | None:
     """Number of seeds at which the 95 % interval of :func:`corrected_t` has a given half width.
 
     The result is the smallest J >= 3 with t_{J-1} sd sqrt(1/J + ratio) <= half_width, or None if J
-    would exceed 1000. t_{J-1} is the .975 quantile of the t distribution, sd (`deviation`) is the
-    standard deviation over seeds, and `ratio` is n_test / n_train. As the splits share rows, the
-    standard error tends to sd sqrt(ratio), not to 0.
+    would exceed 1000: as the splits share rows, the standard error tends to sd sqrt(ratio), not
+    to 0. sd (`deviation`) is the standard deviation over seeds, and `ratio` is n_test / n_train.
     """
     for n in range(MIN_SEEDS, 1001):
         quantile = float(stdtrit(n - 1, 0.975))
