@@ -32,7 +32,15 @@ _MAX_PRODUCT = 10_000  # above this number of combinations, only cells with rows
 
 
 def read_rows(X: object) -> Matrix:
-    """Read (n, d) rows from an array, frame, tensor, source, .npy file or .parquet file."""
+    """Read (n, d) rows from an array, frame, tensor, source, .npy file or .parquet file.
+
+    A copy-on-write map is copied: worker processes would map its file, without the changes.
+    """
+    array = X
+    while isinstance(array, np.ndarray):
+        if isinstance(array, np.memmap) and array.mode == "c":
+            return as_rows(np.array(X))
+        array = array.base
     if isinstance(X, str | os.PathLike):
         path = Path(X)
         if path.suffix == ".npy":

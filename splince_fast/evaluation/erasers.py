@@ -20,12 +20,11 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime.arrays import check_values
 from splince_fast.conditional import ConditionalEraser
-from splince_fast.evaluation.data import labels_of
 from splince_fast.exceptions import InputError
 from splince_fast.labels import ClassCodes, Encoded, names_array
 from splince_fast.methods.quadratic import quadratic
 from splince_fast.methods.table import METHODS, key_of
-from splince_fast.moments import Folds, Moments
+from splince_fast.moments import Moments
 from splince_fast.moments.snapshot import Factored
 from splince_fast.projection import Projection
 
@@ -215,8 +214,7 @@ def _fit_transformer(spec: object, data: FitData) -> RowMap:
     rows, task, concept = train.rows, train.task, train.concept
     if "validation" in accepted and len(validation.rows):
         arguments["validation"] = np.arange(len(rows) + len(validation.rows)) >= len(rows)
-        rows, task = (np.concatenate(pair) for pair in ((rows, validation.rows),
-                                                        (task, validation.task)))  # fmt: skip
+        rows, task = _joined(rows, validation.rows), _joined(task, validation.task)
         concept = _joined(concept, validation.concept)
     if "concept" in accepted:
         arguments["concept"] = concept
@@ -252,21 +250,16 @@ def _fit_method(key: str, data: FitData) -> object:
 
 
 def _fit_quadratic(data: FitData) -> object:
-    """Fit the quadratic eraser, which keeps the task, to two folds of the training rows."""
+    """Fit the quadratic eraser, which keeps the task, to the training rows."""
     train, concept = data.train, data.concepts[0]
     if len(data.concepts) > 1 or not isinstance(train.labels[concept], ClassCodes):
         raise InputError(
             "'quadratic' erases one concept of classes; combine several concepts to one column of "
             "their joint classes, and divide a quantity into classes"
         )
-    labels, groups = dict(train.labels), None
-    if train.groups is not None:
-        groups = f"groups of {data.task} and {concept}"  # no variable has this name
-        codes = ClassCodes(tuple(range(int(train.groups.max(initial=-1)) + 1)), train.groups)
-        labels[groups] = labels_of(codes, np.arange(len(train.groups)))
     rows = data.coordinates.to_data(train.rows)
-    folds = Folds(2, groups=groups, by=concept).update(rows, labels)
-    return quadratic(folds, erase=concept, keep=data.task)
+    moments = Moments(by=concept).update(rows, dict(train.labels))
+    return quadratic(moments, erase=concept, keep=data.task, shrinkage=None)
 
 
 def _fit_random(data: FitData) -> Projection:

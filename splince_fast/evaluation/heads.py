@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -52,34 +52,22 @@ MIN_CELL = 5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
-    """A fitted linear head.
+    """A fitted linear head."""
 
-    Attributes
-    ----------
-    coef_ : ndarray of shape (C, d)
-        Weights. C is 1 for two classes, and the number of columns for a quantity.
-    intercept_ : ndarray of shape (C,)
-        Intercepts.
-    classes_ : tuple
-        Names of the classes; empty for a quantity.
-    alpha : float
-        Penalty on the weights of the scaled features.
-    converged : bool
-        Whether the solver reached its tolerance.
-    feature_names : tuple of str or None
-        Column names of the data frame that the head was fitted to.
-    validation : tuple of tuple
-        (alpha, worst-group accuracy, accuracy) of every candidate, for a head of
-        :func:`select_head`.
-    """
-
-    coef_: Float
-    intercept_: Float
-    classes_: tuple[ClassName, ...]
-    alpha: float
-    converged: bool
+    coef_: Float  # (C, d) weights; C is 1 for two classes, and the number of columns for a quantity
+    intercept_: Float  # (C,)
+    classes_: tuple[ClassName, ...]  # empty for a quantity
+    alpha: float  # penalty on the weights of the scaled features
+    converged: bool = True  # whether the solver reached its tolerance
+    feature_names: tuple[str, ...] | None = None  # columns of the data frame of the fit
+    # (alpha, worst-group accuracy, accuracy) of every candidate, for a head of `select_head`
     validation: tuple[tuple[float, float, float], ...] = ()
-    feature_names: tuple[str, ...] | None = None
+
+    def unscaled(self, centre: Float, unit: float, columns: tuple[str, ...] | None) -> Head:
+        """Return the head of rows x for a head of the scaled rows (x - centre) / unit."""
+        coef = self.coef_ / unit
+        intercept = self.intercept_ - coef @ centre
+        return replace(self, coef_=coef, intercept_=intercept, feature_names=columns)
 
     def decision_function(self, X: object) -> Float:
         """Return the scores x^T coef + intercept of rows x: (n,) for C = 1, else (n, C)."""
@@ -106,13 +94,7 @@ class Head:
         return np.asarray(scipy.special.softmax(scores, axis=1))
 
 
-def fit_head(
-    X: object,
-    y: object,
-    *,
-    alpha: float = 0.01,
-    scale: bool = True,
-) -> Head:
+def fit_head(X: object, y: object, *, alpha: float = 0.01, scale: bool = True) -> Head:
     """Fit one head: minimise mean log-loss + alpha / 2 |w|^2, with an unpenalised intercept.
 
     Parameters
@@ -162,21 +144,20 @@ def fit_head(
     encoded = encode_one(y, len(rows), name="y", of="X")
     if isinstance(encoded, Columns):
         present = slice(None) if encoded.present is None else encoded.present
-        if not len(rows[present]):
+        rows, values = rows[present], encoded.values[present]
+        if not len(rows):
             raise NotEnoughDataError("no row has a value of y")
-        scaled = Scaled.of(rows[present], scale=scale, feature_names=columns)
-        w, b = ridge_path(scaled.rows, encoded.values[present], (alpha,))
-        return scaled.head(w[0], b[0], (), alpha)
+        centre, unit = _scaling(rows, scale)
+        return ridge_path((rows - centre) / unit, values, (alpha,))[0].unscaled(
+            centre, unit, columns
+        )
     check_classes("task y", encoded)
     labelled = encoded.codes >= 0
     present_codes, codes = np.unique(encoded.codes[labelled], return_inverse=True)
     names = tuple(encoded.classes[i] for i in present_codes)
-    scaled = Scaled.of(rows[labelled], scale=scale, feature_names=columns)
-    fits = logistic.fit(scaled.rows, codes, len(names), np.array([alpha]))
-    w, b = fits.weights[0], fits.intercepts[0]
-    if alpha == 0:
-        check_not_separated(scaled.rows @ w.T + b, codes)
-    return scaled.head(w, b, names, alpha, converged=bool(fits.converged[0]))
+    centre, unit = _scaling(rows[labelled], scale)
+    scaled = (rows[labelled] - centre) / unit
+    return logistic_path(scaled, codes, names, (alpha,))[0].unscaled(centre, unit, columns)
 
 
 def select_head(
@@ -213,18 +194,6 @@ def select_head(
         The selected head; ``validation`` holds (alpha, worst-group accuracy, accuracy) of all
         candidates.
 
-    Raises
-    ------
-    InputError
-        A parameter is out of range.
-    LabelError
-        There are fewer than two classes, labels are quantities, or the pandas index of labels is
-        that of the rows in another order.
-    NonFiniteError
-        The rows contain NaN or infinity.
-    NotEnoughDataError
-        No validation row has a label.
-
     Examples
     --------
     >>> import numpy as np
@@ -255,19 +224,58 @@ def select_head(
     validation, y_true, cells = validation[labelled], y_true[labelled], cells[labelled]
     check_classes("task y", task)
     labelled_train = codes >= 0
-    scaled = Scaled.of(rows[labelled_train], feature_names=columns)
-    fits = logistic.fit(scaled.rows, codes[labelled_train], len(task.classes), np.array(alphas))
-    # (d, J C): C columns per alpha
-    weights = np.ascontiguousarray(fits.weights.reshape(-1, rows.shape[1]).T)
-    scores = ((validation - scaled.centre) / scaled.scale) @ weights
-    y_pred = decide(scores.reshape(len(validation), *fits.intercepts.shape) + fits.intercepts)
-    scored = [score(y_true, y_pred[:, j], cells) for j in range(len(alphas))]
-    j = select_best(scored, alphas, rule)
+    centre, unit = _scaling(rows[labelled_train], scale=True)
+    scaled = (rows[labelled_train] - centre) / unit
+    path = [
+        head.unscaled(centre, unit, columns)
+        for head in logistic_path(scaled, codes[labelled_train], task.classes, alphas)
+    ]
+    predictions = (decide(validation @ head.coef_.T + head.intercept_) for head in path)
+    scored = [score(y_true, y_pred, cells) for y_pred in predictions]
     table = tuple((alpha, *pair) for alpha, pair in zip(alphas, scored, strict=True))
-    return scaled.head(
-        fits.weights[j], fits.intercepts[j], task.classes, alphas[j],
-        converged=bool(fits.converged[j]), validation=table,
+    return replace(path[select_best(scored, alphas, rule)], validation=table)
+
+
+def logistic_path(
+    rows: Float,
+    codes: Codes,
+    names: tuple[ClassName, ...],
+    alphas: Sequence[float],
+    *,
+    gram: Float | None = None,
+    weights: Float | None = None,
+    max_iter: int = 400,
+) -> list[Head]:
+    """Fit a head of the classes `names` at every alpha; further arguments as for `logistic.fit`.
+
+    A head without penalty that predicts all rows correctly is an error: it has no minimiser.
+    """
+    fits = logistic.fit(
+        rows, codes, len(names), np.array(alphas), gram=gram, sample_weights=weights,
+        max_iter=max_iter,
     )  # fmt: skip
+    path = [
+        Head(fits.weights[j], fits.intercepts[j], names, alpha, bool(fits.converged[j]))
+        for j, alpha in enumerate(alphas)
+    ]
+    for head in path:
+        if head.alpha == 0 and (decide(rows @ head.coef_.T + head.intercept_) == codes).all():
+            raise InputError(
+                "the classes are separable on the training rows, so an unregularised head has no "
+                "minimiser; use an alpha above 0, or more rows than features"
+            )
+    return path
+
+
+def _scaling(rows: Float, scale: bool) -> tuple[Float, float]:
+    """Return the mean of rows and the root of their mean variance (ddof 0), or 0 and 1."""
+    if not scale:
+        return np.zeros(rows.shape[1]), 1.0
+    centre = rows.mean(axis=0)
+    unit = math.sqrt(float(np.mean((rows - centre) ** 2)))
+    if unit == 0.0:
+        raise NotEnoughDataError("all rows are equal, so a head cannot be fitted")
+    return centre, unit
 
 
 def _checked_rows(X: object, name: str, *, width: int | None = None, of: str = "") -> Float:
@@ -275,46 +283,6 @@ def _checked_rows(X: object, name: str, *, width: int | None = None, of: str = "
     rows = as_rows(X, width=width, name=name, earlier=of)
     check_values(rows, name)
     return np.asarray(rows, dtype=np.float64)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Scaled:
-    """Scaled rows: (x - `centre`) / `scale`."""
-
-    rows: Float
-    centre: Float  # mean of the unscaled rows
-    scale: float  # root of the mean variance of the unscaled features (ddof 0)
-    feature_names: tuple[str, ...] | None = None
-
-    @classmethod
-    def of(
-        cls, rows: Float, *, scale: bool = True, feature_names: tuple[str, ...] | None = None
-    ) -> Scaled:
-        """Centre and scale rows; with ``scale=False``, leave the rows unchanged."""
-        if not scale:
-            return cls(rows, np.zeros(rows.shape[1]), 1.0, feature_names)
-        centre = rows.mean(axis=0)
-        centred = rows - centre
-        root = math.sqrt(float(np.mean(centred**2)))
-        if root == 0.0:
-            raise NotEnoughDataError("all rows are equal, so a head cannot be fitted")
-        return cls(centred / root, centre, root, feature_names)
-
-    def head(
-        self,
-        w: Float,
-        b: Float,
-        names: tuple[ClassName, ...],
-        alpha: float,
-        *,
-        converged: bool = True,
-        validation: tuple[tuple[float, float, float], ...] = (),
-    ) -> Head:
-        """Convert weights `w` and intercepts `b` for scaled rows to a head for unscaled rows."""
-        coef = w / self.scale
-        return Head(
-            coef, b - coef @ self.centre, names, alpha, converged, validation, self.feature_names
-        )
 
 
 def decide(scores: Float) -> Codes:
@@ -325,15 +293,6 @@ def decide(scores: Float) -> Codes:
     if scores.shape[-1] == 1:
         return (scores[..., 0] > 0).astype(np.intp)
     return np.asarray(scores.argmax(axis=-1), dtype=np.intp)
-
-
-def check_not_separated(scores: Float, codes: Codes) -> None:
-    """Raise InputError if a head without penalty predicts all training rows correctly."""
-    if (decide(scores) == codes).all():
-        raise InputError(
-            "the classes are separable on the training rows, so an unregularised head has no "
-            "minimiser; use an alpha above 0, or more rows than features"
-        )
 
 
 def score(y_true: Codes, y_pred: Codes, cells: Codes | None) -> ValidationScore:
@@ -363,8 +322,8 @@ def select_best(scored: Sequence[ValidationScore], alphas: Sequence[float], rule
     return max(range(len(scored)), key=sort_key)
 
 
-def ridge_path(rows: Float, target: Float, alphas: Sequence[float]) -> tuple[Float, Float]:
-    """Fit ridge regression at J alphas; return weights w (J, k, d) and intercepts b (J, k).
+def ridge_path(rows: Float, target: Float, alphas: Sequence[float]) -> list[Head]:
+    """Fit ridge regression at every alpha.
 
     Each fit minimises mean |target - w x - b|^2 / 2 + alpha / 2 |w|^2 over the rows x; `target` is
     (n, k). With S = Cov(x), w^T = (S + alpha I)^{-1} Cov(x, target). One eigendecomposition of S
@@ -376,13 +335,13 @@ def ridge_path(rows: Float, target: Float, alphas: Sequence[float]) -> tuple[Flo
     values, vectors = scipy.linalg.eigh((S + S.T) / 2)
     above_rounding = values > 1e-12 * max(float(values[-1]), 1e-300)
     coordinates = vectors.T @ (rows.T @ (target - mean) / n)
-    weights = []
+    path = []
     for alpha in alphas:
         inverse = 1 / np.maximum(values + alpha, 1e-300)
         inverse[~above_rounding & (alpha == 0)] = 0.0
-        weights.append((vectors @ (inverse[:, None] * coordinates)).T)
-    w = np.array(weights)
-    return w, mean - w @ centre
+        w = (vectors @ (inverse[:, None] * coordinates)).T
+        path.append(Head(w, mean - w @ centre, (), alpha))
+    return path
 
 
 def check_alpha(alpha: object) -> None:

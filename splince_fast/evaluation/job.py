@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import math
 import warnings
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast.conditional import NEEDS_LABELS
-from splince_fast.evaluation import heads, logistic, probes
+from splince_fast.evaluation import heads, probes
 from splince_fast.evaluation.data import fill_missing_groups, moments_of, take_rows, texts_of
 from splince_fast.evaluation.erasers import (
     Component,
@@ -25,18 +24,17 @@ from splince_fast.evaluation.erasers import (
     clone_with_seed,
     fit_eraser,
 )
+from splince_fast.evaluation.heads import Head
 from splince_fast.evaluation.metrics import (
-    OF_ERASERS,
     ROUNDING,
     ClassPredictions,
-    Erasure,
     QuantityPredictions,
     add_scores,
     as_codes,
     as_quantities,
     concept_key,
+    erasure_scores,
     reason_of,
-    scores,
 )
 from splince_fast.evaluation.plan import ComparisonPlan
 from splince_fast.evaluation.records import ADVICE, ERASER_ROW, PathPoint, Record, TestLabels
@@ -70,52 +68,26 @@ class ErasedRows:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class HeadFit:
-    """Fitted head in scaled coordinates."""
-
-    weights: Float  # (C, d)
-    intercepts: Float  # (C,)
-    classes: Codes | None  # its class codes; None for ridge
-    alpha: float
-    converged: bool = True
-
-    def predict(self, rows: Float) -> NDArray[Any]:
-        """Predict class codes (n,) or values (n, k) of the task."""
-        values = rows @ self.weights.T + self.intercepts
-        return values if self.classes is None else self.classes[heads.decide(values)]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class HeadPath:
     """Heads at all alphas, in descending order."""
 
-    fits: tuple[HeadFit, ...]
+    fits: list[Head]
     selected: int  # index of the selected head
     notes: tuple[str, ...] = ()
 
 
 class Job:
-    """Rows, labels and moments of a plan at one seed and association level.
+    """Rows of a split, with labels and moments, at one seed and association level."""
 
-    `X` holds all rows of the data set; the job copies the rows of its split.
-    """
-
-    def __init__(
-        self,
-        plan: ComparisonPlan,
-        X: NDArray[np.generic],
-        seed: int,
-        p: float | None,
-        split: Split,
-    ) -> None:
+    def __init__(self, plan: ComparisonPlan, seed: int, p: float | None, split: Split) -> None:
         self.plan, self.seed, self.p, self.split = plan, seed, p, split
-        moments = moments_of(X, plan.variables, split.train)
+        moments = moments_of(plan.X, plan.variables, split.train)
         S = moments.covariance(ddof=0)  # Cov(x) of unscaled rows, (d, d)
         scale = math.sqrt(float(np.trace(S)) / len(S)) or 1.0
         coordinates = ScaledCoordinates(moments.mean, scale)
         self.gram = S / scale**2
         self.train, self.validation, self.test = (
-            plan.part(numbers, coordinates.to_scaled(take_rows(X, numbers)))
+            plan.part(numbers, coordinates.to_scaled(take_rows(plan.X, numbers)))
             for numbers in (split.train, split.validation, split.test)
         )
         self.data = FitData(
@@ -173,10 +145,7 @@ class Job:
         if eraser.uses_labels:
             notes = (f"{NEEDS_LABELS}; the test rows were erased with their labels", *notes)
         rank = None if eraser.projection is None else eraser.projection[0].shape[1]
-        values |= scores(
-            OF_ERASERS,
-            Erasure.of(self.train.rows, rows.train, self.train.labels, data.task, rank),
-        )
+        values |= erasure_scores(self.train.rows, rows.train, self.train.labels, data.task, rank)
         records = [self._record(name, ERASER_ROW, values=values, notes=notes, reason=reason)]
         for head in self.plan.heads:
             try:
@@ -281,14 +250,14 @@ class Job:
         """
         alphas, validation = self.plan.alphas, self.validation
         if isinstance(self.plan.task, Columns):
-            fits = self._fit_ridge(rows, alphas)
+            fits = heads.ridge_path(rows.train, self.train.task, alphas)
             if not len(validation.rows):
                 return HeadPath(fits, 0)
-            predictions = [fit.predict(rows.validation) for fit in fits]
+            predictions = [self._predict(fit, rows.validation) for fit in fits]
             errors = [float(np.mean((validation.task - y_pred) ** 2)) for y_pred in predictions]
             scored = [(-error, 0.0) for error in errors]
             return HeadPath(fits, heads.select_best(scored, alphas, "worst_group"))
-        fits = self._fit_logistic(rows, np.array(alphas))
+        fits = self._fit_logistic(rows, alphas)
         if len(alphas) == 1:
             return HeadPath(fits, 0)
         notes: list[str] = []
@@ -299,43 +268,31 @@ class Job:
             )
             scored = self._scores_by_folds(rows, notes)
         else:
-            predictions = [fit.predict(rows.validation) for fit in fits]
+            predictions = [self._predict(fit, rows.validation) for fit in fits]
             scored = [
                 heads.score(validation.task, y_pred, validation.cells) for y_pred in predictions
             ]
         return HeadPath(fits, heads.select_best(scored, alphas, self.plan.select), tuple(notes))
 
     def _fit_logistic(
-        self, rows: ErasedRows, alphas: Float, *, weights: Float | None = None, max_iter: int = 400
-    ) -> tuple[HeadFit, ...]:
-        """Fit logistic heads on the training rows, one per alpha.
-
-        `weights`, (n, number of alphas), has columns with sum 1; the default is 1 / n.
-        """
-        fits = logistic.fit(
-            rows.train, self.class_index, len(self.classes), alphas, gram=rows.gram,
-            sample_weights=weights, max_iter=max_iter,
+        self, rows: ErasedRows, alphas: Sequence[float], **options: Any
+    ) -> list[Head]:
+        """Fit logistic heads, whose classes are codes, on the training rows, one per alpha."""
+        return heads.logistic_path(
+            rows.train, self.class_index, tuple(self.classes.tolist()), alphas, gram=rows.gram,
+            **options,
         )  # fmt: skip
-        return tuple(
-            HeadFit(
-                fits.weights[j], fits.intercepts[j], self.classes, alpha, bool(fits.converged[j])
-            )
-            for j, alpha in enumerate(alphas.tolist())
-        )
 
-    def _fit_ridge(self, rows: ErasedRows, alphas: Sequence[float]) -> tuple[HeadFit, ...]:
-        """Fit ridge heads on the training rows, one per alpha."""
-        w, b = heads.ridge_path(rows.train, self.train.task, alphas)
-        return tuple(HeadFit(w[j], b[j], None, alpha) for j, alpha in enumerate(alphas))
-
-    def _fit_unregularised(self, rows: ErasedRows) -> HeadFit:
+    def _fit_unregularised(self, rows: ErasedRows) -> Head:
         """Fit the head without penalty (alpha 0)."""
         if isinstance(self.plan.task, Columns):
-            return self._fit_ridge(rows, (0.0,))[0]
-        fit = self._fit_logistic(rows, np.zeros(1), max_iter=1000)[0]
-        scores = rows.train @ fit.weights.T + fit.intercepts
-        heads.check_not_separated(scores, self.class_index)
-        return fit
+            return heads.ridge_path(rows.train, self.train.task, (0.0,))[0]
+        return self._fit_logistic(rows, (0.0,), max_iter=1000)[0]
+
+    def _predict(self, head: Head, rows: Float) -> NDArray[Any]:
+        """Predict class codes (n,) or values (n, k) of the task."""
+        values = rows @ head.coef_.T + head.intercept_
+        return self.classes[heads.decide(values)] if head.classes_ else values
 
     def _has_few_validation_rows(self) -> bool:
         """Whether a cell with training rows has fewer than `MIN_CELL` validation rows."""
@@ -349,7 +306,7 @@ class Job:
 
         A fold is left out, with a note in `notes`, if the rows outside it lack a class.
         """
-        train, codes, alphas = self.train, self.class_index, np.array(self.plan.alphas)
+        train, codes, alphas = self.train, self.class_index, self.plan.alphas
         fold = fold_of_rows(train.strata, train.groups, self.seed)
         folds = [f for f in range(FOLDS) if len(np.unique(codes[fold != f])) == len(self.classes)]
         if not folds:
@@ -363,47 +320,33 @@ class Job:
                 "lack a class"
             )
         weights = np.stack([fold != f for f in folds for _ in alphas], 1).astype(np.float64)
-        fits = self._fit_logistic(
-            rows, np.tile(alphas, len(folds)), weights=weights / weights.sum(axis=0)
-        )
+        fits = self._fit_logistic(rows, alphas * len(folds), weights=weights / weights.sum(axis=0))
         held_out = np.isin(fold, folds)
         cells = None if train.cells is None else train.cells[held_out]
         scored = []
         for j in range(len(alphas)):
             y_pred = np.zeros(len(codes), dtype=np.intp)
             for i, f in enumerate(folds):
-                y_pred[fold == f] = fits[i * len(alphas) + j].predict(rows.train[fold == f])
+                fit = fits[i * len(alphas) + j]
+                y_pred[fold == f] = self._predict(fit, rows.train[fold == f])
             scored.append(heads.score(train.task[held_out], y_pred[held_out], cells))
         return scored
 
     def _classifier_record(self, record: Record, head: Component, rows: ErasedRows) -> Record:
-        """Fit a classifier with the interface of scikit-learn to erased rows, and score it.
-
-        ``fit`` receives the cells of the training rows if it has a parameter `groups`, and then
-        (rows, task, cells) of the validation rows if it has a parameter `validation`.
-        """
-        model = clone_with_seed(head.spec, self.seed)
-        accepted = inspect.signature(model.fit).parameters
-        train, validation = self.train, self.validation
-        arguments: dict[str, Any] = {}
-        if "groups" in accepted and train.cells is not None:
-            arguments["groups"] = train.cells.copy()
-            if "validation" in accepted and len(rows.validation):
-                columns = (rows.validation, validation.task, validation.cells)
-                arguments["validation"] = tuple(c.copy() for c in columns if c is not None)
-        target = train.task
+        """Fit a classifier with the interface of scikit-learn to erased rows, and score it."""
+        model, target = clone_with_seed(head.spec, self.seed), self.train.task.copy()
         target = target.ravel() if target.ndim == 2 and target.shape[1] == 1 else target
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            model.fit(rows.train.copy(), target.copy(), **arguments)
+            model.fit(rows.train.copy(), target)
         converged = not any("Convergence" in w.category.__name__ for w in caught)
         record = dataclasses.replace(record, converged=converged)
         return self._add_scores(record, np.asarray(model.predict(rows.test.copy())))
 
-    def _scored_record(self, record: Record, fit: HeadFit, rows: ErasedRows) -> Record:
+    def _scored_record(self, record: Record, fit: Head, rows: ErasedRows) -> Record:
         """Return the record with the alpha of a head, and its metrics on the test rows."""
         record = dataclasses.replace(record, alpha=fit.alpha, converged=fit.converged)
-        return self._add_scores(record, fit.predict(rows.test))
+        return self._add_scores(record, self._predict(fit, rows.test))
 
     def _add_scores(self, record: Record, y_pred: NDArray[Any]) -> Record:
         """Return the record with the metrics of the predictions on the test rows."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from splince_fast._runtime.arrays import as_weights
 from splince_fast._runtime.keywords import described_type
 from splince_fast._runtime.warn import warn
-from splince_fast._solve.options import is_integer, is_number
+from splince_fast._solve.options import is_number
 from splince_fast.evaluation.data import (
     FEW_ROWS,
     cells_of_groups,
@@ -191,7 +191,6 @@ def worst_group_accuracy(
     y_pred: object,
     *,
     groups: object = None,
-    min_rows: int = 1,
     sample_weight: object = None,
     sensitive_features: object = None,
 ) -> float:
@@ -204,25 +203,16 @@ def worst_group_accuracy(
     ----------
     y_true, y_pred, groups, sample_weight, sensitive_features
         As for :func:`group_accuracy`.
-    min_rows : int
-        Groups with fewer rows are left out.
 
     Returns
     -------
     float
         Accuracy of the worst group, in [0, 1].
 
-    Raises
-    ------
-    InputError
-        Columns have different lengths, or `min_rows` is below 1.
-    NotEnoughDataError
-        No group has `min_rows` rows.
-
     Warns
     -----
     SplinceWarning
-        A combination of groups has no row; or predictions are constant and the result is 0.
+        A combination of groups has no row.
 
     Examples
     --------
@@ -231,20 +221,7 @@ def worst_group_accuracy(
     0.5
     """
     groups = _groups_or_alias(groups, sensitive_features)
-    if not is_integer(min_rows) or min_rows < 1:
-        raise InputError(f"min_rows is {min_rows!r}; it must be a positive integer")
-    result = group_accuracy(y_true, y_pred, groups=groups, sample_weight=sample_weight)
-    accuracies = [row.accuracy for row in result.rows if row.n >= min_rows]
-    if not accuracies:
-        largest = max(row.n for row in result.rows)
-        raise NotEnoughDataError(f"no cell has {min_rows} rows; the largest has {largest}")
-    worst = min(accuracies)
-    if worst == 0.0 and _is_constant(y_pred) and not _is_constant(y_true):
-        warn(
-            "all predictions are equal, so a group of another class has accuracy 0",
-            SplinceWarning,
-        )
-    return worst
+    return group_accuracy(y_true, y_pred, groups=groups, sample_weight=sample_weight).worst.accuracy
 
 
 def class_accuracy(y_true: object, y_pred: object) -> ClassAccuracy:
@@ -259,13 +236,6 @@ def class_accuracy(y_true: object, y_pred: object) -> ClassAccuracy:
     -------
     ClassAccuracy
         Dictionary from class to accuracy; ``mean`` is the balanced accuracy.
-
-    Raises
-    ------
-    InputError
-        Columns have different lengths.
-    NotEnoughDataError
-        No row has a true label.
 
     Examples
     --------
@@ -315,11 +285,6 @@ def tpr_gap(
     float or dict
         Average gap, or a dictionary from class of the task to gap. The gap of a class of the task
         is NaN if its rows are in fewer than two classes of the concept.
-
-    Raises
-    ------
-    InputError
-        Columns have different lengths, or `average` is unknown.
 
     Warns
     -----
@@ -453,10 +418,6 @@ def _groups_or_alias(groups: object, sensitive_features: object, name: str = "gr
     return sensitive_features if groups is None else groups
 
 
-def _is_constant(values: object) -> bool:
-    return len(np.unique(class_codes(values, "labels").codes)) == 1
-
-
 # An erased feature counts as constant if its standard deviation is below this fraction of the root
 # mean variance of the unerased features. A prediction counts as constant if its range is below this
 # fraction of the range of the task.
@@ -508,15 +469,12 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class TableMetric(Metric):
-    """A metric of the library, with properties on which tests and decisions depend.
+    """A metric of the library, with properties on which tests and decisions depend."""
 
-    `fraction_of` is "rows" for a metric that is a fraction (or a mean of fractions) of the test
-    rows, "cell" for a fraction of the test rows of one cell, and "" for other metrics. `bounded` is
-    True if a difference of .01 means the same at every value of the metric, as for accuracies.
-    """
-
+    # "rows" for a fraction (or a mean of fractions) of the test rows, "cell" for one of the rows of
+    # a cell.
     fraction_of: str = ""
-    bounded: bool = True
+    bounded: bool = True  # whether a difference of .01 means the same at every value
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -616,36 +574,32 @@ def as_quantities(y_pred: NDArray[Any], shape: tuple[int, ...]) -> Float:
     return np.asarray(y_pred, dtype=np.float64).reshape(shape)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Erasure:
-    """Effect of an eraser r on the training rows."""
+def erasure_scores(
+    before: Float, after: Float, labels: Mapping[str, Encoded], task: str, rank: int | None
+) -> dict[str, float]:
+    """Values of OF_ERASERS for rows (n, d) before and after erasure, with their labels by variable.
 
-    ratios: dict[str, float]  # |Cov(r(x), v)|^2 / |Cov(x, v)|^2 of each variable v
-    task: str
-    distortion: float  # E|r(x) - x|^2 / E|x - E x|^2; NaN if all rows are equal
-    rank: int | None  # number of removed dimensions; None unless r is a projection
-
-    @classmethod
-    def of(
-        cls, before: Float, after: Float, labels: Mapping[str, Encoded], task: str, rank: int | None
-    ) -> Erasure:
-        """Effect on rows (n, d) before and after erasure, with the labels of each variable."""
-        ratios = {}
-        for name, column in labels.items():
-            if isinstance(column, ClassCodes):
-                values = np.eye(len(column.classes))[column.codes]
-            else:
-                values = column.values
-            values = values - values.mean(axis=0)
-            squares = (float(np.sum((values.T @ rows) ** 2)) for rows in (after, before))
-            ratios[name] = _ratio(*squares)
-        change = float(np.sum((after - before) ** 2))
-        variance = float(np.sum((before - before.mean(axis=0)) ** 2))
-        return cls(ratios, task, _ratio(change, variance), rank)
+    `rank` is the number of removed dimensions of a projection, else None.
+    """
+    kept = {}
+    for name, column in labels.items():
+        if isinstance(column, ClassCodes):
+            values = np.eye(len(column.classes))[column.codes]
+        else:
+            values = column.values
+        values = values - values.mean(axis=0)
+        kept[name] = _ratio(np.sum((values.T @ after) ** 2), np.sum((values.T @ before) ** 2))
+    spread = np.sum((before - before.mean(axis=0)) ** 2)
+    scores = {
+        "kept_covariance": kept.pop(task),
+        "distortion": _ratio(np.sum((after - before) ** 2), spread),
+        "residual": max(math.sqrt(ratio) for ratio in kept.values()),
+    }
+    return scores if rank is None else scores | {"rank": float(rank)}
 
 
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else math.nan
+def _ratio(part: np.floating[Any], whole: np.floating[Any]) -> float:
+    return float(part / whole) if whole else math.nan
 
 
 def _accuracy(predictions: ClassPredictions) -> float:
@@ -692,10 +646,6 @@ def _concept_correlation(predictions: QuantityPredictions) -> float | None:
     varied = np.ptp(predictions.y_pred, axis=0) > ROUNDING * np.ptp(predictions.y_true, axis=0)
     columns = predictions.y_pred.T[varied]
     return max((abs(float(np.corrcoef(c, concept)[0, 1])) for c in columns), default=None)
-
-
-def _residual(erasure: Erasure) -> float:
-    return max(math.sqrt(ratio) for v, ratio in erasure.ratios.items() if v != erasure.task)
 
 
 OF_CLASSES: dict[str, TableMetric] = {
@@ -751,21 +701,19 @@ OF_QUANTITIES: dict[str, TableMetric] = {
 }  # fmt: skip
 OF_ERASERS: dict[str, TableMetric] = {
     "kept_covariance": TableMetric(
-        lambda erasure: erasure.ratios[erasure.task], False, "kept cov", "eraser",
+        None, False, "kept cov", "eraser",
         "|Cov(r(x), y)|^2 / |Cov(x, y)|^2 on the training rows, y the task",
     ),
     "distortion": TableMetric(
-        lambda erasure: erasure.distortion, True, "distortion", "eraser",
+        None, True, "distortion", "eraser",
         "E|r(x) - x|^2 / E|x - E x|^2 on the training rows: mean squared change of a row over the "
         "total variance",
     ),
     "residual": TableMetric(
-        _residual, True, "residual", "eraser",
+        None, True, "residual", "eraser",
         "|Cov(r(x), z)| / |Cov(x, z)| on the training rows, z the concept: 0 up to rounding error",
     ),
-    "rank": TableMetric(
-        lambda erasure: erasure.rank, None, "rank", "eraser", "number of removed dimensions"
-    ),
+    "rank": TableMetric(None, None, "rank", "eraser", "number of removed dimensions"),
 }  # fmt: skip
 # Metrics of the linear probe, for each concept (see `concept_key`). Those of a probe that the
 # caller names "forest" have the keys "forest_accuracy", "forest_auc" and "forest_chance".
@@ -789,7 +737,7 @@ SUMMARY = (
 )  # fmt: skip
 
 
-def scores(table: Mapping[str, Metric], subject: Predictions | Erasure) -> dict[str, float]:
+def scores(table: Mapping[str, Metric], subject: Predictions) -> dict[str, float]:
     """Values of the metrics in `table` that are defined for `subject`."""
     values = {key: metric.score(subject) for key, metric in table.items() if metric.score}
     return {key: float(value) for key, value in values.items() if value is not None}
@@ -853,11 +801,7 @@ def check_metrics(metrics: object) -> dict[str, Metric]:
 
 
 def headline(present: Sequence[str]) -> str:
-    """Main metric of a comparison that has the metrics `present`.
-
-    This is the first metric of SUMMARY that is present or, if there is none, the first one of
-    `present`.
-    """
+    """First metric of SUMMARY among the metrics `present`, or else the first one of `present`."""
     return next(key for key in (*SUMMARY, *present) if key in present)
 
 
@@ -869,7 +813,8 @@ def concept_key(key: str, concept: str, concepts: Sequence[str]) -> str:
 def metric_of(key: str, custom: Mapping[str, CustomMetric]) -> TableMetric:
     """Return the metric of a key, without its function.
 
-    The name in the brackets of a key such as "probe_auc[gender]" becomes part of the label.
+    The name of a probe of the caller, and the name in the brackets of a key such as
+    "probe_auc[gender]", become part of the label.
     """
     base, bracket, name = key.partition("[")
     if key in custom:
@@ -878,13 +823,12 @@ def metric_of(key: str, custom: Mapping[str, CustomMetric]) -> TableMetric:
             None, metric.lower_is_better, metric.label, definition="custom metric",
             fraction_of="rows" if base.endswith("accuracy") else "", bounded=False,
         )  # fmt: skip
-    entry, label = METRICS.get(base), ""
+    entry = METRICS.get(base)
     if entry is None:
         probe, _, score = base.rpartition("_")
-        entry, label = METRICS[f"probe_{score}"], f"{probe} "
-        entry = dataclasses.replace(
-            entry, label=label + entry.label.removeprefix("probe "),
-            definition=entry.definition.replace("a linear model", f"the probe {probe!r}"),
-        )  # fmt: skip
+        entry = METRICS[f"probe_{score}"]
+        definition = entry.definition.replace("a linear model", f"the probe {probe!r}")
+        label = entry.label.replace("probe", probe, 1)
+        entry = dataclasses.replace(entry, label=label, definition=definition)
     label = f"{entry.label} {bracket}{name}".strip()
     return dataclasses.replace(entry, score=None, label=label)

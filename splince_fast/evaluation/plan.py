@@ -13,6 +13,7 @@ from splince_fast._runtime.keywords import as_values
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation import splits
 from splince_fast.evaluation.data import (
+    Matrix,
     check_classes,
     check_finite,
     class_codes,
@@ -57,7 +58,7 @@ _PARTS = {
 class ComparisonPlan:
     """Rows, encoded labels and validated settings of a comparison."""
 
-    X: Any  # (n, d); None in worker processes, which memory-map a file
+    X: Matrix  # (n, d)
     task: Encoded
     concepts: dict[str, Encoded]
     concept_codes: ClassCodes | None  # joint classes of the concepts; None if one is a quantity

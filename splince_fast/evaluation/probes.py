@@ -56,28 +56,15 @@ class ProbeTarget(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Scores of one probe.
-
-    Attributes
-    ----------
-    name : str
-        Name of the probe, such as "linear".
-    accuracy, auc : float
-        Means over the folds; NaN for a quantity. For more than two classes, AUC is the macro
-        average of the one-vs-rest AUCs. An AUC below .5 is reported as it is.
-    r2 : float
-        For a quantity, mean over the folds of 1 - SSE / SST; NaN for classes. SSE is the squared
-        error of the probe on the scored rows of the fold, summed over label columns. SST is the
-        squared error of predicting the mean of the fold's training rows.
-    chance : float
-        Chance level: fraction of the most frequent class; 0 for a quantity.
-    """
+    """Scores of one probe, as means over the folds; NaN where a score is undefined."""
 
     name: str
     accuracy: float
-    auc: float
+    auc: float  # for more than two classes, the macro average of the one-vs-rest AUCs
+    # 1 - SSE / SST of a quantity, over the scored rows of a fold and summed over label columns. SST
+    # is the squared error of predicting the mean of the fold's training rows.
     r2: float
-    chance: float
+    chance: float  # fraction of the most frequent class; 0 for a quantity
 
     def scores(self) -> dict[str, float]:
         """Return the scores that are not NaN, by metric name, such as "probe_accuracy"."""
@@ -89,27 +76,13 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Leakage:
-    """Scores of probes on held-out rows.
+    """Scores of probes on held-out rows."""
 
-    Attributes
-    ----------
-    probes : tuple of Probe
-        Scores of each probe; empty if leakage could not be measured.
-    n : int
-        Number of rows with a label of the concept.
-    n_classes : int
-        Number of classes of the concept; 0 for a quantity.
-    reason : str
-        Reason why leakage could not be measured; empty otherwise.
-    hint : str
-        Advice if an AUC is so far below .5 that rows must depend on each other; empty otherwise.
-    """
-
-    probes: tuple[Probe, ...]
-    n: int
-    n_classes: int
-    reason: str
-    hint: str = ""
+    probes: tuple[Probe, ...]  # empty if leakage could not be measured
+    n: int  # number of rows with a label of the concept
+    n_classes: int  # number of classes of the concept; 0 for a quantity
+    reason: str  # reason why leakage could not be measured
+    hint: str = ""  # advice if an AUC is so far below .5 that rows must depend on each other
 
     def __getitem__(self, name: str) -> Probe:
         for probe in self.probes:
@@ -161,8 +134,7 @@ def leakage(
 
     Features whose standard deviation is below 1e-6 of the largest standard deviation are left out
     as rounding error. Classifiers are fitted to the principal components of the others. If all
-    features are constant up to rounding error, every probe is at chance
-    level.
+    features are constant up to rounding error, every probe is at chance level.
 
     R^2 of a quantity compares the probe with the mean of the fold's training rows, the best
     prediction without features. ``r2_score`` of scikit-learn uses the mean of the scored rows
@@ -191,13 +163,6 @@ def leakage(
     -------
     Leakage
         Scores of the probes. If leakage cannot be measured, there are no scores, but a `reason`.
-
-    Raises
-    ------
-    InputError
-        A parameter is out of range.
-    NonFiniteError
-        The rows contain NaN or infinity.
 
     Warns
     -----
@@ -285,9 +250,9 @@ def probe_classes(
 def _dependence_hint(aucs: Sequence[float], counts: NDArray[np.intp]) -> str:
     """Return advice if the lowest AUC is too far below .5 for independent rows, else "".
 
-    If features and classes are independent, the standard error of an AUC (Mann-Whitney statistic)
-    of n_1 positive and n_0 negative rows is sqrt((n + 1) / (12 n_1 n_0)), n = n_1 + n_0. The
-    smallest class has the largest standard error, which is used for all classes.
+    For independent features and classes, the standard error of an AUC (Mann-Whitney statistic) of
+    n_1 positive and n_0 negative rows is sqrt((n + 1) / (12 n_1 n_0)), n = n_1 + n_0. That of the
+    smallest class is the largest.
     """
     n, fewest = int(counts.sum()), int(counts.min())
     error = math.sqrt((n + 1) / (12 * fewest * (n - fewest)))
@@ -304,39 +269,33 @@ def _dependence_hint(aucs: Sequence[float], counts: NDArray[np.intp]) -> str:
 def target_of(
     codes: Codes, n_classes: int, cv: int, groups: Codes | None, random_state: int
 ) -> ProbeTarget:
-    """Return the target of rows that all have a class, with folds or the reason for no folds."""
+    """Return the target of rows that all have a class, with folds or the reason for no folds.
+
+    The folds are stratified and do not divide groups. With groups, a fold is left out if its
+    training rows or its scored rows lack a class.
+    """
+    from sklearn.model_selection import StratifiedKFold
+
     counts = np.bincount(codes, minlength=n_classes)
     folds: list[Fold] = []
     reason = ""
     if n_classes < 2:
         text = "1 class" if n_classes else "0 classes"
         reason = f"the held-out rows have {text} of the concept"
-    elif counts.min() < cv and groups is None:
+    elif groups is None and counts.min() < cv:
         reason = f"a class has {counts.min()} held-out rows, fewer than the {cv} folds"
+    elif groups is None:
+        splitter = StratifiedKFold(cv, shuffle=True, random_state=random_state)
+        folds = list(splitter.split(codes[:, None], codes))
     else:
-        folds = _stratified_folds(codes, cv, groups, random_state)
+        if len(np.unique(groups)) >= cv:
+            folds = [
+                fold for fold in folds_of_groups(codes, groups, cv, random_state)
+                if all(len(np.unique(codes[part])) == n_classes for part in fold)
+            ]  # fmt: skip
         if not folds:
             reason = "no fold has all classes of the concept in its training and in its test rows"
     return ProbeTarget(codes, n_classes, folds, reason)
-
-
-def _stratified_folds(
-    codes: NDArray[np.intp], cv: int, groups: Codes | None, random_state: int
-) -> list[Fold]:
-    """Return stratified folds that do not divide groups.
-
-    With groups, a fold is left out if its training rows or its scored rows lack a class.
-    """
-    from sklearn.model_selection import StratifiedKFold
-
-    if groups is None:
-        splitter = StratifiedKFold(cv, shuffle=True, random_state=random_state)
-        return list(splitter.split(codes[:, None], codes))
-    if len(np.unique(groups)) < cv:
-        return []
-    folds = folds_of_groups(codes, groups, cv, random_state)
-    n_classes = len(np.unique(codes))
-    return [f for f in folds if all(len(np.unique(codes[part])) == n_classes for part in f)]
 
 
 def folds_of_groups(codes: Codes, groups: Codes, cv: int, random_state: int) -> list[Fold]:

@@ -5,21 +5,15 @@ Jobs run in parallel, and an interrupted run can be resumed.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import math
 import os
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from splince_fast._runtime.progress import Progress
 from splince_fast._runtime.version import library_version
@@ -111,16 +105,14 @@ def compare(
         applied by ``transform``. The concept is a column of class codes; several concepts are their
         joint classes, or a mapping of columns if some are quantities.
 
-        "quadratic" is :func:`splince_fast.quadratic`, fitted to two folds of the training rows; it
-        needs one concept of classes. "oracle" is :func:`splince_fast.oracle`. Both keep the task
-        and use the concept label of every training, validation and test row; a note in the result
-        says that their values hold only for rows with a label of the concept.
+        "quadratic" is :func:`splince_fast.quadratic` without shrinkage, and needs one concept of
+        classes; "oracle" is :func:`splince_fast.oracle`. Both keep the task and use the concept
+        label of every training, validation and test row; a note in the result says that their
+        values hold only for rows with a label of the concept.
     heads : sequence or mapping
         "retrained" (fitted on erased rows, with a selected alpha), "frozen" (fitted on unerased
         rows), "unregularised" (fitted on erased rows with alpha 0), or classifiers, which are
-        fitted on erased rows. The keys of a mapping replace the names in the result. ``fit`` of a
-        classifier receives the cells of task and concept if it has a parameter `groups`, and then
-        (rows, task, cells) of the validation rows if it has a parameter `validation`.
+        fitted on erased rows. The keys of a mapping replace the names in the result.
     association : float or sequence of float, optional
         Levels p of :func:`spurious_split`; None is the natural split.
     aligned_class, sizes
@@ -209,9 +201,14 @@ def compare(
             if components[record_id.eraser] not in erasers:
                 erasers.append(components[record_id.eraser])
     records = {i: journal.records[k] for i, k in keys.items() if k in journal.records}
-    with tempfile.TemporaryDirectory(prefix="splince-fast-") as scratch, ExitStack() as stack:
-        bar = stack.enter_context(Progress(len(pending), show=progress, unit="jobs"))
-        for job_records in _run_jobs(plan, splits, pending, workers, Path(scratch)):
+    joblib: Any = import_module("joblib")
+    # Workers memory-map large arrays of the plan.
+    calls = (
+        joblib.delayed(_run_job)(plan, job, splits[job], erasers, own_process=workers > 1)
+        for job, erasers in pending.items()
+    )
+    with Progress(len(pending), show=progress, unit="jobs") as bar:
+        for job_records in joblib.Parallel(workers, return_as="generator_unordered")(calls):
             journal.add({key: r for r in job_records if (key := keys[r.id])})
             records |= {r.id: r for r in job_records}
             bar.advance(1)
@@ -340,65 +337,21 @@ def _context(plan: ComparisonPlan, splits: Mapping[JobId, Split], notes: list[st
     )  # fmt: skip
 
 
-# -- processes, with one BLAS thread each -----------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """Runner of jobs in the calling process or in worker processes; pickled with every call."""
-
-    plan: ComparisonPlan
-    rows: Any  # an array, or the path of a .npy file to memory-map
-    own_process: bool  # whether jobs run in worker processes
-
-    def run_job(
-        self, seed: int, p: float | None, split: Split, erasers: Sequence[Component]
-    ) -> list[Record]:
-        """Run the job of a seed and level; return the records of the erasers."""
-        rows = np.load(self.rows, mmap_mode="r") if isinstance(self.rows, str) else self.rows
-        with self._one_thread():
-            return Job(self.plan, rows, seed, p, split).run(erasers)
-
-    def _one_thread(self) -> AbstractContextManager[object]:
-        """Limit BLAS to one thread; in a worker process, limit the library's kernels, too."""
-        from threadpoolctl import threadpool_limits
-
-        if self.own_process:
-            os.environ["SPLINCE_FAST_NUM_THREADS"] = "1"
-        limits: AbstractContextManager[object] = threadpool_limits(1)
-        return limits
-
-
-def _run_jobs(
+def _run_job(
     plan: ComparisonPlan,
-    splits: Mapping[JobId, Split],
-    pending: Mapping[JobId, list[Component]],
-    workers: int,
-    scratch: Path,
-) -> Iterator[list[Record]]:
-    """Run the jobs; yield the records of each job as it ends."""
-    joblib: Any = import_module("joblib")
-    worker = Worker(plan, plan.X, own_process=False)
-    if workers > 1 and pending:
-        rows = _on_disk(plan.X, scratch)
-        worker = Worker(dataclasses.replace(plan, X=None), rows, own_process=True)
-    calls = (
-        joblib.delayed(worker.run_job)(*job, splits[job], erasers)
-        for job, erasers in pending.items()
-    )
-    yield from joblib.Parallel(workers, return_as="generator_unordered")(calls)
+    job: JobId,
+    split: Split,
+    erasers: Sequence[Component],
+    *,
+    own_process: bool,
+) -> list[Record]:
+    """Run the job of a seed and level with one BLAS thread; return the records of the erasers."""
+    from threadpoolctl import threadpool_limits
 
-
-def _on_disk(X: NDArray[np.generic], scratch: Path) -> str:
-    """Return the path of a .npy file of the rows, which workers memory-map; write it if needed."""
-    # The file of a copy-on-write map (mode "c") lacks the changes made in memory.
-    if isinstance(X, np.memmap) and X.mode != "c" and X.flags.c_contiguous:
-        name = str(X.filename)
-        if name.endswith(".npy") and np.load(name, mmap_mode="r").shape == X.shape:
-            return name
-    path = scratch / "rows.npy"
-    np.save(path, X)
-    return str(path)
+    if own_process:  # one thread of the library's kernels, too
+        os.environ["SPLINCE_FAST_NUM_THREADS"] = "1"
+    with threadpool_limits(1):
+        return Job(plan, *job, split).run(erasers)
 
 
 def workers_of(n_jobs: int | None) -> int:

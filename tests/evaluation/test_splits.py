@@ -234,3 +234,22 @@ def test_rows_without_a_group_are_groups_of_their_own_in_a_split_of_yours() -> N
     assert math.isnan(difference.p)
     assert math.isnan(difference.low)
     assert (difference.how, difference.significant) == ("no test", False)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_an_aligned_class_that_chance_may_have_chosen_is_named(classes: int) -> None:
+    rng = np.random.default_rng(0)
+    y = np.arange(3000) % 2
+    unrelated = rng.permutation(
+        np.arange(3000) % classes
+    )  # every class has one rate, but for noise
+    related = np.where(rng.random(3000) < 0.2, classes - 1, unrelated) * y + unrelated * (1 - y)
+    for z, noted in ((unrelated, True), (related, False)):
+        split = ev.spurious_split(y, z, p=0.8)
+        assert (
+            any("chance may have chosen the aligned class" in note for note in split.notes) == noted
+        )
+        named = ev.spurious_split(y, z, p=0.8, aligned_class=split.aligned_class)
+        assert named.notes == ()  # control: the caller has chosen it
+        assert np.array_equal(named.train, split.train)
+    assert split.aligned_class == classes - 1
