@@ -21,9 +21,6 @@ DECIDED, NOT_DECIDED, NO_GAIN = "decided", "not decided", "no gain"
 MIN_GAIN = 0.01
 # An eraser r is partial if |Cov(r(x), z)| / |Cov(x, z)| exceeds this value, z the concept.
 MAX_RESIDUAL = 0.01
-# More cells than 4, of fewer test rows each: the lowest accuracy is too low for every eraser.
-# With 20 cells of 30 rows, a difference of .094 between two erasers had an estimate of .011.
-_RELIABLE_ROWS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +32,7 @@ class Decision:
     metric: str
     head: str  # "" for metrics of the eraser itself
     sentence: str  # what to do, in at most 40 words
-    reasons: tuple[str, ...] = ()  # tests, changes of the rows, other metrics: a sentence each
+    reasons: tuple[str, ...] = ()  # tests, and changes of the rows: a sentence each
 
     def __str__(self) -> str:
         return " ".join((self.sentence, *self.reasons))
@@ -78,7 +75,7 @@ def _default_metric(result: Measurements, head: str | None, p: float | None) -> 
 
 
 def _role(result: Measurements, eraser: str) -> str:
-    return dict(zip(result.context.erasers, result.context.eraser_roles, strict=True))[eraser]
+    return result.context.eraser_roles[result.context.erasers.index(eraser)]
 
 
 def is_partial(result: Measurements, eraser: str, p: float | None) -> bool:
@@ -99,7 +96,7 @@ def needs_labels(result: Measurements, eraser: str) -> bool:
     """Whether an eraser of the library needs the labels of the rows that it is applied to."""
     role = _role(result, eraser)
     key = key_of(role)
-    return role == "quadratic" or (key is not None and METHODS[key].needs_labels)
+    return role == "quadratic" if key is None else METHODS[key].needs_labels
 
 
 class _Choice:
@@ -187,8 +184,9 @@ class _Choice:
             tests = "the difference is" if len(self.tests) == 1 else "each difference is"
             against = joined(others)
             return f"{use}: its {self.label} is {value}, against {against}; {tests} significant."
-        rivals = [e for e in self.open if e != self.unerased]
+        rivals = [e for e in [self.best, *self.open] if e not in (self.eraser, self.unerased)]
         if len(self.equal) > 1:
+            rivals = [e for e in rivals if e != self.best]
             within = f"{number(self.min_gain).rstrip('0')} by {self.label}"
             use += " for now" * bool(self.open)
             text = f"{use}: {_named(self.equal)} are equal within {within}"
@@ -233,13 +231,13 @@ class _Choice:
         """
         seeds, rows, apart = 0, 0, True
         for test in (self.tests[e] for e in self.open):
-            half, size = (test.high - test.low) / 2, abs(test.difference)
-            if math.isnan(half):
+            half, size = max((test.high - test.low) / 2, self.unseen), abs(test.difference)
+            if math.isnan(test.low):
                 return ""
             target = max(size, self.min_gain - size)
             apart &= size >= self.min_gain - size
             factor = max(1.0, half / target) ** 2
-            if test.how == "bootstrap":
+            if test.how.startswith("bootstrap"):
                 rows = max(rows, math.ceil(self.result.context.sizes[2] * factor))
                 continue
             ratio = self.result.test_ratio(self.p)
@@ -257,7 +255,7 @@ class _Choice:
         return f"about {seeds} more seed{'s' * (seeds != 1)} {would}" if seeds else ""
 
     def reasons(self) -> list[str]:
-        """Return sentences on the open comparisons, the changes of the rows, and small cells."""
+        """Return sentences on the open comparisons, and on the changes of the rows."""
         setting = f"{self.label}, {self.head} head" if self.head else self.label
         compared = [self.unerased] if self.outcome == NO_GAIN else self.open
         texts = []
@@ -273,14 +271,6 @@ class _Choice:
         if len(changes) > 1 and not any(map(math.isnan, changes.values())):
             listed = joined([f"{100 * change:.3g} % after {e}" for e, change in changes.items()])
             texts.append(f"Change of the rows, of their variance: {listed}.")
-        smallest = min((c.n for r in self.result.records for c in r.cells), default=0)
-        n_cells = len(self.result.context.cells)
-        if self.metric == "worst_group" and n_cells > 4 and smallest < _RELIABLE_ROWS:
-            texts.append(
-                f"The worst group is the lowest of {n_cells} cells, some of {smallest} test rows, "
-                "found on the rows that score it: it is too low for every eraser, and differences "
-                "between erasers are too small."
-            )
         return texts
 
 
@@ -306,45 +296,44 @@ def _left(result: Measurements, eraser: str, unerased: str | None) -> str:
         accuracy, chance, r2 = (
             concept_key(f"probe_{kind}", name, concepts) for kind in ("accuracy", "chance", "r2")
         )
-        before, subject = "", "the concept" if name == "concept" else name
-        if accuracy in result.metrics:
-            after, guess = (_hundredths(result, key, eraser) for key in (accuracy, chance))
-            if unerased:
-                before = f", and {_hundredths(result, accuracy, unerased)} before erasing"
+        key = accuracy if accuracy in result.metrics else r2
+        after, before = (_percent(result, key, e) for e in (eraser, unerased))
+        subject = "the concept" if name == "concept" else name
+        earlier = before and f", and {before} before erasing"
+        if after and key == accuracy:
             texts.append(
-                f"{subject} can still be guessed linearly for {after} of 100 new rows; {guess} is "
-                f"chance{before}"
+                f"{subject} can still be guessed linearly for {after} of 100 new rows; "
+                f"{_percent(result, chance, eraser)} is chance{earlier}"
             )
-        elif r2 in result.metrics:
-            if unerased:
-                before = f", and {_hundredths(result, r2, unerased)} before erasing"
+        elif after:
             texts.append(
-                f"{_hundredths(result, r2, eraser)} % of the variance of {subject} can still be "
-                f"predicted linearly in new rows; 0 is chance{before}"
+                f"{after} % of the variance of {subject} can still be predicted linearly in new "
+                f"rows; 0 is chance{earlier}"
             )
     if not texts:
         return f"What {eraser} leaves of {joined(concepts)} was not measured: no probe was fitted."
     return f"After {eraser}, {'; '.join(texts)}."
 
 
-def _hundredths(result: Measurements, metric: str, eraser: str) -> str:
-    return f"{100 * max(0.0, result.mean(metric, eraser=eraser)):.0f}"
-
-
 def _cost(result: Measurements, eraser: str, unerased: str | None, head: str) -> str:
     """Return the sentence on the score of the task and the change of the rows."""
     parts = []
-    metric = next((m for m in ("accuracy", "r2") if m in result.metrics), None)
-    if metric is not None:
-        after, *before = (
-            result.mean(metric, eraser=e, head=head) for e in (eraser, unerased) if e is not None
-        )
-        what = "the task is predicted for {:.0f} of 100 new rows"
-        if metric == "r2":
-            what = "{:.0f} % of the variance of the task can be predicted in new rows"
-        without = f", {100 * before[0]:.0f} without erasing" if before else ""
-        parts.append(f"{what.format(100 * after)}{without}")
+    for metric, text in (
+        ("accuracy", "the task is predicted for {} of 100 new rows"),
+        ("r2", "{} % of the variance of the task can be predicted in new rows"),
+    ):
+        after, before = (_percent(result, metric, e, head) for e in (eraser, unerased))
+        if after:
+            parts.append(text.format(after) + (before and f", {before} without erasing"))
     if "distortion" in result.metrics:
         change = 100 * result.mean("distortion", eraser=eraser)
         parts.append(f"{eraser} changes {change:.3g} % of the variance of the rows")
     return f"The cost: {'; '.join(parts)}." if parts else "The cost was not measured."
+
+
+def _percent(result: Measurements, metric: str, eraser: str | None, head: str | None = None) -> str:
+    """Return a mean in whole percent, at least 0; "" if there is no value."""
+    if eraser is None or metric not in result.metrics:
+        return ""
+    value = result.mean(metric, eraser=eraser, head=head)
+    return "" if math.isnan(value) else f"{100 * max(0.0, value):.0f}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from splince_fast._runtime.extras import require
 from splince_fast._runtime.keywords import check_keywords
 from splince_fast.evaluation.measurements import Measurements
-from splince_fast.evaluation.metrics import OF_PROBES, headline
+from splince_fast.evaluation.metrics import headline
 from splince_fast.evaluation.statistics import cell_interval
 from splince_fast.exceptions import InputError
 
@@ -67,12 +67,13 @@ def _style(result: Measurements, eraser: str) -> dict[str, Any]:
     return {"color": colour, "marker": marker, "markersize": 5}
 
 
-def _legend(axes: Axes, title: str, columns: int) -> None:
+def _legend(axes: Axes, title: str, erasers: Sequence[str]) -> None:
     """Add a legend below the axes; the title describes bars, bands or marks."""
     figure: Any = axes.figure
+    columns = 84 // (max(map(len, erasers)) + 6)  # a line of the figure has about 84 characters
     figure.legend(
         title=title, frameon=False, fontsize="small", title_fontsize="small",
-        loc="outside lower center", ncols=min(4, columns),
+        loc="outside lower center", ncols=max(1, min(4, columns)),
     )  # fmt: skip
 
 
@@ -100,7 +101,7 @@ def _association(
     axes.set_title(f"{label}{f', {head} head' if head else ''}", loc="left")
     n = len(result.context.seeds)
     title = f"mean and 95 % t interval over {n} resamplings" if n > 1 else "one split"
-    _legend(axes, title, len(result.context.erasers))
+    _legend(axes, title, result.context.erasers)
 
 
 def _groups(
@@ -128,7 +129,9 @@ def _groups(
     lowest = {c: min(m for (k, _), m in mean.items() if k == c) for c, _ in mean}
     cells = sorted(sorted(lowest, key=lowest.__getitem__)[:_MAX_CELLS])
     figure: Any = axes.figure
-    figure.set_figheight(max(4.0, 1.8 + 0.5 * len(cells)))  # tick labels have two lines
+    # Tick labels have two lines, and each eraser has a bar.
+    figure.set_figheight(max(4.0, 1.8 + max(0.5, 0.13 * len(erasers)) * len(cells)))
+    step = min(0.16, 0.8 / len(erasers))
     train, _, test = result.context.sizes
     for i, eraser in enumerate(erasers):
         style, label = _style(result, eraser), eraser
@@ -136,7 +139,7 @@ def _groups(
             if (cell, eraser) not in rates:
                 continue
             limits = cell_interval(rates[cell, eraser], mean_rows[cell, eraser], test / train)
-            y = row + (i - (len(erasers) - 1) / 2) * 0.16
+            y = row + (i - (len(erasers) - 1) / 2) * step
             axes.plot(limits, [y, y], color=style["color"], linewidth=1)
             axes.plot([mean[cell, eraser]], [y], linestyle="none", label=label, **style)
             label = "_"  # one entry in the legend
@@ -147,13 +150,12 @@ def _groups(
     axes.set_xlabel("accuracy on test rows")
     more = f" (the {_MAX_CELLS} worst of {len(lowest)})" if len(lowest) > _MAX_CELLS else ""
     axes.set_title(f"accuracy per cell{more}, {head} head", loc="left")
-    _legend(axes, "bars: 95 %, corrected for rows that seeds share", len(erasers))
+    _legend(axes, "bars: 95 %, corrected for rows that seeds share", erasers)
 
 
 def _probe_scores(result: Measurements) -> list[str]:
     """Return the names of accuracies and R2 of linear probes, one per concept."""
-    names = {f"probe_{score}" for score in ("accuracy", "r2")} & set(OF_PROBES)
-    return [m for m in result.metrics if m.partition("[")[0] in names]
+    return [m for m in result.metrics if m.partition("[")[0] in ("probe_accuracy", "probe_r2")]
 
 
 def _trade_off(
@@ -180,20 +182,20 @@ def _trade_off(
                 [x], [y], linestyle="none", fillstyle="full" if k == 0 else "none",
                 label=eraser if k == 0 else None, **_style(result, eraser) | {"markersize": 8},
             )  # fmt: skip
-    chance_key = probe.replace("_accuracy", "_chance", 1)
-    chances = (
-        [0.0]
-        if chance_key == probe
-        else [result.mean(chance_key, eraser=e, p=p) for e in context.erasers]
-    )
-    chance = next((c for c in chances if not math.isnan(c)), math.nan)
+    chance = 0.0  # of an R2
+    if probe.startswith("probe_accuracy"):
+        levels = (
+            result.mean(probe.replace("accuracy", "chance", 1), eraser=e, p=p)
+            for e in context.erasers
+        )
+        chance = next((level for level in levels if not math.isnan(level)), math.nan)
     axes.axhline(chance, color="#888888", linewidth=1, linestyle="--")
     side = "left" if entry.lower_is_better else "right"
     axes.set_xlabel(f"{entry.label} (better to the {side})")
-    axes.set_ylabel(f"{result.metric(probe).label} for {context.concepts[0]} (better below)")
+    axes.set_ylabel(f"{result.metric(probe).label} (better below)")
     axes.set_title("the concept, and the task; dashed: chance", loc="left")
     marks = f"filled: {heads[0]} head" + (f"; open: {heads[1]}" if len(heads) > 1 else "")
-    _legend(axes, marks, len(context.erasers))
+    _legend(axes, marks, context.erasers)
 
 
 KINDS: dict[str, Callable[..., None]] = {

@@ -415,8 +415,7 @@ class Measurements:
             if self._resampled is not None and alpha is None:
                 found = self._resampled.test(metric, head, eraser, reference)
                 if found is not None:
-                    how = "no test" if math.isnan(found.p) else "bootstrap"
-                    row = dataclasses.replace(row, **found._asdict(), how=how)
+                    row = dataclasses.replace(row, **found._asdict())
             rows.append(row)
         adjusted = statistics.holm([row.p for row in rows])
         tests = (dataclasses.replace(r, p_holm=q) for r, q in zip(rows, adjusted, strict=True))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import scipy.stats
@@ -43,9 +43,9 @@ class Interval(NamedTuple):
 def t_interval(values: Sequence[float]) -> Interval:
     """Mean of `values`, one per seed, with its 95 % t interval; NaN values are left out.
 
-    The standard error is sd / sqrt(J) for J values, with ddof 1. As the J splits of one data set
-    share rows, the interval describes the variation over splits, not over data sets. Fewer than
-    three values have no interval: for two values, its half width would be 12.7 standard errors.
+    As the splits of one data set share rows, the interval describes the variation over splits, not
+    over data sets. Fewer than three values have no interval: of two, its half width would be 12.7
+    standard errors.
     """
     finite = np.array([v for v in values if not math.isnan(v)], dtype=np.float64)
     n = len(finite)
@@ -83,7 +83,7 @@ class Difference:
     n: int  # seeds at which both have a value
     favours_method: int  # seeds at which the method has the larger value
     favours_reference: int
-    how: str  # "corrected t", "bootstrap" or "no test"
+    how: str  # test: "corrected t", "bootstrap (BCa)", "bootstrap (percentile)" or "no test"
 
     @property
     def significant(self) -> bool:
@@ -120,11 +120,6 @@ def corrected_t(
     bound of the variance of one difference; 0 omits the second test. The result is `NO_TEST` if a
     difference is infinite, or if the differences are equal up to rounding error and not 0, and
     `min_variance` is 0.
-
-    Raises
-    ------
-    InputError
-        There are fewer than two differences.
     """
     values = np.asarray(differences, dtype=np.float64)
     n = len(values)
@@ -150,9 +145,8 @@ def seeds_for(deviation: float, ratio: float, half_width: float) -> int | None:
     """Number of seeds at which the 95 % interval of :func:`corrected_t` has a given half width.
 
     The result is the smallest J >= 3 with t_{J-1} sd sqrt(1/J + ratio) <= half_width, or None if J
-    would exceed 1000. t_{J-1} is the .975 quantile of the t distribution, sd (`deviation`) is the
-    standard deviation over seeds, and `ratio` is n_test / n_train. As the splits share rows, the
-    standard error tends to sd sqrt(ratio), not to 0.
+    would exceed 1000: as the splits share rows, the standard error tends to sd sqrt(ratio), not
+    to 0. sd (`deviation`) is the standard deviation over seeds, and `ratio` is n_test / n_train.
     """
     for n in range(MIN_SEEDS, 1001):
         quantile = float(stdtrit(n - 1, 0.975))
@@ -242,6 +236,7 @@ class BootstrapResult(NamedTuple):
     low: float
     high: float
     p: float
+    how: str  # "bootstrap (BCa)", "bootstrap (percentile)" or "no test"
 
 
 def over_clusters(statistic: Statistic, clusters: Rows | None) -> Statistic:
@@ -271,20 +266,19 @@ def bootstrap_test(statistic: Statistic, n: int, values: Float, *, smooth: bool)
     """
     values = values[~np.isnan(values)]
     if len(values) < 2 or n < 2:
-        return BootstrapResult(math.nan, math.nan, math.nan)
+        return BootstrapResult(math.nan, math.nan, math.nan, "no test")
     rarer = min(int(np.sum(values <= 0)), int(np.sum(values >= 0)))
     p = min(1.0, 2 * (1 + rarer) / (1 + len(values)))
-    if np.ptp(values) == 0:
-        return BootstrapResult(float(values[0]), float(values[0]), p)
     low, high = np.quantile(values, [0.025, 0.975])
-    known: Any = SimpleNamespace(bootstrap_distribution=values)
-    if smooth and n <= MAX_JACKKNIFE:
+    how, known = "bootstrap (percentile)", SimpleNamespace(bootstrap_distribution=values)
+    if smooth and n <= MAX_JACKKNIFE and low < high:
         with warnings.catch_warnings(), np.errstate(invalid="ignore", divide="ignore"):
             warnings.simplefilter("ignore", scipy.stats.DegenerateDataWarning)
             limits = scipy.stats.bootstrap(
                 (np.arange(n),), statistic, n_resamples=0, vectorized=False, method="BCa",
-                bootstrap_result=known,
+                bootstrap_result=cast(Any, known),
             ).confidence_interval  # fmt: skip
         # NaN where the statistic has no value without one of the units
-        low, high = (low, high) if np.isnan(limits).any() else limits
-    return BootstrapResult(float(low), float(high), p)
+        if not np.isnan(limits).any():
+            (low, high), how = limits, "bootstrap (BCa)"
+    return BootstrapResult(float(low), float(high), p, how)

@@ -64,5 +64,5 @@ def run(options: RunOptions) -> Findings:
     return Findings(
         "Penalty alpha", data, tables, claims,
         notes=[interval_note(len(result.context.seeds))], values=values,
-        figures={f"strengths_{e}": result.plot("alphas", reference=e) for e in ("LEACE", "SAL")},
+        figures={"alphas": result.plot("association")},
     )  # fmt: skip

@@ -77,7 +77,7 @@ def run(options: RunOptions) -> Findings:
     return Findings(
         "All professions", data, [*tables, eraser_table(result, None, "erasers")], claims,
         [paper_table("tab. bios_all, per cent", _COLUMNS, PAPER)],
-        {"bios_full": result.plot("leakage")},
+        {"bios_full": result.plot("trade-off")},
         ["the worst-group accuracy can be 0 for every eraser, because some cells have few rows"],
         means(result),
     )  # fmt: skip

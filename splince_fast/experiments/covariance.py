@@ -58,6 +58,6 @@ def run(options: RunOptions) -> Findings:
     )  # fmt: skip
     return Findings(
         "Covariance with the task after erasure", data, [result.table("kept_covariance")], claims,
-        [paper], {"covariance": result.plot("covariance")},
+        [paper], {"covariance": result.plot("association", metric="kept_covariance")},
         [interval_note(len(result.context.seeds))], means(result),
     )  # fmt: skip

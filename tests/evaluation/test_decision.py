@@ -261,14 +261,6 @@ def test_a_worst_group_of_few_rows_decides_nothing(plain: Comparison) -> None:
     assert few.decision("worst_group").metric == "worst_group"
 
 
-def test_the_worst_of_many_small_cells_is_said_to_be_biased(plain: Comparison) -> None:
-    for cells, said in ((plain.context.cells * 5, True), (plain.context.cells, False)):
-        context = dataclasses.replace(plain.context, cells=cells)
-        choice = constant(Comparison(plain.records, context), none=0.5, SAL=0.6, LEACE=0.7)
-        text = "The worst group is the lowest of 20 cells"
-        assert any(r.startswith(text) for r in choice.decision().reasons) is said
-
-
 # -- the three sentences --------------------------------------------------------------------------
 
 

@@ -127,8 +127,8 @@ def test_a_report_on_quantities_has_figures_of_their_metrics() -> None:
     assert figures.available(result) == ["trade-off"]
     axes = result.plot("trade-off").axes[0]
     assert axes.get_xlabel() == "R2 (better to the right)"
-    assert axes.get_ylabel() == "probe R2 for concept (better below)"
-    assert "probe R2 for concept" in report_html.render(result)
+    assert axes.get_ylabel() == "probe R2 (better below)"
+    assert "probe R2 (better below)" in report_html.render(result)
     for kind, match in (("association", "natural split"), ("groups", "has no cells")):
         with pytest.raises(InputError, match=match):
             result.plot(kind)

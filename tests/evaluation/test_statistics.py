@@ -178,7 +178,7 @@ def test_p_and_interval_of_the_bootstrap_agree(smooth: bool) -> None:
         def mean(rows: Any, x: Any = x) -> float:
             return float(x[rows].mean())
 
-        low, high, p = st.bootstrap_test(mean, 40, st.bootstrap_values(mean, 40), smooth=smooth)
+        low, high, p, _ = st.bootstrap_test(mean, 40, st.bootstrap_values(mean, 40), smooth=smooth)
         unlike += (p < 0.05) != (low > 0 or high < 0)
         sides.add(p < 0.05)
     # BCa shifts the limits by a third of a standard error; p is that of the percentile interval.
@@ -192,8 +192,10 @@ def test_p_of_the_bootstrap_is_twice_the_rarer_side() -> None:
         assert st.bootstrap_test(lambda rows: 0.0, 8, draws, smooth=False).p == 2 * 31 / 1001
     for value, p in ((0.0, 1.0), (1.0, 2 / 301)):  # draws without variation
         found = st.bootstrap_test(lambda rows: 0.0, 8, np.full(300, value), smooth=True)
-        assert found == (value, value, pytest.approx(p))
-    assert all(map(math.isnan, st.bootstrap_test(lambda rows: 0.0, 1, values, smooth=True)))
+        assert found[:3] == (value, value, pytest.approx(p))
+    alone = st.bootstrap_test(lambda rows: 0.0, 1, values, smooth=True)
+    assert all(map(math.isnan, alone[:3]))
+    assert alone.how == "no test"
 
 
 def test_the_percentile_interval_stands_in_for_bca() -> None:
@@ -205,9 +207,10 @@ def test_the_percentile_interval_stands_in_for_bca() -> None:
             return math.nan if needed and 0 not in rows else float(x[rows].mean())
 
         values = st.bootstrap_values(mean, n)
-        low, high, _ = st.bootstrap_test(mean, n, values, smooth=True)
+        low, high, _, how = st.bootstrap_test(mean, n, values, smooth=True)
         percentile = np.nanquantile(values, [0.025, 0.975])
         assert ((low, high) == pytest.approx(tuple(percentile))) is (needed or n > 40)
+        assert (how == "bootstrap (percentile)") is (needed or n > 40)
 
 
 def test_the_interval_of_a_cell_does_not_count_shared_rows_twice() -> None:
