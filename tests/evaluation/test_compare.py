@@ -781,8 +781,10 @@ def test_a_split_of_your_own_has_bootstrap_intervals() -> None:
     found = result.interval("accuracy", eraser="LEACE")
     assert 0 < found.high - found.low < 0.25
     row = result.differences("accuracy", reference="none")[0]
-    assert row.how == "bootstrap"
+    assert row.how == "bootstrap (BCa)"
     assert row.low <= row.difference <= row.high
+    worst = result.differences("worst_group", reference="none")[0]
+    assert worst.how == "bootstrap (percentile)"
     with pytest.raises(InputError, match="n_seeds"):
         run(X, y, z, n_seeds=2, test=part)
 
