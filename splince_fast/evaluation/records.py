@@ -177,10 +177,6 @@ class Context:
         """Return the name of the first eraser with a role, such as "LEACE", or None."""
         return dict(zip(self.eraser_roles[::-1], self.erasers[::-1], strict=True)).get(role)
 
-    def head_as(self, role: str) -> str | None:
-        """Return the name of the first head with a role, such as "frozen", or None."""
-        return dict(zip(self.head_roles[::-1], self.heads[::-1], strict=True)).get(role)
-
     def to_json(self) -> Json:
         """Convert to numbers, strings, lists and dictionaries, for JSON."""
         fields = dataclasses.asdict(dataclasses.replace(self, test_labels=None))
