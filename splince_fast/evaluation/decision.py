@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from scipy.special import stdtrit
 
 from splince_fast.evaluation import statistics
-from splince_fast.evaluation.measurements import Measurements, has_few_rows
+from splince_fast.evaluation.measurements import Differences, Measurements, has_few_rows
 from splince_fast.evaluation.metrics import concept_key, headline
 from splince_fast.evaluation.statistics import MIN_SEEDS, Difference
 from splince_fast.evaluation.text_table import joined, number, signed
@@ -115,7 +115,7 @@ class _Choice:
         self.erasers, self.best, self.label = erasers, erasers[0], entry.label
         self.sign = -1.0 if entry.lower_is_better else 1.0
         self.min_gain = MIN_GAIN * (1.0 if entry.bounded else abs(self._mean(self.best)))
-        tests = result.differences(metric, reference=self.best, head=head or None, p=p)
+        tests = self._differences(self.best)
         self.tests = {t.method: t for t in tests if t.method in {*erasers, unerased} and t.n}
         # A difference that none of m rows shows may be 3 / m (rule of three, 95 %).
         self.unseen = 3 / tests.rows if tests.rows else 0.0
@@ -124,12 +124,15 @@ class _Choice:
         self.equal = [self.best, *(e for e in rivals if self._is_equal(self.tests.get(e)))]
         tied = [e for e in rivals if self._mean(e) == self._mean(self.best)]
         self.eraser = self._least_change([*self.equal, *tied])
-        # Comparisons that are not decided: other erasers, then unerased rows.
+        self.tested = not self.tests or any(not math.isnan(t.p) for t in self.tests.values())
+        no_gain = self.tested and self._max_gain() < self.min_gain
+        # Comparisons that are not decided: other erasers, then unerased rows with the chosen one.
         self.open = [e for e in rivals if e not in self.equal]
         if self.unerased is not None:
+            own = {test.method: test for test in self._differences(self.eraser)}
+            self.tests[self.unerased] = own[self.unerased]
             self.open += [self.unerased] * (not self._is_worse(self.unerased))
-        self.tested = not self.tests or any(not math.isnan(t.p) for t in self.tests.values())
-        if self.tested and self._max_gain() < self.min_gain:
+        if no_gain:
             self.outcome = NO_GAIN
         elif self.tested and not rivals and not self.open:
             self.outcome = DECIDED
@@ -139,8 +142,13 @@ class _Choice:
     def _mean(self, eraser: str) -> float:
         return self.result.mean(self.metric, eraser=eraser, head=self.head or None, p=self.p)
 
+    def _differences(self, eraser: str) -> Differences:
+        return self.result.differences(
+            self.metric, reference=eraser, head=self.head or None, p=self.p
+        )
+
     def _is_worse(self, eraser: str) -> bool:
-        """Whether an eraser (or "none") is significantly worse than the best eraser."""
+        """Whether an eraser (or "none") is significantly worse than the one of its test."""
         test = self.tests.get(eraser)
         return test is not None and test.significant and self.sign * test.difference < 0
 
@@ -263,7 +271,7 @@ class _Choice:
             other = "unerased rows" if test.method == self.unerased else test.method
             if not math.isnan(test.low):
                 texts.append(
-                    f"{self.best} minus {other} ({setting}): {signed(-test.difference)}, 95 % "
+                    f"{test.reference} minus {other} ({setting}): {signed(-test.difference)}, 95 % "
                     f"interval {signed(-test.high)} to {signed(-test.low)}, p = "
                     f"{number(test.p_holm)} after Holm's correction."
                 )
