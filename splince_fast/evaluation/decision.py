@@ -103,7 +103,8 @@ class _Choice:
     """Choice between `erasers`, the best one first; `unerased` is the name of unerased rows.
 
     Erasers are equal if the interval of their difference lies within `min_gain`. Of those equal to
-    the best one, the eraser with the least change of the rows is chosen; without equals, the best.
+    the best one, the eraser with the least change of the rows is chosen; without equals, the best
+    one, or of those with exactly its mean the one with the least change.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class _Choice:
         rivals = [e for e in erasers[1:] if not self._is_worse(e)]
         self.equal = [self.best, *(e for e in rivals if self._is_equal(self.tests.get(e)))]
         tied = [e for e in rivals if self._mean(e) == self._mean(self.best)]
-        self.eraser = self._least_change([*self.equal, *tied])
+        self.eraser = self._least_change(self.equal if len(self.equal) > 1 else [self.best, *tied])
         self.tested = not self.tests or any(not math.isnan(t.p) for t in self.tests.values())
         no_gain = self.tested and self._max_gain() < self.min_gain
         # Comparisons that are not decided: other erasers, then unerased rows with the chosen one.
@@ -177,11 +178,14 @@ class _Choice:
     def sentence(self) -> str:
         """Return what to do, with the reason."""
         value = number(self._mean(self.eraser))
+        tie = self.equal if len(self.equal) > 1 else [self.eraser]
+        rivals = [e for e in [self.best, *self.open] if e not in (*tie, self.unerased)]
         if self.outcome == NO_GAIN:
+            now = " for now" * bool(rivals)
             return (
                 f"Erasing does not improve the {self.label}: {value} after {self.eraser}, "
                 f"{number(self._mean(str(self.unerased)))} on unerased rows; if the concept must "
-                f"be erased, use {self.eraser}{self._labels_text()}."
+                f"be erased, use {self.eraser}{self._labels_text()}{now}."
             )
         use = f"Use {self.eraser}{self._labels_text()}"
         if self.outcome == DECIDED:
@@ -192,12 +196,10 @@ class _Choice:
             tests = "the difference is" if len(self.tests) == 1 else "each difference is"
             against = joined(others)
             return f"{use}: its {self.label} is {value}, against {against}; {tests} significant."
-        rivals = [e for e in [self.best, *self.open] if e not in (self.eraser, self.unerased)]
-        if len(self.equal) > 1:
-            rivals = [e for e in rivals if e != self.best]
+        if len(tie) > 1:
             within = f"{number(self.min_gain).rstrip('0')} by {self.label}"
             use += " for now" * bool(self.open)
-            text = f"{use}: {_named(self.equal)} are equal within {within}"
+            text = f"{use}: {_named(tie)} are equal within {within}"
         else:
             text = f"{use} for now: best {self.label} so far ({value})"
         text += self._unerased_text()
