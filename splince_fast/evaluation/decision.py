@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from scipy.special import stdtrit
 
 from splince_fast.evaluation import statistics
-from splince_fast.evaluation.measurements import Measurements, has_few_rows
+from splince_fast.evaluation.measurements import Differences, Measurements, has_few_rows
 from splince_fast.evaluation.metrics import concept_key, headline
 from splince_fast.evaluation.statistics import MIN_SEEDS, Difference
 from splince_fast.evaluation.text_table import joined, number, signed
@@ -103,7 +103,8 @@ class _Choice:
     """Choice between `erasers`, the best one first; `unerased` is the name of unerased rows.
 
     Erasers are equal if the interval of their difference lies within `min_gain`. Of those equal to
-    the best one, the eraser with the least change of the rows is chosen; without equals, the best.
+    the best one, the eraser with the least change of the rows is chosen; without equals, the best
+    one, or of those with exactly its mean the one with the least change.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class _Choice:
         self.erasers, self.best, self.label = erasers, erasers[0], entry.label
         self.sign = -1.0 if entry.lower_is_better else 1.0
         self.min_gain = MIN_GAIN * (1.0 if entry.bounded else abs(self._mean(self.best)))
-        tests = result.differences(metric, reference=self.best, head=head or None, p=p)
+        tests = self._differences(self.best)
         self.tests = {t.method: t for t in tests if t.method in {*erasers, unerased} and t.n}
         # A difference that none of m rows shows may be 3 / m (rule of three, 95 %).
         self.unseen = 3 / tests.rows if tests.rows else 0.0
@@ -123,13 +124,16 @@ class _Choice:
         rivals = [e for e in erasers[1:] if not self._is_worse(e)]
         self.equal = [self.best, *(e for e in rivals if self._is_equal(self.tests.get(e)))]
         tied = [e for e in rivals if self._mean(e) == self._mean(self.best)]
-        self.eraser = self._least_change([*self.equal, *tied])
-        # Comparisons that are not decided: other erasers, then unerased rows.
+        self.eraser = self._least_change(self.equal if len(self.equal) > 1 else [self.best, *tied])
+        self.tested = not self.tests or any(not math.isnan(t.p) for t in self.tests.values())
+        no_gain = self.tested and self._max_gain() < self.min_gain
+        # Comparisons that are not decided: other erasers, then unerased rows with the chosen one.
         self.open = [e for e in rivals if e not in self.equal]
         if self.unerased is not None:
+            own = {test.method: test for test in self._differences(self.eraser)}
+            self.tests[self.unerased] = own[self.unerased]
             self.open += [self.unerased] * (not self._is_worse(self.unerased))
-        self.tested = not self.tests or any(not math.isnan(t.p) for t in self.tests.values())
-        if self.tested and self._max_gain() < self.min_gain:
+        if no_gain:
             self.outcome = NO_GAIN
         elif self.tested and not rivals and not self.open:
             self.outcome = DECIDED
@@ -139,8 +143,13 @@ class _Choice:
     def _mean(self, eraser: str) -> float:
         return self.result.mean(self.metric, eraser=eraser, head=self.head or None, p=self.p)
 
+    def _differences(self, eraser: str) -> Differences:
+        return self.result.differences(
+            self.metric, reference=eraser, head=self.head or None, p=self.p
+        )
+
     def _is_worse(self, eraser: str) -> bool:
-        """Whether an eraser (or "none") is significantly worse than the best eraser."""
+        """Whether an eraser (or "none") is significantly worse than the one of its test."""
         test = self.tests.get(eraser)
         return test is not None and test.significant and self.sign * test.difference < 0
 
@@ -169,11 +178,14 @@ class _Choice:
     def sentence(self) -> str:
         """Return what to do, with the reason."""
         value = number(self._mean(self.eraser))
+        tie = self.equal if len(self.equal) > 1 else [self.eraser]
+        rivals = [e for e in [self.best, *self.open] if e not in (*tie, self.unerased)]
         if self.outcome == NO_GAIN:
+            now = " for now" * bool(rivals)
             return (
                 f"Erasing does not improve the {self.label}: {value} after {self.eraser}, "
                 f"{number(self._mean(str(self.unerased)))} on unerased rows; if the concept must "
-                f"be erased, use {self.eraser}{self._labels_text()}."
+                f"be erased, use {self.eraser}{self._labels_text()}{now}."
             )
         use = f"Use {self.eraser}{self._labels_text()}"
         if self.outcome == DECIDED:
@@ -184,12 +196,10 @@ class _Choice:
             tests = "the difference is" if len(self.tests) == 1 else "each difference is"
             against = joined(others)
             return f"{use}: its {self.label} is {value}, against {against}; {tests} significant."
-        rivals = [e for e in [self.best, *self.open] if e not in (self.eraser, self.unerased)]
-        if len(self.equal) > 1:
-            rivals = [e for e in rivals if e != self.best]
+        if len(tie) > 1:
             within = f"{number(self.min_gain).rstrip('0')} by {self.label}"
             use += " for now" * bool(self.open)
-            text = f"{use}: {_named(self.equal)} are equal within {within}"
+            text = f"{use}: {_named(tie)} are equal within {within}"
         else:
             text = f"{use} for now: best {self.label} so far ({value})"
         text += self._unerased_text()
@@ -263,7 +273,7 @@ class _Choice:
             other = "unerased rows" if test.method == self.unerased else test.method
             if not math.isnan(test.low):
                 texts.append(
-                    f"{self.best} minus {other} ({setting}): {signed(-test.difference)}, 95 % "
+                    f"{test.reference} minus {other} ({setting}): {signed(-test.difference)}, 95 % "
                     f"interval {signed(-test.high)} to {signed(-test.low)}, p = "
                     f"{number(test.p_holm)} after Holm's correction."
                 )

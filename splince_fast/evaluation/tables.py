@@ -66,8 +66,8 @@ def expected_lines(result: Measurements) -> list[str]:
         elif r2 is not None:
             lines.append(
                 f"expected: after erasing, the best linear prediction of {name} has R2 {r2:.3f} in "
-                "new rows like the training rows; what a probe finds above it comes from test rows "
-                "of another distribution"
+                "new rows like the training rows; a probe that finds clearly more has test rows of "
+                "another distribution"
             )
     return lines
 
