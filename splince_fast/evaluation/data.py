@@ -36,6 +36,7 @@ def read_rows(X: object) -> Matrix:
     array = X
     while isinstance(array, np.ndarray):
         # Worker processes would map the file of a copy-on-write map, without the changes.
+        # Worker processes would map the file of a copy-on-write map, without the changes.
         if isinstance(array, np.memmap) and array.mode == "c":
             return as_rows(np.array(X))
         array = array.base

@@ -119,12 +119,6 @@ def fit_head(X: object, y: object, *, alpha: float = 0.01, scale: bool = True) -
     ------
     InputError
         A parameter is out of range, or alpha is 0 and the classes are separable.
-    LabelError
-        There are fewer than two classes, or the pandas index of y is that of X in another order.
-    NonFiniteError
-        X contains NaN or infinity.
-    NotEnoughDataError
-        No row has a value of y, or all rows are equal.
 
     Examples
     --------

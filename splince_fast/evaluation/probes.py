@@ -137,9 +137,8 @@ def leakage(
     features are constant up to rounding error, every probe is at chance level.
 
     R^2 of a quantity compares the probe with the mean of the fold's training rows, the best
-    prediction without features. ``r2_score`` of scikit-learn uses the mean of the scored rows
-    instead. If the scored rows of a fold belong to one person, ``r2_score`` gives no credit to a
-    probe that identifies the person.
+    prediction without features. ``r2_score`` of scikit-learn uses the mean of the scored rows, and
+    gives no credit to a probe that identifies the person whose rows are scored.
 
     Parameters
     ----------

@@ -79,9 +79,8 @@ def compare(
     ----------
     X : array-like of shape (n, d), or path
         Embeddings: an array, memory map, torch tensor, frame, .npy file, .parquet file with the
-        column "embedding", or a source, such as :func:`splince_fast.sources.from_parquet` for
-        another column. Memory maps and files are read in blocks. A job copies the rows of its split
-        to float64 and holds one erased copy beside them.
+        column "embedding", or a source. Memory maps and files are read in blocks. A job copies the
+        rows of its split to float64 and holds one erased copy beside them.
     task, concept : column of shape (n,)
         Labels of any kind: classes, or a quantity if they are floats. Several concepts, passed as a
         mapping, frame or tuple of columns, are erased jointly. With `association`, task and
@@ -94,11 +93,10 @@ def compare(
         names are "none", "SAL", "LEACE", "SPLINCE", "MeanProjection", "random" (a random subspace
         of the dimension of the concepts), "INLP", "RLACE", "oracle" and "quadratic".
 
-        A function is called with the training rows and a dictionary of their labels: "task" ("kept
-        task" if a concept is named "task") and "concept", or the names of the concepts if there are
-        several. It returns a map of rows, linear or not: a function that takes rows (m, d) and
-        returns the erased rows (m, d). The map may be a :class:`Projection`; a
-        :class:`ConditionalEraser` receives the labels of the rows, too.
+        A function takes the training rows and a dictionary of their labels: "task" ("kept task" if
+        a concept is named "task") and "concept", or the names of several concepts. It returns a map
+        of rows, linear or not: a function of rows (m, d) that returns the erased rows (m, d), or a
+        :class:`Projection`, or a :class:`ConditionalEraser`, which receives labels, too.
 
         A transformer of scikit-learn is fitted to the centred and scaled training rows by
         ``fit(X, task)``, or ``fit(X, task, concept=...)`` if ``fit`` has that parameter, and
@@ -140,13 +138,11 @@ def compare(
         Number of processes, each with one BLAS thread; -1 means one process per processor. The
         default is 1.
     run : path, optional
-        Folder in which finished records are stored, so that an interrupted run can be continued.
-        The folder of a run on other rows, labels or concept names is refused. A record is computed
-        again if its settings have changed. Records that depend on a function or an object of the
-        caller (eraser, head, probe or metric) are computed again in every run.
+        Folder of finished records, with which an interrupted run is continued. The folder of a run
+        on other data is refused. A record is computed again if its settings have changed, and in
+        every run if it depends on a function or an object of the caller.
     progress : bool, optional
-        Show a progress bar on stderr; by default only in a terminal or notebook, after two
-        seconds.
+        Show a progress bar on stderr; by default in a terminal or notebook, after two seconds.
 
     Returns
     -------
