@@ -641,7 +641,7 @@ OF_CLASSES: dict[str, TableMetric] = {
     ),
     "class_accuracy": TableMetric(
         _class_accuracy, False, "acc/class", fraction_of="rows",
-        definition="balanced accuracy: accuracy within each class of the task, averaged over classes",
+        definition="balanced accuracy: that within each class of the task, averaged over classes",
     ),
     "worst_group": TableMetric(
         _worst_group, False, "worst group", fraction_of="cell",
