@@ -32,12 +32,10 @@ _MAX_PRODUCT = 10_000  # above this number of combinations, only cells with rows
 
 
 def read_rows(X: object) -> Matrix:
-    """Read (n, d) rows from an array, frame, tensor, source, .npy file or .parquet file.
-
-    A copy-on-write map is copied: worker processes would map its file, without the changes.
-    """
+    """Read (n, d) rows from an array, frame, tensor, source, .npy file or .parquet file."""
     array = X
     while isinstance(array, np.ndarray):
+        # Worker processes would map the file of a copy-on-write map, without the changes.
         if isinstance(array, np.memmap) and array.mode == "c":
             return as_rows(np.array(X))
         array = array.base
@@ -141,11 +139,7 @@ def fingerprint(
 def class_codes(
     values: object, name: str, n: int | None = None, *, of: str = "X", declared: bool = False
 ) -> ClassCodes:
-    """Encode a label column as class codes; floats with integer values count as integers.
-
-    `n` is the required length, that of the argument `of`; None accepts any length. Declared
-    categories without rows, as of a pandas categorical, are dropped unless `declared` is True.
-    """
+    """Encode a column of `n` labels, as many as the argument `of`; drop classes without rows."""
     if n is None:
         if not isinstance(values, Sized):
             raise InputError(f"labels are {type(values).__name__}, not a column of labels")
@@ -169,10 +163,7 @@ def fill_missing_groups(groups: Codes) -> Codes:
 
 
 def common_codes(first: ClassCodes, second: ClassCodes) -> tuple[Codes, Codes]:
-    """Return the codes of two columns in one list of classes, which starts with those of `first`.
-
-    Equal values, such as 1, 1.0 and True, are one class; text beside numbers is an error.
-    """
+    """Return codes of two columns in one list of classes, which starts with those of `first`."""
     kinds = [{isinstance(name, str) for name in column.classes} for column in (first, second)]
     if kinds in ([{True}, {False}], [{False}, {True}]):
         raise LabelError(
@@ -187,12 +178,7 @@ def common_codes(first: ClassCodes, second: ClassCodes) -> tuple[Codes, Codes]:
 
 
 def joint_classes(columns: Sequence[ClassCodes]) -> ClassCodes:
-    """Return the cells (joint classes) of several columns as one column.
-
-    The names of the cells are tuples of classes in lexicographic order. All combinations of classes
-    are listed; if there are more than 10,000, only those with rows. A row that lacks any of the
-    labels has code -1.
-    """
+    """Return the cells of several columns as one column; -1 where a label is missing."""
     if len(columns) == 1:
         return columns[0]
     shape = [len(column.classes) for column in columns]
@@ -236,10 +222,7 @@ def cells_of_groups(groups: object, n: int, of: str) -> ClassCodes:
 
 
 def counts_per_code(codes: Codes, correct: NDArray[np.bool_], size: int = 0) -> tuple[Codes, Codes]:
-    """Return, for each code 0, 1, ..., the number of rows and the number of correct rows.
-
-    Rows of code -1 are left out. `size` is the minimum length of both results.
-    """
+    """Return the numbers of rows and of correct rows of each code 0, 1, ..."""
     counts = np.bincount(codes[codes >= 0], minlength=size)
     return counts, np.bincount(codes[correct & (codes >= 0)], minlength=len(counts))
 

@@ -49,10 +49,7 @@ class Component:
 
 
 def named_components(specs: object, choices: Sequence[str], kind: str) -> tuple[Component, ...]:
-    """Return erasers, heads or probes with their names, from a mapping or from one or several.
-
-    `choices` are the names of the library. Only an eraser may be a function.
-    """
+    """Return erasers, heads or probes with their names; only an eraser may be a function."""
     if isinstance(specs, str) or not isinstance(specs, Sequence | Mapping):
         specs = (specs,)
     pairs = list(specs.items()) if isinstance(specs, Mapping) else [(None, spec) for spec in specs]
@@ -203,15 +200,12 @@ def _values(column: Encoded) -> NDArray[Any]:
 
 
 def _fit_transformer(spec: object, data: FitData) -> RowMap:
-    """Fit a transformer to scaled training rows, with the concept if ``fit`` takes it.
-
-    A transformer that takes `validation`, such as INLP, is fitted to training and validation rows,
-    and receives a mask of the validation rows.
-    """
+    """Fit a transformer to scaled training rows, with the concept if ``fit`` takes it."""
     model, train, validation = clone_with_seed(spec, data.seed), data.train, data.validation
     accepted = inspect.signature(model.fit).parameters
     arguments: dict[str, Any] = {}
     rows, task, concept = train.rows, train.task, train.concept
+    # INLP and R-LACE stop by the validation rows, which a mask marks.
     if "validation" in accepted and len(validation.rows):
         arguments["validation"] = np.arange(len(rows) + len(validation.rows)) >= len(rows)
         rows, task = _joined(rows, validation.rows), _joined(task, validation.task)
@@ -263,11 +257,8 @@ def _fit_quadratic(data: FitData) -> object:
 
 
 def _fit_random(data: FitData) -> Projection:
-    """Return a projection that removes a random subspace of the dimension of the concepts.
-
-    A concept of k classes has the dimension k - 1, and a quantity of k columns the dimension k.
-    """
-    count = 0
+    """Return the projection that removes a random subspace of the dimension of the concepts."""
+    count = 0  # k - 1 for a concept of k classes, k for a quantity of k columns
     for name in data.concepts:
         column = data.train.labels[name]
         if isinstance(column, ClassCodes):

@@ -246,10 +246,7 @@ def logistic_path(
     weights: Float | None = None,
     max_iter: int = 400,
 ) -> list[Head]:
-    """Fit a head of the classes `names` at every alpha; further arguments as for `logistic.fit`.
-
-    A head without penalty that predicts all rows correctly is an error: it has no minimiser.
-    """
+    """Fit a head of the classes `names` at every alpha; further arguments of `logistic.fit`."""
     fits = logistic.fit(
         rows, codes, len(names), np.array(alphas), gram=gram, sample_weights=weights,
         max_iter=max_iter,
@@ -259,6 +256,7 @@ def logistic_path(
         for j, alpha in enumerate(alphas)
     ]
     for head in path:
+        # Without a penalty, a head that predicts all rows correctly has no minimiser.
         if head.alpha == 0 and (decide(rows @ head.coef_.T + head.intercept_) == codes).all():
             raise InputError(
                 "the classes are separable on the training rows, so an unregularised head has no "
@@ -286,10 +284,7 @@ def _checked_rows(X: object, name: str, *, width: int | None = None, of: str = "
 
 
 def decide(scores: Float) -> Codes:
-    """Return the predicted class codes (...,) for scores (..., C).
-
-    For C = 1 the code is 1 if the score is positive, else 0. For C > 1 it is the argmax.
-    """
+    """Return the predicted class codes (...,) for scores (..., C)."""
     if scores.shape[-1] == 1:
         return (scores[..., 0] > 0).astype(np.intp)
     return np.asarray(scores.argmax(axis=-1), dtype=np.intp)
@@ -307,12 +302,8 @@ def score(y_true: Codes, y_pred: Codes, cells: Codes | None) -> ValidationScore:
 
 
 def select_best(scored: Sequence[ValidationScore], alphas: Sequence[float], rule: str) -> int:
-    """Return the index of the best score.
-
-    Scores are compared by worst-group accuracy, then by accuracy, then by the larger alpha. The
-    rule "accuracy" compares accuracy before worst-group accuracy. If the worst-group accuracy is
-    NaN, the accuracy takes its place.
-    """
+    """Return the index of the best score; `rule` names the score that is compared first."""
+    # Without cells, accuracy takes the place of the worst group. Ties go to the larger alpha.
 
     def sort_key(j: int) -> tuple[float, ...]:
         worst, accuracy = scored[j]
@@ -323,12 +314,8 @@ def select_best(scored: Sequence[ValidationScore], alphas: Sequence[float], rule
 
 
 def ridge_path(rows: Float, target: Float, alphas: Sequence[float]) -> list[Head]:
-    """Fit ridge regression at every alpha.
-
-    Each fit minimises mean |target - w x - b|^2 / 2 + alpha / 2 |w|^2 over the rows x; `target` is
-    (n, k). With S = Cov(x), w^T = (S + alpha I)^{-1} Cov(x, target). One eigendecomposition of S
-    serves all alphas.
-    """
+    """Fit ridge regression of `target` (n, k) at every alpha."""
+    # w^T = (S + alpha I)^{-1} Cov(x, target), with one eigendecomposition of S = Cov(x).
     n = len(rows)
     centre, mean = rows.mean(axis=0), target.mean(axis=0)
     S = rows.T @ rows / n - np.outer(centre, centre)

@@ -203,10 +203,7 @@ class Job:
 
     @cached_property
     def _probe_targets(self) -> dict[str, tuple[Codes, probes.ProbeTarget]]:
-        """Rows and target of the probes, by the name of each concept of classes.
-
-        The rows are indices of the test rows whose class occurs among the training rows.
-        """
+        """Test rows whose class occurs in training, and target of the probes, by concept."""
         targets = {}
         for name, concept in self.plan.concepts.items():
             if isinstance(concept, ClassCodes):
@@ -242,12 +239,7 @@ class Job:
         )
 
     def _fit_head_path(self, rows: ErasedRows) -> HeadPath:
-        """Fit heads at every alpha, and select one.
-
-        The head is selected by the validation rows or, if the task has classes and a cell has few
-        validation rows, by folds of the training rows. If the task is a quantity and the split has
-        no validation rows, the head with the largest alpha is selected.
-        """
+        """Fit heads at every alpha; select one by validation rows or folds of training rows."""
         alphas, validation = self.plan.alphas, self.validation
         if isinstance(self.plan.task, Columns):
             fits = heads.ridge_path(rows.train, self.train.task, alphas)
@@ -302,10 +294,7 @@ class Job:
         return bool((counts[np.unique(train)] < heads.MIN_CELL).any())
 
     def _scores_by_folds(self, rows: ErasedRows, notes: list[str]) -> list[heads.ValidationScore]:
-        """Return the cross-validation score of every alpha on the training rows.
-
-        A fold is left out, with a note in `notes`, if the rows outside it lack a class.
-        """
+        """Return the cross-validation score of every alpha on the training rows."""
         train, codes, alphas = self.train, self.class_index, self.plan.alphas
         fold = fold_of_rows(train.strata, train.groups, self.seed)
         folds = [f for f in range(FOLDS) if len(np.unique(codes[fold != f])) == len(self.classes)]
@@ -376,10 +365,7 @@ class Job:
 
     @cached_property
     def _concept_values(self) -> Float | None:
-        """Concept of the test rows as numbers (n,).
-
-        None unless there is a single concept, with one column or two classes.
-        """
+        """Test values (n,) of a single concept of one column or two classes, else None."""
         concept, *others = self.plan.concepts.values()
         if others:
             return None
@@ -415,10 +401,7 @@ class Job:
 
 
 def fold_of_rows(cells: Codes, groups: Codes | None, seed: int) -> Codes:
-    """Return the fold number (n,) of each row; cells are spread evenly, and groups are not split.
-
-    A row without a group (code -1) is a group of one row.
-    """
+    """Return the fold (n,) of each row; cells are spread evenly, and groups are not divided."""
     n = len(cells)
     fold = np.empty(n, dtype=np.intp)
     if groups is None:

@@ -268,11 +268,8 @@ class _Hessian:
 def _direction(
     gradient: Float, history: list[tuple[Float, Float, Float]], hessian: _Hessian
 ) -> Float:
-    """Return the descent direction of L-BFGS for each problem, by the two-loop recursion.
-
-    `history` holds a tuple (s, g, r) of each previous step: the step s, the change g of the
-    gradient, and r = 1 / s^T g.
-    """
+    """Return the descent direction of L-BFGS for each problem, by the two-loop recursion."""
+    # `history` holds (s, g, r): a step, the change of the gradient, and r = 1 / s^T g.
     q = gradient
     weights = []
     for s, g, r in reversed(history):

@@ -243,13 +243,8 @@ def class_accuracy(y_true: object, y_pred: object) -> ClassAccuracy:
     >>> class_accuracy(["x", "x", "y", "y"], ["x", "y", "y", "y"])
     {'x': 0.5, 'y': 1.0}
     """
-    classes, true, predicted = _encode_labels(y_true, y_pred)
-    counts, n_correct = counts_per_code(true, true == predicted, len(classes))
-    if not counts.any():
-        raise NotEnoughDataError("no row has a true label; check y_true")
-    return ClassAccuracy(
-        {classes[i]: float(n_correct[i] / counts[i]) for i in np.flatnonzero(counts).tolist()}
-    )
+    rows = group_accuracy(y_true, y_pred, groups=y_true).rows
+    return ClassAccuracy({row.cell: row.accuracy for row in rows})
 
 
 def tpr_gap(
@@ -322,10 +317,7 @@ def tpr_gap(
 def gap_per_class(
     true: Codes, predicted: Codes, concept: Codes, n_classes: int, n_concepts: int
 ) -> Float:
-    """TPR gap of each class of the task; NaN if its rows are in fewer than two concept classes.
-
-    `true`, `predicted` and `concept`, (n,) each, hold codes; -1 is a missing label.
-    """
+    """TPR gap of each class of the task; NaN without rows of two classes of the concept."""
     cells = np.where((true >= 0) & (concept >= 0), true * n_concepts + concept, -1)
     shape = n_classes, n_concepts
     counts, n_correct = (
@@ -504,12 +496,9 @@ class ClassPredictions:
         return scores(OF_CLASSES, self) | self._fairness()
 
     def _fairness(self) -> dict[str, float]:
-        """Fairness metrics for a task of two classes; {} for other tasks.
-
-        The definitions are ``demographic_parity_difference`` and ``equalized_odds_difference`` of
-        fairlearn. The true (false) positive rates are compared only between classes of the concept
-        that have positive (negative) test rows.
-        """
+        """Fairness metrics for a task of two classes; {} for other tasks."""
+        # As `demographic_parity_difference` and `equalized_odds_difference` of fairlearn, but true
+        # (false) positive rates are compared only where there are positive (negative) test rows.
         task, concept, names = self.labels.task, self.labels.concept, self.concept_classes
         if concept is None or not names or len(self.classes) != 2 or set(task) != {0, 1}:
             return {}
@@ -577,10 +566,7 @@ def as_quantities(y_pred: NDArray[Any], shape: tuple[int, ...]) -> Float:
 def erasure_scores(
     before: Float, after: Float, labels: Mapping[str, Encoded], task: str, rank: int | None
 ) -> dict[str, float]:
-    """Values of OF_ERASERS for rows (n, d) before and after erasure, with their labels by variable.
-
-    `rank` is the number of removed dimensions of a projection, else None.
-    """
+    """Values of OF_ERASERS for rows (n, d) before and after erasure."""
     kept = {}
     for name, column in labels.items():
         if isinstance(column, ClassCodes):
@@ -744,11 +730,7 @@ def scores(table: Mapping[str, Metric], subject: Predictions) -> dict[str, float
 
 
 def add_scores(record: Record, predictions: Predictions, custom: Mapping[str, Metric]) -> Record:
-    """Return the record with the metrics of the predictions on the test rows.
-
-    If a custom metric raises an error or returns infinity, the record stores the reason and has no
-    value of this metric.
-    """
+    """Return the record with the metrics of the predictions on the test rows."""
     values, notes, reason = predictions.scores(), record.notes, record.reason
     if isinstance(predictions, ClassPredictions) and np.ptp(predictions.y_pred) == 0:
         worst = ", so its worst group has accuracy 0" * (values.get("worst_group") == 0.0)
@@ -811,11 +793,7 @@ def concept_key(key: str, concept: str, concepts: Sequence[str]) -> str:
 
 
 def metric_of(key: str, custom: Mapping[str, CustomMetric]) -> TableMetric:
-    """Return the metric of a key, without its function.
-
-    The name of a probe of the caller, and the name in the brackets of a key such as
-    "probe_auc[gender]", become part of the label.
-    """
+    """Return the metric of a key, without its function; probe and concept join the label."""
     base, bracket, name = key.partition("[")
     if key in custom:
         metric = custom[key]

@@ -212,21 +212,11 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
         check_index(X, getattr(settings, name), name)
     rows = read_rows(X)
     n = len(rows)
-    y = _drop_empty_classes(encode_one(settings.task, n, name="task", of="X"))
-    columns = _concept_columns(settings.concept)
+    y = _encode(settings.task, n, "task", "task")
     concepts = {
-        name: _drop_empty_classes(encode_one(column, n, name=name, of="X"))
-        for name, column in columns.items()
+        name: _encode(column, n, name, f"concept {name!r}")
+        for name, column in _concept_columns(settings.concept).items()
     }
-    for name, encoded in [("task", y), *((f"concept {name!r}", c) for name, c in concepts.items())]:
-        if isinstance(encoded, ClassCodes):
-            check_classes(name, encoded)
-            continue
-        values = encoded.values[has_label(encoded)]
-        if len(values) and not np.ptp(values, axis=0).any():
-            raise LabelError(
-                f"the {name} has one value in all of its rows, {listed(values[0].tolist())}"
-            )
     concept_codes = _joint_classes(list(concepts.values()))
     levels, protocol = _levels(settings, y, concept_codes)
     for name in ("n_seeds", "random_state"):
@@ -280,9 +270,19 @@ def _probe_notes(probes: tuple[Component, ...], quantities: list[str]) -> tuple[
     return (f"{text}, not {' or '.join(others)}",)
 
 
-def _drop_empty_classes(column: Encoded) -> Encoded:
-    """Return the column without the classes that no row has."""
-    return observed(column) if isinstance(column, ClassCodes) else column
+def _encode(column: object, n: int, name: str, role: str) -> Encoded:
+    """Encode a column of n labels with two values or more, without classes that no row has."""
+    encoded = encode_one(column, n, name=name, of="X")
+    if isinstance(encoded, ClassCodes):
+        encoded = observed(encoded)
+        check_classes(role, encoded)
+        return encoded
+    values = encoded.values[has_label(encoded)]
+    if len(values) and not np.ptp(values, axis=0).any():
+        raise LabelError(
+            f"the {role} has one value in all of its rows, {listed(values[0].tolist())}"
+        )
+    return encoded
 
 
 def _joint_classes(columns: Sequence[Encoded]) -> ClassCodes | None:

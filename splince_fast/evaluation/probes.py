@@ -223,10 +223,7 @@ def probe_classes(
     random_state: int = 0,
     constant_tol: Float | float = 0.0,
 ) -> Leakage:
-    """Score probes for a concept of classes on rows that all have a class.
-
-    A feature whose standard deviation is at most `constant_tol` counts as constant.
-    """
+    """Score probes; a feature of deviation `constant_tol` or less counts as constant."""
     codes, n_classes, _, reason = target
     if reason:
         return Leakage((), len(rows), n_classes, reason)
@@ -248,12 +245,9 @@ def probe_classes(
 
 
 def _dependence_hint(aucs: Sequence[float], counts: NDArray[np.intp]) -> str:
-    """Return advice if the lowest AUC is too far below .5 for independent rows, else "".
-
-    For independent features and classes, the standard error of an AUC (Mann-Whitney statistic) of
-    n_1 positive and n_0 negative rows is sqrt((n + 1) / (12 n_1 n_0)), n = n_1 + n_0. That of the
-    smallest class is the largest.
-    """
+    """Return advice if the lowest AUC is too far below .5 for independent rows, else ""."""
+    # The standard error of an AUC (Mann-Whitney statistic) of n_1 positive and n_0 negative rows is
+    # sqrt((n + 1) / (12 n_1 n_0)), n = n_1 + n_0; that of the smallest class is the largest.
     n, fewest = int(counts.sum()), int(counts.min())
     error = math.sqrt((n + 1) / (12 * fewest * (n - fewest)))
     lowest = min(aucs, default=math.nan)
@@ -269,11 +263,7 @@ def _dependence_hint(aucs: Sequence[float], counts: NDArray[np.intp]) -> str:
 def target_of(
     codes: Codes, n_classes: int, cv: int, groups: Codes | None, random_state: int
 ) -> ProbeTarget:
-    """Return the target of rows that all have a class, with folds or the reason for no folds.
-
-    The folds are stratified and do not divide groups. With groups, a fold is left out if its
-    training rows or its scored rows lack a class.
-    """
+    """Return the target of rows that all have a class, with folds or the reason for no folds."""
     from sklearn.model_selection import StratifiedKFold
 
     counts = np.bincount(codes, minlength=n_classes)
@@ -324,10 +314,7 @@ def _scaled(rows: Float) -> Float:
 
 
 def _constant_scores(target: ProbeTarget) -> Float:
-    """Scores (n, C) for constant features: log frequencies of the classes in the training rows.
-
-    For two classes, the scores are (n, 1): the difference of the two log frequencies.
-    """
+    """Scores (n, C) for constant features: log frequencies of the training classes."""
     n_classes = target.n_classes
     scores = np.full((len(target.codes), 1 if n_classes == 2 else n_classes), np.nan)
     for train, held_out in target.folds:
@@ -365,15 +352,12 @@ def _linear_scores(rows: Float, target: ProbeTarget) -> Float:
 
 
 def _classifier_scores(spec: object, rows: Float, target: ProbeTarget, random_state: int) -> Float:
-    """Out-of-fold scores (n, C) of a classifier of scikit-learn; (n, 1) for two classes.
-
-    The rows are rotated to their principal directions; those whose singular value is rounding error
-    are left out, since many classifiers need features of full rank.
-    """
+    """Out-of-fold scores (n, C) of a classifier of scikit-learn; (n, 1) for two classes."""
     two = target.n_classes == 2
     scores = np.full((len(rows), 1 if two else target.n_classes), np.nan)
     for train, held_out in target.folds:
         X_train, X_test = _standardised(rows, train, held_out)
+        # Many classifiers need features of full rank.
         _, singular_values, directions = np.linalg.svd(X_train, full_matrices=False)
         directions = directions[singular_values > _CONSTANT_RTOL * singular_values[0]].T
         X_train, X_test = X_train @ directions, X_test @ directions
@@ -407,10 +391,7 @@ def probe_quantity(
     random_state: int = 0,
     constant_tol: Float | float = 0.0,
 ) -> Leakage:
-    """Score a ridge regression of the values (n, k) of a quantity by out-of-fold R^2.
-
-    A feature whose standard deviation is at most `constant_tol` counts as constant.
-    """
+    """Score a ridge regression of the values (n, k) of a quantity by out-of-fold R^2."""
     from sklearn.linear_model import Ridge
     from sklearn.model_selection import GroupKFold, KFold
 
@@ -453,10 +434,7 @@ def _accuracy_and_auc(scores: Float, target: ProbeTarget) -> tuple[float, float]
 
 
 def _auc(score: Float, positive: NDArray[np.bool_]) -> float:
-    """AUC: P(score of a positive > score of a negative) + 1/2 P(equal scores), from ranks.
-
-    NaN if all rows are positive or all are negative.
-    """
+    """P(score of a positive > score of a negative) + 1/2 P(equal scores), from ranks."""
     n1 = int(positive.sum())
     n0 = len(positive) - n1
     if not n0 or not n1:

@@ -177,10 +177,6 @@ class Context:
         """Return the name of the first eraser with a role, such as "LEACE", or None."""
         return dict(zip(self.eraser_roles[::-1], self.erasers[::-1], strict=True)).get(role)
 
-    def head_as(self, role: str) -> str | None:
-        """Return the name of the first head with a role, such as "frozen", or None."""
-        return dict(zip(self.head_roles[::-1], self.heads[::-1], strict=True)).get(role)
-
     def to_json(self) -> Json:
         """Convert to numbers, strings, lists and dictionaries, for JSON."""
         fields = dataclasses.asdict(dataclasses.replace(self, test_labels=None))
@@ -228,12 +224,9 @@ def from_text(text: str, name: str) -> tuple[list[Record], Context]:
 
 
 class Journal:
-    """Finished records by key, so that an interrupted run can continue.
+    """Finished records by key, in a file of JSON lines, so that an interrupted run can go on."""
 
-    With a folder, the records of earlier runs are read from a file in the folder, and new records
-    are appended to the file. Its first line holds the fingerprint of the data, and each further
-    line holds one record as JSON. An incomplete last line is dropped.
-    """
+    # The first line holds the fingerprint of the data. An incomplete last line is dropped.
 
     def __init__(self, folder: str | os.PathLike[str] | None, fingerprint: str) -> None:
         self.records: dict[str, Record] = {}

@@ -216,10 +216,7 @@ def compare(
 
 
 def _keys(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> dict[RecordId, str]:
-    """Return the hash of the inputs of each record by record id, in the order of the result.
-
-    The hash is "" if the record depends on a function or an object of the caller.
-    """
+    """Return the hash of each record's inputs; "" if an object of the caller is among them."""
     components = {c.name: c for c in (*plan.erasers, _ADVICE_COMPONENT)}
     heads = {head.name: head for head in plan.heads}
     keys = {}
@@ -281,11 +278,9 @@ def _data_notes(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> list[str
 
 
 def _minimum_note(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> list[str]:
-    """Note on the bias of the worst group, the minimum of the accuracies of many small cells.
-
-    By Hoeffding's lemma, the expected minimum of the errors of k means of n values in [0, 1] is at
-    least -sqrt(log k / (2 n)).
-    """
+    """Note on the bias of the worst group, the minimum of the accuracies of many small cells."""
+    # By Hoeffding's lemma, the expected minimum of the errors of k means of n values in [0, 1] is
+    # at least -sqrt(log k / (2 n)).
     if plan.cells is None:
         return []
     counts = [np.bincount(plan.cells.codes[split.test]) for split in splits.values()]

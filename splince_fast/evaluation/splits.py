@@ -32,30 +32,17 @@ TEST_FRACTION, VALIDATION_FRACTION = 0.2, 0.1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Split:
-    """Row numbers of three disjoint parts.
+    """Row numbers of three disjoint parts."""
 
-    Attributes
-    ----------
-    train, validation, test : ndarray of intp
-        Row numbers; for :func:`spurious_split`, cell by cell in lexicographic order.
-    p : float or None
-        Association of the training and validation rows; None for the natural split.
-    aligned_class : object
-        Class of the concept that is aligned with the second class of the task, or a mapping from
-        classes of the task to classes of the concept.
-    missing : int
-        Number of rows left out because a label is missing.
-    notes : tuple of str
-        Notes on sizes that were made smaller, and on an aligned class that chance may have chosen.
-    """
-
-    train: Rows
+    train: Rows  # for `spurious_split`, cell by cell in lexicographic order
     validation: Rows
     test: Rows
-    p: float | None
+    p: float | None  # association of training and validation rows; None for the natural split
+    # Class of the concept that is aligned with the second class of the task, or a mapping from
+    # classes of the task to classes of the concept.
     aligned_class: object
-    missing: int
-    notes: tuple[str, ...]
+    missing: int  # number of rows left out because a label is missing
+    notes: tuple[str, ...]  # on smaller sizes, and on an aligned class that chance may have chosen
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -257,12 +244,8 @@ class Pool(NamedTuple):
 def parts_of_groups(
     groups: Rows, rows: Rows, rng: np.random.Generator, fractions: tuple[float, float]
 ) -> tuple[Rows, Rows]:
-    """Assign groups in random order to parts; return the part and the rank of each row's group.
-
-    The part is 0 for test, 1 for validation and 2 for training, and the rank is the position of the
-    group. Rows without a group (code -1) are training rows. `fractions` are those of test and of
-    validation rows among the row numbers `rows`.
-    """
+    """Divide groups at random; return 0 (test), 1 or 2 (train) and the group's rank by row."""
+    # Rows without a group (code -1) are training rows.
     order = rng.permutation(int(groups.max(initial=-1)) + 1)
     rank = np.empty(len(order) + 1, dtype=np.intp)
     rank[order] = np.arange(len(order))
@@ -276,10 +259,7 @@ def parts_of_groups(
 
 
 def _most_associated(y: ClassCodes, z: ClassCodes) -> tuple[ClassName, tuple[str, ...]]:
-    """Return the class of z with the largest P(z | 2nd class of y) - P(z | 1st class of y).
-
-    A note says when the difference is within two standard errors of 0.
-    """
+    """Return the class of z with the largest P(z | y = 1) - P(z | y = 0), and a note on chance."""
     labelled = (y.codes >= 0) & (z.codes >= 0)
     table = np.zeros((2, len(z.classes)))
     np.add.at(table, (y.codes[labelled], z.codes[labelled]), 1)
@@ -416,10 +396,7 @@ def spurious_split(
 def natural_split(
     usable: NDArray[np.bool_], *, random_state: int, groups: Rows | None = None
 ) -> Split:
-    """Split the n usable rows at random: n // 4 test rows, n // 10 validation rows, the rest.
-
-    With `groups` (codes), :func:`parts_of_groups` divides the groups in similar ratios.
-    """
+    """Split the n usable rows at random: n // 4 test rows, n // 10 validation rows, the rest."""
     rows = np.flatnonzero(usable)
     rng = np.random.default_rng(random_state)
     if groups is None:

@@ -1,4 +1,4 @@
-"""compare (`run.py`, `plan.py`, `job.py`): one pass, exact resume, equal figures by any jobs."""
+"""compare (`run.py`, `plan.py`, `job.py`): exact resume, equal figures by any jobs, failures."""
 
 from __future__ import annotations
 
@@ -735,7 +735,6 @@ def test_names_of_erasers_heads_concepts_and_metrics_change_no_figure() -> None:
     assert "advice: head refitted after erasing" in text
     assert "retrained: head of the unerased rows" in text
     assert found.context.eraser_as("SPLINCE") == "LEACE"
-    assert found.context.head_as("unregularised") is None
 
 
 def test_moments_hold_the_task_beside_a_concept_of_that_name() -> None:
@@ -781,8 +780,10 @@ def test_a_split_of_your_own_has_bootstrap_intervals() -> None:
     found = result.interval("accuracy", eraser="LEACE")
     assert 0 < found.high - found.low < 0.25
     row = result.differences("accuracy", reference="none")[0]
-    assert row.how == "bootstrap"
+    assert row.how == "bootstrap (BCa)"
     assert row.low <= row.difference <= row.high
+    worst = result.differences("worst_group", reference="none")[0]
+    assert worst.how == "bootstrap (percentile)"
     with pytest.raises(InputError, match="n_seeds"):
         run(X, y, z, n_seeds=2, test=part)
 
