@@ -92,6 +92,13 @@ def is_partial(result: Measurements, eraser: str, p: float | None) -> bool:
     return result.mean("residual", eraser=eraser, p=p) > MAX_RESIDUAL
 
 
+def _distortion(result: Measurements, eraser: str, p: float | None = None) -> float:
+    """Return the mean change of the rows by an eraser; NaN if it was not measured."""
+    if "distortion" not in result.metrics:
+        return math.nan
+    return result.mean("distortion", eraser=eraser, p=p)
+
+
 def needs_labels(result: Measurements, eraser: str) -> bool:
     """Whether an eraser of the library needs the labels of the rows that it is applied to."""
     role = _role(result, eraser)
@@ -164,14 +171,10 @@ class _Choice:
             return math.inf
         return max(-self.sign * test.low, -self.sign * test.high)
 
-    def _distortion(self, eraser: str) -> float:
-        if "distortion" not in self.result.metrics:
-            return math.nan
-        return self.result.mean("distortion", eraser=eraser, p=self.p)
-
     def _least_change(self, erasers: list[str]) -> str:
-        measured = [e for e in erasers if not math.isnan(self._distortion(e))]
-        return min(measured, key=self._distortion) if measured else erasers[0]
+        changes = {e: _distortion(self.result, e, self.p) for e in erasers}
+        measured = [e for e in erasers if not math.isnan(changes[e])]
+        return min(measured, key=changes.__getitem__) if measured else erasers[0]
 
     # -- sentences -----------------------------------------------------------------------------
 
@@ -214,7 +217,7 @@ class _Choice:
     def _labels_text(self) -> str:
         if not needs_labels(self.result, self.eraser):
             return ""
-        return " (it needs the label of every row)"
+        return " (it needs every row's label)"
 
     def _untested_text(self) -> str:
         n = min(test.n for test in self.tests.values())
@@ -277,7 +280,7 @@ class _Choice:
                     f"interval {signed(-test.high)} to {signed(-test.low)}, p = "
                     f"{number(test.p_holm)} after Holm's correction."
                 )
-        changes = {e: self._distortion(e) for e in self.erasers}
+        changes = {e: _distortion(self.result, e, self.p) for e in self.erasers}
         if len(changes) > 1 and not any(map(math.isnan, changes.values())):
             listed = joined([f"{100 * change:.3g} % after {e}" for e, change in changes.items()])
             texts.append(f"Change of the rows, of their variance: {listed}.")
@@ -285,8 +288,9 @@ class _Choice:
 
 
 def _named(erasers: Sequence[str]) -> str:
-    """Return the names of at most three erasers, or the number of more."""
-    return joined(erasers) if len(erasers) <= 3 else f"{len(erasers)} erasers"
+    """Return the names of erasers, or the number of erasers whose names are over four words."""
+    text = joined(erasers)
+    return text if len(erasers) == 1 or len(text.split()) <= 4 else f"{len(erasers)} erasers"
 
 
 def summary(result: Measurements) -> tuple[Decision, str, str]:
@@ -321,7 +325,7 @@ def _left(result: Measurements, eraser: str, unerased: str | None) -> str:
                 f"rows; 0 is chance{earlier}"
             )
     if not texts:
-        return f"What {eraser} leaves of {joined(concepts)} was not measured: no probe was fitted."
+        return f"What {eraser} leaves of {joined(concepts)} was not measured: no probe has a score."
     return f"After {eraser}, {'; '.join(texts)}."
 
 
@@ -335,9 +339,9 @@ def _cost(result: Measurements, eraser: str, unerased: str | None, head: str) ->
         after, before = (_percent(result, metric, e, head) for e in (eraser, unerased))
         if after:
             parts.append(text.format(after) + (before and f", {before} without erasing"))
-    if "distortion" in result.metrics:
-        change = 100 * result.mean("distortion", eraser=eraser)
-        parts.append(f"{eraser} changes {change:.3g} % of the variance of the rows")
+    change = _distortion(result, eraser)
+    if not math.isnan(change):
+        parts.append(f"{eraser} changes {100 * change:.3g} % of the variance of the rows")
     return f"The cost: {'; '.join(parts)}." if parts else "The cost was not measured."
 
 

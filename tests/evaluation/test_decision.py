@@ -170,8 +170,8 @@ def test_the_eraser_that_needs_labels_is_named_as_such(
     for roles, said in ((("none", "oracle", "oracle"), True), (("none", "SAL", "LEACE"), False)):
         context = dataclasses.replace(plain.context, eraser_roles=roles)
         sentence = constant(Comparison(plain.records, context), **means).decision().sentence
-        assert sentence.replace(" (it needs the label of every row)", "").startswith(start)
-        assert ("(it needs the label of every row)" in sentence) is said
+        assert sentence.replace(" (it needs every row's label)", "").startswith(start)
+        assert ("(it needs every row's label)" in sentence) is said
         assert len(sentence.split()) <= 40
 
 
@@ -288,5 +288,5 @@ def test_quantities_and_missing_probes_have_sentences_of_their_own() -> None:
     assert "% of the variance of age can still be predicted linearly in new rows" in left
     assert "% of the variance of the task can be predicted in new rows; LEACE changes" in cost
     bare = run(*data(300), n_seeds=1, leakage=(), erasers=("LEACE",))
-    assert "was not measured: no probe was fitted" in summary(bare)[1]
+    assert "was not measured: no probe has a score" in summary(bare)[1]
     assert summary(run(*data(300), n_seeds=1, erasers=("none",)))[1] == "Nothing was erased."
