@@ -24,7 +24,7 @@ from benchmarks.jobs import OURS, Contenders, Numbers, below, job, within
 from benchmarks.timing import Contender, pick
 from reproduction.data import load
 from splince_fast import evaluation as ev
-from splince_fast.evaluation import _logistic
+from splince_fast.evaluation import logistic
 
 _ALPHAS = (1.0, 0.1, 0.01, 0.001, 0.0001)
 _LEVELS = (0.5, 0.9)
@@ -113,16 +113,16 @@ def _difference() -> Numbers:
 @job("evaluation/compare over its fits", "processor time", below(1.3))
 def _overhead() -> Numbers:
     """Processor time of `compare`, divided by that of its fits of heads and linear probes."""
-    fits, original = 0.0, _logistic.fit
+    fits, original = 0.0, logistic.fit
 
-    def timed(*arguments: Any, **options: Any) -> _logistic.Fits:
+    def timed(*arguments: Any, **options: Any) -> logistic.Fits:
         nonlocal fits
         started = process_time()
         fits_of_call = original(*arguments, **options)
         fits += process_time() - started
         return fits_of_call
 
-    with patch.object(_logistic, "fit", timed):
+    with patch.object(logistic, "fit", timed):
         started = process_time()
         _run_compare()
         return {OURS: (process_time() - started) / fits}

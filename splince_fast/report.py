@@ -83,7 +83,7 @@ class VariableReport:
     expected : float or None
         Erased variable: expected R^2 of the best linear predictor in held-out rows of the same
         distribution, about (d - r) / n for n rows, with r the joint rank of all erased variables
-        (derivation: :func:`splince_fast.evaluation.advice.held_out_trace`). For classes, equal
+        (derivation: ``splince_fast/_solve/held_out.py``). For classes, equal
         class covariances are assumed, unless the moments were made ``by`` the variable. For a
         continuous variable, the standard deviation of x is assumed not to depend on the variable.
         None without whitening, with shrinkage or ``sketch_size=``, for fewer rows than dimensions,

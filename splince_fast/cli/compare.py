@@ -53,9 +53,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="KIND is 'classes' or 'continuous'; by default the type of the labels "
         "decides")  # fmt: skip
     add("--eraser", action="append", metavar="NAME",
-        help="none, SAL, LEACE, SPLINCE, MeanProjection, INLP, RLACE or random; SAL, "
-        "INLP or RLACE with +repair, which keeps the task; oracle or quadratic, which need the "
-        "concept label of every row; repeatable (default: the first four)")  # fmt: skip
+        help="none, SAL, LEACE, SPLINCE, MeanProjection, INLP, RLACE or random; oracle or "
+        "quadratic, which need the concept label of every row; repeatable (default: the first "
+        "four)")  # fmt: skip
     add("--head", action="append", metavar="NAME",
         help="retrained, frozen or unregularised; repeatable (default: the first two)")  # fmt: skip
     add("--association", type=_parse_numbers, metavar="P,P,...",
@@ -66,24 +66,15 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "task")  # fmt: skip
     add("--sizes", type=_parse_numbers, metavar="N,N,N",
         help="numbers of training, validation and test rows")  # fmt: skip
-    add("--association-method", choices=("subsample", "weights"), default="subsample",
-        help="reach a level of association by dropping or by weighting training and validation "
-        "rows (default: subsample)")  # fmt: skip
-    add("--unlabelled", action="store_true",
-        help="fit erasers also to training rows without a label of the task")  # fmt: skip
     add("--seeds", type=int, metavar="N",
         help="number of random splits (default: 5; 1 with --test)")  # fmt: skip
     add("--random-state", type=int, default=0, metavar="N", help="first seed (default: 0)")
     add("--alphas", type=_parse_numbers, metavar="A,A,...",
         help="candidate L2 penalties of the heads; validation rows select one")  # fmt: skip
-    add("--probe", action="append", metavar="NAME",
-        help="probe for the concept: linear, quadratic, mlp or boosting; repeatable (default: "
-        "linear)")  # fmt: skip
     add("--jobs", type=int, default=1, metavar="N",
         help="number of processes; -1 is one per processor (default: 1)")  # fmt: skip
     add("--run", dest="folder", metavar="FOLDER",
         help="folder of finished results: the same command resumes from it")  # fmt: skip
-    add("--strict", action="store_true", help="stop with an error if an eraser or head fails")
     add("--save", metavar="FILE", help="write all results to a JSON file")
     add("-o", "--output", metavar="FILE", help="write the report to an .html file")
     add("--force", action="store_true", help="overwrite existing files")
@@ -137,15 +128,11 @@ def run(args: argparse.Namespace) -> None:
         association=args.association,
         aligned_class=_aligned_class(args.aligned_class, concept),
         sizes=sizes,
-        association_method=args.association_method,
-        unlabelled=args.unlabelled,
         n_seeds=seeds,
         random_state=args.random_state,
         **({} if args.alphas is None else {"alphas": args.alphas}),
-        leakage=tuple(args.probe or ("linear",)),
         n_jobs=args.jobs,
         run=args.folder,
-        strict=args.strict,
     )
     print(result)
     if args.save is not None:
@@ -194,7 +181,7 @@ def _aligned_class(text: str | None, concept: Mapping[str, object]) -> ClassName
     Names of classes may be integers or booleans. If no class matches, `text` itself is returned; if
     `text` is None, the result is None.
     """
-    from splince_fast.evaluation._cells import class_codes
+    from splince_fast.evaluation.data import class_codes
 
     if text is None:
         return None

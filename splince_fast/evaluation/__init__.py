@@ -12,6 +12,7 @@ from splince_fast._runtime.lazy import lazy_names
 if TYPE_CHECKING:
     from splince_fast.evaluation.heads import fit_head, select_head
     from splince_fast.evaluation.metrics import (
+        Metric,
         class_accuracy,
         covariance_ratio,
         group_accuracy,
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from splince_fast.evaluation.probes import leakage
     from splince_fast.evaluation.result import Comparison
     from splince_fast.evaluation.run import compare
-    from splince_fast.evaluation.scoring import Metric
     from splince_fast.evaluation.splits import spurious_split
 
 __all__ = [
@@ -54,6 +54,6 @@ if not TYPE_CHECKING:
             "select_head": "heads",
             "compare": "run",
             "Comparison": "result",
-            "Metric": "scoring",
+            "Metric": "metrics",
         },
     )

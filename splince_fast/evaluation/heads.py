@@ -11,9 +11,8 @@ each feature would change the geometry of the features, on which the penalty and
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,17 +27,20 @@ from splince_fast._runtime.arrays import (
     feature_names,
 )
 from splince_fast._solve.options import is_number
-from splince_fast.evaluation import _logistic
-from splince_fast.evaluation._cells import cells_of_groups, check_classes, class_codes, common_codes
-from splince_fast.evaluation.metrics import counts_per_code
+from splince_fast.evaluation import logistic
+from splince_fast.evaluation.data import (
+    cells_of_groups,
+    check_classes,
+    class_codes,
+    common_codes,
+    counts_per_code,
+)
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassName, Columns, encode_one, names_array
 from splince_fast.labels.positions import check_index
-from splince_fast.moments.parameters import check_random_state
 
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
-Factors = tuple[Float, Float]  # (left, right), (r, d) each: P = I - left^T right
 ValidationScore = tuple[float, float]  # worst-group accuracy, accuracy
 
 ALPHAS = (1.0, 0.1, 0.01, 0.001, 0.0001)
@@ -46,53 +48,29 @@ RULES = ("worst_group", "accuracy")
 # Smallest number of validation rows per cell. If a cell has fewer, alpha is selected by
 # cross-validation on the training rows instead.
 MIN_CELL = 5
-SEPARABLE = (
-    "the classes are separable on the training rows, so an unregularised head has no minimiser; "
-    "use an alpha above 0, or more rows than features"
-)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
-    """A fitted linear head.
+    """A fitted linear head."""
 
-    Attributes
-    ----------
-    coef_ : ndarray of shape (C, d)
-        Weights. C is 1 for two classes, and the number of columns for a quantity.
-    intercept_ : ndarray of shape (C,)
-        Intercepts.
-    classes_ : tuple
-        Names of the classes; empty for a quantity.
-    alpha : float
-        Penalty on the weights of the scaled features.
-    converged : bool
-        Whether the solver reached its tolerance.
-    feature_names : tuple of str or None
-        Column names of the data frame that the head was fitted to.
-    validation : tuple of tuple
-        (alpha, worst-group accuracy, accuracy) of every candidate, for a head of
-        :func:`select_head`.
-    """
-
-    coef_: Float
-    intercept_: Float
-    classes_: tuple[ClassName, ...]
-    alpha: float
-    converged: bool
+    coef_: Float  # (C, d) weights; C is 1 for two classes, and the number of columns for a quantity
+    intercept_: Float  # (C,)
+    classes_: tuple[ClassName, ...]  # empty for a quantity
+    alpha: float  # penalty on the weights of the scaled features
+    converged: bool = True  # whether the solver reached its tolerance
+    feature_names: tuple[str, ...] | None = None  # columns of the data frame of the fit
+    # (alpha, worst-group accuracy, accuracy) of every candidate, for a head of `select_head`
     validation: tuple[tuple[float, float, float], ...] = ()
-    feature_names: tuple[str, ...] | None = None
+
+    def unscaled(self, centre: Float, unit: float, columns: tuple[str, ...] | None) -> Head:
+        """Return the head of rows x for a head of the scaled rows (x - centre) / unit."""
+        coef = self.coef_ / unit
+        intercept = self.intercept_ - coef @ centre
+        return replace(self, coef_=coef, intercept_=intercept, feature_names=columns)
 
     def decision_function(self, X: object) -> Float:
-        """Return the scores x^T coef + intercept of rows x: (n,) for C = 1, else (n, C).
-
-        Raises
-        ------
-        InputError
-            X differs from the rows of the fit in its number of features or its column names.
-        NonFiniteError
-            X contains NaN or infinity.
-        """
+        """Return the scores x^T coef + intercept of rows x: (n,) for C = 1, else (n, C)."""
         rows = _checked_rows(X, "X", width=self.coef_.shape[1], of="the rows of the fit")
         check_feature_names(feature_names(X, rows.shape[1]), self.feature_names)
         scores = rows @ self.coef_.T + self.intercept_
@@ -106,13 +84,7 @@ class Head:
         return names_array(self.classes_)[decide(scores.reshape(len(scores), -1))]
 
     def predict_proba(self, X: object) -> Float:
-        """Return the class probabilities of rows, (n, number of classes).
-
-        Raises
-        ------
-        LabelError
-            The head predicts a quantity.
-        """
+        """Return the class probabilities of rows, (n, number of classes)."""
         if not self.classes_:
             raise LabelError("the head predicts a quantity, which has no class probabilities")
         scores = self.decision_function(X)
@@ -122,16 +94,7 @@ class Head:
         return np.asarray(scipy.special.softmax(scores, axis=1))
 
 
-def fit_head(
-    X: object,
-    y: object,
-    *,
-    alpha: float = 0.01,
-    solver: str = "newton",
-    scale: bool = True,
-    start: Head | None = None,
-    random_state: int = 0,
-) -> Head:
+def fit_head(X: object, y: object, *, alpha: float = 0.01, scale: bool = True) -> Head:
     """Fit one head: minimise mean log-loss + alpha / 2 |w|^2, with an unpenalised intercept.
 
     Parameters
@@ -143,17 +106,9 @@ def fit_head(
         the mean squared error plus the same penalty.
     alpha : float
         Penalty, at least 0. With alpha 0, separable classes raise InputError.
-    solver : {"newton", "sgd"}
-        "newton" converges to the minimum. "sgd", for classes only, is scikit-learn's
-        ``SGDClassifier`` with tol 1e-4 and at most 1,000 epochs, the setting of Holstege, Ravfogel
-        and Wouters (NeurIPS 2025).
     scale : bool
         Whether features are centred and divided by the root of their mean variance before the
         fit. The coefficients of the returned head apply to the unscaled X.
-    start : Head, optional
-        Initial weights of "sgd".
-    random_state : int
-        Seed of "sgd".
 
     Returns
     -------
@@ -163,14 +118,7 @@ def fit_head(
     Raises
     ------
     InputError
-        A parameter is out of range, the weights of `start` have the wrong shape, or alpha is 0 and
-        the classes are separable.
-    LabelError
-        There are fewer than two classes, or the pandas index of y is that of X in another order.
-    NonFiniteError
-        X contains NaN or infinity.
-    NotEnoughDataError
-        No row has a value of y, or all rows are equal.
+        A parameter is out of range, or alpha is 0 and the classes are separable.
 
     Examples
     --------
@@ -184,37 +132,26 @@ def fit_head(
     True
     """
     check_alpha(alpha)
-    random_state = check_random_state(random_state, bits=32)  # limit of scikit-learn
-    if solver not in ("newton", "sgd"):
-        raise InputError(f"solver is {solver!r}; choose 'newton' or 'sgd'")
-    if not isinstance(start, Head | None):
-        raise InputError(f"start is {type(start).__name__}; pass a Head, or None")
     check_index(X, y, "y")
     rows = _checked_rows(X, "X")
     columns = feature_names(X, rows.shape[1])
     encoded = encode_one(y, len(rows), name="y", of="X")
     if isinstance(encoded, Columns):
-        if solver == "sgd":
-            raise InputError("solver='sgd' is for classes; leave out solver= for a quantity")
         present = slice(None) if encoded.present is None else encoded.present
-        if not len(rows[present]):
+        rows, values = rows[present], encoded.values[present]
+        if not len(rows):
             raise NotEnoughDataError("no row has a value of y")
-        scaled = Scaled.of(rows[present], scale=scale, feature_names=columns)
-        w, b = ridge_path(scaled.rows, encoded.values[present], (alpha,), None)
-        return scaled.head(w[0], b[0], (), alpha)
+        centre, unit = _scaling(rows, scale)
+        return ridge_path((rows - centre) / unit, values, (alpha,))[0].unscaled(
+            centre, unit, columns
+        )
     check_classes("task y", encoded)
     labelled = encoded.codes >= 0
     present_codes, codes = np.unique(encoded.codes[labelled], return_inverse=True)
     names = tuple(encoded.classes[i] for i in present_codes)
-    scaled = Scaled.of(rows[labelled], scale=scale, feature_names=columns)
-    if solver == "sgd":
-        w, b, converged = _sgd(scaled, codes, alpha, start, random_state)
-        return scaled.head(w, b, names, alpha, converged=converged)
-    fits = _logistic.fit(scaled.rows, codes, len(names), np.array([alpha]))
-    if fits.separable[0]:
-        raise InputError(SEPARABLE)
-    converged = bool(fits.converged[0])
-    return scaled.head(fits.weights[0], fits.intercepts[0], names, alpha, converged=converged)
+    centre, unit = _scaling(rows[labelled], scale)
+    scaled = (rows[labelled] - centre) / unit
+    return logistic_path(scaled, codes, names, (alpha,))[0].unscaled(centre, unit, columns)
 
 
 def select_head(
@@ -251,18 +188,6 @@ def select_head(
         The selected head; ``validation`` holds (alpha, worst-group accuracy, accuracy) of all
         candidates.
 
-    Raises
-    ------
-    InputError
-        A parameter is out of range.
-    LabelError
-        There are fewer than two classes, labels are quantities, or the pandas index of labels is
-        that of the rows in another order.
-    NonFiniteError
-        The rows contain NaN or infinity.
-    NotEnoughDataError
-        No validation row has a label.
-
     Examples
     --------
     >>> import numpy as np
@@ -293,144 +218,86 @@ def select_head(
     validation, y_true, cells = validation[labelled], y_true[labelled], cells[labelled]
     check_classes("task y", task)
     labelled_train = codes >= 0
-    scaled = Scaled.of(rows[labelled_train], feature_names=columns)
-    fits = _logistic.fit(scaled.rows, codes[labelled_train], len(task.classes), np.array(alphas))
-    # (d, J C): C columns per alpha
-    weights = np.ascontiguousarray(fits.weights.reshape(-1, rows.shape[1]).T)
-    scores = ((validation - scaled.centre) / scaled.scale) @ weights
-    y_pred = decide(scores.reshape(len(validation), *fits.intercepts.shape) + fits.intercepts)
-    scored = [score(y_true, y_pred[:, j], cells) for j in range(len(alphas))]
-    j = select_best(scored, alphas, rule)
+    centre, unit = _scaling(rows[labelled_train], scale=True)
+    scaled = (rows[labelled_train] - centre) / unit
+    path = [
+        head.unscaled(centre, unit, columns)
+        for head in logistic_path(scaled, codes[labelled_train], task.classes, alphas)
+    ]
+    predictions = (decide(validation @ head.coef_.T + head.intercept_) for head in path)
+    scored = [score(y_true, y_pred, cells) for y_pred in predictions]
     table = tuple((alpha, *pair) for alpha, pair in zip(alphas, scored, strict=True))
-    return scaled.head(
-        fits.weights[j], fits.intercepts[j], task.classes, alphas[j],
-        converged=bool(fits.converged[j]), validation=table,
+    return replace(path[select_best(scored, alphas, rule)], validation=table)
+
+
+def logistic_path(
+    rows: Float,
+    codes: Codes,
+    names: tuple[ClassName, ...],
+    alphas: Sequence[float],
+    *,
+    gram: Float | None = None,
+    weights: Float | None = None,
+    max_iter: int = 400,
+) -> list[Head]:
+    """Fit a head of the classes `names` at every alpha; further arguments of `logistic.fit`."""
+    fits = logistic.fit(
+        rows, codes, len(names), np.array(alphas), gram=gram, sample_weights=weights,
+        max_iter=max_iter,
     )  # fmt: skip
+    path = [
+        Head(fits.weights[j], fits.intercepts[j], names, alpha, bool(fits.converged[j]))
+        for j, alpha in enumerate(alphas)
+    ]
+    for head in path:
+        # Without a penalty, a head that predicts all rows correctly has no minimiser.
+        if head.alpha == 0 and (decide(rows @ head.coef_.T + head.intercept_) == codes).all():
+            raise InputError(
+                "the classes are separable on the training rows, so an unregularised head has no "
+                "minimiser; use an alpha above 0, or more rows than features"
+            )
+    return path
+
+
+def _scaling(rows: Float, scale: bool) -> tuple[Float, float]:
+    """Return the mean of rows and the root of their mean variance (ddof 0), or 0 and 1."""
+    if not scale:
+        return np.zeros(rows.shape[1]), 1.0
+    centre = rows.mean(axis=0)
+    unit = math.sqrt(float(np.mean((rows - centre) ** 2)))
+    if unit == 0.0:
+        raise NotEnoughDataError("all rows are equal, so a head cannot be fitted")
+    return centre, unit
 
 
 def _checked_rows(X: object, name: str, *, width: int | None = None, of: str = "") -> Float:
-    """Return the rows as float64; raise NonFiniteError for NaN or infinity.
-
-    `width` is the required number of columns, that of the rows `of`.
-    """
+    """Return finite float64 rows, of the `width` of the rows `of`."""
     rows = as_rows(X, width=width, name=name, earlier=of)
     check_values(rows, name)
     return np.asarray(rows, dtype=np.float64)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Scaled:
-    """Scaled rows: (x - `centre`) / `scale`.
-
-    `centre` is the mean of the unscaled rows, and `scale` is the root of the mean variance of their
-    features (ddof 0). For rows that are not scaled, `centre` is 0 and `scale` is 1.
-    """
-
-    rows: Float
-    centre: Float
-    scale: float
-    feature_names: tuple[str, ...] | None = None
-
-    @classmethod
-    def of(
-        cls, rows: Float, *, scale: bool = True, feature_names: tuple[str, ...] | None = None
-    ) -> Scaled:
-        """Centre and scale rows; with ``scale=False``, leave the rows unchanged.
-
-        Raises
-        ------
-        NotEnoughDataError
-            All rows are equal.
-        """
-        if not scale:
-            return cls(rows, np.zeros(rows.shape[1]), 1.0, feature_names)
-        centre = rows.mean(axis=0)
-        centred = rows - centre
-        root = math.sqrt(float(np.mean(centred**2)))
-        if root == 0.0:
-            raise NotEnoughDataError("all rows are equal, so a head cannot be fitted")
-        return cls(centred / root, centre, root, feature_names)
-
-    def head(
-        self,
-        w: Float,
-        b: Float,
-        names: tuple[ClassName, ...],
-        alpha: float,
-        *,
-        converged: bool = True,
-        validation: tuple[tuple[float, float, float], ...] = (),
-    ) -> Head:
-        """Convert weights `w` and intercepts `b` for scaled rows to a head for unscaled rows."""
-        coef = w / self.scale
-        return Head(
-            coef, b - coef @ self.centre, names, alpha, converged, validation, self.feature_names
-        )
-
-
-def _sgd(
-    scaled: Scaled, codes: Codes, alpha: float, start: Head | None, random_state: int
-) -> tuple[Float, Float, bool]:
-    """Fit ``SGDClassifier``; return weights, intercepts, and whether the fit converged."""
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import SGDClassifier
-
-    if alpha == 0:
-        raise InputError("solver='sgd' needs an alpha above 0: its learning rate is 1 / alpha")
-    model = SGDClassifier(
-        loss="log_loss", alpha=alpha, tol=1e-4, max_iter=1000, random_state=random_state
-    )
-    initial = {}
-    if start is not None:
-        n_classes = int(codes.max()) + 1
-        shape = (1 if n_classes == 2 else n_classes, scaled.rows.shape[1])
-        if start.coef_.shape != shape:
-            raise InputError(f"start has weights of shape {start.coef_.shape}; y needs {shape}")
-        initial = {
-            "coef_init": start.coef_ * scaled.scale,
-            "intercept_init": start.intercept_ + start.coef_ @ scaled.centre,
-        }
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", ConvergenceWarning)
-        model.fit(scaled.rows, codes, **initial)
-    failed = any(issubclass(w.category, ConvergenceWarning) for w in caught)
-    return model.coef_, model.intercept_, not failed
-
-
 def decide(scores: Float) -> Codes:
-    """Return the predicted class codes (...,) for scores (..., C).
-
-    For C = 1 the code is 1 if the score is positive, else 0. For C > 1 it is the argmax.
-    """
+    """Return the predicted class codes (...,) for scores (..., C)."""
     if scores.shape[-1] == 1:
         return (scores[..., 0] > 0).astype(np.intp)
     return np.asarray(scores.argmax(axis=-1), dtype=np.intp)
 
 
-def score(
-    y_true: Codes, y_pred: Codes, cells: Codes | None, weights: Float | None = None
-) -> ValidationScore:
-    """Return the worst-group accuracy and the weighted accuracy.
-
-    The worst-group accuracy is NaN if no row is in a cell. It ignores the weights, which must be
-    constant within each cell.
-    """
+def score(y_true: Codes, y_pred: Codes, cells: Codes | None) -> ValidationScore:
+    """Return the worst-group accuracy, NaN if no row is in a cell, and the accuracy."""
     correct = y_true == y_pred
     worst = math.nan
     if cells is not None:
         counts, n_correct = counts_per_code(cells, correct)
         if (present := counts > 0).any():
             worst = float((n_correct[present] / counts[present]).min())
-    return worst, float(np.average(correct, weights=weights))
+    return worst, float(np.mean(correct))
 
 
 def select_best(scored: Sequence[ValidationScore], alphas: Sequence[float], rule: str) -> int:
-    """Return the index of the best score.
-
-    Scores are compared by worst-group accuracy, then by accuracy, then by the larger alpha. The
-    rule "accuracy" compares accuracy before worst-group accuracy. If the worst-group accuracy is
-    NaN, the accuracy takes its place.
-    """
+    """Return the index of the best score; `rule` names the score that is compared first."""
+    # Without cells, accuracy takes the place of the worst group. Ties go to the larger alpha.
 
     def sort_key(j: int) -> tuple[float, ...]:
         worst, accuracy = scored[j]
@@ -440,34 +307,22 @@ def select_best(scored: Sequence[ValidationScore], alphas: Sequence[float], rule
     return max(range(len(scored)), key=sort_key)
 
 
-def ridge_path(
-    rows: Float, target: Float, alphas: Sequence[float], factors: Factors | None
-) -> tuple[Float, Float]:
-    """Fit ridge regression at J alphas; return weights w (J, k, d) and intercepts b (J, k).
-
-    Each fit minimises mean |target - w P x - b|^2 / 2 + alpha / 2 |w|^2. `rows`, (n, d), hold the
-    unerased x, `target` is (n, k), and the eraser is P = I - left^T right from `factors`,
-    or P = I without factors. With S = Cov(x), the solution is
-    w^T = (P S P^T + alpha I)^{-1} P Cov(x, target). One eigendecomposition of P S P^T serves all
-    alphas.
-    """
+def ridge_path(rows: Float, target: Float, alphas: Sequence[float]) -> list[Head]:
+    """Fit ridge regression of `target` (n, k) at every alpha."""
+    # w^T = (S + alpha I)^{-1} Cov(x, target), with one eigendecomposition of S = Cov(x).
     n = len(rows)
     centre, mean = rows.mean(axis=0), target.mean(axis=0)
-    S = _logistic.erased_covariance(rows.T @ rows / n - np.outer(centre, centre), factors)
-    cross = rows.T @ (target - mean) / n
-    if factors is not None:
-        cross = cross - factors[0].T @ (factors[1] @ cross)
+    S = rows.T @ rows / n - np.outer(centre, centre)
     values, vectors = scipy.linalg.eigh((S + S.T) / 2)
     above_rounding = values > 1e-12 * max(float(values[-1]), 1e-300)
-    coordinates = vectors.T @ cross
-    weights = []
+    coordinates = vectors.T @ (rows.T @ (target - mean) / n)
+    path = []
     for alpha in alphas:
         inverse = 1 / np.maximum(values + alpha, 1e-300)
         inverse[~above_rounding & (alpha == 0)] = 0.0
-        weights.append((vectors @ (inverse[:, None] * coordinates)).T)
-    w = np.array(weights)
-    effective = w if factors is None else w - (w @ factors[0].T) @ factors[1]
-    return w, mean - effective @ centre
+        w = (vectors @ (inverse[:, None] * coordinates)).T
+        path.append(Head(w, mean - w @ centre, (), alpha))
+    return path
 
 
 def check_alpha(alpha: object) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,65 +12,53 @@ from numpy.typing import NDArray
 from splince_fast._runtime.keywords import as_values
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation import splits
-from splince_fast.evaluation._cells import (
+from splince_fast.evaluation.data import (
+    Matrix,
     check_classes,
+    check_finite,
     class_codes,
     columns_of,
     fill_missing_groups,
+    fingerprint,
+    has_label,
     joint_classes,
+    labels_of,
+    read_rows,
 )
-from splince_fast.evaluation._data import check_finite, fingerprint, has_label, labels_of, read_rows
-from splince_fast.evaluation._digest import UnreadableError, digest_of
-from splince_fast.evaluation._erasers import ERASERS, ConceptLabels, SplitPart, parse_partial
-from splince_fast.evaluation._records import PATH, TestLabels
+from splince_fast.evaluation.erasers import (
+    ERASERS,
+    Component,
+    ConceptLabels,
+    SplitPart,
+    named_components,
+)
 from splince_fast.evaluation.heads import ALPHAS, check_alphas, check_rule
+from splince_fast.evaluation.metrics import check_metrics
 from splince_fast.evaluation.probes import check_probes
-from splince_fast.evaluation.scoring import check_metrics
+from splince_fast.evaluation.records import PATH, TestLabels
 from splince_fast.evaluation.splits import Protocol, Sizes, Split
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassCodes, Columns, Encoded, encode_one
 from splince_fast.labels.encoded import observed
 from splince_fast.labels.names import listed
 from splince_fast.labels.positions import check_index
-from splince_fast.methods.table import METHODS, key_of
 
 Float = NDArray[np.float64]
 Rows = NDArray[np.intp]
 Mask = NDArray[np.bool_]
 
 HEADS = ("retrained", "frozen", "unregularised")
-_JOB_BYTES = 1 << 29  # maximum bytes of the float64 rows of a job; ignored if `sizes` is passed
 _PARTS = {
     "train": 0, "training": 0, "validation": 1, "valid": 1, "val": 1, "dev": 1, "test": 2,
     False: 0, True: 2,
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Component:
-    """Name, specification and digest of an eraser, head or metric.
-
-    `digest` covers the source code and the parameters. If the code cannot be read,
-    `unreadable` says why, and the digest is random; otherwise `unreadable` is empty.
-    """
-
-    name: str
-    spec: Any
-    digest: str
-    unreadable: str = ""
-
-    @property
-    def role(self) -> str:
-        """Name of an eraser or head of the library; "" for an estimator, function or metric."""
-        return self.spec if isinstance(self.spec, str) else ""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ComparisonPlan:
     """Rows, encoded labels and validated settings of a comparison."""
 
-    X: Any  # (n, d); None in worker processes, which memory-map a file
-    max_rows: int | None  # largest number of rows of a job; None if `sizes` was passed
+    X: Matrix  # (n, d)
     task: Encoded
     concepts: dict[str, Encoded]
     concept_codes: ClassCodes | None  # joint classes of the concepts; None if one is a quantity
@@ -84,11 +70,10 @@ class ComparisonPlan:
     seeds: tuple[int, ...]
     protocol: Protocol | None
     sizes: Sizes | None
-    association_method: str
-    unlabelled: bool
+    subsampled: bool  # whether the sizes follow from the levels, not from the caller
     alphas: tuple[float, ...]
     select: str
-    probes: tuple[str, ...]
+    probes: tuple[Component, ...]
     metrics: tuple[Component, ...]
     test: NDArray[np.int8] | None  # part of each row: 0 training, 1 validation, 2 test, -1 none
     fingerprint: str
@@ -122,14 +107,10 @@ class ComparisonPlan:
     @property
     def usable(self) -> Mask:
         """Mask (n,) of the rows that have every label."""
-        return np.asarray(has_label(self.task) & self._has_concept_labels)
+        return np.asarray(np.all([has_label(c) for c in self.variables.values()], axis=0))
 
-    @property
-    def _has_concept_labels(self) -> Mask:
-        return np.asarray(np.all([has_label(c) for c in self.concepts.values()], axis=0))
-
-    def part(self, numbers: Rows, rows: Float, weights: Float | None) -> SplitPart:
-        """Combine scaled `rows` and `weights` with the labels of the rows `numbers` of X."""
+    def part(self, numbers: Rows, rows: Float) -> SplitPart:
+        """Combine scaled `rows` with the labels of the rows `numbers` of X."""
         task = self.task
         return SplitPart(
             rows,
@@ -137,7 +118,6 @@ class ComparisonPlan:
             self._concept_labels(numbers),
             None if self.cells is None else self.cells.codes[numbers],
             None if self.groups is None else fill_missing_groups(self.groups[numbers]),
-            weights,
             {name: labels_of(column, numbers) for name, column in self.variables.items()},
         )
 
@@ -164,13 +144,7 @@ class ComparisonPlan:
         )
 
     def split(self, seed: int, p: float | None) -> Split:
-        """Split of a seed at an association level.
-
-        Raises
-        ------
-        NotEnoughDataError
-            The split has no training or no test rows.
-        """
+        """Split of a seed at an association level."""
         split = self._split(seed, p)
         if not len(split.train) or not len(split.test):
             raise NotEnoughDataError(
@@ -184,36 +158,9 @@ class ComparisonPlan:
         if self.test is not None:
             return self._fixed_split(seed)
         if p is None or self.protocol is None or self.sizes is None:
-            split = splits.natural_split(self.usable, random_state=seed, groups=self.groups)
-            return self._limit_rows(split, seed)
-        split = self.protocol.split(
-            p, self.sizes, seed, method=self.association_method,
-            on_shortage="raise" if self.groups is None else "shrink",
-        )  # fmt: skip
-        if self.association_method == "weights":
-            return self.protocol.weighted(self._limit_rows(split, seed))
-        return split
-
-    def moment_rows(self, split: Split) -> tuple[Rows, Float | None]:
-        """Return the row numbers and weights from which the moments of a split are computed.
-
-        The rows are the training rows. With `unlabelled`, rows that lack only the task label are
-        added with weight 1. Rows whose group has validation or test rows are not added; nor are
-        rows that a fixed split (`test`) does not mark as training rows.
-        """
-        if not self.unlabelled:
-            return split.train, split.weights
-        added = self._has_concept_labels & ~has_label(self.task)
-        if self.test is not None:
-            added &= self.test == 0
-        if self.groups is not None:
-            held_out = np.unique(self.groups[np.concatenate([split.validation, split.test])])
-            added &= ~np.isin(self.groups, held_out[held_out >= 0])
-        unlabelled = np.flatnonzero(added)
-        weights = None
-        if split.weights is not None:
-            weights = np.concatenate([split.weights, np.ones(len(unlabelled))])
-        return np.concatenate([split.train, unlabelled]), weights
+            return splits.natural_split(self.usable, random_state=seed, groups=self.groups)
+        on_shortage = "raise" if self.groups is None else "shrink"
+        return self.protocol.split(p, self.sizes, seed, on_shortage=on_shortage)
 
     def _fixed_split(self, seed: int) -> Split:
         """Return the split that `test` fixes; draw validation rows if `test` marks none."""
@@ -222,7 +169,7 @@ class ComparisonPlan:
         if not len(validation):
             train, validation = self._draw_validation(train, np.random.default_rng(seed))
         missing = len(part) - int(self.usable.sum())
-        return self._limit_rows(Split(train, validation, test, None, None, missing, ()), seed)
+        return Split(train, validation, test, None, None, missing, ())
 
     def _draw_validation(self, train: Rows, rng: np.random.Generator) -> tuple[Rows, Rows]:
         """Move a tenth of the training rows (whole groups) to a validation part; return both."""
@@ -237,23 +184,6 @@ class ComparisonPlan:
             )
         return train[part[train] == 2], train[part[train] == 1]
 
-    def _limit_rows(self, split: Split, seed: int) -> Split:
-        """Subsample the parts of a split to at most `max_rows` rows in total.
-
-        All parts are reduced by the same factor. With association levels, all test rows are kept.
-        """
-        if self.max_rows is None or sum(split.sizes) <= self.max_rows:
-            return split
-        rng = np.random.default_rng(seed)
-        n_fixed = len(split.test) if split.p is not None else 0
-        total, limit = sum(split.sizes) - n_fixed, self.max_rows - n_fixed
-        train, validation, test = (
-            rng.permutation(part)[: len(part) * limit // total]
-            for part in (split.train, split.validation, split.test)
-        )
-        test = split.test if n_fixed else test
-        return dataclasses.replace(split, train=train, validation=validation, test=test)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Settings:
@@ -267,20 +197,13 @@ class Settings:
     association: object = None
     aligned_class: object = None
     sizes: object = None
-    association_method: str = "subsample"
-    unlabelled: bool = False
     n_seeds: int = 5
     random_state: int = 0
     alphas: object = ALPHAS
     select: str = "worst_group"
-    leakage: Sequence[str] = ("linear",)
+    leakage: object = ("linear",)
     metrics: Mapping[str, object] | None = None
     test: object = None
-
-    @property
-    def weighted(self) -> bool:
-        """Whether rows are weighted, instead of subsampled, to reach an association level."""
-        return self.association_method == "weights"
 
 
 def make_plan(X: object, settings: Settings) -> ComparisonPlan:
@@ -289,21 +212,11 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
         check_index(X, getattr(settings, name), name)
     rows = read_rows(X)
     n = len(rows)
-    y = _drop_empty_classes(encode_one(settings.task, n, name="task", of="X"))
-    columns = _concept_columns(settings.concept)
+    y = _encode(settings.task, n, "task", "task")
     concepts = {
-        name: _drop_empty_classes(encode_one(column, n, name=name, of="X"))
-        for name, column in columns.items()
+        name: _encode(column, n, name, f"concept {name!r}")
+        for name, column in _concept_columns(settings.concept).items()
     }
-    for name, encoded in [("task", y), *((f"concept {name!r}", c) for name, c in concepts.items())]:
-        if isinstance(encoded, ClassCodes):
-            check_classes(name, encoded)
-            continue
-        values = encoded.values[has_label(encoded)]
-        if len(values) and not np.ptp(values, axis=0).any():
-            raise LabelError(
-                f"the {name} has one value in all of its rows, {listed(values[0].tolist())}"
-            )
     concept_codes = _joint_classes(list(concepts.values()))
     levels, protocol = _levels(settings, y, concept_codes)
     for name in ("n_seeds", "random_state"):
@@ -312,37 +225,28 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
         if not is_integer(value) or value < minimum:
             raise InputError(f"{name} is {value!r}; it must be an integer of at least {minimum}")
     parts = None if settings.test is None else _encode_parts(settings.test, n)
-    splits.check_method(settings.association_method, "association_method")
-    if settings.weighted and protocol is None:
-        raise InputError(
-            "association_method='weights' needs association=; the natural split has no weights"
-        )
     if parts is not None and settings.association is not None:
         raise InputError("test= is a fixed split and excludes association=; pass one of them")
     check_rule(settings.select)
     probes = check_probes(settings.leakage, "leakage")
     quantities = [name for name, column in concepts.items() if isinstance(column, Columns)]
     notes = _probe_notes(probes, quantities)
-    max_rows = max(1, _JOB_BYTES // (8 * rows.shape[1]))
-    sizes, note = _sizes(settings, protocol, [p for p in levels if p is not None], n, max_rows)
+    sizes = _sizes(settings.sizes, protocol, [p for p in levels if p is not None])
     check_finite(rows)
     groups = None if settings.groups is None else class_codes(settings.groups, "groups", n)
     if groups is not None and parts is not None:
         _check_groups_undivided(groups, parts)
     codes = None if groups is None else groups.codes
     plan = ComparisonPlan(
-        X=rows, max_rows=max_rows if settings.sizes is None else None, task=y, concepts=concepts,
+        X=rows, task=y, concepts=concepts,
         concept_codes=concept_codes, cells=_joint_classes([y, *concepts.values()]), groups=codes,
-        erasers=_components(settings.erasers, ERASERS, "eraser"),
+        erasers=_components(settings.erasers, tuple(ERASERS), "eraser"),
         heads=_components(settings.heads, HEADS, "head"), levels=levels,
         seeds=tuple(int(settings.random_state) + i for i in range(int(settings.n_seeds))),
-        protocol=protocol, sizes=sizes, association_method=settings.association_method,
-        unlabelled=bool(settings.unlabelled), select=settings.select,
+        protocol=protocol, sizes=sizes, subsampled=settings.sizes is None, select=settings.select,
         alphas=check_alphas(settings.alphas), probes=probes,
-        metrics=tuple(
-            _component(k, m, m.score) for k, m in check_metrics(settings.metrics).items()
-        ),
-        test=parts, notes=(note, *notes) if note else notes,
+        metrics=tuple(Component(k, m) for k, m in check_metrics(settings.metrics).items()),
+        test=parts, notes=notes,
         fingerprint=fingerprint(rows, {"": y, **concepts}, codes, parts),
     )  # fmt: skip
     if parts is not None and len(plan.seeds) > 1:
@@ -352,15 +256,9 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
     return plan
 
 
-def _probe_notes(probes: tuple[str, ...], quantities: list[str]) -> tuple[str, ...]:
-    """Return a note if some probes are not computed for the concepts `quantities`, else ().
-
-    Raises
-    ------
-    InputError
-        There are quantities, but the linear probe, the only one for quantities, is not requested.
-    """
-    others = [probe for probe in probes if probe != "linear"]
+def _probe_notes(probes: tuple[Component, ...], quantities: list[str]) -> tuple[str, ...]:
+    """Return a note if some probes are not computed for the concepts `quantities`, else ()."""
+    others = [probe.name for probe in probes if probe.spec != "linear"]
     if not others or not quantities:
         return ()
     text = f"a quantity, such as the concept {quantities[0]!r}, has only the linear probe"
@@ -372,9 +270,19 @@ def _probe_notes(probes: tuple[str, ...], quantities: list[str]) -> tuple[str, .
     return (f"{text}, not {' or '.join(others)}",)
 
 
-def _drop_empty_classes(column: Encoded) -> Encoded:
-    """Return the column without the classes that no row has."""
-    return observed(column) if isinstance(column, ClassCodes) else column
+def _encode(column: object, n: int, name: str, role: str) -> Encoded:
+    """Encode a column of n labels with two values or more, without classes that no row has."""
+    encoded = encode_one(column, n, name=name, of="X")
+    if isinstance(encoded, ClassCodes):
+        encoded = observed(encoded)
+        check_classes(role, encoded)
+        return encoded
+    values = encoded.values[has_label(encoded)]
+    if len(values) and not np.ptp(values, axis=0).any():
+        raise LabelError(
+            f"the {role} has one value in all of its rows, {listed(values[0].tolist())}"
+        )
+    return encoded
 
 
 def _joint_classes(columns: Sequence[Encoded]) -> ClassCodes | None:
@@ -383,44 +291,17 @@ def _joint_classes(columns: Sequence[Encoded]) -> ClassCodes | None:
     return joint_classes(classes) if len(classes) == len(columns) else None
 
 
-def _sizes(
-    settings: Settings, protocol: Protocol | None, levels: list[float], n: int, max_rows: int
-) -> tuple[Sizes | None, str]:
-    """Return the sizes of the protocol's splits, and a note if a job uses a sample of the rows.
-
-    The sizes are None for the natural split. The note is empty if a job uses all rows.
-    """
-
-    def note(n_used: int) -> str:
-        if n_used <= max_rows:
-            return ""
-        return (
-            f"a job keeps at most {_JOB_BYTES / 2**20:,.0f} MiB of rows in float64: {max_rows:,} "
-            f"of {n_used:,} are used, drawn at random for each seed; to use more rows, pass "
-            "association= and sizes="
-        )
-
-    if protocol is None:
-        if settings.sizes is not None:
-            raise InputError("sizes= needs association=; the natural split uses all rows")
-        return None, note(n)
-    if settings.sizes is not None:
-        return splits.check_sizes(settings.sizes), ""
-    sizes = protocol.largest_sizes(levels)
-    total = sum(sizes)
-    if total > max_rows:
-        sizes = splits.check_sizes([size * max_rows // total for size in sizes])
-    return sizes, note(n if settings.weighted else total)
+def _sizes(sizes: object, protocol: Protocol | None, levels: list[float]) -> Sizes | None:
+    """Return the sizes of the protocol's splits; None for the natural split."""
+    if protocol is not None:
+        return protocol.largest_sizes(levels) if sizes is None else splits.check_sizes(sizes)
+    if sizes is not None:
+        raise InputError("sizes= needs association=; the natural split uses all rows")
+    return None
 
 
 def _concept_columns(concept: object) -> dict[str, Any]:
-    """Concepts by name, from a column, or a mapping, frame or tuple of columns.
-
-    Raises
-    ------
-    InputError
-        There are no columns, or two names are equal as text.
-    """
+    """Concepts by name, from a column, or a mapping, frame or tuple of columns."""
     by_name = columns_of(concept, "concept")
     columns = {str(name): column for name, column in by_name.items()}
     if len(columns) < len(by_name):
@@ -483,60 +364,14 @@ def _check_groups_undivided(groups: ClassCodes, parts: NDArray[np.int8]) -> None
         )
 
 
-def _components(specs: object, choices: tuple[str, ...], kind: str) -> tuple[Component, ...]:
-    """Return the components of erasers or heads.
-
-    Raises
-    ------
-    InputError
-        A specification is invalid, or a name occurs twice.
-    """
-    if isinstance(specs, str) or not isinstance(specs, Sequence | Mapping):
-        specs = (specs,)
-    pairs = list(specs.items()) if isinstance(specs, Mapping) else [(None, spec) for spec in specs]
-    components: dict[str, Component] = {}
-    for key, spec in pairs:
-        if isinstance(spec, str):
-            spec = default_name = _label(spec, choices, kind)
-        elif hasattr(spec, "get_params") and hasattr(spec, "fit"):
-            default_name = type(spec).__name__
-        elif kind == "eraser" and callable(spec):
-            default_name = getattr(spec, "__name__", type(spec).__name__)
-        else:
+def _components(specs: object, choices: Sequence[str], kind: str) -> tuple[Component, ...]:
+    """Return the erasers or heads; there is at least one, and none has a reserved name."""
+    components = named_components(specs, choices, kind)
+    for component in components:
+        if component.name in ("", PATH):
             raise InputError(
-                f"{spec!r} is not a valid {kind}: pass one of {', '.join(choices)}, an estimator"
-                + (", or a function of moments that returns a Projection" * (kind == "eraser"))
+                f"the {kind} name {component.name!r} is reserved; pass a dict with another name"
             )
-        name = default_name if key is None else str(key)
-        if name in components:
-            raise InputError(f"two {kind}s are named {name!r}; pass a dict with different names")
-        if name in ("", PATH):
-            raise InputError(f"the {kind} name {name!r} is reserved; pass a dict with another name")
-        components[name] = (
-            Component(name, spec, spec) if isinstance(spec, str) else _component(name, spec, spec)
-        )
     if not components:
         raise InputError(f"{kind}s= is empty; choose from {', '.join(choices)}")
-    return tuple(components.values())
-
-
-def _label(text: str, choices: tuple[str, ...], kind: str) -> str:
-    """Canonical label of an eraser or head of the library, such as "LEACE" or "LEACE*0.9"."""
-    labels = {label.lower(): label for label in choices}
-    base, intensity = text, ""
-    if kind == "eraser":
-        if (partial := parse_partial(text)) is not None:
-            base, intensity = partial[0], f"*{partial[1]:g}"
-        if (key := key_of(base)) is not None:
-            return METHODS[key].label + intensity
-    if base.lower() not in labels:
-        raise InputError(f"there is no {kind} {text!r}; choose from {', '.join(choices)}")
-    return labels[base.lower()] + intensity
-
-
-def _component(name: str, spec: object, content: object) -> Component:
-    """Return a component with the digest of `content`, or a random one for unreadable code."""
-    try:
-        return Component(name, spec, digest_of(content))
-    except UnreadableError as error:
-        return Component(name, spec, uuid.uuid4().hex, str(error))
+    return components

@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import scipy.special
@@ -19,16 +19,15 @@ import scipy.stats
 from numpy.typing import NDArray
 
 from splince_fast._runtime.arrays import as_rows, check_values
-from splince_fast._runtime.keywords import as_names
 from splince_fast._runtime.warn import warn
 from splince_fast._solve.options import is_integer
-from splince_fast.evaluation import _logistic
-from splince_fast.evaluation._cells import class_codes
-from splince_fast.evaluation._data import has_label
+from splince_fast.evaluation import logistic
+from splince_fast.evaluation.data import class_codes, has_label
+from splince_fast.evaluation.erasers import Component, clone_with_seed, named_components
 from splince_fast.evaluation.heads import decide
+from splince_fast.evaluation.metrics import METRICS
 from splince_fast.exceptions import InputError, SplinceWarning
 from splince_fast.labels import Columns, encode_one
-from splince_fast.labels.names import listed
 from splince_fast.labels.positions import check_index
 from splince_fast.moments.parameters import check_random_state
 
@@ -36,7 +35,6 @@ Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
 Fold = tuple[NDArray[np.intp], NDArray[np.intp]]  # numbers of training rows and of scored rows
 
-PROBES = ("linear", "quadratic", "mlp", "boosting")
 ALPHA = 0.01  # penalty of the linear probe, on features of unit variance
 # A feature whose standard deviation is below this fraction of the largest standard deviation counts
 # as constant. A direction whose singular value is below this fraction of the largest is dropped.
@@ -44,9 +42,6 @@ _CONSTANT_RTOL = 1e-6
 # A feature counts as constant if its standard deviation is at most _ROUNDING_FACTOR * eps times its
 # largest absolute value, eps being the machine epsilon of the input dtype.
 _ROUNDING_FACTOR = 64
-_COMPONENTS = 64  # number of principal components for the quadratic probe and boosting
-_SHRINKAGE = 0.1  # shrinkage intensity of the class covariances of the quadratic probe
-_MAX_DRAWS = 20  # maximum number of draws per permutation; a draw without valid folds is rejected
 _DEPENDENCE_Z = 4.0  # an AUC this many standard errors below .5 indicates dependent rows
 
 
@@ -61,47 +56,18 @@ class ProbeTarget(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Scores of one kind of probe.
-
-    Attributes
-    ----------
-    name : str
-        Kind of probe, such as "linear".
-    accuracy, auc : float
-        Means over the folds; NaN for a quantity. For more than two classes, AUC is the macro
-        average of the one-vs-rest AUCs. An AUC below .5 is reported as it is.
-    r2 : float
-        For a quantity, mean over the folds of 1 - SSE / SST; NaN for classes. SSE is the squared
-        error of the probe on the scored rows of the fold, summed over label columns. SST is the
-        squared error of predicting the mean of the fold's training rows.
-    chance : float
-        Chance level: fraction of the most frequent class; 0 for a quantity.
-    permuted : float
-        Mean accuracy (or R^2) of the probe on permuted labels; NaN without permutations.
-    p_value : float
-        (1 + m) / (1 + M), where m of the M permutations have at least the accuracy (or R^2) of the
-        true labels; NaN without permutations.
-    excess : float
-        Accuracy (or R^2) minus the larger of `chance` and `permuted`.
-    """
+    """Scores of one probe, as means over the folds; NaN where a score is undefined."""
 
     name: str
     accuracy: float
-    auc: float
+    auc: float  # for more than two classes, the macro average of the one-vs-rest AUCs
+    # 1 - SSE / SST of a quantity, over the scored rows of a fold and summed over label columns. SST
+    # is the squared error of predicting the mean of the fold's training rows.
     r2: float
-    chance: float
-    permuted: float
-    p_value: float
-    excess: float
+    chance: float  # fraction of the most frequent class; 0 for a quantity
 
     def scores(self) -> dict[str, float]:
-        """Return the scores that are not NaN, by metric name, such as "probe_accuracy".
-
-        Returns
-        -------
-        dict of str to float
-            Accuracy and AUC, or R^2, and the chance level.
-        """
+        """Return the scores that are not NaN, by metric name, such as "probe_accuracy"."""
         start = "probe" if self.name == "linear" else self.name
         scores = {"accuracy": self.accuracy, "auc": self.auc, "r2": self.r2,
                   "chance": self.chance}  # fmt: skip
@@ -110,27 +76,13 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Leakage:
-    """Scores of probes on held-out rows.
+    """Scores of probes on held-out rows."""
 
-    Attributes
-    ----------
-    probes : tuple of Probe
-        Scores of each kind of probe; empty if leakage could not be measured.
-    n : int
-        Number of rows with a label of the concept.
-    n_classes : int
-        Number of classes of the concept; 0 for a quantity.
-    reason : str
-        Reason why leakage could not be measured; empty otherwise.
-    hint : str
-        Advice if an AUC is so far below .5 that rows must depend on each other; empty otherwise.
-    """
-
-    probes: tuple[Probe, ...]
-    n: int
-    n_classes: int
-    reason: str
-    hint: str = ""
+    probes: tuple[Probe, ...]  # empty if leakage could not be measured
+    n: int  # number of rows with a label of the concept
+    n_classes: int  # number of classes of the concept; 0 for a quantity
+    reason: str  # reason why leakage could not be measured
+    hint: str = ""  # advice if an AUC is so far below .5 that rows must depend on each other
 
     def __getitem__(self, name: str) -> Probe:
         for probe in self.probes:
@@ -147,58 +99,46 @@ class Leakage:
                 text = f"accuracy {probe.accuracy:.3f}, AUC {probe.auc:.3f}"
             else:
                 text = f"R2 {probe.r2:.3f}"
-            text += f", chance {probe.chance:.3f}"
-            if not math.isnan(probe.permuted):
-                text += f", permuted {probe.permuted:.3f} (p = {probe.p_value:.3g})"
-            lines.append(f"  {probe.name:<9} {text}")
+            lines.append(f"  {probe.name:<9} {text}, chance {probe.chance:.3f}")
         if self.hint:
             lines.append(f"  {self.hint}")
         return "\n".join(lines)
 
 
-def check_probes(probes: object, name: str) -> tuple[str, ...]:
-    """Return one or several names of probes as a tuple; raise InputError for an unknown name."""
-    names = as_names(probes, name)
-    for probe in names:
-        if probe not in PROBES:
-            raise InputError(f"there is no probe {probe!r}; choose from {listed(PROBES)}")
-    return names
+def check_probes(probes: object, name: str) -> tuple[Component, ...]:
+    """Return the probes with their names, which may not be those of other metrics."""
+    if probes is None:
+        raise InputError(f"{name} is None; pass 'linear', or classifiers")
+    components = named_components(probes, ("linear",), "probe")
+    for probe in components:
+        if f"{probe.name}_accuracy" in METRICS or "[" in probe.name:
+            raise InputError(
+                f"{name} has a probe named {probe.name!r}, as a metric is; pass another name"
+            )
+    return components
 
 
 def leakage(
     X_fresh: object,
     z_fresh: object,
     *,
-    probes: Sequence[str] = PROBES,
+    probes: object = ("linear",),
     cv: int = 5,
-    n_permutations: int = 0,
     groups: object = None,
     random_state: int = 0,
 ) -> Leakage:
     """Score probes for the concept on erased held-out rows, by cross-validation.
 
-    The probes for classes, on features of unit variance, are:
-
-    - "linear": logistic regression, which minimises mean log-loss + .01 / 2 |w|^2.
-    - "quadratic": quadratic discriminant analysis on the first 64 principal components. The
-      covariance of class c is shrunk to .9 S_c + .1 S, where S_c is the covariance of the training
-      rows of class c, and S that of all training rows.
-    - "mlp": scikit-learn's ``MLPClassifier((128,), early_stopping=True)``. Early
-      stopping is off if the training rows have fewer than 10 rows per class on average, or if a
-      class has a single row.
-    - "boosting": scikit-learn's ``HistGradientBoostingClassifier`` on the first 64 principal
-      components.
-
-    The only probe for a quantity is "linear", which is then ridge regression with the same penalty.
+    The linear probe is logistic regression on features of unit variance, which minimises mean
+    log-loss + .01 / 2 |w|^2; for a quantity, ridge regression with the same penalty.
 
     Features whose standard deviation is below 1e-6 of the largest standard deviation are left out
-    as rounding error; so are directions whose singular value is below 1e-6 of the largest. If all
+    as rounding error. Classifiers are fitted to the principal components of the others. If all
     features are constant up to rounding error, every probe is at chance level.
 
     R^2 of a quantity compares the probe with the mean of the fold's training rows, the best
-    prediction without features. ``r2_score`` of scikit-learn uses the mean of the scored rows
-    instead. If the scored rows of a fold belong to one person, ``r2_score`` gives no credit to a
-    probe that identifies the person.
+    prediction without features. ``r2_score`` of scikit-learn uses the mean of the scored rows, and
+    gives no credit to a probe that identifies the person whose rows are scored.
 
     Parameters
     ----------
@@ -206,33 +146,22 @@ def leakage(
         Erased held-out rows: rows that the eraser was not fitted to.
     z_fresh : column of shape (n,)
         Labels of the concept: classes, or floats for a quantity. Rows without a label are left out.
-    probes : sequence of {"linear", "quadratic", "mlp", "boosting"}
-        Kinds of probes; a quantity has only "linear".
+    probes : sequence or mapping
+        "linear", or classifiers of scikit-learn, such as ``MLPClassifier()``; the keys of a mapping
+        are their names. They are fitted to features of unit variance. A quantity has only "linear".
     cv : int
         Number of folds. Folds are shuffled and, for classes, stratified.
-    n_permutations : int
-        Number of random permutations of the labels. Every probe is repeated on each permutation;
-        for classes, with folds that are stratified by the permuted labels.
     groups : column of shape (n,), optional
         Groups of rows that depend on each other, such as versions of one sentence. All rows of a
         group are in one fold; versions of a sentence in different folds would give an AUC far
-        below .5, with or without erasure. All rows without a group form one group. A permutation
-        exchanges labels between groups if the concept is constant within each of them, and within a
-        group if the concept varies in it.
+        below .5, with or without erasure. All rows without a group form one group.
     random_state : int
-        Seed of the folds, permutations and probes.
+        Seed of the folds and probes.
 
     Returns
     -------
     Leakage
         Scores of the probes. If leakage cannot be measured, there are no scores, but a `reason`.
-
-    Raises
-    ------
-    InputError
-        A parameter is out of range.
-    NonFiniteError
-        The rows contain NaN or infinity.
 
     Warns
     -----
@@ -245,15 +174,13 @@ def leakage(
     >>> from splince_fast.evaluation import leakage
     >>> rng = np.random.default_rng(0)
     >>> z = rng.integers(0, 2, 400)
-    >>> result = leakage(rng.normal(size=(400, 5)) + 2 * z[:, None], z, probes=("linear",))
+    >>> result = leakage(rng.normal(size=(400, 5)) + 2 * z[:, None], z)
     >>> result["linear"].accuracy > 0.9
     True
     """
-    probes = check_probes(probes, "probes")
+    components = check_probes(probes, "probes")
     if not is_integer(cv) or cv < 2:
         raise InputError(f"cv is {cv!r}; it must be an integer of at least 2")
-    if not is_integer(n_permutations) or n_permutations < 0:
-        raise InputError(f"n_permutations is {n_permutations!r}; it must be a non-negative integer")
     random_state = check_random_state(random_state, bits=32)  # limit of scikit-learn
     check_index(X_fresh, z_fresh, "z_fresh")
     check_index(X_fresh, groups, "groups")
@@ -271,124 +198,55 @@ def leakage(
         rows = rows[labelled]
         group_codes = None if group_codes is None else group_codes[labelled]
     if isinstance(encoded, Columns):
-        if "linear" not in probes:
+        if all(probe.spec != "linear" for probe in components):
             raise InputError("a quantity has only the linear probe; pass probes=('linear',)")
         return probe_quantity(
-            rows, encoded.values[labelled], cv=cv, groups=group_codes,
-            n_permutations=n_permutations, random_state=random_state, constant_tol=constant_tol,
+            rows, encoded.values[labelled], cv=cv, groups=group_codes, random_state=random_state,
+            constant_tol=constant_tol,
         )  # fmt: skip
     classes, codes = np.unique(encoded.codes[labelled], return_inverse=True)
     target = target_of(codes, len(classes), cv, group_codes, random_state)
-    permuted: list[ProbeTarget] = []
-    if not target.reason:
-        permuted = _permuted_targets(target, cv, group_codes, n_permutations, random_state)
     result = probe_classes(
-        rows, target, probes, permuted=permuted, random_state=random_state,
-        constant_tol=constant_tol,
-    )  # fmt: skip
+        rows, target, components, random_state=random_state, constant_tol=constant_tol
+    )
     if result.hint and group_codes is None:
         warn(result.hint, SplinceWarning)
     return result
 
 
-def _permuted_targets(
-    target: ProbeTarget, cv: int, groups: Codes | None, n_permutations: int, random_state: int
-) -> list[ProbeTarget]:
-    """Return the targets of `n_permutations` random permutations, each with folds of its own.
-
-    A permutation without valid folds is rejected, and another one is drawn. The permutation test
-    stays valid, because the true labels have valid folds, too.
-    """
-    rng = np.random.default_rng(random_state)
-    targets: list[ProbeTarget] = []
-    for _ in range(_MAX_DRAWS * n_permutations):
-        if len(targets) == n_permutations:
-            break
-        codes = target.codes[permutation_within(target.codes, groups, rng)]
-        permuted = target_of(codes, target.n_classes, cv, groups, random_state)
-        if not permuted.reason:
-            targets.append(permuted)
-    if len(targets) < n_permutations:
-        raise InputError(
-            f"only {len(targets)} of {_MAX_DRAWS * n_permutations} permutations of the labels "
-            "allow folds with all classes: there are too few groups for a permutation test; pass "
-            "n_permutations=0"
-        )
-    return targets
-
-
-def permutation_within(
-    values: NDArray[np.generic], groups: Codes | None, rng: np.random.Generator
-) -> NDArray[np.intp]:
-    """Return row numbers r (n,), such that values[r] is a random permutation of labels.
-
-    The labels `values` are (n,) or (n, k). Groups with constant labels exchange their labels: all
-    rows of one group receive the label of another. In every other group, labels are permuted within
-    the group. Without `groups`, all labels are permuted.
-    """
-    n = len(values)
-    if groups is None:
-        return rng.permutation(n)
-    _, group_index, sizes = np.unique(groups, return_inverse=True, return_counts=True)
-    order = np.argsort(group_index, kind="stable")
-    permutation = np.empty(n, dtype=np.intp)
-    permutation[order] = np.lexsort((rng.random(n), group_index))
-    first = order[np.cumsum(sizes) - sizes]
-    differs = (values != values[first[group_index]]).reshape(n, -1).any(axis=1)
-    constant_groups = np.flatnonzero(np.bincount(group_index, differs, len(sizes)) == 0)
-    source_group = np.arange(len(sizes))
-    source_group[constant_groups] = rng.permutation(constant_groups)
-    in_constant_group = np.isin(group_index, constant_groups)
-    permutation[in_constant_group] = first[source_group[group_index[in_constant_group]]]
-    return permutation
-
-
 def probe_classes(
     rows: Float,
     target: ProbeTarget,
-    probes: Sequence[str],
+    probes: Sequence[Component],
     *,
-    permuted: Sequence[ProbeTarget] = (),
     random_state: int = 0,
     constant_tol: Float | float = 0.0,
 ) -> Leakage:
-    """Score probes for a concept of classes on rows that all have a class.
-
-    `permuted` holds the targets of the permuted labels. A feature whose standard deviation is at
-    most `constant_tol` counts as constant.
-    """
+    """Score probes; a feature of deviation `constant_tol` or less counts as constant."""
     codes, n_classes, _, reason = target
     if reason:
         return Leakage((), len(rows), n_classes, reason)
     counts = np.bincount(codes, minlength=n_classes)
     chance = float(counts.max() / counts.sum())
-    targets = [target, *permuted]
     constant = _is_constant(rows, constant_tol)
     scaled = _scaled(rows)
     results = []
-    for name in probes:
+    for probe in probes:
         if constant:
-            scores = [_constant_scores(each) for each in targets]
-        elif name == "linear":
-            scores = _linear_scores(scaled, targets)
+            scores = _constant_scores(target)
+        elif probe.spec == "linear":
+            scores = _linear_scores(scaled, target)
         else:
-            scores = [_nonlinear_scores(name, scaled, each, random_state) for each in targets]
-        pairs = [_accuracy_and_auc(s, each) for s, each in zip(scores, targets, strict=True)]
-        accuracy, auc = pairs[0]
-        mean, p = permutation_test(accuracy, [permuted for permuted, _ in pairs[1:]])
-        excess = accuracy - max(chance, -math.inf if math.isnan(mean) else mean)
-        results.append(Probe(name, accuracy, auc, math.nan, chance, mean, p, excess))
+            scores = _classifier_scores(probe.spec, scaled, target, random_state)
+        results.append(Probe(probe.name, *_accuracy_and_auc(scores, target), math.nan, chance))
     hint = _dependence_hint([probe.auc for probe in results], counts)
     return Leakage(tuple(results), len(rows), n_classes, "", hint)
 
 
 def _dependence_hint(aucs: Sequence[float], counts: NDArray[np.intp]) -> str:
-    """Return advice if the lowest AUC is too far below .5 for independent rows, else "".
-
-    If features and classes are independent, the standard error of an AUC (Mann-Whitney statistic)
-    of n_1 positive and n_0 negative rows is sqrt((n + 1) / (12 n_1 n_0)), n = n_1 + n_0. The
-    smallest class has the largest standard error, which is used for all classes.
-    """
+    """Return advice if the lowest AUC is too far below .5 for independent rows, else ""."""
+    # The standard error of an AUC (Mann-Whitney statistic) of n_1 positive and n_0 negative rows is
+    # sqrt((n + 1) / (12 n_1 n_0)), n = n_1 + n_0; that of the smallest class is the largest.
     n, fewest = int(counts.sum()), int(counts.min())
     error = math.sqrt((n + 1) / (12 * fewest * (n - fewest)))
     lowest = min(aucs, default=math.nan)
@@ -405,38 +263,28 @@ def target_of(
     codes: Codes, n_classes: int, cv: int, groups: Codes | None, random_state: int
 ) -> ProbeTarget:
     """Return the target of rows that all have a class, with folds or the reason for no folds."""
+    from sklearn.model_selection import StratifiedKFold
+
     counts = np.bincount(codes, minlength=n_classes)
     folds: list[Fold] = []
     reason = ""
     if n_classes < 2:
         text = "1 class" if n_classes else "0 classes"
         reason = f"the held-out rows have {text} of the concept"
-    elif counts.min() < cv and groups is None:
+    elif groups is None and counts.min() < cv:
         reason = f"a class has {counts.min()} held-out rows, fewer than the {cv} folds"
+    elif groups is None:
+        splitter = StratifiedKFold(cv, shuffle=True, random_state=random_state)
+        folds = list(splitter.split(codes[:, None], codes))
     else:
-        folds = _stratified_folds(codes, cv, groups, random_state)
+        if len(np.unique(groups)) >= cv:
+            folds = [
+                fold for fold in folds_of_groups(codes, groups, cv, random_state)
+                if all(len(np.unique(codes[part])) == n_classes for part in fold)
+            ]  # fmt: skip
         if not folds:
             reason = "no fold has all classes of the concept in its training and in its test rows"
     return ProbeTarget(codes, n_classes, folds, reason)
-
-
-def _stratified_folds(
-    codes: NDArray[np.intp], cv: int, groups: Codes | None, random_state: int
-) -> list[Fold]:
-    """Return stratified folds that do not divide groups.
-
-    With groups, a fold is left out if its training rows or its scored rows lack a class.
-    """
-    from sklearn.model_selection import StratifiedKFold
-
-    if groups is None:
-        splitter = StratifiedKFold(cv, shuffle=True, random_state=random_state)
-        return list(splitter.split(codes[:, None], codes))
-    if len(np.unique(groups)) < cv:
-        return []
-    folds = folds_of_groups(codes, groups, cv, random_state)
-    n_classes = len(np.unique(codes))
-    return [f for f in folds if all(len(np.unique(codes[part])) == n_classes for part in f)]
 
 
 def folds_of_groups(codes: Codes, groups: Codes, cv: int, random_state: int) -> list[Fold]:
@@ -465,10 +313,7 @@ def _scaled(rows: Float) -> Float:
 
 
 def _constant_scores(target: ProbeTarget) -> Float:
-    """Scores (n, C) for constant features: log frequencies of the classes in the training rows.
-
-    For two classes, the scores are (n, 1): the difference of the two log frequencies.
-    """
+    """Scores (n, C) for constant features: log frequencies of the training classes."""
     n_classes = target.n_classes
     scores = np.full((len(target.codes), 1 if n_classes == 2 else n_classes), np.nan)
     for train, held_out in target.folds:
@@ -477,18 +322,16 @@ def _constant_scores(target: ProbeTarget) -> Float:
     return scores
 
 
-def _linear_scores(rows: Float, targets: Sequence[ProbeTarget]) -> list[Float]:
-    """Out-of-fold scores (n, C) of the linear probe for each target; (n, 1) for two classes.
+def _linear_scores(rows: Float, target: ProbeTarget) -> Float:
+    """Out-of-fold scores (n, C) of the linear probe; (n, 1) for two classes.
 
-    All folds and targets are fitted in one batch on the same unstandardised rows. To this end, the
-    penalty |w|^2 on weights of standardised features is written as sum_k s_k^2 u_k^2, where s_k is
-    the standard deviation of feature k in a fold and u = w / s. A feature that is constant in a
-    fold receives the largest penalty of the fold, which makes its weight negligible.
+    All folds are fitted in one batch on the same unstandardised rows. To this end, the penalty
+    |w|^2 on weights of standardised features is written as sum_k s_k^2 u_k^2, where s_k is the
+    standard deviation of feature k in a fold and u = w / s. A feature that is constant in a fold
+    receives the largest penalty of the fold, which makes its weight negligible.
     """
-    n, n_classes = len(rows), targets[0].n_classes
-    parts = [(t, fold) for t, target in enumerate(targets) for fold in target.folds]
-    weights = np.zeros((n, len(parts)))
-    for j, (_, (train, _)) in enumerate(parts):
+    weights = np.zeros((len(rows), len(target.folds)))
+    for j, (train, _) in enumerate(target.folds):
         weights[train, j] = 1.0 / len(train)
     # E x^2 - (E x)^2 is accurate here, because the rows are centred. For a feature that
     # is constant in a fold, rounding gives a standard deviation of about sqrt(eps) times its
@@ -500,47 +343,29 @@ def _linear_scores(rows: Float, targets: Sequence[ProbeTarget]) -> list[Float]:
     used = varies.any(axis=1)
     features = np.ascontiguousarray(rows[:, used])
     penalties = ALPHA * np.where(varies, deviations, largest)[used] ** 2
-    codes = np.stack([targets[t].codes for t, _ in parts], axis=1)
-    fits = _logistic.fit(features, codes, n_classes, penalties, sample_weights=weights)
-    results = [np.full((n, fits.weights.shape[1]), np.nan) for _ in targets]
-    for j, (t, (_, held_out)) in enumerate(parts):
-        results[t][held_out] = features[held_out] @ fits.weights[j].T + fits.intercepts[j]
-    return results
+    fits = logistic.fit(features, target.codes, target.n_classes, penalties, sample_weights=weights)
+    scores = np.full((len(rows), fits.weights.shape[1]), np.nan)
+    for j, (_, held_out) in enumerate(target.folds):
+        scores[held_out] = features[held_out] @ fits.weights[j].T + fits.intercepts[j]
+    return scores
 
 
-def _nonlinear_scores(name: str, rows: Float, target: ProbeTarget, random_state: int) -> Float:
-    """Out-of-fold scores (n, C) of a non-linear probe; (n, 1) for two classes.
-
-    Directions whose singular value is rounding error are left out.
-    """
-    from sklearn.ensemble import HistGradientBoostingClassifier
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.neural_network import MLPClassifier
-
-    codes, n_classes = target.codes, target.n_classes
-    scores = np.full((len(rows), 1 if n_classes == 2 else n_classes), np.nan)
+def _classifier_scores(spec: object, rows: Float, target: ProbeTarget, random_state: int) -> Float:
+    """Out-of-fold scores (n, C) of a classifier of scikit-learn; (n, 1) for two classes."""
+    two = target.n_classes == 2
+    scores = np.full((len(rows), 1 if two else target.n_classes), np.nan)
     for train, held_out in target.folds:
         X_train, X_test = _standardised(rows, train, held_out)
+        # Many classifiers need features of full rank.
         _, singular_values, directions = np.linalg.svd(X_train, full_matrices=False)
-        directions = directions[singular_values > _CONSTANT_RTOL * singular_values[0]]
-        if name != "mlp":
-            directions, singular_values = directions[:_COMPONENTS], singular_values[:_COMPONENTS]
-        if name == "quadratic":
-            whitener = directions.T * (len(train) ** 0.5 / singular_values[: len(directions)])
-            log_p = _gaussian_scores(X_train @ whitener, codes[train], X_test @ whitener, n_classes)
+        directions = directions[singular_values > _CONSTANT_RTOL * singular_values[0]].T
+        X_train, X_test = X_train @ directions, X_test @ directions
+        model = clone_with_seed(spec, random_state).fit(X_train, target.codes[train])
+        if hasattr(model, "predict_proba"):
+            log_p = np.log(np.maximum(model.predict_proba(X_test), np.finfo(np.float64).tiny))
+            scores[held_out] = log_p[:, 1:] - log_p[:, :1] if two else log_p
         else:
-            fewest = np.bincount(codes[train]).min()
-            # Early stopping needs enough rows: it validates on a stratified tenth of them.
-            stop = len(train) >= 10 * n_classes and fewest > 1
-            model: Any = MLPClassifier((128,), early_stopping=stop, random_state=random_state)
-            if name == "boosting":
-                model = HistGradientBoostingClassifier(random_state=random_state)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ConvergenceWarning)  # unconverged fits are accepted
-                model.fit(X_train @ directions.T, codes[train])
-            p = model.predict_proba(X_test @ directions.T)
-            log_p = np.log(np.maximum(p, np.finfo(np.float64).tiny))
-        scores[held_out] = log_p[:, 1:] - log_p[:, :1] if n_classes == 2 else log_p
+            scores[held_out] = model.decision_function(X_test).reshape(len(held_out), -1)
     return scores
 
 
@@ -556,40 +381,16 @@ def _standardised(
     )
 
 
-def _gaussian_scores(X_train: Float, codes: Codes, X_test: Float, n_classes: int) -> Float:
-    """Scores (n, C) of the test rows x for Gaussian classes: log(p_c N(x; m_c, S_c)).
-
-    p_c, m_c and S_c are the frequency, mean and covariance of class c in the training rows, which
-    are whitened and have the class codes `codes`. S_c is shrunk to the identity. A constant that is
-    common to all classes is left out.
-    """
-    scores = np.empty((len(X_test), n_classes))
-    for c in range(n_classes):
-        rows = X_train[codes == c]
-        centred = rows - rows.mean(axis=0)
-        covariance = (1.0 - _SHRINKAGE) * centred.T @ centred / len(rows)
-        covariance.flat[:: len(covariance) + 1] += _SHRINKAGE
-        root = np.linalg.cholesky(covariance)
-        distance = np.sum(np.linalg.solve(root, (X_test - rows.mean(axis=0)).T) ** 2, axis=0)
-        scores[:, c] = np.log(len(rows) / len(X_train)) - distance / 2
-        scores[:, c] -= np.log(np.diagonal(root)).sum()
-    return scores
-
-
 def probe_quantity(
     rows: Float,
     values: Float,
     *,
     cv: int,
     groups: Codes | None = None,
-    n_permutations: int = 0,
     random_state: int = 0,
     constant_tol: Float | float = 0.0,
 ) -> Leakage:
-    """Score a ridge regression of the values (n, k) of a quantity by out-of-fold R^2.
-
-    A feature whose standard deviation is at most `constant_tol` counts as constant.
-    """
+    """Score a ridge regression of the values (n, k) of a quantity by out-of-fold R^2."""
     from sklearn.linear_model import Ridge
     from sklearn.model_selection import GroupKFold, KFold
 
@@ -599,26 +400,19 @@ def probe_quantity(
         return Leakage((), len(rows), 0, f"fewer groups than the {cv} folds")
     splitter = KFold if groups is None else GroupKFold
     folds = list(splitter(cv, shuffle=True, random_state=random_state).split(rows, groups=groups))
-    rng = np.random.default_rng(random_state)
-    permutations = (permutation_within(values, groups, rng) for _ in range(n_permutations))
     constant = _is_constant(rows, constant_tol)
     rounding = _ROUNDING_FACTOR * np.finfo(np.float64).eps * np.abs(values).max()
-    scores = []
-    for target in (values, *(values[permutation] for permutation in permutations)):
-        fold_scores = []
-        for train, held_out in folds:
-            deviations = residuals = target[held_out] - target[train].mean(axis=0)
-            if np.abs(deviations).max() <= rounding:
-                continue  # R^2 = 1 - 0 / 0 is undefined
-            if not constant:
-                X_train, X_test = _standardised(rows, train, held_out)
-                model = Ridge(alpha=ALPHA * len(train)).fit(X_train, target[train])
-                residuals = target[held_out] - model.predict(X_test).reshape(len(held_out), -1)
-            fold_scores.append(1 - float(np.sum(residuals**2)) / float(np.sum(deviations**2)))
-        scores.append(float(np.mean(fold_scores)))
-    mean, p = permutation_test(scores[0], scores[1:])
-    excess = scores[0] - max(0.0, -math.inf if math.isnan(mean) else mean)
-    probe = Probe("linear", math.nan, math.nan, scores[0], 0.0, mean, p, excess)
+    fold_scores = []
+    for train, held_out in folds:
+        deviations = residuals = values[held_out] - values[train].mean(axis=0)
+        if np.abs(deviations).max() <= rounding:
+            continue  # R^2 = 1 - 0 / 0 is undefined
+        if not constant:
+            X_train, X_test = _standardised(rows, train, held_out)
+            model = Ridge(alpha=ALPHA * len(train)).fit(X_train, values[train])
+            residuals = values[held_out] - model.predict(X_test).reshape(len(held_out), -1)
+        fold_scores.append(1 - float(np.sum(residuals**2)) / float(np.sum(deviations**2)))
+    probe = Probe("linear", math.nan, math.nan, float(np.mean(fold_scores)), 0.0)
     return Leakage((probe,), len(rows), 0, "")
 
 
@@ -639,21 +433,10 @@ def _accuracy_and_auc(scores: Float, target: ProbeTarget) -> tuple[float, float]
 
 
 def _auc(score: Float, positive: NDArray[np.bool_]) -> float:
-    """AUC: P(score of a positive > score of a negative) + 1/2 P(equal scores), from ranks.
-
-    NaN if all rows are positive or all are negative.
-    """
+    """P(score of a positive > score of a negative) + 1/2 P(equal scores), from ranks."""
     n1 = int(positive.sum())
     n0 = len(positive) - n1
     if not n0 or not n1:
         return math.nan
     ranks = scipy.stats.rankdata(score)
     return float((ranks[positive].sum() - n1 * (n1 + 1) / 2) / (n0 * n1))
-
-
-def permutation_test(score: float, permuted: Sequence[float]) -> tuple[float, float]:
-    """Return the mean of `permuted` and the p value of `score`; NaN if `permuted` is empty."""
-    if not permuted:
-        return math.nan, math.nan
-    n_at_least = sum(other >= score for other in permuted)
-    return float(np.mean(permuted)), (1 + n_at_least) / (1 + len(permuted))

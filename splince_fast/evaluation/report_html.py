@@ -5,76 +5,57 @@ from __future__ import annotations
 import io
 import platform
 import re
+from importlib.metadata import version
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-import numpy as np
-import scipy
-import sklearn
-
 from splince_fast._runtime.extras import require
 from splince_fast._runtime.version import library_version
-from splince_fast.evaluation import _tables, figures
-from splince_fast.evaluation._decision import cards
+from splince_fast.evaluation import figures, tables
+from splince_fast.evaluation.decision import summary
+from splince_fast.evaluation.measurements import Measurements
+from splince_fast.evaluation.text_table import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from splince_fast.evaluation.result import Comparison
-
 _TEMPLATE = "report.html.jinja"
-# The report starts with the first two of these figures that the comparison has.
-_FIRST = ("association", "trade-off", "groups", "leakage")
 _CAPTIONS = {
     "association": "Test rows are decorrelated and the same at every p; training rows differ.",
-    "alphas": "With a weak penalty, heads refitted after SAL, LEACE and SPLINCE agree (Theorem 2).",
-    "covariance": "1: the covariance with the task is unchanged, as by construction of SPLINCE.",
-    "leakage": "Probes are trained and scored within test rows. Dashed: the chance level.",
     "groups": "The cells of task and concept; n is their number of test rows per seed.",
-    "trade-off": "Lower right is best: accurate, with a probe at chance level (dashed line).",
-    "partial": "Below alpha = 1 the map is invertible: a linear probe that is fitted to its output "
-    "still predicts the concept. Only alpha = 1 erases the concept.",
+    "trade-off": "The best eraser has a probe at chance level (dashed line) and a good task score.",
 }
 
 
-def render(result: Comparison) -> str:
-    """Render the report as a complete HTML document.
-
-    Raises
-    ------
-    MissingExtraError
-        matplotlib or jinja2 is not installed.
-    """
+def render(result: Measurements) -> str:
+    """Render the report as a complete HTML document."""
     jinja2 = require("jinja2", "evaluate")
+    markup = require("markupsafe", "evaluate").Markup
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     source = files("splince_fast.evaluation").joinpath(_TEMPLATE).read_text(encoding="utf-8")
-    markup = require("markupsafe", "evaluate").Markup
-    drawn = {
-        kind: (kind, markup(_svg(figures.draw(result, kind), kind)), caption(result, kind))
-        for kind in figures.available(result)
-    }
-    first = [drawn.pop(kind) for kind in [k for k in _FIRST if k in drawn][:2]]
+    decision, *others = summary(result)
     page: str = environment.from_string(source).render(
         title=f"Erasing {', '.join(result.context.concepts)}: which eraser, at which cost",
-        summary=_summary(result),
-        cards=cards(result),
-        definitions=definitions(result),
-        first=first,
-        tables=[markup(table.to_html()) for table in _tables.summaries(result)],
+        sentences=[decision.sentence, *others],
+        reasons=[*decision.reasons, *tables.expected_lines(result)],
+        heading=tables.heading(result),
+        figures=[
+            (markup(_svg(figures.draw(result, kind), kind)), caption(result, kind))
+            for kind in figures.available(result)
+        ],
+        tables=[markup(table.to_html()) for table in tables.summaries(result)],
         differences=[markup(table.to_html()) for table in _difference_tables(result)],
-        figures=list(drawn.values()),
-        advice=[line.removeprefix("advice: ") for line in _tables.advice_lines(result)],
-        failures=_tables.failures(result),
+        failures=tables.failures(result),
         notes=result.notes,
+        definitions=definitions(result),
         settings=settings(result),
-        versions=_versions(),
     )
     return figures.escape_unwritable(page)
 
 
-def caption(result: Comparison, kind: str) -> str:
+def caption(result: Measurements, kind: str) -> str:
     """Caption of the figure of a kind, such as "association"."""
     if kind == "association" and not result.context.same_test:
         return (
@@ -84,16 +65,7 @@ def caption(result: Comparison, kind: str) -> str:
     return _CAPTIONS[kind]
 
 
-def _summary(result: Comparison) -> str:
-    """Text at the top of the report: sizes, meaning of the intervals, default association level."""
-    heading, p = _tables.heading(result), result.level()
-    if p is None:
-        return heading
-    association = _tables.association(result.context, p)
-    return f"{heading}; {association} in training where no other p is named"
-
-
-def _difference_tables(result: Comparison) -> list[_tables.Table]:
+def _difference_tables(result: Measurements) -> list[Table]:
     """One table per head and metric of the differences from LEACE (or else the first eraser)."""
     c = result.context
     reference = c.eraser_as("LEACE") or c.erasers[0]
@@ -101,12 +73,12 @@ def _difference_tables(result: Comparison) -> list[_tables.Table]:
     if len(c.erasers) < 2:
         return []
     return [
-        _tables.difference_table(result.differences(m, reference=reference, head=head))
+        result.differences(m, reference=reference, head=head).table()
         for head in c.heads for m in metrics
     ]  # fmt: skip
 
 
-def definitions(result: Comparison) -> list[tuple[str, str]]:
+def definitions(result: Measurements) -> list[tuple[str, str]]:
     """Return (label, definition) of each column in the tables of the report."""
     entries = map(result.metric, result.metrics)
     return [
@@ -118,29 +90,24 @@ def definitions(result: Comparison) -> list[tuple[str, str]]:
     ]
 
 
-def settings(result: Comparison) -> list[tuple[str, str]]:
-    """Return (name, value) of each setting of the comparison."""
-    c = result.context
+def settings(result: Measurements) -> list[tuple[str, str]]:
+    """Return (name, value) of each setting of the comparison, and of the versions of libraries."""
+    c, libraries = result.context, ("numpy", "scipy", "scikit-learn")
     levels = ", ".join("natural split" if p is None else f"{p:g}" for p in c.levels)
-    method = "weights of rows" if c.association_method == "weights" else "subsampling"
     return [
         ("rows, features", f"{c.n:,}, {c.d:,}"),
-        *(("rows of the splits", line) for line in _tables.split_sizes(result)),
+        *(("rows of the splits", line) for line in tables.split_sizes(result)),
         ("association", levels + (f", aligned: {c.aligned_class}" if c.aligned_class else "")),
-        ("association method", method),
         ("seeds", ", ".join(map(str, c.seeds))),
         ("erasers", ", ".join(c.erasers)),
         ("heads", ", ".join(c.heads)),
         ("alphas", ", ".join(f"{alpha:g}" for alpha in c.alphas) + f"; selected by {c.select}"),
         ("probes", ", ".join(c.probes) or "none"),
         ("data fingerprint", c.fingerprint),
+        ("splince_fast", library_version()),
+        *((name, version(name)) for name in libraries),
+        ("Python", platform.python_version()),
     ]
-
-
-def _versions() -> list[tuple[str, str]]:
-    """Return (name, version) of the libraries and of Python."""
-    modules = [(module.__name__, module.__version__) for module in (np, scipy, sklearn)]
-    return [("splince_fast", library_version()), *modules, ("Python", platform.python_version())]
 
 
 def _svg(figure: Figure, kind: str) -> str:

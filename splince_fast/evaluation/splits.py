@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._solve.options import is_integer, is_number
-from splince_fast.evaluation._cells import check_classes, class_codes
+from splince_fast.evaluation.data import check_classes, class_codes
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassCodes, ClassName
 from splince_fast.labels.positions import check_index
@@ -28,41 +28,21 @@ Sizes = tuple[int, int, int]
 RowParts = tuple[Rows, Rows, Rows]  # numbers of training, validation and test rows
 
 TEST_FRACTION, VALIDATION_FRACTION = 0.2, 0.1
-METHODS = ("subsample", "weights")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Split:
-    """Row numbers of three disjoint parts.
+    """Row numbers of three disjoint parts."""
 
-    Attributes
-    ----------
-    train, validation, test : ndarray of intp
-        Row numbers; for :func:`spurious_split`, cell by cell in lexicographic order.
-    p : float or None
-        Association of the training and validation rows; None for the natural split.
-    aligned_class : object
-        Class of the concept that is aligned with the second class of the task, or a mapping from
-        classes of the task to classes of the concept.
-    missing : int
-        Number of rows left out because a label is missing.
-    notes : tuple of str
-        Notes on sizes that were made smaller.
-    weights, validation_weights : ndarray of float64 or None
-        Weights w of the training and validation rows with ``method="weights"``, else None. Weights
-        are constant within a cell. Their sum is the effective number of rows,
-        (sum w)^2 / sum w^2.
-    """
-
-    train: Rows
+    train: Rows  # for `spurious_split`, cell by cell in lexicographic order
     validation: Rows
     test: Rows
-    p: float | None
+    p: float | None  # association of training and validation rows; None for the natural split
+    # Class of the concept that is aligned with the second class of the task, or a mapping from
+    # classes of the task to classes of the concept.
     aligned_class: object
-    missing: int
-    notes: tuple[str, ...]
-    weights: Float | None = None
-    validation_weights: Float | None = None
+    missing: int  # number of rows left out because a label is missing
+    notes: tuple[str, ...]  # on smaller sizes, and on an aligned class that chance may have chosen
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -72,27 +52,17 @@ class Split:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Protocol:
-    """Association protocol for the task `y` and the concept `z`, see :func:`spurious_split`.
-
-    A cell is a pair of a class of `y` and a class of `z`. `aligned_class` is as in `Split`.
-    `groups` holds the codes (n,) of groups, or is None.
-    """
+    """Association protocol for the task `y` and the concept `z`, see :func:`spurious_split`."""
 
     y: ClassCodes
     z: ClassCodes
-    aligned_class: object
-    groups: Rows | None
+    aligned_class: object  # as in `Split`
+    groups: Rows | None  # codes (n,) of groups
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, y: ClassCodes, z: ClassCodes, aligned_class: object, groups: object) -> Protocol:
-        """Validate the labels and the aligned class (None: the most associated class).
-
-        Raises
-        ------
-        LabelError
-            A column has one class, `aligned_class` names an unknown class or maps fewer than two
-            classes, or it is not a mapping although the task has more than two classes.
-        """
+        """Validate the labels and the aligned class (None: the most associated class)."""
         for name, column in (("task", y), ("concept", z)):
             check_classes(name, column)
         codes = None if groups is None else class_codes(groups, "groups", len(y), of="task").codes
@@ -112,8 +82,9 @@ class Protocol:
                 "each of them, as aligned_class={'nurse': 'female', ...}"
             )
         if aligned_class is None:
-            aligned_class = _most_associated(y, z)
-        elif aligned_class not in z.classes:
+            aligned_class, notes = _most_associated(y, z)
+            return cls(y, z, aligned_class, codes, notes)
+        if aligned_class not in z.classes:
             raise LabelError(
                 f"aligned_class is {aligned_class!r}; the concept has the classes {z.classes[:20]}"
             )
@@ -147,16 +118,13 @@ class Protocol:
         """Mask (n,) of the rows with both labels."""
         return np.asarray((self.y.codes >= 0) & (self.z.codes >= 0))
 
-    def _in_cell(self, cell: Cell, rows: Rows | slice = slice(None)) -> NDArray[np.bool_]:
-        """Mask, over the row numbers `rows` (all rows by default), of the rows in a cell."""
+    def _in_cell(self, cell: Cell) -> NDArray[np.bool_]:
+        """Mask (n,) of the rows in a cell."""
         a, b = cell
-        return np.asarray((self.y.codes[rows] == a) & (self.z.codes[rows] == b))
+        return np.asarray((self.y.codes == a) & (self.z.codes == b))
 
     def largest_sizes(self, levels: Sequence[float]) -> Sizes:
-        """Largest (training, validation, test) sizes, 70:10:20, that are feasible at all levels.
-
-        Groups are not considered.
-        """
+        """Largest sizes, 70:10:20, that are feasible at all levels; groups are not considered."""
         counts = {cell: int(self._in_cell(cell).sum()) for cell in self.cells()}
         total = math.inf
         for p in levels:
@@ -177,34 +145,20 @@ class Protocol:
         return sizes
 
     def split(
-        self,
-        p: float,
-        sizes: Sizes,
-        random_state: int,
-        *,
-        method: str = "subsample",
-        on_shortage: str = "raise",
+        self, p: float, sizes: Sizes, random_state: int, *, on_shortage: str = "raise"
     ) -> Split:
         """Split as documented in :func:`spurious_split`."""
         if on_shortage not in ("raise", "shrink"):
             raise InputError(f"on_shortage is {on_shortage!r}; choose 'raise' or 'shrink'")
         pools = self._pools(sizes, np.random.default_rng(random_state))
-        if method == "weights":
-            return self.weighted(self._split_all_rows(p, sizes, pools, on_shortage))
-        return self._subsample(p, sizes, pools, on_shortage)
-
-    def _subsample(
-        self, p: float, sizes: Sizes, pools: Mapping[Cell, Pool], on_shortage: str
-    ) -> Split:
-        """Split by `method` "subsample": drop rows to give the cells their fractions at p."""
         required = self._required_rows(p, sizes)
-        notes: tuple[str, ...] = ()
+        notes = self.notes
         factor = min(pools[cell].feasible_factor(counts) for cell, counts in required.items())
         if factor < 1:
-            train, validation, test = (int(s * factor) for s in sizes)
+            smaller = (int(sizes[0] * factor), int(sizes[1] * factor), int(sizes[2] * factor))
             cell = max(required, key=lambda c: sum(required[c]) / max(1, pools[c].n_rows))
             text = (
-                f"at p = {p:g} the cells allow sizes {(train, validation, test)}, not {sizes}: "
+                f"at p = {p:g} the cells allow sizes {smaller}, not {sizes}: "
                 f"cell {self._class_names(cell)} has {pools[cell].n_rows} rows and needs "
                 f"{sum(required[cell])}"
             )
@@ -213,46 +167,9 @@ class Protocol:
                     f"{text}. Pass smaller sizes, or on_shortage='shrink' to reduce all sizes by "
                     "the same factor"
                 )
-            required = self._required_rows(p, (train, validation, test))
-            notes = (f"sizes reduced: {text}",)
-        return self._combine_cells(
-            [pools[cell].take(counts) for cell, counts in required.items()], p, notes
-        )
-
-    def _split_all_rows(
-        self, p: float, sizes: Sizes, pools: Mapping[Cell, Pool], on_shortage: str
-    ) -> Split:
-        """Split all rows for `method` "weights"; the weights are added by :meth:`weighted`."""
-        fractions, cells = self.fractions(p), self.cells()
-        required = sizes[2] // len(cells)
-        notes: tuple[str, ...] = ()
-        smallest = min(cells, key=lambda cell: len(pools[cell].orders[0]))
-        available = len(pools[smallest].orders[0])
-        n_test = min(required, available)
-        if n_test < required:
-            text = (
-                f"the cells allow {n_test * len(cells)} test rows, not {sizes[2]}: "
-                f"cell {self._class_names(smallest)} has {available} and needs {required}"
-            )
-            if on_shortage == "raise" or not n_test:
-                raise NotEnoughDataError(f"{text}. Pass a smaller test size")
-            notes = (f"sizes reduced: {text}",)
-        parts = []
-        for cell in cells:
-            train, validation, test = pools[cell].take_all(n_test, sizes)
-            if fractions[cell] == 0:
-                train = validation = train[:0]
-            elif not len(train):
-                raise NotEnoughDataError(
-                    f"cell {self._class_names(cell)} has {n_test} test rows and no training rows, "
-                    "so weights cannot give the cell its fraction; pass a smaller test size, or a "
-                    "p at which the fraction of the cell is 0"
-                )
-            parts.append((train, validation, test))
-        return self._combine_cells(parts, p, notes)
-
-    def _combine_cells(self, parts: list[RowParts], p: float, notes: tuple[str, ...]) -> Split:
-        """Concatenate the (training, validation, test) rows of all cells to a split."""
+            required = self._required_rows(p, smaller)
+            notes = (*notes, f"sizes reduced: {text}")
+        parts = [pools[cell].take(counts) for cell, counts in required.items()]
         train, validation, test = map(np.concatenate, zip(*parts, strict=True))
         if not len(train) or not len(test):
             raise NotEnoughDataError(
@@ -261,30 +178,6 @@ class Protocol:
             )
         missing = len(self.usable) - int(self.usable.sum())
         return Split(train, validation, test, float(p), self.aligned_class, missing, notes)
-
-    def weighted(self, split: Split) -> Split:
-        """Add weights to a split, so that the weighted cells have the fractions of p = split.p."""
-        fractions = self.fractions(float(split.p or 0.0))
-        return replace(
-            split,
-            weights=self._weights(split.train, fractions),
-            validation_weights=self._weights(split.validation, fractions),
-        )
-
-    def _weights(self, rows: Rows, fractions: Mapping[Cell, float]) -> Float:
-        """Return the weights w, (len(rows),), of rows: proportional to fraction / n in a cell.
-
-        n is the number of rows of the cell. The weights sum to the effective number of rows,
-        (sum w)^2 / sum w^2. The fractions are renormalised over the cells that have rows.
-        """
-        weights, total = np.zeros(len(rows)), 0.0
-        for cell, fraction in fractions.items():
-            in_cell = self._in_cell(cell, rows)
-            if count := int(in_cell.sum()):
-                weights[in_cell] = fraction / count
-                total += fraction
-        squares = float(np.sum(weights**2))
-        return weights * (total / squares) if squares else weights
 
     def _pools(self, sizes: Sizes, rng: np.random.Generator) -> dict[Cell, Pool]:
         """Return the permuted rows of each cell; with groups, one array for each part."""
@@ -315,13 +208,10 @@ class Protocol:
 
 
 class Pool(NamedTuple):
-    """Permuted row numbers of a cell.
+    """Permuted row numbers of a cell."""
 
-    Without groups, `orders` holds one permutation: test rows are taken first, then validation rows,
-    then training rows. With groups, `orders` holds three permutations: of the rows in test,
-    validation and training groups.
-    """
-
+    # One permutation, from which test, validation and training rows are taken in this order; with
+    # groups, three permutations: of the rows in test, validation and training groups.
     orders: tuple[Rows, ...]
 
     @property
@@ -341,7 +231,7 @@ class Pool(NamedTuple):
         return min(factors, default=1.0)
 
     def take(self, required: Sizes) -> RowParts:
-        """Take training, validation and test rows; `required` has the order of `_required_rows`."""
+        """Take training, validation and test rows, as many as `_required_rows` returns."""
         n_test, n_validation, n_train = required
         if len(self.orders) == 1:
             (order,) = self.orders
@@ -350,30 +240,12 @@ class Pool(NamedTuple):
             test, validation, train = self.orders
         return train[:n_train], validation[:n_validation], test[:n_test]
 
-    def take_all(self, n_test: int, sizes: Sizes) -> RowParts:
-        """Take n_test test rows; divide the other rows into training and validation rows.
-
-        The ratio of training to validation rows is sizes[0]:sizes[1]. With groups, the part of a
-        row is that of its group, and test groups give no other rows.
-        """
-        if len(self.orders) > 1:
-            test, validation, train = self.orders
-            return train, validation, test[:n_test]
-        test, others = np.split(self.orders[0], [n_test])
-        n_validation = round(len(others) * sizes[1] / (sizes[0] + sizes[1]))
-        return others[n_validation:], others[:n_validation], test
-
 
 def parts_of_groups(
     groups: Rows, rows: Rows, rng: np.random.Generator, fractions: tuple[float, float]
 ) -> tuple[Rows, Rows]:
-    """Assign groups in random order to parts; return the part and the rank of each row's group.
-
-    The part is 0 for test, 1 for validation and 2 for training. The rank is the position of the
-    group in the random order. `groups` holds codes (n,), -1 for rows without a group, which are
-    training rows. `fractions` are the desired fractions of test and of validation rows among the
-    row numbers `rows`.
-    """
+    """Divide groups at random; return 0 (test), 1 or 2 (train) and the group's rank by row."""
+    # Rows without a group (code -1) are training rows.
     order = rng.permutation(int(groups.max(initial=-1)) + 1)
     rank = np.empty(len(order) + 1, dtype=np.intp)
     rank[order] = np.arange(len(order))
@@ -386,15 +258,24 @@ def parts_of_groups(
     return part[rank[groups]], rank[groups]
 
 
-def _most_associated(y: ClassCodes, z: ClassCodes) -> ClassName:
-    """Return the class of z with the largest P(z | 2nd class of y) - P(z | 1st class of y)."""
-    size = len(z.classes)
+def _most_associated(y: ClassCodes, z: ClassCodes) -> tuple[ClassName, tuple[str, ...]]:
+    """Return the class of z with the largest P(z | y = 1) - P(z | y = 0), and a note on chance."""
     labelled = (y.codes >= 0) & (z.codes >= 0)
-    rates = []
-    for a in (0, 1):
-        counts = np.bincount(z.codes[labelled & (y.codes == a)], minlength=size)
-        rates.append(counts / max(1, counts.sum()))
-    return z.classes[int(np.argmax(rates[1] - rates[0]))]
+    table = np.zeros((2, len(z.classes)))
+    np.add.at(table, (y.codes[labelled], z.codes[labelled]), 1)
+    n = np.maximum(1, table.sum(axis=1, keepdims=True))
+    rates = table / n
+    differences = rates[1] - rates[0]
+    errors = np.sqrt(np.sum(rates * (1 - rates) / n, axis=0))
+    best = int(np.argmax(differences))
+    name = z.classes[best]
+    if differences[best] > 2 * errors[best]:
+        return name, ()
+    return name, (
+        f"chance may have chosen the aligned class {name!r}: its association with the task is "
+        f"{differences[best]:.3f}, within two standard errors ({errors[best]:.3f} each) of none; "
+        "pass aligned_class=",
+    )
 
 
 def check_p(p: object) -> None:
@@ -419,15 +300,6 @@ def check_sizes(sizes: object) -> Sizes:
     return int(sizes[0]), int(sizes[1]), int(sizes[2])
 
 
-def check_method(method: object, name: str = "method") -> None:
-    """Raise InputError unless `method` is a method of :func:`spurious_split`."""
-    if method not in METHODS:
-        raise InputError(
-            f"{name} is {method!r}; choose 'subsample' (rows are dropped) or 'weights' "
-            "(rows are weighted)"
-        )
-
-
 def spurious_split(
     task: object,
     concept: object,
@@ -438,7 +310,6 @@ def spurious_split(
     aligned_class: object = None,
     groups: object = None,
     on_shortage: str = "raise",
-    method: str = "subsample",
 ) -> Split:
     """Draw training and validation rows with a given association, and decorrelated test rows.
 
@@ -454,18 +325,10 @@ def spurious_split(
     - For a mapping a from C classes of the task to classes of the concept, the cell (y, a[y]) has
       the fraction p / C, and the other cells of y divide (1 - p) / C equally.
 
-    *Rule for* ``method="subsample"``: ``rng = default_rng(random_state)``; for each cell, in
-    lexicographic order of (y, z), ``m = rng.permutation(rows of the cell)``. The first
-    ``n_test // n_cells`` entries of m are test rows, the next ``round(n_validation * fraction)``
-    are validation rows, and the next ``round(n_train * fraction)`` are training rows. The test rows
-    are the same at every p.
-
-    *Rule for* ``method="weights"``: the test rows are those of "subsample". Of the r other entries
-    of m, the first ``round(r n_validation / (n_validation + n_train))`` are validation rows and the
-    rest are training rows. Within each of these two parts, every row of a cell g with n_g rows has
-    the weight w_g = N fraction_g / n_g, where N = 1 / (sum_g fraction_g^2 / n_g). The weighted
-    cells then have their fractions. The weights sum to N = (sum w)^2 / sum w^2, Kish's effective
-    number of rows. A cell of fraction 0, as at p = 1, has only test rows.
+    *Rule*: ``rng = default_rng(random_state)``; for each cell, in lexicographic order of (y, z),
+    ``m = rng.permutation(rows of the cell)``. The first ``n_test // n_cells`` entries of m are test
+    rows, the next ``round(n_validation * fraction)`` are validation rows, and the next
+    ``round(n_train * fraction)`` are training rows. The test rows are the same at every p.
 
     Parameters
     ----------
@@ -488,17 +351,12 @@ def spurious_split(
         training groups, in the ratio of the sizes.
     on_shortage : {"raise", "shrink"}
         If a cell has too few rows, "raise" raises an error, and "shrink" reduces all sizes by the
-        same factor (with ``method="weights"``, only the number of test rows).
-    method : {"subsample", "weights"}
-        How training and validation rows reach p: "subsample" drops rows, and "weights" keeps all
-        rows and weights the cells. With "weights", `sizes` sets the number of test rows and the
-        ratio of training to validation rows.
+        same factor.
 
     Returns
     -------
     Split
-        Row numbers, and notes on adjusted sizes; with ``method="weights"``, also the weights of
-        the training and validation rows.
+        Row numbers, and notes on adjusted sizes.
 
     Raises
     ------
@@ -522,15 +380,8 @@ def spurious_split(
     (200, 40, 100)
     >>> float(np.mean(z[split.train][y[split.train] == 1] == 1))
     0.9
-    >>> split = spurious_split(y, z, p=0.9, sizes=(200, 40, 100), aligned_class=1, method="weights")
-    >>> split.sizes, round(split.weights.sum())
-    ((750, 150, 100), 437)
-    >>> aligned = split.weights * (z[split.train] == y[split.train])
-    >>> round(float(aligned.sum() / split.weights.sum()), 6)
-    0.9
     """
     check_p(p)
-    check_method(method)
     check_random_state(random_state)
     check_index(task, concept, "concept", of="task")
     check_index(task, groups, "groups", of="task")
@@ -539,18 +390,13 @@ def spurious_split(
         y, class_codes(concept, "concept", len(y), of="task"), aligned_class, groups
     )
     sizes = protocol.largest_sizes([p]) if sizes is None else check_sizes(sizes)
-    return protocol.split(p, sizes, random_state, method=method, on_shortage=on_shortage)
+    return protocol.split(p, sizes, random_state, on_shortage=on_shortage)
 
 
 def natural_split(
     usable: NDArray[np.bool_], *, random_state: int, groups: Rows | None = None
 ) -> Split:
-    """Split the n usable rows at random, without an association protocol.
-
-    The rows are permuted by ``default_rng(random_state).permutation(usable rows)``. The first
-    n // 4 rows are test rows, the next n // 10 are validation rows, and the rest are training rows.
-    With `groups` (codes), :func:`parts_of_groups` divides the groups in similar ratios.
-    """
+    """Split the n usable rows at random: n // 4 test rows, n // 10 validation rows, the rest."""
     rows = np.flatnonzero(usable)
     rng = np.random.default_rng(random_state)
     if groups is None:

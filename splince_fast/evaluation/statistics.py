@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import numpy as np
+import scipy.stats
 from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri, stdtr, stdtrit
+from scipy.special import stdtr, stdtrit
 
 from splince_fast.exceptions import InputError
 
@@ -22,6 +25,9 @@ MIN_SEEDS = 3  # smallest number of seeds for a test or an interval
 # Values count as equal if their standard error is at most this fraction of their mean.
 EQUAL_RTOL = 2.0**-40
 N_DRAWS = 2000  # number of bootstrap draws
+# BCa evaluates the statistic once per row that is left out. Above this number of rows, the
+# percentile interval takes its place: their limits differ by a term of order 1 / n.
+MAX_JACKKNIFE = 1000
 
 
 class Interval(NamedTuple):
@@ -37,9 +43,9 @@ class Interval(NamedTuple):
 def t_interval(values: Sequence[float]) -> Interval:
     """Mean of `values`, one per seed, with its 95 % t interval; NaN values are left out.
 
-    The standard error is sd / sqrt(J) for J values, with ddof 1. As the J splits of one data set
-    share rows, the interval describes the variation over splits, not over data sets. Fewer than
-    three values have no interval: for two values, its half width would be 12.7 standard errors.
+    As the splits of one data set share rows, the interval describes the variation over splits, not
+    over data sets. Fewer than three values have no interval: of two, its half width would be 12.7
+    standard errors.
     """
     finite = np.array([v for v in values if not math.isnan(v)], dtype=np.float64)
     n = len(finite)
@@ -49,61 +55,35 @@ def t_interval(values: Sequence[float]) -> Interval:
     return Interval(mean, error, mean - half_width, mean + half_width, n)
 
 
-def wilson_interval(successes: float, n: float, *, level: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval of the proportion p = successes / n (E. B. Wilson, JASA 22, 1927).
-
-    The limits are (p + q^2/(2n) -+ q sqrt(p(1-p)/n + q^2/(4n^2))) / (1 + q^2/n), where q is the
-    normal quantile of (1 + level) / 2. They are (0, 1) for n = 0.
-    """
+def wilson_interval(successes: int, n: int, *, level: float = 0.95) -> tuple[float, float]:
+    """Wilson's score interval of a proportion (E. B. Wilson, JASA 22, 1927); (0, 1) for n = 0."""
     if n == 0:
         return 0.0, 1.0
-    q = NormalDist().inv_cdf((1 + level) / 2)
-    p = successes / n
-    centre = p + q * q / (2 * n)
-    half_width = q * math.sqrt(p * (1 - p) / n + q * q / (4 * n * n))
-    scale = 1 + q * q / n
-    return max(0.0, (centre - half_width) / scale), min(1.0, (centre + half_width) / scale)
+    test = scipy.stats.binomtest(int(successes), int(n))
+    low, high = test.proportion_ci(confidence_level=level, method="wilson")
+    return float(low), float(high)
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
     """A paired difference between two methods.
 
-    Attributes
-    ----------
-    method, reference : str
-        Names of the two methods, such as erasers.
-    difference : float
-        Mean over seeds of the value of the method minus the value of the reference.
-    error : float
-        Standard error over seeds, not corrected for shared rows; NaN for one seed.
-    low, high : float
-        Limits of the 95 % interval of the test that `how` names.
-    t, p, p_holm : float
-        Corrected t statistic, two-sided p value, and p value adjusted for all differences of the
-        table. NaN if there is no test, such as for fewer than three seeds.
-    n : int
-        Number of seeds at which both methods have a value.
-    favours_method, favours_reference : int
-        Number of seeds at which the method has the larger value, and number of seeds at which the
-        reference has it.
-    how : str
-        Name of the test: "corrected t", "bootstrap (BCa)", "bootstrap (percentile)" or "no test".
+    The test, its statistic and its p values are NaN for fewer than three seeds.
     """
 
     method: str
     reference: str
-    difference: float
-    error: float
-    low: float
+    difference: float  # mean over seeds of the method's value minus that of the reference
+    error: float  # standard error over seeds, not corrected for shared rows; NaN for one seed
+    low: float  # limits of the 95 % interval of the test
     high: float
     t: float
-    p: float
-    p_holm: float
-    n: int
-    favours_method: int
+    p: float  # two-sided
+    p_holm: float  # adjusted for all differences of the table
+    n: int  # seeds at which both have a value
+    favours_method: int  # seeds at which the method has the larger value
     favours_reference: int
-    how: str
+    how: str  # test: "corrected t", "bootstrap (BCa)", "bootstrap (percentile)" or "no test"
 
     @property
     def significant(self) -> bool:
@@ -140,11 +120,6 @@ def corrected_t(
     bound of the variance of one difference; 0 omits the second test. The result is `NO_TEST` if a
     difference is infinite, or if the differences are equal up to rounding error and not 0, and
     `min_variance` is 0.
-
-    Raises
-    ------
-    InputError
-        There are fewer than two differences.
     """
     values = np.asarray(differences, dtype=np.float64)
     n = len(values)
@@ -170,9 +145,8 @@ def seeds_for(deviation: float, ratio: float, half_width: float) -> int | None:
     """Number of seeds at which the 95 % interval of :func:`corrected_t` has a given half width.
 
     The result is the smallest J >= 3 with t_{J-1} sd sqrt(1/J + ratio) <= half_width, or None if J
-    would exceed 1000. t_{J-1} is the .975 quantile of the t distribution, sd (`deviation`) is the
-    standard deviation over seeds, and `ratio` is n_test / n_train. As the splits share rows, the
-    standard error tends to sd sqrt(ratio), not to 0.
+    would exceed 1000: as the splits share rows, the standard error tends to sd sqrt(ratio), not
+    to 0. sd (`deviation`) is the standard deviation over seeds, and `ratio` is n_test / n_train.
     """
     for n in range(MIN_SEEDS, 1001):
         quantile = float(stdtrit(n - 1, 0.975))
@@ -247,29 +221,13 @@ def cell_interval(rates: Sequence[float], n: float, ratio: float) -> tuple[float
     """
     mean = math.fsum(rates) / len(rates)
     if len(rates) < MIN_SEEDS:
-        return wilson_interval(mean * n, n)
-    effective = min(len(rates) * n, n / (1 / len(rates) + ratio))
-    low, high = wilson_interval(mean * effective, effective)
+        return wilson_interval(round(mean * n), round(n))
+    effective = round(min(len(rates) * n, n / (1 / len(rates) + ratio)))
+    low, high = wilson_interval(round(mean * effective), effective)
     test = corrected_t(rates, ratio)
     if not math.isnan(test.low):
         low, high = min(low, max(0.0, test.low)), max(high, min(1.0, test.high))
     return low, high
-
-
-def bootstrap_indices(n: int, clusters: Rows | None, n_draws: int, random_state: int) -> list[Rows]:
-    """Return the row numbers of each bootstrap draw.
-
-    A draw consists of n of the n rows, with replacement. If `clusters` holds codes (n,), whole
-    clusters are drawn instead of rows.
-    """
-    rng = np.random.default_rng(random_state)
-    if clusters is None:
-        return [rng.integers(0, n, size=n) for _ in range(n_draws)]
-    _, codes = np.unique(clusters, return_inverse=True)
-    order = np.argsort(codes, kind="stable")
-    cluster_rows = np.split(order, np.cumsum(np.bincount(codes))[:-1])
-    draws = (rng.integers(0, len(cluster_rows), size=len(cluster_rows)) for _ in range(n_draws))
-    return [np.concatenate([cluster_rows[i] for i in draw]) for draw in draws]
 
 
 class BootstrapResult(NamedTuple):
@@ -278,85 +236,49 @@ class BootstrapResult(NamedTuple):
     low: float
     high: float
     p: float
+    how: str  # "bootstrap (BCa)", "bootstrap (percentile)" or "no test"
 
 
-def bootstrap_test(
-    statistic: Statistic,
-    n: int,
-    values: Float,
-    *,
-    clusters: Rows | None = None,
-    bca: bool,
-) -> BootstrapResult:
+def over_clusters(statistic: Statistic, clusters: Rows | None) -> Statistic:
+    """Return the statistic as a function of cluster numbers; the clusters have codes (n,)."""
+    if clusters is None:
+        return statistic
+    _, codes = np.unique(clusters, return_inverse=True)
+    order = np.argsort(codes, kind="stable")
+    members = np.split(order, np.cumsum(np.bincount(codes))[:-1])
+    return lambda drawn: statistic(np.concatenate([members[i] for i in drawn]))
+
+
+def bootstrap_values(statistic: Statistic, n: int) -> Float:
+    """Values of a statistic on `N_DRAWS` draws of n of n units; the draws depend on n alone."""
+    rng = np.random.default_rng(0)
+    return np.array([statistic(rng.integers(0, n, size=n)) for _ in range(N_DRAWS)])
+
+
+def bootstrap_test(statistic: Statistic, n: int, values: Float, *, smooth: bool) -> BootstrapResult:
     """Return a statistic's 95 % bootstrap interval, and its p value for the hypothesis of 0.
 
-    `statistic` is a function of row numbers, and `values`, (B,), holds its values on the B draws of
-    :func:`bootstrap_indices`; NaN values are left out. With `clusters`, codes (n,), the jackknife
-    leaves out whole clusters. All results are NaN for one row or one cluster.
-
-    The limits of the percentile interval of level 1 - alpha are the quantiles of `values` at
-    alpha / 2 and 1 - alpha / 2. With `bca`, these two numbers, Phi(q), are replaced by ::
-
-        Phi(z0 + (z0 + q) / (1 - a (z0 + q)))
-
-    where Phi is the normal distribution function, z0 the median bias, and a the acceleration of the
-    jackknife (B. Efron, JASA 82, 1987). BCa needs a smooth statistic; for a minimum over groups,
-    use the percentile interval, which is conservative.
-
-    The p value is the smallest alpha at which the interval of level 1 - alpha excludes 0, and at
-    least 1 / (B + 1). Therefore p value and interval agree at every level.
+    `statistic` is a function of the numbers of n units (rows or clusters), and `values` holds its
+    values on the draws of :func:`bootstrap_values`; NaN values are left out. The interval is BCa
+    (B. Efron, JASA 82, 1987). It is the percentile interval unless the statistic is `smooth`, which
+    a minimum over groups is not, and for more than `MAX_JACKKNIFE` units. The p value is twice the
+    fraction of the draws on the rarer side of 0. All results are NaN for one unit.
     """
-    values = np.sort(values[~np.isnan(values)])
-    n_units = n if clusters is None else len(np.unique(clusters))
-    if len(values) < 2 or n_units < 2:  # one unit: all draws are equal
-        return BootstrapResult(math.nan, math.nan, math.nan)
-    z0 = a = 0.0
-    if bca:
-        estimate = statistic(np.arange(n))
-        fraction = (np.sum(values < estimate) + np.sum(values <= estimate)) / (2 * len(values))
-        if 0 < fraction < 1:
-            z0, a = float(ndtri(fraction)), _acceleration(statistic, n, clusters)
-
-    def limits(alpha: float) -> tuple[float, float]:
-        tails = np.array([alpha / 2, 1 - alpha / 2])
-        if z0 or a:
-            shifted = z0 + ndtri(tails)
-            tails = ndtr(z0 + shifted / (1 - a * shifted))
-        low, high = np.quantile(values, tails)
-        return float(low), float(high)
-
-    def contains_zero(alpha: float) -> bool:
-        low, high = limits(alpha)
-        return low <= 0.0 <= high
-
-    # Bisection for the p value: the interval of level 1 - alpha contains 0 at alpha = `inside`,
-    # but not at alpha = `outside`.
-    inside, outside = 1 / (len(values) + 1), 1.0
-    if not contains_zero(inside):
-        outside = inside
-    elif not contains_zero(outside):
-        for _ in range(40):
-            middle = (inside + outside) / 2
-            if contains_zero(middle):
-                inside = middle
-            else:
-                outside = middle
-    return BootstrapResult(*limits(1 - 0.95), outside)
-
-
-def _acceleration(statistic: Statistic, n: int, clusters: Rows | None) -> float:
-    """Return the acceleration a = sum_b u_b^3 / (6 (sum_b u_b^2)^1.5) of BCa.
-
-    The rows (or clusters) are divided into at most 200 jackknife blocks b. With s_b the statistic
-    without block b, u_b is the mean of all s minus s_b.
-    """
-    if clusters is None:
-        block = np.arange(n) * min(n, 200) // n
-    else:
-        _, codes = np.unique(clusters, return_inverse=True)
-        size = int(codes.max()) + 1
-        block = codes * min(size, 200) // size
-    jackknife = np.array([statistic(np.flatnonzero(block != b)) for b in range(block.max() + 1)])
-    u = jackknife.mean() - jackknife
-    scale = float(np.sum(u**2)) ** 1.5
-    return float(np.sum(u**3)) / (6 * scale) if scale > 0 else 0.0
+    values = values[~np.isnan(values)]
+    if len(values) < 2 or n < 2:
+        return BootstrapResult(math.nan, math.nan, math.nan, "no test")
+    rarer = min(int(np.sum(values <= 0)), int(np.sum(values >= 0)))
+    p = min(1.0, 2 * (1 + rarer) / (1 + len(values)))
+    low, high = np.quantile(values, [0.025, 0.975])
+    how, known = "bootstrap (percentile)", SimpleNamespace(bootstrap_distribution=values)
+    if smooth and n <= MAX_JACKKNIFE and low < high:
+        with warnings.catch_warnings(), np.errstate(invalid="ignore", divide="ignore"):
+            warnings.simplefilter("ignore", scipy.stats.DegenerateDataWarning)
+            limits = scipy.stats.bootstrap(
+                (np.arange(n),), statistic, n_resamples=0, vectorized=False, method="BCa",
+                bootstrap_result=cast(Any, known),
+            ).confidence_interval  # fmt: skip
+        # NaN where the statistic has no value without one of the units
+        if not np.isnan(limits).any():
+            (low, high), how = limits, "bootstrap (BCa)"
+    return BootstrapResult(float(low), float(high), p, how)

@@ -22,8 +22,8 @@ from splince_fast._runtime.files import write_text
 from splince_fast._runtime.keywords import as_names
 from splince_fast._runtime.progress import Progress
 from splince_fast._solve.options import is_integer
-from splince_fast.evaluation._tables import Table, number
 from splince_fast.evaluation.probes import leakage
+from splince_fast.evaluation.text_table import Table, number
 from splince_fast.exceptions import (
     InputError,
     LabelError,

@@ -6,9 +6,7 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-import pytest
 
-import splince_fast as sf
 from splince_fast import evaluation as ev
 from splince_fast.evaluation import Comparison
 
@@ -21,19 +19,6 @@ def data(n: int = 900, d: int = 6, seed: int = 0) -> tuple[Any, Any, Any]:
     X[:, 0] += 1.5 * z
     X[:, 1] += y
     return X, y, z
-
-
-def rows_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Rows of every later update of moments, as it is called."""
-    seen: list[int] = []
-    update = sf.Moments.update
-
-    def counted(self: sf.Moments, rows: Any, *args: Any, **kwargs: Any) -> sf.Moments:
-        seen.append(len(rows))
-        return update(self, rows, *args, **kwargs)
-
-    monkeypatch.setattr(sf.Moments, "update", counted)
-    return seen
 
 
 def run(X: Any, y: Any, z: Any, **options: Any) -> Comparison:

@@ -51,22 +51,6 @@ def test_a_split_of_your_own(files: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "bootstrap" in capsys.readouterr().out
 
 
-def test_weights_and_rows_without_the_task(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = Path("people.csv").read_text().splitlines()
-    rows = [row if i % 10 else row[row.index(",") :] for i, row in enumerate(text[1:])]
-    Path("people.csv").write_text("\n".join([text[0], *rows]) + "\n")
-    more = ["--keep", "profession", "--seeds", "1", "--alphas", ".1", "--association", ".8",
-            "--aligned-class", "f", "--association-method", "weights", "--unlabelled"]  # fmt: skip
-    assert main([*BASE, *more]) == 0
-    shown = capsys.readouterr()
-    assert "association p = 0.8 by weights (aligned: f)" in shown.out
-    assert "80 of these rows count in the moments" in shown.err
-    assert main([*BASE, *more[:-3]]) == 0  # control
-    shown = capsys.readouterr()
-    assert "by weights" not in shown.out
-    assert "80 of 800 rows lack a label and were left out\n" in shown.err
-
-
 def test_a_parquet_file_holds_rows_and_labels(
     files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,7 +80,6 @@ def test_a_parquet_file_holds_rows_and_labels(
         (["--keep", "profession", "--kind", "gender=number"], "NAME=classes"),
         (["--keep", "profession", "--association", ".8", "--aligned-class", "x"], "'f', 'm'"),
         (["--keep", "profession", "--association", ".5;.8"], "no comma-separated list"),
-        (["--keep", "profession", "--association-method", "weights"], "natural split"),
         (["--keep", "profession", "--labels", "jobs.csv"], "no file 'jobs.csv'"),
         (["--keep", "profession", "--test", "gender", "--erase", "part"], "which is also erased"),
     ],
@@ -108,17 +91,13 @@ def test_invalid_arguments_are_refused(
     assert match in capsys.readouterr().err
 
 
-def test_a_failing_eraser_keeps_the_status_and_strict_does_not(
-    files: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failing_eraser_keeps_the_status(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = Path("people.csv").read_text().splitlines()
     head, rows = text[0] + ",same", [f"{row},{row.split(',')[1]}" for row in text[1:]]
     Path("people.csv").write_text("\n".join([head, *rows]) + "\n")
     more: list[Any] = ["--keep", "same", "--seeds", "1", "--alphas", ".1"]
     assert main([*BASE, *more]) == 0
     assert "! SPLINCE" in capsys.readouterr().out
-    assert main([*BASE, *more, "--strict"]) == 2
-    assert "SPLINCE" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,7 @@
-"""Heads (`heads.py`, `_logistic.py`) against scikit-learn, which minimises the same objective."""
+"""Heads (`heads.py`, `logistic.py`) against scikit-learn, which minimises the same objective."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +10,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 import splince_fast as sf
 from splince_fast import evaluation as ev
-from splince_fast.evaluation import _logistic, heads
+from splince_fast.evaluation import heads, logistic
 from splince_fast.exceptions import InputError, LabelError, NonFiniteError, NotEnoughDataError
 
 LADDER = (1.0, 0.1, 0.01, 0.001, 0.0001)
@@ -37,25 +35,24 @@ def reference(X: Any, y: Any, alpha: float) -> LogisticRegression:
 def test_heads_of_all_alphas_equal_those_of_scikit_learn(classes: int, eraser: str) -> None:
     X, y, z = data(classes, classes=classes)
     moments = sf.Moments().update(X, {"y": y, "z": z})
-    P, factors = np.eye(X.shape[1]), None
     if eraser != "none":
         keep = {"keep": "y"} if eraser == "SPLINCE" else {}
         made: Any = getattr(sf, eraser.lower())(moments, erase="z", **keep)
-        P, factors = made.matrix(), (made.left.T, made.right.T)
-    fits = _logistic.fit(X, y, classes, np.array(LADDER), factors=factors, tol=1e-9)
+        X = made(X)
+    fits = logistic.fit(X, y, classes, np.array(LADDER), tol=1e-9)
     assert fits.converged.all()
     for j, alpha in enumerate(LADDER):
         # |g| <= tol bounds the error by tol / alpha in the least curved direction.
-        twin = reference(X @ P.T, y, alpha)
-        ours = X @ P.T @ fits.weights[j].T + fits.intercepts[j]
-        theirs = X @ P.T @ twin.coef_.T + twin.intercept_
+        twin = reference(X, y, alpha)
+        ours = X @ fits.weights[j].T + fits.intercepts[j]
+        theirs = X @ twin.coef_.T + twin.intercept_
         centre = (lambda s: s - s.mean(1, keepdims=True)) if classes > 2 else (lambda s: s)
         assert np.abs(centre(ours) - centre(theirs)).max() < 2e-5 / alpha**0.5
 
 
 def test_control_another_alpha_gives_another_head() -> None:
     X, y, _ = data(0)
-    fits = _logistic.fit(X, y, 2, np.array([0.01]))
+    fits = logistic.fit(X, y, 2, np.array([0.01]))
     assert np.abs(fits.weights[0] - reference(X, y, 0.02).coef_).max() > 1e-3
 
 
@@ -64,7 +61,7 @@ def test_weights_and_penalties_per_feature_equal_those_of_scikit_learn() -> None
     rng = np.random.default_rng(0)
     w = rng.random(len(X))
     scale = rng.uniform(0.5, 2, X.shape[1])
-    fits = _logistic.fit(
+    fits = logistic.fit(
         X, y, 2, (0.01 * scale**2)[:, None], sample_weights=(w / w.sum())[:, None], tol=1e-10
     )
     # Penalising scale^2 u^2 is penalising v = scale u, for features x / scale.
@@ -75,9 +72,9 @@ def test_weights_and_penalties_per_feature_equal_those_of_scikit_learn() -> None
 
 def test_the_diagonal_metric_reaches_the_same_minimum(monkeypatch: pytest.MonkeyPatch) -> None:
     X, y, _ = data(2)
-    whole = _logistic.fit(X, y, 2, np.array([0.01]), tol=1e-9)
-    monkeypatch.setattr(_logistic, "_MAX_DENSE_FEATURES", 3)
-    fits = _logistic.fit(X, y, 2, np.array([0.01]), tol=1e-9)
+    whole = logistic.fit(X, y, 2, np.array([0.01]), tol=1e-9)
+    monkeypatch.setattr(logistic, "_MAX_DENSE_FEATURES", 3)
+    fits = logistic.fit(X, y, 2, np.array([0.01]), tol=1e-9)
     assert fits.converged.all()
     assert fits.weights == pytest.approx(whole.weights, abs=1e-6)
 
@@ -132,54 +129,12 @@ def test_a_quantity_gets_a_ridge_head() -> None:  # case 15
     assert head.predict(X) == pytest.approx(twin.predict(X), abs=1e-8)
     with pytest.raises(LabelError, match="quantity"):
         head.predict_proba(X)
-    with pytest.raises(InputError, match="solver='sgd' is for classes"):
-        ev.fit_head(X, target, solver="sgd")
-
-
-def test_sgd_that_does_not_converge_says_so(monkeypatch: pytest.MonkeyPatch) -> None:  # case 5
-    from sklearn.linear_model import SGDClassifier
-
-    X, y, _ = data(8)
-    original = SGDClassifier.fit
-
-    def short(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(self.set_params(max_iter=2, tol=1e-12), *args, **kwargs)
-
-    assert ev.fit_head(X, y, solver="sgd").converged
-    monkeypatch.setattr(SGDClassifier, "fit", short)
-    assert not ev.fit_head(X, y, solver="sgd").converged
-
-
-def test_both_solvers_agree_on_real_data(real_data: Callable[[str], Path]) -> None:
-    folder = real_data("bug_profession_gender")
-    X, y = np.load(folder / "X.npy"), np.load(folder / "y.npy")
-    train, test = slice(0, 4000), slice(4000, 7000)
-    scores = []
-    for solver in ("newton", "sgd"):
-        head = ev.fit_head(X[train], y[train], alpha=0.01, solver=solver)
-        scores.append(np.mean(head.predict(X[test]) == y[test]))
-    assert abs(scores[0] - scores[1]) < 0.01
 
 
 @pytest.mark.parametrize("alpha", [-1, np.nan, "a", True])
 def test_an_alpha_out_of_range_is_refused(alpha: Any) -> None:
     with pytest.raises(InputError, match="alpha"):
         ev.fit_head(np.eye(3), [0, 1, 0], alpha=alpha)
-
-
-def test_a_start_of_another_shape_is_refused() -> None:
-    X, y, _ = data(0)
-    for start in (ev.fit_head(X[:, :5], y), ev.fit_head(X, np.arange(400) % 3)):
-        with pytest.raises(InputError, match="start has weights"):
-            ev.fit_head(X, y, solver="sgd", start=start)
-    with pytest.raises(InputError, match="random_state is -1"):
-        ev.fit_head(X, y, solver="sgd", random_state=-1)
-
-
-def test_a_start_that_is_no_head_is_refused() -> None:
-    X, y, _ = data(0)
-    with pytest.raises(InputError, match="start is ndarray; pass a Head"):
-        ev.fit_head(X, y, solver="sgd", start=np.zeros((1, 12)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf])

@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 from comparisons import data, run
 
-import splince_fast as sf
 from splince_fast.evaluation import Comparison, figures, report_html, statistics
-from splince_fast.exceptions import InputError, SplinceWarning
+from splince_fast.exceptions import InputError
 
 
 @pytest.fixture(scope="module")
@@ -98,48 +97,40 @@ def test_bars_of_groups_are_corrected_for_shared_rows() -> None:
         assert f"n = {rows:,.0f}" in axes.get_yticklabels()[row].get_text()
 
 
-def test_an_eraser_of_the_caller_may_have_a_star_in_its_name() -> None:
-    pytest.importorskip("jinja2")
-    pytest.importorskip("matplotlib")
-    X, y, z = data(300)
-    erasers = {"none": "none", "a*b": sf.LEACE(), "nine": "LEACE*0.9", "whole": "LEACE"}
-    result = run(X, y, z, n_seeds=1, erasers=erasers)
-    assert "a*b" in report_html.render(result)
-    (line, *_) = result.plot("partial").axes[0].lines
-    assert list(line.get_xdata()) == [0.0, 0.9, 1.0]  # none, nine, whole
-
-
-@pytest.mark.parametrize("failed", ["retrained", "every head", "nothing, but all rows are equal"])
+@pytest.mark.parametrize("failed", ["retrained", "every head"])
 def test_a_report_leaves_out_figures_that_have_no_values(failed: str) -> None:
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
-    X, y, z = data(300)
-    if failed.startswith("nothing"):
-        X = np.ones((300, 3))
-        with pytest.warns(SplinceWarning, match="test rows of a split equal training rows"):
-            result = run(X, y, z)
-    else:
-        result = run(X, y, z)
+    plain = run(*data(300))
     records = [
         dataclasses.replace(r, values={}, path=(), cells=(), reason="it failed")
         if r.head == failed or (r.head and failed == "every head") else r
-        for r in result.records
+        for r in plain.records
     ]  # fmt: skip
-    result = Comparison(records, result.context)
-    missing = "covariance" if failed.startswith("nothing") else "alphas"
-    assert missing not in figures.available(result)
-    assert f"aria-label='figure: {missing}'" not in report_html.render(result)
-    if missing == "alphas":
-        with pytest.raises(InputError, match="needs values of the head 'retrained'"):
-            result.plot(missing)
-        assert ("groups" in figures.available(result)) is (failed == "retrained")  # of "frozen"
+    result = Comparison(records, plain.context)
+    found = figures.available(result)
+    assert ("groups" in found) is ("trade-off" in found) is (failed == "retrained")  # of "frozen"
+    page = report_html.render(result)
+    assert ("aria-label='figure: groups'" in page) is ("groups" in found)
+    assert "Failures (" in page
+    assert figures.available(plain) == ["trade-off", "groups"]  # control
+    if failed == "every head":
+        with pytest.raises(InputError, match="has no cells"):
+            result.plot("groups")
 
 
 def test_a_report_on_quantities_has_figures_of_their_metrics() -> None:
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
     X, _, _ = data(300)
-    result = run(X, X[:, 1] + X[:, 2], X[:, 0].copy(), erasers=("none", "LEACE"))
-    assert figures.available(result) == ["alphas", "covariance"]
-    assert result.plot("alphas").axes[0].get_ylabel() == "R2 minus that of LEACE"
-    assert "R2 by alpha" in report_html.render(result)
+    result = run(X, X[:, 1] + X[:, 2], X[:, 0] ** 3, erasers=("none", "LEACE"))
+    assert figures.available(result) == ["trade-off"]
+    axes = result.plot("trade-off").axes[0]
+    assert axes.get_xlabel() == "R2 (better to the right)"
+    assert axes.get_ylabel() == "probe R2 (better below)"
+    assert "probe R2 (better below)" in report_html.render(result)
+    for kind, match in (("association", "natural split"), ("groups", "has no cells")):
+        with pytest.raises(InputError, match=match):
+            result.plot(kind)
+    with pytest.raises(InputError, match="has no probes"):
+        run(*data(300), n_seeds=1, leakage=()).plot("trade-off")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splince_fast import evaluation as ev
-from splince_fast.evaluation._job import FOLDS, fold_of_rows
+from splince_fast.evaluation.job import FOLDS, fold_of_rows
 from splince_fast.evaluation.plan import ComparisonPlan, Settings, make_plan
 from splince_fast.evaluation.splits import natural_split
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
@@ -207,7 +207,7 @@ def test_alphas_are_scored_in_folds_of_whole_groups(monkeypatch: pytest.MonkeyPa
         seen.append(members)
         return fold_of_rows(cells, members, seed)
 
-    monkeypatch.setattr("splince_fast.evaluation._job.fold_of_rows", watched)
+    monkeypatch.setattr("splince_fast.evaluation.job.fold_of_rows", watched)
     run(X, y, np.where(np.arange(400) < 330, 0, 1), groups=groups, n_seeds=1, erasers=("none",))
     assert seen
     assert all(members is not None and len(np.unique(members)) > 20 for members in seen)
@@ -234,3 +234,22 @@ def test_rows_without_a_group_are_groups_of_their_own_in_a_split_of_yours() -> N
     assert math.isnan(difference.p)
     assert math.isnan(difference.low)
     assert (difference.how, difference.significant) == ("no test", False)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_an_aligned_class_that_chance_may_have_chosen_is_named(classes: int) -> None:
+    rng = np.random.default_rng(0)
+    y = np.arange(3000) % 2
+    unrelated = rng.permutation(
+        np.arange(3000) % classes
+    )  # every class has one rate, but for noise
+    related = np.where(rng.random(3000) < 0.2, classes - 1, unrelated) * y + unrelated * (1 - y)
+    for z, noted in ((unrelated, True), (related, False)):
+        split = ev.spurious_split(y, z, p=0.8)
+        assert (
+            any("chance may have chosen the aligned class" in note for note in split.notes) == noted
+        )
+        named = ev.spurious_split(y, z, p=0.8, aligned_class=split.aligned_class)
+        assert named.notes == ()  # control: the caller has chosen it
+        assert np.array_equal(named.train, split.train)
+    assert split.aligned_class == classes - 1

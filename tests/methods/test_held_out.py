@@ -23,7 +23,6 @@ from splince_fast._runtime.hashing import splitmix64
 from splince_fast._solve import factor as factors
 from splince_fast._solve.held_out import adjusted
 from splince_fast._solve.options import INTENSITIES
-from splince_fast.evaluation.advice import held_out_trace
 from splince_fast.moments import Folds, fold_rule
 from splince_fast.moments.fold_rule import LEAST_ROWS, use_folds
 
@@ -281,8 +280,69 @@ def test_few_rows_warn_in_every_entry_point(n: int) -> None:
 # --- what is expected of new rows ----------------------------------------------------------------
 
 
+def draw(rng: np.random.Generator, n: int, d: int, c: float) -> tuple[Any, Any]:
+    """Rows of unit covariance, of which one direction has correlation c with z."""
+    z = rng.normal(size=n)
+    X = rng.normal(size=(n, d))
+    X[:, 0] = c * z + np.sqrt(1 - c * c) * X[:, 0]
+    return X, z
+
+
+@pytest.mark.slow
+def test_the_association_in_new_rows_depends_on_the_kernel_alone() -> None:
+    rng = np.random.default_rng(0)
+    X, z = draw(rng, 200, 20, 0.6)
+    moments = sf.Moments().update(X, {"z": z})
+    B = np.zeros(20)
+    B[0] = 0.6
+    direction = moments.cross_covariance("z")[:, 0]
+    expected = B @ B - (B @ direction) ** 2 / (direction @ direction)
+    for eraser in (sf.leace(moments, erase="z"), sf.sal(moments, erase="z")):
+        P = eraser.matrix()
+        left = P @ B
+        shown = left @ np.linalg.pinv(P @ P.T, rcond=1e-9) @ left
+        assert shown == pytest.approx(expected, rel=1e-9)
+    Q = np.eye(20) - np.outer(np.eye(20)[3], np.eye(20)[3])  # control: another kernel
+    assert pytest.approx(expected, rel=1e-3) != (Q @ B) @ (Q @ B)
+
+
+@pytest.mark.parametrize(("d", "n", "c"), [(50, 200, 0.5), (50, 1000, 0.5), (100, 400, 0.15)])
+def test_the_expected_trace_is_that_of_a_simulation(d: int, n: int, c: float) -> None:
+    rng = np.random.default_rng(1)
+    left, said = [], []
+    for _ in range(60):
+        X, z = draw(rng, n, d, c)
+        moments = sf.Moments().update(X, {"z": z})
+        b = moments.cross_covariance("z")[:, 0]
+        left.append(c * c * (1 - b[0] ** 2 / (b @ b)))
+        report = sf.leace(moments, erase="z").report
+        assert report is not None
+        assert report.variables[0].expected is not None
+        said.append(report.variables[0].expected)
+    m = (d - 1) / n
+    formula = c * c * m / (c * c + m)
+    # Terms of order 1 / p and 1 / (n c^2) are left out, and the mean has its own error.
+    slack = formula * (2 / d + 1 / (n * c * c)) + 3 * np.std(left) / 60**0.5
+    assert abs(np.mean(left) - formula) < slack
+    assert abs(np.mean(said) - formula) < slack + 3 * np.std(said) / 60**0.5
+    assert abs(np.mean(left) - 2 * formula) > slack  # control
+
+
+def formula(x: Any, z: Any) -> float:
+    """Sum of c^2 m / (c^2 + m) over the corrected canonical correlations c, over the rank of z."""
+    if z.dtype.kind in "iu":  # classes 0, 1, ...
+        z = np.eye(z.max() + 1)[z][:, 1:]
+    z = z[:, None] if z.ndim == 1 else z
+    bases = [np.linalg.qr(v - v.mean(axis=0))[0] for v in (x, z)]
+    (n, p), r = x.shape, z.shape[1]
+    c2 = np.linalg.svd(bases[0].T @ bases[1], compute_uv=False) ** 2
+    c2 = np.clip(c2 - (1 - c2) * p / (n - p - 1), 0, 1)
+    m = (p - r) / n
+    return float(np.sum(c2 * m / (c2 + m)) / r)
+
+
 @pytest.mark.parametrize("name", ["z", "age", "both"])
-def test_the_expected_trace_is_that_of_the_advice(name: str) -> None:
+def test_the_expected_trace_is_that_of_the_formula(name: str) -> None:
     rng = np.random.default_rng(0)
     x, y, z = data()
     columns = {"z": z, "age": rng.normal(size=len(x)) + x[:, 0], "y": y}
@@ -292,7 +352,7 @@ def test_the_expected_trace_is_that_of_the_advice(name: str) -> None:
         report = eraser.report
         assert report is not None
         erased, *kept = report.variables
-        assert erased.expected == pytest.approx(held_out_trace(moments, name).r2, rel=1e-9)
+        assert erased.expected == pytest.approx(formula(x, columns[name]), rel=1e-9)
         assert all(v.expected is None for v in kept)
         assert "expected remaining R^2 of" in str(report)
         assert "In new rows" in report.explain()
@@ -300,6 +360,33 @@ def test_the_expected_trace_is_that_of_the_advice(name: str) -> None:
     for other in (sf.sal(moments, erase=name), sf.leace(moments, erase=name, shrinkage=0.1)):
         assert other.report is not None
         assert other.report.variables[0].expected is None
+
+
+@pytest.mark.parametrize("labelled", [1.0, 0.5, 0.1])
+def test_the_expected_trace_is_that_of_the_labelled_rows(labelled: float) -> None:
+    """Labels missing at random: x is of all rows, its covariance with z of the labelled ones."""
+    n, d = 2000, 60
+    mean = 2.0 * np.eye(d)[0]  # z = +-1, so that Cov(x) = I + mean mean^T and Cov(x, z) = mean
+    covariance = np.eye(d) + np.outer(mean, mean)
+    truth, expected = [], []
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        z = rng.integers(0, 2, n)
+        X = rng.normal(size=(n, d)) + np.outer(2 * z - 1, mean)
+        given = np.where(rng.random(n) < labelled, z.astype(object), None)
+        moments = sf.Moments().update(X, {"z": given})
+        eraser = sf.leace(moments, erase="z")
+        P = eraser.matrix()
+        cross = P @ mean
+        truth.append(cross @ np.linalg.pinv(P @ covariance @ P.T, rcond=1e-10) @ cross)
+        assert eraser.report is not None
+        variable = eraser.report.variables[0]
+        expected.append(variable.expected)
+        assert ("labelled" in variable.kind) == (labelled < 1)
+        assert variable.expected <= variable.expected_most
+    # The standard error of the mean of 20 traces of d / n_labelled is 4 % of it; as if all rows had
+    # labels, the trace would be a tenth of the truth at one label in ten.
+    assert np.mean(expected) == pytest.approx(np.mean(truth), rel=0.15)
 
 
 def test_a_concept_of_noise_is_reported_as_no_association_beyond_noise() -> None:

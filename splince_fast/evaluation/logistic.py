@@ -2,18 +2,17 @@
 
 Problem j of J minimises the objective, over weights u (d, C) and an unpenalised intercept b (C,),
 
-    sum_i w_ij loss(y_ij, A(x_i)) + 1/2 sum_k penalty_kj |u_k|^2,   A(x) = (P x)^T u + b,
+    sum_i w_ij loss(y_ij, x_i^T u + b) + 1/2 sum_k penalty_kj |u_k|^2,
 
 where i counts the n rows, k the d features, and w_ij are the sample weights. The loss is the
-log-loss of a sigmoid (two classes, C = 1) or of a softmax (C classes), and P is the identity or an
-eraser. Because the problems share the rows, an iteration takes two matrix products with the rows
-instead of 2 J matrix-vector products. The left and right factors of P replace an erased copy of the
-rows: (P x)^T u = x^T (P^T u).
+log-loss of a sigmoid (two classes, C = 1) or of a softmax (C classes). Because the problems share
+the rows, an iteration takes two matrix products with the rows instead of 2 J matrix-vector
+products.
 
 The solver is L-BFGS (J. Nocedal, Mathematics of Computation 35, 1980). Its preconditioner is the
-approximate Hessian ``c P S P^T + penalty`` with S = Cov(x). The number c replaces the curvatures
+approximate Hessian ``c S + penalty`` with S = Cov(x). The number c replaces the curvatures
 p (1 - p) of the rows, p the predicted probability, by their mean, per problem and class. One
-eigendecomposition of P S P^T serves all penalties and all values of c, so that c can be updated
+eigendecomposition of S serves all penalties and all values of c, so that c can be updated
 during the fit. A fit takes 8 to 40 iterations of two products with the rows. In comparison, one
 iteration of Newton's method takes n d^2 operations per problem.
 
@@ -44,16 +43,11 @@ _ARMIJO = 1e-4  # required decrease of the objective, as a fraction of step size
 
 @dataclass(frozen=True, slots=True)
 class Fits:
-    """Solutions of J problems: ``weights`` (J, C, d) for erased rows, and ``intercepts`` (J, C).
+    """Solutions of J problems."""
 
-    ``converged`` and ``separable`` are masks (J,). A problem is marked as separable if it has no
-    penalty and its classes are linearly separable; it then has no minimiser.
-    """
-
-    weights: Float
-    intercepts: Float
-    converged: NDArray[np.bool_]
-    separable: NDArray[np.bool_]
+    weights: Float  # (J, C, d)
+    intercepts: Float  # (J, C)
+    converged: NDArray[np.bool_]  # (J,)
 
 
 def fit(
@@ -63,23 +57,17 @@ def fit(
     penalties: Float,
     *,
     sample_weights: Float | None = None,
-    factors: tuple[Float, Float] | None = None,
     gram: Float | None = None,
     tol: float | None = None,
     max_iter: int = 400,
 ) -> Fits:
     """Solve J problems, as defined in the docstring of the module.
 
-    Parameters
-    ----------
-    rows : (n, d), roughly centred and of unit mean variance
-    y : (n,), or (n, J) for labels per problem: class codes in 0 .. n_classes - 1
-    penalties : (d, J), or (J,) if all features have the same penalty
-    sample_weights : (n, J), with column sums 1; 1 / n by default
-    factors : left and right factors, (r, d) each: P = I - left^T right
-    gram : (d, d), rows^T rows / n; computed if None
-    tol : largest absolute gradient entry at a solution; the default is 1e-7, or 1e-5 if a problem
-        has more than 2,000 weights
+    `rows`, (n, d), are roughly centred and of unit mean variance. `y` (n,) holds class codes.
+    `penalties` is (d, J), or (J,) for one penalty of all features. `sample_weights`, (n, J), have
+    column sums 1; the default is 1 / n. `gram` is rows^T rows / n. `tol` is the largest absolute
+    gradient entry at a solution; the default is 1e-7, or 1e-5 if a problem has more than 2,000
+    weights.
     """
     n, d = rows.shape
     penalties = np.asarray(penalties, dtype=np.float64)
@@ -88,11 +76,11 @@ def fit(
     if tol is None:
         tol = 1e-7 if d * width <= 2000 else 1e-5
     penalty = np.broadcast_to(penalties, (d, J)) if penalties.ndim == 1 else penalties
-    problem = _Problem(rows, y, width, penalty, sample_weights, factors)
+    problem = _Problem(rows, y, width, penalty, sample_weights)
     hessian = _Hessian.of(problem, gram)
     u = np.zeros((d + 1, J, width))
     u[-1] = problem.initial_intercepts()
-    converged, separable = np.zeros(J, dtype=bool), np.zeros(J, dtype=bool)
+    converged = np.zeros(J, dtype=bool)
     active = np.arange(J)
     point = problem.point(u, np.broadcast_to(u[-1], (n, J, width)))
     hessian.set_curvature(problem.curvature(point))
@@ -100,14 +88,10 @@ def fit(
     for iteration in range(max_iter + 1):
         gradient = point.gradient
         solved = np.abs(gradient).max(axis=(0, 2)) <= tol
-        free = problem.penalty.max(axis=0) == 0.0
-        no_minimum = free & problem.separated(point.scores) if free.any() else np.zeros_like(solved)
-        finished = solved | no_minimum
-        if finished.any() or iteration == max_iter:
+        if solved.any() or iteration == max_iter:
             u[:, active] = point.u
-            converged[active] = solved & ~no_minimum
-            separable[active] = no_minimum
-            kept = ~finished
+            converged[active] = solved
+            kept = ~solved
             if iteration == max_iter or not kept.any():
                 break
             active = active[kept]
@@ -124,21 +108,17 @@ def fit(
         history = history[-_MEMORY:]
         point = next_point
     weights = np.ascontiguousarray(u[:d].transpose(1, 2, 0))
-    return Fits(weights, u[d].copy(), converged, separable)
+    return Fits(weights, u[d].copy(), converged)
 
 
 class _Point(NamedTuple):
-    """Point of an iteration: parameters u (d + 1, J, C), with the intercepts in the last row.
+    """Point of an iteration."""
 
-    `scores` and `probabilities` are (n, J, C), `value` (J,) holds the objective values, and
-    `gradient` has the shape of u.
-    """
-
-    u: Float
-    scores: Float
-    probabilities: Float
-    value: Float
-    gradient: Float
+    u: Float  # (d + 1, J, C); the last row holds the intercepts
+    scores: Float  # (n, J, C)
+    probabilities: Float  # (n, J, C)
+    value: Float  # (J,) objective values
+    gradient: Float  # (d + 1, J, C)
 
     def subset(self, kept: NDArray[np.bool_]) -> _Point:
         return _Point(*(part[kept] if part.ndim == 1 else part[:, kept] for part in self))
@@ -154,22 +134,17 @@ class _Problem:
         width: int,
         penalty: Float,
         sample_weights: Float | None,
-        factors: tuple[Float, Float] | None,
     ) -> None:
         self.rows, self.y, self.width, self.penalty = rows, y, width, penalty
-        self.sample_weights, self.factors = sample_weights, factors
+        self.sample_weights = sample_weights
         n = len(rows)
         self.weight = np.full((n, 1), 1.0 / n) if sample_weights is None else sample_weights
-        codes = y[:, None] if y.ndim == 1 else y
-        if width == 1:
-            self.target: Float = codes[:, :, None].astype(np.float64)
-        else:
-            self.target = (codes[:, :, None] == np.arange(width)).astype(np.float64)
+        classes = 1 if width == 1 else np.arange(width)
+        self.target: Float = (y[:, None, None] == classes).astype(np.float64)  # (n, 1, C)
 
     def subset(self, kept: NDArray[np.bool_]) -> _Problem:
         weights = None if self.sample_weights is None else self.sample_weights[:, kept]
-        y = self.y if self.y.ndim == 1 else self.y[:, kept]
-        return _Problem(self.rows, y, self.width, self.penalty[:, kept], weights, self.factors)
+        return _Problem(self.rows, self.y, self.width, self.penalty[:, kept], weights)
 
     def initial_intercepts(self) -> Float:
         """Return intercepts (J, C) or (1, C) that predict the class fractions at weights u = 0."""
@@ -178,12 +153,8 @@ class _Problem:
         return np.asarray(np.log(p / (1 - p)) if self.width == 1 else np.log(p))
 
     def score(self, u: Float) -> Float:
-        """Return the scores (n, J, C): erased rows times weights, plus intercepts."""
-        flat = u[:-1].reshape(len(u) - 1, -1)
-        if self.factors is not None:
-            left, right = self.factors
-            flat = flat - right.T @ (left @ flat)
-        product = self.rows @ flat
+        """Return the scores (n, J, C): rows times weights, plus intercepts."""
+        product = self.rows @ u[:-1].reshape(len(u) - 1, -1)
         return np.asarray(product.reshape(len(self.rows), *u.shape[1:]) + u[-1])
 
     def evaluate(self, u: Float, scores: Float) -> tuple[Float, Float]:
@@ -203,9 +174,6 @@ class _Problem:
     def gradient(self, u: Float, p: Float) -> Float:
         residual = self.weight[:, :, None] * (p - self.target)
         flat = self.rows.T @ residual.reshape(len(self.rows), -1)
-        if self.factors is not None:
-            left, right = self.factors
-            flat = flat - left.T @ (right @ flat)
         out = np.empty_like(u)
         out[:-1] = flat.reshape(u[:-1].shape) + self.penalty[:, :, None] * u[:-1]
         out[-1] = residual.sum(axis=0)
@@ -220,25 +188,8 @@ class _Problem:
         p = point.probabilities
         return np.asarray(np.sum(self.weight[:, :, None] * p * (1 - p), axis=0))
 
-    def separated(self, scores: Float) -> NDArray[np.bool_]:
-        """Return a mask (J,) of the problems that predict all rows of positive weight correctly.
-
-        Without a penalty, a separated problem has no minimiser.
-        """
-        if self.width == 1:
-            correct = (scores > 0) == (self.target > 0)
-            correct = correct[:, :, 0] & (scores[:, :, 0] != 0)
-        else:
-            true_scores = np.sum(scores * self.target, axis=2)
-            other_scores = np.where(self.target > 0, -np.inf, scores).max(axis=2)
-            correct = true_scores > other_scores
-        return np.asarray((correct | (self.weight == 0)).all(axis=0))
-
     def step(self, point: _Point, direction: Float) -> _Point:
-        """Return the next point, by a backtracking line search with Armijo's rule.
-
-        Each problem takes the first acceptable step size of 1, 1/2, 1/4, ...
-        """
+        """Return the next point: the first step size of 1, 1/2, ... that meets Armijo's rule."""
         score_change = self.score(direction)
         slope = np.sum(direction * point.gradient, axis=(0, 2))
         slack = 4 * np.finfo(np.float64).eps * np.abs(point.value)
@@ -257,7 +208,7 @@ class _Problem:
 class _Hessian:
     """Approximate Hessian: D (c V diag(l) V^T + ridge I) D for weights, and c for intercepts.
 
-    V diag(l) V^T is the eigendecomposition of D^{-1} P S P^T D^{-1}. The diagonal matrix D has the
+    V diag(l) V^T is the eigendecomposition of D^{-1} S D^{-1}. The diagonal matrix D has the
     diagonal `scale`. The square of its entry for a feature is the penalty of the feature divided by
     the mean penalty over features, averaged over problems. `ridge` (J,) is the mean of
     penalty / D^2 over features, and `curvature` (J, C) is c.
@@ -279,7 +230,7 @@ class _Hessian:
             variances = np.mean(rows**2, axis=0) if gram is None else np.diag(gram)
             return cls(None, variances / scale**2, scale, ridge)
         S = rows.T @ rows / len(rows) if gram is None else gram
-        S = erased_covariance(S, problem.factors) / scale / scale[:, None]
+        S = S / scale / scale[:, None]
         values, vectors = scipy.linalg.eigh((S + S.T) / 2, driver="evd", check_finite=False)
         return cls(vectors, np.maximum(values, 0.0), scale, ridge)
 
@@ -314,23 +265,11 @@ class _Hessian:
         return out
 
 
-def erased_covariance(S: Float, factors: tuple[Float, Float] | None) -> Float:
-    """Return P S P^T for an eraser P = I - left^T right; S if `factors` is None."""
-    if factors is None:
-        return S
-    left, right = factors
-    S = S - left.T @ (right @ S)
-    return np.asarray(S - (S @ right.T) @ left)
-
-
 def _direction(
     gradient: Float, history: list[tuple[Float, Float, Float]], hessian: _Hessian
 ) -> Float:
-    """Return the descent direction of L-BFGS for each problem, by the two-loop recursion.
-
-    `history` holds a tuple (s, g, r) of each previous step: the step s, the change g of the
-    gradient, and r = 1 / s^T g.
-    """
+    """Return the descent direction of L-BFGS for each problem, by the two-loop recursion."""
+    # `history` holds (s, g, r): a step, the change of the gradient, and r = 1 / s^T g.
     q = gradient
     weights = []
     for s, g, r in reversed(history):

@@ -21,13 +21,11 @@ Codes = NDArray[np.intp]
 Json = dict[str, Any]
 
 # Reserved names. ADVICE is the eraser name in a record of advice. ERASER_ROW is the head name in a
-# record of an eraser itself. PATH is the
-# head name of rows of the long format that hold the values at one alpha.
+# record of an eraser itself. PATH is the head name of rows of the long format that hold the values
+# at one alpha.
 ADVICE, ERASER_ROW, PATH = "", "", "alphas"
-_FORMAT = 2  # version of the file format of a comparison
+_FORMAT = 3  # version of the file format of a comparison
 _FILE = "cells.jsonl"  # file name of the journal
-# Keys of the file format for the fields of `Context` that have another name.
-_KEYS = {"test_labels": "truth", "custom_metrics": "own_metrics"}
 _CODES = np.dtype("<u2")  # dtype of predicted class codes in a record
 
 
@@ -57,28 +55,21 @@ class RecordId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Result of an eraser, of one head on erased rows, or of the advice, at one seed and level.
-
-    The level `p` is None for the natural split. `eraser` is `ADVICE` in a record of advice, and
-    `head` is `ERASER_ROW` in a record of an eraser itself. `sizes` holds the numbers of training,
-    validation and test rows. `values` maps metrics to values, `path` holds the values at every
-    alpha of the head "retrained", and `reason` is the reason of a failure, or empty. `y_pred` holds
-    the predicted class codes of the test rows as little-endian uint16; it is empty unless the split
-    is fixed (argument `test` of `compare`).
-    """
+    """Result of an eraser, of one head on erased rows, or of the advice, at one seed and level."""
 
     seed: int
-    p: float | None
-    sizes: tuple[int, int, int]
-    eraser: str
-    head: str
+    p: float | None  # None for the natural split
+    sizes: tuple[int, int, int]  # numbers of training, validation and test rows
+    eraser: str  # ADVICE in a record of advice
+    head: str  # ERASER_ROW in a record of an eraser itself
     alpha: float | None = None
-    values: dict[str, float] = field(default_factory=dict)
-    path: tuple[PathPoint, ...] = ()
+    values: dict[str, float] = field(default_factory=dict)  # by metric
+    path: tuple[PathPoint, ...] = ()  # values at every alpha of the head "retrained"
     cells: tuple[CellCount, ...] = ()
-    reason: str = ""
+    reason: str = ""  # reason of a failure
     notes: tuple[str, ...] = ()
     converged: bool = True
+    # Predicted class codes of the test rows as little-endian uint16, if the split is fixed.
     y_pred: bytes = b""
 
     @property
@@ -98,19 +89,12 @@ class Record:
     def to_json(self) -> Json:
         """Convert to numbers, strings, lists and dictionaries, for JSON."""
         entry = dataclasses.asdict(self)
-        if y_pred := entry.pop("y_pred"):
-            entry["decided"] = base64.b64encode(y_pred).decode()
+        entry["y_pred"] = base64.b64encode(self.y_pred).decode()
         return entry
 
     @classmethod
     def from_json(cls, entry: Json) -> Record:
-        """Convert the result of `to_json` to a record.
-
-        Raises
-        ------
-        KeyError, TypeError, ValueError
-            The fields are not the fields of a record.
-        """
+        """Convert the result of `to_json` to a record."""
         fields = dict(entry)
         train, validation, test = fields.pop("sizes")
         return cls(
@@ -118,22 +102,18 @@ class Record:
             path=tuple(PathPoint(alpha, values) for alpha, values in fields.pop("path")),
             cells=tuple(CellCount(*cell) for cell in fields.pop("cells")),
             notes=tuple(fields.pop("notes")),
-            y_pred=base64.b64decode(fields.pop("decided", "")),
+            y_pred=base64.b64decode(fields.pop("y_pred")),
             **fields,
         )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TestLabels:
-    """True labels of the test rows as codes (n,).
-
-    `concept` holds the joint classes of the concepts, and `cells` the joint classes of task and
-    concepts; both are None if a concept is a quantity. Code -1 is a missing label.
-    """
+    """True labels of the test rows as codes (n,); -1 is a missing label."""
 
     task: Codes
-    concept: Codes | None
-    cells: Codes | None
+    concept: Codes | None  # joint classes of the concepts; None if one is a quantity
+    cells: Codes | None  # joint classes of task and concepts; None if one is a quantity
     groups: Codes | None = None
 
     def take(self, rows: Codes) -> TestLabels:
@@ -168,26 +148,16 @@ class CustomMetric(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Settings and data of a comparison.
-
-    `levels` is (None,) for the natural split. `sizes` holds the numbers of training, validation and
-    test rows of the first split. `erasers` and `heads` are the names that the caller uses.
-    `eraser_roles` and `head_roles` are the names of the same erasers and heads in the library, such
-    as "LEACE" and "frozen"; "" for an estimator or function. `test_labels` holds the labels of the
-    test rows if the split is fixed (argument `test` of `compare`), else None. `same_test` is True
-    if each seed has the same test rows at all levels. `concept_sizes` holds the number of classes
-    of each concept, 0 for a quantity; it is empty in a file of an earlier version.
-    """
+    """Settings and data of a comparison."""
 
     n: int
     d: int
-    erasers: tuple[str, ...]
+    erasers: tuple[str, ...]  # names that the caller uses
     heads: tuple[str, ...]
-    levels: tuple[float | None, ...]
+    levels: tuple[float | None, ...]  # (None,) for the natural split
     seeds: tuple[int, ...]
-    sizes: tuple[int, int, int]
+    sizes: tuple[int, int, int]  # training, validation and test rows of the first split
     aligned_class: str
-    association_method: str
     alphas: tuple[float, ...]
     select: str
     probes: tuple[str, ...]
@@ -196,41 +166,27 @@ class Context:
     fingerprint: str
     version: str
     notes: tuple[str, ...]
-    test_labels: TestLabels | None
-    eraser_roles: tuple[str, ...]
+    test_labels: TestLabels | None  # of the test rows if the split is fixed
+    eraser_roles: tuple[str, ...]  # names in the library; "" for a transformer or function
     head_roles: tuple[str, ...]
     custom_metrics: dict[str, CustomMetric]
-    same_test: bool
-    concept_sizes: tuple[int, ...] = ()
+    same_test: bool  # whether each seed has the same test rows at all levels
+    concept_sizes: tuple[int, ...]  # number of classes of each concept, 0 for a quantity
 
     def eraser_as(self, role: str) -> str | None:
         """Return the name of the first eraser with a role, such as "LEACE", or None."""
         return dict(zip(self.eraser_roles[::-1], self.erasers[::-1], strict=True)).get(role)
 
-    def head_as(self, role: str) -> str | None:
-        """Return the name of the first head with a role, such as "frozen", or None."""
-        return dict(zip(self.head_roles[::-1], self.heads[::-1], strict=True)).get(role)
-
     def to_json(self) -> Json:
         """Convert to numbers, strings, lists and dictionaries, for JSON."""
-        labels = {} if self.test_labels is None else self.test_labels.to_json()
         fields = dataclasses.asdict(dataclasses.replace(self, test_labels=None))
-        return {_KEYS.get(name, name): value for name, value in fields.items()} | {"truth": labels}
+        labels = None if self.test_labels is None else self.test_labels.to_json()
+        return {**fields, "test_labels": labels}
 
     @classmethod
     def from_json(cls, entry: Json) -> Context:
-        """Convert the result of `to_json` to a context.
-
-        Raises
-        ------
-        KeyError, TypeError, ValueError
-            The fields are not the fields of a context.
-        """
-        fields: Json = {
-            f.name: tuple(entry[key]) if isinstance(entry[key], list) else entry[key]
-            for f in dataclasses.fields(cls)
-            if (key := _KEYS.get(f.name, f.name)) in entry
-        }
+        """Convert the result of `to_json` to a context."""
+        fields: Json = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
         labels, custom = fields["test_labels"], fields["custom_metrics"]
         fields["test_labels"] = TestLabels.from_json(labels) if labels else None
         fields["custom_metrics"] = {name: CustomMetric(*metric) for name, metric in custom.items()}
@@ -250,13 +206,7 @@ def to_text(records: list[Record], context: Context) -> str:
 
 
 def from_text(text: str, name: str) -> tuple[list[Record], Context]:
-    """Return the records and context in the JSON text of a comparison; errors cite the file `name`.
-
-    Raises
-    ------
-    FileFormatError
-        The text is truncated, is not a comparison, or has another version of the format.
-    """
+    """Return the records and context in the JSON text of a comparison; errors cite `name`."""
     try:
         content = json.loads(text)
         if not isinstance(content, dict):
@@ -274,19 +224,9 @@ def from_text(text: str, name: str) -> tuple[list[Record], Context]:
 
 
 class Journal:
-    """Finished records by key, so that an interrupted run can continue.
+    """Finished records by key, in a file of JSON lines, so that an interrupted run can go on."""
 
-    With a folder, the records of earlier runs are read from a file in the folder, and new records
-    are appended to the file. Its first line holds the fingerprint of the data, and each further
-    line holds one record as JSON.
-
-    Raises
-    ------
-    InputError
-        The file has the fingerprint of other data.
-    FileFormatError
-        A line of the file is damaged; an incomplete last line is dropped without error.
-    """
+    # The first line holds the fingerprint of the data. An incomplete last line is dropped.
 
     def __init__(self, folder: str | os.PathLike[str] | None, fingerprint: str) -> None:
         self.records: dict[str, Record] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import math
 import warnings
 from collections.abc import Sequence
@@ -15,46 +14,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast.conditional import NEEDS_LABELS
-from splince_fast.evaluation import _logistic, advice, heads, probes
-from splince_fast.evaluation._cells import fill_missing_groups, texts_of
-from splince_fast.evaluation._data import take_rows
-from splince_fast.evaluation._erasers import (
+from splince_fast.evaluation import heads, probes
+from splince_fast.evaluation.data import fill_missing_groups, moments_of, take_rows, texts_of
+from splince_fast.evaluation.erasers import (
+    Component,
     FitData,
+    RowMap,
     ScaledCoordinates,
-    ScaledMap,
-    SplitPart,
     clone_with_seed,
-    copy_arguments,
     fit_eraser,
-    weight_argument,
 )
-from splince_fast.evaluation._records import ADVICE, ERASER_ROW, PathPoint, Record, TestLabels
-from splince_fast.evaluation.plan import ComparisonPlan, Component
-from splince_fast.evaluation.scoring import (
-    OF_ERASERS,
+from splince_fast.evaluation.heads import Head
+from splince_fast.evaluation.metrics import (
     ROUNDING,
     ClassPredictions,
-    Erasure,
     QuantityPredictions,
     add_scores,
     as_codes,
     as_quantities,
     concept_key,
+    erasure_scores,
     reason_of,
-    scores,
 )
+from splince_fast.evaluation.plan import ComparisonPlan
+from splince_fast.evaluation.records import ADVICE, ERASER_ROW, PathPoint, Record, TestLabels
 from splince_fast.evaluation.splits import Split
 from splince_fast.exceptions import (
     InfeasibleError,
-    InputError,
     LabelError,
     NotEnoughDataError,
     SplinceWarning,
 )
 from splince_fast.labels import ClassCodes, Columns
 from splince_fast.labels.names import listed
-from splince_fast.moments import Moments
-from splince_fast.projection import Projection
+from splince_fast.methods import leace
 
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
@@ -66,99 +59,50 @@ _PROBE_FOLDS = 5  # number of cross-validation folds of the test rows for probes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ErasedRows:
-    """Erased rows of all parts, stored as scaled rows and a map that must still be applied to them.
+    """Scaled rows of all parts after an eraser."""
 
-    For an affine eraser, the rows are unerased, and the map is the eraser. For an eraser that needs
-    labels, the rows are already erased, and the map is the identity.
-    """
-
-    eraser_map: ScaledMap
-    gram: Float | None  # covariance (d, d) of `train`; None if not computed
     train: Float
     validation: Float
     test: Float
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HeadFit:
-    """Fitted head in scaled coordinates; `classes` holds its class codes, None for ridge."""
-
-    weights: Float
-    intercepts: Float
-    classes: Codes | None
-    alpha: float
-    converged: bool = True
-
-    def predict(self, rows: Float, eraser_map: ScaledMap) -> NDArray[Any]:
-        """Predict class codes (n,) or values (n, k) of the task, for rows before `eraser_map`."""
-        values = eraser_map.scores(rows, self.weights, self.intercepts)
-        return values if self.classes is None else self.classes[heads.decide(values)]
+    gram: Float | None  # covariance (d, d) of `train`; None if not computed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadPath:
-    """Heads at all alphas, in descending order; `selected` is the index of the selected head."""
+    """Heads at all alphas, in descending order."""
 
-    fits: tuple[HeadFit, ...]
-    selected: int
+    fits: list[Head]
+    selected: int  # index of the selected head
     notes: tuple[str, ...] = ()
-
-    @property
-    def best(self) -> HeadFit:
-        """The selected head."""
-        return self.fits[self.selected]
 
 
 class Job:
-    """Rows, labels and moments of a plan at one seed and association level.
+    """Rows of a split, with labels and moments, at one seed and association level."""
 
-    `X` holds all rows of the data set; the job copies the rows of its split. `moments` are the
-    moments of the training rows and, with `unlabelled`, of rows without a label of the task.
-    """
-
-    def __init__(
-        self,
-        plan: ComparisonPlan,
-        X: NDArray[np.generic],
-        seed: int,
-        p: float | None,
-        split: Split,
-        moments: Moments,
-    ) -> None:
+    def __init__(self, plan: ComparisonPlan, seed: int, p: float | None, split: Split) -> None:
         self.plan, self.seed, self.p, self.split = plan, seed, p, split
-        self.S = moments.covariance(ddof=0)  # Cov(x) of unscaled rows, (d, d)
-        scale = math.sqrt(float(np.trace(self.S)) / len(self.S)) or 1.0
+        moments = moments_of(plan.X, plan.variables, split.train)
+        S = moments.covariance(ddof=0)  # Cov(x) of unscaled rows, (d, d)
+        scale = math.sqrt(float(np.trace(S)) / len(S)) or 1.0
         coordinates = ScaledCoordinates(moments.mean, scale)
-
-        def part(numbers: Codes, weights: Float | None) -> SplitPart:
-            return plan.part(numbers, coordinates.to_scaled(take_rows(X, numbers)), weights)
-
-        self.train = part(split.train, split.weights)
-        self.validation = part(split.validation, split.validation_weights)
-        self.test = part(split.test, None)
+        self.gram = S / scale**2
+        self.train, self.validation, self.test = (
+            plan.part(numbers, coordinates.to_scaled(take_rows(plan.X, numbers)))
+            for numbers in (split.train, split.validation, split.test)
+        )
         self.data = FitData(
             moments, moments.factored(), tuple(plan.concepts), plan.task_name, self.train,
             self.validation, seed, coordinates,
         )  # fmt: skip
+        self.unerased = ErasedRows(self.train.rows, self.validation.rows, self.test.rows, self.gram)
         if isinstance(plan.task, ClassCodes):
             # `classes` holds the class codes that occur in the training rows, and `class_index`
             # the index into `classes` of each training row.
             self.classes, self.class_index = np.unique(self.train.task, return_inverse=True)
 
     @cached_property
-    def unerased(self) -> ErasedRows:
-        """Scaled rows of all parts with the identity as their eraser."""
-        rows = (self.train.rows, self.validation.rows, self.test.rows)
-        return ErasedRows(ScaledMap.identity(len(self.S)), self.gram, *rows)
-
-    @cached_property
     def _unerased_head_path(self) -> HeadPath:
-        return self._head_path(self.unerased)
-
-    @cached_property
-    def gram(self) -> Float:
-        """Covariance (d, d) of the rows of the moments, in scaled coordinates."""
-        return np.asarray(self.S / self.data.coordinates.scale**2)
+        return self._fit_head_path(self.unerased)
 
     def run(self, erasers: Sequence[Component]) -> list[Record]:
         """Fit and score the erasers with all heads; the records of a failure hold its reason."""
@@ -191,30 +135,35 @@ class Job:
 
     def _eraser_records(self, component: Component) -> list[Record]:
         """Fit and score one eraser and its heads; the record of the eraser itself comes first."""
-        data, train, name = self.data, self.train, component.name
+        name, data = component.name, self.data
         eraser = fit_eraser(component.spec, data)
-        notes: tuple[str, ...] = ()
-        if isinstance(eraser, Projection):
-            eraser_map = ScaledMap.of(eraser, data.coordinates)
-            rows = dataclasses.replace(self.unerased, eraser_map=eraser_map)
-            erasure = Erasure.of_projection(eraser, data.moments, self.S, data.task, data.concepts)
-        else:
-            parts = (train, self.validation, self.test)
-            erased = (eraser.erase(part, data.coordinates) for part in parts)
-            rows = ErasedRows(self.unerased.eraser_map, None, *erased)
-            before, after = map(data.training_moments, (train.rows, rows.train))
-            change = np.average(np.sum((rows.train - train.rows) ** 2, 1), weights=train.weights)
-            erasure = Erasure.of_rows(before, after, float(change), data.task, data.concepts)
-            notes = (f"{NEEDS_LABELS}; the test rows were erased with their labels",)
-        values, probe_notes = self._leakage(rows.eraser_map(rows.test))
-        values |= scores(OF_ERASERS, erasure)
-        records = [self._record(name, ERASER_ROW, values=values, notes=notes + probe_notes)]
+        rows, reason = self._erased(eraser), ""
+        try:
+            values, notes = self._leakage(rows.test)
+        except Exception as error:
+            values, notes, reason = {}, (), f"leakage: {reason_of(error)}"
+        if eraser.uses_labels:
+            notes = (f"{NEEDS_LABELS}; the test rows were erased with their labels", *notes)
+        rank = None if eraser.projection is None else eraser.projection[0].shape[1]
+        values |= erasure_scores(self.train.rows, rows.train, self.train.labels, data.task, rank)
+        records = [self._record(name, ERASER_ROW, values=values, notes=notes, reason=reason)]
         for head in self.plan.heads:
             try:
                 records.append(self._head_record(name, head, rows))
             except Exception as error:
                 records.append(self._record(name, head.name, reason=reason_of(error)))
         return records
+
+    def _erased(self, eraser: RowMap) -> ErasedRows:
+        """Apply an eraser to all parts."""
+        gram = None
+        if eraser.projection is not None:
+            left, right = eraser.projection
+            if not left.shape[1]:
+                return self.unerased
+            gram = self.gram - left @ (right.T @ self.gram)
+            gram = gram - (gram @ right) @ left.T
+        return ErasedRows(eraser(self.train), eraser(self.validation), eraser(self.test), gram)
 
     def _leakage(self, erased: Float) -> tuple[dict[str, float], tuple[str, ...]]:
         """Return the metrics of the probes for each concept on erased test rows, and notes."""
@@ -225,8 +174,10 @@ class Job:
             if isinstance(concept, ClassCodes):
                 used, target = self._probe_targets[name]
                 n_unused = len(erased) - len(used)
-                rows = erased[used] if n_unused else erased
-                leakage = probes.probe_classes(rows, target, plan.probes, constant_tol=ROUNDING)
+                leakage = probes.probe_classes(
+                    erased[used] if n_unused else erased, target, plan.probes,
+                    constant_tol=ROUNDING,
+                )  # fmt: skip
                 if n_unused:
                     notes.append(
                         f"{n_unused} test rows have a class of {name!r} that no training row has; "
@@ -252,10 +203,7 @@ class Job:
 
     @cached_property
     def _probe_targets(self) -> dict[str, tuple[Codes, probes.ProbeTarget]]:
-        """Rows and target of the probes, by the name of each concept of classes.
-
-        The rows are indices of the test rows whose class occurs among the training rows.
-        """
+        """Test rows whose class occurs in training, and target of the probes, by concept."""
         targets = {}
         for name, concept in self.plan.concepts.items():
             if isinstance(concept, ClassCodes):
@@ -273,18 +221,13 @@ class Job:
         """Fit and score one head on erased rows; the record of "retrained" covers all alphas."""
         record = self._record(eraser, head.name)
         if head.spec == "frozen":
-            fit = self._unerased_head_path.best
-            # A head fitted to erased rows includes weights @ offset of the eraser in its intercept;
-            # the frozen head was fitted to unerased rows and does not.
-            intercepts = fit.intercepts + fit.weights @ rows.eraser_map.offset
-            fit = dataclasses.replace(fit, intercepts=intercepts)
-            return self._scored_record(record, fit, rows)
+            path = self._unerased_head_path
+            return self._scored_record(record, path.fits[path.selected], rows)
         if head.spec == "unregularised":
-            return self._scored_record(record, self._unregularised(rows), rows)
+            return self._scored_record(record, self._fit_unregularised(rows), rows)
         if head.spec != "retrained":
             return self._classifier_record(record, head, rows)
-        is_erased = len(rows.eraser_map.left) or rows.train is not self.train.rows
-        path = self._head_path(rows) if is_erased else self._unerased_head_path
+        path = self._unerased_head_path if rows is self.unerased else self._fit_head_path(rows)
         records = [self._scored_record(record, fit, rows) for fit in path.fits]
         best = records[path.selected]
         reasons = (best.reason, *(r.reason for r in records))
@@ -295,23 +238,18 @@ class Job:
             path=tuple(PathPoint(float(r.alpha or 0), r.values) for r in records),
         )
 
-    def _head_path(self, rows: ErasedRows) -> HeadPath:
-        """Fit heads at every alpha, and select one.
-
-        The head is selected by the validation rows or, if the task has classes and a cell has few
-        validation rows, by folds of the training rows. If the task is a quantity and the split has
-        no validation rows, the head with the largest alpha is selected.
-        """
+    def _fit_head_path(self, rows: ErasedRows) -> HeadPath:
+        """Fit heads at every alpha; select one by validation rows or folds of training rows."""
         alphas, validation = self.plan.alphas, self.validation
         if isinstance(self.plan.task, Columns):
-            fits = self._ridge_fits(rows, alphas)
+            fits = heads.ridge_path(rows.train, self.train.task, alphas)
             if not len(validation.rows):
                 return HeadPath(fits, 0)
-            predictions = [fit.predict(rows.validation, rows.eraser_map) for fit in fits]
+            predictions = [self._predict(fit, rows.validation) for fit in fits]
             errors = [float(np.mean((validation.task - y_pred) ** 2)) for y_pred in predictions]
             scored = [(-error, 0.0) for error in errors]
             return HeadPath(fits, heads.select_best(scored, alphas, "worst_group"))
-        fits = self._logistic_fits(rows, np.array(alphas))
+        fits = self._fit_logistic(rows, alphas)
         if len(alphas) == 1:
             return HeadPath(fits, 0)
         notes: list[str] = []
@@ -322,52 +260,31 @@ class Job:
             )
             scored = self._scores_by_folds(rows, notes)
         else:
-            predictions = [fit.predict(rows.validation, rows.eraser_map) for fit in fits]
+            predictions = [self._predict(fit, rows.validation) for fit in fits]
             scored = [
-                heads.score(validation.task, y_pred, validation.cells, validation.weights)
-                for y_pred in predictions
+                heads.score(validation.task, y_pred, validation.cells) for y_pred in predictions
             ]
         return HeadPath(fits, heads.select_best(scored, alphas, self.plan.select), tuple(notes))
 
-    def _logistic_fits(
-        self, rows: ErasedRows, alphas: Float, *, weights: Float | None = None, max_iter: int = 400
-    ) -> tuple[HeadFit, ...]:
-        """Fit logistic heads on the training rows, one per alpha.
-
-        `weights`, (n, number of alphas), has columns with sum 1. By default, each column holds the
-        training weights divided by their sum.
-
-        Raises
-        ------
-        InputError
-            An alpha is 0, and the classes are linearly separable.
-        """
-        if weights is None and (w := self.train.weights) is not None:
-            weights = np.broadcast_to((w / w.sum())[:, None], (len(w), len(alphas)))
-        fits = _logistic.fit(
-            rows.train, self.class_index, len(self.classes), alphas,
-            factors=rows.eraser_map.factors,
-            gram=rows.gram, sample_weights=weights, max_iter=max_iter,
+    def _fit_logistic(
+        self, rows: ErasedRows, alphas: Sequence[float], **options: Any
+    ) -> list[Head]:
+        """Fit logistic heads, whose classes are codes, on the training rows, one per alpha."""
+        return heads.logistic_path(
+            rows.train, self.class_index, tuple(self.classes.tolist()), alphas, gram=rows.gram,
+            **options,
         )  # fmt: skip
-        if fits.separable.any():
-            raise InputError(heads.SEPARABLE)
-        return tuple(
-            HeadFit(
-                fits.weights[j], fits.intercepts[j], self.classes, alpha, bool(fits.converged[j])
-            )
-            for j, alpha in enumerate(alphas.tolist())
-        )
 
-    def _ridge_fits(self, rows: ErasedRows, alphas: Sequence[float]) -> tuple[HeadFit, ...]:
-        """Fit ridge heads on the training rows, one per alpha."""
-        w, b = heads.ridge_path(rows.train, self.train.task, alphas, rows.eraser_map.factors)
-        return tuple(HeadFit(w[j], b[j], None, alpha) for j, alpha in enumerate(alphas))
-
-    def _unregularised(self, rows: ErasedRows) -> HeadFit:
+    def _fit_unregularised(self, rows: ErasedRows) -> Head:
         """Fit the head without penalty (alpha 0)."""
-        if isinstance(self.plan.task, ClassCodes):
-            return self._logistic_fits(rows, np.zeros(1), max_iter=1000)[0]
-        return self._ridge_fits(rows, (0.0,))[0]
+        if isinstance(self.plan.task, Columns):
+            return heads.ridge_path(rows.train, self.train.task, (0.0,))[0]
+        return self._fit_logistic(rows, (0.0,), max_iter=1000)[0]
+
+    def _predict(self, head: Head, rows: Float) -> NDArray[Any]:
+        """Predict class codes (n,) or values (n, k) of the task."""
+        values = rows @ head.coef_.T + head.intercept_
+        return self.classes[heads.decide(values)] if head.classes_ else values
 
     def _has_few_validation_rows(self) -> bool:
         """Whether a cell with training rows has fewer than `MIN_CELL` validation rows."""
@@ -377,12 +294,8 @@ class Job:
         return bool((counts[np.unique(train)] < heads.MIN_CELL).any())
 
     def _scores_by_folds(self, rows: ErasedRows, notes: list[str]) -> list[heads.ValidationScore]:
-        """Return the cross-validation score of every alpha on the training rows.
-
-        A fold is left out, with a note in `notes`, if the rows outside it lack a class.
-        """
-        train, codes, alphas = self.train, self.class_index, np.array(self.plan.alphas)
-        n = len(codes)
+        """Return the cross-validation score of every alpha on the training rows."""
+        train, codes, alphas = self.train, self.class_index, self.plan.alphas
         fold = fold_of_rows(train.strata, train.groups, self.seed)
         folds = [f for f in range(FOLDS) if len(np.unique(codes[fold != f])) == len(self.classes)]
         if not folds:
@@ -395,51 +308,34 @@ class Job:
                 f"{FOLDS - len(folds)} of {FOLDS} folds were left out, because their training rows "
                 "lack a class"
             )
-        weights = np.ones(n) if train.weights is None else train.weights
-        train_weights = np.stack([(fold != f) * weights for f in folds for _ in alphas], 1)
-        fits = self._logistic_fits(
-            rows, np.tile(alphas, len(folds)), weights=train_weights / train_weights.sum(axis=0)
-        )
+        weights = np.stack([fold != f for f in folds for _ in alphas], 1).astype(np.float64)
+        fits = self._fit_logistic(rows, alphas * len(folds), weights=weights / weights.sum(axis=0))
         held_out = np.isin(fold, folds)
         cells = None if train.cells is None else train.cells[held_out]
         scored = []
         for j in range(len(alphas)):
-            y_pred = np.zeros(n, dtype=np.intp)
+            y_pred = np.zeros(len(codes), dtype=np.intp)
             for i, f in enumerate(folds):
                 fit = fits[i * len(alphas) + j]
-                y_pred[fold == f] = fit.predict(rows.train[fold == f], rows.eraser_map)
-            scored.append(
-                heads.score(train.task[held_out], y_pred[held_out], cells, weights[held_out])
-            )
+                y_pred[fold == f] = self._predict(fit, rows.train[fold == f])
+            scored.append(heads.score(train.task[held_out], y_pred[held_out], cells))
         return scored
 
     def _classifier_record(self, record: Record, head: Component, rows: ErasedRows) -> Record:
         """Fit a classifier with the interface of scikit-learn to erased rows, and score it."""
-        model = clone_with_seed(head.spec, self.seed)
-        accepted = inspect.signature(model.fit).parameters
-        erase = rows.eraser_map
-        train = dataclasses.replace(self.train, rows=erase(rows.train))
-        arguments: dict[str, Any] = {}
-        if "groups" in accepted and train.cells is not None:
-            if "validation" in accepted and len(rows.validation):
-                validation = dataclasses.replace(self.validation, rows=erase(rows.validation))
-                arguments["validation"] = (validation.rows, validation.task, validation.cells)
-            arguments["groups"] = train.cells
-        arguments |= weight_argument(model, train.weights)
-        target = train.task
+        model, target = clone_with_seed(head.spec, self.seed), self.train.task.copy()
         target = target.ravel() if target.ndim == 2 and target.shape[1] == 1 else target
-        target, arguments = copy_arguments(model, (target, arguments))
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            model.fit(train.rows, target, **arguments)
+            model.fit(rows.train.copy(), target)
         converged = not any("Convergence" in w.category.__name__ for w in caught)
         record = dataclasses.replace(record, converged=converged)
-        return self._add_scores(record, np.asarray(model.predict(erase(rows.test))))
+        return self._add_scores(record, np.asarray(model.predict(rows.test.copy())))
 
-    def _scored_record(self, record: Record, fit: HeadFit, rows: ErasedRows) -> Record:
+    def _scored_record(self, record: Record, fit: Head, rows: ErasedRows) -> Record:
         """Return the record with the alpha of a head, and its metrics on the test rows."""
         record = dataclasses.replace(record, alpha=fit.alpha, converged=fit.converged)
-        return self._add_scores(record, fit.predict(rows.test, rows.eraser_map))
+        return self._add_scores(record, self._predict(fit, rows.test))
 
     def _add_scores(self, record: Record, y_pred: NDArray[Any]) -> Record:
         """Return the record with the metrics of the predictions on the test rows."""
@@ -469,10 +365,7 @@ class Job:
 
     @cached_property
     def _concept_values(self) -> Float | None:
-        """Concept of the test rows as numbers (n,).
-
-        None unless there is a single concept, with one column or two classes.
-        """
+        """Test values (n,) of a single concept of one column or two classes, else None."""
         concept, *others = self.plan.concepts.values()
         if others:
             return None
@@ -496,57 +389,19 @@ class Job:
     # -- advice ----------------------------------------------------------------------------
 
     def _advice_record(self) -> Record:
-        """Return the record of the advice, computed from the moments."""
-        moments, concepts = self.data.factored, list(self.data.concepts)
-        frozen = advice.frozen_head_advice(moments, concepts, self.data.task)
-        values = {"rho": frozen.rho, "threshold": frozen.threshold, **self._frozen_errors()}
-        for name in concepts:
-            trace = advice.held_out_trace(moments, name)
-            trace_values = {
-                "trace_before": trace.before,
-                "expected_trace": trace.expected,
-                "expected_r2": trace.r2,
-                "rows_for_half": trace.rows_for(max(trace.r2 / 2, 1e-12)),
-            }
-            values |= {concept_key(key, name, concepts): v for key, v in trace_values.items()}
+        """Return the record of the expected R^2 of each concept on erased new rows."""
+        concepts = list(self.data.concepts)
+        report = leace(self.data.factored, erase=concepts).report
+        assert report is not None
+        values = {
+            concept_key("expected_r2", v.name, concepts): v.expected
+            for v in report.variables if v.expected is not None
+        }  # fmt: skip
         return self._record(ADVICE, ERASER_ROW, values=values)
-
-    def _frozen_errors(self) -> dict[str, float]:
-        """Return squared errors of frozen ridge heads after SPLINCE minus those after LEACE.
-
-        The two heads have the largest alpha ("strong") and the smallest alpha ("weak"). The result
-        also holds the number of classes of the task ("task_classes").
-        """
-        data = self.data
-        assert isinstance(self.plan.task, ClassCodes)
-        column_of = {name: k for k, name in enumerate(data.moments.classes(data.task))}
-        columns = np.array([column_of.get(name, len(column_of)) for name in self.plan.task.classes])
-        # The last row is zero, for classes of the task without training rows.
-        indicators = np.eye(len(column_of) + 1)[:, :-1]
-        train, test = (indicators[columns[part.task]] for part in (self.train, self.test))
-        mean = np.average(train, axis=0, weights=self.train.weights)
-        cross = data.moments.cross_covariance(data.task, ddof=0) / data.coordinates.scale
-        values = {"task_classes": float(len(column_of))}
-        for name, alpha in (("strong", self.plan.alphas[0]), ("weak", self.plan.alphas[-1])):
-            ridge = np.linalg.solve(self.gram + alpha * np.eye(len(cross)), cross)
-            head = np.asarray(ridge.T, dtype=np.float64)
-            errors = advice.frozen_squared_errors(
-                data.factored, list(data.concepts), data.task, head, self.test.rows, test, mean
-            )
-            values[f"squared_error_{name}"] = errors["SPLINCE"] - errors["LEACE"]
-        return values
 
 
 def fold_of_rows(cells: Codes, groups: Codes | None, seed: int) -> Codes:
-    """Return the fold number (n,) of each row; cells are spread evenly, and groups are not split.
-
-    A row without a group (code -1) is a group of one row.
-
-    Raises
-    ------
-    NotEnoughDataError
-        There are fewer groups than folds.
-    """
+    """Return the fold (n,) of each row; cells are spread evenly, and groups are not divided."""
     n = len(cells)
     fold = np.empty(n, dtype=np.intp)
     if groups is None:

@@ -1,0 +1,237 @@
+"""Rows, labels and groups of a data set: reading, checks, class codes, cells, fingerprint.
+
+A cell is a combination of classes of several columns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast import sources
+from splince_fast._runtime.arrays import as_rows, check_values
+from splince_fast.exceptions import InputError, LabelError
+from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, encode_one
+from splince_fast.labels.encoded import observed
+from splince_fast.moments import Moments
+
+Rows = NDArray[np.intp]  # row numbers
+Codes = NDArray[np.intp]
+Matrix = NDArray[Any]  # (n, d) rows of any dtype
+Float = NDArray[np.float64]
+
+BLOCK = 1 << 12  # rows per block, in which memory-mapped rows are read
+FEW_ROWS = 20  # the accuracy in a cell with fewer test rows is marked as not reliable
+_MAX_PRODUCT = 10_000  # above this number of combinations, only cells with rows are listed
+
+
+def read_rows(X: object) -> Matrix:
+    """Read (n, d) rows from an array, frame, tensor, source, .npy file or .parquet file."""
+    array = X
+    while isinstance(array, np.ndarray):
+        # Worker processes would map the file of a copy-on-write map, without the changes.
+        # Worker processes would map the file of a copy-on-write map, without the changes.
+        if isinstance(array, np.memmap) and array.mode == "c":
+            return as_rows(np.array(X))
+        array = array.base
+    if isinstance(X, str | os.PathLike):
+        path = Path(X)
+        if path.suffix == ".npy":
+            try:
+                return as_rows(np.load(path, mmap_mode="r", allow_pickle=False))
+            except (ValueError, EOFError) as error:
+                raise InputError(
+                    f"{str(path)!r} cannot be read as a .npy array: {error}. The file may be "
+                    "truncated, have another format, or contain Python objects"
+                ) from error
+        if path.suffix != ".parquet":
+            raise InputError(f"{str(path)!r} is neither a .npy nor a .parquet file")
+        try:
+            X = sources.from_parquet(path, embedding="embedding")
+        except InputError as error:
+            error.add_note(
+                "compare reads the column 'embedding'; for another column, pass X="
+                f"splince_fast.sources.from_parquet({str(path)!r}, COLUMN)"
+            )
+            raise
+    if isinstance(X, sources.Source):
+        arrays = [np.array(as_rows(block.X)) for block in X]
+        if not arrays:
+            raise InputError(f"{X.name} has no rows")
+        return np.concatenate(arrays)
+    return as_rows(X)
+
+
+def check_finite(X: Matrix) -> None:
+    """Raise NonFiniteError if the rows contain NaN or infinity."""
+    for block in blocks(X):
+        try:
+            check_values(block, "X")
+        except InputError:
+            check_values(X, "X")  # its message has row numbers of X, not of the block
+            raise
+
+
+def blocks(X: Matrix) -> Iterator[Matrix]:
+    """Yield consecutive blocks of the rows."""
+    for start in range(0, len(X), BLOCK):
+        yield X[start : start + BLOCK]
+
+
+def take_rows(X: Matrix, rows: Rows) -> Float:
+    """Return a float64 copy of X[rows]."""
+    out = np.empty((len(rows), X.shape[1]))
+    for start in range(0, len(rows), BLOCK):
+        out[start : start + BLOCK] = X[rows[start : start + BLOCK]]
+    return out
+
+
+def moments_of(X: Matrix, labels: Mapping[str, Encoded], rows: Rows) -> Moments:
+    """Return the moments of some rows, read in ascending order."""
+    moments, ordered = Moments(), np.sort(rows)
+    for start in range(0, len(ordered), BLOCK):
+        block = ordered[start : start + BLOCK]
+        block_labels = {name: labels_of(column, block) for name, column in labels.items()}
+        moments.update(take_rows(X, block), block_labels)
+    return moments
+
+
+def has_label(encoded: Encoded) -> NDArray[np.bool_]:
+    """Return the mask (n,) of the rows that have a label."""
+    if isinstance(encoded, ClassCodes):
+        return np.asarray(encoded.codes >= 0)
+    return np.ones(len(encoded.values), bool) if encoded.present is None else encoded.present
+
+
+def labels_of(column: Encoded, rows: Rows) -> Encoded:
+    """Return the labels of some rows of a column, without classes that do not occur in them."""
+    if isinstance(column, Columns):
+        present = None if column.present is None else column.present[rows]
+        return Columns(column.columns, column.values[rows], present)
+    return observed(ClassCodes(column.classes, column.codes[rows]))
+
+
+def fingerprint(
+    X: Matrix,
+    labels: Mapping[str, Encoded],
+    groups: Rows | None,
+    parts: NDArray[np.int8] | None,
+) -> str:
+    """Return a hash of the rows, of the labels with their names, and of the groups and parts."""
+    digest = hashlib.sha256(repr((X.shape, X.dtype.str, list(labels))).encode())
+    for rows in blocks(X):
+        digest.update(np.ascontiguousarray(rows).view(np.uint8).data)
+    for encoded in labels.values():
+        if isinstance(encoded, ClassCodes):
+            digest.update(repr(encoded.classes).encode() + encoded.codes.tobytes())
+        else:
+            digest.update(encoded.values.tobytes() + has_label(encoded).tobytes())
+    for column in (groups, parts):
+        digest.update(b"-" if column is None else column.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def class_codes(
+    values: object, name: str, n: int | None = None, *, of: str = "X", declared: bool = False
+) -> ClassCodes:
+    """Encode a column of `n` labels, as many as the argument `of`; drop classes without rows."""
+    if n is None:
+        if not isinstance(values, Sized):
+            raise InputError(f"labels are {type(values).__name__}, not a column of labels")
+        n = len(values)
+    encoded = encode_one(values, n, name=name, kind="classes", of=of)
+    return encoded if declared else observed(encoded)
+
+
+def check_classes(name: str, column: ClassCodes) -> None:
+    """Raise LabelError if fewer than two classes occur in the rows of a column."""
+    present = np.unique(column.codes[column.codes >= 0])
+    if len(present) < 2:
+        text = f"1 class ({column.classes[present[0]]!r})" if len(present) else "0 classes"
+        raise LabelError(f"the {name} has {text} among its rows; at least two are needed")
+
+
+def fill_missing_groups(groups: Codes) -> Codes:
+    """Return group codes in which each row without a group (code -1) is a new group of one row."""
+    ungrouped = groups < 0
+    return np.where(ungrouped, groups.max(initial=-1) + np.cumsum(ungrouped), groups)
+
+
+def common_codes(first: ClassCodes, second: ClassCodes) -> tuple[Codes, Codes]:
+    """Return codes of two columns in one list of classes, which starts with those of `first`."""
+    kinds = [{isinstance(name, str) for name in column.classes} for column in (first, second)]
+    if kinds in ([{True}, {False}], [{False}, {True}]):
+        raise LabelError(
+            f"true labels such as {first.classes[0]!r} never equal predicted labels such as "
+            f"{second.classes[0]!r}, because text equals no number; convert one of the columns"
+        )
+    index = {name: i for i, name in enumerate(first.classes)}
+    for name in second.classes:
+        index.setdefault(name, len(index))
+    table = np.array([index[name] for name in second.classes] + [-1], dtype=np.intp)
+    return first.codes, table[second.codes]
+
+
+def joint_classes(columns: Sequence[ClassCodes]) -> ClassCodes:
+    """Return the cells of several columns as one column; -1 where a label is missing."""
+    if len(columns) == 1:
+        return columns[0]
+    shape = [len(column.classes) for column in columns]
+    missing = np.any([column.codes < 0 for column in columns], axis=0)
+    codes = np.full(len(missing), -1, dtype=np.int64)
+    labelled = [column.codes[~missing] for column in columns]
+    if np.prod(shape, dtype=np.float64) <= _MAX_PRODUCT:
+        combinations = np.indices(shape).reshape(len(shape), -1).T
+        if not missing.all():
+            codes[~missing] = np.ravel_multi_index(tuple(labelled), shape)
+    else:
+        combinations, inverse = np.unique(np.stack(labelled, 1), axis=0, return_inverse=True)
+        codes[~missing] = inverse.ravel()
+    names: list[Any] = [
+        tuple(column.classes[i] for column, i in zip(columns, cell, strict=True))
+        for cell in combinations.tolist()
+    ]
+    return ClassCodes(tuple(names), codes.astype(np.intp))
+
+
+def texts_of(classes: Sequence[ClassName]) -> tuple[str, ...]:
+    """Return distinct texts for distinct classes; the parts of a tuple are joined by " · "."""
+    for convert in (str, repr):  # str may give equal texts, as for "a · b" and ("a", "b")
+        texts = tuple(
+            " · ".join(map(convert, name)) if isinstance(name, tuple) else str(name)
+            for name in classes
+        )
+        if len(set(texts)) == len(texts):
+            break
+    return texts
+
+
+def cells_of_groups(groups: object, n: int, of: str) -> ClassCodes:
+    """Return the cells of `groups`, one or several columns of `n` entries, as the argument `of`."""
+    if isinstance(groups, Mapping) and not groups:
+        raise InputError("groups has no column; pass at least one")
+    columns = columns_of(groups, "groups")
+    return joint_classes(
+        [class_codes(c, str(name), n, of=of, declared=True) for name, c in columns.items()]
+    )
+
+
+def counts_per_code(codes: Codes, correct: NDArray[np.bool_], size: int = 0) -> tuple[Codes, Codes]:
+    """Return the numbers of rows and of correct rows of each code 0, 1, ..."""
+    counts = np.bincount(codes[codes >= 0], minlength=size)
+    return counts, np.bincount(codes[correct & (codes >= 0)], minlength=len(counts))
+
+
+def columns_of(values: object, name: str) -> dict[str, Any]:
+    """Return columns by name, from one column, mapping, frame, or tuple (names "role[0]", ...)."""
+    from splince_fast.estimators.base import columns_by_name
+
+    if isinstance(values, tuple) and values and not np.isscalar(values[0]):
+        return {f"{name}[{i}]": column for i, column in enumerate(values)}
+    return columns_by_name(values, name)

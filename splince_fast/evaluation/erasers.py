@@ -1,0 +1,290 @@
+"""Erasers of a comparison: from a name, a function or a transformer to a map of rows.
+
+A job holds its rows in scaled coordinates, (x - mean) / scale with one scale for all features.
+Transformers, and the baselines INLP and R-LACE, are fitted to scaled rows and applied to them.
+Functions and the methods of the library have rows in the units of the data.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._runtime.arrays import check_values
+from splince_fast.conditional import ConditionalEraser
+from splince_fast.exceptions import InputError
+from splince_fast.labels import ClassCodes, Encoded, names_array
+from splince_fast.methods.quadratic import quadratic
+from splince_fast.methods.table import METHODS, key_of
+from splince_fast.moments import Moments
+from splince_fast.moments.snapshot import Factored
+from splince_fast.projection import Projection
+
+Float = NDArray[np.float64]
+Codes = NDArray[np.intp]
+# Joint class codes (n,) of the concepts; values (n, k) if all concepts are quantities; a mapping of
+# columns by concept if only some are.
+ConceptLabels: TypeAlias = NDArray[Any] | dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """An eraser, head, probe or metric of a comparison."""
+
+    name: str
+    spec: Any  # a name of the library, a function, or an object with the interface of scikit-learn
+
+    @property
+    def role(self) -> str:
+        """Name in the library; "" for a function or object."""
+        return self.spec if isinstance(self.spec, str) else ""
+
+
+def named_components(specs: object, choices: Sequence[str], kind: str) -> tuple[Component, ...]:
+    """Return erasers, heads or probes with their names; only an eraser may be a function."""
+    if isinstance(specs, str) or not isinstance(specs, Sequence | Mapping):
+        specs = (specs,)
+    pairs = list(specs.items()) if isinstance(specs, Mapping) else [(None, spec) for spec in specs]
+    components: dict[str, Component] = {}
+    for key, spec in pairs:
+        if isinstance(spec, str):
+            spec = default_name = _name_in_library(spec, choices, kind)
+        elif hasattr(spec, "get_params") and hasattr(spec, "fit"):
+            default_name = type(spec).__name__
+        elif kind == "eraser" and callable(spec):
+            default_name = getattr(spec, "__name__", type(spec).__name__)
+        else:
+            raise InputError(
+                f"{spec!r} is not a valid {kind}: pass one of {', '.join(choices)}, or "
+                + ("a transformer or function" if kind == "eraser" else "a classifier")
+            )
+        name = default_name if key is None else str(key)
+        if name in components:
+            raise InputError(f"two {kind}s are named {name!r}; pass a dict with different names")
+        components[name] = Component(name, spec)
+    return tuple(components.values())
+
+
+def _name_in_library(text: str, choices: Sequence[str], kind: str) -> str:
+    """Return the name as the library writes it, such as "LEACE" for "leace"."""
+    key = key_of(text) if kind == "eraser" else None
+    labels = {label.lower(): label for label in choices}
+    label = labels.get(text.lower()) if key is None else METHODS[key].label
+    if label is None:
+        raise InputError(f"there is no {kind} {text!r}; choose from {', '.join(choices)}")
+    return label
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SplitPart:
+    """Scaled rows of one part of a split (training, validation or test), with labels."""
+
+    rows: Float
+    task: NDArray[Any]  # class codes (n,), or values (n, k) of a quantity
+    concept: ConceptLabels
+    cells: Codes | None  # joint classes of task and concepts; None if one is a quantity
+    groups: Codes | None
+    labels: Mapping[str, Encoded]  # of the task and of each concept, by name in the moments
+
+    @property
+    def strata(self) -> Codes:
+        """Codes (n,) of the cells, or of the classes of the task if a concept is a quantity."""
+        return self.task if self.cells is None else self.cells
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScaledCoordinates:
+    """Scaled coordinates (x - mean) / scale."""
+
+    mean: Float
+    scale: float
+
+    def to_scaled(self, rows: Float) -> Float:
+        """Return a copy of rows in scaled coordinates."""
+        return (rows - self.mean) / self.scale
+
+    def to_data(self, rows: Float) -> Float:
+        """Return a copy of scaled rows in the units of the data."""
+        return rows * self.scale + self.mean
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FitData:
+    """Data to which the erasers of one seed and level are fitted."""
+
+    moments: Moments
+    factored: Factored  # snapshot of `moments`, factorised once for all erasers
+    concepts: tuple[str, ...]
+    task: str  # name of the task in the moments
+    train: SplitPart
+    validation: SplitPart
+    seed: int
+    coordinates: ScaledCoordinates
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowMap:
+    """A fitted eraser: maps the scaled rows of a part."""
+
+    apply: Callable[[Float, Mapping[str, Encoded]], Any]  # of rows and their labels
+    coordinates: ScaledCoordinates | None = None  # None if `apply` takes scaled rows
+    projection: tuple[Float, Float] | None = None  # P = I - left right^T if the map is affine
+    uses_labels: bool = False
+
+    def __call__(self, part: SplitPart) -> Float:
+        """Return the erased rows; their number and width are those of the part."""
+        if not len(part.rows):
+            return part.rows
+        to_data = np.copy if self.coordinates is None else self.coordinates.to_data
+        erased = np.asarray(self.apply(to_data(part.rows), part.labels), dtype=np.float64)
+        if erased.shape != part.rows.shape:
+            raise InputError(
+                f"the eraser returned rows of shape {erased.shape} for {part.rows.shape}; an "
+                "eraser keeps the number of rows and of features"
+            )
+        check_values(erased, "the erased rows")
+        return erased if self.coordinates is None else self.coordinates.to_scaled(erased)
+
+
+def fit_eraser(spec: Any, data: FitData) -> RowMap:
+    """Fit the eraser that a name, a function or a transformer specifies."""
+    coordinates = data.coordinates
+    eraser: Any
+    if isinstance(spec, str):
+        eraser = ERASERS[spec](data)
+    elif hasattr(spec, "fit"):
+        return _fit_transformer(spec, data)
+    else:
+        labels = {name: _values(column) for name, column in data.train.labels.items()}
+        eraser = spec(coordinates.to_data(data.train.rows), labels)
+        if not callable(eraser):
+            raise InputError(
+                f"the eraser function returned {type(eraser).__name__}; it must return a map of "
+                "rows, a function that takes rows and returns the erased rows"
+            )
+    if isinstance(eraser, RowMap):
+        return eraser
+    if isinstance(eraser, Projection):
+        return _affine(eraser, coordinates)
+    if isinstance(eraser, ConditionalEraser):
+        return RowMap(
+            lambda rows, labels: eraser(rows, dict(labels), progress=False),
+            coordinates,
+            uses_labels=True,
+        )
+    return RowMap(lambda rows, labels: eraser(rows), coordinates)
+
+
+def _affine(eraser: Projection, coordinates: ScaledCoordinates) -> RowMap:
+    """Convert a projection of rows in the units of the data to a map of scaled rows."""
+    left, right = np.ascontiguousarray(eraser.left), np.ascontiguousarray(eraser.right)
+    centre = (eraser.mean - coordinates.mean) / coordinates.scale
+    return RowMap(
+        lambda rows, labels: rows - ((rows - centre) @ right) @ left.T, projection=(left, right)
+    )
+
+
+def _values(column: Encoded) -> NDArray[Any]:
+    """Return the labels of a function of rows: names of classes, or values of a quantity."""
+    if isinstance(column, ClassCodes):
+        return np.asarray(names_array(column.classes)[column.codes])
+    return column.values[:, 0].copy() if column.values.shape[1] == 1 else column.values.copy()
+
+
+def _fit_transformer(spec: object, data: FitData) -> RowMap:
+    """Fit a transformer to scaled training rows, with the concept if ``fit`` takes it."""
+    model, train, validation = clone_with_seed(spec, data.seed), data.train, data.validation
+    accepted = inspect.signature(model.fit).parameters
+    arguments: dict[str, Any] = {}
+    rows, task, concept = train.rows, train.task, train.concept
+    # INLP and R-LACE stop by the validation rows, which a mask marks.
+    if "validation" in accepted and len(validation.rows):
+        arguments["validation"] = np.arange(len(rows) + len(validation.rows)) >= len(rows)
+        rows, task = _joined(rows, validation.rows), _joined(task, validation.task)
+        concept = _joined(concept, validation.concept)
+    if "concept" in accepted:
+        arguments["concept"] = concept
+    # Copies: estimators may overwrite their arguments, as do those of scikit-learn with
+    # ``copy_X=False``.
+    model.fit(*copy.deepcopy((rows, task)), **copy.deepcopy(arguments))
+    projection = getattr(model, "projection_", None)
+    if isinstance(projection, Projection):
+        return _affine(projection, ScaledCoordinates(np.zeros(rows.shape[1]), 1.0))
+    return RowMap(lambda rows, labels: model.transform(rows))
+
+
+def _joined(first: Any, second: Any) -> Any:
+    if isinstance(first, dict):
+        return {name: np.concatenate([first[name], second[name]]) for name in first}
+    return np.concatenate([first, second])
+
+
+def _fit_baseline(name: str, data: FitData) -> RowMap:
+    """Fit INLP or R-LACE with their default parameters."""
+    return _fit_transformer(getattr(import_module("splince_fast.baselines"), name)(), data)
+
+
+def _fit_method(key: str, data: FitData) -> object:
+    """Fit the method of the library with the key `key` of `METHODS`."""
+    method = METHODS[key]
+    options: dict[str, Any] = {}
+    if method.needs_task or (method.needs_labels and method.keeps):
+        options["keep"] = data.task
+    if "missing" in method.parameters:
+        options["missing"] = "raise"  # every row of the split has its labels
+    return method.function(data.factored, erase=list(data.concepts), **options)
+
+
+def _fit_quadratic(data: FitData) -> object:
+    """Fit the quadratic eraser, which keeps the task, to the training rows."""
+    train, concept = data.train, data.concepts[0]
+    if len(data.concepts) > 1 or not isinstance(train.labels[concept], ClassCodes):
+        raise InputError(
+            "'quadratic' erases one concept of classes; combine several concepts to one column of "
+            "their joint classes, and divide a quantity into classes"
+        )
+    rows = data.coordinates.to_data(train.rows)
+    moments = Moments(by=concept).update(rows, dict(train.labels))
+    return quadratic(moments, erase=concept, keep=data.task, shrinkage=None)
+
+
+def _fit_random(data: FitData) -> Projection:
+    """Return the projection that removes a random subspace of the dimension of the concepts."""
+    count = 0  # k - 1 for a concept of k classes, k for a quantity of k columns
+    for name in data.concepts:
+        column = data.train.labels[name]
+        if isinstance(column, ClassCodes):
+            count += max(1, len(column.classes) - 1)
+        else:
+            count += column.values.shape[1]
+    d = len(data.moments.mean)
+    Q, _ = np.linalg.qr(np.random.default_rng(data.seed).normal(size=(d, min(count, d))))
+    return Projection(Q, Q, data.moments.mean, method="random")
+
+
+# The erasers that have a name.
+ERASERS: dict[str, Callable[[FitData], object]] = {
+    **{method.label: partial(_fit_method, key) for key, method in METHODS.items()},
+    "quadratic": _fit_quadratic,
+    "random": _fit_random,
+    "INLP": partial(_fit_baseline, "INLP"),
+    "RLACE": partial(_fit_baseline, "RLACE"),
+}
+
+
+def clone_with_seed(estimator: object, seed: int) -> Any:
+    """Return a clone of an estimator, with `seed` for each ``random_state`` that is None."""
+    from sklearn.base import clone
+
+    model = clone(estimator)
+    params = model.get_params().items()
+    unset = [k for k, v in params if k.rpartition("__")[2] == "random_state" and v is None]
+    return model.set_params(**dict.fromkeys(unset, seed))

@@ -1,0 +1,491 @@
+"""Values of a comparison by metric, eraser, head and level; their intervals, tests and order."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._solve.options import is_number
+from splince_fast.evaluation import statistics
+from splince_fast.evaluation.data import FEW_ROWS
+from splince_fast.evaluation.metrics import (
+    OF_CLASSES,
+    CellAccuracy,
+    ClassPredictions,
+    TableMetric,
+    metric_of,
+    scores,
+)
+from splince_fast.evaluation.records import ADVICE, ERASER_ROW, Context, Record, TestLabels
+from splince_fast.evaluation.statistics import Difference, Interval, Statistic
+from splince_fast.evaluation.text_table import Table, signed
+from splince_fast.exceptions import InputError
+from splince_fast.labels.names import listed
+
+Codes = NDArray[np.intp]
+Float = NDArray[np.float64]
+
+# Matches the numbers in a note or reason, but not digits inside names.
+_NUMBER = re.compile(r"(?<![\w'])(\d[\d,.]*(e[+-]?\d+)?|inf\b)")
+
+
+class Resampled:
+    """Bootstrap of metrics over the test rows of a fixed split; groups of rows are drawn whole."""
+
+    def __init__(self, records: list[Record], labels: TestLabels) -> None:
+        self.labels = labels
+        self.n = len(labels.task if labels.groups is None else np.unique(labels.groups))
+        self.y_pred = {
+            (r.eraser, r.head): r.predictions for r in records if r.predictions is not None
+        }
+        self._draws: dict[tuple[str, str, str], Float] = {}
+        self._tests: dict[tuple[str, ...], statistics.BootstrapResult | None] = {}
+
+    def _statistic(self, metric: str, eraser: str, head: str) -> Statistic | None:
+        """Return a metric as a function of rows or groups; None if classes do not give it."""
+        y_pred = self.y_pred.get((eraser, head))
+        if metric not in OF_CLASSES or y_pred is None:
+            return None
+        table = {metric: OF_CLASSES[metric]}
+
+        def statistic(rows: Codes) -> float:
+            predictions = ClassPredictions(self.labels.take(rows), y_pred[rows])
+            return scores(table, predictions).get(metric, math.nan)
+
+        if math.isnan(statistic(np.arange(len(y_pred)))):
+            return None
+        return statistics.over_clusters(statistic, self.labels.groups)
+
+    def test(self, metric: str, head: str, *erasers: str) -> statistics.BootstrapResult | None:
+        """Return the interval of a metric after one eraser, or of the difference of two erasers.
+
+        All metrics and erasers share the draws, so that differences are paired. The result is None
+        if predicted classes do not give the metric.
+        """
+        if (key := (metric, head, *erasers)) not in self._tests:
+            found = [self._statistic(metric, eraser, head) for eraser in erasers]
+            self._tests[key] = None
+            if None not in found:
+                parts = [statistic for statistic in found if statistic is not None]
+                for eraser, statistic in zip(erasers, parts, strict=True):
+                    if (metric, head, eraser) not in self._draws:
+                        values = statistics.bootstrap_values(statistic, self.n)
+                        self._draws[metric, head, eraser] = values
+                first, *others = (self._draws[metric, head, eraser] for eraser in erasers)
+                smooth = bool(others) and OF_CLASSES[metric].fraction_of != "cell"
+                self._tests[key] = statistics.bootstrap_test(
+                    lambda rows: parts[0](rows) - sum(part(rows) for part in parts[1:]),
+                    self.n, first - sum(others), smooth=smooth,
+                )  # fmt: skip
+        return self._tests[key]
+
+
+class Differences(list[Difference]):
+    """Paired differences of erasers from a reference eraser by one metric; prints as a table."""
+
+    def __init__(
+        self,
+        items: Iterable[Difference],
+        label: str,
+        head: str,
+        p: float | None,
+        rows: float | None,
+    ) -> None:
+        super().__init__(items)
+        self.label, self.head, self.p = label, head, p
+        self.rows = rows  # independent test rows that a metric is a fraction of, over all seeds
+
+    def table(self) -> Table:
+        """Return the table of differences, with intervals, t statistics and p values."""
+
+        def text(value: float, shown: str) -> str:
+            return "-" if math.isnan(value) else shown
+
+        rows = tuple(
+            (
+                d.method,
+                signed(d.difference),
+                text(d.low, f"[{signed(d.low)}, {signed(d.high)}]"),
+                text(d.t, f"{d.t:.2f}"),
+                text(d.p, f"{d.p:.3f}"),
+                text(d.p_holm, f"{d.p_holm:.3f}" + "*" * d.significant),
+                f"{d.favours_method}:{d.favours_reference} of {d.n}",
+            )
+            for d in self
+        )
+        reference, how = (self[0].reference, self[0].how) if self else ("", "no test")
+        head = f", {self.head} head" if self.head else ""
+        level = "" if self.p is None else f", p = {self.p:g}"
+        columns = ("eraser", "difference", "95 % interval", "t", "p", "p (Holm)", "higher in")
+        return Table(f"{self.label} minus that of {reference}{head}{level}; {how}", columns, rows)
+
+    def __str__(self) -> str:
+        return str(self.table())
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Order of the erasers by a metric, over the seeds at which all of them have a value."""
+
+    order: tuple[str, ...]  # the erasers that have values, the best one first
+    leaders: tuple[str, ...]  # the best one, and those that are not significantly worse
+    tested: bool  # whether the best one was tested against another one
+    n_seeds: int  # seeds at which all erasers in `order` have a value
+
+    @property
+    def confirmed(self) -> str | None:
+        """Eraser that is significantly better than every other eraser; None if no eraser is."""
+        return self.leaders[0] if len(self.leaders) == 1 and self.tested else None
+
+
+class Measurements:
+    """Records of a comparison, read as values by metric, eraser, head and level."""
+
+    def __init__(self, records: list[Record], context: Context) -> None:
+        self.records, self.context = records, context
+        self._resampled = Resampled(records, context.test_labels) if context.test_labels else None
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of all metrics, in order of first appearance in the records."""
+        keys = (key for r in self.records if r.eraser != ADVICE for key in r.values)
+        return tuple(dict.fromkeys(keys))
+
+    @property
+    def failures(self) -> list[tuple[str, str, str]]:
+        """(eraser, head, reason) of failures; those that differ only in numbers appear once."""
+        failed: dict[tuple[str, str, str], str] = {}
+        for r in self.records:
+            if r.reason:
+                failed.setdefault((r.eraser, r.head, _NUMBER.sub("", r.reason)), r.reason)
+        return [(eraser or "advice", head, text) for (eraser, head, _), text in failed.items()]
+
+    @property
+    def notes(self) -> list[str]:
+        """Notes on the data and on the records; notes that differ only in numbers appear once."""
+        of_records: dict[str, str] = {}
+        for r in self.records:
+            source = f"{r.eraser or 'advice'}{', ' + r.head if r.head else ''}: "
+            unconverged = ("the solver did not converge (marked ~)",) * (not r.converged)
+            for note in r.notes + unconverged:
+                of_records.setdefault(source + _NUMBER.sub("", note), source + note)
+        return [*self.context.notes, *of_records.values()]
+
+    @property
+    def sizes(self) -> dict[tuple[int, float | None], tuple[int, int, int]]:
+        """Numbers of training, validation and test rows by (seed, level)."""
+        return {(r.seed, r.p): r.sizes for r in self.records}
+
+    def metric(self, key: str) -> TableMetric:
+        """Label and direction of a metric, without its function.
+
+        Parameters
+        ----------
+        key : str
+            One of :attr:`metrics`.
+        """
+        if key not in self.metrics:
+            raise InputError(
+                f"there is no metric {key!r}; the metrics are {', '.join(self.metrics)}"
+            )
+        return metric_of(key, self.context.custom_metrics)
+
+    def head_of(self, metric: str, head: str | None = None) -> str:
+        """Name of the head of a metric, the first head by default; "" for metrics of erasers.
+
+        Parameters
+        ----------
+        metric : str
+            One of :attr:`metrics`.
+        head : str, optional
+            Name of a head.
+        """
+        if self.metric(metric).of == "eraser":
+            return ERASER_ROW
+        head = self.context.heads[0] if head is None else head
+        if head not in self.context.heads:
+            raise InputError(
+                f"there is no head {head!r}; the heads are {listed(self.context.heads)}"
+            )
+        return head
+
+    def level(self, p: float | None = None) -> float | None:
+        """Association level, by default the one furthest from .5; None for the natural split.
+
+        Parameters
+        ----------
+        p : float, optional
+            Association level.
+        """
+        levels = self.context.levels
+        if p is None:
+            return max(levels, key=lambda q: 0.0 if q is None else abs(q - 0.5))
+        if levels == (None,):
+            raise InputError("this comparison has only the natural split; leave p out")
+        if p not in levels:
+            raise InputError(f"there is no level {p!r}; the levels are {listed(levels)}")
+        return p
+
+    def values(
+        self, metric: str, *, eraser: str, head: str | None = None, p: float | None = None,
+        alpha: float | None = None,
+    ) -> dict[int, float]:  # fmt: skip
+        """Values of a metric by seed; seeds without a value are absent.
+
+        Parameters
+        ----------
+        metric : str
+            One of :attr:`metrics`, such as "worst_group".
+        eraser : str
+            Name of an eraser.
+        head : str, optional
+            Name of a head, for metrics of heads; the default is the first head.
+        p : float, optional
+            Association level; the default is the level furthest from .5.
+        alpha : float, optional
+            Penalty of the head "retrained"; the default is the selected alpha.
+        """
+        if eraser not in self.context.erasers:
+            raise InputError(
+                f"there is no eraser {eraser!r}; the erasers are {listed(self.context.erasers)}"
+            )
+        if alpha is not None:
+            if not is_number(alpha) or alpha not in self.context.alphas:
+                raise InputError(
+                    f"there is no alpha {alpha!r}; the alphas are {listed(self.context.alphas)}"
+                )
+            # np.float32(.1) == .1, but their hashes differ: look the equal float up.
+            alpha = self.context.alphas[self.context.alphas.index(alpha)]
+        records = self._records_of(self.level(p), self.head_of(metric, head), eraser)
+        of_seed = {r.seed: r.values if alpha is None else dict(r.path).get(alpha, {})
+                   for r in records}  # fmt: skip
+        return {seed: values[metric] for seed, values in of_seed.items() if metric in values}
+
+    def _records_of(self, p: float | None, head: str, eraser: str | None = None) -> list[Record]:
+        return [
+            r for r in self.records
+            if r.head == head and r.p == p and (eraser is None or r.eraser == eraser)
+        ]  # fmt: skip
+
+    def interval(self, metric: str, **where: Any) -> Interval:
+        """Mean over seeds with a 95 % t interval; of a fixed split (`test`), a bootstrap interval.
+
+        Parameters
+        ----------
+        metric : str
+            One of :attr:`metrics`.
+        **where
+            Arguments of :meth:`values`.
+
+        Returns
+        -------
+        Interval
+            ``mean``, ``error``, ``low``, ``high`` and ``n``.
+        """
+        interval = statistics.t_interval(list(self.values(metric, **where).values()))
+        if self._resampled is not None and interval.n == 1 and where.get("alpha") is None:
+            head = self.head_of(metric, where.get("head"))
+            if (found := self._resampled.test(metric, head, where["eraser"])) is not None:
+                return Interval(interval.mean, math.nan, found.low, found.high, 1)
+        return interval
+
+    def mean(self, metric: str, **where: Any) -> float:
+        """Mean of a metric over seeds; NaN if no seed has a value.
+
+        Parameters
+        ----------
+        metric : str
+            One of :attr:`metrics`.
+        **where
+            Arguments of :meth:`values`.
+        """
+        return statistics.t_interval(list(self.values(metric, **where).values())).mean
+
+    def worst_cells(
+        self, *, eraser: str, head: str | None = None, p: float | None = None
+    ) -> dict[int, CellAccuracy]:
+        """Cell of task and concept with the lowest accuracy, by seed; none for quantities.
+
+        Parameters
+        ----------
+        eraser : str
+            Name of an eraser.
+        head, p
+            As for :meth:`values`.
+
+        Returns
+        -------
+        dict of int to CellAccuracy
+            Name, number of test rows, accuracy and Wilson interval of the worst cell of each seed;
+            of equally bad cells, the one with most rows.
+        """
+        if "worst_group" not in self.metrics:
+            return {}
+        seeds = self.values("worst_group", eraser=eraser, head=head, p=p)
+        worst = {}
+        for r in self._records_of(self.level(p), self.head_of("worst_group", head), eraser):
+            if r.seed in seeds:
+                code, n, n_correct = min(r.cells, key=lambda c: (c.n_correct / c.n, -c.n))
+                limits = statistics.wilson_interval(n_correct, n)
+                worst[r.seed] = CellAccuracy(self.context.cells[code], n, n_correct / n, *limits)
+        return worst
+
+    def advice(self, p: float | None = None) -> dict[str, float]:
+        """Expected R^2 of each concept on erased new rows, from the training moments.
+
+        Parameters
+        ----------
+        p : float, optional
+            Association level; the default is the level furthest from .5.
+
+        Returns
+        -------
+        dict
+            Means over seeds. The key is "expected_r2", or for several concepts "expected_r2[NAME]".
+        """
+        by_seed = [r.values for r in self._records_of(self.level(p), ERASER_ROW, ADVICE)]
+        keys = dict.fromkeys(key for values in by_seed for key in values)
+        columns = {key: [values[key] for values in by_seed if key in values] for key in keys}
+        return {key: math.fsum(column) / len(column) for key, column in columns.items()}
+
+    def test_ratio(self, p: float | None = None) -> float:
+        """Mean of n_test / n_train over the seeds of a level, as the corrected t test uses it.
+
+        Parameters
+        ----------
+        p : float, optional
+            Association level; the default is the level furthest from .5.
+        """
+        level = self.level(p)
+        sizes = [size for (_, q), size in self.sizes.items() if q == level]
+        return math.fsum(test / train for train, _, test in sizes) / len(sizes)
+
+    def _resolution(self, metric: str, head: str, p: float | None) -> int | None:
+        """Return the number of test rows of which a metric is a fraction."""
+        match self.metric(metric).fraction_of:
+            case "rows":
+                return self.context.sizes[2]
+            case "cell":
+                cells = (cell for r in self._records_of(p, head) for cell in r.cells)
+                return min((cell.n for cell in cells), default=None)
+        return None
+
+    def differences(
+        self, metric: str = "worst_group", *, reference: str = "LEACE", head: str | None = None,
+        p: float | None = None, alpha: float | None = None,
+    ) -> Differences:  # fmt: skip
+        """Test the difference of every eraser from a reference, paired by seed.
+
+        The test is Nadeau and Bengio's corrected resampled t test; fewer than three seeds have no
+        test. For a fixed split (`test` of :func:`compare`), it is a paired bootstrap over test
+        rows. The p values are adjusted by Holm's method within the table.
+
+        Parameters
+        ----------
+        metric : str
+            One of :attr:`metrics`.
+        reference : str
+            Name of an eraser.
+        head, p, alpha
+            As for :meth:`values`.
+
+        Returns
+        -------
+        Differences
+            A list of differences, which prints as a table.
+        """
+        reference_values = self.values(metric, eraser=reference, head=head, p=p, alpha=alpha)
+        head, level = self.head_of(metric, head), self.level(p)
+        ratio, resolution = self.test_ratio(p), self._resolution(metric, head, level)
+        rows = []
+        for eraser in self.context.erasers:
+            if eraser == reference:
+                continue
+            values = self.values(metric, eraser=eraser, head=head or None, p=p, alpha=alpha)
+            row = statistics.paired_difference(
+                eraser, reference, values, reference_values, ratio, resolution
+            )
+            if self._resampled is not None and alpha is None:
+                found = self._resampled.test(metric, head, eraser, reference)
+                if found is not None:
+                    row = dataclasses.replace(row, **found._asdict())
+            rows.append(row)
+        adjusted = statistics.holm([row.p for row in rows])
+        tests = (dataclasses.replace(r, p_holm=q) for r, q in zip(rows, adjusted, strict=True))
+        independent = resolution and resolution / (1 / max(1, len(reference_values)) + ratio)
+        return Differences(tests, self.metric(metric).label, head, level, independent)
+
+    def best(
+        self, metric: str = "worst_group", *, head: str | None = None, p: float | None = None
+    ) -> list[str]:
+        """Best eraser by a metric, followed by the erasers that are not significantly worse.
+
+        Parameters
+        ----------
+        metric : str
+            One of :attr:`metrics`; :meth:`metric` gives the direction.
+        head, p
+            As for :meth:`values`.
+
+        Returns
+        -------
+        list of str
+            Names of erasers, ordered by their mean over the seeds at which all of them have a
+            value. One name if the best eraser is significantly better than all others (5 % level).
+        """
+        return list(self.verdict(metric, head=head, p=p).leaders)
+
+    def verdict(
+        self, metric: str = "worst_group", *, head: str | None = None, p: float | None = None
+    ) -> Verdict:
+        """Order the erasers by a metric, over the seeds at which all of them have a value.
+
+        Parameters
+        ----------
+        metric : str
+            One of :attr:`metrics`.
+        head, p
+            As for :meth:`values`.
+
+        Returns
+        -------
+        Verdict
+            ``order`` (all erasers, the best first), ``leaders`` (as returned by :meth:`best`),
+            ``tested`` (whether the best eraser was tested against another one), ``n_seeds`` and
+            ``confirmed`` (the eraser that is significantly better than every other one, or None).
+        """
+        lower = self.metric(metric).lower_is_better
+        if lower is None:
+            raise InputError(
+                f"the metric {metric!r} has no direction, so no eraser is the best; for a custom "
+                f"metric, pass metrics={{{metric!r}: Metric(function, lower_is_better=...)}}"
+            )
+        values = {}
+        for eraser in self.context.erasers:
+            by_seed = self.values(metric, eraser=eraser, head=head, p=p)
+            if finite := {seed: v for seed, v in by_seed.items() if not math.isnan(v)}:
+                values[eraser] = finite
+        seeds = set.intersection(*map(set, values.values())) if values else set()
+        if not seeds:
+            return Verdict((), (), False, 0)
+        sums = {e: math.fsum(by_seed[s] for s in seeds) for e, by_seed in values.items()}
+        sign = -1.0 if lower else 1.0
+        order = sorted(sums, key=lambda e: -sign * sums[e])
+        rows = self.differences(metric, reference=order[0], head=head, p=p)
+        worse = {row.method for row in rows if row.significant and sign * row.difference < 0}
+        leaders = tuple(e for e in order if e not in worse)
+        tested = any(not math.isnan(row.p) for row in rows)
+        return Verdict(tuple(order), leaders, tested, len(seeds))
+
+
+def has_few_rows(result: Measurements, eraser: str, head: str | None, p: float | None) -> bool:
+    """Whether the worst group at any seed has fewer than `FEW_ROWS` test rows."""
+    cells = result.worst_cells(eraser=eraser, head=head, p=p).values()
+    return any(cell.n < FEW_ROWS for cell in cells)

@@ -1,0 +1,215 @@
+"""Tables of a comparison: summaries per head, a metric by level, and the remarks below them."""
+
+from __future__ import annotations
+
+import html
+from collections import Counter
+from collections.abc import Sequence
+
+from splince_fast.evaluation.data import FEW_ROWS
+from splince_fast.evaluation.measurements import Measurements, has_few_rows
+from splince_fast.evaluation.metrics import OF_FAIRNESS, SUMMARY, concept_key, headline
+from splince_fast.evaluation.records import ERASER_ROW, Context
+from splince_fast.evaluation.statistics import MIN_SEEDS
+from splince_fast.evaluation.text_table import Table, interval_text, number, wrapped
+
+# Order of the columns of the summary tables: that of SUMMARY, except that accuracy comes first.
+_COLUMNS = ("accuracy", *(m for m in SUMMARY if m != "accuracy"))
+_HEADS = {
+    "retrained": "head refitted after erasing",
+    "frozen": "head of the unerased rows",
+    "unregularised": "head refitted without penalty",
+}
+
+
+def overview(result: Measurements) -> str:
+    """Return the tables and notes of a comparison as text."""
+    remarks = "\n".join(map(wrapped, remark_lines(result)))
+    return "\n\n".join(filter(None, [heading(result), *map(str, summaries(result)), remarks]))
+
+
+def notebook(result: Measurements) -> str:
+    """Return the content of `overview` as HTML, for notebooks."""
+    items = "".join(f"<li>{html.escape(line)}</li>" for line in remark_lines(result))
+    return (
+        f"<p style='white-space:pre-line'>{html.escape(heading(result))}</p>"
+        + "".join(table._repr_html_() for table in summaries(result))
+        + (f"<ul>{items}</ul>" if items else "")
+    )
+
+
+def failures(result: Measurements) -> list[tuple[str, str, str]]:
+    """Return the failures, without those of the heads of an eraser that failed itself."""
+    rows = result.failures
+    return [row for row in rows if not row[1] or (row[0], ERASER_ROW, row[2]) not in rows]
+
+
+def remark_lines(result: Measurements) -> list[str]:
+    """Return the lines with the failures, the first eight notes, and the expected R2."""
+    failed = [
+        f"! {eraser}{', ' + head if head else ''}: {reason}"
+        for eraser, head, reason in failures(result)
+    ]
+    return [*failed, *(f"note: {note}" for note in result.notes[:8]), *expected_lines(result)]
+
+
+def expected_lines(result: Measurements) -> list[str]:
+    """Return a line per concept with the R2 that new rows like the training rows would show."""
+    values, context, lines = result.advice(), result.context, []
+    for name in context.concepts:
+        r2 = values.get(concept_key("expected_r2", name, context.concepts))
+        if r2 == 0.0 and context.d > 1:
+            lines.append(
+                f"expected: the training rows have no linear association with {name} beyond noise; "
+                "are they erased already?"
+            )
+        elif r2 is not None:
+            lines.append(
+                f"expected: after erasing, the best linear prediction of {name} has R2 {r2:.3f} in "
+                "new rows like the training rows; a probe that finds clearly more has test rows of "
+                "another distribution"
+            )
+    return lines
+
+
+def heading(result: Measurements) -> str:
+    """Return the text of the sizes of data and splits, and the meaning of the intervals."""
+    c, sizes = result.context, list(result.sizes.values())
+    train, validation, test = (_range(counts) for counts in zip(*sizes, strict=True))
+    if c.test_labels:
+        meaning = (
+            "± half a 95 % bootstrap interval over test rows (conservative for the worst group)"
+        )
+    elif len(c.seeds) < MIN_SEEDS:
+        meaning = f"{len(c.seeds)} seed(s): fewer than {MIN_SEEDS}, so nothing is tested"
+    else:
+        meaning = f"mean ± half a 95 % interval over {len(c.seeds)} resamplings of this data set"
+    first = f"{c.n:,} rows, {c.d} features; {train} train, {validation} validation, {test} test"
+    more = map(wrapped, split_sizes(result)) if len(set(sizes)) > 1 else ()
+    return "\n".join([first, meaning, *more])
+
+
+def split_sizes(result: Measurements) -> list[str]:
+    """Return a line per level: sizes of its splits, and fraction of all rows in each split."""
+    lines = []
+    for p in result.context.levels:
+        seeds: dict[tuple[int, int, int], list[str]] = {}
+        for (seed, q), size in result.sizes.items():
+            if q == p:
+                seeds.setdefault(size, []).append(str(seed))
+        sizes = "; ".join(
+            f"{train:,} + {validation:,} + {test:,}, "
+            f"{(train + validation + test) / result.context.n:.0%} of the rows"
+            + (f" (seed{'s' * (len(names) > 1)} {', '.join(names)})" if len(seeds) > 1 else "")
+            for (train, validation, test), names in seeds.items()
+        )
+        level = "natural split" if p is None else f"p = {p:g}"
+        lines.append(f"{level}: training + validation + test = {sizes}")
+    return lines
+
+
+def _range(numbers: Sequence[int]) -> str:
+    """Return the range of numbers as text, such as "5 to 9", or "5" for equal numbers."""
+    low, high = min(numbers), max(numbers)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def summaries(result: Measurements) -> list[Table]:
+    """Return the tables of the metrics for each head, at the default level.
+
+    With several levels, each head also has a table of the headline metric over the levels.
+    """
+    context, present = result.context, result.metrics
+    columns = (
+        [m for m in _COLUMNS if m in present],
+        [m for m in present if m.partition("[")[0] in OF_FAIRNESS],
+        [m for m in context.custom_metrics if m in present],
+    )
+    tables = [
+        summary(result, head, result.level(), metrics)
+        for head in context.heads
+        for i, metrics in enumerate(columns) if metrics or i == 0
+    ]  # fmt: skip
+    if len(context.levels) > 1 and present:
+        tables += [by_level(result, headline(present), head) for head in context.heads]
+    return tables
+
+
+def summary(result: Measurements, head: str, p: float | None, metrics: Sequence[str]) -> Table:
+    """Return the table of erasers (rows) by metrics (columns), for a head at a level.
+
+    The mark * means that an eraser is significantly better than every other eraser, ? that a worst
+    group has few rows, and ~ that a solver did not converge.
+    """
+    context = result.context
+    entries = {m: result.metric(m) for m in metrics}
+    starred = {
+        m: result.verdict(m, head=head, p=p).confirmed
+        for m, entry in entries.items() if entry.of == "head" and entry.lower_is_better is not None
+    }  # fmt: skip
+    unreliable = {e for e in context.erasers if has_few_rows(result, e, head, p)}
+    rows, fractions = [], ""
+    for eraser in context.erasers:
+        records = [r for r in result.records if (r.eraser, r.head) == (eraser, head)]
+        mark = " ~" if any(not r.converged for r in records) else ""
+        fraction = _fraction(sum(bool(r.values) for r in records if r.p == p), len(context.seeds))
+        fractions += fraction
+        cells = [eraser + mark + fraction]
+        for metric, entry in entries.items():
+            interval = result.interval(metric, eraser=eraser, head=head, p=p)
+            text = interval_text(interval) if entry.of == "head" else number(interval.mean)
+            text += "?" * (metric == "worst_group" and eraser in unreliable)
+            cells.append(text + "*" * (starred.get(metric) == eraser))
+        rows.append(tuple(cells))
+    notes = worst_cell_lines(result, head, p) if "worst_group" in metrics else []
+    if unreliable and notes:
+        notes.append(f"? worst group of fewer than {FEW_ROWS} test rows: not reliable")
+    if fractions:
+        notes.append(
+            f"k/{len(context.seeds)}: k of {len(context.seeds)} seeds have values, the others "
+            "failed; erasers are compared over the seeds at which all have values"
+        )
+    level = "your test rows" if context.test_labels else association(context, p)
+    role = dict(zip(context.heads, context.head_roles, strict=True))[head]
+    title = f"{head}: {_HEADS[role]}" if role in _HEADS else head
+    columns = ("eraser", *(entry.label for entry in entries.values()))
+    return Table(f"{title}; {level}", columns, tuple(rows), tuple(notes))
+
+
+def _fraction(k: int, n: int) -> str:
+    return f" {k}/{n}" if 0 < k < n else ""
+
+
+def worst_cell_lines(result: Measurements, head: str, p: float | None) -> list[str]:
+    """Return one line that lists each worst cell, its rows and its erasers; [] without cells."""
+    erasers_of: dict[str, list[str]] = {}
+    for eraser in result.context.erasers:
+        cells = list(result.worst_cells(eraser=eraser, head=head, p=p).values())
+        if cells:
+            name, count = Counter(cell.cell for cell in cells).most_common(1)[0]
+            text = f"{name} (n = {_range([cell.n for cell in cells if cell.cell == name])})"
+            text += f" at {count} of {len(cells)} seeds" if count < len(cells) else ""
+            erasers_of.setdefault(text, []).append(eraser)
+    text = "; ".join(f"{text}: {', '.join(erasers)}" for text, erasers in erasers_of.items())
+    return [f"worst group: {text}"] if text else []
+
+
+def association(context: Context, p: float | None) -> str:
+    """Return the text of an association level and the aligned class."""
+    if p is None:
+        return "natural split"
+    aligned = f" (aligned: {context.aligned_class})" if context.aligned_class else ""
+    return f"association p = {p:g}{aligned}"
+
+
+def by_level(result: Measurements, metric: str, head: str | None) -> Table:
+    """Return the table of a metric by eraser and association level."""
+    context, head_name = result.context, result.head_of(metric, head)
+    rows = []
+    for eraser in context.erasers:
+        intervals = (result.interval(metric, eraser=eraser, head=head, p=p) for p in context.levels)
+        cells = (interval_text(i) + _fraction(i.n, len(context.seeds)) for i in intervals)
+        rows.append((eraser, *cells))
+    levels = ("natural" if p is None else f"p = {p:g}" for p in context.levels)
+    title = result.metric(metric).label + (f", {head_name} head" if head_name else "")
+    return Table(title, ("eraser", *levels), tuple(rows))
