@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.arrays import Rows, check_columns, non_finite_error
+from splince_fast._runtime.rows import Rows, check_columns, non_finite_error
 from splince_fast.exceptions import InputError
 
 # Largest allowed magnitude: sums of squares of larger numbers may overflow float64.

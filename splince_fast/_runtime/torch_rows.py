@@ -17,8 +17,8 @@ from torch.overrides import has_torch_function
 
 from splince_fast._kernels import row_kernels
 from splince_fast._runtime import erase_rows, threads
-from splince_fast._runtime.arrays import as_mask
 from splince_fast._runtime.erase_rows import Factors
+from splince_fast._runtime.rows import as_mask
 from splince_fast.exceptions import InputError
 
 try:

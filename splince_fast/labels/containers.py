@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.keywords import described_type
+from splince_fast._runtime.rows import is_tensor, torch_to_numpy
 from splince_fast.exceptions import InputError, LabelError, NonFiniteError
 from splince_fast.labels.names import ClassName, listed
 
@@ -109,8 +110,8 @@ def read_column(values: Any, name: str, kind: str | None) -> Raw:
         return _read_sequence(list(values), name)
     if isinstance(values, Mapping | Set):
         refuse(name, f"is {described_type(values)}, which has no rows; pass a list or an array")
-    if hasattr(values, "detach"):
-        return _read_array(_tensor_to_numpy(values, name), name)
+    if is_tensor(values):
+        return _read_array(_as_array(values, name), name)
     if hasattr(values, "tocsr"):  # a SciPy sparse matrix, such as from OneHotEncoder
         return _read_array(values.toarray(), name)
     table = _as_narwhals(values, name)
@@ -121,29 +122,20 @@ def read_column(values: Any, name: str, kind: str | None) -> Raw:
         if hasattr(values, verb):
             refuse(name, f"is a lazy {type(values).__name__}; {verb}() it first")
     if hasattr(values, "__array__") and not isinstance(values, np.generic):
-        try:
-            array = np.asarray(values)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise LabelError(
-                f"variable {name!r}: {described_type(values)} did not give a NumPy array "
-                f"({error}); convert it first"
-            ) from error
-        return _read_array(array, name)
+        return _read_array(_as_array(values, name), name)
     refuse(name, f"is {values!r:.80}, not a column; pass a list or array of one label per row")
 
 
-def _tensor_to_numpy(tensor: Any, name: str) -> NDArray[Any]:
-    """Convert a tensor to a NumPy array; bfloat16, which NumPy lacks, becomes float32."""
+def _as_array(values: Any, name: str) -> NDArray[Any]:
+    """Convert a tensor or another object with ``__array__`` to a NumPy array."""
     try:
-        tensor = tensor.detach().cpu()
-        try:
-            return np.asarray(tensor.numpy())
-        except TypeError:
-            return np.asarray(tensor.float().numpy())
-    except (TypeError, RuntimeError) as error:
+        return torch_to_numpy(values) if is_tensor(values) else np.asarray(values)
+    except InputError as error:
+        raise LabelError(f"variable {name!r}: {error}") from error
+    except (TypeError, ValueError, RuntimeError) as error:
         raise LabelError(
-            f"variable {name!r}: the tensor gives no NumPy array ({error}); pass a dense tensor "
-            "with values"
+            f"variable {name!r}: {described_type(values)} did not give a NumPy array ({error}); "
+            "convert it first"
         ) from error
 
 
@@ -334,8 +326,8 @@ def _read_sequence(values: list[Any], name: str) -> Raw:
 
 def _as_scalar_or_list(value: object, name: str) -> object:
     """Convert an entry that is an array or tensor to a scalar or list; return others unchanged."""
-    if hasattr(value, "detach"):
-        value = _tensor_to_numpy(value, name)
+    if is_tensor(value):
+        value = _as_array(value, name)
     if isinstance(value, np.ndarray) and value is not np.ma.masked:
         return value[()] if value.ndim == 0 else list(value)
     return value

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.arrays import is_tensor, torch_to_numpy
+from splince_fast._runtime.rows import to_array
 from splince_fast.exceptions import InputError, LabelError
 
 
@@ -69,8 +69,8 @@ def take_positions(
         The column has neither one label per position nor one label per sequence.
     """
     n, n_sequences = int(np.prod(leading)), leading[0]
-    if is_tensor(column):
-        column = torch_to_numpy(column)
+    if _gives_array(column):
+        column = to_array(column, name)
     is_sequence = isinstance(column, Sequence) and not isinstance(column, str | bytes)
     if is_sequence and len(column) and isinstance(column[0], list | tuple | np.ndarray):
         column = _stack_lists(column)
@@ -103,8 +103,16 @@ def _stack_lists(column: Any) -> Any:
     return array
 
 
+def _gives_array(column: Any) -> bool:
+    """Return whether a column is a tensor, a data set of a file, or the like, but no frame."""
+    is_array = isinstance(column, np.ndarray)
+    return hasattr(column, "__array__") and not (is_array or hasattr(column, "to_numpy"))
+
+
 def take_entries(column: Any, index: NDArray[np.intp]) -> Any:
     """Return entries of a column, or rows of a frame, by position."""
+    if _gives_array(column):
+        column = to_array(column, "labels")
     if isinstance(column, np.ndarray):
         return column[index]
     if isinstance(column, Sequence) and not hasattr(column, "dtype"):

@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.arrays import (
+from splince_fast._runtime.rows import (
     Rows,
     as_mask,
     as_numbers,
     as_weights,
-    check_feature_names,
-    feature_names,
+    checked_names,
     is_sparse,
 )
 from splince_fast._runtime.sparse import SparseRows
@@ -57,8 +56,9 @@ def read_update(
     n, index = rows.array.shape[0], None
     names = None
     if hasattr(X, "columns"):
-        names = feature_names(X, rows.array.shape[1])
-        check_feature_names(names, accumulator.feature_names)
+        names = checked_names(
+            X, rows.array.shape[1], accumulator.feature_names, first=not accumulator.n_rows
+        )
     if hasattr(X, "index"):
         check_index(X, labels)
         check_index(X, sample_weight, "sample_weight")

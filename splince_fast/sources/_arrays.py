@@ -7,9 +7,8 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from splince_fast._runtime.arrays import is_sparse, torch_to_numpy
-from splince_fast._runtime.blocks import choose_block_rows
 from splince_fast._runtime.keywords import described_type
+from splince_fast._runtime.rows import choose_block_rows, is_sparse, torch_to_numpy
 from splince_fast.exceptions import InputError
 from splince_fast.labels.positions import check_index
 from splince_fast.sources.base import Block, PieceSource, Source, is_matrix

@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from splince_fast._runtime.arrays import cause_text
+from splince_fast._runtime.rows import cause_text
 from splince_fast.exceptions import InputError
 from splince_fast.sources._sharded import Shard, sharded_source, split_array
 from splince_fast.sources.base import Source, as_paths, describe_files

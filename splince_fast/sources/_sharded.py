@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.arrays import torch_to_numpy
-from splince_fast._runtime.blocks import choose_block_rows
 from splince_fast._runtime.keywords import described_type
+from splince_fast._runtime.rows import choose_block_rows, torch_to_numpy
 from splince_fast.exceptions import InputError
 from splince_fast.sources._arrays import check_length, map_labels, slice_rows, take_block
 from splince_fast.sources.base import Block, PieceSource, Source, describe_files

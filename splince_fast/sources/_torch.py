@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Self
 
-from splince_fast._runtime.arrays import torch_to_numpy
 from splince_fast._runtime.extras import require
 from splince_fast._runtime.keywords import described_type
+from splince_fast._runtime.rows import torch_to_numpy
 from splince_fast.exceptions import InputError
 from splince_fast.labels.names import listed
 from splince_fast.sources._arrays import from_arrays

@@ -158,6 +158,7 @@ class Tensor:
 
     def __init__(self, array: np.ndarray, done: tuple[str, ...] = ()) -> None:
         self.array, self.done = array, done
+        self.dtype = "torch.bfloat16" if array.dtype == np.float16 else f"torch.{array.dtype}"
 
     def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
         raise TypeError("cannot convert a device tensor; use .cpu() first")

@@ -1,4 +1,4 @@
-"""sources (all modules), _runtime.blocks, _runtime.extras: equal rows from every container.
+"""sources (all modules), _runtime.rows, _runtime.extras: equal rows from every container.
 
 Also resuming, reading ahead, and errors that name a place.
 """
@@ -26,7 +26,7 @@ import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splince_fast._runtime.blocks import choose_block_rows
+from splince_fast._runtime.rows import choose_block_rows
 from splince_fast.exceptions import InputError, MissingExtraError
 from splince_fast.sources import (
     Block,
