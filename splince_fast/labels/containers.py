@@ -107,7 +107,8 @@ def read_column(values: Any, name: str, kind: str | None) -> Raw:
     if declared is not None:
         return declared
     if isinstance(values, Sequence) and not isinstance(values, str | bytes | bytearray):
-        return _read_sequence(list(values), name)
+        labels = list(values)
+        return _read_sequence(with_missing(labels) if is_class_label(values) else labels, name)
     if isinstance(values, Mapping | Set):
         refuse(name, f"is {described_type(values)}, which has no rows; pass a list or an array")
     if is_tensor(values):
@@ -124,6 +125,20 @@ def read_column(values: Any, name: str, kind: str | None) -> Raw:
     if hasattr(values, "__array__") and not isinstance(values, np.generic):
         return _read_array(_as_array(values, name), name)
     refuse(name, f"is {values!r:.80}, not a column; pass a list or array of one label per row")
+
+
+# Label by which a ClassLabel of Hugging Face datasets marks a missing one.
+MISSING_CLASS = -1
+
+
+def is_class_label(values: Any) -> bool:
+    """Return whether values are a column of a Hugging Face dataset with a ClassLabel."""
+    return type(getattr(values, "features", None)).__name__ == "ClassLabel"
+
+
+def with_missing(labels: list[Any]) -> list[Any]:
+    """Return labels of a ClassLabel with None for missing ones."""
+    return [None if label == MISSING_CLASS else label for label in labels]
 
 
 def _as_array(values: Any, name: str) -> NDArray[Any]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime.rows import to_array
 from splince_fast.exceptions import InputError, LabelError
+from splince_fast.labels.containers import is_class_label, with_missing
 
 
 def check_index(X: Any, labels: Any, name: str = "labels", *, of: str = "X") -> None:
@@ -116,7 +117,8 @@ def take_entries(column: Any, index: NDArray[np.intp]) -> Any:
     if isinstance(column, np.ndarray):
         return column[index]
     if isinstance(column, Sequence) and not hasattr(column, "dtype"):
-        return [column[i] for i in index.tolist()]
+        labels = [column[i] for i in index.tolist()]
+        return with_missing(labels) if is_class_label(column) else labels
     if hasattr(column, "iloc"):
         return column.iloc[index]
     if hasattr(column, "take"):  # pandas extension arrays, and Arrow arrays

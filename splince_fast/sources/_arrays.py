@@ -10,6 +10,7 @@ from typing import Any
 from splince_fast._runtime.keywords import described_type
 from splince_fast._runtime.rows import choose_block_rows, is_sparse, torch_to_numpy
 from splince_fast.exceptions import InputError
+from splince_fast.labels.containers import is_class_label, with_missing
 from splince_fast.labels.positions import check_index
 from splince_fast.sources.base import Block, PieceSource, Source, is_matrix
 
@@ -102,7 +103,8 @@ def slice_rows(values: Any, start: int, stop: int) -> Any:
 
     Pandas objects are sliced by ``iloc``: before pandas 3, ``values[start:stop]`` may use labels.
     """
-    return values.iloc[start:stop] if hasattr(values, "iloc") else values[start:stop]
+    rows = values.iloc[start:stop] if hasattr(values, "iloc") else values[start:stop]
+    return with_missing(rows) if is_class_label(values) else rows
 
 
 def count_rows(values: Any, name: str) -> int:

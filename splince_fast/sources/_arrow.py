@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -11,6 +13,7 @@ from numpy.typing import NDArray
 from splince_fast._runtime.extras import require
 from splince_fast._runtime.rows import choose_block_rows
 from splince_fast.exceptions import InputError
+from splince_fast.labels.containers import MISSING_CLASS
 from splince_fast.labels.names import listed
 from splince_fast.sources.base import Block, PieceSource, Source, StreamSource
 
@@ -158,9 +161,25 @@ def table_to_block(
         weight = column.to_numpy()
     return Block(
         column_matrix(table.column(columns.embedding), columns.embedding, width, row_name),
-        {name: table.column(name) for name in columns.labels} or None,
+        {name: label_column(table, name) for name in columns.labels} or None,
         weight,
     )
+
+
+def label_column(table: Table, name: str) -> ChunkedArray:
+    """Return a column of labels; -1 becomes null in a ClassLabel of Hugging Face datasets."""
+    column = table.column(name)
+    if name not in _class_labels((table.schema.metadata or {}).get(b"huggingface", b"{}")):
+        return column
+    compute = require("pyarrow.compute", "parquet")
+    return compute.if_else(compute.equal(column, MISSING_CLASS), None, column)
+
+
+@functools.lru_cache(maxsize=8)
+def _class_labels(info: bytes) -> frozenset[str]:
+    """Return the names of the ClassLabel columns that the metadata of a schema declare."""
+    features = json.loads(info).get("info", {}).get("features", {})
+    return frozenset(name for name, f in features.items() if f.get("_type") == "ClassLabel")
 
 
 def row_namer(place: str, start: int) -> RowName:

@@ -28,6 +28,7 @@ from hypothesis import strategies as st
 
 from splince_fast._runtime.rows import choose_block_rows
 from splince_fast.exceptions import InputError, MissingExtraError
+from splince_fast.moments import Moments
 from splince_fast.sources import (
     Block,
     Source,
@@ -915,6 +916,32 @@ def test_bad_vector_of_a_dataset_is_named(datasets: Any) -> None:
     streamed = ds.to_iterable_dataset()
     with pytest.raises(InputError, match=r"ragged: 1 values in row 2 of IterableDataset"):
         list(from_dataset(streamed, embedding="e"))
+
+
+def test_the_missing_label_of_a_class_label_is_missing(datasets: Any, tmp_path: Path) -> None:
+    labels = np.array([0, 1, -1, 1, 0, -1])
+    X = np.arange(12.0).reshape(6, 2)
+    kinds = {"z": datasets.ClassLabel(names=["woman", "man"]), "n": datasets.Value("int64")}
+    ds = datasets.Dataset.from_dict(
+        {"e": X.tolist(), "z": labels, "n": labels},
+        features=datasets.Features({"e": datasets.Sequence(datasets.Value("float64")), **kinds}),
+    )
+    ds.to_parquet(tmp_path / "ds.parquet")
+    routes = [
+        from_dataset(ds, "e", ["z", "n"], block_rows=4),
+        from_dataset(ds.to_iterable_dataset(), "e", ["z", "n"]),
+        from_parquet(tmp_path / "ds.parquet", "e", ["z", "n"]),
+        from_parquet(ds.with_format("arrow")[:], "e", ["z", "n"]),
+        from_arrays(X, {"z": ds["z"], "n": ds["n"]}, block_rows=4),
+        [(X, {"z": ds["z"], "n": ds["n"]})],
+    ]
+    weight = np.arange(6) % 5 > 0
+    for route in routes:
+        moments = Moments.from_blocks(route)
+        assert moments.class_counts("z") == {0: 2, 1: 2}
+        assert moments.class_counts("n") == {-1: 2, 0: 2, 1: 2}  # control: other integers
+    some = Moments().update(X, {"z": ds["z"]}, sample_weight=weight)
+    assert some.class_counts("z") == {0: 1, 1: 2}
 
 
 def test_what_is_no_dataset(datasets: Any) -> None:
