@@ -43,8 +43,8 @@ class Raw(NamedTuple):
 
 
 SPLIT_ADVICE = (
-    "give each column a name of its own in a mapping {name: column} (joint=((name, name),) "
-    "makes joint cells)"
+    "give each column a name of its own in a mapping {name: column} (of these, "
+    "Moments(joint=((name, name),)) makes joint cells)"
 )
 _TIME = (
     "holds dates, times or durations, which are neither classes nor numbers; pass a part as "
@@ -272,7 +272,7 @@ def _category_names(categories: list[Any], name: str) -> tuple[ClassName, ...]:
         refuse(
             name,
             f"has the category {example!r:.80}, which cannot name a class; cast it to a string "
-            "(joint=((name, name),) makes joint classes of two variables)",
+            "(Moments(joint=((name, name),)) makes joint classes of two variables)",
         )
     raw = _read_sequence(categories, name)
     if isinstance(raw.data, list):
@@ -493,8 +493,7 @@ def check_indicators(
         refuse(
             name,
             f"has several columns of integers (such as {values[invalid][0]}), which could be "
-            f"classes or numbers; for classes, {SPLIT_ADVICE}; for numbers, cast them to float or "
-            "pass kinds={...: 'continuous'}",
+            f"classes or numbers; for classes, {SPLIT_ADVICE}; for numbers, cast them to float",
         )
 
 

@@ -530,7 +530,7 @@ def test_a_missing_value_that_was_converted_to_text_warns(text: str) -> None:
 
     values = ["a", "b", text]
     for column in (values, np.array(values), pd.Categorical(values), pl.Series(values)):
-        with pytest.warns(MissingLabelWarning, match=r"kinds=\{'z': 'classes'\} silences"):
+        with pytest.warns(MissingLabelWarning, match=r"name='z', kind='classes'\) silences"):
             assert len(encode_one(column, 3, name="z").classes) == 3
         encode_one(column, 3, name="z", kind="classes")
     encode({"z": ["none", "na", "unknown", "male "]}, 4)  # names of classes in common data sets
@@ -1049,7 +1049,7 @@ def test_names_that_json_cannot_give_back_are_not_written(names: Any) -> None:
 def test_whole_floats_of_few_values_warn(column: Any) -> None:
     """One missing label makes pandas turn classes into floats, erased as one number."""
     with pytest.warns(
-        WholeNumbersWarning, match=r"variable 'z'.*'Int64'.*\{'z': 'classes'\}.*--kind"
+        WholeNumbersWarning, match=r"variable 'z'.*'Int64'.*name='z', kind='classes'.*--kind"
     ):
         found = encode_one(column, len(column), name="z")
     assert isinstance(found, Columns)
