@@ -97,9 +97,10 @@ def _frequent(variable: ColumnSums) -> NDArray[np.bool_]:
 
 
 def _coded(variable: ClassSums, variances: Float, min_variances: Float) -> NDArray[np.intp]:
-    """Return the features that are constant within classes and differ between all classes.
+    """Return the features that determine the class: as numbers of the classes, or as indicators.
 
-    A feature counts only if its variance between classes exceeds `min_variances`, (d,).
+    A feature that numbers the classes is constant within them and differs between all; its variance
+    between classes exceeds `min_variances`, (d,). Indicators count if all classes but one have one.
     """
     present = variable.weights > 0.0
     if np.count_nonzero(variable.rows[present] >= _MIN_ROWS) < 2:
@@ -112,4 +113,9 @@ def _coded(variable: ClassSums, variances: Float, min_variances: Float) -> NDArr
     # A large variance between classes may come from a single class that is far from the others.
     # Therefore the smallest gap between classes is compared with the variance within classes.
     within = np.maximum(variances - between, (2.0 * EPS32) ** 2 * variances)[features]
-    return np.asarray(features[gaps**2 > _MIN_GAP**2 * within])
+    numbers = features[gaps**2 > _MIN_GAP**2 * within]
+    covariance = sums - np.outer(p, sums.sum(axis=0))  # of each class indicator and feature
+    indicates = covariance**2 > np.outer(p * (1.0 - p), min_variances)
+    if np.count_nonzero(indicates.any(axis=1)) < max(2, len(p) - 1):
+        return np.asarray(numbers)
+    return np.union1d(numbers, np.flatnonzero(indicates.any(axis=0)))
