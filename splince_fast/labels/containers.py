@@ -213,9 +213,11 @@ def read_declared(values: Any, name: str) -> Raw | None:
         array = getattr(values, "array", values)
         if type(array).__name__ == "Categorical":
             return Raw(array.codes, categories=_categorical_classes(array.categories, name))
-    elif package == "polars" and type(getattr(values, "dtype", None)).__name__ == "Enum":
-        codes = values.to_physical().cast(sys.modules["polars"].Int64).fill_null(-1)
-        return Raw(codes.to_numpy(), categories=_enum_classes(values.dtype.categories))
+    elif package == "polars":
+        dtype = getattr(values, "dtype", None)  # once, because polars hashes all categories of it
+        if type(dtype).__name__ == "Enum":
+            codes = values.to_physical().cast(sys.modules["polars"].Int64).fill_null(-1)
+            return Raw(codes.to_numpy(), categories=_enum_classes(dtype.categories))
     return None
 
 
