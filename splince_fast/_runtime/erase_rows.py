@@ -47,22 +47,12 @@ _Matrices = tuple[NDArray[Any], NDArray[Any], NDArray[np.bool_] | None, int]
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """Factors of the map x -> x - left^T (right (x - mean) - shift).
+    """Factors of the map x -> x - left^T (right (x - mean) - shift)."""
 
-    Attributes
-    ----------
-    left, right : ndarray of shape (r, d), float64, C-contiguous
-        Transposed factors of I - P.
-    mean : ndarray of shape (d,), float64
-        Mean of x.
-    shift : ndarray of shape (r,), float64
-        Offset of the coefficients right (x - mean); 0 for a projection about the mean.
-    """
-
-    left: Float
+    left: Float  # (r, d), C-contiguous, as `right`
     right: Float
-    mean: Float
-    shift: Float
+    mean: Float  # (d,)
+    shift: Float  # (r,), 0 for a projection about the mean
 
     @cached_property
     def packed(self) -> row_kernels.PackedFactors:
@@ -97,10 +87,7 @@ def result_dtype(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
 
 
 def erase_lazily(eraser: Any, X: Any, width: int) -> Any:
-    """Return a dask array that applies an eraser to each chunk of X.
-
-    Raises InputError for a wrong shape or dtype, or if a row lies in several chunks.
-    """
+    """Return a dask array that applies an eraser to each chunk of X."""
     if X.ndim < 2 or X.shape[-1] != width:
         raise InputError(
             f"X has shape {tuple(X.shape)}, and the rows of this eraser have {width} features; "
@@ -221,10 +208,7 @@ def _erase_chunk(
     mask: NDArray[np.bool_] | None,
     first_row: int,
 ) -> None:
-    """Erase one chunk on several threads, in dtype `work`.
-
-    `first_row` is the index in X of the first row of the chunk, for the error message.
-    """
+    """Erase one chunk, which starts at row `first_row` of X, on several threads in dtype `work`."""
     n, d = rows.shape
     packed = factors.packed
     step = max(1, _PIECE_BYTES // (d * work.itemsize))

@@ -469,10 +469,7 @@ def as_weights(sample_weight: object, n_rows: int) -> NDArray[np.float64] | None
 
 
 def choose_block_rows(block_rows: int | None, n_features: int, itemsize: int) -> int:
-    """Return the validated `block_rows`; for None, return 4096, or fewer to stay within 64 MiB.
-
-    A row has `n_features` numbers of `itemsize` bytes.
-    """
+    """Return `block_rows`; for None, 4096, or fewer so that a block stays within 64 MiB."""
     if block_rows is None:
         return max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(1, n_features * itemsize)))
     return check_block_rows(block_rows)

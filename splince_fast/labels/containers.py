@@ -97,10 +97,7 @@ def variables_of(labels: object, default_name: str) -> Mapping[Any, Any]:
 
 
 def read_column(values: Any, name: str, kind: str | None) -> Raw:
-    """Read a variable from any container.
-
-    Raise LabelError unless all values are class names, or all are numbers.
-    """
+    """Read a variable from any container; raise LabelError unless its values are of one kind."""
     if isinstance(values, np.ndarray):
         return _read_array(values, name)
     declared = read_declared(values, name)
@@ -203,18 +200,17 @@ def _read_series(series: Any, name: str) -> Raw:
 
 
 def read_declared(values: Any, name: str) -> Raw | None:
-    """Read the codes of a pandas categorical or polars Enum; return None for other values.
-
-    narwhals is not used, because narwhals hashes all categories at each access to the dtype of an
-    Enum.
-    """
+    """Read the codes of a pandas categorical or polars Enum; return None for other values."""
+    # Without narwhals, which hashes all categories at each access to the dtype of an Enum.
     package = type(values).__module__.partition(".")[0]
     if package == "pandas":
         array = getattr(values, "array", values)
         if type(array).__name__ == "Categorical":
             return Raw(array.codes, categories=_categorical_classes(array.categories, name))
     elif package == "polars":
-        dtype = getattr(values, "dtype", None)  # once, because polars hashes all categories of it
+        dtype: Any = getattr(
+            values, "dtype", None
+        )  # once, because polars hashes all categories of it
         if type(dtype).__name__ == "Enum":
             codes = values.to_physical().cast(sys.modules["polars"].Int64).fill_null(-1)
             return Raw(codes.to_numpy(), categories=_enum_classes(dtype.categories))
@@ -250,10 +246,7 @@ _names_of_index: dict[int, tuple[weakref.ref[Any], tuple[ClassName, ...]]] = {}
 
 
 def _categorical_classes(index: Any, name: str) -> tuple[ClassName, ...]:
-    """Return the class names of an Index of categories.
-
-    The names are cached, because the slices of a categorical share one Index.
-    """
+    """Return the class names of an Index of categories, which slices of a column share."""
     key = id(index)
     entry = _names_of_index.get(key)
     if entry is None or entry[0]() is not index:
@@ -410,10 +403,8 @@ def _read_objects(values: list[Any], shape: tuple[int, ...], name: str) -> Raw:
 
 
 def _is_nan(value: object) -> bool:
-    """Return whether a number is NaN, or a time is NaT.
-
-    Decimal has a test of its own, because comparing a signalling Decimal NaN raises an error.
-    """
+    """Return whether a number is NaN, or a time is NaT."""
+    # Comparing a signalling Decimal NaN raises an error.
     return value.is_nan() if isinstance(value, Decimal) else bool(value != value)
 
 
@@ -429,10 +420,7 @@ def _integers(values: list[int], name: str) -> NDArray[np.int64] | list[int]:
 
 
 def _type_family(cls: type) -> str:
-    """Return the family of a type.
-
-    A variable has labels of one family; the families "int" and "float" may be mixed.
-    """
+    """Return the family of a type; labels of a variable are of one family, or int and float."""
     if cls is NoneType or cls is type(np.ma.masked) or cls.__name__ in ("NAType", "NaTType"):
         return "missing"
     times = (np.datetime64, np.timedelta64, datetime.date, datetime.time, datetime.timedelta)
@@ -454,10 +442,7 @@ def _type_family(cls: type) -> str:
 def whole_numbers(
     values: NDArray[Any], missing: NDArray[np.bool_] | None, name: str
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
-    """Convert floats that name classes to integers.
-
-    Return the integers, and the mask of the missing labels, or None if no label is missing.
-    """
+    """Convert floats that name classes to integers; return these and a mask of missing labels."""
     is_missing = np.isnan(values) if missing is None else np.isnan(values) | missing
     values = np.where(is_missing, 0, values)
     refuse_infinite(values, name)
@@ -482,10 +467,7 @@ def whole_numbers(
 def check_indicators(
     values: NDArray[np.generic], missing: NDArray[np.bool_] | None, name: str, kind: str | None
 ) -> None:
-    """Raise LabelError if integer columns have values other than 0 and 1.
-
-    If `kind` is "continuous", all integers are valid.
-    """
+    """Raise LabelError for integers other than 0 and 1, unless `kind` is "continuous"."""
     if values.dtype.kind not in "iu" or kind == "continuous":
         return
     invalid = (values != 0) & (values != 1)

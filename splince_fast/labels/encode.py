@@ -322,11 +322,7 @@ def _class_codes_of_list(values: list[Any]) -> ClassCodes:
 def _distinct(
     values: NDArray[Any], missing: NDArray[np.bool_] | None = None
 ) -> tuple[list[int], NDArray[np.intp]]:
-    """Return the sorted distinct values of integers or booleans, and the code of each row.
-
-    The code is the index of the value of the row among the distinct values, or -1 if the value is
-    missing.
-    """
+    """Return the sorted distinct integers or booleans, and the index of each row's, or -1."""
     n = len(values)
     if missing is not None:
         codes = np.full(n, -1, dtype=np.intp)
@@ -401,11 +397,8 @@ def _joint_variables(
 
 
 def _joint_cells(members: Sequence[ClassCodes]) -> ClassCodes:
-    """Encode the observed joint cells of several variables.
-
-    The variables are combined one by one. After each, codes are assigned to observed cells only, so
-    that no code overflows.
-    """
+    """Encode the observed joint cells of several variables."""
+    # Variables are combined one by one, with codes for observed cells only: no code overflows.
     codes = members[0].codes
     cells: list[tuple[Any, ...]] = [(name,) for name in members[0].classes]
     for member in members[1:]:

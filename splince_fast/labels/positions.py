@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,18 +14,8 @@ from splince_fast.labels.containers import is_class_label, with_missing
 
 
 def check_index(X: Any, labels: Any, name: str = "labels", *, of: str = "X") -> None:
-    """Raise LabelError if labels or weights have the pandas index of X in another order.
-
-    Labels are matched to rows by position, so such labels would be assigned to wrong rows. A
-    RangeIndex, or an index with other entries than the index of X, raises no error.
-
-    Parameters
-    ----------
-    X : array or frame of rows
-    labels : column, frame, or mapping or tuple of columns
-    name, of : str
-        Names of the labels and of the rows in the error message.
-    """
+    """Raise LabelError if labels or weights have the pandas index of X in another order."""
+    # Labels belong to rows by position. A RangeIndex, or an index of other entries, is accepted.
     index: Any = getattr(X, "index", None)
     if not hasattr(index, "symmetric_difference"):
         return
@@ -48,27 +38,8 @@ def check_index(X: Any, labels: Any, name: str = "labels", *, of: str = "X") -> 
 def take_positions(
     column: Any, leading: tuple[int, ...], positions: NDArray[np.intp], name: str
 ) -> Any:
-    """Return the labels of a column at given positions of X.
-
-    A position is a row of X, such as a token; a sequence is an entry of X along the first axis. A
-    label per sequence applies to all positions of the sequence.
-
-    Parameters
-    ----------
-    column
-        Array, tensor, list or column of a frame, with one label per position, or one per sequence.
-    leading : tuple of int
-        Shape of X without the axis of the features, such as (batch, token).
-    positions : (m,) intp
-        Flat indices into an array of shape `leading`.
-    name : str
-        Name of the column in the error message.
-
-    Raises
-    ------
-    InputError
-        The column has neither one label per position nor one label per sequence.
-    """
+    """Return the labels at flat `positions` of X, whose shape without features is `leading`."""
+    # A column has one label per position, or one per sequence (entry of the first axis).
     n, n_sequences = int(np.prod(leading)), leading[0]
     if _gives_array(column):
         column = to_array(column, name)
@@ -102,6 +73,15 @@ def _stack_lists(column: Any) -> Any:
     for i, part in enumerate(column):
         array[i, :] = part if not isinstance(part, np.ndarray) else part.tolist()
     return array
+
+
+def map_labels(labels: Any, function: Callable[[Any, str], Any]) -> Any:
+    """Return ``function(column, name)`` of each column of labels; `name` is for messages."""
+    if labels is None:
+        return None
+    if isinstance(labels, Mapping):
+        return {name: function(column, f"labels[{name!r}]") for name, column in labels.items()}
+    return function(labels, "labels")
 
 
 def _gives_array(column: Any) -> bool:

@@ -39,19 +39,8 @@ _EFFECTS = {
 def warn_of_labels(
     stats: Statistics, names: Sequence[VariableName], span: Span, role: str
 ) -> tuple[str, ...]:
-    """Warn of features that equal a label up to offset, scale and coding; return the warnings.
-
-    Parameters
-    ----------
-    stats : Statistics
-        Moments of the data.
-    names : sequence of VariableName
-        Variables to compare with the features; variables with missing labels are skipped.
-    span : Span
-        Span of the variables `names`.
-    role : {"erase", "keep"}
-        Role of the variables.
-    """
+    """Warn of features that equal a label up to offset, scale and coding; return the warnings."""
+    # `span` is the span of the variables `names`; those with missing labels are skipped.
     min_squared_correlation = 1.0 - (_TOLERANCE32 if stats.row_eps >= EPS32 else _TOLERANCE64)
     if largest_correlation(span.rows, stats.variances) <= min_squared_correlation:
         # With three or more classes, a feature that codes the classes as numbers may correlate with
@@ -84,10 +73,7 @@ def warn_of_labels(
 
 
 def _frequent(variable: ColumnSums) -> NDArray[np.bool_]:
-    """Return a mask over the columns that vary, False for 0/1 columns with a rare value.
-
-    A value is rare if it occurs in fewer than `_MIN_ROWS` rows.
-    """
+    """Return a mask of the columns that vary, but not of 0/1 columns with a rare value."""
     deviations = variable.deviations()
     varies = deviations > 0.0
     mean = (variable.reference + variable.z_sum / variable.weight)[varies]

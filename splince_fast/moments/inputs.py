@@ -23,7 +23,7 @@ from splince_fast._runtime.rows import (
 from splince_fast._runtime.sparse import SparseRows
 from splince_fast.exceptions import InputError
 from splince_fast.labels import Encoded, VariableName, encode
-from splince_fast.labels.positions import check_index, take_entries, take_positions
+from splince_fast.labels.positions import check_index, map_labels, take_entries, take_positions
 from splince_fast.moments.accumulator import Accumulator
 
 Float = NDArray[np.float64]
@@ -84,21 +84,12 @@ def _flattened(X: Any, labels: Any, sample_weight: Any, mask: Any) -> tuple[Any,
     n = int(np.prod(leading))
     rows = array.reshape(n, array.shape[-1])
     selected = np.arange(n) if mask is None else np.flatnonzero(as_mask(mask, leading))
-    if labels is not None:
-        labels = _map_columns(
-            labels,
-            lambda column, description: take_positions(column, leading, selected, description),
-        )
+    labels = map_labels(
+        labels, lambda column, name: take_positions(column, leading, selected, name)
+    )
     if sample_weight is not None:
         sample_weight = take_positions(sample_weight, leading, selected, "sample_weight")
     return rows if mask is None else rows[selected], labels, sample_weight
-
-
-def _map_columns(labels: Any, function: Any) -> Any:
-    """Apply ``function(column, description)`` to every label column."""
-    if isinstance(labels, Mapping):
-        return {name: function(column, f"labels[{name!r}]") for name, column in labels.items()}
-    return function(labels, "labels")
 
 
 def _select_labels(labels: Any, index: NDArray[np.intp], n: int) -> Any:
@@ -115,4 +106,4 @@ def _select_labels(labels: Any, index: NDArray[np.intp], n: int) -> Any:
             return column
         return take_entries(column, index) if length == n else column
 
-    return _map_columns(labels, select)
+    return map_labels(labels, select)
