@@ -31,8 +31,6 @@ FEW = slice(0, 12)
 # Values for remedies that a message names without one.
 VALUES: dict[str, Any] = {"max_amplification": 100.0}
 
-Column = Callable[[Any], Any]
-
 
 def moments(column: Any, **options: Any) -> sf.Moments:
     return sf.Moments(**options).update(X, {"age": column, "y": Y})
@@ -65,13 +63,9 @@ CASES: dict[str, tuple[Callable[..., Any], str]] = {
     "many classes: erase, keep": (lambda **o: sf.erase(X, YEARS, Y, **o), "read as 60 classes"),
     "many classes: leace": (at_moments(lambda m: sf.leace(m, erase="age")), "as 60 classes"),
     "many classes: sal": (at_moments(lambda m: sf.sal(m, erase="age")), "as 60 classes"),
-    "many classes: factored": (
-        at_moments(lambda m: sf.leace(m.factored(), erase="age")), "as 60 classes",
-    ),
     "many classes: LEACE": (estimator(sf.LEACE, YEARS), "as 60 classes"),
     "many classes: SAL": (estimator(sf.SAL, YEARS), "as 60 classes"),
     "identifiers: update": (lambda **o: moments(AGE, **o), "more than 1,000"),
-    "identifiers: encode": (lambda **o: labels.encode({"z": AGE}, N, **o), "more than 1,000"),
     "identifiers: encode_one": (
         copied(lambda column: labels.encode_one(column, N, name="z"), AGE), "more than 1,000",
     ),
@@ -89,7 +83,6 @@ CASES: dict[str, tuple[Callable[..., Any], str]] = {
     ),
     "floats: LEACE": (estimator(sf.LEACE, GRADES), "floats, read as numbers"),
     "floats: erase": (lambda **o: sf.erase(X, GRADES, **o), "floats, read as numbers"),
-    "texts: SPLINCE": (estimator(sf.SPLINCE, TEXTS, y=Y), "looks like a missing value"),
     "texts: erase": (lambda **o: sf.erase(X, TEXTS, **o), "looks like a missing value"),
     "no class means": (
         lambda **o: sf.mean_projection(
@@ -102,9 +95,6 @@ CASES: dict[str, tuple[Callable[..., Any], str]] = {
             sf.Moments().update(X, {"z": Z, "y": Z, "w": Y}), erase="z", keep=["y", "w"], **o
         ),
         "cannot keep",
-    ),
-    "infeasible: erase": (
-        lambda **o: sf.erase(X, Z, {"y": Z, "w": Y}, **o), "cannot keep",
     ),
     "infeasible: SPLINCE": (
         lambda **o: sf.SPLINCE(**o).fit(X, {"y": Z, "w": Y}, concept=Z).projection_, "cannot keep",

@@ -180,6 +180,12 @@ def sliced_table(kind: str) -> Make:
     return make
 
 
+def polars_frame(data: Data, _: list[tuple[int, int]], block_rows: int, __: Path) -> Source:
+    pl = pytest.importorskip("polars")
+    frame = pl.DataFrame({"e": data.X, **data.labels, "w": data.weight})
+    return from_parquet(frame, **COLUMNS, block_rows=block_rows)
+
+
 def chunked_table(data: Data, pieces: list[tuple[int, int]], block_rows: int, _: Path) -> Source:
     pa = pytest.importorskip("pyarrow")
     table = arrow_table(data, "fixed")
@@ -240,6 +246,7 @@ KINDS: dict[str, tuple[Make, bool, bool]] = {
     "sliced table fixed": (sliced_table("fixed"), False, False),
     "sliced table list": (sliced_table("list"), False, False),
     "sliced table large_list": (sliced_table("large"), False, False),
+    "polars frame": (polars_frame, False, False),
     "chunked table": (chunked_table, False, False),
     "record batch reader": (batch_reader, False, True),
     "torch tensor": (torch_tensor, False, False),
@@ -678,15 +685,6 @@ def test_fixed_shape_tensors_are_vectors(pa: Any) -> None:
     table = pa.table({"e": pa.ExtensionArray.from_storage(kind, storage)}).slice(1)
     (block,) = from_parquet(table, embedding="e")
     np.testing.assert_array_equal(block.X, np.arange(3, 12).reshape(3, 3))
-
-
-def test_polars_frame_is_arrow_data() -> None:
-    pl = pytest.importorskip("polars")
-    pytest.importorskip("pyarrow")
-    X = np.arange(12.0).reshape(4, 3)
-    frame = pl.DataFrame({"e": X, "z": ["a", "b", "a", "b"]})
-    blocks = list(from_parquet(frame, embedding="e", labels=["z"], block_rows=3))
-    np.testing.assert_array_equal(np.concatenate([block.X for block in blocks]), X)
 
 
 def bad_vectors(pa: Any, case: str, kind: str) -> Any:
