@@ -35,7 +35,8 @@ def erase(
     concept : column, or mapping or frame of columns
         Variables to erase, each with n labels; several columns are erased jointly. Strings,
         booleans, integers and categoricals are classes, floats are numbers
-        (:mod:`splince_fast.labels`).
+        (:mod:`splince_fast.labels`). Rows without a label (None, NaN) are erased, too; the report
+        states which fraction of the rows is labelled.
     keep : column, or mapping or frame of columns, optional
         Variables whose covariance with the rows is kept.
     method : {"splince", "leace", "sal", "mean_projection", "oracle", "none"} or callable, optional
