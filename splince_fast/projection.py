@@ -11,15 +11,15 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from splince_fast._runtime import erase_rows, files
-from splince_fast._runtime.arrays import (
+from splince_fast._runtime.erase_rows import Factors
+from splince_fast._runtime.rows import (
     as_mask,
     as_reals,
     as_rows,
     check_feature_names,
-    feature_names,
+    checked_names,
     is_tensor,
 )
-from splince_fast._runtime.erase_rows import Factors
 from splince_fast._solve.options import is_number
 from splince_fast.exceptions import FileFormatError, InputError
 
@@ -542,8 +542,8 @@ def rows_mask_and_out(
         X has the wrong width or columns, or `mask` or `out` does not match X.
     """
     rows = erase_rows.as_stack(X, width)
-    if names is not None and hasattr(X, "columns"):
-        check_feature_names(feature_names(X, width), names)
+    if hasattr(X, "columns"):
+        checked_names(X, width, names)
     dtype = erase_rows.result_dtype(rows.dtype)
     selected = None if mask is None else as_mask(mask, rows.shape[:-1])
     if out is None:

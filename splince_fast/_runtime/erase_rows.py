@@ -13,8 +13,16 @@ from numpy.typing import NDArray
 
 from splince_fast._kernels import row_kernels
 from splince_fast._runtime import threads
-from splince_fast._runtime.arrays import as_rows, check_columns, is_sparse, working_dtype
 from splince_fast._runtime.progress import Progress
+from splince_fast._runtime.rows import (
+    SPELLED,
+    as_numbers,
+    as_rows,
+    check_columns,
+    is_sparse,
+    to_array,
+    working_dtype,
+)
 from splince_fast.exceptions import InputError
 
 Float = NDArray[np.float64]
@@ -41,11 +49,10 @@ _Matrices = tuple[NDArray[Any], NDArray[Any], NDArray[np.bool_] | None, int]
 class Factors:
     """Factors of the map x -> x - left^T (right (x - mean) - shift)."""
 
-    left: Float  # (r, d): transposed factors of I - P
+    left: Float  # (r, d), C-contiguous, as `right`
     right: Float
-    mean: Float
-    # (r,): offset of the coefficients right (x - mean); 0 for a projection about the mean
-    shift: Float
+    mean: Float  # (d,)
+    shift: Float  # (r,), 0 for a projection about the mean
 
     @cached_property
     def packed(self) -> row_kernels.PackedFactors:
@@ -58,21 +65,20 @@ _FITTED = "the rows of the fit"  # source of the width in error messages
 
 def as_stack(X: Any, width: int) -> NDArray[Any]:
     """Convert X to a numeric array of shape (..., d); errors are those of :func:`as_rows`."""
-    numeric = type(X) in (np.ndarray, np.memmap) and X.dtype.kind in "fiub"
-    if numeric and X.ndim > 1 and X.shape[-1] == width:
-        return X  # type: ignore[no-any-return]
-    if not isinstance(X, np.ndarray) and is_sparse(X):
+    if type(X) in (np.ndarray, np.memmap) and X.ndim > 1 and X.shape[-1] == width:
+        if X.dtype.kind in "fiub" and X.dtype.byteorder != SPELLED:
+            return X  # type: ignore[no-any-return]
+    elif is_sparse(X):
         raise InputError(
             "X is a sparse matrix, and erased rows are dense. Before a linear layer use "
             "eraser.fold_into(weight, bias), whose layer takes the sparse rows; erase dense blocks "
             "by eraser(X[i:j].toarray()); X @ eraser.right, (n, r), are the erased coordinates"
         )
-    if not isinstance(X, np.ndarray) or X.ndim < 3:
-        return as_rows(X, width=width, earlier=_FITTED)
-    if numeric:
-        check_columns(X.shape[-2:], width, "X", _FITTED)  # raises InputError
-    rows = X.reshape(-1, X.shape[-1])
-    return as_rows(rows, width=width, earlier=_FITTED).reshape(X.shape)
+    array = as_numbers(X)
+    if array.ndim < 3:
+        return as_rows(array, width=width, earlier=_FITTED)
+    check_columns(array.shape[-2:], width, "X", _FITTED)
+    return array
 
 
 def result_dtype(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
@@ -145,6 +151,8 @@ def erase(
     """Write the erased rows of X, (..., d), to `out`; copy the rows where `mask` is False."""
     # `uninitialised` tells that the memory of `out` was never written. Raises InputError if a
     # finite result is out of range of float16.
+    if out.dtype.byteorder == SPELLED:
+        out = to_array(out, "out")
     streamed = out.nbytes >= _STREAMED_BYTES and not uninitialised
     streamed = streamed and out.shape[-1] * out.itemsize >= _STREAMED_ROW
     hidden = progress is False or (progress is None and X.nbytes < _LONG_BYTES)
@@ -194,7 +202,7 @@ def _erase_chunk(
     mask: NDArray[np.bool_] | None,
     first_row: int,
 ) -> None:
-    """Erase one chunk on several threads, in dtype `work`."""
+    """Erase one chunk, which starts at row `first_row` of X, on several threads in dtype `work`."""
     n, d = rows.shape
     packed = factors.packed
     step = max(1, _PIECE_BYTES // (d * work.itemsize))

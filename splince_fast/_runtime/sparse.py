@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.arrays import Rows, check_columns, non_finite_error
+from splince_fast._runtime.rows import Rows, check_columns, non_finite_error
 from splince_fast.exceptions import InputError
 
 # Largest allowed magnitude: sums of squares of larger numbers may overflow float64.
@@ -16,13 +16,7 @@ _FLOAT64 = np.dtype(np.float64)
 
 
 class SparseRows(Rows):
-    """A block of sparse rows.
-
-    Attributes
-    ----------
-    array : scipy.sparse CSR matrix or array of shape (n, d)
-        Real numbers, with no duplicate indices.
-    """
+    """A block of sparse rows; `array` is a CSR matrix (n, d) without duplicate indices."""
 
     __slots__ = ()
 
@@ -86,10 +80,7 @@ def parts(array: Any) -> tuple[NDArray[np.float64], NDArray[Any], NDArray[Any]]:
 
 
 def subtracted(array: Any, shift: NDArray[np.float64]) -> Any:
-    """Return array - shift as a CSR matrix in float64; columns with a nonzero shift become dense.
-
-    `shift`, (d,), should be nonzero only in columns with few implicit zeros.
-    """
+    """Return array - shift as float64 CSR; columns of nonzero `shift`, (d,), become dense."""
     import scipy.sparse
 
     columns, n = np.flatnonzero(shift), array.shape[0]

@@ -17,8 +17,8 @@ from torch.overrides import has_torch_function
 
 from splince_fast._kernels import row_kernels
 from splince_fast._runtime import erase_rows, threads
-from splince_fast._runtime.arrays import as_mask
 from splince_fast._runtime.erase_rows import Factors
+from splince_fast._runtime.rows import as_mask
 from splince_fast.exceptions import InputError
 
 try:
@@ -62,10 +62,8 @@ def is_plain(x: Tensor) -> bool:
 
 
 def erased_in_memory(factors: row_kernels.PackedFactors, x: Tensor) -> Tensor | None:
-    """Return a copy of a plain CPU tensor (..., d) with erased rows; None for other tensors.
-
-    Results out of range of float16 become infinite, as in torch.
-    """
+    """Return a copy of a plain CPU tensor (..., d) with erased rows; None for other tensors."""
+    # Results out of range of float16 become infinite, as in torch.
     if not (is_plain(x) and x.is_cpu and x.dtype in _FLOATS):
         return None
     x = x.detach() if x.requires_grad else x
@@ -150,11 +148,7 @@ def _high(x: Tensor) -> Tensor:
 def erase_tensor(
     factors: Factors, X: Tensor, *, out: Any, mask: Any, progress: bool | None
 ) -> Tensor:
-    """Erase the rows of a tensor (..., d), on its device and in its dtype.
-
-    The result is differentiable if X requires gradients. Raises InputError for invalid shapes,
-    dtypes or memory, and for ``out=`` where gradients are recorded.
-    """
+    """Erase the rows of a tensor (..., d), on its device and in its dtype, differentiably."""
     _check_rows(X, factors.left.shape[1])
     target_dtype = X.dtype if X.dtype.is_floating_point else torch.float64
     if out is not None:

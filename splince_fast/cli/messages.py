@@ -16,11 +16,15 @@ _PYTHON = (
     (r", e\.g\. (\w+) = \1\[np\.isfinite\(\1\)\.all\(axis=1\)\]", ""),
     (r", or on_shortage='shrink' to [^.;]*", ""),
     (r",? or a function of moments\b", ""),
+    (r"; Moments, estimators and sf\.erase take kinds=", ""),
     (r"(must be )None(?:,| or) ", r"\1"),
     (r",? or None for ", "; by default "),
     (r"\blabels\[('[^']*')\]", r"column \1 of the labels"),
 )
-_KIND = re.compile(r"(?:Moments\()?kinds=\{(?:'([^']*)'|\.\.\.): '(\w+)'\}\)?")
+_KIND = re.compile(
+    r"(?:Moments\()?kinds=\{(?:'(?P<name>[^']*)'|\.\.\.): '(?P<kind>\w+)'\}\)?"
+    r"|labels\.encode_one\([^=]*name='(?P<column>[^']*)', kind='(?P<read_as>\w+)'\)"
+)
 
 
 def with_flags(
@@ -40,7 +44,12 @@ def with_flags(
         text = re.sub(pattern, replacement, text)
     if "kind" in flags:
         text = re.sub(r" \(on the command line: [^)]*\)", "", text)
-        text = _KIND.sub(lambda match: f"--kind {match[1] or 'NAME'}={match[2]}", text)
+
+        def flag(match: re.Match[str]) -> str:
+            name = match["name"] or match["column"] or "NAME"
+            return f"--kind {variables.get(name, name)}={match['kind'] or match['read_as']}"
+
+        text = _KIND.sub(flag, text)
     text = re.sub(
         r"\bvariable '(\w+)'", lambda match: f"variable {variables.get(match[1], match[1])!r}", text
     )

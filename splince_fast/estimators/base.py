@@ -16,6 +16,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from splince_fast._runtime.arrays import (
     as_numbers,
     check_values,
+    checked_names,
     column_names,
     holds_vectors,
     is_sparse,
@@ -38,6 +39,7 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
 
     n_features_in_: int
     feature_names_in_: NDArray[Any]
+    _column_names: tuple[str, ...] | None
 
     _sparse_advice: ClassVar[str] = ""
 
@@ -66,6 +68,11 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
             raise InputError(str(error)) from error
         if names is not None and rows.dtype == object:
             as_numbers(X)
+        first = reset or not hasattr(self, "_column_names")
+        earlier = None if first else self._column_names
+        columns = checked_names(X, rows.shape[1], earlier, first=first)
+        if reset:
+            self._column_names = columns
         return rows
 
     @contextmanager

@@ -149,8 +149,7 @@ class _Eraser(ErasingTransformer):
             else:
                 moments = Moments(**parameters)
                 moments.update(rows, erased | kept, sample_weight=sample_weight)
-            if hasattr(self, "feature_names_in_"):
-                name_features(moments, self.feature_names_in_)
+            name_features(moments, self._column_names)
             if not moments.n_rows:
                 raise NotEnoughDataError(
                     "every sample_weight is zero, so no row is left to fit to; give some rows a "
@@ -201,7 +200,7 @@ class _Eraser(ErasingTransformer):
             else:
                 self.moments_ = Moments(**self._begin_fit(erased, kept))
             self.moments_.update(rows, erased | kept, sample_weight=sample_weight)
-            name_features(self.moments_, getattr(self, "feature_names_in_", None))
+            name_features(self.moments_, getattr(self, "_column_names", None))
             self._projection = None
         return self
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.keywords import described_type
+from splince_fast._runtime.rows import is_tensor, torch_to_numpy
 from splince_fast.exceptions import InputError, LabelError, NonFiniteError
 from splince_fast.labels.names import ClassName, listed
 
@@ -42,8 +43,8 @@ class Raw(NamedTuple):
 
 
 SPLIT_ADVICE = (
-    "give each column a name of its own in a mapping {name: column} (joint=((name, name),) "
-    "makes joint cells)"
+    "give each column a name of its own in a mapping {name: column} (of these, "
+    "Moments(joint=((name, name),)) makes joint cells)"
 )
 _TIME = (
     "holds dates, times or durations, which are neither classes nor numbers; pass a part as "
@@ -96,21 +97,19 @@ def variables_of(labels: object, default_name: str) -> Mapping[Any, Any]:
 
 
 def read_column(values: Any, name: str, kind: str | None) -> Raw:
-    """Read a variable from any container.
-
-    Raise LabelError unless all values are class names, or all are numbers.
-    """
+    """Read a variable from any container; raise LabelError unless its values are of one kind."""
     if isinstance(values, np.ndarray):
         return _read_array(values, name)
     declared = read_declared(values, name)
     if declared is not None:
         return declared
     if isinstance(values, Sequence) and not isinstance(values, str | bytes | bytearray):
-        return _read_sequence(list(values), name)
+        labels = list(values)
+        return _read_sequence(with_missing(labels) if is_class_label(values) else labels, name)
     if isinstance(values, Mapping | Set):
         refuse(name, f"is {described_type(values)}, which has no rows; pass a list or an array")
-    if hasattr(values, "detach"):
-        return _read_array(_tensor_to_numpy(values, name), name)
+    if is_tensor(values):
+        return _read_array(_as_array(values, name), name)
     if hasattr(values, "tocsr"):  # a SciPy sparse matrix, such as from OneHotEncoder
         return _read_array(values.toarray(), name)
     table = _as_narwhals(values, name)
@@ -121,29 +120,34 @@ def read_column(values: Any, name: str, kind: str | None) -> Raw:
         if hasattr(values, verb):
             refuse(name, f"is a lazy {type(values).__name__}; {verb}() it first")
     if hasattr(values, "__array__") and not isinstance(values, np.generic):
-        try:
-            array = np.asarray(values)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise LabelError(
-                f"variable {name!r}: {described_type(values)} did not give a NumPy array "
-                f"({error}); convert it first"
-            ) from error
-        return _read_array(array, name)
+        return _read_array(_as_array(values, name), name)
     refuse(name, f"is {values!r:.80}, not a column; pass a list or array of one label per row")
 
 
-def _tensor_to_numpy(tensor: Any, name: str) -> NDArray[Any]:
-    """Convert a tensor to a NumPy array; bfloat16, which NumPy lacks, becomes float32."""
+# Label by which a ClassLabel of Hugging Face datasets marks a missing one.
+MISSING_CLASS = -1
+
+
+def is_class_label(values: Any) -> bool:
+    """Return whether values are a column of a Hugging Face dataset with a ClassLabel."""
+    return type(getattr(values, "features", None)).__name__ == "ClassLabel"
+
+
+def with_missing(labels: list[Any]) -> list[Any]:
+    """Return labels of a ClassLabel with None for missing ones."""
+    return [None if label == MISSING_CLASS else label for label in labels]
+
+
+def _as_array(values: Any, name: str) -> NDArray[Any]:
+    """Convert a tensor or another object with ``__array__`` to a NumPy array."""
     try:
-        tensor = tensor.detach().cpu()
-        try:
-            return np.asarray(tensor.numpy())
-        except TypeError:
-            return np.asarray(tensor.float().numpy())
-    except (TypeError, RuntimeError) as error:
+        return torch_to_numpy(values) if is_tensor(values) else np.asarray(values)
+    except InputError as error:
+        raise LabelError(f"variable {name!r}: {error}") from error
+    except (TypeError, ValueError, RuntimeError) as error:
         raise LabelError(
-            f"variable {name!r}: the tensor gives no NumPy array ({error}); pass a dense tensor "
-            "with values"
+            f"variable {name!r}: {described_type(values)} did not give a NumPy array ({error}); "
+            "convert it first"
         ) from error
 
 
@@ -196,19 +200,20 @@ def _read_series(series: Any, name: str) -> Raw:
 
 
 def read_declared(values: Any, name: str) -> Raw | None:
-    """Read the codes of a pandas categorical or polars Enum; return None for other values.
-
-    narwhals is not used, because narwhals hashes all categories at each access to the dtype of an
-    Enum.
-    """
+    """Read the codes of a pandas categorical or polars Enum; return None for other values."""
+    # Without narwhals, which hashes all categories at each access to the dtype of an Enum.
     package = type(values).__module__.partition(".")[0]
     if package == "pandas":
         array = getattr(values, "array", values)
         if type(array).__name__ == "Categorical":
             return Raw(array.codes, categories=_categorical_classes(array.categories, name))
-    elif package == "polars" and type(getattr(values, "dtype", None)).__name__ == "Enum":
-        codes = values.to_physical().cast(sys.modules["polars"].Int64).fill_null(-1)
-        return Raw(codes.to_numpy(), categories=_enum_classes(values.dtype.categories))
+    elif package == "polars":
+        dtype: Any = getattr(
+            values, "dtype", None
+        )  # once, because polars hashes all categories of it
+        if type(dtype).__name__ == "Enum":
+            codes = values.to_physical().cast(sys.modules["polars"].Int64).fill_null(-1)
+            return Raw(codes.to_numpy(), categories=_enum_classes(dtype.categories))
     return None
 
 
@@ -241,10 +246,7 @@ _names_of_index: dict[int, tuple[weakref.ref[Any], tuple[ClassName, ...]]] = {}
 
 
 def _categorical_classes(index: Any, name: str) -> tuple[ClassName, ...]:
-    """Return the class names of an Index of categories.
-
-    The names are cached, because the slices of a categorical share one Index.
-    """
+    """Return the class names of an Index of categories, which slices of a column share."""
     key = id(index)
     entry = _names_of_index.get(key)
     if entry is None or entry[0]() is not index:
@@ -265,7 +267,7 @@ def _category_names(categories: list[Any], name: str) -> tuple[ClassName, ...]:
         refuse(
             name,
             f"has the category {example!r:.80}, which cannot name a class; cast it to a string "
-            "(joint=((name, name),) makes joint classes of two variables)",
+            "(Moments(joint=((name, name),)) makes joint classes of two variables)",
         )
     raw = _read_sequence(categories, name)
     if isinstance(raw.data, list):
@@ -334,8 +336,8 @@ def _read_sequence(values: list[Any], name: str) -> Raw:
 
 def _as_scalar_or_list(value: object, name: str) -> object:
     """Convert an entry that is an array or tensor to a scalar or list; return others unchanged."""
-    if hasattr(value, "detach"):
-        value = _tensor_to_numpy(value, name)
+    if is_tensor(value):
+        value = _as_array(value, name)
     if isinstance(value, np.ndarray) and value is not np.ma.masked:
         return value[()] if value.ndim == 0 else list(value)
     return value
@@ -401,10 +403,8 @@ def _read_objects(values: list[Any], shape: tuple[int, ...], name: str) -> Raw:
 
 
 def _is_nan(value: object) -> bool:
-    """Return whether a number is NaN, or a time is NaT.
-
-    Decimal has a test of its own, because comparing a signalling Decimal NaN raises an error.
-    """
+    """Return whether a number is NaN, or a time is NaT."""
+    # Comparing a signalling Decimal NaN raises an error.
     return value.is_nan() if isinstance(value, Decimal) else bool(value != value)
 
 
@@ -420,10 +420,7 @@ def _integers(values: list[int], name: str) -> NDArray[np.int64] | list[int]:
 
 
 def _type_family(cls: type) -> str:
-    """Return the family of a type.
-
-    A variable has labels of one family; the families "int" and "float" may be mixed.
-    """
+    """Return the family of a type; labels of a variable are of one family, or int and float."""
     if cls is NoneType or cls is type(np.ma.masked) or cls.__name__ in ("NAType", "NaTType"):
         return "missing"
     times = (np.datetime64, np.timedelta64, datetime.date, datetime.time, datetime.timedelta)
@@ -445,10 +442,7 @@ def _type_family(cls: type) -> str:
 def whole_numbers(
     values: NDArray[Any], missing: NDArray[np.bool_] | None, name: str
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
-    """Convert floats that name classes to integers.
-
-    Return the integers, and the mask of the missing labels, or None if no label is missing.
-    """
+    """Convert floats that name classes to integers; return these and a mask of missing labels."""
     is_missing = np.isnan(values) if missing is None else np.isnan(values) | missing
     values = np.where(is_missing, 0, values)
     refuse_infinite(values, name)
@@ -473,10 +467,7 @@ def whole_numbers(
 def check_indicators(
     values: NDArray[np.generic], missing: NDArray[np.bool_] | None, name: str, kind: str | None
 ) -> None:
-    """Raise LabelError if integer columns have values other than 0 and 1.
-
-    If `kind` is "continuous", all integers are valid.
-    """
+    """Raise LabelError for integers other than 0 and 1, unless `kind` is "continuous"."""
     if values.dtype.kind not in "iu" or kind == "continuous":
         return
     invalid = (values != 0) & (values != 1)
@@ -486,8 +477,7 @@ def check_indicators(
         refuse(
             name,
             f"has several columns of integers (such as {values[invalid][0]}), which could be "
-            f"classes or numbers; for classes, {SPLIT_ADVICE}; for numbers, cast them to float or "
-            "pass kinds={...: 'continuous'}",
+            f"classes or numbers; for classes, {SPLIT_ADVICE}; for numbers, cast them to float",
         )
 
 

@@ -115,7 +115,7 @@ def encode(
     encoded: dict[VariableName, Encoded] = {}
     for name, values in variables.items():
         kind = kinds.get(name) if kinds else None
-        encoded[name] = encode_one(values, n_rows, name=name, kind=kind)
+        encoded[name] = _encode(values, n_rows, name, kind, "the block", by_kinds=True)
     if joint:
         encoded |= _joint_variables(joint, encoded)
     return encoded
@@ -188,6 +188,13 @@ def encode_one(
     >>> labels.encode_one([1950, 1980, 1950], 3, name="year", kind="continuous").values.tolist()
     [[1950.0], [1980.0], [1950.0]]
     """
+    return _encode(values, n_rows, name, kind, of)
+
+
+def _encode(
+    values: object, n_rows: int, name: str, kind: str | None, of: str, by_kinds: bool = False
+) -> Encoded:
+    """Encode one variable; messages name `kinds` as remedy if the caller takes this parameter."""
     if kind is not None and kind not in KINDS:
         raise LabelError(
             f"variable {name!r} has the unknown kind {kind!r}; choose from {listed(KINDS)}"
@@ -212,12 +219,12 @@ def encode_one(
         refuse(name, f"cannot be continuous: it holds classes such as {example!r}")
     if categories is not None:
         if kind is None and len(categories) <= MANY_CLASSES:
-            _warn_of_missing_as_text(categories, name)
+            _warn_of_missing_as_text(categories, name, by_kinds)
         return ClassCodes(categories, np.array(data, dtype=np.intp))
     if isinstance(data, list):
         encoded = _class_codes_of_list(data)
         if kind is None:
-            _warn_of_missing_as_text(encoded.classes, name)
+            _warn_of_missing_as_text(encoded.classes, name, by_kinds)
     else:
         if data.ndim == 2:
             if data.shape[1] != 1:
@@ -231,7 +238,7 @@ def encode_one(
         if kind == "continuous" or (kind is None and floats and not unknown):
             columns = _columns(data, missing, names, name)
             if kind is None:
-                _warn_of_whole_numbers(columns, name)
+                _warn_of_whole_numbers(columns, name, by_kinds)
             return columns
         if floats:
             data, missing = whole_numbers(data, missing, name)
@@ -241,28 +248,35 @@ def encode_one(
     if kind is None and len(classes) > MANY_CLASSES and type(classes[0]) is int:
         warn(
             f"variable {name!r} holds integers, read as classes, and more than {MANY_CLASSES:,} "
-            f"distinct values in one block; if they are quantities, pass kinds={{{name!r}: "
-            "'continuous'} or cast them to float; if not, kinds={...: 'classes'} silences this "
-            "warning",
+            f"distinct values in one block; if they are quantities, pass "
+            f"{_choice(name, 'continuous', by_kinds)} or cast them to float; if not, "
+            f"{_choice(name, 'classes', by_kinds)} silences this warning",
             ManyClassesWarning,
         )
     return encoded
 
 
-def _warn_of_missing_as_text(classes: Sequence[object], name: str) -> None:
+def _choice(name: str, kind: str, by_kinds: bool) -> str:
+    """Return the expression that sets the kind of a variable, for a message."""
+    if by_kinds:
+        return f"kinds={{{name!r}: {kind!r}}}"
+    return f"labels.encode_one(column, len(column), name={name!r}, kind={kind!r})"
+
+
+def _warn_of_missing_as_text(classes: Sequence[object], name: str, by_kinds: bool) -> None:
     """Warn if the name of a class is the text of a missing value, such as "nan"."""
     matches = sorted(_MISSING_AS_TEXT.intersection(classes))
     if matches:
         warn(
             f"variable {name!r} has the class {matches[0]!r}, which looks like a missing value "
             "that was converted to text. Pass None or NaN for missing labels; if it is a class, "
-            f"kinds={{{name!r}: 'classes'}} silences this warning (on the command line: --kind "
-            f"{name}=classes)",
+            f"{_choice(name, 'classes', by_kinds)} silences this warning (on the command line: "
+            f"--kind {name}=classes)",
             MissingLabelWarning,
         )
 
 
-def _warn_of_whole_numbers(columns: Columns, name: str) -> None:
+def _warn_of_whole_numbers(columns: Columns, name: str, by_kinds: bool) -> None:
     """Warn if floats look like class numbers: few distinct values, all whole and repeated.
 
     pandas converts a column of integers to floats if a label is missing. Class numbers are then
@@ -284,9 +298,9 @@ def _warn_of_whole_numbers(columns: Columns, name: str) -> None:
         f"variable {name!r} holds floats, read as numbers, although they take only "
         f"{len(distinct)} values, all whole ({examples}{', ...' if len(distinct) > 4 else ''}): "
         "classes become floats where a label is missing. If these are classes, cast them to "
-        f"integers (in pandas 'Int64') or pass kinds={{{name!r}: 'classes'}}; if these are "
-        f"quantities, kinds={{{name!r}: 'continuous'}} silences this warning (on the command line: "
-        f"--kind {name}=classes or --kind {name}=continuous)",
+        f"integers (in pandas 'Int64') or pass {_choice(name, 'classes', by_kinds)}; if these are "
+        f"quantities, {_choice(name, 'continuous', by_kinds)} silences this warning (on the "
+        f"command line: --kind {name}=classes or --kind {name}=continuous)",
         WholeNumbersWarning,
     )
 
@@ -308,11 +322,7 @@ def _class_codes_of_list(values: list[Any]) -> ClassCodes:
 def _distinct(
     values: NDArray[Any], missing: NDArray[np.bool_] | None = None
 ) -> tuple[list[int], NDArray[np.intp]]:
-    """Return the sorted distinct values of integers or booleans, and the code of each row.
-
-    The code is the index of the value of the row among the distinct values, or -1 if the value is
-    missing.
-    """
+    """Return the sorted distinct integers or booleans, and the index of each row's, or -1."""
     n = len(values)
     if missing is not None:
         codes = np.full(n, -1, dtype=np.intp)
@@ -387,11 +397,8 @@ def _joint_variables(
 
 
 def _joint_cells(members: Sequence[ClassCodes]) -> ClassCodes:
-    """Encode the observed joint cells of several variables.
-
-    The variables are combined one by one. After each, codes are assigned to observed cells only, so
-    that no code overflows.
-    """
+    """Encode the observed joint cells of several variables."""
+    # Variables are combined one by one, with codes for observed cells only: no code overflows.
     codes = members[0].codes
     cells: list[tuple[Any, ...]] = [(name,) for name in members[0].classes]
     for member in members[1:]:

@@ -30,14 +30,7 @@ def class_key(name: ClassName) -> tuple[object, ...]:
 
 
 def sort_key(name: ClassName) -> list[tuple[str, Any]]:
-    """Return a sort key for a class name; names of one type are sorted by value.
-
-    Examples
-    --------
-    >>> from splince_fast.labels.names import sort_key
-    >>> sorted([10, "b", 2, True, "a"], key=sort_key)
-    [True, 2, 10, 'a', 'b']
-    """
+    """Return a sort key for a class name; names of one type are sorted by value."""
     return [(type(part).__name__, part) for part in (name if isinstance(name, tuple) else (name,))]
 
 

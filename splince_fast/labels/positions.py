@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.arrays import is_tensor, torch_to_numpy
+from splince_fast._runtime.rows import to_array
 from splince_fast.exceptions import InputError, LabelError
+from splince_fast.labels.containers import is_class_label, with_missing
 
 
 def check_index(X: Any, labels: Any, name: str = "labels", *, of: str = "X") -> None:
-    """Raise LabelError if labels or weights have the pandas index of X in another order.
-
-    Labels are matched to rows by position, so such labels would be assigned to wrong rows. A
-    RangeIndex, or an index with other entries than the index of X, raises no error.
-
-    Parameters
-    ----------
-    X : array or frame of rows
-    labels : column, frame, or mapping or tuple of columns
-    name, of : str
-        Names of the labels and of the rows in the error message.
-    """
+    """Raise LabelError if labels or weights have the pandas index of X in another order."""
+    # Labels belong to rows by position. A RangeIndex, or an index of other entries, is accepted.
     index: Any = getattr(X, "index", None)
     if not hasattr(index, "symmetric_difference"):
         return
@@ -47,30 +38,11 @@ def check_index(X: Any, labels: Any, name: str = "labels", *, of: str = "X") -> 
 def take_positions(
     column: Any, leading: tuple[int, ...], positions: NDArray[np.intp], name: str
 ) -> Any:
-    """Return the labels of a column at given positions of X.
-
-    A position is a row of X, such as a token; a sequence is an entry of X along the first axis. A
-    label per sequence applies to all positions of the sequence.
-
-    Parameters
-    ----------
-    column
-        Array, tensor, list or column of a frame, with one label per position, or one per sequence.
-    leading : tuple of int
-        Shape of X without the axis of the features, such as (batch, token).
-    positions : (m,) intp
-        Flat indices into an array of shape `leading`.
-    name : str
-        Name of the column in the error message.
-
-    Raises
-    ------
-    InputError
-        The column has neither one label per position nor one label per sequence.
-    """
+    """Return the labels at flat `positions` of X, whose shape without features is `leading`."""
+    # A column has one label per position, or one per sequence (entry of the first axis).
     n, n_sequences = int(np.prod(leading)), leading[0]
-    if is_tensor(column):
-        column = torch_to_numpy(column)
+    if _gives_array(column):
+        column = to_array(column, name)
     is_sequence = isinstance(column, Sequence) and not isinstance(column, str | bytes)
     if is_sequence and len(column) and isinstance(column[0], list | tuple | np.ndarray):
         column = _stack_lists(column)
@@ -103,12 +75,30 @@ def _stack_lists(column: Any) -> Any:
     return array
 
 
+def map_labels(labels: Any, function: Callable[[Any, str], Any]) -> Any:
+    """Return ``function(column, name)`` of each column of labels; `name` is for messages."""
+    if labels is None:
+        return None
+    if isinstance(labels, Mapping):
+        return {name: function(column, f"labels[{name!r}]") for name, column in labels.items()}
+    return function(labels, "labels")
+
+
+def _gives_array(column: Any) -> bool:
+    """Return whether a column is a tensor, a data set of a file, or the like, but no frame."""
+    is_array = isinstance(column, np.ndarray)
+    return hasattr(column, "__array__") and not (is_array or hasattr(column, "to_numpy"))
+
+
 def take_entries(column: Any, index: NDArray[np.intp]) -> Any:
     """Return entries of a column, or rows of a frame, by position."""
+    if _gives_array(column):
+        column = to_array(column, "labels")
     if isinstance(column, np.ndarray):
         return column[index]
     if isinstance(column, Sequence) and not hasattr(column, "dtype"):
-        return [column[i] for i in index.tolist()]
+        labels = [column[i] for i in index.tolist()]
+        return with_missing(labels) if is_class_label(column) else labels
     if hasattr(column, "iloc"):
         return column.iloc[index]
     if hasattr(column, "take"):  # pandas extension arrays, and Arrow arrays

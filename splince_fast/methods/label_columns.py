@@ -20,28 +20,15 @@ _TERMS, _SMALL = 4, 1e-6
 
 
 class LabelColumns(NamedTuple):
-    """Label columns y of a variable, without constant columns.
+    """Label columns y of a variable, without constant columns."""
 
-    The columns of a class-coded variable are the indicators of all classes other than the most
-    frequent class. The columns of a continuous variable are its own columns.
-
-    Attributes
-    ----------
-    name : VariableName
-        Name of the variable.
-    variable : Variable
-        Sums of the variable over all rows.
-    used : (k,) intp
-        Positions of the label columns among all classes or columns of the variable.
-    mean, deviation : (k,) float64
-        Mean and standard deviation of each label column.
-    """
+    # The columns of classes are the indicators of all but the most frequent class.
 
     name: VariableName
-    variable: Variable
-    used: NDArray[np.intp]
-    mean: Float
-    deviation: Float
+    variable: Variable  # sums over all rows
+    used: NDArray[np.intp]  # (k,) positions of the columns among all classes or columns
+    mean: Float  # (k,)
+    deviation: Float  # (k,) standard deviations
 
     @classmethod
     def of(cls, name: VariableName, variable: Variable) -> LabelColumns:
@@ -76,10 +63,7 @@ class LabelColumns(NamedTuple):
         return np.asarray(self.variable.variance()[np.ix_(self.used, self.used)] / units)
 
     def within(self, part: Variable) -> Float:
-        """Return Cov(x, y), (d, k), over the rows of `part`, the same variable's sums over a part.
-
-        y are in units of `deviation`, their standard deviations over all rows.
-        """
+        """Return Cov(x, y), (d, k), over a part of the rows, in units of `deviation`."""
         cross = part.cross_covariance(0, self.name)
         if isinstance(part, ClassSums):
             assert isinstance(self.variable, ClassSums)
@@ -93,15 +77,8 @@ class LabelColumns(NamedTuple):
 
 
 def combination(weights: Float, columns: list[LabelColumns]) -> str:
-    """Return the text of a linear combination of label columns; its largest coefficient is 1.
-
-    Parameters
-    ----------
-    weights : (k,) float64
-        Coefficients of the label columns scaled to unit standard deviation.
-    columns : list of LabelColumns
-        Label columns of each variable, k in total.
-    """
+    """Return the text of a linear combination of label columns; its largest coefficient is 1."""
+    # `weights` belong to label columns of unit standard deviation.
     terms = [term for variable in columns for term in variable.terms]
     coefficients = weights / np.concatenate([variable.deviation for variable in columns])
     coefficients = coefficients / coefficients[np.argmax(np.abs(coefficients))]

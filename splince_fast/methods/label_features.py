@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._kernels.spans import largest_correlation
-from splince_fast._runtime.arrays import abbreviated
+from splince_fast._runtime.rows import abbreviated
 from splince_fast._runtime.warn import warn
 from splince_fast._solve.selection import Span
 from splince_fast._solve.tolerances import CONSTANT, EPS32
@@ -39,19 +39,8 @@ _EFFECTS = {
 def warn_of_labels(
     stats: Statistics, names: Sequence[VariableName], span: Span, role: str
 ) -> tuple[str, ...]:
-    """Warn of features that equal a label up to offset, scale and coding; return the warnings.
-
-    Parameters
-    ----------
-    stats : Statistics
-        Moments of the data.
-    names : sequence of VariableName
-        Variables to compare with the features; variables with missing labels are skipped.
-    span : Span
-        Span of the variables `names`.
-    role : {"erase", "keep"}
-        Role of the variables.
-    """
+    """Warn of features that equal a label up to offset, scale and coding; return the warnings."""
+    # `span` is the span of the variables `names`; those with missing labels are skipped.
     min_squared_correlation = 1.0 - (_TOLERANCE32 if stats.row_eps >= EPS32 else _TOLERANCE64)
     if largest_correlation(span.rows, stats.variances) <= min_squared_correlation:
         # With three or more classes, a feature that codes the classes as numbers may correlate with
@@ -84,10 +73,7 @@ def warn_of_labels(
 
 
 def _frequent(variable: ColumnSums) -> NDArray[np.bool_]:
-    """Return a mask over the columns that vary, False for 0/1 columns with a rare value.
-
-    A value is rare if it occurs in fewer than `_MIN_ROWS` rows.
-    """
+    """Return a mask of the columns that vary, but not of 0/1 columns with a rare value."""
     deviations = variable.deviations()
     varies = deviations > 0.0
     mean = (variable.reference + variable.z_sum / variable.weight)[varies]
@@ -97,9 +83,10 @@ def _frequent(variable: ColumnSums) -> NDArray[np.bool_]:
 
 
 def _coded(variable: ClassSums, variances: Float, min_variances: Float) -> NDArray[np.intp]:
-    """Return the features that are constant within classes and differ between all classes.
+    """Return the features that determine the class: as numbers of the classes, or as indicators.
 
-    A feature counts only if its variance between classes exceeds `min_variances`, (d,).
+    A feature that numbers the classes is constant within them and differs between all; its variance
+    between classes exceeds `min_variances`, (d,). Indicators count if all classes but one have one.
     """
     present = variable.weights > 0.0
     if np.count_nonzero(variable.rows[present] >= _MIN_ROWS) < 2:
@@ -112,4 +99,9 @@ def _coded(variable: ClassSums, variances: Float, min_variances: Float) -> NDArr
     # A large variance between classes may come from a single class that is far from the others.
     # Therefore the smallest gap between classes is compared with the variance within classes.
     within = np.maximum(variances - between, (2.0 * EPS32) ** 2 * variances)[features]
-    return np.asarray(features[gaps**2 > _MIN_GAP**2 * within])
+    numbers = features[gaps**2 > _MIN_GAP**2 * within]
+    covariance = sums - np.outer(p, sums.sum(axis=0))  # of each class indicator and feature
+    indicates = covariance**2 > np.outer(p * (1.0 - p), min_variances)
+    if np.count_nonzero(indicates.any(axis=1)) < max(2, len(p) - 1):
+        return np.asarray(numbers)
+    return np.union1d(numbers, np.flatnonzero(indicates.any(axis=0)))

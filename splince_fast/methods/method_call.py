@@ -33,6 +33,7 @@ from splince_fast._solve.selection import Kept, Span, span_of
 from splince_fast._solve.tolerances import AMPLIFICATION, CONSTANT, NOISE_FRACTION, SENSITIVITY
 from splince_fast.exceptions import (
     DroppedDirectionsWarning,
+    InfeasibleError,
     InputError,
     LabelError,
     ManyClassesWarning,
@@ -151,7 +152,13 @@ class MethodCall(NamedTuple):
         options, whitened = self.options, self.whitened
         passes = None if self.refinement is None else self.refinement.passes
         with statistics(moments) as stats, stats.memory(whitened) as memory:
-            solved = self.solve(stats, memory)
+            try:
+                solved = self.solve(stats, memory)
+            except InfeasibleError as error:
+                kept = self.keep if isinstance(self.keep, list) else []
+                causes = _quantities(stats, [*self.erase, *kept])
+                error.args = (". ".join([*causes.values(), str(error)]),)
+                raise
             left, right, mean, solution, factor, shrinkage, span_z, span_y, gain = solved
             sample = stats.sample if whitened else None
             sketch = None if stats.low_rank is None else stats.low_rank.rank
@@ -165,10 +172,18 @@ class MethodCall(NamedTuple):
             remaining = 0.0
             if not whitened and solution.rank_z < len(span_z.rows) and options.rank_tol == "auto":
                 remaining = _remaining_in_small_features(stats, solution, span_z.rows)
-            notes = _warn(solution, span_z.names, span_y.names, options, admitted, remaining)
+            rank = solution.rank_covariance
             # With a subsample, `solution.variance` is that of the factored estimate of Cov(x);
             # `stats.variances` uses all rows.
             variance = solution.variance if sample is None else float(stats.variances.sum())
+            changed = distortions.eraser
+            if changed is not None:
+                changed = changed / variance if variance else 0.0
+            large = 2 * solution.rank_z >= rank or (changed is not None and 2.0 * changed > 1.0)
+            notes: tuple[str, ...] = ()
+            if solution.rank_z and variance > 0.0 and large:
+                notes = self._many_classes_warnings(stats, solution.rank_z, rank, changed)
+            notes += _warn(solution, span_z.names, span_y.names, options, admitted, remaining)
             effect, norm = sensitivity(left, right, mean, variance)
             # The Frobenius norm of an orthogonal projection is sqrt(rank).
             if effect > SENSITIVITY and norm > _OBLIQUE * len(left) ** 0.5:
@@ -183,18 +198,11 @@ class MethodCall(NamedTuple):
                 notes += warn_of_labels(stats, self.erase, span_z, "erase")
             if isinstance(self.keep, list):
                 notes += warn_of_labels(stats, self.keep, span_y, "keep")
-            rank = solution.rank_covariance
             measured = complete is not None or sample is not None or sketch is not None
             few = stats.n_rows < FEW_ROWS * rank or 0 < stats.n_rows - 1 <= rank
             if whitened and not (shrinkage or measured) and few:
                 notes += (_few_rows(stats.n_rows, rank),)
                 warn(notes[-1], UnseenRowsWarning)
-            changed = distortions.eraser
-            if changed is not None:
-                changed = changed / variance if variance else 0.0
-            large = 2 * solution.rank_z >= rank or (changed is not None and 2.0 * changed > 1.0)
-            if solution.rank_z and variance > 0.0 and large:
-                notes += self._many_classes_warnings(stats, solution.rank_z, rank, changed)
             fit = FitValues(
                 self.method, stats.n_rows, stats.weight, shrinkage, whitened, distortions.eraser,
                 distortions.leace, notes, variance,
@@ -261,22 +269,10 @@ class MethodCall(NamedTuple):
     ) -> tuple[str, ...]:
         """Warn of erased integers with many classes, or if all dimensions of x are removed."""
         kinds = stats.interpretation[0] or {}
-        counts = {}
-        for name in self.erase:
-            variable = stats.variable(name)
-            if isinstance(variable, ClassSums) and name not in kinds:
-                count = int(np.count_nonzero(variable.weights))
-                integers = type(variable.names[0]) is int and not self.classes_only
-                if count > _MAX_CLASSES and integers:
-                    counts[name] = count
         variance = "" if changed is None else f" and {changed:.0%} of its variance"
-        notes = tuple(
-            f"{name!r} was read as {count} classes, and erasing takes {rank_z} of {rank} "
-            f"dimensions of x{variance}. If this is a quantity, pass "
-            f"kinds={{{name!r}: 'continuous'}} or cast it to float; if these are classes, "
-            f"pass kinds={{{name!r}: 'classes'}}, which does not warn"
-            for name, count in counts.items()
-        )
+        effect = f", and erasing takes {rank_z} of {rank} dimensions of x{variance}"
+        quantities = {} if self.classes_only else _quantities(stats, self.erase, effect)
+        notes = tuple(quantities.values())
         if not notes and rank_z == rank > 1 and any(name not in kinds for name in self.erase):
             notes = (
                 f"erasing {listed(map(str, self.erase))} removes all {rank} dimensions in "
@@ -287,6 +283,34 @@ class MethodCall(NamedTuple):
         for note in notes:
             warn(note, ManyClassesWarning)
         return notes
+
+
+def _quantities(
+    stats: Statistics, names: Sequence[VariableName], effect: str = ""
+) -> dict[VariableName, str]:
+    """Return a text on each variable of many integers that are classes without being named so."""
+    kinds, texts = stats.interpretation[0] or {}, {}
+    for name in names:
+        variable = stats.variable(name)
+        if (
+            not isinstance(variable, ClassSums)
+            or name in kinds
+            or type(variable.names[0]) is not int
+        ):
+            continue
+        count = int(np.count_nonzero(variable.weights))
+        if count > _MAX_CLASSES:
+            texts[name] = (
+                f"{name!r} was read as {count} classes{effect}. If this is a quantity, pass "
+                f"kinds={{{name!r}: 'continuous'}} or cast it to float"
+            )
+            if effect:
+                texts[name] += (
+                    f"; if these are classes, pass kinds={{{name!r}: 'classes'}}, which does not "
+                    "warn"
+                )
+            texts[name] += "; Moments, estimators and sf.erase take kinds="
+    return texts
 
 
 def _few_rows(n_rows: int, rank: int) -> str:

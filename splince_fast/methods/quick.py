@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from splince_fast._runtime.keywords import check_keywords
@@ -19,6 +20,7 @@ def erase(
     method: str | Function | None = None,
     *,
     sample_weight: object = None,
+    kinds: Mapping[str, str] | None = None,
     **options: object,
 ) -> tuple[Any, Projection]:
     """Fit an eraser to rows and apply it to them.
@@ -33,7 +35,8 @@ def erase(
     concept : column, or mapping or frame of columns
         Variables to erase, each with n labels; several columns are erased jointly. Strings,
         booleans, integers and categoricals are classes, floats are numbers
-        (:mod:`splince_fast.labels`).
+        (:mod:`splince_fast.labels`). Rows without a label (None, NaN) are erased, too; the report
+        states which fraction of the rows is labelled.
     keep : column, or mapping or frame of columns, optional
         Variables whose covariance with the rows is kept.
     method : {"splince", "leace", "sal", "mean_projection", "oracle", "none"} or callable, optional
@@ -41,6 +44,9 @@ def erase(
         is SPLINCE with `keep`, and LEACE without.
     sample_weight : array-like of shape (n,), optional
         Non-negative weights of the rows, which count as frequencies.
+    kinds : mapping, optional
+        "classes" or "continuous" by name of a variable, as in :class:`Moments`; a single column is
+        named "concept" or "keep".
     **options
         Options of :func:`splince`, :func:`leace`, :func:`sal`, :func:`mean_projection` or
         :func:`oracle`.
@@ -82,8 +88,10 @@ def erase(
         raise InputError(
             f"{shared_names[0]!r} is to be erased and to be kept; give the columns two names"
         )
-    kinds = dict.fromkeys(erased, "classes") if entry.classes_only else {}
-    moments = Moments(kinds=kinds).update(X, {**erased, **kept}, sample_weight=sample_weight)
+    read_as = dict.fromkeys(erased, "classes") if entry.classes_only else {}
+    moments = Moments(kinds=read_as | dict(kinds or {})).update(
+        X, {**erased, **kept}, sample_weight=sample_weight
+    )
     if keep is not None:
         options["keep"] = list(kept)
     eraser = entry.function(moments, erase=list(erased), **options)

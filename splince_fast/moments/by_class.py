@@ -149,11 +149,12 @@ class ClassAccumulator(Accumulator):
                 f"or kinds={{{by!r}: 'classes'}}"
             )
         existing = {class_key(name): name for name in self.parts if name is not None}
-        names = [existing.get(class_key(name), name) for name in column.classes]
-        positions: dict[ClassName | None, NDArray[np.intp]] = {
-            name: np.flatnonzero(column.codes == i) for i, name in enumerate(names)
-        }
-        return {**positions, None: np.flatnonzero(column.codes < 0)}
+        positions: dict[ClassName | None, NDArray[np.intp]] = {}
+        for code in np.unique(column.codes).tolist():
+            name = column.classes[code] if code >= 0 else None
+            key = existing.get(class_key(name), name) if name is not None else None
+            positions[key] = np.flatnonzero(column.codes == code)
+        return positions
 
     def _empty_part(self) -> Accumulator:
         """Return an empty accumulator that shares the work memory."""

@@ -65,7 +65,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from splince_fast._runtime.arrays import check_values
 from splince_fast._runtime.files import (
     Record,
     Tensors,
@@ -73,6 +72,7 @@ from splince_fast._runtime.files import (
     read_feature_names,
     refuse_negative,
 )
+from splince_fast._runtime.rows import check_values
 from splince_fast.exceptions import FileFormatError, InputError
 from splince_fast.moments.accumulator import KINDS, Accumulator
 from splince_fast.moments.buffer import LabelledRows

@@ -12,19 +12,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.arrays import (
+from splince_fast._runtime.rows import (
     Rows,
     as_mask,
     as_numbers,
     as_weights,
-    check_feature_names,
-    feature_names,
+    checked_names,
     is_sparse,
 )
 from splince_fast._runtime.sparse import SparseRows
 from splince_fast.exceptions import InputError
 from splince_fast.labels import Encoded, VariableName, encode
-from splince_fast.labels.positions import check_index, take_entries, take_positions
+from splince_fast.labels.positions import check_index, map_labels, take_entries, take_positions
 from splince_fast.moments.accumulator import Accumulator
 
 Float = NDArray[np.float64]
@@ -57,8 +56,9 @@ def read_update(
     n, index = rows.array.shape[0], None
     names = None
     if hasattr(X, "columns"):
-        names = feature_names(X, rows.array.shape[1])
-        check_feature_names(names, accumulator.feature_names)
+        names = checked_names(
+            X, rows.array.shape[1], accumulator.feature_names, first=not accumulator.n_rows
+        )
     if hasattr(X, "index"):
         check_index(X, labels)
         check_index(X, sample_weight, "sample_weight")
@@ -82,21 +82,12 @@ def _flattened(X: Any, labels: Any, sample_weight: Any, mask: Any) -> tuple[Any,
     n = int(np.prod(leading))
     rows = array.reshape(n, array.shape[-1])
     selected = np.arange(n) if mask is None else np.flatnonzero(as_mask(mask, leading))
-    if labels is not None:
-        labels = _map_columns(
-            labels,
-            lambda column, description: take_positions(column, leading, selected, description),
-        )
+    labels = map_labels(
+        labels, lambda column, name: take_positions(column, leading, selected, name)
+    )
     if sample_weight is not None:
         sample_weight = take_positions(sample_weight, leading, selected, "sample_weight")
     return rows if mask is None else rows[selected], labels, sample_weight
-
-
-def _map_columns(labels: Any, function: Any) -> Any:
-    """Apply ``function(column, description)`` to every label column."""
-    if isinstance(labels, Mapping):
-        return {name: function(column, f"labels[{name!r}]") for name, column in labels.items()}
-    return function(labels, "labels")
 
 
 def _select_labels(labels: Any, index: NDArray[np.intp], n: int) -> Any:
@@ -111,4 +102,4 @@ def _select_labels(labels: Any, index: NDArray[np.intp], n: int) -> Any:
             return column
         return take_entries(column, index) if length == n else column
 
-    return _map_columns(labels, select)
+    return map_labels(labels, select)

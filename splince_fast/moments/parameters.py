@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from splince_fast._runtime.blocks import check_block_rows, choose_block_rows
+from splince_fast._runtime.rows import check_block_rows, choose_block_rows
 from splince_fast._solve.options import check_moment_options, is_integer
 from splince_fast.exceptions import IncompatibleMomentsError, InputError
 

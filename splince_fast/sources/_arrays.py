@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from splince_fast._runtime.arrays import is_sparse, torch_to_numpy
-from splince_fast._runtime.blocks import choose_block_rows
 from splince_fast._runtime.keywords import described_type
+from splince_fast._runtime.rows import choose_block_rows, is_sparse, torch_to_numpy
 from splince_fast.exceptions import InputError
-from splince_fast.labels.positions import check_index
+from splince_fast.labels.containers import is_class_label, with_missing
+from splince_fast.labels.positions import check_index, map_labels
 from splince_fast.sources.base import Block, PieceSource, Source, is_matrix
 
 
@@ -99,11 +99,10 @@ def take_block(X: object, labels: object, sample_weight: object, start: int, sto
 
 
 def slice_rows(values: Any, start: int, stop: int) -> Any:
-    """Return rows `start` to `stop` - 1 by position.
-
-    Pandas objects are sliced by ``iloc``: before pandas 3, ``values[start:stop]`` may use labels.
-    """
-    return values.iloc[start:stop] if hasattr(values, "iloc") else values[start:stop]
+    """Return rows `start` to `stop` - 1 by position."""
+    # Before pandas 3, values[start:stop] of a pandas object may use labels.
+    rows = values.iloc[start:stop] if hasattr(values, "iloc") else values[start:stop]
+    return with_missing(rows) if is_class_label(values) else rows
 
 
 def count_rows(values: Any, name: str) -> int:
@@ -130,16 +129,3 @@ def check_length(values: object, n_rows: int, name: str, rows_of: str, verb: str
             f"{name} has {length} rows but {rows_of} {verb} {n_rows}; pass one entry per row, in "
             "the same order"
         )
-
-
-def map_labels(labels: object, function: Callable[[Any, str], Any]) -> Any:
-    """Return the results of ``function(column, name)`` for all columns of labels.
-
-    `name` is the name of the column in messages. A mapping of columns gives a mapping of results,
-    and None gives None.
-    """
-    if labels is None:
-        return None
-    if isinstance(labels, Mapping):
-        return {name: function(column, f"labels[{name!r}]") for name, column in labels.items()}
-    return function(labels, "labels")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.blocks import choose_block_rows
 from splince_fast._runtime.extras import require
+from splince_fast._runtime.rows import choose_block_rows
 from splince_fast.exceptions import InputError
+from splince_fast.labels.containers import MISSING_CLASS
 from splince_fast.labels.names import listed
 from splince_fast.sources.base import Block, PieceSource, Source, StreamSource
 
@@ -36,10 +39,7 @@ class ColumnNames(NamedTuple):
     def from_arguments(
         cls, embedding: str, labels: Sequence[str] | str | None, sample_weight: str | None
     ) -> Self:
-        """Return validated names; `labels` may be one name, several names or None.
-
-        Raises InputError unless all names are strings.
-        """
+        """Return the names of one or several columns; raise InputError unless all are strings."""
         single = isinstance(labels, str) or not isinstance(labels, Iterable)
         names: tuple[Any, ...] = () if labels is None else (labels,) if single else tuple(labels)
         for name in (embedding, *names, "" if sample_weight is None else sample_weight):
@@ -97,12 +97,8 @@ def vector_type(arrow_type: DataType, name: str) -> VectorType:
 def column_matrix(
     column: ChunkedArray, name: str, width: int | None, row_name: RowName
 ) -> NDArray[Any]:
-    """Return an embedding column as a read-only matrix (n, d).
-
-    `column` has n > 0 lists, and may be a slice; a single chunk is not copied. `width` is d, or
-    None if d is unknown. Raises InputError if a vector is missing, contains a null, or has a
-    length other than d.
-    """
+    """Return a column of n > 0 vectors as a read-only (n, d) matrix; d = `width` unless None."""
+    # A single chunk is not copied; the column may be a slice.
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if array.null_count:
         row = int(_nulls(array).argmax())
@@ -158,16 +154,29 @@ def table_to_block(
         weight = column.to_numpy()
     return Block(
         column_matrix(table.column(columns.embedding), columns.embedding, width, row_name),
-        {name: table.column(name) for name in columns.labels} or None,
+        {name: label_column(table, name) for name in columns.labels} or None,
         weight,
     )
 
 
-def row_namer(place: str, start: int) -> RowName:
-    """Return a function that names the rows of a block in messages.
+def label_column(table: Table, name: str) -> ChunkedArray:
+    """Return a column of labels; -1 becomes null in a ClassLabel of Hugging Face datasets."""
+    column = table.column(name)
+    if name not in _class_labels((table.schema.metadata or {}).get(b"huggingface", b"{}")):
+        return column
+    compute = require("pyarrow.compute", "parquet")
+    return compute.if_else(compute.equal(column, MISSING_CLASS), None, column)
 
-    The block starts at row `start` of `place`, such as a file.
-    """
+
+@functools.lru_cache(maxsize=8)
+def _class_labels(info: bytes) -> frozenset[str]:
+    """Return the names of the ClassLabel columns that the metadata of a schema declare."""
+    features = json.loads(info).get("info", {}).get("features", {})
+    return frozenset(name for name, f in features.items() if f.get("_type") == "ClassLabel")
+
+
+def row_namer(place: str, start: int) -> RowName:
+    """Return a function that names a row of the block that starts at row `start` of `place`."""
     return lambda row: f"row {start + row} of {place}"
 
 
@@ -179,11 +188,9 @@ def batches_to_blocks(
     place: str,
     first_row: int = 0,
 ) -> Iterator[Block]:
-    """Regroup record batches into blocks, and yield the blocks from row `first_row` onwards.
-
-    While the caller uses a block, this generator holds only the record batches of that block in
-    memory. Only blocks that span several batches are copied.
-    """
+    """Regroup record batches into blocks, and yield those from row `first_row` onwards."""
+    # Only the record batches of the block in use are in memory; only blocks that span several are
+    # copied.
     start = 0
     for table in _regroup(batches, block_rows):
         block = None
@@ -223,10 +230,7 @@ def stream_source(
     vectors: VectorType,
     name: str,
 ) -> Source:
-    """Return a source of record batches that can only be read in order.
-
-    ``start()`` returns an iterator over the record batches.
-    """
+    """Return a source of the record batches of ``start()``, which can only be read in order."""
     size = choose_block_rows(block_rows, vectors.width or _ASSUMED_WIDTH, vectors.itemsize)
     return StreamSource(
         f"{name} in blocks of {size} rows",

@@ -12,7 +12,8 @@ import numpy as np
 from splince_fast._runtime.extras import require
 from splince_fast._runtime.keywords import described_type
 from splince_fast.exceptions import InputError
-from splince_fast.sources._arrays import check_length, map_labels, slice_rows
+from splince_fast.labels.positions import map_labels
+from splince_fast.sources._arrays import check_length, slice_rows
 from splince_fast.sources.base import Block, Source, is_matrix, too_few_blocks
 
 if TYPE_CHECKING:
@@ -82,11 +83,7 @@ def from_dask(X: Array, labels: Any = None, *, sample_weight: object = None) -> 
 
 
 def _check_column(column: Any, name: str, sizes: tuple[float, ...]) -> Any:
-    """Check and return a column of labels or weights.
-
-    A dask column becomes a dask array, whose chunks must be those of the rows of X. A column in
-    memory is returned unchanged.
-    """
+    """Return a column as it is, or a dask column as an array with the row chunks of X."""
     if hasattr(column, "to_dask_array"):
         column = column.to_dask_array()
     sizes_known = not any(math.isnan(size) for size in sizes)

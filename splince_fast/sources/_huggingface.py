@@ -43,7 +43,7 @@ def from_dataset(
         Column of vectors, such as ``List(Value("float32"))``. If the type has a ``length``, the
         width of the rows is known before reading.
     labels : str or sequence of str, optional
-        Columns that become labels; a ClassLabel becomes integers.
+        Columns that become labels; a ClassLabel becomes integers, and its -1 a missing label.
     sample_weight : str, optional
         Column of weights.
     block_rows : int, optional

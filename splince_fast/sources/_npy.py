@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from splince_fast._runtime.arrays import cause_text
+from splince_fast._runtime.rows import cause_text
 from splince_fast.exceptions import InputError
 from splince_fast.sources._sharded import Shard, sharded_source, split_array
 from splince_fast.sources.base import Source, as_paths, describe_files
@@ -82,11 +82,8 @@ def from_npy(
 def _split_column(
     values: object, name: str, shards: list[Shard], column_files: list[str]
 ) -> Callable[[int], object]:
-    """Check a column of labels or weights, an array or the paths of files.
-
-    Add the paths to `column_files`, and return a function that maps the index of a shard to the
-    shard's part of the column.
-    """
+    """Check a column, an array or paths of files; return a function from a shard to its part."""
+    # Paths are added to `column_files`.
     if not _are_paths(values):
         counts = [shard.shape[0] for shard in shards]
         return split_array(values, name, counts, describe_files([shard.path for shard in shards]))
@@ -107,10 +104,7 @@ def _split_column(
 
 
 def _are_paths(values: object) -> bool:
-    """Return whether `values` is a path or a sequence of paths.
-
-    In a sequence, strings that do not end in .npy are labels, not paths.
-    """
+    """Return whether `values` is a path, or a sequence of paths or texts that end in .npy."""
     if isinstance(values, str | os.PathLike):
         return True
     return (

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from splince_fast._runtime.arrays import cause_text
-from splince_fast._runtime.blocks import choose_block_rows
 from splince_fast._runtime.extras import require
+from splince_fast._runtime.rows import cause_text, choose_block_rows
 from splince_fast.exceptions import InputError
 from splince_fast.sources._arrow import (
     ColumnNames,
@@ -133,10 +132,8 @@ def _as_table(data: object) -> Table:
 
 
 def _find_files(paths: object) -> list[str]:
-    """Return the paths of all files; a directory is replaced by the Parquet files below it.
-
-    Files and folders whose names begin with "." or "_" are skipped.
-    """
+    """Return all files; a directory stands for the *.parquet files below it."""
+    # Files and folders whose names begin with "." or "_" are skipped.
     files: list[str] = []
     for path in as_paths(paths, "paths"):
         if not os.path.isdir(path):
@@ -205,11 +202,8 @@ def _read_footer(
 
 
 def _width_of_lists(groups: list[_RowGroup]) -> int | None:
-    """Return the number of values per row if it is the same integer in all groups, else None.
-
-    This number is the width of the vectors, unless vectors are missing or ragged, for which reading
-    raises an error.
-    """
+    """Return the number of values per row if it is the same integer in all groups, else None."""
+    # This is the width of the vectors, unless vectors are missing or ragged: reading then fails.
     widths = {divmod(group.n_values, group.n_rows) for group in groups if group.n_rows}
     width, remainder = widths.pop() if len(widths) == 1 else (0, 0)
     return width if width and not remainder else None
@@ -222,10 +216,7 @@ def _read(
     block_rows: int,
     width: int | None,
 ) -> Iterator[Block]:
-    """Yield the blocks of `groups`, from row `first_row` of the first group onwards.
-
-    One file is open at a time.
-    """
+    """Yield blocks from row `first_row` of the first group onwards; one file is open at a time."""
     for path, same_file in itertools.groupby(groups, key=lambda group: group.path):
         with _open(path) as file:
             for group in same_file:

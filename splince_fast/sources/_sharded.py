@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.arrays import torch_to_numpy
-from splince_fast._runtime.blocks import choose_block_rows
 from splince_fast._runtime.keywords import described_type
+from splince_fast._runtime.rows import choose_block_rows, torch_to_numpy
 from splince_fast.exceptions import InputError
-from splince_fast.sources._arrays import check_length, map_labels, slice_rows, take_block
+from splince_fast.labels.positions import map_labels
+from splince_fast.sources._arrays import check_length, slice_rows, take_block
 from splince_fast.sources.base import Block, PieceSource, Source, describe_files
 
 
@@ -54,12 +54,8 @@ def sharded_source(
     block_rows: int | None = None,
     split_column: SplitColumn | None = None,
 ) -> Source:
-    """Return a source of the rows of several shards, which are read in order, one at a time.
-
-    By default, a column of labels or weights has one entry per row of all shards; `split_column`
-    may accept other columns. Raises InputError for invalid columns, and for shards that are not
-    numeric matrices of one width.
-    """
+    """Return a source of the rows of several shards, which are read in order, one at a time."""
+    # `split_column` reads columns of other forms than one entry per row of all shards.
     _check_shards(shards)
     d = shards[0].shape[1]
     counts = [shard.shape[0] for shard in shards]
@@ -98,10 +94,7 @@ def sharded_source(
 def split_array(
     values: object, name: str, counts: Sequence[int], rows_of: str
 ) -> Callable[[int], Any]:
-    """Check that a column has one entry per row of all shards.
-
-    Return a function that maps the index of a shard to the shard's part of the column.
-    """
+    """Return a function from a shard to its part of a column with one entry per row of all."""
     verb = "has" if len(counts) == 1 else "have"
     check_length(values, sum(counts), name, rows_of, verb)
     bounds = [0, *itertools.accumulate(counts)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Self
 
-from splince_fast._runtime.arrays import torch_to_numpy
 from splince_fast._runtime.extras import require
 from splince_fast._runtime.keywords import described_type
+from splince_fast._runtime.rows import torch_to_numpy
 from splince_fast.exceptions import InputError
 from splince_fast.labels.names import listed
 from splince_fast.sources._arrays import from_arrays
@@ -148,10 +148,7 @@ class _BatchKeys(NamedTuple):
         return batch[self.embedding], batch
 
     def _from_tuple(self, batch: object, number: int) -> tuple[Any, Mapping[str, Any]]:
-        """Return X, and a mapping with the labels and weights, of a batch that is not a mapping.
-
-        Such a batch is a tuple, a list as from a DataLoader, or X alone.
-        """
+        """Return X, and a mapping of labels and weights, of a tuple, a list, or X alone."""
         entries = batch if isinstance(batch, tuple | list) else (batch,)
         names = self.entries()
         if self.embedding is not None or len(entries) != 1 + len(names):
@@ -189,10 +186,7 @@ def _shuffles(data: object) -> bool:
 
 
 def _count_rows(data: object) -> int | None:
-    """Return the number of rows of a DataLoader, or None if the number is unknown.
-
-    The number is known if the batch sampler and the collation are the standard ones.
-    """
+    """Return the number of rows of a DataLoader with standard batches and collation, or None."""
     utils = require("torch.utils.data", "torch")
     if not isinstance(data, utils.DataLoader) or data.collate_fn is not utils.default_collate:
         return None

@@ -170,11 +170,9 @@ class PieceSource(Source):
 
 
 class StreamSource(Source):
-    """Source that can only be read in order; resuming reads and discards the earlier blocks.
+    """Source of the blocks of ``start()``, in order; `once` if only one pass is possible."""
 
-    ``start()`` returns an iterator over all blocks. `once` says whether only one pass is possible.
-    `refills` is the attribute of :class:`Source`.
-    """
+    # Resuming reads and discards the earlier blocks.
 
     def __init__(
         self,
@@ -286,10 +284,7 @@ def is_matrix(X: object) -> bool:
 
 
 def iterator_factory(items: Iterable[T], name: str) -> Callable[[], Iterator[T]]:
-    """Return a function without arguments that returns an iterator over `items`.
-
-    If `items` is itself an iterator, such as a generator, a second call raises InputError.
-    """
+    """Return a function that starts a pass over `items`; a second pass over an iterator fails."""
     if not isinstance(items, Iterator):
         return lambda: iter(items)
     unread: list[Iterator[T]] = [items]
@@ -329,8 +324,5 @@ def as_paths(paths: object, name: str) -> list[str]:
 
 
 def describe_files(paths: Sequence[str]) -> str:
-    """Return the name of several files in messages: their number and the first path.
-
-    The name of a single file is its path.
-    """
+    """Return the name of files in messages: the path of one, or the number and the first path."""
     return repr(paths[0]) if len(paths) == 1 else f"{len(paths)} files from {paths[0]!r}"

@@ -73,6 +73,26 @@ def test_features_that_do_not_give_the_label_are_not() -> None:
         assert not told(column, erase)
 
 
+@pytest.mark.parametrize("options", [{}, {"subsample": 0.5}], ids=str)
+@pytest.mark.parametrize("classes", [3, 5])
+def test_indicators_of_the_classes_are_named_together(classes: int, options: Any) -> None:
+    z = RNG.integers(0, classes, N)
+    rows = pd.DataFrame(X + np.outer(z, np.arange(4)), columns=list("abcd"))
+    dummies = pd.get_dummies(z, dtype=float).add_prefix("z")
+    for n_columns in range(1, classes + 1):
+        frame = pd.concat([rows, 3 - 2 * dummies.iloc[:, :n_columns]], axis=1)
+        moments = sf.Moments(**options).update(frame, {"z": z})
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            sf.leace(moments, erase="z")
+        texts = [str(w.message) for w in caught if w.category is sf.LabelFeatureWarning]
+        determines = n_columns >= classes - 1  # control: fewer columns leave classes alike
+        assert len(texts) == determines
+        if determines:
+            named = ", ".join(repr(name) for name in dummies.columns[:n_columns])
+            assert f"feature(s) {named} equal the label 'z'" in texts[0]
+
+
 def test_few_rows_and_missing_labels_are_no_evidence() -> None:
     few = np.array([0] * 30 + [1] * 9)
     assert not told(few, "z", labels={"z": few})

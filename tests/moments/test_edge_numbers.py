@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from entangled import drawn, gap, normal
-from naive_model import state_bytes
+from entangled import drawn, gap
 
 import splince_fast as sf
 from splince_fast import Moments
@@ -50,13 +49,3 @@ def test_negative_zero_is_zero() -> None:
     assert Moments(kinds={"s": "classes"}).update(X, {"s": np.where(z, 0.0, -0.0)}).classes(
         "s"
     ) == (0,)
-
-
-def test_foreign_byte_orders_of_labels_and_weights() -> None:
-    X, z, _ = drawn(90, 3)
-    scores, weight = normal(90, 2), np.abs(normal(90, 1)[:, 0])
-    a = Moments().update(X, {"z": z, "s": scores}, sample_weight=weight)
-    b = Moments().update(
-        X, {"z": z.astype(">i8"), "s": scores.astype(">f8")}, sample_weight=weight.astype(">f8")
-    )
-    assert state_bytes(a) == state_bytes(b)

@@ -52,8 +52,8 @@ from splince_fast import (
     UnknownVariableError,
 )
 from splince_fast._kernels import blas, row_kernels
-from splince_fast._runtime import blocks as blocking
-from splince_fast._runtime.arrays import check_values
+from splince_fast._runtime import rows as blocking
+from splince_fast._runtime.rows import check_values
 from splince_fast.moments import accumulator, buffer, class_sums, column_sums
 from splince_fast.moments import block as reducing
 from splince_fast.moments import state as state_module

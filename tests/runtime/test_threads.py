@@ -32,7 +32,7 @@ from problems import (
 import splince_fast
 import splince_fast as sf
 from splince_fast import InputError, Moments, Projection, SplinceError, leace
-from splince_fast._runtime import arrays
+from splince_fast._runtime import rows
 from splince_fast._runtime import threads as thread_pool
 from splince_fast.methods import method_call
 from splince_fast.moments import block, state
@@ -50,7 +50,7 @@ def normal(n: int, d: int, dtype: Any = np.float64, seed: int = 0) -> Any:
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small work is split, too."""
     for module, name in (
-        (block, "_GRAIN"), (block, "_GRAIN_PRODUCTS"), (state, "_GRAIN"), (arrays, "_GRAIN"),
+        (block, "_GRAIN"), (block, "_GRAIN_PRODUCTS"), (state, "_GRAIN"), (rows, "_GRAIN"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, 64)
 

@@ -1,4 +1,4 @@
-"""sources (all modules), _runtime.blocks, _runtime.extras: equal rows from every container.
+"""sources (all modules), _runtime.rows, _runtime.extras: equal rows from every container.
 
 Also resuming, reading ahead, and errors that name a place.
 """
@@ -26,8 +26,9 @@ import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splince_fast._runtime.blocks import choose_block_rows
+from splince_fast._runtime.rows import choose_block_rows
 from splince_fast.exceptions import InputError, MissingExtraError
+from splince_fast.moments import Moments
 from splince_fast.sources import (
     Block,
     Source,
@@ -179,6 +180,12 @@ def sliced_table(kind: str) -> Make:
     return make
 
 
+def polars_frame(data: Data, _: list[tuple[int, int]], block_rows: int, __: Path) -> Source:
+    pl = pytest.importorskip("polars")
+    frame = pl.DataFrame({"e": data.X, **data.labels, "w": data.weight})
+    return from_parquet(frame, **COLUMNS, block_rows=block_rows)
+
+
 def chunked_table(data: Data, pieces: list[tuple[int, int]], block_rows: int, _: Path) -> Source:
     pa = pytest.importorskip("pyarrow")
     table = arrow_table(data, "fixed")
@@ -239,6 +246,7 @@ KINDS: dict[str, tuple[Make, bool, bool]] = {
     "sliced table fixed": (sliced_table("fixed"), False, False),
     "sliced table list": (sliced_table("list"), False, False),
     "sliced table large_list": (sliced_table("large"), False, False),
+    "polars frame": (polars_frame, False, False),
     "chunked table": (chunked_table, False, False),
     "record batch reader": (batch_reader, False, True),
     "torch tensor": (torch_tensor, False, False),
@@ -679,15 +687,6 @@ def test_fixed_shape_tensors_are_vectors(pa: Any) -> None:
     np.testing.assert_array_equal(block.X, np.arange(3, 12).reshape(3, 3))
 
 
-def test_polars_frame_is_arrow_data() -> None:
-    pl = pytest.importorskip("polars")
-    pytest.importorskip("pyarrow")
-    X = np.arange(12.0).reshape(4, 3)
-    frame = pl.DataFrame({"e": X, "z": ["a", "b", "a", "b"]})
-    blocks = list(from_parquet(frame, embedding="e", labels=["z"], block_rows=3))
-    np.testing.assert_array_equal(np.concatenate([block.X for block in blocks]), X)
-
-
 def bad_vectors(pa: Any, case: str, kind: str) -> Any:
     """Make 12 vectors of which row 9 is bad."""
     rows: list[Any] = [[float(i), 1.0, 2.0] for i in range(12)]
@@ -915,6 +914,32 @@ def test_bad_vector_of_a_dataset_is_named(datasets: Any) -> None:
     streamed = ds.to_iterable_dataset()
     with pytest.raises(InputError, match=r"ragged: 1 values in row 2 of IterableDataset"):
         list(from_dataset(streamed, embedding="e"))
+
+
+def test_the_missing_label_of_a_class_label_is_missing(datasets: Any, tmp_path: Path) -> None:
+    labels = np.array([0, 1, -1, 1, 0, -1])
+    X = np.arange(12.0).reshape(6, 2)
+    kinds = {"z": datasets.ClassLabel(names=["woman", "man"]), "n": datasets.Value("int64")}
+    ds = datasets.Dataset.from_dict(
+        {"e": X.tolist(), "z": labels, "n": labels},
+        features=datasets.Features({"e": datasets.Sequence(datasets.Value("float64")), **kinds}),
+    )
+    ds.to_parquet(tmp_path / "ds.parquet")
+    routes = [
+        from_dataset(ds, "e", ["z", "n"], block_rows=4),
+        from_dataset(ds.to_iterable_dataset(), "e", ["z", "n"]),
+        from_parquet(tmp_path / "ds.parquet", "e", ["z", "n"]),
+        from_parquet(ds.with_format("arrow")[:], "e", ["z", "n"]),
+        from_arrays(X, {"z": ds["z"], "n": ds["n"]}, block_rows=4),
+        [(X, {"z": ds["z"], "n": ds["n"]})],
+    ]
+    weight = np.arange(6) % 5 > 0
+    for route in routes:
+        moments = Moments.from_blocks(route)
+        assert moments.class_counts("z") == {0: 2, 1: 2}
+        assert moments.class_counts("n") == {-1: 2, 0: 2, 1: 2}  # control: other integers
+    some = Moments().update(X, {"z": ds["z"]}, sample_weight=weight)
+    assert some.class_counts("z") == {0: 1, 1: 2}
 
 
 def test_what_is_no_dataset(datasets: Any) -> None:

@@ -1,8 +1,8 @@
-"""_runtime.arrays, _runtime.sparse, _runtime.memory, _runtime.interrupts: rows as kernels get them.
+"""_runtime.rows, _runtime.sparse, _runtime.memory, _runtime.interrupts: rows as kernels get them.
 
 Other modules of _runtime are tested where they are used: files in ``moments/test_files.py``,
-erase_rows in ``methods/test_projection.py``, hashing in ``moments/test_folds.py``, blocks and
-extras in ``sources/test_sources.py``.
+erase_rows in ``methods/test_projection.py``, hashing in ``moments/test_folds.py``, containers of
+rows in ``test_containers.py``, numbers of rows and extras in ``sources/test_sources.py``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from splince_fast._runtime.arrays import Rows
 from splince_fast._runtime.lock import Deferred
 from splince_fast._runtime.memory import aligned
+from splince_fast._runtime.rows import Rows
 from splince_fast._runtime.sparse import SparseRows, subtracted
 from splince_fast.exceptions import InputError
 

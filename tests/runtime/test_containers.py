@@ -1,0 +1,276 @@
+"""Rows, labels, weights, masks and directions from every container give the bits of native arrays.
+
+A dtype may name its byte order ("<f4" in place of "=f4"), as those of zarr, HDF5 and MATLAB files
+do, or have the other one. Frames whose columns have names of any type are never mixed up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import splince_fast as sf
+from splince_fast.evaluation import compare, fit_head
+
+N, D = 240, 4
+rng = np.random.default_rng(0)
+Z = rng.integers(0, 2, N)
+Y = np.where(rng.random(N) < 0.8, Z, 1 - Z)
+WEIGHT, MASK = rng.integers(1, 5, N), rng.integers(0, 2, N)
+# Multiples of 1/8, which are exact in half precision.
+X = np.round(8 * (rng.normal(size=(N, D)) + np.outer(Z, [1, 2, 0, 1]) + np.outer(Y, [0, 1, 1, 0])))
+X /= 8
+LABELS = {"z": Z, "y": Y}
+MOMENTS = sf.Moments().update(X, LABELS)
+PROJECTION = sf.splince(MOMENTS, erase="z", keep="y")
+ORACLE = sf.oracle(MOMENTS, erase="z", keep="y")
+
+
+# -- containers: array and folder -> container -----------------------------------------------------
+
+
+def spelled(order: str) -> Callable[[Any, Path], Any]:
+    """The same numbers in a dtype that names its byte order."""
+
+    def make(array: Any, _: Path) -> Any:
+        dtype = array.dtype.newbyteorder(order)
+        assert dtype.byteorder == (order if array.dtype.itemsize > 1 else "|")
+        return array.astype(dtype)
+
+    return make
+
+
+def mapped(array: Any, folder: Path) -> Any:
+    np.save(folder / "rows.npy", array)
+    return np.load(folder / "rows.npy", mmap_mode="r")
+
+
+def zarr_array(array: Any, folder: Path) -> Any:
+    zarr = pytest.importorskip("zarr", reason="zarr is not installed")
+    made = zarr.create_array(str(folder / "rows.zarr"), shape=array.shape, dtype=array.dtype)
+    made[...] = array
+    return made
+
+
+def hdf5(array: Any, folder: Path) -> Any:
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed")
+    dtype = array.dtype.newbyteorder(">")
+    return h5py.File(folder / "rows.h5", "w").create_dataset("rows", data=array, dtype=dtype)
+
+
+def matlab(array: Any, folder: Path) -> Any:
+    import scipy.io
+
+    scipy.io.savemat(folder / "rows.mat", {"rows": array})
+    return scipy.io.loadmat(folder / "rows.mat")["rows"].reshape(array.shape)
+
+
+def tensor(array: Any, _: Path) -> Any:
+    return pytest.importorskip("torch", reason="torch is not installed").from_numpy(array.copy())
+
+
+ARRAYS: dict[str, Callable[[Any, Path], Any]] = {
+    "little-endian": spelled("<"),
+    "big-endian": spelled(">"),
+    "map": mapped,
+    "zarr": zarr_array,
+    "zarr slice": lambda a, folder: zarr_array(a, folder)[: len(a)],
+    "HDF5": hdf5,
+    "HDF5 slice": lambda a, folder: hdf5(a, folder)[: len(a)],
+    "MATLAB": matlab,
+    "tensor": tensor,
+}
+INDEXES: dict[str, Any] = {
+    "text": ["a", "b", "c", "d"],
+    "tuples": [("u", 1), ("u", 2), ("v", 1), ("v", 2)],
+    "MultiIndex": pd.MultiIndex.from_product([["u", "v"], [1, 2]]),
+    "dates": pd.date_range("2020-01-01", periods=4),
+    "integers": [5, 7, 11, 13],
+    "numbers from 0": range(4),
+    "numbers and their texts": [1, "1", 2, "2"],
+    "one None": ["a", None, "c", "d"],
+}
+MIXED = ("numbers and their texts", "one None")  # refused by scikit-learn itself
+CONTAINERS = ARRAYS | {
+    "object": lambda a, _: a.astype(object),
+    "vectors": lambda a, _: pd.Series(list(a)),
+    "list": lambda a, _: a.tolist(),
+    "polars": lambda a, _: pl.DataFrame(a, schema=list("abcd")),
+    "Arrow": lambda a, _: pa.table(dict(zip("abcd", a.T, strict=True))),
+    **{
+        f"pandas, {name}": lambda a, _, index=index: pd.DataFrame(a, columns=index)
+        for name, index in INDEXES.items()
+    },
+}
+AS_FLOAT64 = ("object", "list")  # containers that do not keep a dtype
+
+
+# -- entries: rows -> array or moments -------------------------------------------------------------
+
+
+def bits(result: Any) -> bytes:
+    """Numbers of a result in native order; of moments, the saved state without names."""
+    if isinstance(result, sf.Moments):
+        state = result.__getstate__()
+        state["metadata"].pop("feature_names", None)
+        tensors = {name: (t.shape, t.tobytes()) for name, t in state["tensors"].items()}
+        return repr((state["metadata"], tensors)).encode()
+    array = np.asarray(result)
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("=")).tobytes()
+
+
+def streamed(rows: Any, labels: Any = LABELS, weight: Any = WEIGHT) -> sf.Moments:
+    source = sf.sources.from_arrays(rows, labels, sample_weight=weight, block_rows=64)
+    return sf.Moments.from_blocks(source)
+
+
+def values_of(rows: Any) -> Any:
+    result = compare(
+        rows, task=Y, concept=Z, erasers=("LEACE",), heads=("frozen",), n_seeds=1, alphas=(1.0,),
+        leakage=(), progress=False,
+    )  # fmt: skip
+    return list(result.records[0].values.values())
+
+
+ENTRIES: dict[str, Callable[[Any], Any]] = {
+    "update": lambda rows: sf.Moments().update(rows, LABELS),
+    "one row": lambda rows: sf.Moments().update(X, LABELS).update(rows[:1], {"z": Z[:1]}),
+    "source": streamed,
+    "Folds": lambda rows: sum(sf.Folds(2).update(rows, LABELS), 0),
+    "erase": lambda rows: sf.erase(rows, Z, Y)[0],
+    "Projection": PROJECTION,
+    "ConditionalEraser": lambda rows: ORACLE(rows, LABELS),
+    "estimator": lambda rows: sf.SPLINCE().fit(rows, Y, concept=Z).transform(rows),
+    "partial_fit": lambda rows: sf.LEACE().partial_fit(rows, concept=Z).projection_.matrix(),
+    "head": lambda rows: fit_head(rows, Y).decision_function(rows),
+    "compare": values_of,
+}
+
+
+def applies(entry: str, container: str, dtype: str) -> bool:
+    """Whether an entry takes a container; `compare`, which is slow, is run for one dtype."""
+    if entry == "source":
+        return container not in ("vectors", "list")  # nothing that slices to rows of a matrix
+    if entry == "one row":
+        return container in ARRAYS
+    if entry in ("estimator", "partial_fit"):
+        return not container.endswith(MIXED)
+    return entry != "compare" or (container in ARRAYS and dtype == "f4")
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i4"])
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_rows_of_every_container_give_the_same_bits(
+    container: str, dtype: str, tmp_path: Path
+) -> None:
+    native = (8 * X if dtype == "i4" else X).astype(dtype)
+    rows = CONTAINERS[container](native, tmp_path)
+    if container in AS_FLOAT64 or (container == "MATLAB" and dtype == "f2"):
+        native = native.astype(float)
+    for name, entry in ENTRIES.items():
+        if applies(name, container, dtype):
+            layouts = native, np.asfortranarray(native)  # heads sum in the order of the memory
+            assert bits(entry(rows)) in [bits(entry(array)) for array in layouts], name
+
+
+COLUMN_ENTRIES: dict[str, Callable[[Any], Any]] = {
+    "labels": lambda z: sf.Moments().update(X, {"z": z, "y": Y}),
+    "numbers": lambda z: sf.Moments(kinds={"z": "continuous"}).update(X, {"z": z}),
+    "weights": lambda z: sf.Moments().update(X, LABELS, sample_weight=z),
+    "mask": lambda z: sf.Moments().update(X, LABELS, mask=z),
+    "labels of tokens": lambda z: sf.Moments().update(X.reshape(-1, 2, D), {"z": z}),
+    "labels, some of weight zero": lambda z: sf.Moments().update(X, {"z": z}, sample_weight=MASK),
+    "source": lambda z: streamed(X, {"z": z}, z),
+    "Folds": lambda z: sum(sf.Folds(2).update(X, {"z": z}, sample_weight=z), 0),
+    "erase": lambda z: sf.erase(X, z, Y, sample_weight=WEIGHT)[0],
+    "mask of an eraser": lambda z: PROJECTION(X, mask=z),
+    "ConditionalEraser": lambda z: ORACLE(X, {"z": z}),
+    "estimator": lambda z: sf.LEACE().fit(X, concept=z, sample_weight=WEIGHT).transform(X),
+    "weights of an estimator": lambda z: sf.LEACE().fit(X, concept=Y, sample_weight=z).transform(X),
+    "head": lambda z: fit_head(X, z).decision_function(X),
+}
+
+
+@pytest.mark.parametrize("dtype", ["i8", "u2", "f4", "f8"])
+@pytest.mark.parametrize("container", ARRAYS)
+def test_columns_of_every_container_give_the_same_bits(
+    container: str, dtype: str, tmp_path: Path
+) -> None:
+    native = Z.astype(dtype)
+    column = ARRAYS[container](native, tmp_path)
+    for name, entry in COLUMN_ENTRIES.items():
+        if not (name == "ConditionalEraser" and dtype[0] == "f"):  # it was fitted to classes
+            assert bits(entry(column)) == bits(entry(native)), name
+
+
+MATRIX_ENTRIES: dict[str, Callable[[Any], Any]] = {
+    "keep": lambda a: sf.splince(MOMENTS, erase="z", keep=a[:, :2]).matrix(),
+    "Projection": lambda a: sf.Projection(a, a, a[:, 0])(X),
+    "fold_into": lambda a: PROJECTION.fold_into(a.T, a[0])[0],
+    "out": lambda a: PROJECTION(X[:D].astype(a.dtype), out=np.empty_like(a)),
+}
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_matrices_of_either_spelling_give_the_same_bits(dtype: str, order: str) -> None:
+    native = np.round(8 * np.random.default_rng(1).normal(size=(D, D))).astype(dtype)
+    spelling = spelled(order)(native, Path())
+    for name, entry in MATRIX_ENTRIES.items():
+        assert bits(entry(spelling)) == bits(entry(native)), name
+
+
+def test_chunks_of_dask_arrays_of_zarr_are_rows(tmp_path: Path) -> None:
+    da = pytest.importorskip("dask.array", reason="dask is not installed")
+    rows = da.from_array(zarr_array(X, tmp_path), chunks=(64, D))
+    read = sf.Moments.from_blocks(sf.sources.from_dask(rows, LABELS))
+    assert bits(read) == bits(streamed(X, weight=None))
+    assert bits(PROJECTION(rows).compute()) == bits(PROJECTION(X))
+    with pytest.raises(sf.InputError, match="X is a lazy Array"):
+        sf.Moments().update(rows, LABELS)
+
+
+# -- names of columns ------------------------------------------------------------------------------
+
+REFUSING: dict[str, Callable[[Any, Any], Any]] = {
+    "update": lambda frame, other: sf.Moments().update(frame, LABELS).update(other, LABELS),
+    "merge": lambda frame, other: (
+        sf.Moments().update(frame, LABELS) + sf.Moments().update(other, LABELS)
+    ),
+    "Projection": lambda frame, other: sf.erase(frame, Z)[1](other),
+    "ConditionalEraser": lambda frame, other: sf.oracle(
+        sf.Moments().update(frame, LABELS), erase="z", keep="y"
+    )(other, LABELS),
+    "estimator": lambda frame, other: sf.LEACE().fit(frame, concept=Z).transform(other),
+    "projection of an estimator": lambda frame, other: (
+        sf.LEACE().fit(frame, concept=Z).projection_(other)
+    ),
+    "head": lambda frame, other: fit_head(frame, Y).predict(other),
+}
+
+
+@pytest.mark.parametrize("names", [*INDEXES, "Arrow"])
+@pytest.mark.parametrize("entry", REFUSING)
+def test_columns_in_another_order_are_refused(entry: str, names: str) -> None:
+    frame = pd.DataFrame(X, columns=INDEXES.get(names, list("abcd")))
+    reverse = frame.iloc[:, ::-1]
+    if names == "Arrow":
+        frame, reverse = (pa.Table.from_pandas(f) for f in (frame, reverse))
+    call = REFUSING[entry]
+    if entry.endswith("estimator") and names in MIXED:
+        return
+    if names == "numbers from 0" and entry in ("merge", "head"):
+        call(frame, reverse)  # they see the names alone, and these numbers are none
+        return
+    with pytest.raises(ValueError, match=r"another order|in the same order|mixed up"):
+        call(frame, reverse)
+    call(frame, frame)
+    if entry not in ("merge", "estimator"):
+        call(frame, X)
