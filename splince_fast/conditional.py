@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime import files
-from splince_fast._runtime.arrays import is_tensor, torch_to_numpy
 from splince_fast._runtime.progress import Progress
+from splince_fast._runtime.rows import is_tensor, torch_to_numpy
 from splince_fast.exceptions import FileFormatError, FoldError, InputError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, class_key, encode
 from splince_fast.labels.containers import variables_of

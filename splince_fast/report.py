@@ -24,7 +24,7 @@ from typing import (
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.arrays import abbreviated
+from splince_fast._runtime.rows import abbreviated
 from splince_fast._solve import tolerances
 from splince_fast._solve.held_out import Noise, certificate, expected_r2
 from splince_fast._solve.options import is_number

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from splince_fast._runtime.arrays import as_weights, check_values, column_names
+from splince_fast._runtime.rows import as_weights, check_values, column_names
 from splince_fast._solve.options import is_integer, is_number
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import encode_one

@@ -13,7 +13,9 @@ from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from splince_fast._runtime.arrays import (
+from splince_fast._runtime.erase_rows import result_dtype
+from splince_fast._runtime.memory import total_memory
+from splince_fast._runtime.rows import (
     as_numbers,
     check_values,
     checked_names,
@@ -23,8 +25,6 @@ from splince_fast._runtime.arrays import (
     name_columns,
     refuse_lazy,
 )
-from splince_fast._runtime.erase_rows import result_dtype
-from splince_fast._runtime.memory import total_memory
 from splince_fast.exceptions import InputError, NonFiniteError
 from splince_fast.labels.containers import variables_of
 from splince_fast.projection import Projection

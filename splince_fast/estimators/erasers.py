@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import check_is_fitted
 
-from splince_fast._runtime.arrays import as_weights
 from splince_fast._runtime.keywords import check_names, described_type
+from splince_fast._runtime.rows import as_weights
 from splince_fast._solve.options import Options, check_moment_options
 from splince_fast._solve.selection import Selection
 from splince_fast.estimators.base import ErasingTransformer, columns_by_name

@@ -9,7 +9,7 @@ from sklearn.base import OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
-from splince_fast._runtime.arrays import as_weights, check_values, is_sparse
+from splince_fast._runtime.rows import as_weights, check_values, is_sparse
 from splince_fast._runtime.sparse import SparseRows
 from splince_fast.estimators.base import CheckedEstimator
 from splince_fast.exceptions import NotEnoughDataError

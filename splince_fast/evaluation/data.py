@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast import sources
-from splince_fast._runtime.arrays import as_rows, check_values
+from splince_fast._runtime.rows import as_rows, check_values
 from splince_fast.exceptions import InputError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, encode_one
 from splince_fast.labels.encoded import observed

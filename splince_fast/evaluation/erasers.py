@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.arrays import check_values
+from splince_fast._runtime.rows import check_values
 from splince_fast.conditional import ConditionalEraser
 from splince_fast.exceptions import InputError
 from splince_fast.labels import ClassCodes, Encoded, names_array

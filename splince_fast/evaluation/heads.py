@@ -20,7 +20,7 @@ import scipy.linalg
 import scipy.special
 from numpy.typing import NDArray
 
-from splince_fast._runtime.arrays import (
+from splince_fast._runtime.rows import (
     as_rows,
     check_feature_names,
     check_values,

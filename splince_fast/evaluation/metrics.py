@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.arrays import as_weights
 from splince_fast._runtime.keywords import described_type
+from splince_fast._runtime.rows import as_weights
 from splince_fast._runtime.warn import warn
 from splince_fast._solve.options import is_number
 from splince_fast.evaluation.data import (

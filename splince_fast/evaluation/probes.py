@@ -18,7 +18,7 @@ import scipy.special
 import scipy.stats
 from numpy.typing import NDArray
 
-from splince_fast._runtime.arrays import as_rows, check_values
+from splince_fast._runtime.rows import as_rows, check_values
 from splince_fast._runtime.warn import warn
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation import logistic

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.arrays import abbreviated
+from splince_fast._runtime.rows import abbreviated
 from splince_fast._runtime.warn import warn
 from splince_fast._solve.factor import Factor
 from splince_fast._solve.options import INTENSITIES, Options

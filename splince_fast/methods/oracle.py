@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._kernels.factor import STATUS_OK
-from splince_fast._runtime.arrays import cause_text
+from splince_fast._runtime.rows import cause_text
 from splince_fast._runtime.warn import warn
 from splince_fast._solve import tolerances
 from splince_fast._solve.factor import Factor

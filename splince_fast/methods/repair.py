@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from splince_fast._kernels import spans
 from splince_fast._kernels.factor import STATUS_OK, Factor
-from splince_fast._runtime.arrays import check_feature_names
 from splince_fast._runtime.keywords import described_type
+from splince_fast._runtime.rows import check_feature_names
 from splince_fast._runtime.warn import warn
 from splince_fast._solve import tolerances
 from splince_fast._solve.messages import raise_numerical

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime import threads
-from splince_fast._runtime.arrays import Rows, eps_of
+from splince_fast._runtime.rows import Rows, eps_of
 from splince_fast.exceptions import (
     IncompatibleMomentsError,
     NotEnoughDataError,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from splince_fast._kernels import row_kernels
 from splince_fast._runtime import threads
-from splince_fast._runtime.arrays import check_values
+from splince_fast._runtime.rows import check_values
 
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from splince_fast._kernels import row_kernels
 from splince_fast._runtime import threads
-from splince_fast._runtime.arrays import check_values
 from splince_fast._runtime.memory import aligned
+from splince_fast._runtime.rows import check_values
 from splince_fast.labels import VariableName
 from splince_fast.moments.accumulator import Accumulator, Batch
 from splince_fast.moments.block import MATRIX_PRODUCT_FROM, add_products, rows_of

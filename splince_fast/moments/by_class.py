@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.arrays import Rows
+from splince_fast._runtime.rows import Rows
 from splince_fast.exceptions import IncompatibleMomentsError, InputError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, VariableName, class_key
 from splince_fast.labels.names import listed

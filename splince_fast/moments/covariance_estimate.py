@@ -29,7 +29,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.arrays import abbreviated
+from splince_fast._runtime.rows import abbreviated
 from splince_fast._runtime.warn import warn
 from splince_fast._solve import tolerances
 from splince_fast.exceptions import NotEnoughDataError, SampledScatterWarning

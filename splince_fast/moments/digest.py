@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from splince_fast._runtime.arrays import as_numbers, as_weights, is_sparse
+from splince_fast._runtime.rows import as_numbers, as_weights, is_sparse
 from splince_fast._runtime.sparse import SparseRows
 from splince_fast.labels import ClassCodes, encode
 from splince_fast.moments.parameters import Parameters

@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._kernels import row_kernels
-from splince_fast._runtime.arrays import Rows
 from splince_fast._runtime.hashing import splitmix64
+from splince_fast._runtime.rows import Rows
 from splince_fast._solve.options import check_moment_options
 from splince_fast.exceptions import InputError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, VariableName

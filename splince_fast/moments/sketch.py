@@ -20,8 +20,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.arrays import NO_WEIGHT, Rows, is_sparse
 from splince_fast._runtime.hashing import splitmix64
+from splince_fast._runtime.rows import NO_WEIGHT, Rows, is_sparse
 from splince_fast._runtime.sparse import SparseRows, parts, subtracted
 from splince_fast.exceptions import InputError
 from splince_fast.labels import Encoded, VariableName

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from splince_fast._kernels import row_kernels
 from splince_fast._runtime import threads
-from splince_fast._runtime.arrays import check_values
+from splince_fast._runtime.rows import check_values
 from splince_fast.exceptions import IncompatibleMomentsError
 from splince_fast.moments.block import BlockSample, Reduced, rows_of
 

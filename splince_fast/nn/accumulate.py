@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from splince_fast._runtime.arrays import Rows, eps_of, torch_to_numpy
+from splince_fast._runtime.rows import Rows, eps_of, torch_to_numpy
 from splince_fast.exceptions import InputError, NonFiniteError
 from splince_fast.labels import Encoded, VariableName
 from splince_fast.moments import Moments
