@@ -374,6 +374,7 @@ def test_singular_values_are_canonical_correlations(missing: float) -> None:
         assert max(found) <= 1.0
 
 
+@pytest.mark.filterwarnings("ignore::splince_fast.LabelFeatureWarning")
 def test_separable_classes_have_correlation_one() -> None:
     """Indicators in units of their own deviations would give sqrt(3 / 2)."""
     z = np.repeat([0, 1, 2], 50)
