@@ -130,7 +130,8 @@ def _folded() -> Contenders:
 
     model, short, long = _model()
     folded, copied = _model_copy(), _model_copy()
-    sf.nn.fold(folded, _erasers(short, "model.norm"), short[0], tokens="all", bias="drop")
+    erasers = _collect(short, "all", "model.norm").erasers(sf.leace, erase="label")
+    sf.nn.fold(folded, erasers, {"model.norm": "lm_head"}, example=short[0], bias="drop")
     copied.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     # The folded head is a new array. The model with a copied head shows how much of the difference
     # in time is due to the place in memory alone.

@@ -2,7 +2,7 @@
 
 >>> from splince_fast import nn as snn
 >>> snn.__all__[:4]
-['Collected', 'Effect', 'Eraser', 'Erasers']
+['Collected', 'Eraser', 'Erasers', 'FoldError']
 
 Names are imported on first use, because torch is an optional dependency (extra ``torch``).
 """
@@ -24,7 +24,7 @@ from splince_fast.exceptions import (
 if TYPE_CHECKING:
     from splince_fast.nn.collected import Collected
     from splince_fast.nn.collection import collect
-    from splince_fast.nn.effects import Effect, effect
+    from splince_fast.nn.effects import effect
     from splince_fast.nn.eraser import Eraser
     from splince_fast.nn.erasers import Erasers
     from splince_fast.nn.folding import Folded, fold
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Collected",
-    "Effect",
     "Eraser",
     "Erasers",
     "FoldError",
@@ -61,7 +60,6 @@ if not TYPE_CHECKING:
         __name__,
         {
             "Collected": "collected",
-            "Effect": "effects",
             "Eraser": "eraser",
             "Erasers": "erasers",
             "Folded": "folding",
