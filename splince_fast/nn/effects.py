@@ -37,7 +37,6 @@ from splince_fast.moments.parameters import Parameters, check_random_state
 from splince_fast.nn import running, sites
 from splince_fast.nn.accumulate import RowLabels
 from splince_fast.nn.collection import Collector, Labels, label_keys
-from splince_fast.nn.early_stop import EarlyStop
 from splince_fast.nn.erasers import read_erasers
 from splince_fast.nn.installed import install
 from splince_fast.nn.tokens import TokenRule
@@ -472,7 +471,6 @@ def effect(
         by_sequence=False,
         device=None,
         parameters=Parameters.of(None, kinds, (), False),
-        early_stop=EarlyStop(modules),
         max_rows=int(max_rows),
         random_state=check_random_state(random_state),
     )

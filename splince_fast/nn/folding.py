@@ -30,7 +30,7 @@ from splince_fast.labels.names import listed
 from splince_fast.nn import running, sites
 from splince_fast.nn.erasers import Erasers, linear_part, read_erasers
 from splince_fast.nn.layer_weights import Layer, WeightReplacement, layer_of, to_numpy
-from splince_fast.nn.spec import Placement
+from splince_fast.nn.sites import Placement
 from splince_fast.nn.verification import (
     HookPoint,
     attended,

@@ -18,7 +18,7 @@ from splince_fast.exceptions import FoldError, InputError, NothingErasedWarning,
 from splince_fast.nn import running, sites
 from splince_fast.nn.eraser import Eraser
 from splince_fast.nn.installed import install
-from splince_fast.nn.spec import Placement
+from splince_fast.nn.sites import Placement
 from splince_fast.projection import Projection
 
 # Largest relative change of the activations at a site that counts as rounding error in 32 bits.
