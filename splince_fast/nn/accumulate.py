@@ -10,6 +10,7 @@ products on the GPU are about as fast as float32 products.
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from splince_fast._runtime.arrays import Rows, eps_of, torch_to_numpy
-from splince_fast.exceptions import InputError, NonFiniteError
+from splince_fast.exceptions import InputError, NonFiniteError, NotEnoughMemoryError
 from splince_fast.labels import Encoded, VariableName
 from splince_fast.moments import Moments
 from splince_fast.moments.accumulator import Accumulator, Batch, joined_requests
@@ -33,7 +34,6 @@ from splince_fast.moments.moments import from_accumulator
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.state import EPS32, EPS64, Scatter, State
 from splince_fast.nn.eraser import no_autocast
-from splince_fast.nn.memory import to_device
 
 Float = NDArray[np.float64]
 
@@ -168,6 +168,42 @@ class SiteSums:
                 "above 1e18); run the model in float64, or find the operation that overflows"
             )
         return from_accumulator(self.accumulator, self._parameters)
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Return the free memory of a device in bytes, or None if it is unknown."""
+    if device.type == "cuda":
+        # Memory that torch has reserved but does not use is free for new tensors.
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0] + unused)
+    if device.type != "cpu":
+        return None
+    try:
+        with open("/proc/meminfo") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None
+
+
+def check_memory(device: torch.device, n_sites: int, width: int) -> None:
+    """Raise NotEnoughMemoryError unless the states of `n_sites` sites fit in free memory."""
+    needed, free = 8 * n_sites * width * width, free_memory(device)
+    if free is not None and needed > free:
+        raise NotEnoughMemoryError(
+            f"the states of {n_sites} sites of {width} features take {needed:,} bytes, and "
+            f"{device} has {free:,} free; collect at fewer sites at a time, or on a device with "
+            "more memory (device='cpu')"
+        )
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor to a device; a copy from the CPU to a GPU is asynchronous."""
+    if device.type != "cuda" or tensor.device.type != "cpu":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 # -- devices ---------------------------------------------------------------------------------

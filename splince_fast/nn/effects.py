@@ -26,12 +26,11 @@ from splince_fast.exceptions import (
 )
 from splince_fast.moments.parameters import check_random_state
 from splince_fast.nn import running, sites
-from splince_fast.nn.call_selections import CallSelections
 from splince_fast.nn.collection import Labels, _label_rows, label_keys, read_labels
 from splince_fast.nn.erasers import read_erasers
 from splince_fast.nn.installed import install
-from splince_fast.nn.spec import Placement
-from splince_fast.nn.tokens import MISSING_LABEL, TokenRule
+from splince_fast.nn.sites import Placement
+from splince_fast.nn.tokens import MISSING_LABEL, CallSelections, TokenRule
 
 Columns = dict[Any, NDArray[Any]]
 

@@ -21,7 +21,7 @@ from splince_fast.exceptions import (
 from splince_fast.methods.table import Function, method_of
 from splince_fast.moments import Moments
 from splince_fast.nn.eraser import check_projection
-from splince_fast.nn.spec import BySite, CollectionSpec, Site, format_table
+from splince_fast.nn.sites import BySite, CollectionSpec, Site, format_table
 from splince_fast.projection import Projection, from_record, to_record
 
 

@@ -27,7 +27,7 @@ from splince_fast.nn import running, sites
 from splince_fast.nn.eraser import check_projection, eraser_for
 from splince_fast.nn.erasers import linear_part, read_erasers
 from splince_fast.nn.hooks import SiteHook
-from splince_fast.nn.spec import Placement
+from splince_fast.nn.sites import Placement
 from splince_fast.projection import Projection
 
 # Largest difference of outputs, relative to their size, that is rounding of 32 and of 16 bits.

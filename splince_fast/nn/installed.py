@@ -15,12 +15,11 @@ from splince_fast._solve.options import is_number
 from splince_fast.exceptions import InputError, NeverCalledError, NothingErasedWarning, SiteError
 from splince_fast.labels.names import listed
 from splince_fast.nn import running, sites
-from splince_fast.nn.call_selections import CallSelections
 from splince_fast.nn.eraser import check_projection, eraser_for
 from splince_fast.nn.erasers import Erasers, read_erasers
 from splince_fast.nn.hooks import SiteEraser, SiteHook
-from splince_fast.nn.spec import CollectionSpec, Placement
-from splince_fast.nn.tokens import TokenRule
+from splince_fast.nn.sites import CollectionSpec, Placement
+from splince_fast.nn.tokens import CallSelections, TokenRule
 from splince_fast.projection import Projection
 
 

@@ -84,8 +84,7 @@ def check_inputs(batches: object, forward: object, name: str = "batches") -> Non
     is_iterable = isinstance(batches, Iterable) or hasattr(type(batches), "__len__")
     if not is_iterable or isinstance(batches, str | bytes):
         raise InputError(
-            f"{name} is {batches!r}; pass the batches themselves, such as a list, a DataLoader or "
-            "text_batches(...)"
+            f"{name} is {batches!r}; pass the batches themselves, such as a list or a DataLoader"
         )
     if forward is not None and not callable(forward):
         raise InputError(f"forward is {forward!r}; it must be a function of model and batch")

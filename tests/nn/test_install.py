@@ -701,6 +701,43 @@ def test_encoder_and_decoder_have_their_own_tokens() -> None:
     assert all(installed.counts.values())
 
 
+# --- gradients -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing_gives_the_same_gradients_or_is_refused(reentrant: bool) -> None:
+    """A site that runs again in the backward pass does not know the tokens of its call."""
+    whole = {**inputs("llama", seed=1), "attention_mask": torch.ones(6, 5, dtype=torch.long)}
+    padded = inputs("llama", seed=2)
+
+    def gradients(model: Any, site: str, batches: Any, tokens: Any) -> Any:
+        model.zero_grad()
+        with snn.install(model, {site: projection(rank=2)}, tokens=tokens):
+            # Two forward passes before one backward pass.
+            sum(model(**b, labels=b["input_ids"], use_cache=False).loss for b in batches).backward()
+        return [p.grad.clone() for p in model.parameters()]
+
+    plain, replayed = tiny("llama").train(), tiny("llama").train()
+    older = replayed.gradient_checkpointing_enable
+    enable = getattr(replayed, "activation_checkpointing_enable", older)
+    enable({"use_reentrant": reentrant})
+    if reentrant:
+        plain.enable_input_require_grads()
+        replayed.enable_input_require_grads()
+    norms = "model.layers.*.post_attention_layernorm"
+    for site in ("model.layers.*", norms):
+        expected = gradients(plain, site, [whole, whole], "all")
+        found = gradients(replayed, site, [whole, whole], "all")
+        assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(found, expected, strict=True))
+    for batches, tokens in [
+        ([whole], "body"), ([whole], None), ([whole], "last"), ([padded, whole], "all"),
+        ([whole], lambda call: call["input_ids"] > 3),
+    ]:  # fmt: skip
+        gradients(plain, norms, batches, tokens)
+        with pytest.raises(snn.SiteError, match=r"gradient checkpointing.*tokens='all'"):
+            gradients(replayed, norms, batches, tokens)
+
+
 def test_erasers_act_in_inference_mode_and_autocast() -> None:
     model = tiny("llama")
     batch = inputs("llama")
