@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -142,9 +142,9 @@ def effect(
             keys = [*label_keys(names), *([] if groups is None else [groups])]
             sampler.labels = read_labels(batch, read) if names else {}
             inputs = running.batch_to(batch, device)
-            for phase, disabled in enumerate((installed.disabled(), nullcontext())):
+            for phase in (0, 1):
                 sampler.start_phase()
-                with disabled:
+                with nullcontext() if phase else installed.disabled():
                     output = running.call(inner, inputs, keys, forward)
                 total, n = _next_token_loss(inner, inputs, output)
                 totals[phase] += total
@@ -153,10 +153,14 @@ def effect(
             bar.advance(1)
     if names is None:
         raise InputError("texts is empty; a generator is empty when it is read a second time")
-    records = _losses(*totals.tolist(), n_tokens)
-    for record in records if progress is not False else ():
-        before, after = record["before"], record["after"]
-        print(f"{record['metric']} per token {before:.4g}, with erasers {after:.4g}", flush=True)
+    records = []
+    if n_tokens:
+        losses = totals / n_tokens
+        perplexities = np.exp(np.minimum(losses, 700.0))  # close to the largest float
+        for metric, (before, after) in (("loss", losses), ("perplexity", perplexities)):
+            records.append(_record(None, None, metric, n_tokens, float(before), float(after)))
+            if progress is not False:
+                print(f"{metric} per token {before:.4g}, with erasers {after:.4g}", flush=True)
     if not names and not records:
         raise InputError(
             "nothing can be measured: the model has no loss of next tokens, and texts have no "
@@ -211,17 +215,6 @@ def _record(
             "before": before, "after": after, "reason": reason}  # fmt: skip
 
 
-def _losses(before: float, after: float, n: int) -> list[dict[str, Any]]:
-    if not n:
-        return []
-    losses = before / n, after / n
-    perplexities = (math.exp(x) if x < 700 else math.inf for x in losses)
-    return [
-        _record(None, None, "loss", n, *losses),
-        _record(None, None, "perplexity", n, *perplexities),
-    ]
-
-
 def _site_records(
     name: str, columns: Columns, groups: str | None, random_state: int
 ) -> list[dict[str, Any]]:
@@ -256,7 +249,8 @@ def _site_records(
         if not reason:
             scores = [getattr(probe["linear"], metric.lower()) for probe in probes]
             chance = probes[0]["linear"].chance
-        records.append(_record(name, variable, metric, probes[0].n, *scores, chance, reason))
+        n = probes[0].n
+        records.append(_record(name, variable, metric, n, scores[0], scores[1], chance, reason))
     return records
 
 
@@ -287,15 +281,16 @@ class _Sampler:
         self._phases: list[dict[str, list[Columns]]] = []  # of the batch
         self._n_batches = self._n_sequences = self._size = 0
 
-    def attached(self, model: Module) -> ExitStack:
-        """Attach the hooks until the result is closed."""
-        stack = ExitStack()
-        for name, module in self._modules.items():
-            add = partial(self._add, name)
-            stack.callback(sites.add_hook(name, module, self._placement.side, add).remove)
-        stack.callback(self._selections.detach)
-        self._selections.attach(model, self._modules)
-        return stack
+    @contextmanager
+    def attached(self, model: Module) -> Iterator[None]:
+        """Attach the hooks inside a ``with`` block."""
+        with ExitStack() as stack:
+            for name, module in self._modules.items():
+                add = partial(self._add, name)
+                stack.callback(sites.add_hook(name, module, self._placement.side, add).remove)
+            stack.callback(self._selections.detach)
+            self._selections.attach(model, self._modules)
+            yield
 
     def start_phase(self) -> None:
         self._phases.append({name: [] for name in self._modules})
@@ -315,10 +310,10 @@ class _Sampler:
         positions = positions[is_small]
         sequence = positions // math.prod(shape[1:])
         flat = rows.reshape(-1, rows.shape[-1])[torch.from_numpy(positions).to(rows.device)]
-        labels = {
-            label: np.ma.filled(_label_rows(label, v, shape, positions, sequence), MISSING_LABEL)
-            for label, v in self.labels.items()
-        }
+        labels: Columns = {}
+        for label, column in self.labels.items():
+            of_rows: Any = _label_rows(label, column, shape, positions, sequence)
+            labels[label] = np.ma.filled(of_rows, MISSING_LABEL)
         values = flat.float().cpu().numpy()[:, None]
         sequence += self._n_sequences
         calls.append({_KEY: keys[is_small], _ROWS: values, _SEQUENCE: sequence, **labels})
@@ -328,13 +323,13 @@ class _Sampler:
         """Add the rows of both phases of a batch to the samples."""
         for name in self._modules:
             before, after = (_joined(phase[name]) for phase in self._phases)
-            keys = [columns.get(_KEY, np.zeros(0)) for columns in (before, after)]
-            if not np.array_equal(*keys):
+            keys, other_keys = (columns.get(_KEY, np.zeros(0)) for columns in (before, after))
+            if not np.array_equal(keys, other_keys):
                 raise SiteError(
                     f"the site {name!r} runs on other rows with the erasers than without them; "
                     "pass forward= with a fixed number of calls, or choose another site by at="
                 )
-            if not len(keys[0]):
+            if not len(keys):
                 continue
             before[_ROWS] = np.concatenate([before[_ROWS], after[_ROWS]], axis=1)
             self._samples[name].append(before)

@@ -109,13 +109,7 @@ class Eraser(Module):  # type: ignore[misc]
         return Projection._make(left.copy(), right.copy(), mean, bias.copy(), "Eraser")
 
     def extra_repr(self) -> str:
-        """Return width, rank and dtype, for printing.
-
-        Returns
-        -------
-        str
-            Part of the representation of the module.
-        """
+        """Return width, rank and dtype, for printing."""
         return f"{self.n_features}, rank={self.rank}, dtype={self.left.dtype}"
 
     def forward(self, x: Tensor) -> Tensor:
