@@ -23,8 +23,16 @@ model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, d
 
 tables = professions.load()  # 240 nouns: 1 for "king", -1 for "queen", 0 for "nurse"
 prompts = [t.replace("{noun}", noun) for noun in tables.nouns for t in tables.templates[:2]]
-data = {"text": prompts, "gender": tables.factual.repeat(2)}
-batches = snn.text_batches(data, tokenizer, text="text", labels=["gender"])
+rows = sorted(zip(prompts, tables.factual.repeat(2), strict=True), key=lambda row: len(row[0]))
+
+
+def collate(rows: list) -> dict:
+    texts, gender = zip(*rows, strict=True)
+    batch = tokenizer(list(texts), padding=True, return_tensors="pt")
+    return {**batch, "gender": torch.tensor(gender)}
+
+
+batches = torch.utils.data.DataLoader(rows, batch_size=32, collate_fn=collate)
 sites = ["model.layers.2[7-9].*_layernorm", "model.norm"]
 fit = {"labels": "gender", "kinds": {"gender": "continuous"}}
 erasers = snn.fit_layers(model.eval(), batches, sites, sf.leace, erase="gender", **fit)

@@ -174,6 +174,18 @@ class Remainder:
         return max(after[site] / self._before[tokens][site] for site in after)
 
 
+def batches_of(data: dict[str, Any], tokenizer: Any) -> list[dict[str, Any]]:
+    """Tokenise prompts in batches of similar length, with their labels."""
+    order = np.argsort([len(prompt) for prompt in data["prompt"]], kind="stable")
+    batches = []
+    for index in np.array_split(order, -(-len(order) // 64)):
+        prompts = [data["prompt"][i] for i in index]
+        batch = dict(tokenizer(prompts, padding=True, return_tensors="pt"))
+        batch |= {name: torch.tensor([data[name][i] for i in index]) for name in LABELS}
+        batches.append({**batch, "noun": [data["noun"][i] for i in index]})
+    return batches
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the experiment and print its table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -183,10 +195,7 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     full, tokenizer = load()
     train, test = prompts(args.templates)
-    fit_on, look_at = (
-        snn.text_batches(part, tokenizer, text="prompt", labels=[*LABELS, "noun"], batch_size=64)
-        for part in (train, test)
-    )
+    fit_on, look_at = (batches_of(part, tokenizer) for part in (train, test))
     print(f"{len(train['prompt'])} prompts to fit on, {len(test['prompt'])} held out")
     model, short_fit = shortened(full, fit_on, FIRST)
     _, short_look = shortened(full, look_at, FIRST)

@@ -280,18 +280,19 @@ def sentences(n: int = 96) -> tuple[list[str], np.ndarray]:
 def test_a_sentence_encoder_is_erased(minilm: Any) -> None:
     model, tokenizer = minilm
     texts, he = sentences()
-    batches = snn.text_batches(
-        {"text": texts, "he": he.tolist()}, tokenizer, text="text", labels="he", batch_size=16
-    )
+    batches = [
+        {
+            **tokenizer(texts[i : i + 16], padding=True, return_tensors="pt"),
+            "he": torch.from_numpy(he[i : i + 16]),
+        }
+        for i in range(0, len(texts), 16)
+    ]
     at = [f"encoder.layer.{i}.attention.output.dense" for i in (4, 5)]
     erasers = snn.fit_layers(model, batches, at, sf.leace, erase="he", labels="he", tokens="all")
     before = snn.collect(model, batches, at, labels="he", tokens="all").trace("he")
     with snn.install(model, erasers):
         after = snn.collect(model, batches, at, labels="he", tokens="all").trace("he")
     assert all(after[site] < 1e-6 * before[site] for site in at)
-    # The mean over tokens, as sentence embeddings are made.
-    pooled = snn.collect(model, batches, "encoder", labels="he", tokens="mean")
-    assert pooled["encoder"].n_rows == len(texts)
     example = {k: v for k, v in next(iter(batches)).items() if k != "he"}
     folded = copy.deepcopy(model)
     snn.fold(folded, erasers, example)
