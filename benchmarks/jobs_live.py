@@ -86,7 +86,7 @@ def _erasers(batches: list[Any], at: str) -> Any:
 
 
 @_live("live/collect/30 layers, {rows}", "call",
-       lambda rows: within(BARE, 1.03 if rows == "last token" else 1.10),
+       lambda rows: within(BARE, 1.20 if rows == "last token" else 1.35),
        rows=("last token", "texts", "prompts"))  # fmt: skip
 def _collecting(rows: str) -> Contenders:
     model, short, long = _model()

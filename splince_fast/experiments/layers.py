@@ -47,6 +47,8 @@ def run(options: RunOptions) -> Findings:
     """Run the experiment on one random split of the nouns."""
     data = load("layers", options.data)
     model, tokenizer = _language.read_model()
+    import torch
+
     from splince_fast import nn as snn
 
     z, y, nouns = (data.labels[name] for name in ("concept", "task", "noun"))
@@ -60,15 +62,19 @@ def run(options: RunOptions) -> Findings:
     train, test = np.flatnonzero(in_train & selected), np.flatnonzero(~in_train & selected)
     # Sort by length to save padding; moments do not depend on the order of rows.
     train = train[np.argsort([len(prompts[i]) for i in train], kind="stable")]
-    table = {"text": [prompts[i] for i in train], "concept": z[train], "task": y[train]}
-    train_batches = snn.text_batches(
-        table, tokenizer, text="text", labels=["concept", "task"], batch_size=64
-    )
+    train_batches = [
+        {
+            **tokenizer([prompts[i] for i in index], padding=True, return_tensors="pt"),
+            "concept": torch.from_numpy(z[index]),
+            "task": torch.from_numpy(y[index]),
+        }
+        for index in np.array_split(train, -(-len(train) // 64))
+    ]
     body, head = model.model, np.asarray(data.arrays["head"], dtype=np.float64)
     # The states before the first erased block are the same for all methods: compute them once, and
     # use them instead of the tokens as inputs.
     batches = {
-        "train": list(train_batches),
+        "train": train_batches,
         "test": _language.prompt_batches(tokenizer, [prompts[i] for i in test]),
         "prose": _language.prose_batches(tokenizer, 200 if options.quick else 3000),
     }

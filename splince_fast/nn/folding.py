@@ -143,7 +143,7 @@ def fold(
     at_layers = [
         at_sites[c.site]
         if c.layer is c.module
-        else (c.name, c.layer, Placement("input"), c.projection)
+        else (c.name, c.layer, Placement("input", 1 if _is_conv2d(c.layer) else -1), c.projection)
         for c in changes
     ]
     example = running.batch_to(example, running.device_of(model))
@@ -227,15 +227,16 @@ def _check_layer(change: _Change) -> None:
     """Raise FoldError unless a layer is W x + b with plain parameters and the eraser's width."""
     name, layer, kind = change.name, change.layer, type(change.layer)
     bases = [torch.nn.Linear] if change.reads else [torch.nn.Linear, torch.nn.Embedding]
-    is_conv1d = kind.__name__ == "Conv1D" and hasattr(layer, "nf")
-    if not is_conv1d and not isinstance(layer, tuple(bases)):
+    # Subclasses of convolutions often only add padding.
+    is_conv = (kind.__name__ == "Conv1D" and hasattr(layer, "nf")) or _is_conv2d(layer)
+    if not is_conv and not isinstance(layer, tuple(bases)):
         raise FoldError(
             f"{name!r}, a {kind.__name__}, is not linear; name the linear layers that read it, "
             f"into={{{change.site!r}: [...]}}, or use install"
         )
     weight: Any = layer.weight
     is_plain = (
-        (is_conv1d or any(kind.forward is base.forward for base in bases))
+        (is_conv or any(kind.forward is base.forward for base in bases))
         and all(k in layer._parameters for k in ("weight", "bias") if hasattr(layer, k))
         and type(weight) is torch.nn.Parameter
         and weight.is_floating_point()
@@ -364,9 +365,15 @@ def _lacks_bias(layer: Any) -> bool:
     return not isinstance(layer, torch.nn.Embedding) and layer.bias is None
 
 
+def _is_conv2d(layer: Any) -> bool:
+    """Return whether a layer is a convolution of one pixel, which is linear in the channels."""
+    is_conv2d = isinstance(layer, torch.nn.Conv2d)
+    return is_conv2d and layer.kernel_size == (1, 1) and layer.groups == 1
+
+
 def _is_transposed(layer: Module) -> bool:
     """Return whether the weight has a row per input: Conv1D of transformers, and embeddings."""
-    return not isinstance(layer, torch.nn.Linear)
+    return not isinstance(layer, torch.nn.Linear | torch.nn.Conv2d)
 
 
 def _float64(tensor: Tensor) -> NDArray[np.float64]:
@@ -377,7 +384,7 @@ def _float64(tensor: Tensor) -> NDArray[np.float64]:
 def _matrix(layer: Any) -> NDArray[np.float64]:
     """Return the weight with a row per output."""
     weight = _float64(layer.weight)
-    return weight.T if _is_transposed(layer) else weight
+    return weight.T if _is_transposed(layer) else weight.reshape(weight.shape[:2])
 
 
 def _set(owner: Any, name: str, value: object, undo: ExitStack) -> None:
@@ -389,6 +396,7 @@ def _set_parameter(
     layer: Module, name: str, values: NDArray[np.float64], like: Tensor, undo: ExitStack
 ) -> None:
     new = torch.from_numpy(np.ascontiguousarray(values)).to(like.device, like.dtype)
+    new = new.reshape(getattr(layer, name).shape) if name == "weight" else new
     _set(layer, name, torch.nn.Parameter(new, like.requires_grad), undo)
 
 

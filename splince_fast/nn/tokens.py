@@ -85,12 +85,12 @@ class Selection:
         if mask is None:
             return None
         token_shape = tuple(mask.shape)
-        # The rows are the same tokens in another form: downsampled, or with the tokens first.
-        is_other_form = len(shape) > 1 and (self.only_mask or shape == token_shape[::-1])
         if token_shape == shape:
-            if self.all_selected:
-                return None
-        elif len(shape) == 1 and shape[0] == mask.numel():
+            return None if self.all_selected else _on_device_of(x, mask)
+        # The rows are the same tokens in another form: downsampled, or with the tokens first. An
+        # export with a variable batch must not compare other sizes before the equal ones.
+        is_other_form = len(shape) > 1 and (self.only_mask or shape == token_shape[::-1])
+        if len(shape) == 1 and shape[0] == mask.numel():
             mask = mask.reshape(-1)
         elif self.rule != "all" or is_other_form:
             hint = "" if is_other_form else "tokens='all', or "
@@ -105,8 +105,12 @@ class Selection:
             mask = mask.reshape(*token_shape, *[1] * n_more).expand(shape)
         else:  # a site without tokens, such as a pooled state or a module of a vision tower
             return None
-        # Only copies to a GPU are asynchronous, because the host may read its copy at once.
-        return mask if mask.device == x.device else mask.to(x.device, non_blocking=x.is_cuda)
+        return _on_device_of(x, mask)
+
+
+def _on_device_of(x: Tensor, mask: Tensor) -> Tensor:
+    # Only copies to a GPU are asynchronous, because the host may read its copy at once.
+    return mask if mask.device == x.device else mask.to(x.device, non_blocking=x.is_cuda)
 
 
 ALL_ROWS = Selection(None, "all")

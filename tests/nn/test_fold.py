@@ -522,6 +522,24 @@ def test_folded_parameters_train_as_before(trainable: str) -> None:
     assert model.training
 
 
+def test_convolutions_of_one_pixel_are_folded() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.Conv2d(16, 5, 1)
+    ).eval()
+    batches = [{"input": torch.randn(40, 3, 8, 8), "z": torch.arange(40) % 2} for _ in range(2)]
+    options: dict[str, Any] = {"labels": "z", "feature_dim": 1}
+    erasers = snn.collect(model, batches, "1", **options).erasers(sf.leace, erase="z")
+    x = batches[0]["input"]
+    with torch.no_grad(), snn.install(model, erasers):
+        expected = model(x)
+    assert not torch.allclose(model(x), expected, atol=1e-3)  # control
+    snn.fold(model, erasers, {"1": "2"}, example=x)
+    assert torch.allclose(model(x), expected, atol=1e-5)
+    with pytest.raises(snn.FoldError, match="'0', a Conv2d, is not linear"):
+        snn.fold(model, {"0": projection()}, {"0": "0"}, example=x)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_layers_that_read_one_token_of_a_site_are_folded(dtype: torch.dtype) -> None:
     class Classifier(torch.nn.Module):

@@ -367,6 +367,20 @@ def test_activations_that_are_not_finite_are_named() -> None:
     assert not any("forward" in module.__dict__ for module in model.modules())
 
 
+def test_erasers_for_a_fold_are_linear_and_for_all_tokens() -> None:
+    model, batches = model_and_batches()
+    found, chosen = (
+        snn.fit_layers(model, batches, SITES, "leace", erase="z", **options)
+        for options in ({"for_fold": True}, {"apply_to": "all", "bias": "drop"})
+    )
+    assert same(found, chosen)
+    assert found.recipe == chosen.recipe
+    assert not any(p.bias.any() for p in found.values())
+    snn.fold(model, found, batches[0]["input"][:4])
+    with pytest.raises(sf.InputError, match="for_fold=True erases at every token"):
+        snn.fit_layers(model, batches, SITES, "leace", erase="z", for_fold=True, apply_to="body")
+
+
 def test_erasers_survive_a_file(tmp_path: Path) -> None:
     model, batches = model_and_batches()
     erasers = snn.fit_layers(model, batches, SITES, erase="z", keep="y", labels=["z", "y"])

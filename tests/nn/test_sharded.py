@@ -41,7 +41,7 @@ def test_models_offloaded_by_accelerate_are_erased(to: str, tmp_path: Path) -> N
     for site in plain:
         assert np.allclose(found[site].covariance(), plain[site].covariance(), atol=1e-6)
     with pytest.raises(snn.FoldError, match="offloaded"):
-        snn.fold(moved, {"model.norm": projection()}, batch, tokens="all", bias="drop")
+        snn.fold(moved, {"model.norm": projection()}, {"model.norm": "lm_head"}, example=batch)
 
 
 def test_a_model_that_changes_its_dtype_later() -> None:
@@ -144,7 +144,7 @@ def test_no_early_end_and_no_fold_of_sharded_weights() -> None:
     before = hooks_in(model)
     example = {"input_ids": batches()[0]["input_ids"]}
     with pytest.raises(snn.FoldError, match="distributed"):
-        snn.fold(model, {"blocks.1": projection()}, example, tokens="all")
+        snn.fold(model, {"blocks.1": projection()}, example=example)
     assert hooks_in(model) == before
 
 

@@ -600,3 +600,60 @@ def test_all_selects_attended_tokens_in_every_form_of_the_tokens() -> None:
     for function, call in ((lambda h: h[:, ::2], sound), (lambda h: h.transpose(0, 1), batch)):
         with pytest.raises(snn.SiteError, match=r"\(3, 4\); pass a function"):
             n_rows(function, call)
+
+
+# --- other ways to call --------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch and transformers
+@pytest.mark.parametrize(
+    "tokens", [None, "last", *(pytest.param(t, marks=pytest.mark.slow) for t in ("first", "all"))]
+)
+def test_continuous_batching_erases_as_one_request_at_a_time(tokens: Any) -> None:
+    """Requests are packed into one row with a paged cache; `position_ids` tell them apart."""
+    transformers = pytest.importorskip("transformers")
+    model = tiny("llama")
+    if not hasattr(model, "generate_batch"):
+        pytest.skip("needs transformers with continuous batching")
+    g = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(3, 50, (n,), generator=g).tolist() for n in (5, 3, 7)]
+    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    config = transformers.GenerationConfig(**options, eos_token_id=-1)
+    rng = np.random.default_rng(0)
+    direction = rng.normal(size=(16, 1))
+    direction /= np.linalg.norm(direction)
+    p = sf.Projection(direction, direction, 4 * direction[:, 0])
+
+    def one_by_one() -> list[list[int]]:
+        return [
+            model.generate(
+                input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)).long(),
+                **options, eos_token_id=None,
+            )[0, len(ids) :].tolist()
+            for ids in prompts
+        ]  # fmt: skip
+
+    plain = one_by_one()
+    with snn.install(model, {"model.layers.*": p}, tokens=tokens):
+        found = model.generate_batch(inputs=prompts, generation_config=config)
+        expected = one_by_one()
+    assert sorted(result.generated_tokens for result in found.values()) == sorted(expected)
+    assert (expected == plain) == (tokens == "first")  # control: a token of five is too little
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("tokens", ["body", "first", "last", "all"])
+@pytest.mark.parametrize("masked", [True, False])
+def test_an_export_with_a_variable_batch_erases(tokens: str, masked: bool) -> None:
+    model, keys = tiny("llama"), ["input_ids", *(["attention_mask"] if masked else [])]
+    small, large = ({k: inputs("llama", n=n)[k] for k in keys} for n in (6, 9))
+    batch = torch.export.Dim("batch", min=2, max=64)
+    shapes = {**{k: {0: batch} for k in keys}, "use_cache": None}
+    with snn.install(model, {"model.layers.*": projection()}, tokens=tokens), torch.no_grad():
+        exported = torch.export.export(
+            model, (), {**small, "use_cache": False}, dynamic_shapes=shapes, strict=False
+        ).module()
+        expected = model(**large).logits
+    assert torch.allclose(exported(**large, use_cache=False).logits, expected, atol=1e-6)
+    with torch.no_grad():
+        assert not torch.allclose(model(**large).logits, expected, atol=1e-3)  # control
