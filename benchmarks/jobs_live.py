@@ -130,8 +130,10 @@ def _folded() -> Contenders:
 
     model, short, long = _model()
     folded, copied = _model_copy(), _model_copy()
-    erasers = _collect(short, "all", "model.norm").erasers(sf.leace, erase="label")
-    sf.nn.fold(folded, erasers, {"model.norm": "lm_head"}, example=short[0], bias="drop")
+    erasers = sf.nn.fit_layers(
+        model, short, "model.norm", sf.leace, erase="label", labels=_label, for_fold=True
+    )
+    sf.nn.fold(folded, erasers, {"model.norm": "lm_head"}, example=short[0])
     copied.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     # The folded head is a new array. The model with a copied head shows how much of the difference
     # in time is due to the place in memory alone.

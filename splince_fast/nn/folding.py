@@ -25,7 +25,7 @@ from splince_fast.exceptions import FoldError, InputError, SplinceWarning
 from splince_fast.labels.names import listed
 from splince_fast.nn import running, sites
 from splince_fast.nn.eraser import check_projection, eraser_for
-from splince_fast.nn.erasers import linear_part, read_erasers
+from splince_fast.nn.erasers import read_erasers
 from splince_fast.nn.hooks import SiteHook
 from splince_fast.nn.sites import Placement
 from splince_fast.projection import Projection
@@ -52,9 +52,6 @@ class Folded:
     difference : float
         Largest difference between the outputs of the folded model and of the model with hooks at
         every token, on the example and relative to the size of the outputs.
-    shift : dict of str to float
-        Norm of the vector that ``bias="drop"`` leaves out of the output of a layer, by site: the
-        largest norm of the site's layers, or 0 if no mean was dropped.
     untied : tuple of str
         Names of the layers whose weights were tied to weights of other layers before the fold.
     switches : tuple of str
@@ -63,7 +60,6 @@ class Folded:
 
     layers: dict[str, tuple[str, ...]]
     difference: float
-    shift: dict[str, float]
     untied: tuple[str, ...]
     switches: tuple[str, ...]
 
@@ -91,11 +87,10 @@ def fold(
     example : mapping, tuple or tensor
         Arguments of one call, on which the folded model is compared with the model with hooks. The
         erasers must change a floating tensor in the output of this call.
-    bias : {"error", "add", "drop"}
+    bias : {"error", "add"}
         Action if a layer lacks the bias that the mean of an eraser needs. "error" raises an error.
         "add" adds a bias, and sets the field of the model's configuration for such biases, if there
-        is one. "drop" leaves the mean out, for a single site: the concept is erased as exactly, and
-        the output is shifted. The erasers of ``fit_layers(..., for_fold=True)`` need no bias.
+        is one. The erasers of ``fit_layers(..., for_fold=True)`` need no bias.
 
     Returns
     -------
@@ -132,12 +127,16 @@ def fold(
     ({'0': ('1',)}, True)
     """
     model = running.unwrap(model)
-    if bias not in ("error", "add", "drop"):
-        raise InputError(f"bias is {bias!r}; it must be 'error', 'add' or 'drop'")
+    if bias not in ("error", "add"):
+        raise InputError(f"bias is {bias!r}; it must be 'error' or 'add'")
     if example is None:
         raise InputError("example is None; pass the arguments of one call, such as a batch")
     changes, placement = _changes(model, erasers, into or {})
-    changes, shift = _without_means(changes, bias)
+    without_bias = [c.name for c in changes if c.projection.offset.any() and _lacks_bias(c.layer)]
+    if without_bias and bias == "error":
+        raise FoldError(
+            f"{listed(without_bias)} have no bias, which the means of the erasers need: {_FOR_FOLD}"
+        )
     layers = {c.site: tuple(d.name for d in changes if d.site == c.site) for c in changes}
     at_sites = {c.site: (c.site, c.module, placement, c.projection) for c in changes}
     at_layers = [
@@ -171,7 +170,7 @@ def fold(
             "the erasers and install them after loading",
             SplinceWarning,
         )
-    return Folded(layers, difference, shift, tuple(untied), tuple(switches))
+    return Folded(layers, difference, tuple(untied), tuple(switches))
 
 
 # -- arguments -----------------------------------------------------------------------------
@@ -254,26 +253,6 @@ def _check_layer(change: _Change) -> None:
             f"{name!r} has a weight of shape {tuple(weight.shape)}, and the eraser of "
             f"{change.site!r} has width {change.projection.n_features}"
         )
-
-
-def _without_means(changes: list[_Change], bias: str) -> tuple[list[_Change], dict[str, float]]:
-    """Leave out the means that need a bias, if `bias` is "drop"; return the shifts by site."""
-    shift = dict.fromkeys((change.site for change in changes), 0.0)
-    without_bias = [c.name for c in changes if c.projection.offset.any() and _lacks_bias(c.layer)]
-    if not without_bias or bias == "add":
-        return changes, shift
-    names = listed(without_bias)
-    if bias == "error":
-        raise FoldError(f"{names} have no bias, which the means of the erasers need: {_FOR_FOLD}")
-    if len(shift) > 1:
-        raise FoldError(
-            f"{names} have no bias, and a mean that is left out changes the activations for which "
-            f"the erasers of later sites were fitted: {_FOR_FOLD}"
-        )
-    for site, _, projection, _, layer, reads in changes:
-        vector = _matrix(layer) @ projection.offset if reads else projection.offset
-        shift[site] = max(shift[site], float(np.linalg.norm(vector)))
-    return [c._replace(projection=linear_part(c.projection)) for c in changes], shift
 
 
 # -- comparison ----------------------------------------------------------------------------

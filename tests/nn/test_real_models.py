@@ -238,7 +238,7 @@ def test_an_eraser_is_folded_into_the_tied_head(smollm2: SmolLM2, batches_of: An
     model = copy.deepcopy(smollm2.model)
     prompts = batches_of(range(0, 3520, 100))
     erasers = snn.fit_layers(
-        model, prompts, "model.norm", sf.leace, erase="stereotype", tokens="last", apply_to="all"
+        model, prompts, "model.norm", sf.leace, erase="stereotype", tokens="last", for_fold=True
     )
     example = {k: v for k, v in prompts[0].items() if k not in LABELS}
     with warnings.catch_warnings():
@@ -327,5 +327,6 @@ def test_an_image_classifier_is_erased_and_folded() -> None:
     own = snn.collect(model, batches, conv, **options).erasers(sf.leace, erase="z")
     with pytest.raises(snn.FoldError, match="no bias"):
         snn.fold(model, own, example=images[:4])
-    folded = snn.fold(model, own, example=images[:4], bias="drop")
+    linear = snn.fit_layers(model, batches, conv, sf.leace, erase="z", for_fold=True, **options)
+    folded = snn.fold(model, linear, example=images[:4])
     assert folded.layers == {conv: (conv,)}
