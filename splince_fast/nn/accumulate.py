@@ -51,17 +51,13 @@ _FAST_FLOAT64 = ((8, 0), (9, 0), (10, 0))
 
 @dataclass(frozen=True)
 class RowLabels:
-    """Encoded labels and weights of the n rows that one call selects.
-
-    `weight`, (n,), holds the weights of the rows, or is None if all weights are 1.
-    `sequence_index`, (n,), holds the index, within the batch, of each row's sequence.
-    """
+    """Encoded labels and weights of the n rows that one call selects."""
 
     n: int
     batch_index: int
-    weight: Float | None
+    weight: Float | None  # (n,), None if all weights are 1
     encoded: Mapping[VariableName, Encoded]
-    sequence_index: NDArray[np.intp]
+    sequence_index: NDArray[np.intp]  # index of each row's sequence in the batch
 
 
 def accumulation_device(device: torch.device) -> torch.device:
@@ -85,12 +81,7 @@ def rows_per_buffer(width: int, itemsize: int) -> int:
 
 
 class SiteSums:
-    """Moments of one site, accumulated during a collection.
-
-    `dtype` is the dtype of the first rows, `device` is the device of the scatter, and `parameters`
-    are the parameters of the resulting moments. All sites whose scatter is on a CPU share the
-    workspace `work`.
-    """
+    """Moments of one site, accumulated during a collection."""
 
     def __init__(
         self,
@@ -119,11 +110,7 @@ class SiteSums:
         return self.accumulator.nbytes - (self._work.nbytes if self._on_host else 0)
 
     def add(self, rows: Tensor, labels: RowLabels) -> None:
-        """Add rows (n, d) from any device.
-
-        Raises NonFiniteError if a row holds NaN or infinity. If the scatter is not on the CPU, the
-        error is raised only when the buffer is full.
-        """
+        """Add rows (n, d) from any device."""
         start = self.accumulator.n_rows
         self._batch_starts.append((start, labels.batch_index))
         rows = rows.to(self.device)
@@ -153,10 +140,7 @@ class SiteSums:
         )
 
     def result(self) -> Moments:
-        """Return the moments of all rows; no rows can be added afterwards.
-
-        Raises NonFiniteError if a buffered row holds NaN or infinity, or if a product overflowed.
-        """
+        """Return the moments of all rows; no rows can be added afterwards."""
         try:
             self.accumulator.merge_pending()
         except _NonFiniteRow as error:
@@ -301,11 +285,7 @@ class DeviceAccumulator(Accumulator):
 def _coefficients(
     weight: Float | None, codes: NDArray[np.intp], n_sums: int, values: Float
 ) -> Float:
-    """Return the (1 + n_sums + q, n) matrix whose product with n rows gives all weighted sums.
-
-    The first row holds the weights of the n rows. Each of the next n_sums rows belongs to one class
-    and holds the weights of the rows of this class, and 0 for other rows. `values` is (q, n).
-    """
+    """Return the (1 + n_sums + q, n) matrix whose product with n rows gives all weighted sums."""
     n = codes.shape[1]
     class_weights = np.zeros((1 + n_sums, n))
     class_weights[0] = 1.0 if weight is None else weight
@@ -335,10 +315,7 @@ def _rows_per_panel(width: int) -> int:
 
 
 class DeviceScatter(Scatter):
-    """Scatter on a device, stored as row panels of the upper triangle.
-
-    The first column of each panel is the first column of the panel's diagonal block.
-    """
+    """Scatter on a device, stored as row panels of the upper triangle."""
 
     def __init__(self, width: int, device: torch.device) -> None:
         super().__init__(np.empty((width, 0)), EPS64)

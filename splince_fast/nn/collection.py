@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -151,10 +153,7 @@ class Collected(BySite):
         options: Mapping[str, object],
         erased_before: bool = False,
     ) -> list[tuple[Site, Projection]]:
-        """Fit one eraser per site; for sites with heads, a block-diagonal eraser of all heads.
-
-        `erased_before` is whether an eraser of an earlier site was installed.
-        """
+        """Fit one eraser per site; for sites with heads, a block-diagonal eraser of all heads."""
         fitted = [
             (
                 site,
@@ -209,8 +208,7 @@ class Collected(BySite):
     def all_reduce(self, group: object = None) -> Collected:
         """Sum the moments over the processes of a group; the sum is equal in all, bit for bit.
 
-        The moments of each site are reduced along a binary tree and broadcast by the first process.
-        A process never stores more than two states of a site.
+        Each process gathers the states of one site at a time from all processes.
 
         Parameters
         ----------
@@ -229,35 +227,21 @@ class Collected(BySite):
         """
         import torch.distributed as dist
 
-        rank, size = dist.get_rank(group), dist.get_world_size(group)
-        ranks = [dist.get_global_rank(group, r) if group is not None else r for r in range(size)]
-        records: list[Any] = [None] * size
-        record = (self._description(), self._sites, self.n_sequences)
-        dist.all_gather_object(records, record, group=group)
-        for description, _, _ in records:
+        size = dist.get_world_size(group)
+        others: list[Any] = [None] * size
+        dist.all_gather_object(others, (self._description(), self._sites, self.n_sequences), group)
+        for description, _, _ in others:
             self._check_compatible(description)
-        sites = {site.name: site for site in self._sites}
-        for _, other_sites, _ in records[:rank] + records[rank + 1 :]:
-            for site in other_sites:
-                sites[site.name] = _sum_of_sites(sites[site.name], site)
+        sites = {site.name: site for site in others[0][1]}
+        for site in (site for _, other_sites, _ in others[1:] for site in other_sites):
+            sites[site.name] = _sum_of_sites(sites[site.name], site)
         totals = {}
-        for name in sorted(self):
-            total, step = self[name], 1
-            while step < size:
-                if rank % (2 * step) == step:
-                    dist.send_object_list([total], ranks[rank - step], group=group)
-                    break
-                if rank + step < size:
-                    received: list[Any] = [None]
-                    dist.recv_object_list(received, ranks[rank + step], group=group)
-                    total = total + received[0]
-                step *= 2
-            received = [total if rank == 0 else None]
-            dist.broadcast_object_list(received, ranks[0], group=group)
-            totals[name] = received[0]
-        ordered = {site.name: totals[site.name] for site in self._sites}
-        n_sequences = sum(count for _, _, count in records)
-        return Collected(ordered, sites.values(), self._recipe, n_sequences)
+        for name in sites:  # in one order, and summed in one order, in all processes
+            moments: list[Any] = [None] * size
+            dist.all_gather_object(moments, self[name], group)
+            totals[name] = functools.reduce(operator.add, moments)
+        n_sequences = sum(count for _, _, count in others)
+        return Collected(totals, sites.values(), self._recipe, n_sequences)
 
     # -- association -----------------------------------------------------------------------
 
@@ -408,10 +392,7 @@ class Collector:
         device: object,
         options: Mapping[str, Any],
     ) -> Collector:
-        """Return a collector for the arguments of :func:`collect`; raise InputError if invalid.
-
-        `options` are the keyword arguments of :class:`Moments`.
-        """
+        """Return a collector for the arguments of :func:`collect`; raise InputError if invalid."""
         unknown = set(options) - {"kinds", "joint"}
         if unknown:
             raise InputError(
@@ -724,16 +705,15 @@ def collect(
         (inputs, labels) the second entry is a mapping with these keys, or, for a single key, the
         labels. Labels have shape (B,), one per sequence, or (B, T), one per token. The integer -100
         is a missing label. Strings, integers and bools are classes, floats are continuous.
-    tokens : {"body", "all", "first", "last", "mean"} or function
+    tokens : {"body", "all", "first", "last"} or function
         Rows of a tensor (B, T, d) to accumulate. "body": attended tokens except the first token of
         each sequence and `skip_ids`; "all": attended tokens; "first", "last": the first or the last
-        attended token; "mean": one row per sequence, the mean over its attended tokens; or a
-        function from the arguments of the call to a bool tensor (B, T). In a call without tokens
-        "body" selects all rows. At a site without the tokens of the call, such as a pooled state or
-        a module of a vision tower, "all" selects all rows. Tensors (T, B, d) are an error, but
-        cannot be told apart if T equals B. Of several sequences packed into one row, "first" and
-        "body" see each first token if the call has position_ids or a mask (B, queries, keys), and
-        "last" and "mean" see one sequence.
+        attended token; or a function from the arguments of the call to a bool tensor (B, T). In a
+        call without tokens "body" selects all rows. At a site without the tokens of the call, such
+        as a pooled state, "all" selects all rows. Tensors (T, B, d) are an error, but cannot be
+        told apart if T equals B. Of several sequences packed into one row, "first" and "body" see
+        each first token if the call has position_ids or a mask (B, queries, keys), and "last" sees
+        one sequence.
     side : {"output", "input"}
         Whether to use the output or the input of the module.
     feature_dim : int
@@ -743,18 +723,15 @@ def collect(
         ``last_hidden_state``.
     heads : int or str, optional
         Number of attention heads, which are equal parts of the last axis or the third axis of a
-        tensor (batch, token, heads, width). A string names the attribute of the model's
-        configuration that holds the number: "num_attention_heads" for ``side="input"`` of an output
-        projection, "num_key_value_heads" for outputs of ``k_proj`` and ``v_proj``. Every head has
-        its own moments, under the name ``site[head]``, and its own eraser.
+        tensor (batch, token, heads, width), or the attribute of the model's configuration that
+        holds it: "num_attention_heads" for the input of an output projection,
+        "num_key_value_heads" for ``k_proj`` and ``v_proj``. Every head has its own moments, under
+        the name ``site[head]``, and its own eraser.
     forward : function, optional
-        ``forward(model, batch)`` runs the model. By default the model is called, and a call ends
-        after the last site if batches of at least the same sizes ran each site once; pass a
-        function if the number of calls of a site depends on values instead of sizes.
+        ``forward(model, batch)`` runs the model. By default the model is called.
     weight : {"token", "sequence"}
         "token": each row has weight 1; "sequence": the rows of each sequence have total weight 1 in
-        each call of a site. In a batch that runs a site once, each sequence has weight 1; in steps
-        of one token, each token has.
+        each call of a site.
     skip_ids : iterable of int
         Ids of tokens that "body" leaves out, such as special tokens.
     device : "model" or torch.device
@@ -772,10 +749,8 @@ def collect(
 
     Raises
     ------
-    SiteError
+    SiteError, NeverCalledError
         A name matches no module, a module is never called, or its output holds no tensor.
-    NeverCalledError
-        A site did not run.
     NotEnoughMemoryError
         The states do not fit in memory; raised before the first state is created.
     NonFiniteError

@@ -115,10 +115,7 @@ class SiteHook:
         return value
 
     def register(self, module: Module) -> None:
-        """Add the hook to a module, as the hook that runs nearest to the module.
-
-        It runs after all other hooks of the input, or before all other hooks of the output.
-        """
+        """Add the hook to a module, as the hook that runs nearest to the module."""
         if self.side == "input":
             self.handle = module.register_forward_pre_hook(self, with_kwargs=True)
         else:

@@ -37,11 +37,7 @@ _FORECAST_SECONDS = 60.0
 
 
 class _Batches:
-    """Batches that are read once per site, with the number of the batch that is being read.
-
-    Raises InputError if a later pass has another number of batches, or other labels in the first
-    batch.
-    """
+    """Batches that are read once per site, with the number of the batch that is being read."""
 
     def __init__(self, batches: Iterable[object], labels: Labels) -> None:
         if iter(batches) is batches:
@@ -108,20 +104,20 @@ class _Sequence:
     """
 
     def __init__(self, model: Module, batches: _Batches, names: Iterable[str]) -> None:
+        """Choose the list of blocks with most of the sites `names`; without sites, no blocks."""
         self._batches = batches
-        modules, names = sites.named_modules(model), list(names)
-        lists = [
-            name for name, module in modules.items()
-            if isinstance(module, torch.nn.ModuleList | torch.nn.Sequential)
-        ]  # fmt: skip
-        inside = {name: [n for n in names if n.startswith(f"{name}." if name else "")]
-                  for name in lists}  # fmt: skip
-        best = max(lists, key=lambda name: len(inside[name]), default=None)
-        self._prefix = "" if not best else f"{best}."
-        self._blocks = [] if best is None else list(modules[best])
+        n_inside: dict[str, int] = {}
+        modules = sites.named_modules(model)
+        for name, module in modules.items():
+            if isinstance(module, torch.nn.ModuleList | torch.nn.Sequential):
+                prefix = f"{name}." if name else ""
+                n_inside[prefix] = sum(site.startswith(prefix) for site in names)
+        self._prefix = max(n_inside, key=lambda prefix: n_inside[prefix], default="")
+        has_sites = n_inside.get(self._prefix, 0) > 0
+        self._blocks = list(modules[self._prefix[:-1]].children()) if has_sites else []
         is_scripted = any(isinstance(block, torch.jit.ScriptModule) for block in self._blocks)
-        if is_scripted or len(set(map(id, self._blocks))) < len(self._blocks):
-            self._blocks = []
+        if is_scripted or len(self._blocks) < len(modules[self._prefix[:-1]]._modules):
+            self._blocks = []  # a module that occurs twice, or that takes no other forward
         self._keep: int | None = None  # index of the block whose output this pass keeps
         self._is_first_pass = True
         self._ran: list[int] = []  # blocks that ran in this batch
@@ -129,7 +125,7 @@ class _Sequence:
         self._is_chain = True
         self._is_sequence: set[int] = set()  # numbers of batches
         # By number of a batch: index of a block, its output, and the versions of its tensors.
-        self._kept: dict[int, tuple[int, Any, list[int]]] = {}
+        self.kept: dict[int, tuple[int, Any, list[int]]] = {}
         free = free_memory(running.device_of(model))
         self._budget = 0 if free is None else free // 4
 
@@ -148,7 +144,7 @@ class _Sequence:
         originals = [(block, block.__dict__.get("forward")) for block in self._blocks]
         try:
             for i, block in enumerate(self._blocks):
-                block.forward = partial(self._run, i, block, block.forward)
+                block.forward = partial(self._run, i, block.forward)
             yield
         finally:
             for block, original in originals:
@@ -160,28 +156,27 @@ class _Sequence:
     def begin_batch(self) -> None:
         """Forget the blocks that ran; discard a kept output that the model has changed in place."""
         self._ran, self._last_output, self._is_chain = [], None, True
-        kept = self._kept.get(self._batches.number)
+        kept = self.kept.get(self._batches.number)
         if kept is not None and _versions(kept[1]) != kept[2]:
             self._is_sequence.discard(self._batches.number)
-            del self._kept[self._batches.number]
+            del self.kept[self._batches.number]
 
     def end_batch(self) -> None:
         """Record whether the blocks of a complete call were a plain sequence."""
         if self._is_chain and self._ran == list(range(len(self._blocks))):
             self._is_sequence.add(self._batches.number)
         else:
-            self._kept.pop(self._batches.number, None)
+            self.kept.pop(self._batches.number, None)
 
     def forget(self) -> None:
         """Let every pass begin at the beginning."""
-        self._kept, self._is_sequence, self._is_first_pass = {}, set(), False
+        self.kept, self._is_sequence, self._is_first_pass = {}, set(), False
 
-    def _run(
-        self, i: int, block: Module, forward: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
+    def _run(self, i: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a block, unless the output that is kept for the batch stands for its own."""
         number = self._batches.number
-        if number in self._kept and i <= self._kept[number][0]:
-            return self._kept[number][1]
+        if number in self.kept and i <= self.kept[number][0]:
+            return self.kept[number][1]
         if self._is_first_pass:
             self._ran.append(i)
             with suppress(SiteError):
@@ -200,10 +195,10 @@ class _Sequence:
     def _store(self, number: int, i: int, output: Any) -> None:
         versions = _versions(output)
         nbytes = sum(leaf.nbytes for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
-        used = nbytes if number not in self._kept else 0
+        used = nbytes if number not in self.kept else 0
         if versions is not None and used <= self._budget:
             self._budget -= used
-            self._kept[number] = i, output, versions
+            self.kept[number] = i, output, versions
 
 
 def _versions(output: object) -> list[int] | None:
@@ -388,10 +383,9 @@ class _Passes:
         self._device = running.device_of(model)
         self._keys = label_keys(collector.labels)
         self._calls: list[dict[str, int]] = []  # number of calls of the sites, by batch
-        self._n_passes = 0
         self.repeating: dict[str, Any] = {}  # by site, a batch in which it runs several times
-        names = collector.modules if running.may_stop_early(model, forward) else []
-        self._sequence = _Sequence(model, batches, names)
+        self._may_stop = running.may_stop_early(model, forward)
+        self._sequence = _Sequence(model, batches, collector.modules if self._may_stop else ())
         self.order = self._order()
 
     def _call(self, batch: object) -> None:
@@ -441,7 +435,7 @@ class _Passes:
         if not is_first:
             if name in self.repeating or not self._may_begin_later(name):
                 self._sequence.forget()
-            if running.may_stop_early(self._model, self._forward):
+            if self._may_stop:
                 once = {i for i, calls in enumerate(self._calls) if calls.get(name) == 1}
         modules = {name: self._collector.modules[name]}
         collector = replace(self._collector, modules=modules, stop_in=once)
@@ -461,6 +455,8 @@ class _Passes:
 
     def _may_begin_later(self, name: str) -> bool:
         """Return whether a site has the same rows if the first batch begins at the kept output."""
+        if not self._sequence.kept:
+            return True
         batch = self._batches.first()
         self._sequence.begin_batch()
         rows: list[Tensor] = []

@@ -66,11 +66,7 @@ def evaluating(model: Module) -> Iterator[None]:
 
 
 def may_stop_early(model: Module, forward: Callable[..., object] | None) -> bool:
-    """Return whether a forward pass may end after the last site.
-
-    The result is False if the user passes a function `forward` to run the model, or if hooks of
-    accelerate or FSDP need a complete pass.
-    """
+    """Return whether a forward pass may end after the last site."""
     if forward is not None:
         return False
     return not any(
@@ -129,11 +125,7 @@ def _call(
 
 
 def _positional(model: Module, batch: Sequence[object]) -> Sequence[object]:
-    """Return the positional arguments in a batch.
-
-    Returns only the inputs of a pair (inputs, labels) if the model has one parameter. Raises
-    InputError if the batch has more entries than the model has parameters.
-    """
+    """Return the positional arguments in a batch."""
     n_positional = parameters_of(model).n_positional
     if len(batch) <= n_positional:
         return batch

@@ -48,10 +48,7 @@ def named_modules(model: Module) -> dict[str, Module]:
 
 
 def clean_names(model: Module) -> Iterator[tuple[str, Module]]:
-    """Yield the modules of a model with their names, without the parts that wrappers insert.
-
-    The name of a wrapper occurs again with the module that it wraps.
-    """
+    """Yield the modules of a model with their names, without the parts that wrappers insert."""
     modules = dict(model.named_modules(remove_duplicate=False))
     for name, clean in _clean_by_name(modules).items():
         yield clean, modules[name]
@@ -124,10 +121,7 @@ def find(model: Module, at: str | Module | Iterable[str | Module]) -> dict[str, 
 
 
 def _matching(modules: Mapping[str, Module], clean: Mapping[str, str], site: object) -> list[str]:
-    """Return the names of the modules that one entry of `at` selects.
-
-    `clean` maps the names that ``model.named_modules()`` yields, which are also accepted.
-    """
+    """Return the names of the modules that one entry of `at` selects."""
     if isinstance(site, Module):
         matches = [name for name, module in modules.items() if module is site][:1]
         if not matches:
@@ -359,10 +353,7 @@ def put(output: Any, key: Key, tensor: Tensor) -> Any:
 
 
 def pick_input(name: str, args: tuple[object, ...], kwargs: Mapping[str, Any]) -> int | str:
-    """Return the position or keyword of the argument that is the input of a module.
-
-    Raises SiteError if several arguments could be the input, or none.
-    """
+    """Return the position or keyword of the argument that is the input of a module."""
     if args and is_row_tensor(args[0]):
         return 0
     floating = [key for key, value in kwargs.items() if is_row_tensor(value)]
@@ -380,11 +371,7 @@ def pick_input(name: str, args: tuple[object, ...], kwargs: Mapping[str, Any]) -
 def on_input(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any], function: Callable[[Any], Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Call a function with the input of a module, and replace the input by its result.
-
-    Returns the positional and keyword arguments with the new input, or None if the function returns
-    None.
-    """
+    """Call a function with the input of a module, and replace the input by its result."""
     key = pick_input(name, args, kwargs)
     value = function(args[key] if isinstance(key, int) else kwargs[key])
     if value is None:
@@ -397,10 +384,7 @@ def on_input(
 def add_hook(
     name: str, module: Module, side: str, function: Callable[[Any], Any]
 ) -> RemovableHandle:
-    """Add a hook that calls a function with the output or the input of a module.
-
-    The result of the function replaces the output or the input, unless the result is None.
-    """
+    """Add a hook that calls a function with the output or the input of a module."""
     if side == "input":
         return module.register_forward_pre_hook(
             lambda module, args, kwargs: on_input(name, args, kwargs, function), with_kwargs=True
@@ -414,11 +398,7 @@ def add_hook(
 def pick_rows(
     name: str, value: object, placement: Placement, width: int | None = None
 ) -> tuple[Tensor, Tensor, Key]:
-    """Return the rows (..., d) of a site, their tensor in `value`, and its index or field.
-
-    The rows are the tensor with merged heads and with the feature axis last. Raises SiteError if
-    the rows have another width than `width`, unless `width` is None.
-    """
+    """Return the rows (..., d) of a site, their tensor in `value`, and its index or field."""
     axis, heads = placement.feature_dim, placement.heads
     tensor, key = pick(name, value, placement.output, axis)
     rows = tensor if heads is None else merge_heads(name, tensor, heads)
@@ -444,10 +424,7 @@ def replace_rows(
 
 
 def check_width(name: str, x: Tensor, feature_dim: int, width: int | None) -> None:
-    """Raise SiteError unless the axis `feature_dim` exists and has size `width`.
-
-    If `width` is None, any size is valid. Raises SiteError for a nested tensor, which has no shape.
-    """
+    """Raise SiteError unless the axis `feature_dim` exists and has size `width`."""
     if x.is_nested:
         raise SiteError(
             f"the site {name!r} has a nested tensor, which has no shape. The likely cause is "
@@ -466,10 +443,7 @@ def check_width(name: str, x: Tensor, feature_dim: int, width: int | None) -> No
 
 
 def number_of_heads(model: Module, heads: object) -> int | None:
-    """Return the number of heads; a string names an attribute of the model's configuration.
-
-    Raises InputError unless the number is a positive integer or None.
-    """
+    """Return the number of heads; a string names an attribute of the model's configuration."""
     number = heads
     if isinstance(heads, str):
         config: Any = getattr(model, "config", None)
@@ -486,11 +460,7 @@ def number_of_heads(model: Module, heads: object) -> int | None:
 
 
 def merge_heads(name: str, x: Tensor, heads: int) -> Tensor:
-    """Reshape a tensor (B, T, heads, width) to (B, T, heads * width).
-
-    Tensors with another number of axes are returned unchanged. Raises SiteError if a tensor with
-    four axes has another number of heads, or if another last axis is not a multiple of `heads`.
-    """
+    """Reshape a tensor (B, T, heads, width) to (B, T, heads * width)."""
     if x.ndim == 4 and x.shape[-2] == heads:
         return x.reshape(*x.shape[:-2], -1)
     if x.ndim == 4 or x.ndim == 0 or x.shape[-1] % heads:
@@ -544,19 +514,14 @@ class Site:
 
 @dataclass(frozen=True)
 class CollectionSpec:
-    """Placement, tokens and weights of a collection, and the tokens that its erasers change.
-
-    `tokens` is the rule for the collected tokens. `apply_to` is the rule for the tokens that the
-    erasers change, or None for the same rule. `bias` is "drop" if the erasers leave out the mean,
-    otherwise "keep". `weight` is "token" or "sequence", as for :func:`collect`.
-    """
+    """Placement, tokens and weights of a collection, and the tokens that its erasers change."""
 
     placement: Placement = Placement()
-    tokens: Any = "all"
+    tokens: Any = "all"  # rule for the collected tokens
     skip_ids: tuple[int, ...] = ()
-    weight: str = "token"
-    apply_to: Any = None
-    bias: str = "keep"
+    weight: str = "token"  # or "sequence"
+    apply_to: Any = None  # rule for the tokens that the erasers change; None for `tokens`
+    bias: str = "keep"  # "drop" if the erasers leave out the mean
 
     @property
     def applied(self) -> Any:
@@ -583,11 +548,7 @@ class CollectionSpec:
 
 
 class BySite(Mapping[str, Any]):
-    """Base class of Collected and Erasers: a mapping from sites to values that can be saved.
-
-    The sites are in the order in which they ran. A subclass defines how values are converted to
-    records of a file, and which further attributes are saved.
-    """
+    """Base class of Collected and Erasers: a mapping from sites to values that can be saved."""
 
     _KIND: ClassVar[str]  # name of this kind of object in files
     # Two functions: one converts a value to a record of a file, the other a record to a value.

@@ -71,10 +71,7 @@ class Selection:
     error: str = ""  # predicate of an error message if the selected tokens are unknown
 
     def mask_for(self, name: str, x: Tensor) -> Tensor | None:
-        """Return the mask of the selected rows of `x` (..., d), or None if all are selected.
-
-        Raises SiteError if the rows are not those of the tokens, or if the selection is unknown.
-        """
+        """Return the mask of the selected rows of `x` (..., d), or None if all are selected."""
         mask, shape = self.mask, tuple(x.shape[:-1])
         if self.error:
             if self.rule != "first" or x.ndim < 3:
@@ -199,11 +196,7 @@ def _length_of(cache: object, n_masked: int) -> int | Tensor | None:
 def select(
     token_rule: TokenRule, arguments: Mapping[str, Any], parameters: tuple[str, ...] = ()
 ) -> Selection:
-    """Return the tokens that a rule selects for the arguments of a call.
-
-    `parameters` are the names of all parameters of the called module. Raises SiteError if the
-    arguments do not determine the selection.
-    """
+    """Return the tokens that a rule selects for the arguments of a call."""
     rule, skip_ids = token_rule.rule, token_rule.skip_ids
     # In an encoder-decoder model, modules outside of both, such as the head, have the tokens of the
     # decoder; the encoder and the decoder have nested calls.
@@ -238,7 +231,7 @@ def select(
         raise SiteError("skip_ids needs a call with input_ids, and this call has none")
     length = tokens.shape[1]
     caches = {key: value for key, value in arguments.items() if _is_cache(key, value)}
-    positions = arguments.get("position_ids")
+    positions: Any = arguments.get("position_ids")
     if positions is not None and (positions.ndim != 2 or positions.shape[-1] != length):
         positions = None
     n_masked = 0 if mask is None else max(0, mask.shape[-1] - length)
@@ -440,9 +433,10 @@ class CallSelections:
         if compiling:
             return
         self._thread.call = selection, outer
-        if torch.is_grad_enabled() and (selection.mask is not None or selection.error):
-            is_all = selection.rule == "all" and selection.mask is not None
-            self._is_partial = self._is_partial | (~selection.mask.all() if is_all else True)
+        mask = selection.mask
+        if torch.is_grad_enabled() and (mask is not None or selection.error):
+            is_padded = mask is None or selection.rule != "all" or ~mask.all()
+            self._is_partial = self._is_partial | is_padded
 
     def _leave(self, module: Module, args: object, output: object) -> None:
         """End a call; also runs if the module raises an error."""
