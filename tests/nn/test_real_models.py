@@ -300,7 +300,7 @@ def test_a_sentence_encoder_is_erased(minilm: Any) -> None:
     lone = snn.collect(
         model, batches, "encoder.layer.0.output.LayerNorm", labels="he", tokens="all"
     )
-    layers = {"encoder.layer.0.output.LayerNorm": "encoder.layer.1.attention.self.*"}
+    layers = {"encoder.layer.0.output.LayerNorm": "encoder.layer.1.attention.self.[qkv]*"}
     with pytest.raises(snn.FoldError, match="residual"):
         snn.fold(folded, lone.erasers(sf.leace, erase="he"), layers, example=example)
 
