@@ -24,7 +24,7 @@ from splince_fast._runtime.warn import warn
 from splince_fast.exceptions import FoldError, InputError, SplinceWarning
 from splince_fast.labels.names import listed
 from splince_fast.nn import running, sites
-from splince_fast.nn.eraser import check_projection, eraser_for
+from splince_fast.nn.eraser import Eraser, check_projection, eraser_for
 from splince_fast.nn.erasers import read_erasers
 from splince_fast.nn.hooks import SiteHook
 from splince_fast.nn.sites import Placement
@@ -151,7 +151,8 @@ def fold(
         with _erased(model, at_sites.values()):
             expected = _outputs(model, example)
         with _erased(model, at_layers):
-            _check_readers(plain, expected, _outputs(model, example), changes)
+            at_readers = _outputs(model, example)
+        _check_readers(plain, expected, at_readers, changes)
         untied = [c.name for c in changes if _untie(model, c.layer.weight, undo)]
         added = {c.layer for c in changes if _merge(c, undo)}
         switches, dropped = _set_switches(model, added, undo)
@@ -262,16 +263,31 @@ def _check_layer(change: _Change) -> None:
 def _erased(
     model: Module, points: Iterable[tuple[str, Module, Placement, Projection]]
 ) -> Iterator[None]:
-    """Erase every token by hooks inside a ``with`` block, as folded weights do."""
+    """Erase every token by hooks inside a ``with`` block, as folded weights do.
+
+    Raises FoldError if a module did not run.
+    """
+    idle: dict[str, None] = {}
+
+    def erase(name: str, eraser: Eraser, rows: Tensor) -> Tensor:
+        idle.pop(name, None)
+        return eraser(rows)
+
     with ExitStack() as stack:
         for name, module, placement, projection in points:
+            idle[name] = None
             eraser = eraser_for(projection, module, model).to(running.device_of(model))
             replace = partial(
                 sites.replace_rows, name, placement=placement, width=eraser.n_features,
-                function=eraser,
+                function=partial(erase, name, eraser),
             )  # fmt: skip
             stack.callback(sites.add_hook(name, module, placement.side, replace).remove)
         yield
+    if idle:
+        raise FoldError(
+            f"the example does not run {listed(idle)}, so the fold cannot be verified; pass an "
+            "example that does, or use install"
+        )
 
 
 def _outputs(model: Module, example: object) -> list[Tensor]:

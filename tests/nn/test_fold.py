@@ -348,6 +348,28 @@ def test_outputs_that_the_erasers_do_not_change_are_refused(form: Any) -> None:
     assert kept.is_unchanged()
 
 
+def test_sites_and_layers_that_the_example_does_not_run_are_named() -> None:
+    class Branches(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.other = torch.nn.LayerNorm(16), torch.nn.LayerNorm(16)
+            self.large, self.small = torch.nn.Linear(16, 4), torch.nn.Linear(16, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.norm(x)
+            return self.large(h) if len(x) > 5 else self.small(self.other(h))
+
+    torch.manual_seed(0)
+    model, x = Branches(), torch.randn(20, 16)
+    kept, sites = Kept(model), {"norm": projection(), "other": projection(seed=1)}
+    with pytest.raises(snn.FoldError, match="does not run 'other', so"):
+        snn.fold(model, sites, {"norm": "large", "other": "small"}, example=x)
+    with pytest.raises(snn.FoldError, match="does not run 'small', so"):
+        snn.fold(model, {"norm": projection()}, {"norm": ["large", "small"]}, example=x)
+    assert kept.is_unchanged()
+    snn.fold(model, {"norm": projection()}, {"norm": "large"}, example=x)
+
+
 def test_weights_that_other_code_reads_or_that_overflow_are_refused() -> None:
     class Twice(torch.nn.Linear):
         def __init__(self) -> None:
