@@ -97,21 +97,6 @@ def test_installations_in_a_compiled_model_take_effect_at_the_next_call(
             assert torch.allclose(compiled(x), one, atol=1e-6)
 
 
-def test_erasers_installed_before_and_after_compilation_act() -> None:
-    torch.compiler.reset()
-    model, batch = tiny("llama"), inputs("llama")
-    first, second = {"model.layers.0": projection(seed=1)}, {"model.norm": projection(seed=2)}
-    with snn.install(model, first) as early, torch.no_grad():
-        expected = model(**batch).logits
-        compiled = torch.compile(model, backend="eager")
-        assert torch.allclose(compiled(**batch).logits, expected, atol=1e-5)
-        with snn.install(model, second):
-            both = model(**batch).logits
-            assert torch.allclose(compiled(**batch).logits, both, atol=1e-5)
-        assert torch.allclose(compiled(**batch).logits, expected, atol=1e-5)
-        early.check()  # calls of compiled code count as calls
-
-
 @pytest.mark.parametrize("tokens", ["body", "last"])
 def test_static_caches_select_tokens_in_compiled_code(tokens: str) -> None:
     transformers = pytest.importorskip("transformers")

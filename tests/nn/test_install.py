@@ -393,7 +393,7 @@ def test_a_partial_strength_steers(heads: int | None) -> None:
     size = np.abs(before).max()
     np.testing.assert_allclose(cross(0.75), 0.25 * before, atol=1e-6 * size)
     assert np.abs(cross(1.0)).max() < 1e-6 * size  # control: erased
-    installed = snn.install(model, erasers, strength=0.75)
+    installed = snn.install(model, erasers, strength=np.float32(0.75))
     assert installed.strength == 0.75
     assert "steering at strength 0.75" in repr(installed)
     installed.remove()
@@ -413,17 +413,6 @@ def test_disabled_is_exact(rank: int) -> None:
         with installed.disabled():
             assert torch.equal(model(**batch).logits, plain)
         assert not torch.equal(model(**batch).logits, plain)
-
-
-def test_a_copy_of_a_disabled_model_erases() -> None:
-    model = torch.nn.Sequential(torch.nn.Identity())
-    x, p = torch.randn(3, 16), projection()
-    with snn.install(model, {"0": p}) as installed:
-        with installed.disabled():
-            copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
-            assert torch.equal(model(x), x)
-        for other in (model, *copies):
-            assert np.allclose(other(x), p(x.numpy()), atol=1e-5)
 
 
 def test_a_site_that_did_not_run_is_an_error() -> None:
@@ -458,11 +447,12 @@ def test_hooks_removed_by_other_code_are_an_error() -> None:
 def test_copies_and_pickles_of_a_model_erase_too() -> None:
     model = tiny("llama")
     batch = inputs("llama")
-    with snn.install(model, {"model.layers.0": projection()}):
+    with snn.install(model, {"model.layers.0": projection()}) as installed:
         erased = model(**batch).logits
-        copied = copy.deepcopy(model)
-        loaded = pickle.loads(pickle.dumps(model))
-    for other in (copied, loaded):
+        copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+        with installed.disabled():  # a copy erases, because no handle could enable it again
+            copies += [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    for other in copies:
         assert torch.equal(other(**batch).logits, erased)
     assert not torch.equal(model(**batch).logits, erased)
 
@@ -789,11 +779,3 @@ def test_arguments_of_other_types_are_refused(wrong: Any) -> None:
         ):
             with pytest.raises(sf.InputError, match="forward is"):
                 forward()
-
-
-def test_a_strength_may_be_a_number_of_numpy() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
-    batches = [{"input": torch.randn(40, 3), "z": torch.arange(40) % 2}]
-    erasers = snn.fit_layers(model, batches, "0", "leace", erase="z")
-    with snn.install(model, erasers, strength=np.float32(0.5)) as installed:
-        assert installed.strength == 0.5
