@@ -240,8 +240,8 @@ def fit_layers(
     In the order in which the sites run, each eraser is fitted on activations with all earlier
     erasers installed. Each site takes one pass over the data. Where the model is a plain sequence
     of modules, a pass ends at its site, and begins at the module where the last one ended, whose
-    outputs are kept in at most a quarter of the free memory of the device. Afterwards no eraser is
-    installed.
+    outputs are kept in at most a quarter of the free memory of the device; other hooks inside of
+    the modules before it do not run. Afterwards no eraser is installed.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""nn.installed, nn.hooks, nn.sites, nn.call_selections: erasers inside models.
+"""nn.installed, nn.hooks, nn.sites, nn.tokens: erasers inside models.
 
 Forms of outputs, names of sites, tokens, generation, checkpointing, removal.
 """

@@ -1,4 +1,4 @@
-"""nn.tokens, nn.call_selections: tokens of calls with caches, nested calls, and without tokens."""
+"""nn.tokens: tokens of calls with caches, nested calls, and without tokens."""
 
 from __future__ import annotations
 
