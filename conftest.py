@@ -19,7 +19,7 @@ NEEDS = {
 collect_ignore_glob = [path for name in NEEDS if not find_spec(name) for path in NEEDS[name]]
 
 # Pages are named by `testpaths`, and what is named is never left out: these are skipped.
-PAGES = {"dask.md": "distributed"}
+PAGES = {"dask.md": "distributed", "live_models.md": "transformers"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

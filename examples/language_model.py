@@ -23,8 +23,14 @@ model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, d
 
 tables = professions.load()  # 240 nouns: 1 for "king", -1 for "queen", 0 for "nurse"
 prompts = [t.replace("{noun}", noun) for noun in tables.nouns for t in tables.templates[:2]]
-data = {"text": prompts, "gender": tables.factual.repeat(2)}
-batches = snn.text_batches(data, tokenizer, text="text", labels=["gender"])
+scores = torch.from_numpy(tables.factual.repeat(2)).double()
+batches = [
+    {
+        **tokenizer(prompts[i : i + 32], return_tensors="pt", padding=True),
+        "gender": scores[i : i + 32],
+    }
+    for i in range(0, len(prompts), 32)
+]
 sites = ["model.layers.2[7-9].*_layernorm", "model.norm"]
 fit = {"labels": "gender", "kinds": {"gender": "continuous"}}
 erasers = snn.fit_layers(model.eval(), batches, sites, sf.leace, erase="gender", **fit)

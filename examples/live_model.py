@@ -59,6 +59,21 @@ def load() -> tuple[Any, Any]:
     return AutoModelForCausalLM.from_pretrained(path.parent, **options).eval(), tokenizer
 
 
+def batched(part: dict[str, list[Any]], tokenizer: Any, size: int = 64) -> list[dict[str, Any]]:
+    """Padded batches of prompts of similar length, with their labels."""
+    order = sorted(range(len(part["prompt"])), key=lambda i: len(part["prompt"][i].split()))
+    batches = []
+    for rows in (order[i : i + size] for i in range(0, len(order), size)):
+        prompts = [part["prompt"][i] for i in rows]
+        batch = dict(tokenizer(prompts, return_tensors="pt", padding=True))
+        batch |= {
+            name: torch.tensor([part[name][i] for i in rows], dtype=torch.float64)
+            for name in LABELS
+        }
+        batches.append({**batch, "noun": [part["noun"][i] for i in rows]})
+    return batches
+
+
 def prompts(n_templates: int) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
     """Training and held-out prompts with both scores; 30 % of the families of nouns held out."""
     tables = professions.load()
@@ -183,10 +198,7 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     full, tokenizer = load()
     train, test = prompts(args.templates)
-    fit_on, look_at = (
-        snn.text_batches(part, tokenizer, text="prompt", labels=[*LABELS, "noun"], batch_size=64)
-        for part in (train, test)
-    )
+    fit_on, look_at = batched(train, tokenizer), batched(test, tokenizer)
     print(f"{len(train['prompt'])} prompts to fit on, {len(test['prompt'])} held out")
     model, short_fit = shortened(full, fit_on, FIRST)
     _, short_look = shortened(full, look_at, FIRST)
@@ -228,7 +240,10 @@ def main(arguments: list[str] | None = None) -> None:
 
     erasers = fitted["norms of the last 5 layers"]
     print(f"\n{erasers}\n")
-    print(snn.effect(full, erasers, look_at, groups="noun", kinds=KINDS), "\n")
+    for record in snn.effect(full, erasers, look_at, groups="noun"):
+        before = "" if record["before"] is None else f"{record['before']:.3f} to "
+        name = f"{record['site'] or 'model':<42} {record['variable'] or '':<11}"
+        print(f"{name} {record['metric']:<10} {before}{record['after']:.3f}")
     before = continued(full, tokenizer)
     with snn.install(full, erasers):
         after = continued(full, tokenizer)

@@ -2,7 +2,7 @@
 
 >>> from splince_fast import nn as snn
 >>> snn.__all__[:4]
-['Collected', 'Effect', 'Eraser', 'Erasers']
+['Collected', 'Eraser', 'Erasers', 'FoldError']
 
 Names are imported on first use, because torch is an optional dependency (extra ``torch``).
 """
@@ -22,20 +22,17 @@ from splince_fast.exceptions import (
 )
 
 if TYPE_CHECKING:
-    from splince_fast.nn.collected import Collected
-    from splince_fast.nn.collection import collect
-    from splince_fast.nn.effects import Effect, effect
+    from splince_fast.nn.collection import Collected, collect
+    from splince_fast.nn.effects import effect
     from splince_fast.nn.eraser import Eraser
     from splince_fast.nn.erasers import Erasers
     from splince_fast.nn.folding import Folded, fold
     from splince_fast.nn.installed import Installed, install
     from splince_fast.nn.layers import fit_layers
-    from splince_fast.nn.spec import Site
-    from splince_fast.nn.text import TextBatches, text_batches
+    from splince_fast.nn.sites import Site
 
 __all__ = [
     "Collected",
-    "Effect",
     "Eraser",
     "Erasers",
     "FoldError",
@@ -47,33 +44,28 @@ __all__ = [
     "OtherTokensWarning",
     "Site",
     "SiteError",
-    "TextBatches",
     "collect",
     "effect",
     "fit_layers",
     "fold",
     "install",
-    "text_batches",
 ]
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "Collected": "collected",
-            "Effect": "effects",
+            "Collected": "collection",
             "Eraser": "eraser",
             "Erasers": "erasers",
             "Folded": "folding",
             "Installed": "installed",
-            "Site": "spec",
-            "TextBatches": "text",
+            "Site": "sites",
             "collect": "collection",
             "effect": "effects",
             "fit_layers": "layers",
             "fold": "folding",
             "install": "installed",
-            "text_batches": "text",
         },
         extra="torch",
     )

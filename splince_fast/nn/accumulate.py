@@ -10,6 +10,7 @@ products on the GPU are about as fast as float32 products.
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from splince_fast._runtime.rows import Rows, eps_of, torch_to_numpy
-from splince_fast.exceptions import InputError, NonFiniteError
+from splince_fast.exceptions import InputError, NonFiniteError, NotEnoughMemoryError
 from splince_fast.labels import Encoded, VariableName
 from splince_fast.moments import Moments
 from splince_fast.moments.accumulator import Accumulator, Batch, joined_requests
@@ -33,7 +34,6 @@ from splince_fast.moments.moments import from_accumulator
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.state import EPS32, EPS64, Scatter, State
 from splince_fast.nn.eraser import no_autocast
-from splince_fast.nn.memory import to_device
 
 Float = NDArray[np.float64]
 
@@ -51,17 +51,13 @@ _FAST_FLOAT64 = ((8, 0), (9, 0), (10, 0))
 
 @dataclass(frozen=True)
 class RowLabels:
-    """Encoded labels and weights of the n rows that one call selects.
-
-    `weight`, (n,), holds the weights of the rows, or is None if all weights are 1.
-    `sequence_index`, (n,), holds the index, within the batch, of each row's sequence.
-    """
+    """Encoded labels and weights of the n rows that one call selects."""
 
     n: int
     batch_index: int
-    weight: Float | None
+    weight: Float | None  # (n,), None if all weights are 1
     encoded: Mapping[VariableName, Encoded]
-    sequence_index: NDArray[np.intp]
+    sequence_index: NDArray[np.intp]  # index of each row's sequence in the batch
 
 
 def accumulation_device(device: torch.device) -> torch.device:
@@ -85,12 +81,7 @@ def rows_per_buffer(width: int, itemsize: int) -> int:
 
 
 class SiteSums:
-    """Moments of one site, accumulated during a collection.
-
-    `dtype` is the dtype of the first rows, `device` is the device of the scatter, and `parameters`
-    are the parameters of the resulting moments. All sites whose scatter is on a CPU share the
-    workspace `work`.
-    """
+    """Moments of one site, accumulated during a collection."""
 
     def __init__(
         self,
@@ -119,11 +110,7 @@ class SiteSums:
         return self.accumulator.nbytes - (self._work.nbytes if self._on_host else 0)
 
     def add(self, rows: Tensor, labels: RowLabels) -> None:
-        """Add rows (n, d) from any device.
-
-        Raises NonFiniteError if a row holds NaN or infinity. If the scatter is not on the CPU, the
-        error is raised only when the buffer is full.
-        """
+        """Add rows (n, d) from any device."""
         start = self.accumulator.n_rows
         self._batch_starts.append((start, labels.batch_index))
         rows = rows.to(self.device)
@@ -153,10 +140,7 @@ class SiteSums:
         )
 
     def result(self) -> Moments:
-        """Return the moments of all rows; no rows can be added afterwards.
-
-        Raises NonFiniteError if a buffered row holds NaN or infinity, or if a product overflowed.
-        """
+        """Return the moments of all rows; no rows can be added afterwards."""
         try:
             self.accumulator.merge_pending()
         except _NonFiniteRow as error:
@@ -168,6 +152,42 @@ class SiteSums:
                 "above 1e18); run the model in float64, or find the operation that overflows"
             )
         return from_accumulator(self.accumulator, self._parameters)
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Return the free memory of a device in bytes, or None if it is unknown."""
+    if device.type == "cuda":
+        # Memory that torch has reserved but does not use is free for new tensors.
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0] + unused)
+    if device.type != "cpu":
+        return None
+    try:
+        with open("/proc/meminfo") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None
+
+
+def check_memory(device: torch.device, n_sites: int, width: int) -> None:
+    """Raise NotEnoughMemoryError unless the states of `n_sites` sites fit in free memory."""
+    needed, free = 8 * n_sites * width * width, free_memory(device)
+    if free is not None and needed > free:
+        raise NotEnoughMemoryError(
+            f"the states of {n_sites} sites of {width} features take {needed:,} bytes, and "
+            f"{device} has {free:,} free; collect at fewer sites at a time, or on a device with "
+            "more memory (device='cpu')"
+        )
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor to a device; a copy from the CPU to a GPU is asynchronous."""
+    if device.type != "cuda" or tensor.device.type != "cpu":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 # -- devices ---------------------------------------------------------------------------------
@@ -265,11 +285,7 @@ class DeviceAccumulator(Accumulator):
 def _coefficients(
     weight: Float | None, codes: NDArray[np.intp], n_sums: int, values: Float
 ) -> Float:
-    """Return the (1 + n_sums + q, n) matrix whose product with n rows gives all weighted sums.
-
-    The first row holds the weights of the n rows. Each of the next n_sums rows belongs to one class
-    and holds the weights of the rows of this class, and 0 for other rows. `values` is (q, n).
-    """
+    """Return the (1 + n_sums + q, n) matrix whose product with n rows gives all weighted sums."""
     n = codes.shape[1]
     class_weights = np.zeros((1 + n_sums, n))
     class_weights[0] = 1.0 if weight is None else weight
@@ -299,10 +315,7 @@ def _rows_per_panel(width: int) -> int:
 
 
 class DeviceScatter(Scatter):
-    """Scatter on a device, stored as row panels of the upper triangle.
-
-    The first column of each panel is the first column of the panel's diagonal block.
-    """
+    """Scatter on a device, stored as row panels of the upper triangle."""
 
     def __init__(self, width: int, device: torch.device) -> None:
         super().__init__(np.empty((width, 0)), EPS64)

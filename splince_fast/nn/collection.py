@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import functools
+import operator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -14,24 +16,316 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import Module
 
+from splince_fast._runtime.extras import require
 from splince_fast._runtime.keywords import as_names, described_type
 from splince_fast._runtime.progress import Progress
-from splince_fast.exceptions import InputError, LabelError, NeverCalledError, SiteError
+from splince_fast._runtime.warn import warn
+from splince_fast.exceptions import (
+    IncompatibleMomentsError,
+    InputError,
+    LabelError,
+    NeverCalledError,
+    OnePassWarning,
+    SiteError,
+)
 from splince_fast.labels import encode
 from splince_fast.labels.names import listed
+from splince_fast.methods.table import Function
 from splince_fast.moments import Moments
 from splince_fast.moments.block import Workspace
+from splince_fast.moments.moments import from_record, to_record
 from splince_fast.moments.parameters import Parameters
 from splince_fast.nn import running, sites
-from splince_fast.nn.accumulate import RowLabels, SiteSums, accumulation_device
-from splince_fast.nn.call_selections import CallSelections
-from splince_fast.nn.collected import Collected
-from splince_fast.nn.early_stop import EarlyStop
-from splince_fast.nn.memory import check_memory, to_device
-from splince_fast.nn.spec import CollectionSpec, Placement, Site
-from splince_fast.nn.tokens import MISSING_LABEL, Selection, TokenRule
+from splince_fast.nn.accumulate import (
+    RowLabels,
+    SiteSums,
+    accumulation_device,
+    check_memory,
+    to_device,
+)
+from splince_fast.nn.erasers import Erasers, block_diagonal, fit_site
+from splince_fast.nn.sites import BySite, CollectionSpec, Placement, Site, format_table
+from splince_fast.nn.tokens import MISSING_LABEL, CallSelections, Selection, TokenRule
+from splince_fast.projection import Projection
 
 Labels = str | list[str] | tuple[str, ...] | Callable[[Any], Mapping[str, Any]]
+
+
+class Collected(BySite):
+    """Moments by site, made by :func:`collect`; a mapping from names to :class:`Moments`.
+
+    Parameters
+    ----------
+    moments : mapping of str to Moments
+        Moments by site, in the order in which the sites ran.
+    sites : iterable of Site
+        Names, classes and widths of the modules, in the same order.
+    recipe : CollectionSpec
+        The specification of the collection.
+    n_sequences : int
+        Number of sequences with selected tokens. Tokens of one sequence are not independent, so
+        this is the number of independent observations.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import splince_fast as sf
+    >>> from splince_fast import nn as snn
+    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh())
+    >>> z = torch.arange(60) % 2
+    >>> halves = [[{"input": torch.randn(60, 3) + z[:, None], "z": z}] for _ in range(2)]
+    >>> first, second = (snn.collect(model, half, "0", labels="z") for half in halves)
+    >>> both = first + second
+    >>> both["0"].n_rows, both.n_sequences
+    (120, 120)
+    >>> both.erasers(sf.leace, erase="z")["0"].rank
+    1
+    """
+
+    _KIND = "collected"
+    _CONVERTERS = (to_record, from_record)
+    _EXTRA_ATTRIBUTES = {"n_sequences": int}  # noqa: RUF012
+
+    def __init__(
+        self,
+        moments: Mapping[str, Moments],
+        sites: Iterable[Site],
+        recipe: CollectionSpec,
+        n_sequences: int,
+    ) -> None:
+        super().__init__(moments, sites, recipe)
+        self.n_sequences = n_sequences
+
+    def erasers(
+        self, method: str | Function, *, erase: object, keep: object = None, **options: object
+    ) -> Erasers:
+        """Fit an eraser at every site.
+
+        Parameters
+        ----------
+        method : str or callable
+            ``sf.splince``, ``sf.leace``, ``sf.sal`` or ``sf.mean_projection``, or the name of a
+            method.
+        erase, keep
+            Variables to erase and to keep, as for the method.
+        **options
+            Further arguments of the method.
+
+        Returns
+        -------
+        Erasers
+            One projection per site.
+
+        Raises
+        ------
+        SplinceError
+            Errors of the method; the message names the site.
+
+        Warns
+        -----
+        OnePassWarning
+            There are several sites. Each eraser is exact if it is installed alone and its site runs
+            once per batch. If all erasers are installed, the activations at later sites differ from
+            those of the fit. Likewise, at a site that runs several times per batch, such as a layer
+            with shared weights, later activations differ; only :func:`fit_layers` warns of this.
+        """
+        n_sites = len(self) // (self.placement.heads or 1)
+        if n_sites > 1:
+            warn(
+                f"{n_sites} sites were fitted in one pass: each eraser is exact if it is "
+                "installed alone. Installed together, the erasers leave part of the concept, "
+                "possibly more than without erasers: fit them with fit_layers instead",
+                OnePassWarning,
+            )
+        fitted = self._fit(method, erase, keep, options)
+        return Erasers(
+            {site.name: eraser for site, eraser in fitted},
+            [site for site, _ in fitted],
+            self._recipe,
+            sequential=False,
+        )
+
+    def _fit(
+        self,
+        method: Any,
+        erase: Any,
+        keep: Any,
+        options: Mapping[str, object],
+        erased_before: bool = False,
+    ) -> list[tuple[Site, Projection]]:
+        """Fit one eraser per site; for sites with heads, a block-diagonal eraser of all heads."""
+        fitted = [
+            (
+                site,
+                fit_site(site.name, self[site.name], method, erase, keep, options, erased_before),
+            )
+            for site in self._sites
+        ]
+        if self.placement.heads is None:
+            return fitted
+        by_module: dict[str, list[tuple[Site, Projection]]] = {}
+        for site, eraser in fitted:
+            by_module.setdefault(site.name.rpartition("[")[0], []).append((site, eraser))
+        return [
+            (
+                replace(heads[0][0], name=name, width=sum(site.width for site, _ in heads)),
+                block_diagonal([eraser for _, eraser in heads]),
+            )
+            for name, heads in by_module.items()
+        ]
+
+    # -- algebra ---------------------------------------------------------------------------
+
+    def __add__(self, other: Collected) -> Collected:
+        """Return the moments of the rows of two collections, for instance from two workers."""
+        if not isinstance(other, Collected):
+            raise InputError(
+                f"a Collected can be added only to a Collected, not to {described_type(other)}"
+            )
+        self._check_compatible(other._description())
+        other_sites = {site.name: site for site in other._sites}
+        return Collected(
+            {name: moments + other[name] for name, moments in self.items()},
+            [_sum_of_sites(site, other_sites[site.name]) for site in self._sites],
+            self._recipe,
+            self.n_sequences + other.n_sequences,
+        )
+
+    def _description(self) -> tuple[object, ...]:
+        """Return the fields that must be equal in two collections that are added."""
+        names = sorted((site.name, site.module_class) for site in self._sites)
+        return names, self._recipe.to_dict()
+
+    def _check_compatible(self, other_description: tuple[object, ...]) -> None:
+        description = self._description()
+        if description != other_description:
+            raise IncompatibleMomentsError(
+                "the two collections have different sites or arguments: "
+                f"{description} and {other_description}; use the same sites, tokens, side, output "
+                "and weight for both"
+            )
+
+    def all_reduce(self, group: object = None) -> Collected:
+        """Sum the moments over the processes of a group; the sum is equal in all, bit for bit.
+
+        Each process gathers the states of one site at a time from all processes.
+
+        Parameters
+        ----------
+        group : torch.distributed.ProcessGroup, optional
+            The group; by default all processes.
+
+        Returns
+        -------
+        Collected
+            The sum of the moments of all processes.
+
+        Raises
+        ------
+        IncompatibleMomentsError
+            Sites or arguments of the collections differ; raised in all processes.
+        """
+        import torch.distributed as dist
+
+        size = dist.get_world_size(group)
+        others: list[Any] = [None] * size
+        dist.all_gather_object(others, (self._description(), self._sites, self.n_sequences), group)
+        for description, _, _ in others:
+            self._check_compatible(description)
+        sites = {site.name: site for site in others[0][1]}
+        for site in (site for _, other_sites, _ in others[1:] for site in other_sites):
+            sites[site.name] = _sum_of_sites(sites[site.name], site)
+        totals = {}
+        for name in sites:  # in one order, and summed in one order, in all processes
+            moments: list[Any] = [None] * size
+            dist.all_gather_object(moments, self[name], group)
+            totals[name] = functools.reduce(operator.add, moments)
+        n_sequences = sum(count for _, _, count in others)
+        return Collected(totals, sites.values(), self._recipe, n_sequences)
+
+    # -- association -----------------------------------------------------------------------
+
+    def trace(self, name: object) -> dict[str, float]:
+        """Compute the linear association with a variable at each site.
+
+        Parameters
+        ----------
+        name : str or tuple of str
+            Name of the variable.
+
+        Returns
+        -------
+        dict
+            |Cov(x, z)| / sqrt(tr Cov(x)) by site (Frobenius norm), in units of z.
+        """
+        associations = {}
+        for site, moments in self.items():
+            cross = moments.cross_covariance(name, ddof=0)
+            total = float(np.trace(moments.covariance(ddof=0)))
+            associations[site] = float(np.linalg.norm(cross)) / total**0.5 if total else 0.0
+        return associations
+
+    def plot(self, name: object, *, after: Collected | None = None) -> Any:
+        """Plot the linear association with a variable at all sites.
+
+        Parameters
+        ----------
+        name : str or tuple of str
+            Name of the variable.
+        after : Collected, optional
+            Moments of the same sites with erasers installed.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            Figure with a logarithmic axis; ``.savefig(path)`` writes it to a file.
+
+        Raises
+        ------
+        MissingExtraError
+            matplotlib is not installed.
+        """
+        if not isinstance(after, Collected | None):
+            raise InputError(f"after is {after!r}; pass the result of collect, or None")
+        figures = require("matplotlib.figure", "demo")
+        figure = figures.Figure(figsize=(7.5, 4.2), layout="constrained")
+        ax = figure.subplots()
+        before = self.trace(name)
+        positions = range(len(before))
+        ax.plot(positions, list(before.values()), marker="o", color="#D55E00", label="no erasers")
+        if after is not None:
+            erased = after.trace(name)
+            values = [erased.get(site, np.nan) for site in before]
+            ax.plot(positions, values, marker="s", color="#0072B2", label="erasers installed")
+        ax.set_yscale("log")
+        ax.set_xticks(positions, list(before), rotation=90, fontsize=7)
+        ax.set_ylabel(f"|Cov(x, {name})| / sqrt(tr Cov(x))")
+        ax.grid(axis="y", color="0.92")
+        ax.legend(frameon=False)
+        return figure
+
+    def __str__(self) -> str:
+        rows = [
+            (
+                site.name, site.module_class, str(site.width), f"{self[site.name].n_rows:,}",
+                str(site.calls), ", ".join(map(str, self[site.name].variables)),
+            )
+            for site in self._sites
+        ]  # fmt: skip
+        heading = (
+            f"tokens {self._recipe.to_dict()['tokens']}, weight {self._recipe.weight}, "
+            f"{self.n_sequences:,} sequences"
+        )
+        columns = ("site", "module", "width", "rows", "calls", "variables")
+        return format_table(heading, columns, rows)
+
+    __repr__ = __str__
+
+
+def _sum_of_sites(first: Site, second: Site) -> Site:
+    """Return the record of one site for the sum of two collections."""
+    width = first.width or second.width
+    return replace(first, width=width, calls=first.calls + second.calls)
 
 
 @dataclass(frozen=True)
@@ -54,54 +348,32 @@ class SelectedRows:
 
 @dataclass(eq=False)
 class Collector:
-    """Hooks of one pass over the data, and the sums that the hooks accumulate.
+    """Hooks of one pass over the data, and the sums that the hooks accumulate."""
 
-    Attributes
-    ----------
-    modules : mapping of str to Module
-        Modules by site.
-    token_rule, placement, labels, parameters
-        Validated arguments of :func:`collect`.
-    by_sequence : bool
-        Whether the rows of each sequence have total weight 1.
-    device : torch.device or None
-        Device of the sums; None for the device of the activations.
-    early_stop : EarlyStop
-        Decision, per batch, whether :meth:`run` ends the call after the last site.
-    sums : dict of str to SiteSums
-        Sums by site or head, in the order of the first calls.
-    calls, widths : dict of str to int
-        Number of calls and number of features, by site.
-    applied_rule : str or None
-        Token rule that was applied; None before the first call.
-    n_batches, n_sequences : int
-        Number of batches, and of sequences with selected tokens.
-    """
-
-    modules: Mapping[str, Module]
+    modules: Mapping[str, Module]  # by site
     token_rule: TokenRule
     placement: Placement
     labels: Labels
-    by_sequence: bool
-    device: torch.device | None
+    by_sequence: bool  # whether the rows of each sequence have total weight 1
+    device: torch.device | None  # of the sums; None for the device of the activations
     parameters: Parameters
-    early_stop: EarlyStop
+    # Numbers of the batches in which a call may end after the last site.
+    stop_in: Container[int] = ()
 
     def __post_init__(self) -> None:
         self.selections = CallSelections(self.token_rule)
-        self.sums: dict[str, SiteSums] = {}
+        self.sums: dict[str, SiteSums] = {}  # by site or head, in the order of the first calls
         self.calls = dict.fromkeys(self.modules, 0)
         self.widths: dict[str, int] = {}
-        self.applied_rule: str | None = None
-        self.n_batches = self.n_sequences = 0
+        self.applied_rule: str | None = None  # token rule of the calls; None before the first
+        self.n_batches = self.n_sequences = 0  # sequences with selected tokens
         self._work = Workspace()
-        self._model_may_stop = False  # whether the model allows calls to end after the last site
         # The attributes below are the state of the current batch.
         self._batch_labels: dict[str, object] = {}
         self._selected: dict[object, SelectedRows] = {}  # by mask and shape of the rows
         self._counted = np.zeros(0, bool)  # whether a sequence has selected tokens
         self._called_sites: set[str] = set()
-        self._may_stop = self._stopped = False
+        self._stopped = False
 
     @classmethod
     def of(
@@ -120,10 +392,7 @@ class Collector:
         device: object,
         options: Mapping[str, Any],
     ) -> Collector:
-        """Return a collector for the arguments of :func:`collect`; raise InputError if invalid.
-
-        `options` are the keyword arguments of :class:`Moments`.
-        """
+        """Return a collector for the arguments of :func:`collect`; raise InputError if invalid."""
         unknown = set(options) - {"kinds", "joint"}
         if unknown:
             raise InputError(
@@ -137,18 +406,14 @@ class Collector:
             )
         if weight not in ("token", "sequence"):
             raise InputError(f"weight is {weight!r}; it must be 'token' or 'sequence'")
-        modules = sites.find(model, at)
         return cls(
-            modules=modules,
-            token_rule=TokenRule.of(
-                None if tokens == "body" else tokens, skip_ids, allow_mean=True
-            ),
+            modules=sites.find(model, at),
+            token_rule=TokenRule.of(None if tokens == "body" else tokens, skip_ids),
             placement=Placement.of(side, feature_dim, output, sites.number_of_heads(model, heads)),
             labels=labels,
             by_sequence=weight == "sequence",
             device=None if device == "model" else _device(device),
             parameters=Parameters.of(None, options.get("kinds"), options.get("joint") or ()),
-            early_stop=EarlyStop(modules),
         )
 
     def run(
@@ -157,7 +422,6 @@ class Collector:
         """Run a model on all batches, and return the moments of all sites."""
         running.check_inputs(batches, forward)
         device, keys = running.device_of(model), label_keys(self.labels)
-        self._model_may_stop = running.may_stop_early(model, forward)
         with (
             self.attached(model),
             running.evaluating(model),
@@ -184,7 +448,6 @@ class Collector:
             # selection of the call.
             stack.callback(self.selections.detach)
             self.selections.attach(model, self.modules)
-            stack.enter_context(self.early_stop.counting())
             yield
 
     @contextmanager
@@ -192,12 +455,8 @@ class Collector:
         """Prepare the collector for a batch; the model runs on it inside the ``with`` block."""
         self._batch_labels = read_labels(batch, self.labels)
         self._selected, self._called_sites, self._stopped = {}, set(), False
-        covered = self.early_stop.start_batch(batch, self.modules)
-        self._may_stop = self._model_may_stop and covered
         with suppress(running.StopForward):
             yield
-        if not self._stopped:
-            self.early_stop.record(batch, self.early_stop.calls)
         self._selected = {}
         self.n_batches += 1
 
@@ -223,7 +482,7 @@ class Collector:
                 self._sums_of(key, head_rows).add(head_rows, labels)
         self.widths[name] = int(rows.shape[-1])
         self._called_sites.add(name)
-        if self._may_stop and len(self._called_sites) == len(self.modules):
+        if self.n_batches in self.stop_in and len(self._called_sites) == len(self.modules):
             self._stopped = True
             raise running.StopForward
 
@@ -233,15 +492,13 @@ class Collector:
         token_mask = selection.mask
         if mask is not None and token_mask is not None and mask.ndim < token_mask.ndim:
             rows, mask = rows.unflatten(0, token_mask.shape), mask.view(token_mask.shape)
-        is_mean = selection.rule == "mean"
         key = (None if mask is None else selection, tuple(rows.shape[:-1]))
         selected = self._selected.get(key)
         if selected is None:
-            selected = self._index_rows(tuple(rows.shape[:-1]), mask, selection)
+            selected = self._index_rows(tuple(rows.shape[:-1]), mask)
             self._count_sequences(len(rows) if rows.ndim > 1 else 1, selected)
             self._selected[key] = selected
-        flat = _sequence_means(rows, mask) if is_mean else rows.reshape(-1, rows.shape[-1])
-        return selected.select(flat), selected.labels
+        return selected.select(rows.reshape(-1, rows.shape[-1])), selected.labels
 
     def _count_sequences(self, n_sequences: int, selected: SelectedRows) -> None:
         """Count the sequences of the batch that had no selected tokens in earlier calls.
@@ -255,15 +512,8 @@ class Collector:
             self._counted[selected.labels.sequence_index] = True
             self.n_sequences += int(np.count_nonzero(self._counted) - before)
 
-    def _index_rows(
-        self, shape: tuple[int, ...], mask: Tensor | None, selection: Selection
-    ) -> SelectedRows:
-        """Return indices and labels of the selected rows of a tensor with the given `shape`.
-
-        For the rule "mean", the rows are the means of the sequences: one row per sequence.
-        """
-        if selection.rule == "mean":
-            shape, mask = shape[:1], None if mask is None else mask.any(1)
+    def _index_rows(self, shape: tuple[int, ...], mask: Tensor | None) -> SelectedRows:
+        """Return indices and labels of the selected rows of a tensor with the given `shape`."""
         index = None if mask is None else mask.cpu().reshape(-1).nonzero().squeeze(1)
         positions = np.arange(int(np.prod(shape))) if index is None else index.numpy()
         shape, n = shape or (1,), len(positions)
@@ -345,15 +595,6 @@ def _device(device: Any) -> torch.device:
             "supports on this machine"
         ) from error
     return valid
-
-
-def _sequence_means(rows: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mean over the selected tokens of each sequence; 0 if no token is selected."""
-    values = rows.to(torch.float64 if rows.dtype == torch.float64 else torch.float32)
-    if mask is None:
-        return values.reshape(len(rows), -1, rows.shape[-1]).mean(1)
-    selected = mask.unsqueeze(-1)
-    return values.masked_fill(~selected, 0).sum(1) / selected.sum(1).clamp(min=1)
 
 
 # -- labels --------------------------------------------------------------------------------
@@ -464,16 +705,15 @@ def collect(
         (inputs, labels) the second entry is a mapping with these keys, or, for a single key, the
         labels. Labels have shape (B,), one per sequence, or (B, T), one per token. The integer -100
         is a missing label. Strings, integers and bools are classes, floats are continuous.
-    tokens : {"body", "all", "first", "last", "mean"} or function
+    tokens : {"body", "all", "first", "last"} or function
         Rows of a tensor (B, T, d) to accumulate. "body": attended tokens except the first token of
         each sequence and `skip_ids`; "all": attended tokens; "first", "last": the first or the last
-        attended token; "mean": one row per sequence, the mean over its attended tokens; or a
-        function from the arguments of the call to a bool tensor (B, T). In a call without tokens
-        "body" selects all rows. At a site without the tokens of the call, such as a pooled state or
-        a module of a vision tower, "all" selects all rows. Tensors (T, B, d) are an error, but
-        cannot be told apart if T equals B. Of several sequences packed into one row, "first" and
-        "body" see each first token if the call has position_ids or a mask (B, queries, keys), and
-        "last" and "mean" see one sequence.
+        attended token; or a function from the arguments of the call to a bool tensor (B, T). In a
+        call without tokens "body" selects all rows. At a site without the tokens of the call, such
+        as a pooled state, "all" selects all rows. Tensors (T, B, d) are an error, but cannot be
+        told apart if T equals B. Of several sequences packed into one row, "first" and "body" see
+        each first token if the call has position_ids or a mask (B, queries, keys), and "last" sees
+        one sequence.
     side : {"output", "input"}
         Whether to use the output or the input of the module.
     feature_dim : int
@@ -483,18 +723,15 @@ def collect(
         ``last_hidden_state``.
     heads : int or str, optional
         Number of attention heads, which are equal parts of the last axis or the third axis of a
-        tensor (batch, token, heads, width). A string names the attribute of the model's
-        configuration that holds the number: "num_attention_heads" for ``side="input"`` of an output
-        projection, "num_key_value_heads" for outputs of ``k_proj`` and ``v_proj``. Every head has
-        its own moments, under the name ``site[head]``, and its own eraser.
+        tensor (batch, token, heads, width), or the attribute of the model's configuration that
+        holds it: "num_attention_heads" for the input of an output projection,
+        "num_key_value_heads" for ``k_proj`` and ``v_proj``. Every head has its own moments, under
+        the name ``site[head]``, and its own eraser.
     forward : function, optional
-        ``forward(model, batch)`` runs the model. By default the model is called, and a call ends
-        after the last site if batches of at least the same sizes ran each site once; pass a
-        function if the number of calls of a site depends on values instead of sizes.
+        ``forward(model, batch)`` runs the model. By default the model is called.
     weight : {"token", "sequence"}
         "token": each row has weight 1; "sequence": the rows of each sequence have total weight 1 in
-        each call of a site. In a batch that runs a site once, each sequence has weight 1; in steps
-        of one token, each token has.
+        each call of a site.
     skip_ids : iterable of int
         Ids of tokens that "body" leaves out, such as special tokens.
     device : "model" or torch.device
@@ -512,10 +749,8 @@ def collect(
 
     Raises
     ------
-    SiteError
+    SiteError, NeverCalledError
         A name matches no module, a module is never called, or its output holds no tensor.
-    NeverCalledError
-        A site did not run.
     NotEnoughMemoryError
         The states do not fit in memory; raised before the first state is created.
     NonFiniteError

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from splince_fast._runtime.keywords import described_type
 from splince_fast._runtime.torch_rows import erased_by_torch
@@ -27,7 +28,7 @@ def check_projection(value: object) -> None:
     )
 
 
-class Eraser(torch.nn.Module):  # type: ignore[misc]
+class Eraser(Module):  # type: ignore[misc]
     """Torch module of the map r(x) = x - left^T (right x - bias) on the last axis of a tensor.
 
     Parameters
@@ -108,13 +109,7 @@ class Eraser(torch.nn.Module):  # type: ignore[misc]
         return Projection._make(left.copy(), right.copy(), mean, bias.copy(), "Eraser")
 
     def extra_repr(self) -> str:
-        """Return width, rank and dtype, for printing.
-
-        Returns
-        -------
-        str
-            Part of the representation of the module.
-        """
+        """Return width, rank and dtype, for printing."""
         return f"{self.n_features}, rank={self.rank}, dtype={self.left.dtype}"
 
     def forward(self, x: Tensor) -> Tensor:
@@ -188,6 +183,18 @@ class Eraser(torch.nn.Module):  # type: ignore[misc]
             if new is not None and new.shape != old.shape and new.shape[1:] == old.shape[1:]:
                 self._buffers[name] = old.new_empty(new.shape)
         super()._load_from_state_dict(state_dict, prefix, *rest, **options)
+
+
+def eraser_for(projection: Projection, module: Module, model: Module) -> Eraser:
+    """Return an eraser for the activations of a module, with factors of 64 bits in float64.
+
+    The dtype is that of the floating parameters of the module, or of the model if it has none.
+    """
+    for owner in (module, model):
+        dtypes = {p.dtype for p in owner.parameters() if p.is_floating_point()}
+        if dtypes:
+            break
+    return Eraser(projection, dtype=torch.float64 if torch.float64 in dtypes else torch.float32)
 
 
 def no_autocast(x: Tensor) -> AbstractContextManager[object]:

@@ -21,7 +21,7 @@ from splince_fast.exceptions import (
 from splince_fast.methods.table import Function, method_of
 from splince_fast.moments import Moments
 from splince_fast.nn.eraser import check_projection
-from splince_fast.nn.spec import BySite, CollectionSpec, Site, format_table
+from splince_fast.nn.sites import BySite, CollectionSpec, Site, format_table
 from splince_fast.projection import Projection, from_record, to_record
 
 
@@ -80,11 +80,7 @@ class Erasers(BySite):
         return self._recipe.applied
 
     def _check_tokens(self, tokens: object) -> None:
-        """Warn if `tokens` differ from the tokens that the erasers changed during the fit.
-
-        If the rule of the fit was a function, erasers from a file give no warning, because files do
-        not store functions.
-        """
+        """Warn if `tokens` differ from the tokens that the erasers changed during the fit."""
         fit_rule = self.apply_to
         if self.sequential and len(self) > 1 and tokens != fit_rule and fit_rule != "a function":
             warn(
@@ -125,11 +121,7 @@ class Erasers(BySite):
 
 
 def read_erasers(erasers: Any) -> tuple[Mapping[Any, Any], CollectionSpec]:
-    """Return erasers by site, and the specification of their collection, from a file or a mapping.
-
-    For a mapping that is not `Erasers`, the specification has default values and the token rule
-    None. Raises InputError for other types.
-    """
+    """Return erasers by site, from a file or a mapping, and the specification of their fit."""
     if isinstance(erasers, str | os.PathLike):
         erasers = Erasers.load(erasers)
     if not isinstance(erasers, Mapping):
@@ -169,10 +161,7 @@ def fit_site(
     options: Mapping[str, object],
     erased_before: bool,
 ) -> Projection:
-    """Fit the eraser of one site; errors and the warning that nothing was erased name the site.
-
-    `erased_before` is whether an eraser of an earlier site was installed.
-    """
+    """Fit the eraser of one site; errors and the warning that nothing was erased name the site."""
     method_entry = method_of(method, keep)
     if method_entry.needs_labels:
         raise InputError(

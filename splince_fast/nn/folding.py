@@ -1,26 +1,22 @@
-"""Merging of erasers into weights, with a verification on an example.
+"""Merging of erasers into the weights of linear layers, compared with hooks on an example.
 
-Let ``P x + offset`` be the eraser of a site. If only linear layers read the output of the site, the
-eraser is folded into these layers: each layer ``W x + b`` becomes ``(W P) x + (b + W offset)``. If
-the site is itself a linear layer ``W x + b``, it becomes ``(P W) x + (P b + offset)``. If the site
-is an embedding, the eraser is applied to each embedding vector. Other operations, such as a
-residual connection, may also read the output of a site. Therefore the outputs with hooks at the
-sites are compared with the outputs with hooks at the inputs of the layers, and with the outputs of
-the folded model. The fold is undone if the outputs differ.
+Let P x + c be the eraser of a site. A linear layer W x + b that reads the site becomes
+(W P) x + (b + W c). A site that is itself a linear layer becomes (P W) x + (P b + c), and every
+vector of an embedding is erased.
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Mapping
-from contextlib import ExitStack
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import Module
 
@@ -28,35 +24,21 @@ from splince_fast._runtime.warn import warn
 from splince_fast.exceptions import FoldError, InputError, SplinceWarning
 from splince_fast.labels.names import listed
 from splince_fast.nn import running, sites
-from splince_fast.nn.erasers import Erasers, linear_part, read_erasers
-from splince_fast.nn.layer_weights import Layer, WeightReplacement, layer_of, to_numpy
-from splince_fast.nn.spec import Placement
-from splince_fast.nn.verification import (
-    HookPoint,
-    attended,
-    channel_axis,
-    check_activations,
-    differences,
-    erasing_hooks,
-    installed_outputs,
-    outputs_of,
-    tolerance,
-)
+from splince_fast.nn.eraser import Eraser, check_projection, eraser_for
+from splince_fast.nn.erasers import read_erasers
+from splince_fast.nn.hooks import SiteHook
+from splince_fast.nn.sites import Placement
 from splince_fast.projection import Projection
 
-# Layers to change for a site, with their roles: "in" for a layer that reads the erased activations,
-# "out" for a layer that returns them.
-Changes = list[tuple[Layer, str]]
-
-# Largest difference between the folded model and the model with hooks that counts as rounding error
-# in 32 bits, relative to the range of an output.
-_OUTPUT_TOLERANCE = 1e-4
-# Largest difference between hooks at the sites and hooks at the inputs of the layers, relative to
-# the change by the erasers. The two are equal, bit for bit, if only these layers read the sites and
-# the layers read the complete tensors.
+# Largest difference of outputs, relative to their size, that is rounding of 32 and of 16 bits.
+_TOLERANCE, _TOLERANCE_16 = 1e-4, 2e-2
+# Hooks at the layers equal hooks at the sites bit for bit if these layers alone read the sites. A
+# reader that is not named makes a difference of the order of the erasers' effect.
 _READER_TOLERANCE = 0.1
-# Modules that return their input in evaluation mode.
-_IDENTITIES = (torch.nn.Identity, torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d)
+_FOR_FOLD = (
+    "erasers = fit_layers(..., for_fold=True), then fold(model, erasers, into={site: layers}, "
+    "example=batch)"
+)
 
 
 @dataclass(frozen=True)
@@ -68,139 +50,67 @@ class Folded:
     layers : dict of str to tuple of str
         Names of the layers whose weights changed, by site.
     difference : float
-        Largest difference between the outputs of the folded model and of the model with hooks, on
-        the example and relative to the range of an output, without entries that are constants such
-        as -1e9. These hooks erase all tokens, and they leave out the means that the fold leaves out
-        (``bias="drop"``).
-    from_installed : float or None
-        Largest difference between the outputs of the folded model and of ``install(model,
-        erasers)``, which may select tokens and keeps all means; relative to the range of an output,
-        and over attended tokens if the example has an attention mask. None if `install` needs
-        `tokens`, or arguments that the example does not have.
-    shift : dict of str to float
-        Norm of the vector that ``bias="drop"`` leaves out of the output of a layer, by site: the
-        largest norm of all changed layers of the site, or 0 if no mean was dropped.
+        Largest difference between the outputs of the folded model and of the model with hooks at
+        every token, on the example and relative to the size of the outputs.
     untied : tuple of str
         Names of the layers whose weights were tied to weights of other layers before the fold.
+    switches : tuple of str
+        Fields of the model's configuration that were set to True, because biases were added.
     """
 
     layers: dict[str, tuple[str, ...]]
     difference: float
-    from_installed: float | None
-    shift: dict[str, float]
     untied: tuple[str, ...]
-
-    def __str__(self) -> str:
-        lines = [
-            "folded; largest difference of the outputs, relative to their range:",
-            f"  {self.difference:.1e} from hooks at every token",
-        ]
-        if self.from_installed is None:
-            lines += [
-                "  not compared with install(model, erasers), because its token rule cannot be "
-                "applied to the example"
-            ]
-        else:
-            lines += [f"  {self.from_installed:.1e} from install(model, erasers)"]
-        lines += [f"  {site} -> {', '.join(layers)}" for site, layers in self.layers.items()]
-        lines += [f"  untied: {name}" for name in self.untied]
-        lines += [
-            f"  {site}: outputs shifted by {size:.3g}, because bias='drop' leaves the mean out"
-            for site, size in self.shift.items()
-            if size
-        ]
-        return "\n".join(lines)
-
-
-def _readers(
-    model: Module, example: Any, site_modules: Mapping[str, Module]
-) -> dict[str, list[str]]:
-    """Return, by site, the names of the innermost modules that read the output of the site."""
-    modules = sites.named_modules(model)
-    called: set[str] = set()
-    outputs: dict[str, Tensor] = {}
-    readers: dict[str, list[str]] = {name: [] for name in site_modules}
-
-    def store_output(name: str, module: Module, args: object, output: object) -> None:
-        outputs[name], _ = sites.pick(name, output, None)
-
-    def find_readers(name: str, module: Module, args: Any, kwargs: Any) -> None:
-        called.add(name)
-        inputs = [v for v in (*args, *kwargs.values()) if sites.is_row_tensor(v)]
-        for site, tensor in outputs.items():
-            if any(_share_memory(tensor, v) for v in inputs) and name != site:
-                readers[site].append(name)
-
-    with ExitStack() as stack:
-        for name, module in site_modules.items():
-            hook = partial(store_output, name)
-            stack.callback(module.register_forward_hook(hook, prepend=True).remove)
-        for name, module in modules.items():
-            # TorchScript modules take no hooks. Parametrisations run inside a layer that reads.
-            is_inner = isinstance(module, torch.jit.ScriptModule) or ".parametrizations." in name
-            if name and not is_inner:
-                hook = partial(find_readers, name)
-                stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
-        outputs_of(model, example)
-    # A module is innermost if none of its submodules ran. A quantised layer may be innermost: its
-    # submodules hold weights and do not run.
-    parents = {name[:i] for name in called for i, character in enumerate(name) if character == "."}
-    return {site: [n for n in names if n not in parents] for site, names in readers.items()}
-
-
-def _share_memory(first: Tensor, second: Tensor) -> bool:
-    """Return whether two tensors are views of the same memory."""
-    a, b = first.untyped_storage().data_ptr(), second.untyped_storage().data_ptr()
-    return bool(a == b and a != 0 and first.device == second.device)
+    switches: tuple[str, ...]
 
 
 def fold(
-    model: Any, erasers: Any, example: Any, *, tokens: object = None, bias: str = "error"
+    model: Any,
+    erasers: Any,
+    into: Mapping[str, Any] | None = None,
+    *,
+    example: Any,
+    bias: str = "error",
 ) -> Folded:
-    """Merge erasers into the weights of their sites, or of the layers that read the sites.
+    """Merge erasers into the weights of the linear layers that read their sites.
 
     Parameters
     ----------
     model : torch.nn.Module
         The model, which is changed in place; unchanged after an error.
     erasers : Erasers, path, or mapping of str to Projection
-        Erasers by site.
+        Erasers by site, for all tokens, because weights do not depend on positions: fit them by
+        ``fit_layers(..., for_fold=True)``.
+    into : mapping of str to str, Module, or a list of them, optional
+        All linear layers that read each site: names, patterns (see :func:`install`) or modules. A
+        site that is itself a linear layer or an embedding needs no entry.
     example : mapping, tuple or tensor
         Arguments of one call, on which the folded model is compared with the model with hooks. The
         erasers must change a floating tensor in the output of this call.
-    tokens : "all"
-        Must be "all" if the erasers are for other tokens: folded weights erase at every token,
-        because weights do not depend on positions.
-    bias : {"error", "add", "drop"}
+    bias : {"error", "add"}
         Action if a layer lacks the bias that the mean of an eraser needs. "error" raises an error.
-        "add" adds a bias, which ``from_pretrained`` drops if the configuration of the model has no
-        bias. "drop" leaves the mean out: the concept is erased as exactly at this site, but the
-        output is shifted, which changes the activations at later sites. For several sites use
-        ``fit_layers(..., bias="drop")``, whose erasers need no bias.
+        "add" adds a bias, and sets the field of the model's configuration for such biases, if there
+        is one. The erasers of ``fit_layers(..., for_fold=True)`` need no bias.
 
     Returns
     -------
     Folded
-        Changed layers, and the differences of the outputs from the model with hooks.
+        Changed layers, and the difference of the outputs from the model with hooks.
 
     Raises
     ------
     FoldError
-        Other operations than linear layers read a site, such as those of the residual stream;
-        weights are quantised, offloaded, distributed, computed from other parameters or shared by
-        modules; the outputs differ, or hold no floating tensor that the erasers change; or a
-        dropped mean changes the activations at a later site. All parameters are then unchanged, bit
+        Other operations than the layers of `into` read a site; a layer is not linear, or its weight
+        is quantised, offloaded, distributed or computed from other parameters; erasers are
+        installed; or the outputs of the folded model differ. All parameters are then unchanged, bit
         for bit.
     InputError
-        `tokens` or `bias` is invalid.
+        An argument is invalid, or the erasers are not for all tokens.
 
     Warns
     -----
     SplinceWarning
-        A tied weight was untied, or a bias was added that the configuration does not have.
-    OtherTokensWarning
-        The erasers of several sites were fitted by :func:`fit_layers` with other tokens than "all"
-        erased.
+        A tied weight was untied, or ``from_pretrained`` would drop a bias that was added.
 
     Examples
     --------
@@ -211,292 +121,346 @@ def fold(
     >>> z = np.arange(300) % 2
     >>> x = torch.randn(300, 6) + torch.from_numpy(z)[:, None] * torch.arange(6)
     >>> collected = snn.collect(model, [{"input": x, "z": z}], "0", labels="z")
-    >>> folded = snn.fold(model, collected.erasers(sf.leace, erase="z"), x)
+    >>> erasers = collected.erasers(sf.leace, erase="z")
+    >>> folded = snn.fold(model, erasers, into={"0": "1"}, example=x)
     >>> folded.layers, folded.difference < 1e-5
     ({'0': ('1',)}, True)
     """
     model = running.unwrap(model)
-    if bias not in ("error", "add", "drop"):
-        raise InputError(f"bias is {bias!r}; it must be 'error', 'add' or 'drop'")
+    if bias not in ("error", "add"):
+        raise InputError(f"bias is {bias!r}; it must be 'error' or 'add'")
     if example is None:
-        raise InputError(
-            "example is None; pass the arguments of one call of the model, such as a batch"
+        raise InputError("example is None; pass the arguments of one call, such as a batch")
+    changes, placement = _changes(model, erasers, into or {})
+    without_bias = [c.name for c in changes if c.projection.offset.any() and _lacks_bias(c.layer)]
+    if without_bias and bias == "error":
+        raise FoldError(
+            f"{listed(without_bias)} have no bias, which the means of the erasers need: {_FOR_FOLD}"
         )
-    erasers, spec = read_erasers(erasers)
-    if tokens not in (None, "all"):
-        raise InputError(f"tokens is {tokens!r}; a fold erases at every token: pass 'all'")
-    if isinstance(erasers, Erasers):
-        if erasers.apply_to != "all" and tokens != "all":
-            raise InputError(
-                f"these erasers are for tokens={erasers.apply_to!r}, and folded weights erase at "
-                "every token, because weights do not depend on positions; pass tokens='all' to "
-                "accept this, or use install"
-            )
-        if tokens == "all":
-            erasers._check_tokens(tokens)
-        if erasers.placement.output is not None:
-            raise FoldError(
-                f"these erasers are for the element {erasers.placement.output!r} of outputs, and "
-                "only inputs and complete outputs of modules can be folded; use install"
-            )
-    site_modules: dict[str, Module] = {}
-    projections: dict[str, Projection] = {}
-    for pattern, projection in erasers.items():
-        for name, module in sites.find(model, pattern).items():
-            site_modules[name] = module
-            projections[name] = (
-                projection @ projections[name] if name in projections else projection
-            )
-    if not projections:
-        raise InputError("erasers is empty; pass at least one projection by the name of a site")
+    layers = {c.site: tuple(d.name for d in changes if d.site == c.site) for c in changes}
+    at_sites = {c.site: (c.site, c.module, placement, c.projection) for c in changes}
+    at_layers = [
+        at_sites[c.site]
+        if c.layer is c.module
+        else (c.name, c.layer, Placement("input", 1 if _is_conv2d(c.layer) else -1), c.projection)
+        for c in changes
+    ]
     example = running.batch_to(example, running.device_of(model))
-    replacement = WeightReplacement(model)
-    placement = spec.placement if isinstance(erasers, Erasers) else None
-    with running.evaluating(model):
-        at_input = spec.placement.side == "input"
-        readers = None if at_input else _readers(model, example, site_modules)
-        changes = _changes(model, site_modules, projections, readers)
-        drop_mean = {
-            name: bias == "drop" and bool(_layers_without_bias(site_changes, projections[name]))
-            for name, site_changes in changes.items()
-        }
-        applied = {n: linear_part(p) if drop_mean[n] else p for n, p in projections.items()}
-        points = [HookPoint.of(n, m, applied[n], placement) for n, m in site_modules.items()]
-        with erasing_hooks(model, points) as without_means:
-            expected = outputs_of(model, example)
-        without_erasers = outputs_of(model, example)
-        compare = partial(differences, expected, without_erasers=without_erasers)
-        effects = compare(without_erasers)
-        if not any(effects) and any(p.rank for p in applied.values()):
-            raise FoldError(
-                "the erasers change no floating tensor in the outputs of the model on the "
-                "example, so the fold cannot be verified. Likely causes: the model returns token "
-                "ids or classes only, or the example does not run the sites. Fold a model that "
-                "returns floating outputs, such as logits, pass another example, or use install"
-            )
-        if not at_input:
-            with erasing_hooks(model, _layer_points(points, changes)):
-                _check_readers(compare(outputs_of(model, example)), effects, site_modules)
-        if any(drop_mean.values()) and len(site_modules) > 1:
-            full_points = [point._replace(projection=projections[point.name]) for point in points]
-            with erasing_hooks(model, full_points) as with_means:
-                outputs_of(model, example)
-            for name in site_modules:
-                check_activations(name, with_means[name], without_means[name], example)
-        outputs_installed = installed_outputs(model, erasers, example)
-        try:
-            shift = {
-                name: _fold_site(
-                    name, projections[name], site_changes, replacement, bias, drop_mean[name]
-                )
-                for name, site_changes in changes.items()
-            }
-            outputs = outputs_of(model, example)
-            distance = float(np.max(compare(outputs), initial=0.0))  # NaN if any is NaN
-            limit = max(
-                tolerance(layer.module.weight.dtype, _OUTPUT_TOLERANCE)
-                for site_changes in changes.values()
-                for layer, _ in site_changes
-            )
-            if not math.isfinite(distance):
-                raise FoldError(
-                    "the outputs of the folded model on the example cannot be compared: they hold "
-                    "NaN or infinity. Pass another example; weights that overflow need bfloat16 or "
-                    "float32"
-                )
-            if not distance <= limit:
-                raise FoldError(
-                    f"the outputs of the folded model differ by {distance:.1e} of their range from "
-                    f"those of the model with hooks (at most {limit:.0e} is rounding error). The "
-                    f"likely cause is that the layers of {listed(site_modules)} compute another "
-                    "function of their weights than a linear one, or that other code reads their "
-                    "weights without calling them. Erase at other sites, or use install"
-                )
-        except BaseException:
-            replacement.undo()
-            raise
-    layers = {name: tuple(layer.name for layer, _ in pairs) for name, pairs in changes.items()}
-    from_installed = None
-    if outputs_installed is not None:
-        compared = (outputs_installed, outputs, without_erasers)
-        from_installed = float(
-            np.max(
-                differences(*([attended(example, t) for t in tensors] for tensors in compared)),
-                initial=0.0,
-            )
+    with running.evaluating(model), ExitStack() as undo:
+        plain = _outputs(model, example)
+        with _erased(model, at_sites.values()):
+            expected = _outputs(model, example)
+        with _erased(model, at_layers):
+            at_readers = _outputs(model, example)
+        _check_readers(plain, expected, at_readers, changes)
+        untied = [c.name for c in changes if _untie(model, c.layer.weight, undo)]
+        added = {c.layer for c in changes if _merge(c, undo)}
+        switches, dropped = _set_switches(model, added, undo)
+        difference = _check_outputs(plain, expected, _outputs(model, example), changes)
+        undo.pop_all()
+    if untied:
+        warn(
+            f"the weights of {listed(untied)} were tied to weights of other layers and are "
+            "separate now; tie_word_embeddings in the configuration, if there is one, is False",
+            SplinceWarning,
         )
-    _warn(replacement)
-    return Folded(layers, distance, from_installed, shift, tuple(replacement.untied))
+    if dropped:
+        warn(
+            f"from_pretrained drops the biases {listed(dropped)}, which were added and which the "
+            "model's class does not have; fold erasers of fit_layers(..., for_fold=True), or save "
+            "the erasers and install them after loading",
+            SplinceWarning,
+        )
+    return Folded(layers, difference, tuple(untied), tuple(switches))
 
 
-def _layer_points(points: list[HookPoint], changes: Mapping[str, Changes]) -> list[HookPoint]:
-    """Return the hooks that erase the inputs of the layers, in place of the outputs of the sites.
-
-    A site that is itself a layer keeps its hook.
-    """
-    layer_points = []
-    for point in points:
-        for layer, role in changes[point.name]:
-            axis = channel_axis(layer.module)
-            at_layer = HookPoint(
-                layer.name, layer.module, point.projection, Placement("input", axis)
-            )
-            layer_points.append(at_layer if role == "in" else point)
-    return layer_points
+# -- arguments -----------------------------------------------------------------------------
 
 
-def _check_readers(
-    distances: list[float], effects: list[float], site_modules: Mapping[str, Module]
-) -> None:
-    """Raise FoldError if other operations than the layers to change read the sites.
+class _Change(NamedTuple):
+    """A layer that takes over the eraser of a site; `reads` is False if it returns the site."""
 
-    `distances` are the differences between hooks at the layers and hooks at the sites, `effects`
-    those between the model without erasers and hooks at the sites, by output tensor.
-    """
-    for distance, effect in zip(distances, effects, strict=True):
-        if distance > _READER_TOLERANCE * effect or math.isnan(distance):
-            raise FoldError(
-                f"erasure at the inputs of the linear layers that read {listed(site_modules)} is "
-                f"not erasure at these sites: the outputs differ by {distance:.1e} of their range, "
-                f"and the erasers change them by {effect:.1e} of it. The likely cause "
-                "is that other operations than linear layers, such as a residual connection, also "
-                "read a site. Erase the outputs of norms that only linear layers read, or use "
-                "install"
-            )
+    site: str
+    module: Module
+    projection: Projection
+    name: str
+    layer: Module
+    reads: bool
 
 
 def _changes(
-    model: Module,
-    site_modules: Mapping[str, Module],
-    projections: Mapping[str, Projection],
-    readers: Mapping[str, list[str]] | None,
-) -> dict[str, Changes]:
-    """Return the layers to change, by site.
-
-    `readers` names the modules that read the output of each site, or is None if the erasers apply
-    to the inputs of the sites. Raises FoldError if a site has no layer to change, or if a reader is
-    not linear or has another width.
-    """
-    modules = sites.named_modules(model)
-    n_occurrences = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
-    changes: dict[str, Changes] = {}
-    for name, module in site_modules.items():
-        site_layer = layer_of(name, module)
-        if readers is None:
-            if site_layer is None or site_layer.kind == "embedding":
-                raise FoldError(
-                    f"{name!r}, a {type(module).__name__}, is not linear, and only the inputs of "
-                    "linear layers can be folded; use install"
-                )
-            site_changes = [(site_layer, "in")]
-        elif site_layer is not None:
-            site_changes = [(site_layer, "out")]
-        else:
-            site_changes = []
-            for reader in dict.fromkeys(readers[name]):
-                if isinstance(modules[reader], _IDENTITIES):
-                    continue
-                layer = layer_of(reader, modules[reader])
-                if layer is None or layer.kind == "embedding":
-                    raise FoldError(
-                        f"{name!r} is read by {reader!r}, a {type(modules[reader]).__name__}, "
-                        "which is not linear; fold the outputs of norms that only linear layers "
-                        "read, or use install"
-                    )
-                site_changes.append((layer, "in"))
-        if not site_changes:
+    model: Module, erasers: Any, into: Mapping[str, Any]
+) -> tuple[list[_Change], Placement]:
+    """Return the layers to change, and the placement of the erased tensors of the sites."""
+    for name, module in sites.named_modules(model).items():
+        if SiteHook.of(module, "input") or SiteHook.of(module, "output"):
             raise FoldError(
-                f"no linear layer reads the output of {name!r}: a residual stream cannot be "
-                "folded, because other terms are added before it is read; erase the outputs of "
-                "the norms after it, or use install"
+                f"erasers are installed in this model, at {name!r}; call remove() of their handle, "
+                "then fold"
             )
-        for layer, role in site_changes:
-            if layer.shape[role == "in"] != projections[name].n_features:
-                raise FoldError(
-                    f"{layer.name!r} has a matrix {layer.shape}, and the eraser of {name!r} has "
-                    f"width {projections[name].n_features}"
-                )
-            if n_occurrences[id(layer.module)] > 1:
-                raise FoldError(
-                    f"{layer.name!r} occurs {n_occurrences[id(layer.module)]} times in the model, "
-                    "and a fold would change all occurrences; use install"
-                )
-        changes[name] = site_changes
-    return changes
-
-
-def _layers_without_bias(changes: Changes, projection: Projection) -> list[str]:
-    """Return the names of the layers that lack a bias for the offset of a projection.
-
-    The list is empty if the offset is 0.
-    """
-    if not projection.offset.any():
-        return []
-    return [layer.name for layer, _ in changes if _lacks_bias(layer)]
-
-
-def _lacks_bias(layer: Layer) -> bool:
-    return layer.kind != "embedding" and getattr(layer.module, "bias", None) is None
-
-
-def _fold_site(
-    name: str,
-    projection: Projection,
-    changes: Changes,
-    replacement: WeightReplacement,
-    bias: str,
-    drop_mean: bool,
-) -> float:
-    """Fold the eraser of one site into its layers.
-
-    Returns the largest norm of the vector that is left out of the output of a layer; 0 if the mean
-    is not dropped.
-    """
-    without_bias = _layers_without_bias(changes, projection)
-    if without_bias and bias == "error":
-        raise FoldError(
-            f"the layers {without_bias} have no bias, which the mean of {name!r} needs. Pass "
-            "bias='drop' to leave the mean out: the concept is erased as exactly at one site; fit "
-            "erasers of several sites with fit_layers(..., bias='drop'). Or pass bias='add' to add "
-            "biases"
+    erasers, spec = read_erasers(erasers)
+    if spec.applied not in ("all", None):
+        raise InputError(
+            f"these erasers are for tokens={spec.applied!r}, and weights erase every token: "
+            f"{_FOR_FOLD}"
         )
-    left, right = projection.left, projection.right
-    offset = np.zeros(len(left)) if drop_mean else np.asarray(projection.offset)
+    found: dict[str, tuple[Module, Projection]] = {}
+    for at, projection in erasers.items():
+        check_projection(projection)
+        for site, module in sites.find(model, at).items():
+            found[site] = module, projection @ found[site][1] if site in found else projection
+    if not found:
+        raise InputError("erasers is empty; pass at least one projection by the name of a site")
+    if unknown := sorted(set(into) - set(found)):
+        raise InputError(f"into= names {listed(unknown)}; the sites are {listed(found)}")
+    changes = []
+    for site, (module, projection) in found.items():
+        layers = sites.find(model, into[site]) if site in into else {site: module}
+        for name, layer in layers.items():
+            reads = layer is not module or spec.placement.side == "input"
+            changes.append(_Change(site, module, projection, name, layer, reads))
+            _check_layer(changes[-1])
+    return changes, spec.placement
+
+
+def _check_layer(change: _Change) -> None:
+    """Raise FoldError unless a layer is W x + b with plain parameters and the eraser's width."""
+    name, layer, kind = change.name, change.layer, type(change.layer)
+    bases = [torch.nn.Linear] if change.reads else [torch.nn.Linear, torch.nn.Embedding]
+    # Subclasses of convolutions often only add padding.
+    is_conv = (kind.__name__ == "Conv1D" and hasattr(layer, "nf")) or _is_conv2d(layer)
+    if not is_conv and not isinstance(layer, tuple(bases)):
+        raise FoldError(
+            f"{name!r}, a {kind.__name__}, is not linear; name the linear layers that read it, "
+            f"into={{{change.site!r}: [...]}}, or use install"
+        )
+    weight: Any = layer.weight
+    is_plain = (
+        (is_conv or any(kind.forward is base.forward for base in bases))
+        and all(k in layer._parameters for k in ("weight", "bias") if hasattr(layer, k))
+        and type(weight) is torch.nn.Parameter
+        and weight.is_floating_point()
+        and weight.dtype.itemsize >= 2
+        and not weight.is_meta
+    )
+    if not is_plain:
+        raise FoldError(
+            f"{name!r}, a {kind.__name__}, is no plain layer: its weight or bias is quantised, "
+            "offloaded, distributed, or computed from other parameters; make it plain, or use "
+            "install"
+        )
+    if weight.shape[int(change.reads != _is_transposed(layer))] != change.projection.n_features:
+        raise FoldError(
+            f"{name!r} has a weight of shape {tuple(weight.shape)}, and the eraser of "
+            f"{change.site!r} has width {change.projection.n_features}"
+        )
+
+
+# -- comparison ----------------------------------------------------------------------------
+
+
+@contextmanager
+def _erased(
+    model: Module, points: Iterable[tuple[str, Module, Placement, Projection]]
+) -> Iterator[None]:
+    """Erase every token by hooks inside a ``with`` block, as folded weights do.
+
+    Raises FoldError if a module did not run.
+    """
+    idle: dict[str, None] = {}
+
+    def erase(name: str, eraser: Eraser, rows: Tensor) -> Tensor:
+        idle.pop(name, None)
+        return eraser(rows)
+
+    with ExitStack() as stack:
+        for name, module, placement, projection in points:
+            idle[name] = None
+            eraser = eraser_for(projection, module, model).to(running.device_of(model))
+            replace = partial(
+                sites.replace_rows, name, placement=placement, width=eraser.n_features,
+                function=partial(erase, name, eraser),
+            )  # fmt: skip
+            stack.callback(sites.add_hook(name, module, placement.side, replace).remove)
+        yield
+    if idle:
+        raise FoldError(
+            f"the example does not run {listed(idle)}, so the fold cannot be verified; pass an "
+            "example that does, or use install"
+        )
+
+
+def _outputs(model: Module, example: object) -> list[Tensor]:
+    """Return the floating tensors in the output of a model on an example, in float64."""
+    output = running.call(model, example, (), None)
+    return [tensor.detach().to("cpu", torch.float64) for tensor in _tensors(output)]
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if sites.is_row_tensor(value):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for entry in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(entry)
+
+
+def _differ(first: Tensor, second: Tensor) -> Tensor:
+    return (first != second) & ~(first.isnan() & second.isnan())
+
+
+def _distance(first: Tensor, second: Tensor) -> float:
+    """Return the largest difference of two entries; it is not finite if only one of them is."""
+    differences = (first - second)[_differ(first, second)].abs()
+    return float(differences.max()) if len(differences) else 0.0
+
+
+def _check_readers(
+    plain: list[Tensor], expected: list[Tensor], found: list[Tensor], changes: list[_Change]
+) -> None:
+    """Raise FoldError if other operations than the layers to change read the sites."""
+    effects = list(map(_distance, plain, expected))
+    if not any(effects) and any(change.projection.rank for change in changes):
+        raise FoldError(
+            "the erasers change no floating tensor in the output of the model on the example, so "
+            "the fold cannot be verified; fold a model that returns logits, or use install"
+        )
+    for distance, effect in zip(map(_distance, expected, found), effects, strict=True):
+        if not distance <= _READER_TOLERANCE * effect:
+            raise FoldError(
+                f"other layers or operations than {listed(c.name for c in changes)} read the sites "
+                f"(outputs differ by {distance:.1e}, and the erasers change them by {effect:.1e}): "
+                "name all readers, or use install if one is a residual connection"
+            )
+
+
+def _check_outputs(
+    plain: list[Tensor], expected: list[Tensor], found: list[Tensor], changes: list[_Change]
+) -> float:
+    """Return the relative difference of the folded model; raise FoldError above rounding."""
     largest = 0.0
-    for layer, role in changes:
-        matrix = layer.matrix()
-        if role == "in":
-            folded = matrix - (matrix @ left) @ right.T
-            bias_change = matrix @ offset
-        else:
-            folded = matrix - left @ (right.T @ matrix)
-            old_bias = getattr(layer.module, "bias", None)
-            bias_values = np.zeros(len(matrix)) if old_bias is None else to_numpy(old_bias)
-            bias_change = offset - left @ (right.T @ bias_values)
-        if layer.kind == "embedding":  # the columns are embedding vectors
-            folded += offset[:, None]
-        if drop_mean:
-            mean = np.asarray(projection.offset)
-            largest = max(largest, float(np.linalg.norm(matrix @ mean if role == "in" else mean)))
-        no_bias = _lacks_bias(layer) and not bias_change.any()
-        replacement.replace(layer, folded, None if no_bias else bias_change)
+    for a, b, c in zip(plain, expected, found, strict=True):
+        # Constants, such as -1e9 at suppressed tokens, do not tell the size of the outputs.
+        changed = b[_differ(a, b) & b.isfinite()]
+        size = float(changed.abs().max()) if len(changed) else 1.0
+        largest = float(np.maximum(largest, _distance(b, c) / size))  # NaN stays
+    is_narrow = any(change.layer.weight.dtype.itemsize < 4 for change in changes)
+    if not largest <= (_TOLERANCE_16 if is_narrow else _TOLERANCE):
+        raise FoldError(
+            f"the outputs of the folded model differ from hooks by {largest:.1e} of their size: a "
+            f"weight of {listed(c.name for c in changes)} overflows, or other code reads it; use "
+            "install"
+        )
     return largest
 
 
-def _warn(replacement: WeightReplacement) -> None:
-    """Warn about untied weights, and about biases that the configuration does not record."""
-    if replacement.untied:
-        warn(
-            f"the weights of {replacement.untied} were tied to weights of other layers and are "
-            "separate now: the model has more parameters, and tie_word_embeddings in its "
-            "configurations, if it has any, is False",
-            SplinceWarning,
-        )
-    if replacement.with_added_bias:
-        warn(
-            f"biases were added to the layers {replacement.with_added_bias}, and the configuration "
-            "of the model has no biases: from_pretrained and other inference engines drop the "
-            "added biases. Save the erasers and install them after loading, or fold with "
-            "bias='drop'",
-            SplinceWarning,
-        )
+# -- weights -------------------------------------------------------------------------------
+
+
+def _lacks_bias(layer: Any) -> bool:
+    return not isinstance(layer, torch.nn.Embedding) and layer.bias is None
+
+
+def _is_conv2d(layer: Any) -> bool:
+    """Return whether a layer is a convolution of one pixel, which is linear in the channels."""
+    is_conv2d = isinstance(layer, torch.nn.Conv2d)
+    return is_conv2d and layer.kernel_size == (1, 1) and layer.groups == 1
+
+
+def _is_transposed(layer: Module) -> bool:
+    """Return whether the weight has a row per input: Conv1D of transformers, and embeddings."""
+    return not isinstance(layer, torch.nn.Linear | torch.nn.Conv2d)
+
+
+def _float64(tensor: Tensor) -> NDArray[np.float64]:
+    values: NDArray[np.float64] = tensor.detach().to("cpu", torch.float64).numpy()
+    return values
+
+
+def _matrix(layer: Any) -> NDArray[np.float64]:
+    """Return the weight with a row per output."""
+    weight = _float64(layer.weight)
+    return weight.T if _is_transposed(layer) else weight.reshape(weight.shape[:2])
+
+
+def _set(owner: Any, name: str, value: object, undo: ExitStack) -> None:
+    undo.callback(setattr, owner, name, getattr(owner, name))
+    setattr(owner, name, value)
+
+
+def _set_parameter(
+    layer: Module, name: str, values: NDArray[np.float64], like: Tensor, undo: ExitStack
+) -> None:
+    new = torch.from_numpy(np.ascontiguousarray(values)).to(like.device, like.dtype)
+    new = new.reshape(getattr(layer, name).shape) if name == "weight" else new
+    _set(layer, name, torch.nn.Parameter(new, like.requires_grad), undo)
+
+
+def _untie(model: Module, weight: Tensor, undo: ExitStack) -> bool:
+    """Untie a weight in the configurations of the modules that hold it; return if it was tied."""
+    n_owners = sum(any(weight is p for p in m._parameters.values()) for m in model.modules())
+    for module in model.modules() if n_owners > 1 else ():
+        config: Any = getattr(module, "config", None)
+        if config is None or all(weight is not p for p in module.parameters()):
+            continue
+        for tied in (config, _text_config(config)):
+            if getattr(tied, "tie_word_embeddings", None):
+                _set(tied, "tie_word_embeddings", False, undo)
+    return n_owners > 1
+
+
+def _text_config(config: Any) -> Any:
+    find = getattr(config, "get_text_config", lambda decoder: config)
+    return find(decoder=True)
+
+
+def _merge(change: _Change, undo: ExitStack) -> bool:
+    """Merge an eraser into the current weight and bias of a layer; return if a bias was added."""
+    layer: Any = change.layer
+    left, right, offset = (getattr(change.projection, k) for k in ("left", "right", "offset"))
+    matrix, old = _matrix(layer), getattr(layer, "bias", None)
+    bias = np.zeros(len(matrix)) if old is None else _float64(old)
+    if change.reads:
+        new, bias = matrix - (matrix @ left) @ right.T, bias + matrix @ offset
+    else:
+        new, bias = matrix - left @ (right.T @ matrix), bias - left @ (right.T @ bias) + offset
+    is_added = _lacks_bias(layer) and bool(bias.any())
+    if isinstance(layer, torch.nn.Embedding):
+        new += offset[:, None]
+    elif old is not None or is_added:
+        _set_parameter(layer, "bias", bias, layer.weight if old is None else old, undo)
+    new = new.T if _is_transposed(layer) else new
+    _set_parameter(layer, "weight", new, layer.weight, undo)
+    return is_added
+
+
+def _set_switches(
+    model: Module, added: set[Module], undo: ExitStack
+) -> tuple[list[str], list[str]]:
+    """Set the fields of a model's configuration that are for the biases that were added.
+
+    A field may be for more layers, which get biases of zero. Returns the fields, and the biases
+    without a field, which from_pretrained drops.
+    """
+    names = {f"{name}.bias" for name, module in model.named_modules() if module in added}
+    config: Any = getattr(model, "config", None)
+    fields: list[str] = []
+    if not hasattr(config, "get_text_config"):
+        return fields, sorted(names)
+    before = {name for name, _ in model.named_parameters()} - names
+    for field, value in list(vars(_text_config(config)).items()):
+        if not names or value is not False or not field.endswith("bias"):
+            continue
+        other, new = copy.deepcopy(config), set[str]()
+        setattr(_text_config(other), field, True)
+        # A class may refuse this configuration or the meta device: the field is not set then.
+        with suppress(Exception), torch.device("meta"):
+            new = {name for name, _ in type(model)(other).named_parameters()} - before
+        if not new & names:
+            continue
+        fields.append(field)
+        _set(_text_config(config), field, True, undo)
+        for name in new - names:
+            layer: Any = model.get_submodule(name.removesuffix(".bias"))
+            _set_parameter(layer, "bias", np.zeros(len(_matrix(layer))), layer.weight, undo)
+        names -= new
+    return fields, sorted(names)

@@ -14,10 +14,9 @@ from torch.utils.hooks import RemovableHandle
 from splince_fast._kernels.row_kernels import PackedFactors
 from splince_fast._runtime.torch_rows import erased_in_memory
 from splince_fast.nn import sites
-from splince_fast.nn.call_selections import CallSelections
 from splince_fast.nn.eraser import Eraser
-from splince_fast.nn.placeholder import Placeholder
-from splince_fast.nn.spec import Placement
+from splince_fast.nn.sites import Placement
+from splince_fast.nn.tokens import CallSelections
 
 _CPU = torch.device("cpu")
 
@@ -74,8 +73,7 @@ class SiteEraser:
     def _erase_rows(self, rows: Tensor) -> Tensor:
         """Erase the selected rows of a tensor (..., d) by the C kernel if possible, or by torch."""
         is_eager = not torch.compiler.is_compiling()
-        # The rows of a module that `fit_layers` skips have no values.
-        if is_eager and (not self._enabled or type(rows) is Placeholder):
+        if is_eager and not self._enabled:
             return rows
         mask = self.selections.current(self.name).mask_for(self.name, rows)
         erased = None
@@ -117,10 +115,7 @@ class SiteHook:
         return value
 
     def register(self, module: Module) -> None:
-        """Add the hook to a module, as the hook that runs nearest to the module.
-
-        It runs after all other hooks of the input, or before all other hooks of the output.
-        """
+        """Add the hook to a module, as the hook that runs nearest to the module."""
         if self.side == "input":
             self.handle = module.register_forward_pre_hook(self, with_kwargs=True)
         else:

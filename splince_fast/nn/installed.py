@@ -15,16 +15,12 @@ from splince_fast._solve.options import is_number
 from splince_fast.exceptions import InputError, NeverCalledError, NothingErasedWarning, SiteError
 from splince_fast.labels.names import listed
 from splince_fast.nn import running, sites
-from splince_fast.nn.call_selections import CallSelections
-from splince_fast.nn.eraser import Eraser, check_projection
+from splince_fast.nn.eraser import check_projection, eraser_for
 from splince_fast.nn.erasers import Erasers, read_erasers
 from splince_fast.nn.hooks import SiteEraser, SiteHook
-from splince_fast.nn.spec import CollectionSpec, Placement
-from splince_fast.nn.tokens import TokenRule
+from splince_fast.nn.sites import CollectionSpec, Placement
+from splince_fast.nn.tokens import CallSelections, TokenRule
 from splince_fast.projection import Projection
-
-# Number of frames that torch had compiled when compiled code was last discarded.
-_frames_at_reset = 0
 
 
 class Installed:
@@ -105,7 +101,7 @@ class Installed:
             self.remove()
             raise
         self._attached = True
-        _reset_compiled_code()
+        discard_compiled_code()
 
     def remove(self) -> None:
         """Remove the erasers of this installation; a second call does nothing."""
@@ -118,7 +114,7 @@ class Installed:
             eraser.selections.detach()
         if self._attached:
             self._attached = False
-            _reset_compiled_code()
+            discard_compiled_code()
 
     def check(self) -> None:
         """Raise NeverCalledError if a site did not run, or if other code removed a hook.
@@ -133,15 +129,12 @@ class Installed:
                     "install the erasers again, after that code"
                 )
         never_called = [e.name for _, e in self._erasers if not (e.n_calls or e.ran_compiled)]
-        if not never_called:
-            return
-        selections = self._erasers[0][1].selections
-        if selections.n_calls or selections.ran_compiled:
+        selections = self._erasers[0][1].selections if never_called else None
+        if selections and (selections.n_calls or selections.ran_compiled):
             raise NeverCalledError(
-                f"the model ran {selections.n_calls} times, but the sites {listed(never_called)} "
-                "never ran, so nothing was erased there. Likely causes: other code reads their "
-                "weights without calling them, or the calls take another path through the model. "
-                "Choose the modules that contain these sites"
+                f"the model ran, but the sites {listed(never_called)} never did, so nothing was "
+                "erased there: the calls take another path, or other code reads their weights; "
+                "choose the modules that contain them"
             )
 
     @contextmanager
@@ -176,16 +169,14 @@ class Installed:
             self.remove()
 
 
-def _reset_compiled_code() -> None:
-    """Discard compiled code, which does not run new hooks; the next call compiles again."""
-    global _frames_at_reset
-    dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is None:
-        return
-    frames = dynamo.utils.counters["frames"]["total"]
-    if frames != _frames_at_reset:  # code was compiled in the meantime
+def discard_compiled_code() -> None:
+    """Discard compiled code, which does not run hooks that it was compiled without.
+
+    Torch's counters of compiled frames leave out graphs of ``fullgraph=True``, so code is discarded
+    whether or not there is any, in 0.02 milliseconds if there is none.
+    """
+    if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
-        _frames_at_reset = frames
 
 
 def install(
@@ -251,6 +242,7 @@ def install(
     In patterns ``*``, ``?`` and ``[2-5]`` match within one part of a dotted name, ``**`` across
     dots. A second installation at a site is applied after the first. Installation and removal
     discard compiled code, which does not run new hooks; the next call compiles the model again.
+    The factors of an eraser have 64 bits in a model of float64, and 32 bits otherwise.
     ``output_hidden_states`` may return activations before erasing; :func:`collect` uses erased
     activations.
 
@@ -306,7 +298,9 @@ def install(
         for name, module in sites.find(model, at_site).items():
             check_projection(projection)
             with torch.inference_mode(False):  # inference tensors take no gradients
-                eraser = Eraser(projection if strength == 1 else projection.scaled(strength))
+                eraser = eraser_for(
+                    projection if strength == 1 else projection.scaled(strength), module, model
+                )
             _check_weight(name, module, eraser.n_features, placement.heads or 1)
             site_eraser = SiteEraser(name, eraser, selections, placement)
             for device in running.devices_of(module) or running.devices_of(model):

@@ -3,67 +3,56 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import pickle
+import sys
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from typing import Any, NamedTuple, NoReturn
+from functools import partial
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.utils._pytree import tree_leaves
 
+from splince_fast._runtime.progress import is_interactive
 from splince_fast._runtime.warn import warn
-from splince_fast.exceptions import (
-    InputError,
-    NothingErasedWarning,
-    OnePassWarning,
-    SiteError,
-    SplinceError,
-)
+from splince_fast.exceptions import InputError, NothingErasedWarning, OnePassWarning, SiteError
 from splince_fast.methods.table import Function
 from splince_fast.nn import running, sites
-from splince_fast.nn.activation_cache import (
-    ActivationCache,
-    CachePoint,
-    Trace,
-    cache_limit,
-    checksums,
-    choose_cache_points,
-    equal_checksums,
-)  # fmt: skip
-from splince_fast.nn.collected import Collected
-from splince_fast.nn.collection import Collector, Labels, label_keys, read_labels
+from splince_fast.nn.accumulate import free_memory
+from splince_fast.nn.collection import Collected, Collector, Labels, label_keys, read_labels
 from splince_fast.nn.erasers import Erasers, linear_part
 from splince_fast.nn.installed import Installed, install
-from splince_fast.nn.spec import Site
+from splince_fast.nn.sites import Site
 from splince_fast.nn.tokens import TokenRule
 from splince_fast.projection import Projection
 
+# A fit that takes longer is forecast after its first pass.
+_FORECAST_SECONDS = 60.0
 
-class _RepeatedBatches:
-    """Batches that are read once per site.
 
-    Raises InputError if a later pass has another number of batches, or other labels in the first
-    batch.
-    """
+class _Batches:
+    """Batches that are read once per site, with the number of the batch that is being read."""
 
     def __init__(self, batches: Iterable[object], labels: Labels) -> None:
         if iter(batches) is batches:
             raise InputError(
-                "batches is an iterator, and every site needs its own pass; pass a list, a "
-                "DataLoader without shuffling, or text_batches(...)"
+                "batches is an iterator, and every site needs its own pass; pass a list, or a "
+                "DataLoader without shuffling"
             )
+        self.number = 0
         self._batches, self._labels = batches, labels
-        # number of batches, and digest of the labels of the first batch
-        self._first_pass: tuple[int, str] | None = None
+        self._first_pass: tuple[int, str] | None = None  # number of batches, digest of labels
 
     def __iter__(self) -> Iterator[Any]:
         count, digest = 0, ""
         for batch in self._batches:
+            self.number = count
             if not count:
                 digest = _digest(read_labels(batch, self._labels))
                 if self._first_pass is not None and digest != self._first_pass[1]:
@@ -73,6 +62,13 @@ class _RepeatedBatches:
         if self._first_pass is not None and count != self._first_pass[0]:
             self._raise_changed(f"{count} batches instead of {self._first_pass[0]}")
         self._first_pass = (count, digest)
+
+    def first(self) -> Any:
+        """Return the first batch."""
+        self.number = 0
+        for batch in self._batches:
+            return batch
+        raise InputError("batches is empty; a generator is empty when it is read a second time")
 
     def _raise_changed(self, change: str) -> NoReturn:
         raise InputError(
@@ -92,14 +88,126 @@ def _digest(labels: dict[str, Any]) -> str:
 
 
 def _variables(names: object) -> list[str]:
-    """Return the names of the variables in ``erase=`` or ``keep=``.
-
-    A joint variable, a tuple of names, contributes each of its names.
-    """
+    """Return the names of variables in ``erase=`` or ``keep=``, and those in joint variables."""
     if isinstance(names, str):
         return [names]
     nested = names if isinstance(names, list | tuple) else ()
     return [name for entry in nested for name in _variables(entry)]
+
+
+class _Sequence:
+    """Blocks of a model that are a plain sequence: each reads the output of the one before it.
+
+    The output of one block is kept for every batch in which the first pass saw this, and the next
+    pass begins there: the blocks up to it return the kept output and do not run. Outputs take at
+    most a quarter of the free memory; other batches run from the beginning.
+    """
+
+    def __init__(self, model: Module, batches: _Batches, names: Iterable[str]) -> None:
+        """Choose the list of blocks with most of the sites `names`; without sites, no blocks."""
+        self._batches = batches
+        n_inside: dict[str, int] = {}
+        modules = sites.named_modules(model)
+        for name, module in modules.items():
+            if isinstance(module, torch.nn.ModuleList | torch.nn.Sequential):
+                prefix = f"{name}." if name else ""
+                n_inside[prefix] = sum(site.startswith(prefix) for site in names)
+        self._prefix = max(n_inside, key=lambda prefix: n_inside[prefix], default="")
+        has_sites = n_inside.get(self._prefix, 0) > 0
+        self._blocks = list(modules[self._prefix[:-1]].children()) if has_sites else []
+        is_scripted = any(isinstance(block, torch.jit.ScriptModule) for block in self._blocks)
+        if is_scripted or len(self._blocks) < len(modules[self._prefix[:-1]]._modules):
+            self._blocks = []  # a module that occurs twice, or that takes no other forward
+        self._keep: int | None = None  # index of the block whose output this pass keeps
+        self._is_first_pass = True
+        self._ran: list[int] = []  # blocks that ran in this batch
+        self._last_output: Tensor | None = None
+        self._is_chain = True
+        self._is_sequence: set[int] = set()  # numbers of batches
+        # By number of a batch: index of a block, its output, and the versions of its tensors.
+        self.kept: dict[int, tuple[int, Any, list[int]]] = {}
+        free = free_memory(running.device_of(model))
+        self._budget = 0 if free is None else free // 4
+
+    def block_of(self, name: str, side: str) -> int | None:
+        """Return the last block whose own output no eraser of the site `name` changes."""
+        index = name.removeprefix(self._prefix).partition(".")
+        if not name.startswith(self._prefix) or not index[0].isdigit():
+            return None
+        is_output = not index[2] and side == "output"
+        return int(index[0]) - (not is_output)
+
+    @contextmanager
+    def passing(self, keep: int | None) -> Iterator[None]:
+        """Replace the forward methods of the blocks for a pass that keeps the output of one."""
+        self._keep = keep
+        originals = [(block, block.__dict__.get("forward")) for block in self._blocks]
+        try:
+            for i, block in enumerate(self._blocks):
+                block.forward = partial(self._run, i, block.forward)
+            yield
+        finally:
+            for block, original in originals:
+                del block.forward
+                if original is not None:
+                    block.forward = original
+        self._is_first_pass = False
+
+    def begin_batch(self) -> None:
+        """Forget the blocks that ran; discard a kept output that the model has changed in place."""
+        self._ran, self._last_output, self._is_chain = [], None, True
+        kept = self.kept.get(self._batches.number)
+        if kept is not None and _versions(kept[1]) != kept[2]:
+            self._is_sequence.discard(self._batches.number)
+            del self.kept[self._batches.number]
+
+    def end_batch(self) -> None:
+        """Record whether the blocks of a complete call were a plain sequence."""
+        if self._is_chain and self._ran == list(range(len(self._blocks))):
+            self._is_sequence.add(self._batches.number)
+        else:
+            self.kept.pop(self._batches.number, None)
+
+    def forget(self) -> None:
+        """Let every pass begin at the beginning."""
+        self.kept, self._is_sequence, self._is_first_pass = {}, set(), False
+
+    def _run(self, i: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a block, unless the output that is kept for the batch stands for its own."""
+        number = self._batches.number
+        if number in self.kept and i <= self.kept[number][0]:
+            return self.kept[number][1]
+        if self._is_first_pass:
+            self._ran.append(i)
+            with suppress(SiteError):
+                key = sites.pick_input("", args, kwargs)
+                value = args[key] if isinstance(key, int) else kwargs[key]
+                self._is_chain &= i == 0 or value is self._last_output
+        output = forward(*args, **kwargs)
+        if self._is_first_pass:
+            self._last_output = None
+            with suppress(SiteError):
+                self._last_output = sites.pick("", output, None)[0]
+        if i == self._keep and (self._is_first_pass or number in self._is_sequence):
+            self._store(number, i, output)
+        return output
+
+    def _store(self, number: int, i: int, output: Any) -> None:
+        versions = _versions(output)
+        nbytes = sum(leaf.nbytes for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
+        used = nbytes if number not in self.kept else 0
+        if versions is not None and used <= self._budget:
+            self._budget -= used
+            self.kept[number] = i, output, versions
+
+
+def _versions(output: object) -> list[int] | None:
+    """Return the versions of the tensors in an output; None if it holds other objects."""
+    leaves = tree_leaves(output)
+    if not all(leaf is None or (isinstance(leaf, Tensor) and not leaf.is_inference())
+               for leaf in leaves):  # fmt: skip
+        return None
+    return [leaf._version for leaf in leaves if leaf is not None]
 
 
 def fit_layers(
@@ -123,15 +231,17 @@ def fit_layers(
     device: object = "model",
     progress: bool | None = None,
     on_infeasible: str | None = None,
-    memory: int | None = None,
+    for_fold: bool = False,
     bias: str = "keep",
     **moments: object,
 ) -> Erasers:
     """Fit erasers at several sites that remain exact when all are installed.
 
     In the order in which the sites run, each eraser is fitted on activations with all earlier
-    erasers installed. Each site takes one pass over the data, which ends at this site and, as far
-    as `memory` allows, starts at the previous site. Afterwards no eraser is installed.
+    erasers installed. Each site takes one pass over the data. Where the model is a plain sequence
+    of modules, a pass ends at its site, and begins at the module where the last one ended, whose
+    outputs are kept in at most a quarter of the free memory of the device; other hooks inside of
+    the modules before it do not run. Afterwards no eraser is installed.
 
     Parameters
     ----------
@@ -153,13 +263,9 @@ def fit_layers(
         As for :func:`collect`.
     on_infeasible : {"raise", "drop"}, optional
         Passed to the method.
-    memory : int, optional
-        Memory in bytes for cached outputs of the module at which the next pass starts; by default a
-        quarter of the free memory of the device. Batches that do not fit run from the start of the
-        model; with 0 all batches do. The result does not depend on `memory`. Other hooks on
-        skipped modules receive tensors without values or do not run: pass 0 if the model has such
-        hooks, or if its modules exchange values by objects other than inputs, outputs and
-        attributes that are tensors, numbers or strings.
+    for_fold : bool
+        Choose ``apply_to="all"`` and ``bias="drop"``, with which :func:`fold` can merge the erasers
+        into layers without a bias.
     bias : {"keep", "drop"}
         "drop" leaves the mean out of every eraser, ``x - left right^T x``, so that :func:`fold` can
         be used for linear layers without a bias. Later sites are fitted with these erasers
@@ -176,8 +282,7 @@ def fit_layers(
     ------
     InputError
         `batches` can be read only once, or a later pass has another number of batches or other
-        labels in the first batch; `apply_to` is invalid, or is missing for ``tokens="mean"``;
-        `bias` is invalid.
+        labels in the first batch; `apply_to`, `bias` or `for_fold` is invalid.
     InfeasibleError
         As for the method; the message names the site.
     SiteError, NeverCalledError, NotEnoughMemoryError, NonFiniteError, LabelError
@@ -203,6 +308,13 @@ def fit_layers(
     >>> list(erasers), erasers.sequential
     (['0', '2'], True)
     """
+    if for_fold:
+        if apply_to not in (None, "all"):
+            raise InputError(
+                f"for_fold=True erases at every token, and apply_to is {apply_to!r}: folded "
+                "weights do not depend on positions. Leave one of the two out"
+            )
+        apply_to, bias = "all", "drop"
     if bias not in ("keep", "drop"):
         raise InputError(f"bias is {bias!r}; it must be 'keep' or 'drop'")
     running.check_inputs(batches, forward)
@@ -210,63 +322,21 @@ def fit_layers(
     options = {} if on_infeasible is None else {"on_infeasible": on_infeasible}
     if labels is None:
         labels = list(dict.fromkeys((*_variables(erase), *_variables(keep))))
-    repeated = _RepeatedBatches(batches, labels)
+    repeated = _Batches(batches, labels)
     collector = Collector.of(
         inner, at, labels=labels, tokens=tokens, side=side, feature_dim=feature_dim, output=output,
         heads=heads, weight=weight, skip_ids=skip_ids, device=device, options=moments,
     )  # fmt: skip
     if apply_to is not None:
         TokenRule.of(apply_to)
-    plan = _plan_passes(inner, batches, collector, forward, memory)
-    if tokens == "mean" and apply_to is None:
-        raise InputError(
-            "tokens='mean' selects no token that an eraser could change; pass apply_to=, the "
-            "rule for the tokens to change ('all' is the usual choice), or choose other tokens"
-        )
-    cache = ActivationCache(plan.cache_limit)
-
-    repeating_batches: dict[str, Any] = {}  # by site, a batch in which the site runs repeatedly
-
-    def watched_batches(name: str) -> Iterator[Any]:
-        for batch in cache.number_batches(repeated):
-            yield batch
-            if collector.early_stop.calls[name] > 1:
-                repeating_batches.setdefault(name, batch)
-
-    def collect_site(
-        name: str, start_point: CachePoint | None, store_point: CachePoint | None
-    ) -> Collected:
-        site_collector = replace(collector, modules={name: collector.modules[name]})
-
-        def check_site(value: object) -> None:
-            cache.check_site(sites.pick_rows(name, value, collector.placement)[0])
-
-        with ExitStack() as stack:
-            if plan.cache_limit:
-                hook = sites.add_hook(
-                    name, collector.modules[name], collector.placement.side, check_site
-                )
-                stack.callback(hook.remove)
-                stack.enter_context(cache.pass_scope(start_point, store_point))
-            return site_collector.run(inner, watched_batches(name), forward, progress)
-
+    passes = _Passes(inner, repeated, collector, forward, progress)
     projections: dict[str, Projection] = {}
     fitted_sites: list[Site] = []
     installed: Installed | None = None
-    start_point: CachePoint | None = None
     applied_rule: object = None
     try:
-        for name, store_point in zip(plan.order, [*plan.cache_points, None], strict=True):
-            try:
-                collected = collect_site(name, start_point, store_point)
-            except Exception as error:
-                if start_point is None or isinstance(error, SplinceError):
-                    raise
-                # Code that receives placeholders may raise any error. Without the cache no module
-                # is skipped, so that a second error has another cause.
-                cache = ActivationCache(0)
-                collected = collect_site(name, None, None)
-            start_point = store_point
+        for name in passes.order:
+            collected = passes.collect(name)
             applied_rule = collected.tokens if applied_rule is None else applied_rule
             if apply_to is None and collected.tokens != applied_rule:
                 raise SiteError(
@@ -278,8 +348,8 @@ def fit_layers(
             ((site, projection),) = collected._fit(method, erase, keep, options, erased_before)
             projections[site.name] = linear_part(projection) if bias == "drop" else projection
             fitted_sites.append(site)
-            if projection.rank and name in repeating_batches:
-                _check_repetition(inner, name, repeating_batches[name], collector, forward)
+            if projection.rank and name in passes.repeating:
+                passes.check_repetition(name)
             spec = replace(collected.recipe, apply_to=apply_to, bias=bias)
             erasers = Erasers(projections, fitted_sites, spec, sequential=True)
             if installed is not None:
@@ -293,71 +363,146 @@ def fit_layers(
     return erasers
 
 
-def _check_repetition(
-    model: Module, name: str, batch: object, collector: Collector, forward: Any
-) -> None:
-    """Warn if a site, on a batch in which it runs repeatedly, depends on its own earlier outputs.
+class _Passes:
+    """Passes over the data, one per site.
 
-    The model runs on the batch twice, the second time with zeros as activations at the site. The
-    activations before they are replaced are compared.
+    The first pass runs every batch to its end, and counts the calls of all sites. Where a site ran
+    once, later passes over a batch end at it.
     """
-    inputs = running.batch_to(batch, running.device_of(model))
-    module, placement = collector.modules[name], collector.placement
-    runs: list[list[Any]] = []
 
-    def observe(value: object) -> object:
-        rows = sites.pick_rows(name, value, placement)[0]
-        runs[-1].append(checksums(rows))
-        if len(runs) == 1:
-            return None
-        return sites.replace_rows(name, value, placement, rows.shape[-1], torch.zeros_like)
+    def __init__(
+        self,
+        model: Module,
+        batches: _Batches,
+        collector: Collector,
+        forward: Any,
+        progress: bool | None,
+    ) -> None:
+        self._model, self._batches, self._collector = model, batches, collector
+        self._forward, self._progress = forward, progress
+        self._device = running.device_of(model)
+        self._keys = label_keys(collector.labels)
+        self._calls: list[dict[str, int]] = []  # number of calls of the sites, by batch
+        self.repeating: dict[str, Any] = {}  # by site, a batch in which it runs several times
+        self._may_stop = running.may_stop_early(model, forward)
+        self._sequence = _Sequence(model, batches, collector.modules if self._may_stop else ())
+        self.order = self._order()
 
-    with running.evaluating(model), ExitStack() as stack:
-        stack.callback(sites.add_hook(name, module, placement.side, observe).remove)
-        with suppress(Exception):  # a model may raise any error for activations of zero
-            for _ in range(2):
-                runs.append([])
-                running.call(model, inputs, label_keys(collector.labels), forward)
-            if len(runs[0]) == len(runs[1]) and all(map(equal_checksums, *runs)):
-                return
-    warn(
-        f"the site {name!r} runs several times per batch, and its later activations depend on its "
-        "earlier ones, as in layers with shared weights. The eraser was fitted on activations "
-        "without itself and may leave part of the concept when it is installed: call collect with "
-        "the erasers installed to measure it, or choose sites that run once",
-        OnePassWarning,
-    )
+    def _call(self, batch: object) -> None:
+        inputs = running.batch_to(batch, self._device)
+        running.call(self._model, inputs, self._keys, self._forward)
 
+    def _order(self) -> list[str]:
+        """Return the sites in the order in which they run on the first batch."""
+        with running.evaluating(self._model), self._counting():
+            self._calls.append({})
+            self._call(self._batches.first())
+        ran = list(self._calls.pop())
+        return ran + [name for name in self._collector.modules if name not in ran]
 
-class _PassPlan(NamedTuple):
-    """Sites in the order in which they run, and the cache points at which passes start."""
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        """Count the calls of all sites, in the last entry of `_calls`."""
 
-    order: list[str]
-    cache_points: list[CachePoint | None]  # one per site but the first
-    cache_limit: int
+        def count(name: str, *_: object) -> None:
+            self._calls[-1][name] = self._calls[-1].get(name, 0) + 1
 
+        with ExitStack() as stack:
+            for name, module in self._collector.modules.items():
+                hook = module.register_forward_hook(partial(count, name))
+                stack.callback(hook.remove)
+            yield
 
-def _plan_passes(
-    model: Module, batches: Iterable[Any], collector: Collector, forward: Any, memory: int | None
-) -> _PassPlan:
-    """Return the plan of all passes; the model runs on the first batch to make it."""
-    device = running.device_of(model)
-    modules, placement = collector.modules, collector.placement
-    no_points: list[CachePoint | None] = [None] * (len(modules) - 1)
-    first_batches = list(itertools.islice(batches, 1))
-    if not first_batches:  # empty batches: the pass of the first site raises the error
-        return _PassPlan(list(modules), no_points, 0)
-    batch = running.batch_to(first_batches[0], device)
+    def _first_pass(self) -> Iterator[Any]:
+        for batch in self._batches:
+            self._calls.append({})
+            self._sequence.begin_batch()
+            yield batch
+            self._sequence.end_batch()
+            for name, n_calls in self._calls[-1].items():
+                if n_calls > 1:
+                    self.repeating.setdefault(name, batch)
 
-    def call() -> object:
-        return running.call(model, batch, label_keys(collector.labels), forward)
+    def _later_pass(self) -> Iterator[Any]:
+        for batch in self._batches:
+            self._sequence.begin_batch()
+            yield batch
 
-    limit = cache_limit(memory, device) if running.may_stop_early(model, forward) else 0
-    with running.evaluating(model):
-        trace = Trace.of(model, call, modules, placement)
-        collector.early_stop.record(first_batches[0], trace.calls)
-        points = no_points
-        if limit and len(trace.order) == len(modules) > 1 and not trace.changes_state:
-            points = choose_cache_points(model, call, trace, modules, placement, limit)
-    order = trace.order + [name for name in modules if name not in trace.order]
-    return _PassPlan(order, points, limit)
+    def collect(self, name: str) -> Collected:
+        """Return the moments of a site."""
+        is_first, start = not self._calls, time.monotonic()
+        once: set[int] = set()
+        if not is_first:
+            if name in self.repeating or not self._may_begin_later(name):
+                self._sequence.forget()
+            if self._may_stop:
+                once = {i for i, calls in enumerate(self._calls) if calls.get(name) == 1}
+        modules = {name: self._collector.modules[name]}
+        collector = replace(self._collector, modules=modules, stop_in=once)
+        keep = self._sequence.block_of(name, collector.placement.side)
+        with ExitStack() as stack:
+            stack.enter_context(self._sequence.passing(keep))
+            if is_first:
+                stack.enter_context(self._counting())
+            batches = self._first_pass() if is_first else self._later_pass()
+            collected = collector.run(self._model, batches, self._forward, self._progress)
+        seconds = (time.monotonic() - start) * len(self.order)
+        is_log = self._progress is None and sys.stderr is not None and not is_interactive()
+        if is_first and is_log and seconds > _FORECAST_SECONDS:
+            text = f"fit_layers: at most {seconds / 60:.0f} minutes for {len(self.order)} sites"
+            print(text, file=sys.stderr, flush=True)
+        return collected
+
+    def _may_begin_later(self, name: str) -> bool:
+        """Return whether a site has the same rows if the first batch begins at the kept output."""
+        if not self._sequence.kept:
+            return True
+        batch = self._batches.first()
+        self._sequence.begin_batch()
+        rows: list[Tensor] = []
+
+        def stop(value: object) -> None:
+            rows.append(sites.pick_rows(name, value, self._collector.placement)[0].clone())
+            raise running.StopForward
+
+        module, side = self._collector.modules[name], self._collector.placement.side
+        with running.evaluating(self._model), ExitStack() as stack:
+            stack.callback(sites.add_hook(name, module, side, stop).remove)
+            # A module that exchanges values with skipped ones may raise any error.
+            with suppress(running.StopForward):
+                self._call(batch)
+            with suppress(Exception), self._sequence.passing(None):
+                self._call(batch)
+        return len(rows) == 2 and torch.equal(*rows)
+
+    def check_repetition(self, name: str) -> None:
+        """Warn if a site that runs repeatedly depends on its own earlier outputs.
+
+        The model runs twice on a batch, the second time with zeros as activations at the site. The
+        activations before they are replaced are compared.
+        """
+        module, placement = self._collector.modules[name], self._collector.placement
+        runs: list[list[Tensor]] = []
+
+        def observe(value: object) -> object:
+            rows = sites.pick_rows(name, value, placement)[0]
+            runs[-1].append(rows.clone())
+            if len(runs) == 1:
+                return None
+            return sites.replace_rows(name, value, placement, rows.shape[-1], torch.zeros_like)
+
+        with running.evaluating(self._model), ExitStack() as stack:
+            stack.callback(sites.add_hook(name, module, placement.side, observe).remove)
+            with suppress(Exception):  # a model may raise any error for activations of zero
+                for _ in range(2):
+                    runs.append([])
+                    self._call(self.repeating[name])
+                if len(runs[0]) == len(runs[1]) and all(map(torch.equal, *runs)):
+                    return
+        warn(
+            f"the site {name!r} runs several times per batch, and its later activations depend on "
+            "its earlier ones, as in layers with shared weights. The eraser was fitted on "
+            "activations without itself and may leave part of the concept when it is installed: "
+            "call collect with the erasers installed to measure it, or choose sites that run once",
+            OnePassWarning,
+        )

@@ -66,11 +66,7 @@ def evaluating(model: Module) -> Iterator[None]:
 
 
 def may_stop_early(model: Module, forward: Callable[..., object] | None) -> bool:
-    """Return whether a forward pass may end after the last site.
-
-    The result is False if the user passes a function `forward` to run the model, or if hooks of
-    accelerate or FSDP need a complete pass.
-    """
+    """Return whether a forward pass may end after the last site."""
     if forward is not None:
         return False
     return not any(
@@ -84,8 +80,7 @@ def check_inputs(batches: object, forward: object, name: str = "batches") -> Non
     is_iterable = isinstance(batches, Iterable) or hasattr(type(batches), "__len__")
     if not is_iterable or isinstance(batches, str | bytes):
         raise InputError(
-            f"{name} is {batches!r}; pass the batches themselves, such as a list, a DataLoader or "
-            "text_batches(...)"
+            f"{name} is {batches!r}; pass the batches themselves, such as a list or a DataLoader"
         )
     if forward is not None and not callable(forward):
         raise InputError(f"forward is {forward!r}; it must be a function of model and batch")
@@ -130,11 +125,7 @@ def _call(
 
 
 def _positional(model: Module, batch: Sequence[object]) -> Sequence[object]:
-    """Return the positional arguments in a batch.
-
-    Returns only the inputs of a pair (inputs, labels) if the model has one parameter. Raises
-    InputError if the batch has more entries than the model has parameters.
-    """
+    """Return the positional arguments in a batch."""
     n_positional = parameters_of(model).n_positional
     if len(batch) <= n_positional:
         return batch

@@ -1,24 +1,25 @@
-"""Selection of modules by name, and of tensors in the input or output of a module."""
+"""Sites of a model: modules by name, tensors in their inputs and outputs, and results by site."""
 
 from __future__ import annotations
 
 import copy
 import difflib
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
+from splince_fast._runtime import files
 from splince_fast._runtime.keywords import described_type
 from splince_fast._solve.options import is_integer
 from splince_fast.exceptions import InputError, SiteError
 from splince_fast.labels.names import listed
-from splince_fast.nn.spec import Placement
 
 Key = int | str | None
 
@@ -26,10 +27,13 @@ Key = int | str | None
 # called "module".
 _INFIXES = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _PARALLEL = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
-_PEFT_PREFIX = "base_model.model."
-_HAS_INFIX = re.compile("|".join(("module", *_INFIXES, re.escape(_PEFT_PREFIX))))
+_HAS_INFIX = re.compile("|".join(("module", "base_model", *_INFIXES)))
 # Names of the input of a module that receives its input by keyword, in order of preference.
 _INPUT_KEYWORDS = ("hidden_states", "input", "x")
+_NUMBERS = re.compile(r"\[(\d+)-(\d+)\]")  # brackets with numbers of several digits are no pattern
+
+
+# -- modules -------------------------------------------------------------------------------
 
 
 def named_modules(model: Module) -> dict[str, Module]:
@@ -44,38 +48,50 @@ def named_modules(model: Module) -> dict[str, Module]:
 
 
 def clean_names(model: Module) -> Iterator[tuple[str, Module]]:
-    """Yield the modules of a model with their names, without the parts that wrappers insert.
-
-    The name of a wrapper occurs again with the module that it wraps. A name keeps these parts if
-    another module has the name without them.
-    """
+    """Yield the modules of a model with their names, without the parts that wrappers insert."""
     modules = dict(model.named_modules(remove_duplicate=False))
+    for name, clean in _clean_by_name(modules).items():
+        yield clean, modules[name]
+
+
+def _clean_by_name(modules: Mapping[str, Module]) -> dict[str, str]:
+    """Return each name without the parts that wrappers insert, unless another module has it."""
     clean = {
         name: _without_infixes(name, modules) if _HAS_INFIX.search(name) else name
         for name in modules
     }
-    for name, module in modules.items():
-        new = clean[name]
-        is_taken = new != name and clean.get(new) == new and new not in ("", *prefixes(name))
-        yield (name if is_taken else new), module
+    return {
+        name: name
+        if new != name and clean.get(new) == new and new not in ("", *prefixes(name))
+        else new
+        for name, new in clean.items()
+    }
 
 
 def _without_infixes(name: str, modules: Mapping[str, Module]) -> str:
     """Return the name of one of `modules` without the parts that wrappers insert.
 
     A submodule ``module`` is a wrapped module in the parallel wrappers of torch, and if it is the
-    only submodule of the outermost module.
+    only submodule of the outermost module. PEFT wraps a model as ``base_model``, and adapters of
+    weights wrap it once more as ``model``.
     """
     kept: list[str] = []
-    parent = ""
+    parent, previous = "", ""
     for part in name.split("."):
-        is_only = not kept and len(modules[parent]._modules) == 1
-        is_infix = part in _INFIXES or (
-            part == "module" and (is_only or isinstance(modules[parent], _PARALLEL))
+        outer = modules[parent]
+        is_only = not kept and len(outer._modules) == 1
+        is_infix = (
+            part in _INFIXES
+            or (part == "module" and (is_only or isinstance(outer, _PARALLEL)))
+            or (
+                not kept
+                and type(outer).__module__.startswith("peft.")
+                and (part == "base_model" or (part, previous) == ("model", "base_model"))
+            )
         )
         kept += [] if is_infix else [part]
-        parent = f"{parent}.{part}" if parent else part
-    return ".".join(kept).removeprefix(_PEFT_PREFIX)
+        parent, previous = f"{parent}.{part}" if parent else part, part
+    return ".".join(kept)
 
 
 def find(model: Module, at: str | Module | Iterable[str | Module]) -> dict[str, Module]:
@@ -87,11 +103,15 @@ def find(model: Module, at: str | Module | Iterable[str | Module]) -> dict[str, 
     """
     if not isinstance(model, Module):
         raise SiteError(f"model is {described_type(model)}; it must be a torch.nn.Module")
-    modules = named_modules(model)
+    all_modules = dict(model.named_modules(remove_duplicate=False))
+    clean = _clean_by_name(all_modules)
+    modules: dict[str, Module] = {}
+    for name, module in all_modules.items():
+        modules.setdefault(clean[name], module)
     sites = list(at) if isinstance(at, Iterable) and not isinstance(at, str | Module) else [at]
     if not sites:
         raise SiteError("at names no site; pass a dotted name, a pattern, or a list of them")
-    selected = {name for site in sites for name in _matching(modules, site)}
+    selected = {name for site in sites for name in _matching(modules, clean, site)}
     unique: dict[int, str] = {}
     for name, module in modules.items():
         if name in selected:
@@ -100,7 +120,7 @@ def find(model: Module, at: str | Module | Iterable[str | Module]) -> dict[str, 
     return {name: modules[name] for name in unique.values()}
 
 
-def _matching(modules: Mapping[str, Module], site: object) -> list[str]:
+def _matching(modules: Mapping[str, Module], clean: Mapping[str, str], site: object) -> list[str]:
     """Return the names of the modules that one entry of `at` selects."""
     if isinstance(site, Module):
         matches = [name for name, module in modules.items() if module is site][:1]
@@ -114,8 +134,9 @@ def _matching(modules: Mapping[str, Module], site: object) -> list[str]:
         raise SiteError(
             f"at holds {site!r}; a site is a dotted name, a pattern, or a module of the model"
         )
-    pattern = re.compile(_regex(site))
+    pattern = _pattern(site)
     matches = [name for name in modules if pattern.fullmatch(name)]
+    matches = matches or [new for name, new in clean.items() if pattern.fullmatch(name)]
     if not matches:
         names = [name for name in modules if name]
         nearest = listed(difflib.get_close_matches(site, names, n=3, cutoff=0.0))
@@ -130,10 +151,19 @@ def _matching(modules: Mapping[str, Module], site: object) -> list[str]:
     return matches
 
 
-def _regex(pattern: str) -> str:
-    """Translate a pattern of names to a regular expression."""
+def _pattern(site: str) -> re.Pattern[str]:
+    """Compile a pattern of names; raise SiteError if its brackets do not hold characters."""
+    for numbers in _NUMBERS.finditer(site):
+        first, last = map(int, numbers.groups())
+        if max(first, last) > 9:
+            names = [f"{site[: numbers.start()]}{i}{site[numbers.end() :]}"
+                     for i in range(first, last + 1)]  # fmt: skip
+            raise SiteError(
+                f"{site!r} is no pattern: brackets stand for one character, as in '[2-5]'; for the "
+                f"numbers {first} to {last} pass the list {names}"
+            )
     parts = []
-    for token in re.findall(r"\*\*\.?|\*|\?|\[[^\]]*\]|[^*?\[]+|\[", pattern):
+    for token in re.findall(r"\*\*\.?|\*|\?|\[[^\]]*\]|[^*?\[]+|\[", site):
         if token == "**.":
             parts.append(r"(?:.*\.)?")
         elif token == "**":
@@ -147,7 +177,13 @@ def _regex(pattern: str) -> str:
             parts.append(f"[{'^' + characters[1:] if characters.startswith('!') else characters}]")
         else:
             parts.append(re.escape(token))
-    return "".join(parts)
+    try:
+        return re.compile("".join(parts))
+    except re.error as error:
+        raise SiteError(
+            f"{site!r} is no pattern ({error}): brackets hold single characters or ranges of them, "
+            "as in '[2-5]'"
+        ) from error
 
 
 def _check_called(model: Module, modules: Mapping[str, Module], name: str) -> None:
@@ -189,6 +225,36 @@ def prefixes(name: str) -> Iterator[str]:
 
 
 # -- tensors -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Side, feature axis and element that select the tensor of a module to collect or to erase."""
+
+    side: str = "output"
+    feature_dim: int = -1
+    output: int | str | None = None
+    heads: int | None = None  # number of attention heads, each with its own eraser
+
+    @classmethod
+    def of(
+        cls, side: str, feature_dim: int, output: int | str | None, heads: int | None = None
+    ) -> Placement:
+        """Return the placement for arguments of :func:`collect`; raise InputError if invalid."""
+        if side not in ("input", "output"):
+            raise InputError(f"side is {side!r}; it must be 'input' or 'output'")
+        if not is_integer(feature_dim):
+            raise InputError(f"feature_dim is {feature_dim!r}; it must be the number of an axis")
+        if output is not None and (
+            side == "input" or not (is_integer(output) or isinstance(output, str))
+        ):
+            raise InputError(
+                f"output is {output!r}; it must be the index or the name of an element of the "
+                "module's output, and side must be 'output'"
+            )
+        if heads is not None and feature_dim != -1:
+            raise InputError("heads= splits the last axis; leave feature_dim at -1")
+        return cls(side, feature_dim, output, heads)
 
 
 def is_row_tensor(value: object) -> bool:
@@ -287,10 +353,7 @@ def put(output: Any, key: Key, tensor: Tensor) -> Any:
 
 
 def pick_input(name: str, args: tuple[object, ...], kwargs: Mapping[str, Any]) -> int | str:
-    """Return the position or keyword of the argument that is the input of a module.
-
-    Raises SiteError if several arguments could be the input, or none.
-    """
+    """Return the position or keyword of the argument that is the input of a module."""
     if args and is_row_tensor(args[0]):
         return 0
     floating = [key for key, value in kwargs.items() if is_row_tensor(value)]
@@ -308,11 +371,7 @@ def pick_input(name: str, args: tuple[object, ...], kwargs: Mapping[str, Any]) -
 def on_input(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any], function: Callable[[Any], Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Call a function with the input of a module, and replace the input by its result.
-
-    Returns the positional and keyword arguments with the new input, or None if the function returns
-    None.
-    """
+    """Call a function with the input of a module, and replace the input by its result."""
     key = pick_input(name, args, kwargs)
     value = function(args[key] if isinstance(key, int) else kwargs[key])
     if value is None:
@@ -325,10 +384,7 @@ def on_input(
 def add_hook(
     name: str, module: Module, side: str, function: Callable[[Any], Any]
 ) -> RemovableHandle:
-    """Add a hook that calls a function with the output or the input of a module.
-
-    The result of the function replaces the output or the input, unless the result is None.
-    """
+    """Add a hook that calls a function with the output or the input of a module."""
     if side == "input":
         return module.register_forward_pre_hook(
             lambda module, args, kwargs: on_input(name, args, kwargs, function), with_kwargs=True
@@ -342,11 +398,7 @@ def add_hook(
 def pick_rows(
     name: str, value: object, placement: Placement, width: int | None = None
 ) -> tuple[Tensor, Tensor, Key]:
-    """Return the rows (..., d) of a site, their tensor in `value`, and its index or field.
-
-    The rows are the tensor with merged heads and with the feature axis last. Raises SiteError if
-    the rows have another width than `width`, unless `width` is None.
-    """
+    """Return the rows (..., d) of a site, their tensor in `value`, and its index or field."""
     axis, heads = placement.feature_dim, placement.heads
     tensor, key = pick(name, value, placement.output, axis)
     rows = tensor if heads is None else merge_heads(name, tensor, heads)
@@ -372,10 +424,7 @@ def replace_rows(
 
 
 def check_width(name: str, x: Tensor, feature_dim: int, width: int | None) -> None:
-    """Raise SiteError unless the axis `feature_dim` exists and has size `width`.
-
-    If `width` is None, any size is valid. Raises SiteError for a nested tensor, which has no shape.
-    """
+    """Raise SiteError unless the axis `feature_dim` exists and has size `width`."""
     if x.is_nested:
         raise SiteError(
             f"the site {name!r} has a nested tensor, which has no shape. The likely cause is "
@@ -394,10 +443,7 @@ def check_width(name: str, x: Tensor, feature_dim: int, width: int | None) -> No
 
 
 def number_of_heads(model: Module, heads: object) -> int | None:
-    """Return the number of heads; a string names an attribute of the model's configuration.
-
-    Raises InputError unless the number is a positive integer or None.
-    """
+    """Return the number of heads; a string names an attribute of the model's configuration."""
     number = heads
     if isinstance(heads, str):
         config: Any = getattr(model, "config", None)
@@ -414,11 +460,7 @@ def number_of_heads(model: Module, heads: object) -> int | None:
 
 
 def merge_heads(name: str, x: Tensor, heads: int) -> Tensor:
-    """Reshape a tensor (B, T, heads, width) to (B, T, heads * width).
-
-    Tensors with another number of axes are returned unchanged. Raises SiteError if a tensor with
-    four axes has another number of heads, or if another last axis is not a multiple of `heads`.
-    """
+    """Reshape a tensor (B, T, heads, width) to (B, T, heads * width)."""
     if x.ndim == 4 and x.shape[-2] == heads:
         return x.reshape(*x.shape[:-2], -1)
     if x.ndim == 4 or x.ndim == 0 or x.shape[-1] % heads:
@@ -443,3 +485,190 @@ def describe(value: object) -> str:
 def in_backward() -> bool:
     """Return whether a backward pass is running, during which checkpoints run modules again."""
     return bool(torch._C._current_graph_task_id() != -1)
+
+
+# -- results by site -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Site:
+    """A module at which activations were collected.
+
+    Attributes
+    ----------
+    name : str
+        Dotted name without the infixes of wrappers.
+    module_class : str
+        Class name of the module.
+    width : int
+        Number of features; 0 if no row was collected.
+    calls : int
+        Number of calls of the module.
+    """
+
+    name: str
+    module_class: str
+    width: int
+    calls: int
+
+
+@dataclass(frozen=True)
+class CollectionSpec:
+    """Placement, tokens and weights of a collection, and the tokens that its erasers change."""
+
+    placement: Placement = Placement()
+    tokens: Any = "all"  # rule for the collected tokens
+    skip_ids: tuple[int, ...] = ()
+    weight: str = "token"  # or "sequence"
+    apply_to: Any = None  # rule for the tokens that the erasers change; None for `tokens`
+    bias: str = "keep"  # "drop" if the erasers leave out the mean
+
+    @property
+    def applied(self) -> Any:
+        """The rule for the tokens that erasers change."""
+        return self.tokens if self.apply_to is None else self.apply_to
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values; a function becomes the text "a function"."""
+        rules = {"tokens": self.tokens, "apply_to": self.apply_to}
+        names = {k: "a function" if callable(rule) else rule for k, rule in rules.items()}
+        return {**asdict(self), **names}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> CollectionSpec:
+        """Return the specification with the values that :meth:`to_dict` returned."""
+        return cls(
+            Placement.of(**values["placement"]),
+            str(values["tokens"]),
+            tuple(map(int, values["skip_ids"])),
+            str(values["weight"]),
+            values.get("apply_to"),
+            str(values.get("bias", "keep")),
+        )
+
+
+class BySite(Mapping[str, Any]):
+    """Base class of Collected and Erasers: a mapping from sites to values that can be saved."""
+
+    _KIND: ClassVar[str]  # name of this kind of object in files
+    # Two functions: one converts a value to a record of a file, the other a record to a value.
+    _CONVERTERS: ClassVar[tuple[Callable[[Any], files.Record], Callable[[Any, Any], Any]]]
+    # Types, by name, of the further attributes that are saved. Each attribute is also an argument
+    # of the constructor.
+    _EXTRA_ATTRIBUTES: ClassVar[Mapping[str, type]]
+
+    def __init__(
+        self, values: Mapping[str, object], sites: Iterable[Site], recipe: CollectionSpec
+    ) -> None:
+        self._values = dict(values)
+        self._sites = tuple(sites)
+        self._recipe = recipe
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The sites, in the order in which they ran."""
+        return self._sites
+
+    @property
+    def recipe(self) -> CollectionSpec:
+        """The specification of the collection."""
+        return self._recipe
+
+    @property
+    def placement(self) -> Placement:
+        """Side, axis and element of the tensor of each module."""
+        return self._recipe.placement
+
+    @property
+    def tokens(self) -> Any:
+        """The rule that selected the tokens."""
+        return self._recipe.tokens
+
+    @property
+    def skip_ids(self) -> tuple[int, ...]:
+        """Ids of tokens that the collection left out."""
+        return self._recipe.skip_ids
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self._values[name]
+        except KeyError:
+            raise KeyError(f"no site {name!r}; the sites are {listed(self._values)}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one safetensors file.
+
+        Parameters
+        ----------
+        path : path
+            The file, which is replaced atomically.
+        """
+        tensors: files.Tensors = {}
+        records = {}
+        for i, (name, value) in enumerate(self._values.items()):
+            site_tensors, records[name] = self._CONVERTERS[0](value)
+            tensors |= {f"{i}.{key}": tensor for key, tensor in site_tensors.items()}
+        metadata = {
+            "order": list(records),  # `records` is written with sorted keys
+            "records": records,
+            "sites": [asdict(site) for site in self._sites],
+            "recipe": self._recipe.to_dict(),
+            **{name: getattr(self, name) for name in self._EXTRA_ATTRIBUTES},
+        }
+        files.write(path, self._KIND, 1, tensors, metadata)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a file written by :meth:`save`; values are equal bit for bit.
+
+        Parameters
+        ----------
+        path : path
+            The file.
+
+        Returns
+        -------
+        Collected or Erasers
+            An object of this class. A token rule that was a function is replaced by the text
+            "a function".
+
+        Raises
+        ------
+        FileFormatError
+            The file is damaged, holds another kind of object, or was written by another program
+            or a newer version.
+        FileNotFoundError
+            The file does not exist.
+        """
+        tensors, metadata = files.read(path, cls._KIND, 1)
+        with files.consistent(path, "make it again"):
+            values = {}
+            for i, name in enumerate(metadata["order"]):
+                prefix = f"{i}."
+                site_tensors = {
+                    k[len(prefix) :]: t for k, t in tensors.items() if k.startswith(prefix)
+                }
+                values[name] = cls._CONVERTERS[1](site_tensors, metadata["records"][name])
+            sites = [Site(**site) for site in metadata["sites"]]
+            spec = CollectionSpec.from_dict(metadata["recipe"])
+            extra = {
+                name: convert(metadata[name]) for name, convert in cls._EXTRA_ATTRIBUTES.items()
+            }
+            return cls(values, sites, spec, **extra)
+
+
+def format_table(heading: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """Format a table as text; the first column is aligned to the left, the others to the right."""
+    lines = [columns, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = [heading]
+    for first, *others in lines:
+        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        text.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
+    return "\n".join(text)

@@ -1,4 +1,11 @@
-"""Rules that select tokens, and the tokens that a rule selects in one call of a model."""
+"""Tokens that a rule selects in a call of a model, computed from the arguments of the call.
+
+The activations (B, T, d) at a site show neither padding nor, during decoding with a cache, the
+positions of the tokens. The arguments of the call show both: `attention_mask`, `input_ids`, the
+cache and `position_ids`. Hooks on the model, and on modules around a site that take token ids and a
+mask, compute the selection once per call, for all sites. The innermost such call counts: the
+encoder and the decoder of one model have their own tokens.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +13,8 @@ import functools
 import inspect
 import math
 import operator
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from inspect import Parameter
@@ -15,37 +23,34 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.utils.hooks import RemovableHandle
 
 from splince_fast.exceptions import InputError, SiteError
 from splince_fast.labels.names import listed
+from splince_fast.nn.sites import clean_names, in_backward, prefixes
 
 # Integer label that means "no label", as in the losses of torch.
 MISSING_LABEL = -100
 
-RULES = ("body", "all", "first", "last", "mean")
-# Names of arguments that hold the states of recurrent models. States are empty before the first
-# token.
+RULES = ("body", "all", "first", "last")
+# Names of arguments that hold the states of recurrent models, empty before the first token.
 _STATES = ("state", "mems")
 Rule = str | Callable[[Mapping[str, Any]], Tensor] | None
 
 
 @dataclass(frozen=True)
 class TokenRule:
-    """Rule that selects tokens.
-
-    The rule None stands for "body" in a call with tokens, and for "all" in a call without tokens.
-    """
+    """Rule that selects tokens; None is "body" in a call with tokens, and "all" in other calls."""
 
     rule: Rule = None
     skip_ids: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, rule: Any, skip_ids: Any = (), *, allow_mean: bool = False) -> TokenRule:
+    def of(cls, rule: Any, skip_ids: Any = ()) -> TokenRule:
         """Return a validated rule; raise InputError for an unknown rule or non-integer ids."""
-        rules = [r for r in RULES if allow_mean or r != "mean"]
-        if not (rule is None or callable(rule) or rule in rules):
+        if not (rule is None or callable(rule) or rule in RULES):
             raise InputError(
-                f"tokens is {rule!r}; it must be one of {listed(rules)}, or a function of the "
+                f"tokens is {rule!r}; it must be one of {listed(RULES)}, or a function of the "
                 "call's inputs that returns a bool tensor (B, T)"
             )
         try:
@@ -56,22 +61,17 @@ class TokenRule:
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """Tokens that a rule selects in one call; `mask` is a bool tensor (B, T), or None for all."""
+    """Tokens that a rule selects in one call."""
 
-    mask: Tensor | None
+    mask: Tensor | None  # bool tensor (B, T), None for all tokens
     rule: str
-    all_selected: bool = False  # whether the mask selects every token
-    token_shape: tuple[int, ...] | None = None  # (B, T); None if unknown, or of two kinds of tokens
-    has_cache: bool = False  # whether the call has a cache or a state of earlier tokens
+    all_selected: bool = False  # whether the mask is known to select every token
     only_mask: bool = False  # whether only an attention mask shows the tokens
+    tokens: Tensor | None = None  # ids or embeddings of the call
     error: str = ""  # predicate of an error message if the selected tokens are unknown
 
     def mask_for(self, name: str, x: Tensor) -> Tensor | None:
-        """Return the mask of the selected rows of `x` (..., d), or None if all are selected.
-
-        Raises SiteError if the rows do not have the shape of the tokens, or if the selected tokens
-        are unknown.
-        """
+        """Return the mask of the selected rows of `x` (..., d), or None if all are selected."""
         mask, shape = self.mask, tuple(x.shape[:-1])
         if self.error:
             if self.rule != "first" or x.ndim < 3:
@@ -82,12 +82,12 @@ class Selection:
         if mask is None:
             return None
         token_shape = tuple(mask.shape)
-        # The rows are the same tokens in another form: downsampled, or with the tokens first.
-        is_other_form = len(shape) > 1 and (self.only_mask or shape == token_shape[::-1])
         if token_shape == shape:
-            if self.all_selected:
-                return None
-        elif len(shape) == 1 and shape[0] == mask.numel():
+            return None if self.all_selected else _on_device_of(x, mask)
+        # The rows are the same tokens in another form: downsampled, or with the tokens first. An
+        # export with a variable batch must not compare other sizes before the equal ones.
+        is_other_form = len(shape) > 1 and (self.only_mask or shape == token_shape[::-1])
+        if len(shape) == 1 and shape[0] == mask.numel():
             mask = mask.reshape(-1)
         elif self.rule != "all" or is_other_form:
             hint = "" if is_other_form else "tokens='all', or "
@@ -102,38 +102,18 @@ class Selection:
             mask = mask.reshape(*token_shape, *[1] * n_more).expand(shape)
         else:  # a site without tokens, such as a pooled state or a module of a vision tower
             return None
-        # Only copies to a GPU are asynchronous, because the host may read its copy at once.
-        return mask if mask.device == x.device else mask.to(x.device, non_blocking=x.is_cuda)
+        return _on_device_of(x, mask)
 
-    def selects_same(self, other: Selection) -> bool:
-        """Return whether another selection is equal; synchronises with the device of the masks."""
-        mask, other_mask = self.mask, other.mask
-        if self is other or mask is None or other_mask is None:
-            return self is other or (mask is other_mask and self.error == other.error)
-        return mask.device == other_mask.device and bool(torch.equal(mask, other_mask))
 
-    def holds_in(self, arguments: Mapping[str, Any], parameters: tuple[str, ...]) -> bool:
-        """Return whether the selection also holds in a nested call.
-
-        It holds in a call without tokens, and in a call of as many tokens that shows less of them
-        than the outer call, as that of a module of embeddings, which takes no attention mask.
-        """
-        keys = "input_ids", "inputs_embeds"
-        tokens = next((t for key in keys if (t := arguments.get(key)) is not None), None)
-        if tokens is None:
-            return True
-        return (
-            self.token_shape is not None
-            and tuple(tokens.shape[:2]) == self.token_shape
-            and "attention_mask" not in {*parameters, *arguments}
-            and (self.has_cache or not _caches(arguments))
-        )
+def _on_device_of(x: Tensor, mask: Tensor) -> Tensor:
+    # Only copies to a GPU are asynchronous, because the host may read its copy at once.
+    return mask if mask.device == x.device else mask.to(x.device, non_blocking=x.is_cuda)
 
 
 ALL_ROWS = Selection(None, "all")
 
 
-# -- calls ---------------------------------------------------------------------------------
+# -- arguments of a call -------------------------------------------------------------------
 
 
 class ForwardParameters(NamedTuple):
@@ -166,30 +146,23 @@ def parameters_of(module: Module) -> ForwardParameters:
 def _past_length(
     arguments: Mapping[str, Any], caches: Mapping[str, Any], n_masked: int
 ) -> int | Tensor | None:
-    """Return the number of earlier tokens, as an int or a tensor; None if no argument shows it.
+    """Return the number of earlier tokens; None if no argument shows it.
 
     `n_masked` is the number of entries of the attention mask, less the number of tokens. If the
     arguments show only that earlier tokens exist, as for recurrent models, their number is
     `n_masked`, or 1 if the mask has no entries for them.
     """
-    lengths = [
-        max(1, n_masked) * bool(len(c)) if key in _STATES else _length_of(c, n_masked)
-        for key, c in caches.items()
-    ]
-    length = next((n for n in lengths if n is not None), None)
-    if length is not None:
-        return length
+    for key, cache in caches.items():
+        length = max(1, n_masked) * bool(len(cache)) if key in _STATES else None
+        length = _length_of(cache, n_masked) if length is None else length
+        if length is not None:
+            return length
     position = arguments.get("cache_position")
     if isinstance(position, Tensor) and position.numel():
         first = position.reshape(-1)[0]
         on_host = first.device.type == "cpu" and not torch.compiler.is_compiling()
         return int(first) if on_host else first
     return None
-
-
-def _caches(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that are caches or states of earlier tokens."""
-    return {key: value for key, value in arguments.items() if _is_cache(key, value)}
 
 
 def _is_cache(key: str, value: object) -> bool:
@@ -223,14 +196,10 @@ def _length_of(cache: object, n_masked: int) -> int | Tensor | None:
 def select(
     token_rule: TokenRule, arguments: Mapping[str, Any], parameters: tuple[str, ...] = ()
 ) -> Selection:
-    """Return the tokens that a rule selects for the arguments of a call.
-
-    `parameters` are the names of all parameters of the called module. Raises SiteError if the
-    arguments do not determine the selection.
-    """
+    """Return the tokens that a rule selects for the arguments of a call."""
     rule, skip_ids = token_rule.rule, token_rule.skip_ids
-    # In an encoder-decoder model, the encoder and the decoder have nested calls with their own
-    # tokens; all other modules, such as the head, have the tokens of the decoder.
+    # In an encoder-decoder model, modules outside of both, such as the head, have the tokens of the
+    # decoder; the encoder and the decoder have nested calls.
     prefix = "decoder_" if {"input_ids", "decoder_input_ids"} <= set(parameters) else ""
     ids, embeds, mask = (
         arguments.get(prefix + key) for key in ("input_ids", "inputs_embeds", "attention_mask")
@@ -239,13 +208,7 @@ def select(
         mask = mask.get("full_attention", next(iter(mask.values()), None))
     candidates = ((ids, 2), (embeds, 3), (mask, 2))
     tokens = next((t for t, ndim in candidates if t is not None and t.ndim == ndim), None)
-    caches = _caches(arguments)
-    selection_of = functools.partial(
-        Selection,
-        token_shape=None if tokens is None or prefix else tuple(tokens.shape[:2]),
-        has_cache=bool(caches),
-        only_mask=tokens is mask,
-    )
+    selection_of = functools.partial(Selection, only_mask=tokens is mask, tokens=tokens)
     if callable(rule):
         selected = rule(arguments)
         if not isinstance(selected, Tensor) or selected.dtype != torch.bool:
@@ -267,47 +230,52 @@ def select(
     if skip_ids and rule == "body" and tokens is not ids:
         raise SiteError("skip_ids needs a call with input_ids, and this call has none")
     length = tokens.shape[1]
+    caches = {key: value for key, value in arguments.items() if _is_cache(key, value)}
+    positions: Any = arguments.get("position_ids")
+    if positions is not None and (positions.ndim != 2 or positions.shape[-1] != length):
+        positions = None
     n_masked = 0 if mask is None else max(0, mask.shape[-1] - length)
     n_past = _past_length(arguments, caches, n_masked)
+    is_paged = False  # whether only positions show the tokens of a cache of unknown length
     if n_past is None:
         n_past = n_masked
         covers_past = mask is not None and mask.ndim == 2 and n_masked > 0
-        if caches and rule in ("body", "first") and not covers_past:
+        is_paged = bool(caches) and not covers_past and positions is not None
+        if caches and rule in ("body", "first") and not (covers_past or is_paged):
             raise SiteError(
                 f"the number of earlier tokens in {list(caches)} is unknown, so tokens={rule!r} "
                 "cannot find the first token; pass an attention_mask over all tokens so far, "
                 "tokens='all', or a function of the call's inputs"
             )
-    if mask is None and rule in ("all", "mean"):
+    if is_paged:  # its mask may have other keys than the tokens of the call
+        mask, n_past = mask if mask is not None and mask.ndim == 2 else None, 1
+    if mask is None and rule == "all":
         return selection_of(None, rule)
-    if mask is None and length == 1 and isinstance(n_past, int) and n_past > 0:
+    if mask is None and length == 1 and isinstance(n_past, int) and n_past > 0 and not is_paged:
         if rule == "first":
-            return selection_of(_constant(tokens, False), rule)
+            return selection_of(_full(tokens, False), rule)
         if not (skip_ids and rule == "body"):
             return selection_of(None, rule)
-    if mask is None:
-        mask = _constant(tokens, True)
-    selected = _selected(rule, tokens, mask, n_past, arguments.get("position_ids"))
-    if len(selected) == 1:  # a mask of all sequences
+    mask = _full(tokens, True) if mask is None else mask
+    selected = _selected(rule, length, mask, n_past, positions)
+    if is_paged and rule == "last":  # of each of the packed sequences
+        ends = positions[:, 1:] != positions[:, :-1] + 1
+        selected = torch.cat([ends, selected[:, -1:]], 1)
+    if selected.shape[0] == 1:  # a mask of all sequences
         selected = selected.expand(tokens.shape[:2])
     if rule == "body":
         for skip_id in skip_ids:
             selected = selected & (ids != skip_id)
-    return selection_of(selected, rule, _selects_all(selected))
+    on_host = selected.device.type == "cpu" and not torch.compiler.is_compiling()
+    return selection_of(selected, rule, on_host and bool(selected.all()))
 
 
-def _selects_all(mask: Tensor) -> bool:
-    """Return whether a mask on the CPU selects every row; False for other devices."""
-    on_host = mask.device.type == "cpu" and not torch.compiler.is_compiling()
-    return on_host and bool(mask.all())
-
-
-def _constant(tokens: Tensor, value: bool) -> Tensor:
+def _full(tokens: Tensor, value: bool) -> Tensor:
     return torch.full(tokens.shape[:2], value, dtype=torch.bool, device=tokens.device)
 
 
 def _selected(
-    rule: str, tokens: Tensor, mask: Tensor, n_past: Any, position_ids: Tensor | None
+    rule: str, length: int, mask: Tensor, n_past: Any, positions: Tensor | None
 ) -> Tensor:
     """Return the mask (B, T) of the attended tokens that a rule selects; B can be 1 for all rows.
 
@@ -315,7 +283,7 @@ def _selected(
     is that of the row. Raises SiteError if the attention mask is shorter than the tokens.
     """
     # The mask has shape (B, keys), (B, queries, keys) or (B, heads, queries, keys).
-    length, n_keys = tokens.shape[1], mask.shape[-1]
+    n_keys = mask.shape[-1]
     if n_keys < length:
         raise SiteError(
             f"attention_mask has length {n_keys} for {length} tokens; pass one entry "
@@ -328,19 +296,19 @@ def _selected(
     latest = n_keys - length
     start = n_past.clamp(max=latest) if isinstance(n_past, Tensor) else min(n_past, latest)
     selected = _columns(attended, start, length)
-    if rule in ("all", "mean"):
+    if rule == "all":
         return selected
     # The rank of a token is the number of tokens of its sequence up to and including the token.
     rank = _columns(attended.cumsum(1), start, length)
     if rule == "last":
         return selected & (rank == rank[:, -1:])
     if allowed is not None:
-        positions = torch.arange(length, device=mask.device) + start
-        is_earlier = torch.arange(n_keys, device=mask.device) <= positions.unsqueeze(1)
+        queries = torch.arange(length, device=mask.device) + start
+        is_earlier = torch.arange(n_keys, device=mask.device) <= queries.unsqueeze(1)
         rank = (allowed[:, -length:] & is_earlier).sum(-1)
     is_first = rank == 1 - (n_past - start)
-    if position_ids is not None and position_ids.shape[-1] == length and position_ids.ndim == 2:
-        is_first = is_first | (position_ids == 0)
+    if positions is not None:
+        is_first = is_first | (positions == 0)
     return selected & (is_first if rule == "first" else ~is_first)
 
 
@@ -358,3 +326,121 @@ def _allowed(mask: Tensor) -> Tensor:
     # A float mask is added to attention scores, so that 0 marks an attended key, unless it has
     # positive entries: it is then a mask of zeros and ones. The test stays on the device.
     return (mask > 0) | ((mask == 0) & ~(mask > 0).any())
+
+
+# -- running calls -------------------------------------------------------------------------
+
+
+class _ThreadState(threading.local):
+    """The innermost running call of a thread: its selection, and the call around it."""
+
+    call: tuple[Selection, Any] | None = None
+
+
+class CallSelections:
+    """Token selections of the running calls of a model, separate for each thread."""
+
+    def __init__(self, token_rule: TokenRule) -> None:
+        self.token_rule = token_rule
+        self.n_calls = 0  # without compiled calls
+        self.ran_compiled = False
+        self._compiled_call: tuple[Selection, Any] | None = None  # compiled code reads no threads
+        self._thread = _ThreadState()
+        # Whether a call that recorded gradients selected only some rows; a tensor on a device.
+        self._is_partial: bool | Tensor = False
+        self._handles: list[RemovableHandle] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        names = "token_rule", "n_calls", "ran_compiled"
+        return {name: getattr(self, name) for name in names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["token_rule"])  # type: ignore[misc]
+        self.__dict__.update(state)
+
+    def current(self, name: str) -> Selection:
+        """Return the selection of the running call; error messages name the site `name`.
+
+        Gradient checkpointing runs modules again in the backward pass, outside of a call: all rows
+        are then selected, or SiteError is raised if the calls selected only some.
+        """
+        call = self._call()
+        if call is not None:
+            return call[0]
+        may_be_all = self.token_rule.rule in (None, "all")
+        if in_backward() and not (may_be_all and not bool(self._is_partial)):
+            raise SiteError(
+                f"the site {name!r} runs again in a backward pass (gradient checkpointing), where "
+                "the tokens of the call are unknown; pass tokens='all' and batches without "
+                "padding, or disable gradient checkpointing"
+            )
+        if not may_be_all:
+            raise SiteError(
+                f"the site {name!r} runs outside of a call of the model, so its tokens are "
+                "unknown; call the model with input_ids or attention_mask, or pass tokens='all'"
+            )
+        return ALL_ROWS
+
+    def _call(self) -> tuple[Selection, Any] | None:
+        return self._compiled_call if torch.compiler.is_compiling() else self._thread.call
+
+    def attach(self, model: Module, names: Iterable[str]) -> None:
+        """Add hooks to a model, and to modules around the sites `names` that take tokens."""
+        ancestors = {"", *(ancestor for name in names for ancestor in prefixes(name))}
+        for name, module in clean_names(model):
+            if name not in ancestors:
+                continue
+            parameters = parameters_of(module).names
+            if module is model or "input_ids" in parameters:
+                enter = functools.partial(self._enter, parameters, module is model)
+                self._handles += [
+                    module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True),
+                    module.register_forward_hook(self._leave, always_call=True),
+                ]
+
+    def detach(self) -> None:
+        """Remove all hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _enter(
+        self, parameters: tuple[str, ...], is_root: bool, module: Module, args: Any, kwargs: Any
+    ) -> None:
+        """Select the tokens of a call; a nested call of the same tokens has the same selection."""
+        compiling = torch.compiler.is_compiling()
+        if is_root:
+            # Compiled code treats a counter as a constant: each call would compile again.
+            if compiling:
+                self.ran_compiled = True
+            else:
+                self.n_calls += 1
+        arguments = {**dict(zip(parameters, args, strict=False)), **kwargs}
+        outer = self._call()
+        keys = "input_ids", "inputs_embeds"
+        tokens = next((t for key in keys if (t := arguments.get(key)) is not None), None)
+        # A module of embeddings has the tokens of the call around it, and no attention mask.
+        is_same = tokens is None or (
+            outer is not None
+            and tokens is outer[0].tokens
+            and arguments.get("attention_mask") is None
+        )
+        if outer is None or is_root or not is_same:
+            selection = select(self.token_rule, arguments, parameters)
+        else:
+            selection = outer[0]
+        self._compiled_call = selection, self._compiled_call
+        if compiling:
+            return
+        self._thread.call = selection, outer
+        mask = selection.mask
+        if torch.is_grad_enabled() and (mask is not None or selection.error):
+            is_padded = mask is None or selection.rule != "all" or ~mask.all()
+            self._is_partial = self._is_partial | is_padded
+
+    def _leave(self, module: Module, args: object, output: object) -> None:
+        """End a call; also runs if the module raises an error."""
+        if self._compiled_call is not None:
+            self._compiled_call = self._compiled_call[1]
+        if not torch.compiler.is_compiling() and self._thread.call is not None:
+            self._thread.call = self._thread.call[1]

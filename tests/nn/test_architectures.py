@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import warnings
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ torch = pytest.importorskip("torch")
 import splince_fast as sf  # noqa: E402
 from nn.conftest import hooks_in, inputs, is_erased, projection, state_of, tiny  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
+from splince_fast.nn.sites import find  # noqa: E402
 
 
 class Case(NamedTuple):
@@ -45,6 +47,36 @@ CASES = {
     "transformer": Case(["layers.*"], "layers.*.linear1"),
     "sequential": Case(["0", "2"], "2"),
 }
+
+
+# The linear layers that read norms, by the ends of the names of both.
+_READERS = {
+    "input_layernorm": ["self_attn.[qkv]_proj", "self_attention.query_key_value",
+                        "attention.query_key_value"],
+    "post_attention_layernorm": ["mlp.[gu]*_proj", "mlp.dense_h_to_4h", "mlp.gate"],
+    "pre_feedforward_layernorm": ["mlp.[gu]*_proj"],
+    "ln_1": ["attn.c_attn"],
+    "ln_2": ["mlp.c_fc"],
+    "norm_f": ["lm_head"],
+    "layer_norm": ["SelfAttention.[qkv]", "EncDecAttention.q", "DenseReluDense.wi"],
+    "layernorm_after": ["**.fc1", "**.intermediate.dense"],
+    "final_layer_norm": ["fc1"],
+}  # fmt: skip
+
+
+def readers(model: Any, erasers: Any) -> dict[str, Any]:
+    """Linear layers that read each site, named as far as they are there."""
+    into = {}
+    for site in erasers:
+        parent, _, name = site.rpartition(".")
+        parent = "" if name == "norm_f" else f"{parent}."
+        found = []
+        for layer in _READERS.get(name, ()):
+            with contextlib.suppress(snn.SiteError):
+                found += find(model, parent + layer).values()
+        if found:
+            into[site] = found
+    return into
 
 
 def outputs(model: Any, batch: dict[str, Any]) -> Any:
@@ -112,7 +144,7 @@ def test_sites_of_an_architecture_are_erased_decoded_and_folded(name: str) -> No
 
     # Folded exactly, or refused and put back.
     linear = snn.fit_layers(
-        model, batches, case.fold, sf.leace, erase="z", tokens="all", bias="drop"
+        model, batches, case.fold, sf.leace, erase="z", tokens="all", for_fold=True
     )
     other = copy.deepcopy(model)
     with snn.install(other, linear):
@@ -120,7 +152,7 @@ def test_sites_of_an_architecture_are_erased_decoded_and_folded(name: str) -> No
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", sf.SplinceWarning)
-            snn.fold(other, linear, example, tokens="all", bias="drop")
+            snn.fold(other, linear, readers(other, linear), example=example)
         folded = True
     except snn.FoldError:
         folded = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -36,28 +37,64 @@ def test_compiled_models_erase_as_eager_ones() -> None:
         assert torch.allclose(compiled(**batch).logits, plain, atol=1e-6)
 
 
-def test_a_model_compiled_as_one_graph_erases() -> None:
-    torch.compiler.reset()
-    model = torch.nn.Sequential(torch.nn.Linear(5, 16), torch.nn.Linear(16, 16))
-    x = torch.randn(3, 5)
-    with snn.install(model, {"*": projection()}), torch.no_grad():
-        compiled = torch.compile(model, backend="eager", fullgraph=True)
-        assert torch.allclose(compiled(x), model(x))
+class Model(torch.nn.Module):
+    """Two layers; torch compiles no frame of its own containers in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(5, 16), torch.nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.tanh(self.first(x)))
 
 
-def test_erasers_installed_before_and_after_compilation_act() -> None:
+def wrapped(model: Any, **options: Any) -> Any:
+    return torch.compile(model, **options)
+
+
+def in_place(model: Any, **options: Any) -> Any:
+    model.compile(**options)
+    return model
+
+
+@pytest.mark.parametrize("compiled_by", [wrapped, in_place])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("fullgraph", [False, True])
+@pytest.mark.parametrize("is_called", [False, True])
+def test_installations_in_a_compiled_model_take_effect_at_the_next_call(
+    compiled_by: Any, backend: str, fullgraph: bool, is_called: bool
+) -> None:
+    """Before and after the first call, again and again, and one beside another."""
     torch.compiler.reset()
-    model, batch = tiny("llama"), inputs("llama")
-    first, second = {"model.layers.0": projection(seed=1)}, {"model.norm": projection(seed=2)}
-    with snn.install(model, first) as early, torch.no_grad():
-        expected = model(**batch).logits
-        compiled = torch.compile(model, backend="eager")
-        assert torch.allclose(compiled(**batch).logits, expected, atol=1e-5)
-        with snn.install(model, second):
-            both = model(**batch).logits
-            assert torch.allclose(compiled(**batch).logits, both, atol=1e-5)
-        assert torch.allclose(compiled(**batch).logits, expected, atol=1e-5)
-        early.check()  # calls of compiled code count as calls
+    model, x = Model(), torch.randn(3, 5)
+    eager = copy.deepcopy(model)
+    compiled = compiled_by(model, backend=backend, fullgraph=fullgraph)
+    first, second = {"first": projection(rank=2)}, {"second": projection(seed=1)}
+
+    def expected(*installed: Any) -> torch.Tensor:
+        handles = [snn.install(eager, erasers) for erasers in installed]
+        result = eager(x)
+        for handle in handles:
+            handle.remove()
+        return result
+
+    with torch.no_grad():
+        plain, one, both = expected(), expected(first), expected(first, second)
+        distances = [(a - b).abs().max() for a, b in ((plain, one), (one, both), (plain, both))]
+        assert min(distances) > 1e-2  # control
+        if is_called:
+            assert torch.allclose(compiled(x), plain, atol=1e-6)
+        for _ in range(2):
+            installed = snn.install(model, first)
+            assert torch.allclose(compiled(x), one, atol=1e-6)
+            with snn.install(compiled, second):
+                assert torch.allclose(compiled(x), both, atol=1e-6)
+            assert torch.allclose(compiled(x), one, atol=1e-6)
+            installed.check()
+            installed.remove()
+            assert torch.allclose(compiled(x), plain, atol=1e-6)
+        with installed:
+            assert torch.allclose(compiled(x), one, atol=1e-6)
 
 
 @pytest.mark.parametrize("tokens", ["body", "last"])

@@ -1,4 +1,4 @@
-"""nn.accumulate, nn.memory, nn.hooks: several devices, by tensors with a device and no memory."""
+"""nn.accumulate, nn.hooks: several devices, by tensors with a device and no memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from splince_fast.labels import encode  # noqa: E402
 from splince_fast.moments.block import Workspace  # noqa: E402
 from splince_fast.moments.parameters import Parameters  # noqa: E402
 from splince_fast.moments.state import Scatter  # noqa: E402
-from splince_fast.nn import accumulate, memory  # noqa: E402
+from splince_fast.nn import accumulate  # noqa: E402
 from splince_fast.nn.accumulate import RowLabels, SiteSums  # noqa: E402
 from splince_fast.nn.collection import SelectedRows  # noqa: E402
 from splince_fast.nn.hooks import SiteEraser  # noqa: E402
@@ -155,12 +155,12 @@ def test_copies_to_a_gpu_are_asynchronous_and_those_to_the_host_are_not(fake: No
 
     here, there = torch.zeros(2, 3), torch.zeros(2, 3, device=GPUS[0])
     mask = torch.zeros(2, 3, dtype=torch.bool)
-    assert blocks(lambda: memory.to_device(here, GPUS[0])) == [False]
+    assert blocks(lambda: accumulate.to_device(here, GPUS[0])) == [False]
     assert blocks(lambda: batch_to({"a": [here]}, GPUS[0])) == [False]
     rows = torch.zeros(2, 3, 4)
     assert blocks(lambda: Selection(mask, "body").mask_for("a", rows.to(GPUS[0])))[1:] == [False]
     # What the host reads has to be there.
-    assert blocks(lambda: memory.to_device(there, CPU)) == [True]
+    assert blocks(lambda: accumulate.to_device(there, CPU)) == [True]
     assert blocks(lambda: batch_to(there, CPU)) == [True]
     far = torch.zeros(2, 3, dtype=torch.bool, device=GPUS[0])
     assert blocks(lambda: Selection(far, "body").mask_for("a", rows)) == [True]
@@ -193,9 +193,9 @@ def test_a_copy_to_a_gpu_comes_from_pinned_memory(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(self) or self)
     with FakeTensorMode(allow_non_fake_inputs=True):
         values = torch.zeros(2)
-        memory.to_device(values, CPU)
+        accumulate.to_device(values, CPU)
         assert not pinned
-        memory.to_device(values, GPUS[0])
+        accumulate.to_device(values, GPUS[0])
     assert pinned == [values]
 
 
@@ -203,4 +203,4 @@ def test_memory_that_torch_reserves_without_use_is_free(monkeypatch: pytest.Monk
     figures = {"mem_get_info": (100, 1000), "memory_reserved": 70, "memory_allocated": 20}
     for name, value in figures.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
-    assert memory.free_memory(GPUS[0]) == 150
+    assert accumulate.free_memory(GPUS[0]) == 150

@@ -209,6 +209,28 @@ def test_invalid_rows_are_errors(x: object, what: str) -> None:
         snn.Eraser(projection())(x())  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("site", ["0", "1", "2"])  # with parameters, and without
+@pytest.mark.parametrize("by_torch", [False, True])  # in memory, and with gradients
+def test_an_installed_eraser_takes_the_dtype_of_its_site(site: str, by_torch: bool) -> None:
+    linear = torch.nn.Linear(16, 16)
+    model = torch.nn.Sequential(linear, torch.nn.Identity(), torch.nn.LayerNorm(16))
+    x, p, seen = torch.randn(50, 16), projection(rank=2), []
+    # What is left of the erased directions, against the sum of products that makes it.
+    bounds = {torch.float64: 1e-14, torch.float32: 1e-5}
+    for dtype, bound in bounds.items():
+        with torch.set_grad_enabled(by_torch), snn.install(model.to(dtype), {site: p}):
+            handle = model.get_submodule(site).register_forward_hook(
+                lambda module, args, output: seen.append(output.detach())
+            )
+            model(x.to(dtype).requires_grad_(by_torch))
+            handle.remove()
+        found = seen.pop()
+        assert found.dtype == dtype
+        left = found.double().numpy() @ p.right - p.bias
+        assert np.abs(left).max() < bound
+        assert np.abs(left).max() > 0 or dtype == torch.float64
+
+
 def test_invalid_arguments_of_eraser_are_errors() -> None:
     with pytest.raises(sf.InputError, match=r"sf\.splince"):
         snn.Eraser(np.eye(3))

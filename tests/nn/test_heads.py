@@ -136,7 +136,7 @@ def test_heads_fold_into_the_output_projection(tmp_path: Path) -> None:
         expected = model(**example).logits
     with torch.no_grad():
         plain = model(**example).logits
-    folded = snn.fold(model, erasers, example, tokens="all", bias="drop")
+    folded = snn.fold(model, erasers, example=example)
     assert folded.layers == {name: (name,) for name in erasers}
     model.save_pretrained(tmp_path)
     reloaded = type(model).from_pretrained(tmp_path).eval()
@@ -157,14 +157,14 @@ def test_inputs_of_a_layer_with_a_bias_are_folded() -> None:
     example = {k: batches[0][k] for k in ("input_ids", "attention_mask")}
     with torch.no_grad(), snn.install(model, erasers):
         expected = model(**example).logits
-    folded = snn.fold(model, erasers, example)
+    folded = snn.fold(model, erasers, example=example)
     assert folded.difference < 1e-5
     shown = example["attention_mask"] != 0
     with torch.no_grad():
         np.testing.assert_allclose(model(**example).logits[shown], expected[shown], atol=1e-5)
 
 
-def test_one_pass_and_effect_name_heads() -> None:
+def test_one_pass_and_effect_take_heads() -> None:
     model, batches = qwen3(), text_batches()
     at, heads = "model.layers.1.self_attn.o_proj", 4
     found = snn.collect(model, batches, at, labels="gender", side="input", heads=heads)
@@ -172,8 +172,8 @@ def test_one_pass_and_effect_name_heads() -> None:
         warnings.simplefilter("error")  # one site, whatever its heads
         erasers = found.erasers(sf.leace, erase="gender")
     assert list(erasers) == [at]
-    shown = snn.effect(model, erasers, text_batches(seed=1), erase="gender")
-    assert [site.site for site in shown.sites] == list(found)
+    shown = snn.effect(model, erasers, text_batches(seed=1), labels="gender")
+    assert [record["site"] for record in shown if record["metric"] == "accuracy"] == [at]
 
 
 def test_invalid_numbers_of_heads_are_errors() -> None:
@@ -196,5 +196,5 @@ def test_invalid_numbers_of_heads_are_errors() -> None:
         model, batches, "model.layers.0.mlp", sf.leace, erase="gender", tokens="all", side="input"
     )
     with pytest.raises(snn.FoldError, match="is not linear"):
-        snn.fold(model, erasers, {"input_ids": batches[0]["input_ids"]}, tokens="all")
+        snn.fold(model, erasers, example={"input_ids": batches[0]["input_ids"]})
     assert hooks_in(model) == 0

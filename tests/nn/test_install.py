@@ -1,4 +1,4 @@
-"""nn.installed, nn.hooks, nn.sites, nn.call_selections: erasers inside models.
+"""nn.installed, nn.hooks, nn.sites, nn.tokens: erasers inside models.
 
 Forms of outputs, names of sites, tokens, generation, checkpointing, removal.
 """
@@ -10,7 +10,6 @@ import contextlib
 import copy
 import gc
 import pickle
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -33,7 +32,6 @@ from nn.conftest import (  # noqa: E402
     tiny,
 )
 from splince_fast import nn as snn  # noqa: E402
-from splince_fast.nn.call_selections import CallSelections, EnterCall  # noqa: E402
 
 # --- every form of output ------------------------------------------------------------------------
 
@@ -148,7 +146,6 @@ def test_several_fields_of_the_width_are_an_error() -> None:
     for run in (
         lambda: snn.collect(model, [batch], "0", labels="z"),
         lambda: snn.fit_layers(model, [batch], "0", sf.leace, erase="z"),
-        lambda: snn.fold(model, {"0": p}, x),
     ):
         with pytest.raises(snn.SiteError, match=message):
             run()
@@ -266,9 +263,9 @@ def test_an_eraser_that_needs_labels_is_refused_with_that_reason(strength: float
     eraser = sf.oracle(moments, erase="gender")
     needed = "needs the labels of gender for every row.*such as sf.splince or sf.leace"
     for make in (
-        lambda e: snn.install(model, e, at="0", strength=strength),
-        lambda e: snn.install(model, {"0": e}, strength=strength),
-        lambda e: snn.fold(model, {"0": e}, torch.zeros(2, 4)),
+        lambda e: snn.install(model, e, at="0", strength=strength).remove(),
+        lambda e: snn.install(model, {"0": e}, strength=strength).remove(),
+        lambda e: snn.fold(model, {"0": e}, example=torch.randn(2, 4)),
         lambda e: snn.Eraser(e.scaled(strength) if isinstance(e, sf.Projection) else e),
     ):
         with pytest.raises(sf.InputError, match=needed):
@@ -396,7 +393,7 @@ def test_a_partial_strength_steers(heads: int | None) -> None:
     size = np.abs(before).max()
     np.testing.assert_allclose(cross(0.75), 0.25 * before, atol=1e-6 * size)
     assert np.abs(cross(1.0)).max() < 1e-6 * size  # control: erased
-    installed = snn.install(model, erasers, strength=0.75)
+    installed = snn.install(model, erasers, strength=np.float32(0.75))
     assert installed.strength == 0.75
     assert "steering at strength 0.75" in repr(installed)
     installed.remove()
@@ -416,17 +413,6 @@ def test_disabled_is_exact(rank: int) -> None:
         with installed.disabled():
             assert torch.equal(model(**batch).logits, plain)
         assert not torch.equal(model(**batch).logits, plain)
-
-
-def test_a_copy_of_a_disabled_model_erases() -> None:
-    model = torch.nn.Sequential(torch.nn.Identity())
-    x, p = torch.randn(3, 16), projection()
-    with snn.install(model, {"0": p}) as installed:
-        with installed.disabled():
-            copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
-            assert torch.equal(model(x), x)
-        for other in (model, *copies):
-            assert np.allclose(other(x), p(x.numpy()), atol=1e-5)
 
 
 def test_a_site_that_did_not_run_is_an_error() -> None:
@@ -461,11 +447,12 @@ def test_hooks_removed_by_other_code_are_an_error() -> None:
 def test_copies_and_pickles_of_a_model_erase_too() -> None:
     model = tiny("llama")
     batch = inputs("llama")
-    with snn.install(model, {"model.layers.0": projection()}):
+    with snn.install(model, {"model.layers.0": projection()}) as installed:
         erased = model(**batch).logits
-        copied = copy.deepcopy(model)
-        loaded = pickle.loads(pickle.dumps(model))
-    for other in (copied, loaded):
+        copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+        with installed.disabled():  # a copy erases, because no handle could enable it again
+            copies += [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    for other in copies:
         assert torch.equal(other(**batch).logits, erased)
     assert not torch.equal(model(**batch).logits, erased)
 
@@ -638,71 +625,6 @@ def test_threads_get_their_own_tokens() -> None:
         assert all(torch.allclose(f, reference[i], atol=1e-5) for f in found[i])
 
 
-def test_ancestors_of_sites_get_hooks_when_gradients_are_recorded() -> None:
-    """Only a backward pass needs them: decoding does not pay for them."""
-    model, batch = tiny("llama"), inputs("llama")
-    sites_and_calls = 2 + 2 * 2  # two sites; before and after the model and its base
-    with snn.install(model, {"model.layers.*": projection()}):
-        with torch.no_grad():
-            model(**batch)
-        assert hooks_in(model) == sites_and_calls
-        for _ in range(2):
-            model(**batch)
-            assert hooks_in(model) == sites_and_calls + 2 * 3  # and the list of layers
-        copied = copy.deepcopy(model)
-        copied(**batch)
-        assert hooks_in(copied) == hooks_in(model)
-        hooks = model._forward_pre_hooks.values()
-        selections = next(hook for hook in hooks if isinstance(hook, EnterCall)).selections
-        assert selections._by_input
-        selections._by_input.clear()
-        with torch.no_grad():
-            model(**batch)
-        assert not selections._by_input
-    assert hooks_in(model) == 0
-
-
-def test_a_first_call_with_gradients_beside_one_that_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A module that gets its hooks while another thread runs it ends nothing that it began."""
-
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.a, self.b = (
-                torch.nn.Embedding(50, 16), torch.nn.Sequential(Train()), torch.nn.Identity()
-            )  # fmt: skip
-
-        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-            return self.b(self.a(self.embed(input_ids)))
-
-    class Train(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if not torch.is_grad_enabled():
-                thread = threading.Thread(target=lambda: model(ids))  # gradients are on there
-                thread.start()
-                thread.join()
-            return x
-
-    ids, p = torch.randint(0, 50, (2, 4)), projection()
-
-    def erased() -> bool:
-        with snn.install(model, {"a.0": p, "b": p}, tokens="body"), torch.no_grad():
-            return torch.allclose(model(ids)[:, 1:], snn.Eraser(p)(model.embed(ids))[:, 1:])
-
-    model = Model()
-    assert erased()
-
-    # Control: ending the innermost call, of whichever module, discards the model's selection.
-    def leave(self: Any, module: Any, args: Any, output: Any) -> None:
-        del self._thread.stack[-1:]
-
-    monkeypatch.setattr(CallSelections, "leave", leave)
-    with pytest.raises(snn.SiteError, match="outside of a call"):
-        erased()
-
-
 # --- generation ----------------------------------------------------------------------------------
 
 
@@ -772,153 +694,38 @@ def test_encoder_and_decoder_have_their_own_tokens() -> None:
 # --- gradients -----------------------------------------------------------------------------------
 
 
-def checkpointed(reentrant: bool) -> Any:
-    model = tiny("llama").train()
-    older = model.gradient_checkpointing_enable
-    getattr(model, "activation_checkpointing_enable", older)({"use_reentrant": reentrant})
-    return model
-
-
-@pytest.mark.parametrize("site", ["model.layers.*", "model.layers.*.input_layernorm"])
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointing_gives_the_same_gradients(site: str, reentrant: bool) -> None:
-    plain, replayed = tiny("llama").train(), checkpointed(reentrant)
-    a, b = inputs("llama", seed=1), inputs("llama", seed=2, length=7)
-    for model in (plain, replayed):
-        if reentrant:
-            model.enable_input_require_grads()
-        with snn.install(model, {site: projection(rank=2)}, tokens="body"):
+def test_checkpointing_gives_the_same_gradients_or_is_refused(reentrant: bool) -> None:
+    """A site that runs again in the backward pass does not know the tokens of its call."""
+    whole = {**inputs("llama", seed=1), "attention_mask": torch.ones(6, 5, dtype=torch.long)}
+    padded = inputs("llama", seed=2)
+
+    def gradients(model: Any, site: str, batches: Any, tokens: Any) -> Any:
+        model.zero_grad()
+        with snn.install(model, {site: projection(rank=2)}, tokens=tokens):
             # Two forward passes before one backward pass.
-            loss = sum(
-                model(**batch, labels=batch["input_ids"], use_cache=False).loss for batch in (a, b)
-            )
-            loss.backward()
-    for (name, p), q in zip(plain.named_parameters(), replayed.parameters(), strict=True):
-        assert torch.allclose(p.grad, q.grad, atol=1e-6), name
+            sum(model(**b, labels=b["input_ids"], use_cache=False).loss for b in batches).backward()
+        return [p.grad.clone() for p in model.parameters()]
 
-
-def test_an_interrupted_call_gives_no_tokens_to_a_backward_pass() -> None:
-    """It is never left, because no hook runs after a KeyboardInterrupt."""
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    gradients = []
-    for model in (tiny("llama").train(), checkpointed(reentrant=False)):
-        with snn.install(model, {"model.layers.*.input_layernorm": projection()}, tokens="body"):
-            other = inputs("llama", seed=1)
-            other["attention_mask"] = other["attention_mask"].flip(0)
-            hook = model.model.layers[1].register_forward_hook(interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                model(**other, use_cache=False)
-            hook.remove()
-            model(**inputs("llama"), use_cache=False).logits.pow(2).sum().backward()
-        gradients.append([p.grad for p in model.parameters()])
-    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*gradients, strict=True))
-
-
-def test_control_a_checkpointed_function_is_an_error() -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.a, self.b = (
-                torch.nn.Embedding(50, 16), torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)
-            )  # fmt: skip
-
-        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-            h = self.embed(input_ids)
-            return checkpoint(lambda h: self.b(torch.relu(self.a(h))), h, use_reentrant=False)
-
-    model = Model()
-    ids = torch.randint(0, 50, (2, 4))
-    installed = snn.install(model, {"b": projection()}, tokens="body")
-    loss = model(ids).sum()
-    with pytest.raises(snn.SiteError, match="backward pass"):
-        loss.backward()
-    installed.remove()
-
-
-def test_control_memory_that_is_used_again_does_not_give_its_tokens() -> None:
-    """A saved input that is made again, where another call had its own, has an unknown call."""
-    from torch.utils.checkpoint import checkpoint
-
-    buffer = np.zeros((2, 4, 16), np.float32)  # holds the input of the block in each call
-
-    def in_buffer(values: np.ndarray) -> torch.Tensor:
-        buffer[:] = values
-        return torch.frombuffer(buffer, dtype=torch.float32).reshape(buffer.shape)
-
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh())
-
-        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-            h = in_buffer(np.random.default_rng(int(input_ids[0, 0])).normal(size=buffer.shape))
-            return checkpoint(self.block, h, use_reentrant=False)
-
-    model, ids = Model(), torch.arange(8).reshape(2, 4)
-    masks = torch.ones(2, 4), torch.tensor([[0.0, 0, 1, 1]] * 2)
-    saved = torch.autograd.graph.saved_tensors_hooks(lambda t: t.numpy().copy(), in_buffer)
-    with snn.install(model, {"block.1": projection()}, tokens="body"):
-        with saved:
-            first = model(ids, masks[0]).sum()
-        model(ids + 1, masks[1])
-        with pytest.raises(snn.SiteError, match="which this run belongs is unknown"):
-            first.backward()
-        first = model(ids, masks[0]).sum()  # whose input is kept
-        first.backward()
-
-
-def test_threads_that_record_gradients_share_the_stored_inputs() -> None:
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed = torch.nn.Embedding(50, 16)
-            self.block = torch.nn.Sequential(torch.nn.Identity())
-
-        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-            kept.append(self.embed(input_ids))
-            return self.block(kept[-1])
-
-    model, ids = Model(), torch.ones(1, 3, dtype=torch.long)
-    kept: list[torch.Tensor] = []  # so that many inputs are stored
-    errors: list[Exception] = []
-
-    def work() -> None:
-        try:
-            for _ in range(200):
-                model(ids)
-        except RuntimeError as error:
-            errors.append(error)
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with snn.install(model, {"block.0": projection()}, tokens="body"):
-            threads = [threading.Thread(target=work) for _ in range(3)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-    finally:
-        sys.setswitchinterval(interval)
-    assert not errors
-
-
-def test_tokens_of_inputs_that_are_gone_are_deleted() -> None:
-    model = checkpointed(reentrant=False)
-    with snn.install(model, {"model.layers.*": projection()}, tokens="body"):
-        hooks = model._forward_pre_hooks.values()
-        selections = next(hook for hook in hooks if isinstance(hook, EnterCall)).selections
-        kept = [model(**inputs("llama", seed=i), use_cache=False).logits for i in range(6)]
-        n_kept = len(selections._by_input)
-        del kept[1:]
-        model(**inputs("llama"), use_cache=False)
-        assert len(selections._by_input) < n_kept / 2
-        kept[0].sum().backward()
+    plain, replayed = tiny("llama").train(), tiny("llama").train()
+    older = replayed.gradient_checkpointing_enable
+    enable = getattr(replayed, "activation_checkpointing_enable", older)
+    enable({"use_reentrant": reentrant})
+    if reentrant:
+        plain.enable_input_require_grads()
+        replayed.enable_input_require_grads()
+    norms = "model.layers.*.post_attention_layernorm"
+    for site in ("model.layers.*", norms):
+        expected = gradients(plain, site, [whole, whole], "all")
+        found = gradients(replayed, site, [whole, whole], "all")
+        assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(found, expected, strict=True))
+    for batches, tokens in [
+        ([whole], "body"), ([whole], None), ([whole], "last"), ([padded, whole], "all"),
+        ([whole], lambda call: call["input_ids"] > 3),
+    ]:  # fmt: skip
+        gradients(plain, norms, batches, tokens)
+        with pytest.raises(snn.SiteError, match=r"gradient checkpointing.*tokens='all'"):
+            gradients(replayed, norms, batches, tokens)
 
 
 def test_erasers_act_in_inference_mode_and_autocast() -> None:
@@ -954,11 +761,11 @@ def test_erasers_on_a_gpu() -> None:
 def test_arguments_of_other_types_are_refused(wrong: Any) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
     batches = [{"input": torch.randn(40, 3), "z": torch.arange(40) % 2}]
-    erasers = snn.fit_layers(model, batches, "0", "leace", erase="z", memory=np.int64(1 << 20))
+    erasers = snn.fit_layers(model, batches, "0", "leace", erase="z")
     for call in (
         lambda: snn.collect(model, wrong, "0", labels="z"),
         lambda: snn.fit_layers(model, wrong, "0", "leace", erase="z"),
-        lambda: snn.effect(model, erasers, wrong, erase="z"),
+        lambda: snn.effect(model, erasers, wrong),
     ):
         with pytest.raises(sf.InputError, match="pass the batches themselves"):
             call()
@@ -968,20 +775,7 @@ def test_arguments_of_other_types_are_refused(wrong: Any) -> None:
     if wrong is not None:
         for forward in (
             lambda: snn.collect(model, batches, "0", labels="z", forward=wrong),
-            lambda: snn.effect(model, erasers, batches, erase="z", forward=wrong),
+            lambda: snn.effect(model, erasers, batches, forward=wrong),
         ):
             with pytest.raises(sf.InputError, match="forward is"):
                 forward()
-    for memory in ("a", -1, float("nan"), []):
-        with pytest.raises(sf.InputError, match="memory is"):
-            snn.fit_layers(model, batches, "0", "leace", erase="z", memory=memory)  # type: ignore[arg-type]
-    with pytest.raises(sf.InputError, match="erasers is empty"):
-        snn.fold(model, {}, batches[0])
-
-
-def test_a_strength_may_be_a_number_of_numpy() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
-    batches = [{"input": torch.randn(40, 3), "z": torch.arange(40) % 2}]
-    erasers = snn.fit_layers(model, batches, "0", "leace", erase="z")
-    with snn.install(model, erasers, strength=np.float32(0.5)) as installed:
-        assert installed.strength == 0.5

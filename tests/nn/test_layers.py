@@ -1,7 +1,9 @@
-"""nn.layers, nn.activation_cache, nn.spec: layer-by-layer fits of tiny models, and their files."""
+"""nn.layers, nn.erasers: layer-by-layer fits of tiny models, and their files."""
 
 from __future__ import annotations
 
+import functools
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ torch = pytest.importorskip("torch")
 import splince_fast as sf  # noqa: E402
 from nn.conftest import hooks_in, inputs, tiny  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
-from splince_fast.nn.placeholder import Placeholder, PlaceholderError  # noqa: E402
+from splince_fast.nn import layers  # noqa: E402
 
 
 def model_and_batches() -> tuple[Any, list[dict[str, Any]]]:
@@ -92,11 +94,8 @@ def test_fitted_on_last_tokens_and_applied_to_all(tmp_path: Path) -> None:
         after = snn.collect(model, batches, at, **options)[at[1]].cross_covariance("z")
     before = snn.collect(model, batches, at, **options)[at[1]].cross_covariance("z")
     assert np.linalg.norm(after) > 1e-3 * np.linalg.norm(before)
-    for wrong, change in (("mean", {}), (None, {"tokens": "mean"})):
-        with pytest.raises(sf.InputError, match=r"tokens"):
-            snn.fit_layers(
-                model, batches, at, sf.leace, erase="z", **{**options, **change}, apply_to=wrong
-            )
+    with pytest.raises(sf.InputError, match=r"tokens"):
+        snn.fit_layers(model, batches, at, sf.leace, erase="z", apply_to="mean", **options)
 
 
 def test_other_tokens_than_in_the_fit_warn(tmp_path: Path) -> None:
@@ -193,29 +192,28 @@ def test_batches_that_differ_between_passes_are_errors() -> None:
         snn.fit_layers(model, Fewer(), SITES, sf.leace, **options)
     with pytest.raises(sf.InputError, match="labels in the first batch"):
         snn.fit_layers(model, Shuffled(), SITES, sf.leace, **options)
-    with pytest.raises(sf.InputError, match="no token"):
-        snn.fit_layers(model, batches, SITES, sf.leace, tokens="mean", **options)
     assert hooks_in(model) == 0
 
 
 # -- passes that begin where the last one ended ----------------------------------------------------
 
 
-def calls_of(model: Any, act: Any) -> dict[str, int]:
-    """How often the forward of each submodule ran meanwhile, hooks that skip it not counted."""
+def runs_of(model: Any, act: Any) -> dict[str, int]:
+    """How often each submodule ran meanwhile, without runs that a pass skips."""
     counts: dict[str, int] = {}
+
+    def counted(name: str, run: Any) -> Any:
+        @functools.wraps(run)  # with its signature
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            counts[name] = counts.get(name, 0) + 1
+            return run(*args, **kwargs)
+
+        return forward
+
     for name, module in model.named_modules():
-
-        def counted(*args: Any, _run: Any = module.forward, _name: str = name, **kw: Any) -> Any:
-            counts[_name] = counts.get(_name, 0) + 1
-            return _run(*args, **kw)
-
-        module.forward = counted
-    try:
-        act()
-    finally:
-        for module in model.modules():
-            del module.forward
+        forward = counted(name, type(module).forward)
+        module.__class__ = type(type(module).__name__, (type(module),), {"forward": forward})
+    act()
     return counts
 
 
@@ -226,167 +224,107 @@ def same(first: snn.Erasers, second: snn.Erasers) -> bool:
     )
 
 
-def test_modules_before_a_fitted_site_run_once() -> None:
-    model, batches = model_and_batches()
-    found: dict[Any, snn.Erasers] = {}
-
-    def fit(memory: int | None) -> Any:
-        options = {"erase": "z", "memory": memory}
-        found[memory] = snn.fit_layers(model, batches, SITES, sf.leace, **options)
-
-    n = len(batches)
-    whole = calls_of(model, lambda: fit(0))
-    kept = calls_of(model, lambda: fit(None))
-    # On the first batch twice more: to trace the order of modules, and to test the cache points.
-    assert {name: kept[name] for name in ("0", *SITES)} == dict.fromkeys(("0", *SITES), n + 2)
-    assert [whole[name] for name in ("0", *SITES)] == [4 * n + 1, 4 * n + 1, 3 * n + 1, 2 * n + 1,
-                                                       n + 1]  # fmt: skip
-    assert same(found[0], found[None])
-    # Two batches of 100 rows of 16 float32 have a place: the other four run from the beginning.
-    some = calls_of(model, lambda: fit(2 * 100 * 16 * 4))
-    assert some["0"] == 2 + n + 3 * (n - 2)
-    assert same(found[0], found[2 * 100 * 16 * 4])
-    assert hooks_in(model) == 0
-    assert not any("forward" in module.__dict__ for module in model.modules())
-
-
-class Forked(torch.nn.Module):
-    """Blocks whose first output, or a share of it, is read again behind the second one."""
-
-    def __init__(self, rule: Any) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.blocks = torch.nn.ModuleList(torch.nn.Linear(6, 6) for _ in range(3))
-        self.rule = rule
-
-    def forward(self, input: Any) -> Any:
-        first = self.blocks[0](input)
-        second = self.blocks[1](torch.tanh(first))
-        return self.blocks[2](self.rule(torch.tanh(second), first, input))
-
-
-@pytest.mark.parametrize(
-    ("rule", "again"),
-    [
-        (lambda x, first, input: x, False),
-        (lambda x, first, input: x + first, True),
-        # Read on the last batch only, so that the first one cannot tell.
-        (lambda x, first, input: x + first if float(input.mean()) > 1 else x, True),
-        # Written into: what was kept is not what it was.
-        (lambda x, first, input: x.add_(1.0), False),
-    ],
-    ids=["chain", "skip", "skip on one batch", "in place"],
-)
-def test_a_model_that_reads_a_skipped_output_is_run_again(rule: Any, again: bool) -> None:
-    model = Forked(rule).eval()
-    torch.manual_seed(1)
-    z = torch.arange(300) % 2
-    x = torch.randn(300, 6) + z[:, None]
-    x[200:] += 2
-    batches = [{"input": x[i : i + 100], "z": z[i : i + 100]} for i in range(0, 300, 100)]
-    sites = ["blocks.0", "blocks.1", "blocks.2"]
-    found: dict[Any, snn.Erasers] = {}
-
-    def fit(memory: int | None) -> Any:
-        found[memory] = snn.fit_layers(model, batches, sites, sf.leace, erase="z", memory=memory)
-
-    fit(0)
-    counts = calls_of(model, lambda: fit(None))
-    assert (counts["blocks.0"] > len(batches) + 2) == again
-    assert same(found[0], found[None])
-
-
-class Storing(torch.nn.Sequential):
-    """Layers that store their last output."""
-
-    def forward(self, input: Any) -> Any:
-        self.last = super().forward(input)
-        return self.last
-
-
-class Varying(torch.nn.Module):
-    """A model that reads skipped outputs, or runs them again, in batches after the first one."""
+class Blocks(torch.nn.Module):
+    """Blocks in a list that are a plain sequence, or more than that, at least in some batches."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.kind = kind
-        layers = Storing if kind == "attribute" else torch.nn.Sequential
-        self.first = layers(torch.nn.Linear(3, 5), torch.nn.Tanh())
-        self.second = torch.nn.Linear(5, 5)
-        self.third = torch.nn.Sequential(torch.nn.Linear(5, 5), torch.nn.Tanh(),
-                                         torch.nn.Linear(5, 5))  # fmt: skip
+        self.kind, self.first = kind, torch.nn.Linear(3, 5)
+        self.blocks = torch.nn.ModuleList(
+            torch.nn.Sequential(torch.nn.Linear(5, 5), torch.nn.Tanh()) for _ in range(4)
+        )
 
     def forward(self, x: Any) -> Any:
         if self.kind == "chunks":
-            return self.third(torch.cat([self.second(self.first(c)) for c in x.split(4, 1)], 1))
-        encoded = self.first(x)
-        h = torch.tanh(self.second(encoded))
-        if self.kind == "mask":  # comparisons turn NaN into a valid value
-            h = h.masked_fill((encoded > 0.9).any(-1, keepdim=True), 0.0)
-        elif self.kind == "number" and float(encoded.max()) > 0.9:
-            h = 2 * h
-        elif self.kind == "shape":
-            h = h * (1 + len((encoded > 0.9).nonzero()))
-        elif self.kind == "array":
-            h = h * (1 + float((encoded.numpy() > 0.9).mean()))
-        elif self.kind == "error" and x.shape[1] > 4:
-            h = h + encoded.numpy().mean()
-        elif self.kind == "write":
-            h = torch.zeros_like(h).copy_(encoded.clamp(min=0.9)) + h
-        elif self.kind == "attribute":
-            h = h * (1 + self.first.last.mean())
-        elif self.kind == "again" and x.shape[1] > 4:
-            h = h + self.second(self.first(x.flip(1)))
-        return self.third(h)
+            return torch.cat([self.run(self.first(c)) for c in x.split(4, 1)], 1)
+        return self.run(self.first(x))
+
+    def run(self, h: Any) -> Any:
+        outputs, is_rare = [], float(h.mean()) > 0.3
+        for i, block in enumerate(self.blocks):
+            h = block(h)
+            outputs.append(h)
+            if self.kind == "skip" or (self.kind == "rare skip" and is_rare):
+                h = h + outputs[0]
+            elif self.kind == "scale" and i == 2:
+                h.mul_(1 + outputs[0].mean())  # the same tensor
+            elif self.kind == "in place":
+                h.add_(1.0)
+            elif self.kind == "again" and is_rare:
+                h = block(h)
+        return h
 
 
-@pytest.mark.parametrize(
-    "kind", ["chunks", "mask", "number", "shape", "array", "error", "write", "attribute", "again"]
-)
-def test_the_result_does_not_depend_on_memory(kind: str) -> None:
+KINDS = ["plain", "skip", "rare skip", "scale", "in place", "again", "chunks"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("side", ["output", "input"])
+def test_passes_that_begin_later_fit_the_same_erasers(kind: str, side: str) -> None:
+    """As whole passes, which run with a function `forward`, and as the definition demands."""
     g = torch.Generator().manual_seed(1)
     z = torch.arange(40) % 2
     batches = [
-        {"x": scale * torch.randn(40, n, 3, generator=g) + scale * z[:, None, None], "z": z}
-        for scale, n in ((0.1, 4), (1.0, 8), (1.0, 8))
+        {"x": shift + torch.randn(40, n, 3, generator=g) + z[:, None, None], "z": z}
+        for shift, n in ((0.0, 4), (2.0, 8), (-2.0, 8))
     ]
-    model = Varying(kind).eval()
-    sites = ["third.0", "third.2"]
-    if kind not in ("chunks", "again"):
-        sites.insert(0, "second")
-    found = [
-        snn.fit_layers(model, batches, sites, sf.leace, erase="z", memory=memory)
-        for memory in (0, None, 4 * 40 * 4 * 5)
-    ]
-    assert same(found[0], found[1])
-    assert same(found[0], found[2])
-    with snn.install(model, found[1]):
-        after = snn.collect(model, batches, sites, labels="z")
-    assert max(after.trace("z").values()) < 1e-6
+    model, at = Blocks(kind).eval(), ["first", "blocks.*", "blocks.*.0"]
+    options: dict[str, Any] = {"erase": "z", "side": side}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", snn.OnePassWarning)  # of the kinds that repeat a site
+        warnings.simplefilter("ignore", sf.NothingErasedWarning)
+        whole = snn.fit_layers(
+            model, batches, at, "leace", forward=lambda m, b: m(b["x"]), **options
+        )
+        found = snn.fit_layers(model, batches, at, "leace", **options)
+    assert same(found, whole)
+    assert hooks_in(model) == 0
+    assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+def test_blocks_of_a_plain_sequence_run_twice() -> None:
+    """In all passes: with the erasers before it, and at the site of the block."""
+    model, batches = model_and_batches()
+    n = len(batches)
+    counts = runs_of(model, lambda: snn.fit_layers(model, batches, SITES, "leace", erase="z"))
+    # Of the first batch a run shows the order of sites, and each later pass begins with two.
+    assert counts["0"] == n + 1 + 3
+    assert counts["4"] == n + 1 + n + 1 + 1 + 1 + 1
     assert hooks_in(model) == 0
 
 
-def test_operations_with_placeholders_give_placeholders_or_errors() -> None:
-    x = Placeholder(torch.ones(2, 3))
-    mask = torch.tensor([True, False])[:, None]
-    for result in (x > 0, x.argmax(1), torch.nan_to_num(x), torch.where(mask, x, torch.ones(2, 3)),
-                   torch.ones(2, 3).masked_fill(x == 0, 0.0), x.sum(), *x.split(1)):  # fmt: skip
-        assert type(result) is Placeholder
-    assert (x @ torch.ones(3, 4)).shape == (2, 4)
-    assert (x.to(torch.float64) + 1).dtype == torch.float64
-    for read in (bool, float, lambda x: x.sum().item(), lambda x: torch.ones(2, 3).add_(x),
-                 lambda x: x.add_(1), lambda x: x.nonzero(), lambda x: torch.ones(2, 3)[x > 0],
-                 lambda x: torch.equal(x, x)):  # fmt: skip
-        with pytest.raises(PlaceholderError, match="skipped module"):
-            read(x.sum() if read in (bool, float) else x)
-    for read in (lambda x: x.numpy(), lambda x: x.tolist()):
-        with pytest.raises((RuntimeError, TypeError)):
-            read(x)
-    other = torch.empty(2, 3)
-    other.data = x
-    with pytest.raises(RuntimeError):
-        other + 1
+def test_outputs_without_memory_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batches = model_and_batches()
+    expected = snn.fit_layers(model, batches, SITES, "leace", erase="z")
+    # A quarter has place for the outputs of two batches: 100 rows of 16 float32.
+    monkeypatch.setattr(layers, "free_memory", lambda device: 4 * 2 * 100 * 16 * 4)
+    found: list[snn.Erasers] = []
+    counts = runs_of(
+        model, lambda: found.append(snn.fit_layers(model, batches, SITES, "leace", erase="z"))
+    )
+    assert same(found[0], expected)
+    assert counts["0"] == len(batches) + 1 + 3 + 3 * (len(batches) - 2)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_a_scripted_module_runs_in_each_pass() -> None:
+    model, batches = model_and_batches()
+    expected = snn.fit_layers(model, batches, SITES, sf.leace, erase="z")
+    model[1] = torch.jit.trace(model[1], torch.randn(2, 16))
+    assert same(snn.fit_layers(model, batches, SITES, sf.leace, erase="z"), expected)
+
+
+def test_a_long_fit_says_how_long_it_takes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, batches = model_and_batches()
+    for seconds, progress, n_lines in ((60.0, None, 0), (0.0, None, 1), (0.0, False, 0)):
+        monkeypatch.setattr(layers, "_FORECAST_SECONDS", seconds)
+        snn.fit_layers(model, batches, SITES, sf.leace, erase="z", progress=progress)
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == n_lines
+        assert all("minutes for 4 sites" in line for line in lines)
 
 
 class Recurrent(torch.nn.Module):
@@ -421,77 +359,26 @@ def test_a_site_that_depends_on_its_own_output_warns() -> None:
     assert rest(Recurrent(True), erasers) < 1e-7
 
 
-def test_the_pass_of_a_site_after_a_norm_starts_before_its_block() -> None:
-    """The residual stream around a norm is read again: the block before is what is kept."""
-    model = tiny("llama")
-    batches = [{**inputs("llama", 60, seed=i)} for i in range(3)]
-    for batch in batches:
-        batch["z"] = batch["input_ids"][:, 1:].double().sum(1)
-    at = ["model.layers.1.input_layernorm", "model.layers.1.post_attention_layernorm", "model.norm"]
-    for side in ("output", "input"):
-        found: dict[Any, snn.Erasers] = {}
-
-        def fit(memory: int | None, found: Any = found, side: str = side) -> Any:
-            found[memory] = snn.fit_layers(
-                model, batches, at, sf.leace, erase="z", side=side, memory=memory
-            )
-
-        fit(0)
-        counts = calls_of(model, lambda: fit(None))
-        assert counts["model.layers.0"] == 3 + 2
-        assert same(found[0], found[None])
-
-
-class InPlace(torch.nn.Module):
-    """A block that adds to its input in place where a batch is short."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(16) for _ in range(2))
-        self.a, self.b = torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = torch.tanh(self.a(self.norms[0](x)))
-        x = x.add_(y) if len(x) < 100 else x + y
-        return x + self.b(self.norms[1](x))
-
-
-def test_a_cached_output_that_was_modified_in_place_is_not_used() -> None:
-    """It writes into the output that is kept, which then must not serve as it is."""
-    torch.manual_seed(0)
-    first = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16))
-    model = torch.nn.Sequential(first, InPlace(), InPlace()).eval()
-    (whole, *others), z = model_and_batches()[1], "z"
-    batches = [whole] + [{k: v[:50] for k, v in b.items()} for b in others]
-    at = ["1.norms.0", "1.norms.1", "2.norms.0"]
-    found: dict[Any, snn.Erasers] = {}
-
-    def fit(memory: int | None) -> None:
-        found[memory] = snn.fit_layers(model, batches, at, sf.leace, erase=z, memory=memory)
-
-    fit(0)
-    counts = calls_of(model, lambda: fit(None))
-    assert same(found[0], found[None])
-    # The trace and the trials aside, six batches ran it once, and five of them again.
-    again = calls_of(model, lambda: snn.fit_layers(model, batches, at[:2], sf.leace, erase=z))
-    assert counts["0"] == again["0"] + 5
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit")
-def test_a_module_that_takes_no_hooks_runs_in_each_pass() -> None:
-    model, batches = model_and_batches()
-    expected = snn.fit_layers(model, batches, SITES, sf.leace, erase="z", memory=0)
-    model[1] = torch.jit.trace(model[1], torch.randn(2, 16))
-    found = snn.fit_layers(model, batches, SITES, sf.leace, erase="z")
-    assert same(found, expected)
-
-
 def test_activations_that_are_not_finite_are_named() -> None:
     model, batches = model_and_batches()
     batches[3]["input"] = batches[3]["input"] * torch.tensor([1e38, 1, 1, 1, 1, 1]) * 1e38
     with pytest.raises(sf.NonFiniteError, match=r"'6'.*|'2'.*batch 3"):
         snn.fit_layers(model, batches, SITES, sf.leace, erase="z")
     assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+def test_erasers_for_a_fold_are_linear_and_for_all_tokens() -> None:
+    model, batches = model_and_batches()
+    found, chosen = (
+        snn.fit_layers(model, batches, SITES, "leace", erase="z", **options)
+        for options in ({"for_fold": True}, {"apply_to": "all", "bias": "drop"})
+    )
+    assert same(found, chosen)
+    assert found.recipe == chosen.recipe
+    assert not any(p.bias.any() for p in found.values())
+    snn.fold(model, found, batches[0]["input"][:4])
+    with pytest.raises(sf.InputError, match="for_fold=True erases at every token"):
+        snn.fit_layers(model, batches, SITES, "leace", erase="z", for_fold=True, apply_to="body")
 
 
 def test_erasers_survive_a_file(tmp_path: Path) -> None:

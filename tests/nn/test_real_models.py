@@ -237,20 +237,20 @@ def test_the_last_nine_layers_are_erased_in_sequence(
 def test_an_eraser_is_folded_into_the_tied_head(smollm2: SmolLM2, batches_of: Any) -> None:
     model = copy.deepcopy(smollm2.model)
     prompts = batches_of(range(0, 3520, 100))
-    found = snn.collect(model, prompts, "model.norm", labels=LABELS, tokens="last")
-    erasers = found.erasers(sf.leace, erase="stereotype")
+    erasers = snn.fit_layers(
+        model, prompts, "model.norm", sf.leace, erase="stereotype", tokens="last", for_fold=True
+    )
     example = {k: v for k, v in prompts[0].items() if k not in LABELS}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", sf.SplinceWarning)
-        folded = snn.fold(model, erasers, example, tokens="all", bias="drop")
+        folded = snn.fold(model, erasers, {"model.norm": "lm_head"}, example=example)
     assert folded.untied == ("lm_head",)
     assert folded.difference < 1e-4
     with torch.no_grad():
         states = model.model(**example).last_hidden_state
         head = model.lm_head(states)
-        p = erasers["model.norm"]
-        linear = snn.Eraser(sf.Projection(p.left, p.right, np.zeros(576)))
-        expected = torch.nn.functional.linear(linear(states), smollm2.model.lm_head.weight)
+        erased = snn.Eraser(erasers["model.norm"])(states)
+        expected = torch.nn.functional.linear(erased, smollm2.model.lm_head.weight)
     assert float((head - expected).abs().max()) < 1e-4 * float(expected.max() - expected.min())
 
 
@@ -280,26 +280,28 @@ def sentences(n: int = 96) -> tuple[list[str], np.ndarray]:
 def test_a_sentence_encoder_is_erased(minilm: Any) -> None:
     model, tokenizer = minilm
     texts, he = sentences()
-    batches = snn.text_batches(
-        {"text": texts, "he": he.tolist()}, tokenizer, text="text", labels="he", batch_size=16
-    )
+    batches = [
+        {
+            **tokenizer(texts[i : i + 16], padding=True, return_tensors="pt"),
+            "he": torch.from_numpy(he[i : i + 16]),
+        }
+        for i in range(0, len(texts), 16)
+    ]
     at = [f"encoder.layer.{i}.attention.output.dense" for i in (4, 5)]
     erasers = snn.fit_layers(model, batches, at, sf.leace, erase="he", labels="he", tokens="all")
     before = snn.collect(model, batches, at, labels="he", tokens="all").trace("he")
     with snn.install(model, erasers):
         after = snn.collect(model, batches, at, labels="he", tokens="all").trace("he")
     assert all(after[site] < 1e-6 * before[site] for site in at)
-    # The mean over tokens, as sentence embeddings are made.
-    pooled = snn.collect(model, batches, "encoder", labels="he", tokens="mean")
-    assert pooled["encoder"].n_rows == len(texts)
     example = {k: v for k, v in next(iter(batches)).items() if k != "he"}
     folded = copy.deepcopy(model)
-    snn.fold(folded, erasers, example)
+    snn.fold(folded, erasers, example=example)
     lone = snn.collect(
         model, batches, "encoder.layer.0.output.LayerNorm", labels="he", tokens="all"
     )
+    layers = {"encoder.layer.0.output.LayerNorm": "encoder.layer.1.attention.self.[qkv]*"}
     with pytest.raises(snn.FoldError, match="residual"):
-        snn.fold(folded, lone.erasers(sf.leace, erase="he"), example)
+        snn.fold(folded, lone.erasers(sf.leace, erase="he"), layers, example=example)
 
 
 def test_an_image_classifier_is_erased_and_folded() -> None:
@@ -323,6 +325,7 @@ def test_an_image_classifier_is_erased_and_folded() -> None:
     conv = "_blocks.5._project_conv"  # 1 x 1, and the site itself
     own = snn.collect(model, batches, conv, **options).erasers(sf.leace, erase="z")
     with pytest.raises(snn.FoldError, match="no bias"):
-        snn.fold(model, own, images[:4])
-    folded = snn.fold(model, own, images[:4], bias="drop")
+        snn.fold(model, own, example=images[:4])
+    linear = snn.fit_layers(model, batches, conv, sf.leace, erase="z", for_fold=True, **options)
+    folded = snn.fold(model, linear, example=images[:4])
     assert folded.layers == {conv: (conv,)}

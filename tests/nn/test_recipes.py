@@ -73,8 +73,15 @@ def test_a_model_with_adapters_is_erased() -> None:
     shown = example["attention_mask"] != 0
     assert (expected - plain)[shown].abs().max() > 1e-3  # control
     # An adapter reads the site, too: W + B A becomes W P + B (A P).
-    folded = snn.fold(model, erasers, example, bias="drop")
-    assert any("lora_A" in layer for layer in folded.layers["model.layers.0.input_layernorm"])
+    into: dict[str, Any] = {"model.norm": "lm_head"}
+    for site in at[0].replace("*", "0"), at[0].replace("*", "1"):
+        attention = site.replace("input_layernorm", "self_attn")
+        adapted = ["base_layer", "lora_A.default"]
+        into[site] = [f"{attention}.{k}_proj.{layer}" for k in "qv" for layer in adapted]
+        with pytest.raises(snn.FoldError, match="name all readers"):  # k_proj reads it, too
+            snn.fold(model, {site: erasers[site]}, {site: into[site]}, example=example)
+        into[site].append(f"{attention}.k_proj")
+    snn.fold(model, erasers, into, example=example)
     for one in (model, model.merge_and_unload()):
         with torch.no_grad():
             torch.testing.assert_close(one(**example).logits[shown], expected[shown])

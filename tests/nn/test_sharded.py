@@ -41,7 +41,7 @@ def test_models_offloaded_by_accelerate_are_erased(to: str, tmp_path: Path) -> N
     for site in plain:
         assert np.allclose(found[site].covariance(), plain[site].covariance(), atol=1e-6)
     with pytest.raises(snn.FoldError, match="offloaded"):
-        snn.fold(moved, {"model.norm": projection()}, batch, tokens="all", bias="drop")
+        snn.fold(moved, {"model.norm": projection()}, {"model.norm": "lm_head"}, example=batch)
 
 
 def test_a_model_that_changes_its_dtype_later() -> None:
@@ -135,17 +135,16 @@ def test_sharded_weights_before_and_after_installing() -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_no_early_stop_and_no_fold_of_sharded_weights() -> None:
-    model = sharded(Text())
-    snn.collect(model, batches(), SITES, labels="z")
-    assert model.ends == 6  # a rank that stops early would leave the others waiting
-    plain = Text()
-    snn.collect(plain, batches(), SITES, labels="z")
-    assert plain.ends == 1
+def test_no_early_end_and_no_fold_of_sharded_weights() -> None:
+    model, plain = sharded(Text()), Text()
+    for one in (model, plain):
+        snn.fit_layers(one, batches(), SITES, sf.leace, erase="z")
+    assert model.ends == 1 + 6 + 6  # a rank that ends early would leave the others waiting
+    assert plain.ends == 1 + 6  # control: the order of the sites, and the first pass
     before = hooks_in(model)
     example = {"input_ids": batches()[0]["input_ids"]}
     with pytest.raises(snn.FoldError, match="distributed"):
-        snn.fold(model, {"blocks.1": projection()}, example, tokens="all")
+        snn.fold(model, {"blocks.1": projection()}, example=example)
     assert hooks_in(model) == before
 
 

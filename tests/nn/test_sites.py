@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from nn.conftest import projection  # noqa: E402
+from nn.conftest import inputs, projection, tiny  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
 from splince_fast.nn import sites  # noqa: E402
 
@@ -70,16 +70,46 @@ def test_a_submodule_called_module_keeps_its_name_behind_every_wrapper(wrap: Any
     assert {name: type(module).__name__ for name, module in outermost.items() if name} == PRE_NORM
 
 
-def test_a_name_without_infixes_that_another_module_has_is_not_used() -> None:
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, for peft's calls
+@pytest.mark.parametrize("kind", ["LoraConfig", "PromptTuningConfig", "PrefixTuningConfig"])
+def test_models_of_peft_have_the_names_of_the_base_model(kind: str) -> None:
+    peft = pytest.importorskip("peft")
+    options = {"LoraConfig": {"target_modules": ["q_proj"], "r": 2}}
+    config = getattr(peft, kind)(**options.get(kind, {"num_virtual_tokens": 3}),
+                                 task_type="CAUSAL_LM")  # fmt: skip
+    model = peft.get_peft_model(tiny("llama"), config).eval()
+    (printed,) = (name for name, _ in model.named_modules() if name.endswith("layers.1"))
+    expected = {"model.layers.1": model.get_submodule(printed)}
+    assert sites.find(model, "model.layers.1") == sites.find(model, printed) == expected
+    with snn.install(model, {"model.layers.1": projection()}) as installed, torch.no_grad():
+        model(**inputs("llama"))
+    assert installed.counts == {"model.layers.1": 1}
+
+
+def test_names_that_named_modules_prints_are_accepted() -> None:
+    """Also of wrappers; a name that another module has keeps the parts of its wrapper."""
+    block = torch.nn.Sequential(PreNorm())
+    for model in (torch.compile(block, backend="eager"), torch.nn.DataParallel(block)):
+        for name, module in model.named_modules():
+            if isinstance(module, torch.nn.Linear | torch.nn.LayerNorm):
+                assert list(sites.find(model, name).values()) == [module]
     model = torch.nn.ModuleDict({"norm": torch.nn.LayerNorm(16)})
-    model["base_model"] = torch.nn.ModuleDict({"model": torch.nn.ModuleDict()})
-    model["base_model"]["model"].update(
-        {"norm": torch.nn.BatchNorm1d(16), "linear": torch.nn.Linear(16, 16)}
-    )
+    model["_orig_mod"] = torch.nn.ModuleDict({"norm": torch.nn.BatchNorm1d(16)})
     assert sites.find(model, "norm") == {"norm": model["norm"]}
-    inner = "base_model.model.norm"
-    assert sites.find(model, inner) == {inner: model.get_submodule(inner)}
-    assert list(sites.find(model, "linear")) == ["linear"]  # as in models of PEFT
+    assert sites.find(model, "_orig_mod.norm") == {"_orig_mod.norm": model["_orig_mod"]["norm"]}
+
+
+def test_brackets_hold_characters_not_numbers() -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(12)))
+    assert list(sites.find(model, "[2-4]")) == ["2", "3", "4"]
+    for pattern, numbers in (("[5-10]", range(5, 11)), ("[1-10]", range(1, 11))):
+        with pytest.raises(snn.SiteError, match="brackets stand for one character") as caught:
+            sites.find(model, pattern)
+        names = [str(i) for i in numbers]
+        assert f"pass the list {names}" in str(caught.value)
+        assert list(sites.find(model, names)) == names
+    with pytest.raises(snn.SiteError, match=r"'\[z-a\]' is no pattern"):
+        sites.find(model, "[z-a]")
 
 
 # --- outputs --------------------------------------------------------------------------------------

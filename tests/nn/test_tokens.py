@@ -1,4 +1,4 @@
-"""nn.tokens, nn.call_selections: tokens of calls with caches, nested calls, and without tokens."""
+"""nn.tokens: tokens of calls with caches, nested calls, and without tokens."""
 
 from __future__ import annotations
 
@@ -196,13 +196,9 @@ def test_sites_with_tokens_and_without_are_not_mixed() -> None:
     assert list(snn.fit_layers(model, batches, both, sf.leace, erase="z", tokens="all")) == both
 
 
-@pytest.mark.parametrize("checkpointed", [False, True])
-def test_the_first_token_needs_no_ids(checkpointed: bool) -> None:
+def test_the_first_token_needs_no_ids() -> None:
     model, p = tiny("vit"), projection()
     site = site_of("vit", model)
-    if checkpointed:  # a module that is run again, with its hooks
-        inside = (n for n, m in model.named_modules() if isinstance(m, torch.nn.LayerNorm))
-        site = next(n for n in inside if n.startswith(f"{site}."))
     batch = {**inputs("vit", n=60), "z": torch.arange(60) % 2}
     images = {"pixel_values": batch["pixel_values"]}
     found = snn.collect(model, [batch], site, labels="z", tokens="first")
@@ -212,16 +208,10 @@ def test_the_first_token_needs_no_ids(checkpointed: bool) -> None:
     assert np.allclose(found[site].mean, mean, atol=1e-6)
     first = torch.zeros(plain.shape[:2], dtype=torch.bool)
     first[:, 0] = True
-    if checkpointed:
-        older = model.gradient_checkpointing_enable
-        getattr(model, "activation_checkpointing_enable", older)({"use_reentrant": False})
-        model.train()
     for erasers in ({site: p}, found.erasers(sf.leace, erase="z")):
         with snn.install(model, erasers, tokens="first"):
             (erased,) = states(model, site, lambda: model(**images))
             assert is_erased(erased, plain, erasers[site], first)
-            if checkpointed:
-                model(**images).last_hidden_state.sum().backward()
     with (
         snn.install(model, {site: p}, tokens="last"),
         pytest.raises(snn.SiteError, match="tokens='last' needs a call with input_ids"),
@@ -465,9 +455,9 @@ def test_a_nested_call_with_tokens_of_its_own_has_its_own_selection() -> None:
             (erased,) = states(model, site, lambda: model(*args))
         return (erased != plain).any(-1).sum(1).tolist()
 
-    assert n_erased(model, "inner.embed", ids, mask, ids) == [1, 2]  # as many tokens
+    assert n_erased(model, "inner.embed", ids, mask, ids) == [1, 2]
     assert n_erased(model, "inner.embed", ids, mask, ids[:, :2]) == [1, 1]
-    assert n_erased(model, "masked.embed", ids, mask, ids) == [2, 2]  # a mask, which is None
+    assert n_erased(model, "masked.embed", ids, mask, ids) == [1, 2]  # the same tokens
     assert n_erased(model, "inner.embed", ids, None, ids, [(keys, keys)]) == [3, 3]
     # The tokens of the call are those of the decoder.
     assert n_erased(EncoderDecoder(), "inner.embed", ids, ids, mask) == [2, 2]
@@ -612,77 +602,58 @@ def test_all_selects_attended_tokens_in_every_form_of_the_tokens() -> None:
             n_rows(function, call)
 
 
-def test_the_mean_ignores_padding_that_is_not_finite() -> None:
-    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
-    x = torch.randn(2, 3, 16)
-    rows = x.masked_fill(mask[..., None] == 0, float("nan"))
-    batch = {"x": rows, "attention_mask": mask, "z": torch.tensor([0, 1])}
-    found = snn.collect(Form(lambda h: h), [batch], "site", labels="z", tokens="mean")["site"]
-    mean = torch.stack([x[0, :2].mean(0), x[1].mean(0)]).mean(0)
-    assert found.n_rows == 2
-    assert np.allclose(found.mean, mean, atol=1e-6)
+# --- other ways to call --------------------------------------------------------------------------
 
 
-# --- gradient checkpoints ------------------------------------------------------------------------
+@pytest.mark.filterwarnings("ignore")  # of torch and transformers
+@pytest.mark.parametrize(
+    "tokens", [None, "last", *(pytest.param(t, marks=pytest.mark.slow) for t in ("first", "all"))]
+)
+def test_continuous_batching_erases_as_one_request_at_a_time(tokens: Any) -> None:
+    """Requests are packed into one row with a paged cache; `position_ids` tell them apart."""
+    transformers = pytest.importorskip("transformers")
+    model = tiny("llama")
+    if not hasattr(model, "generate_batch"):
+        pytest.skip("needs transformers with continuous batching")
+    g = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(3, 50, (n,), generator=g).tolist() for n in (5, 3, 7)]
+    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    config = transformers.GenerationConfig(**options, eos_token_id=-1)
+    rng = np.random.default_rng(0)
+    direction = rng.normal(size=(16, 1))
+    direction /= np.linalg.norm(direction)
+    p = sf.Projection(direction, direction, 4 * direction[:, 0])
+
+    def one_by_one() -> list[list[int]]:
+        return [
+            model.generate(
+                input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)).long(),
+                **options, eos_token_id=None,
+            )[0, len(ids) :].tolist()
+            for ids in prompts
+        ]  # fmt: skip
+
+    plain = one_by_one()
+    with snn.install(model, {"model.layers.*": p}, tokens=tokens):
+        found = model.generate_batch(inputs=prompts, generation_config=config)
+        expected = one_by_one()
+    assert sorted(result.generated_tokens for result in found.values()) == sorted(expected)
+    assert (expected == plain) == (tokens == "first")  # control: a token of five is too little
 
 
-class Block(torch.nn.Module):
-    """A block that has no length, as blocks of torch.compile."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.site = torch.nn.Linear(16, 16)
-
-    def __len__(self) -> int:
-        raise TypeError
-
-    def forward(self, h: Any) -> Any:
-        return torch.tanh(self.site(h))
-
-
-class Checkpointed(torch.nn.Module):
-    def __init__(self, use_reentrant: bool | None) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.block, self.use_reentrant = Block(), use_reentrant
-
-    def forward(self, inputs_embeds: Any, attention_mask: Any) -> Any:
-        if self.use_reentrant is None:
-            return self.block(inputs_embeds)
-        return torch.utils.checkpoint.checkpoint(
-            self.block, inputs_embeds, use_reentrant=self.use_reentrant
-        )
-
-
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_a_checkpoint_of_an_input_of_several_calls_has_the_right_tokens(
-    use_reentrant: bool,
-) -> None:
-    x = torch.randn(2, 4, 16, requires_grad=True)
-    masks = [torch.ones(2, 4), torch.tensor([[0.0, 0, 1, 1], [1, 1, 1, 1]])]
-
-    def gradient(use_reentrant: bool | None, masks: Any, *, together: bool, copy: bool) -> Any:
-        model = Checkpointed(use_reentrant)
-        losses = []
-        with snn.install(model, {"block.site": projection()}):
-            for i, mask in enumerate(masks):
-                output = model(x.clone() if copy else x, mask)
-                losses.append(output.pow(2 + i).sum())
-                if not together:
-                    losses.pop().backward()
-            if together:
-                sum(losses).backward()
-        return model.block.site.weight.grad
-
-    expected = gradient(None, masks, together=True, copy=False)
-    for together, copy in ((True, True), (False, False), (False, True)):
-        found = gradient(use_reentrant, masks, together=together, copy=copy)
-        assert torch.allclose(found, expected, atol=1e-5)
-    same = [masks[1], masks[1].clone()]
-    assert torch.allclose(
-        gradient(use_reentrant, same, together=True, copy=False),
-        gradient(None, same, together=True, copy=False),
-        atol=1e-5,
-    )
-    with pytest.raises(snn.SiteError, match=r"'block\.site' runs again.*same input tensor"):
-        gradient(use_reentrant, masks, together=True, copy=False)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("tokens", ["body", "first", "last", "all"])
+@pytest.mark.parametrize("masked", [True, False])
+def test_an_export_with_a_variable_batch_erases(tokens: str, masked: bool) -> None:
+    model, keys = tiny("llama"), ["input_ids", *(["attention_mask"] if masked else [])]
+    small, large = ({k: inputs("llama", n=n)[k] for k in keys} for n in (6, 9))
+    batch = torch.export.Dim("batch", min=2, max=64)
+    shapes = {**{k: {0: batch} for k in keys}, "use_cache": None}
+    with snn.install(model, {"model.layers.*": projection()}, tokens=tokens), torch.no_grad():
+        exported = torch.export.export(
+            model, (), {**small, "use_cache": False}, dynamic_shapes=shapes, strict=False
+        ).module()
+        expected = model(**large).logits
+    assert torch.allclose(exported(**large, use_cache=False).logits, expected, atol=1e-6)
+    with torch.no_grad():
+        assert not torch.allclose(model(**large).logits, expected, atol=1e-3)  # control
