@@ -10,7 +10,6 @@ import errno
 import json
 import os
 import struct
-import subprocess
 import sys
 import threading
 import warnings
@@ -27,8 +26,8 @@ import safetensors.numpy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from naive_model import FUZZ, check, state_bytes, tables
+from processes import script
 
-import splince_fast
 from splince_fast import FileFormatError, InputError, Moments, Projection, SplinceError
 from splince_fast._runtime import files
 
@@ -253,26 +252,26 @@ def with_metadata(content: bytes, path: Path, **changes: str | None) -> Path:
     return path
 
 
-@pytest.mark.parametrize("version", ["2", "10", "9" * 30, "9" * 5000])
+@pytest.mark.parametrize("version", ["2", "10"])
 def test_a_newer_format_asks_for_an_upgrade(content: bytes, path: Path, version: str) -> None:
-    match = "upgrade" if len(version) < 30 else None
-    with pytest.raises(FileFormatError, match=match):
+    with pytest.raises(FileFormatError, match="upgrade"):
         Moments.load(with_metadata(content, path, format_version=version))
 
 
-@pytest.mark.parametrize("version", [None, "", "one", "-1", "1.0", "²", "0"])
-def test_an_unreadable_format_version_is_refused(
-    content: bytes, path: Path, version: str | None
+@pytest.mark.parametrize(
+    ("entry", "texts"),
+    [
+        ("format_version", [None, "", "one", "-1", "1.0", "²", "0", "9" * 30, "9" * 5000]),
+        ("metadata", ["", "{", "[]", "5", "null", '"a"', "{}", "[" * 100_000, "1" * 5000,
+                      '{"width": NaN}']),
+    ],
+)  # fmt: skip
+def test_entries_that_cannot_be_read_are_refused(
+    content: bytes, path: Path, entry: str, texts: list[str | None]
 ) -> None:
-    with pytest.raises(FileFormatError):
-        Moments.load(with_metadata(content, path, format_version=version))
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "5", "null", '"a"', "{}", "[" * 100_000,
-                                  "1" * 5000, '{"width": NaN}'])  # fmt: skip
-def test_metadata_that_are_no_object_are_refused(content: bytes, path: Path, text: str) -> None:
-    with pytest.raises(FileFormatError):
-        Moments.load(with_metadata(content, path, metadata=text))
+    for text in texts:
+        with pytest.raises(FileFormatError):
+            Moments.load(with_metadata(content, path, **{entry: text}))
 
 
 JUNK: list[Any] = [
@@ -565,14 +564,7 @@ def test_a_file_that_outgrows_its_disk(tmp_path: Path) -> None:
     path = tmp_path / "state"
     Moments().update(np.eye(2)).save(path)
     kept = path.read_bytes()
-    root = str(Path(splince_fast.__file__).parent.parent)
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(path)],
-        capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": root, "OPENBLAS_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("refused:")
+    assert script(LIMITED, str(path)).startswith("refused:")
     assert os.listdir(tmp_path) == ["state"]
     assert path.read_bytes() == kept
 
