@@ -798,14 +798,6 @@ def test_transform_takes_no_metadata(data: Data) -> None:
 # --- manners ------------------------------------------------------------------------------------
 
 
-def test_html_and_text_of_an_estimator(data: Data) -> None:
-    X, y, z = data
-    fitted = SPLINCE(shrinkage=0.1).fit(X, y, concept=z)
-    assert repr(fitted) == "SPLINCE(shrinkage=0.1)"
-    assert "SPLINCE" in fitted._repr_html_()
-    assert "removed" in fitted.report_._repr_html_()
-
-
 def test_labels_that_are_all_missing_are_named_as_such() -> None:
     X = np.arange(12.0).reshape(6, 2)
     for eraser in (LEACE(), LEACE().partial_fit(X, concept=[None] * 6)):

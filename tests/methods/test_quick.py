@@ -73,7 +73,6 @@ def test_mean_projection_reads_floats_as_classes(data: Data) -> None:
         ({"method": "leace", "keep": [0, 1] * 150}, sf.InputError, "keeps nothing"),
         ({"keep": {"concept": [0, 1] * 150}}, sf.InputError, "two names"),
         ({"keep": [0, 1]}, sf.InputError, "2 labels but the block has 300 rows"),
-        ({"shrinkge": 1}, sf.InputError, "leace takes no shrinkge=; did you mean shrinkage="),
         ({"rank": 1}, sf.InputError, "leace takes no rank="),
         ({"erase": "z"}, sf.InputError, "leace takes no erase="),
     ],

@@ -219,8 +219,11 @@ def test_what_is_no_such_file(tmp_path: Path, content: bytes) -> None:
         path.write_bytes(other)
         with pytest.raises(FileFormatError):
             Moments.load(path)
-    with pytest.raises(FileFormatError):
-        Moments.load(tmp_path)  # a folder
+    with pytest.raises(FileFormatError, match="is a folder; pass the path of a file"):
+        Moments.load(tmp_path)
+    np.save(tmp_path / "x.npy", np.ones((3, 2)))
+    with pytest.raises(FileFormatError, match=r"x\.npy is not a safetensors file; pass"):
+        Moments.load(tmp_path / "x.npy")
     with pytest.raises(FileNotFoundError, match="nowhere"):
         Moments.load(tmp_path / "nowhere")
 
@@ -391,37 +394,32 @@ def test_every_tensor_has_its_shape_and_dtype(
             Moments.load(path)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("weight", -1.0),
-        ("weight", 0.0),
-        ("scatter", -1.0),
-        ("variable.0.rows", -1),
-        ("variable.0.rows", 10**12),
-        ("variable.0.weights", -1.0),
-        ("variable.2.counts", -1),
-        ("variable.2.counts", 10**12),
-        ("variable.2.weight", -1.0),
-        ("variable.2.squares", -1.0),
-        ("staged.weight", 0.0),
-        ("staged.weight", -2.0),
-        ("staged.rows", 1e200),
-        ("staged.0", 99),
-        ("staged.0", -2),
-    ],
-)
-def test_impossible_numbers_are_refused(
-    content: bytes, path: Path, name: str, value: float
-) -> None:
-    def spoil(tensors: dict[str, Any]) -> None:
-        tensors[name] = tensors[name].copy()
-        tensors[name].flat[0] = value
+IMPOSSIBLE: dict[str, list[float]] = {
+    "weight": [-1.0, 0.0],
+    "scatter": [-1.0],
+    "variable.0.rows": [-1, 10**12],
+    "variable.0.weights": [-1.0],
+    "variable.2.counts": [-1, 10**12],
+    "variable.2.weight": [-1.0],
+    "variable.2.squares": [-1.0],
+    "staged.weight": [0.0, -2.0],
+    "staged.rows": [1e200],
+    "staged.0": [99, -2],
+}
 
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_impossible_numbers_are_refused(content: bytes, path: Path, name: str) -> None:
     assert name in tensor_names(content)
-    resaved(content, path, spoil)
-    with pytest.raises(FileFormatError):
-        Moments.load(path)
+    for value in IMPOSSIBLE[name]:
+
+        def spoil(tensors: dict[str, Any], value: float = value) -> None:
+            tensors[name] = tensors[name].copy()
+            tensors[name].flat[0] = value
+
+        resaved(content, path, spoil)
+        with pytest.raises(FileFormatError):
+            Moments.load(path)
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F8_E4M3", "F8_E5M2", "F4", "F16", "U8", "BOOL", "C64"])
