@@ -596,6 +596,24 @@ def test_default_feature_names(data: Data) -> None:
 # --- values that are not finite -----------------------------------------------------------------
 
 
+@fast
+@given(
+    st.sampled_from(CLASSES),
+    st.integers(0, 39),
+    st.integers(0, 5),
+    st.sampled_from([np.nan, np.inf, -np.inf]),
+    st.sampled_from([np.float32, np.float64]),
+)
+def test_transform_refuses_what_is_not_finite(
+    kind: Any, row: int, column: int, value: float, dtype: Any
+) -> None:
+    X, y, z = make_data(40, dtype=dtype)
+    fitted = kind().fit(X, y, concept=z)
+    X[row, column] = value
+    with pytest.raises(NonFiniteError, match=f"row {row}"):
+        fitted.transform(X)
+
+
 def test_transform_checks_values_where_nothing_is_subtracted() -> None:
     z = np.array([0, 1] * 10)
     X = np.ones((20, 2))
