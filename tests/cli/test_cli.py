@@ -86,6 +86,25 @@ def agree(path: str, other: sf.Projection) -> None:
     np.testing.assert_allclose(sf.Projection.load(path).matrix(), other.matrix(), atol=1e-12)
 
 
+def save_rows(path: str, X: NDArray[Any]) -> None:
+    """Write rows in the format of the suffix."""
+    suffix = Path(path).suffix
+    if suffix == ".npy":
+        np.save(path, X)
+    elif suffix == ".npz":
+        np.savez(path, X=X)
+    elif suffix == ".safetensors":
+        safetensors.numpy.save_file({"X": X}, path)
+    elif suffix == ".pt":
+        torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+        torch.save(torch.from_numpy(X), path)
+    else:
+        pa = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        column = pa.array(list(X), pa.list_(pa.float64()))
+        parquet.write_table(pa.table({"v": column}), path, row_group_size=100)
+
+
 # -- fit -----------------------------------------------------------------------------------------
 
 
@@ -275,20 +294,11 @@ def test_a_checkpoint_is_refused_after_a_change_of_rows_in_the_middle(
     same = f"same={labels}"
     argv = ["fit", rows, "--labels", labels, "--labels", same, "--erase", "z", "--keep", "same"]
     argv += ["-o", str(tmp_path / "e"), "--checkpoint", checkpoint, "--force"]
-
-    def write() -> None:
-        if suffix == ".npy":
-            np.save(rows, X)
-        elif suffix == ".npz":
-            np.savez(rows, X=X)
-        else:
-            safetensors.numpy.save_file({"X": X}, rows)
-
-    write()
+    save_rows(rows, X)
     assert "cannot keep" in told(*argv, code=2)  # leaves a complete checkpoint
     assert "cannot keep" in told(*argv, code=2)  # control: unchanged files are accepted
     X[5000] += 1.0
-    write()
+    save_rows(rows, X)
     assert "has changed since" in told(*argv, code=2)
     os.remove(checkpoint)
     assert "cannot keep" in told(*argv, code=2)
@@ -321,18 +331,14 @@ def test_a_file_that_was_replaced_since_its_header_was_read_is_refused(
     tmp_path: Path, suffix: str
 ) -> None:
     path = str(tmp_path / ("X" + suffix))
-
-    def write(X: NDArray[np.float64]) -> None:
-        np.save(path, X) if suffix == ".npy" else np.savez(path, X=X)
-
-    write(np.ones((6, 2)))
+    save_rows(path, np.ones((6, 2)))
     labels = {"z": [0, 1, 0, 1, 0, 1]}
     source = rows.source_of(
         [path], key=None, embedding=None, variables=["z"], labels=lambda: labels
     )
     assert len(list(source)) == 1  # control: the same file, read again
     for other in (np.ones((4, 2)), np.ones((6, 2), np.float32)):
-        write(other)
+        save_rows(path, other)
         with pytest.raises(
             sf.InputError, match=r"now holds float.* of shape \(.*make a new source"
         ):
@@ -888,25 +894,6 @@ def test_apply_resumes_after_a_kill(eraser: sf.Projection, told: Told, suffix: s
     assert "exists" in told(*argv, "-o", "out", "--resume", code=2)
     out = told(*argv, "-o", "out", "--resume", "--force").splitlines()
     assert [line.startswith("finished before") for line in out] == [True, True, False, False, True]
-
-
-def save_rows(path: str, X: NDArray[Any]) -> None:
-    """Write rows in the format of the suffix."""
-    suffix = Path(path).suffix
-    if suffix == ".npy":
-        np.save(path, X)
-    elif suffix == ".npz":
-        np.savez(path, X=X)
-    elif suffix == ".safetensors":
-        safetensors.numpy.save_file({"X": X}, path)
-    elif suffix == ".pt":
-        torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
-        torch.save(torch.from_numpy(X), path)
-    else:
-        pa = pytest.importorskip("pyarrow")
-        parquet = pytest.importorskip("pyarrow.parquet")
-        column = pa.array(list(X), pa.list_(pa.float64()))
-        parquet.write_table(pa.table({"v": column}), path, row_group_size=100)
 
 
 @pytest.mark.parametrize("form", ["fixed", "list", "large"])

@@ -126,6 +126,15 @@ def test_weak_features_of_every_fold_are_named(n_folds: int) -> None:
     assert found.weak_features == tuple(range(n_folds))
 
 
+def test_few_rows_per_dimension_warn() -> None:
+    rng = np.random.default_rng(2)
+    z = rng.integers(0, 2, 260)
+    x = rng.normal(size=(260, 100)) + 0.2 * z[:, None]
+    with pytest.warns(sf.UnseenRowsWarning, match="rows per dimension"):
+        found = sf.cross_report(split_rows(x, 2, z=z), erase="z", keep=np.eye(100)[:, :1])
+    assert found.rows_per_rank == pytest.approx(1.3)
+
+
 REAL = {
     "professions_word2vec": ("z_stereotype", "y_fact"),
     "professions_smollm2": ("z_stereotype", "y_fact"),
@@ -160,7 +169,6 @@ def test_real_rows_warn_only_if_few_per_dimension(
     assert (sf.UnseenRowsWarning in {w.category for w in caught}) == warns
     if warns:
         assert "rows per dimension" in found.warnings[0]
-        assert found.rows_per_rank < 2
         assert dict(found.remedies)["shrinkage='oas'"] < np.mean(found.distortion)
 
 

@@ -1,7 +1,4 @@
-"""The selection of variables: names, several at once, joint cells, explicit directions.
-
-Modules: `methods.label_columns`.
-"""
+"""The selection of variables: names, several at once, joint cells, explicit directions."""
 
 from __future__ import annotations
 

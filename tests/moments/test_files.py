@@ -1,7 +1,5 @@
 """Files: whatever is wrong with one, FileFormatError; whatever goes wrong while one is written,
 the old file stays whole and nothing else is left behind.
-
-Modules: `moments.digest`, `moments.format`, `moments.parameters`.
 """
 
 from __future__ import annotations

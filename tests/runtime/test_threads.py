@@ -30,7 +30,7 @@ from problems import (
 from processes import run
 
 import splince_fast as sf
-from splince_fast import InputError, Moments, Projection, SplinceError
+from splince_fast import InputError, Moments, Projection, SplinceError, leace
 from splince_fast._runtime import arrays
 from splince_fast._runtime import threads as thread_pool
 from splince_fast.methods import method_call
@@ -149,14 +149,17 @@ def test_threads_that_cannot_be_started(
         check(moments, Rows.of(X, {"z": np.arange(200) % 3}))
 
 
-ATEXIT = """
-import atexit, os
+EAGER = """
+import atexit, os, warnings
 import numpy as np
 from splince_fast import Moments
 from splince_fast.moments import block, state
 block._GRAIN = block._GRAIN_PRODUCTS = state._GRAIN = 64
 os.environ["SPLINCE_FAST_NUM_THREADS"] = "4"
 X = np.random.default_rng(0).normal(size=(500, 64)).astype(np.float32)
+"""
+
+ATEXIT = f"""{EAGER}
 moments = Moments(block_rows=100).update(X)
 def last_words():
     moments.update(X)
@@ -164,15 +167,8 @@ def last_words():
 atexit.register(last_words)
 """
 
-FORK = """
-import os, warnings
-import numpy as np
-from splince_fast import Moments
-from splince_fast.moments import block, state
-block._GRAIN = block._GRAIN_PRODUCTS = state._GRAIN = 64
-os.environ["SPLINCE_FAST_NUM_THREADS"] = "4"
+FORK = f"""{EAGER}
 warnings.simplefilter("ignore")
-X = np.random.default_rng(0).normal(size=(500, 64)).astype(np.float32)
 parent = Moments(block_rows=100).update(X)
 child = os.fork()
 if child == 0:
@@ -423,6 +419,34 @@ def test_threads_of_blas_are_left_as_they_were() -> None:
     assert all(after[path] == count for path, count in before)
 
 
+def test_solves_in_parallel_do_not_share_the_memory_they_work_in() -> None:
+    """One of them works in the accumulator's own array, the others in arrays of theirs."""
+    rng = np.random.default_rng(0)
+    X, z = rng.normal(size=(2000, 300)), rng.integers(0, 3, 2000)
+    moments = Moments().update(X, {"z": z})
+    expected = leace(moments, erase="z")
+    with (
+        moments._locked() as held,
+        held.workspace(300**2) as first,
+        held.workspace(300**2) as second,
+    ):
+        assert first.size == second.size == 300**2
+        assert not np.shares_memory(first, second)
+        first[:], second[:] = 1.0, 2.0
+        assert (first == 1.0).all()
+    with moments._locked() as held, held.workspace(300**2) as again:
+        assert np.shares_memory(again, first)  # given back
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: leace(moments, erase="z"), range(12)))
+    for eraser in found:
+        np.testing.assert_array_equal(eraser.left, expected.left)
+        np.testing.assert_array_equal(eraser.right, expected.right)
+    # What was lent holds nothing of the state: rows that follow are added as if nothing happened.
+    twin = Moments().update(X, {"z": z})
+    twin.covariance()  # as a solve does, it merges the rows that wait
+    assert state_bytes(moments.update(X, {"z": z})) == state_bytes(twin.update(X, {"z": z}))
+
+
 # --- solving --------------------------------------------------------------------------------------
 
 
@@ -490,17 +514,14 @@ def test_rows_that_come_during_a_solve_do_not_get_into_it(monkeypatch: pytest.Mo
 
 def test_solving_leaves_the_moments_as_they_were() -> None:
     data = draw_data(37)
-    moments, twin = data.moments(), data.moments()
+    moments = data.moments()
     before = moments.covariance().tobytes(), moments.cross_covariance("y").tobytes()
     for method in METHODS:
         erase(method, moments)
     assert (moments.covariance().tobytes(), moments.cross_covariance("y").tobytes()) == before
     grown = erase("splince", moments)
     figures, matrix = report(grown), grown.matrix()
-    # What a solve was lent holds nothing of the state; as a solve does, this merges waiting rows.
-    twin.covariance()
-    more = 3 * data.x, {"z": data.z, "y": data.y}
-    assert state_bytes(moments.update(*more)) == state_bytes(twin.update(*more))
+    moments.update(data.x * 3, {"z": data.z, "y": data.y})
     np.testing.assert_array_equal(grown.matrix(), matrix)
     late = erase("splince", data.moments())
     assert report(late).to_dict()["variables"][0]["rank"] == figures.variables[0].rank
